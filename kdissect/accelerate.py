@@ -1,0 +1,140 @@
+"""The one place that compiles: decorator options, the kernel cache, and big-endian loads.
+
+``KDISSECT_NO_JIT=1`` runs every kernel as plain Python (slow; for debugging and coverage);
+``KDISSECT_BOUNDSCHECK=1`` compiles with array bounds checks (fuzzing). Kernels take 1-D arrays of
+exact dtypes, so that each compiles once and its machine code is cached beside the package (or in
+the user's cache directory where the package is read-only).
+
+The ``load_*`` functions read unaligned big-endian integers from an address; ``read_*`` from an
+array at a position. Neither checks bounds: the caller has compared lengths first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, register_jitable
+
+JIT_ENABLED = os.environ.get("KDISSECT_NO_JIT", "") not in ("1", "true")
+BOUNDSCHECK = os.environ.get("KDISSECT_BOUNDSCHECK", "") in ("1", "true")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile an entry point: cached on disk, without the GIL, signed/unsigned as written."""
+    if not JIT_ENABLED:
+        return function
+    compiled: Function = numba.njit(
+        cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK
+    )(function)
+    return compiled
+
+
+def inlined(function: Function) -> Function:
+    """Mark a small helper of kernels: LLVM inlines it into its callers."""
+    if not JIT_ENABLED:
+        return function
+    helper: Function = register_jitable(
+        cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK
+    )(function)
+    return helper
+
+
+def _loaded(builder: Any, pointer: Any, bits: int) -> Any:
+    kind = ir.IntType(bits)
+    value = builder.load(builder.bitcast(pointer, kind.as_pointer()))
+    value.align = 1
+    return builder.bswap(value) if bits > 8 else value
+
+
+def _address_load(bits: int, result: Any) -> Any:
+    def typed(typingctx: Any, address: Any) -> Any:  # noqa: ARG001  (numba's signature)
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+            value = _loaded(builder, pointer, bits)
+            wide = ir.IntType(64)
+            return builder.zext(value, wide) if bits < 64 else value
+
+        return result(types.uint64), codegen
+
+    return intrinsic(typed)
+
+
+def _array_load(bits: int, signed: bool) -> Any:
+    def typed(typingctx: Any, buf: Any, pos: Any) -> Any:  # noqa: ARG001  (numba's signature)
+        assert buf.dtype == types.uint8 and buf.ndim == 1 and buf.layout == "C", buf
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            pointer = builder.gep(
+                builder.bitcast(array.data, ir.IntType(8).as_pointer()), [args[1]]
+            )
+            value = _loaded(builder, pointer, bits)
+            wide = ir.IntType(64)
+            if bits == 64:
+                return value
+            return builder.sext(value, wide) if signed else builder.zext(value, wide)
+
+        return types.int64(buf, types.int64), codegen
+
+    return intrinsic(typed)
+
+
+if JIT_ENABLED:
+    load_u8 = _address_load(8, types.int64)
+    load_u16 = _address_load(16, types.int64)
+    load_u32 = _address_load(32, types.int64)
+    load_u64 = _address_load(64, types.uint64)
+    read_i8 = _array_load(8, True)
+    read_u8 = _array_load(8, False)
+    read_i16 = _array_load(16, True)
+    read_u16 = _array_load(16, False)
+    read_i32 = _array_load(32, True)
+    read_u32 = _array_load(32, False)
+    read_i64 = _array_load(64, True)
+else:
+
+    def _at(address: int, size: int) -> int:
+        return int.from_bytes(ctypes.string_at(int(address), size), "big")
+
+    def load_u8(address: int) -> int:
+        return _at(address, 1)
+
+    def load_u16(address: int) -> int:
+        return _at(address, 2)
+
+    def load_u32(address: int) -> int:
+        return _at(address, 4)
+
+    def load_u64(address: int) -> int:
+        return _at(address, 8)
+
+    def _in(buf: Any, pos: int, size: int, signed: bool) -> int:
+        return int.from_bytes(bytes(buf[pos : pos + size]), "big", signed=signed)
+
+    def read_i8(buf: Any, pos: int) -> int:
+        return _in(buf, pos, 1, True)
+
+    def read_u8(buf: Any, pos: int) -> int:
+        return _in(buf, pos, 1, False)
+
+    def read_i16(buf: Any, pos: int) -> int:
+        return _in(buf, pos, 2, True)
+
+    def read_u16(buf: Any, pos: int) -> int:
+        return _in(buf, pos, 2, False)
+
+    def read_i32(buf: Any, pos: int) -> int:
+        return _in(buf, pos, 4, True)
+
+    def read_u32(buf: Any, pos: int) -> int:
+        return _in(buf, pos, 4, False)
+
+    def read_i64(buf: Any, pos: int) -> int:
+        return _in(buf, pos, 8, True)

@@ -1,0 +1,84 @@
+"""The index of segments: what `scan` hands to `stream`. Payload stays in the file.
+
+A `SegmentBatch` is two plain arrays: the endpoint pairs met, and one row per TCP segment that
+points at its payload. Batches pack to bytes, so Spark shuffles them as one binary value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+# One pair of endpoints, ordered: (ip_a, port_a) <= (ip_b, port_b) as bytes. IPv4 is stored as
+# IPv4-mapped IPv6 (::ffff:a.b.c.d). `network` is 1 + the VXLAN or GENEVE network id, 0 without.
+ENDPOINTS = np.dtype(
+    [
+        ("ip_a", "u1", (16,)),
+        ("ip_b", "u1", (16,)),
+        ("port_a", "<u2"),
+        ("port_b", "<u2"),
+        ("network", "<u4"),
+    ]
+)
+
+# One TCP segment (40 payload-independent bytes and its places). `side` is 0 when sent by a.
+# `captured` <= `length`: bytes of payload in the file and on the wire (a snap length cuts).
+SEGMENT = np.dtype(
+    [
+        ("time_ns", "<i8"),
+        ("pos", "<i8"),  # of the first payload byte, in its source
+        ("packet", "<i8"),  # Wireshark's frame.number in its capture, from 1
+        ("seq", "<u4"),
+        ("ack", "<u4"),
+        ("captured", "<i4"),
+        ("length", "<i4"),
+        ("source", "<i4"),  # index into the run's list of captures, ordered by first packet
+        ("endpoints", "<i4"),  # index into SegmentBatch.endpoints
+        ("ip_id", "<u4"),
+        ("flags", "u1"),  # TCP's: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32
+        ("side", "u1"),
+        ("window", "<u2"),
+    ]
+)
+
+FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBatch:
+    """endpoints: ENDPOINTS[n]; segments: SEGMENT[m], in file order within a source."""
+
+    endpoints: npt.NDArray[np.void]
+    segments: npt.NDArray[np.void]
+
+    def to_bytes(self) -> bytes:
+        counts = np.array([len(self.endpoints), len(self.segments)], "<i8")
+        return b"".join((counts.tobytes(), self.endpoints.tobytes(), self.segments.tobytes()))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> SegmentBatch:
+        endpoint_count, segment_count = (int(n) for n in np.frombuffer(data, "<i8", 2))
+        start = 16
+        endpoints = np.frombuffer(data, ENDPOINTS, endpoint_count, start)
+        start += endpoints.nbytes
+        return SegmentBatch(endpoints, np.frombuffer(data, SEGMENT, segment_count, start))
+
+    @staticmethod
+    def concat(batches: list[SegmentBatch]) -> SegmentBatch:
+        """One batch; equal endpoint pairs become one row."""
+        if not batches:
+            return SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
+        endpoints = np.concatenate([batch.endpoints for batch in batches])
+        raw = np.frombuffer(endpoints.tobytes(), f"V{ENDPOINTS.itemsize}")
+        _, first, inverse = np.unique(raw, return_index=True, return_inverse=True)
+        segments = np.concatenate([batch.segments for batch in batches])
+        base = 0
+        row = 0
+        for batch in batches:
+            rows = slice(row, row + len(batch.segments))
+            segments["endpoints"][rows] = inverse[segments["endpoints"][rows] + base]
+            base += len(batch.endpoints)
+            row += len(batch.segments)
+        return SegmentBatch(endpoints[first], segments)

@@ -1,0 +1,1 @@
+"""The steps composed, in process and on Spark."""

@@ -1,0 +1,1 @@
+"""What Kafka says: definitions, plans, error codes."""

@@ -1,0 +1,135 @@
+"""What a definition is, in memory: APIs, fields, version ranges. No file format, no bytes.
+
+A *definition* is Kafka's layout of one message over all its versions. Messages of an API
+(request and response), the two headers, and the structs inside records and opaque bytes
+(consumer protocol, coordinator records, metadata records) are all `Definition`s.
+Field names are Kafka's own in snake_case (``throttle_time_ms``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+from uuid import UUID
+
+NO_LIMIT = 32767  # api_version is an int16: an open range ends here
+
+
+class VersionRange(NamedTuple):
+    """Inclusive range of versions; empty when last < first."""
+
+    first: int
+    last: int
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self.first <= version <= self.last
+
+    @property
+    def is_empty(self) -> bool:
+        return self.last < self.first
+
+
+NEVER = VersionRange(0, -1)
+ALWAYS = VersionRange(0, NO_LIMIT)
+
+
+class Type(Enum):
+    """Wire types. Whether string, bytes, records and arrays are compact follows from the
+    version being flexible (and `Field.never_flexible`)."""
+
+    BOOL = "bool"
+    INT8 = "int8"
+    INT16 = "int16"
+    UINT16 = "uint16"
+    INT32 = "int32"
+    UINT32 = "uint32"
+    INT64 = "int64"
+    FLOAT64 = "float64"
+    UUID = "uuid"
+    STRING = "string"
+    BYTES = "bytes"
+    RECORDS = "records"
+    STRUCT = "struct"
+
+
+Default = bool | int | float | str | bytes | UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field. An array has `is_array` and the element's type in `type`.
+
+    versions: where the field is on the wire (as a tagged field too).
+    nullable: versions in which null is allowed.
+    tagged, tag: versions in which it is a tagged field, and its tag (-1: never).
+    default: value when absent from the wire (tagged) or from the caller's dict; for arrays
+        None means null, () means empty; for structs None means null (else built from fields).
+    never_flexible: keeps the non-compact form in flexible versions (RequestHeader.client_id).
+    entity: Kafka's entityType ("topicName", "groupId", "transactionalId", "brokerId", ...), or "".
+    fields: of a struct (or an array of structs), in wire order.
+    struct_name: Kafka's name of the struct type, "" otherwise.
+    map_key: is part of the element's key in Kafka's keyed collections (no wire effect).
+    """
+
+    name: str
+    type: Type
+    versions: VersionRange
+    is_array: bool = False
+    nullable: VersionRange = NEVER
+    tagged: VersionRange = NEVER
+    tag: int = -1
+    default: Default | tuple[()] = None
+    never_flexible: bool = False
+    entity: str = ""
+    map_key: bool = False
+    fields: tuple[Field, ...] = ()
+    struct_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """The layout of one message over its versions.
+
+    name: Kafka's name of the definition ("FetchRequest", "OffsetCommitValue").
+    versions: valid ones; flexible: those with compact forms and tagged fields.
+    unstable: versions that the newest release having them marks as drafts.
+    """
+
+    name: str
+    versions: VersionRange
+    flexible: VersionRange
+    fields: tuple[Field, ...]
+    unstable: VersionRange = NEVER
+    kind: str = "message"  # message | header | data | record
+    record_key: int = -1  # 2-byte type prefix, metadata record id or control type, where one exists
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API: its key, name without Request/Response, and both sides."""
+
+    key: int
+    name: str
+    request: Definition
+    response: Definition
+    notes: tuple[str, ...] = field(default=())
+
+    def side(self, side: str) -> Definition:
+        if side == "request":
+            return self.request
+        if side == "response":
+            return self.response
+        raise ValueError(f"side must be 'request' or 'response', not {side!r}")
+
+    def request_header_version(self, api_version: int) -> int:
+        """2 for flexible versions, else 1; ControlledShutdown v0 has header v0 (no client id)."""
+        if self.key == 7 and api_version == 0:
+            return 0
+        return 2 if api_version in self.request.flexible else 1
+
+    def response_header_version(self, api_version: int) -> int:
+        """1 for flexible versions, else 0; KIP-511: ApiVersions responses keep header v0."""
+        if self.key == 18:
+            return 0
+        return 1 if api_version in self.response.flexible else 0

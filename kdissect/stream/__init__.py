@@ -1,0 +1,1 @@
+"""Segments to streams, frames and exchanges."""

@@ -1,0 +1,177 @@
+"""What `stream` hands on: connections, exchanges, the extents of their bytes, anomalies.
+
+Plain structured arrays; nothing here holds payload. A *stream position* counts payload bytes of
+one direction: 0 is the first byte after the SYN, else the first captured one; it never wraps.
+Direction 0 is request (client to broker), 1 is response.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+REQUEST, RESPONSE, NO_DIRECTION = 0, 1, 2
+
+
+class Protocol(IntEnum):
+    """connections.protocol; the names in lower case are the table's values."""
+
+    NONE = 0
+    KAFKA = 1
+    TLS = 2
+    HTTP = 3
+    HTTP2 = 4
+    ZOOKEEPER = 5
+    OTHER = 6
+
+
+class CloseReason(IntEnum):
+    CAPTURE_END = 0
+    FIN = 1
+    RST = 2
+    REUSED = 3
+    IDLE = 4
+
+
+class PairStatus(IntEnum):
+    """exchanges.status; the names in lower case are the table's values."""
+
+    PAIRED = 0
+    NO_RESPONSE_EXPECTED = 1
+    REQUEST_MISSING = 2
+    RESPONSE_MISSING = 3
+    CONNECTION_CLOSED = 4
+
+
+class Anomaly(IntEnum):
+    """anomalies.kind; the names in lower case are the table's values."""
+
+    CAPTURE_CUT = 0
+    PACKET_CUT = 1
+    GAP = 2
+    OVERLAP_CONFLICT = 3
+    UNFRAMED_BYTES = 4
+    MALFORMED_MESSAGE = 5
+    UNKNOWN_API = 6
+    UNKNOWN_VERSION = 7
+    WRONG_CRC = 8
+    RECORD_COUNT_MISMATCH = 9
+    UNKNOWN_MAGIC = 10
+    DECOMPRESSION_FAILED = 11
+    DECOMPRESSION_LIMIT = 12
+    LIMIT = 13
+    RESPONSE_WITHOUT_REQUEST = 14
+    DUPLICATE_RESPONSE = 15
+    OUT_OF_ORDER_RESPONSE = 16
+    SEQUENCE_GAP = 17
+    SEQUENCE_DUPLICATE = 18
+    INVALID_UTF8 = 19
+    NEGATIVE_LATENCY = 20
+    CLOCK_STEP = 21
+    SURPLUS_BYTES = 22
+    MALFORMED_RECORDS = 23
+    PARTIAL_FRAME = 24
+
+
+INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity
+
+# Bytes of a stream, where they lie. source -1: `length` bytes that are missing (a gap or a cut).
+# `transform` is 0: the bytes are in the file as they are (TLS and IP fragments come as others).
+EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i4"), ("transform", "<i4")])
+
+# Counters of one direction; see "Accounts" in docs/tables.md for what each counts.
+DIRECTION = np.dtype(
+    [
+        ("byte_count", "<i8"),
+        ("framed_byte_count", "<i8"),
+        ("unframed_byte_count", "<i8"),
+        ("missing_byte_count", "<i8"),
+        ("segment_count", "<i8"),
+        ("retransmitted_segment_count", "<i8"),
+        ("out_of_order_segment_count", "<i8"),
+        ("duplicate_segment_count", "<i8"),
+        ("gap_count", "<i8"),
+    ]
+)
+
+CONNECTION = np.dtype(
+    [
+        ("connection_id", "<i8"),
+        ("first_time_ns", "<i8"),
+        ("last_time_ns", "<i8"),
+        ("handshake_rtt_ns", "<i8"),  # SYN to the handshake's last ACK; -1 unknown
+        ("endpoints", "<i4"),  # index into the batch's endpoints
+        ("client_side", "u1"),  # 0: endpoint a is the client
+        ("handshake_seen", "u1"),
+        ("is_tls", "u1"),
+        ("protocol", "u1"),
+        ("close_reason", "u1"),
+        ("direction", DIRECTION, (2,)),
+    ]
+)
+
+# One side of an exchange. `size` is the value of the size prefix (-1: no such side);
+# extents[extent_start:extent_start + extent_count] are the frame's bytes *without* the prefix,
+# holes included (source -1). `is_whole`: every byte of it was captured.
+SIDE = np.dtype(
+    [
+        ("time_ns", "<i8"),  # of the segment with the first byte (of the size prefix)
+        ("end_time_ns", "<i8"),  # of the segment with the last captured byte
+        ("size", "<i8"),
+        ("pos", "<i8"),  # stream position of the size prefix
+        ("packet", "<i8"),  # of the first byte
+        ("extent_start", "<i8"),
+        ("extent_count", "<i4"),
+        ("source", "<i4"),  # of the first byte
+        ("is_whole", "u1"),
+    ]
+)
+
+NO_API = -1  # api_key of a raw SASL token pair, and of a response without its request
+
+EXCHANGE = np.dtype(
+    [
+        ("exchange_id", "<i8"),
+        ("connection", "<i4"),  # index into connections
+        ("correlation_id", "<i4"),
+        ("api_key", "<i2"),
+        ("api_version", "<i2"),
+        ("status", "u1"),  # PairStatus
+        ("is_sasl_token", "u1"),
+        ("request", SIDE),
+        ("response", SIDE),
+    ]
+)
+
+# A fault seen in a stream. `a` and `b` are numbers its detail text uses (see tables.anomalies).
+ANOMALY = np.dtype(
+    [
+        ("kind", "u1"),
+        ("severity", "u1"),
+        ("direction", "u1"),
+        ("connection", "<i4"),  # index into connections, -1 none
+        ("source", "<i4"),  # -1 none
+        ("packet", "<i8"),  # -1 none
+        ("pos", "<i8"),  # stream position, -1 none
+        ("byte_count", "<i8"),
+        ("exchange_id", "<i8"),  # 0 none
+        ("a", "<i8"),
+        ("b", "<i8"),
+        ("extent_start", "<i8"),  # bytes to show in anomalies.data, as for SIDE
+        ("extent_count", "<i4"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The result of assembling a SegmentBatch; rows refer to each other by index."""
+
+    endpoints: npt.NDArray[np.void]  # capture.index.ENDPOINTS
+    connections: npt.NDArray[np.void]  # CONNECTION
+    exchanges: npt.NDArray[np.void]  # EXCHANGE, by connection, then in order of the first byte
+    extents: npt.NDArray[np.void]  # EXTENT
+    anomalies: npt.NDArray[np.void]  # ANOMALY

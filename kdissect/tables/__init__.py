@@ -1,0 +1,1 @@
+"""Arrow schemas and the rows of every table."""

@@ -1,0 +1,1 @@
+"""Bytes to values and columns, and back."""
