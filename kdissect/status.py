@@ -27,6 +27,8 @@ class Status(IntEnum):
     BAD_CRC = 16
     COUNT_MISMATCH = 17
     INVALID_PRESENCE = 18
+    INVALID_UTF8 = 19  # a string's bytes are no UTF-8; decoded with U+FFFD
+    SIZE_MISMATCH = 20  # an element does not fill its announced size
 
 
 REASONS: dict[Status, str] = {
@@ -49,4 +51,6 @@ REASONS: dict[Status, str] = {
     Status.BAD_CRC: "wrong crc",
     Status.COUNT_MISMATCH: "record count mismatch",
     Status.INVALID_PRESENCE: "invalid presence byte of a nullable struct",
+    Status.INVALID_UTF8: "invalid UTF-8",
+    Status.SIZE_MISMATCH: "element does not fill its size",
 }
