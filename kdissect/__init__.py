@@ -1,3 +1,47 @@
-"""kdissect: packet captures of Apache Kafka traffic to tables."""
+"""kdissect: packet captures of Apache Kafka traffic to tables.
+
+    >>> import kdissect
+    >>> t = kdissect.read("captures/orders.pcap")
+    >>> t.exchanges.to_pandas()
+
+The names below are loaded when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "CaptureError": "kdissect.errors",
+    "DecodeError": "kdissect.errors",
+    "EncodeError": "kdissect.errors",
+    "Error": "kdissect.errors",
+    "Message": "kdissect.wire.message",
+    "OutputError": "kdissect.errors",
+    "Table": "kdissect.api",
+    "Tables": "kdissect.api",
+    "decode_message": "kdissect.wire.message",
+    "dissect": "kdissect.api",
+    "encode_message": "kdissect.wire.message",
+    "open": "kdissect.api:open_tables",
+    "read": "kdissect.api",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604  (names are made by __getattr__)
+
+
+def __getattr__(name: str) -> Any:
+    place = _PUBLIC.get(name)
+    if place is None:
+        raise AttributeError(f"module 'kdissect' has no attribute {name!r}")
+    module, _, attribute = place.partition(":")
+    value = getattr(import_module(module), attribute or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,250 @@
+"""The public Python API: `read`, `open`, `dissect`, and the table handles they give."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from kdissect import __version__
+from kdissect.errors import CaptureError
+from kdissect.pipeline import local
+from kdissect.pipeline.commit import check_out, commit, read_manifest, staging
+from kdissect.pipeline.options import Options
+from kdissect.pipeline.plan import manifest_inputs, planned
+from kdissect.pipeline.sink import MemorySink, ParquetSink, StagedFile
+from kdissect.pipeline.steps import RunPlan
+from kdissect.tables.schemas import FIXED_TABLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import SparkSession
+
+PathLike = str | os.PathLike[str]
+Filter = pads.Expression | None
+_LISTED_ROWS = 10
+
+
+class Table:
+    """One table: a handle on rows in memory or in Parquet files, read when asked."""
+
+    def __init__(self, name: str, source: pads.Dataset) -> None:
+        self.name = name
+        self._source = source
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._source.schema
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._source.count_rows())
+
+    def to_arrow(self, columns: Sequence[str] | None = None, filter: Filter = None) -> pa.Table:
+        """Rows as a pyarrow.Table; `filter` is a pyarrow.dataset expression."""
+        return self._source.to_table(columns=None if columns is None else list(columns), filter=filter)
+
+    def to_pandas(
+        self, columns: Sequence[str] | None = None, filter: Filter = None
+    ) -> pd.DataFrame:
+        """Rows as a pandas frame."""
+        return self.to_arrow(columns, filter).to_pandas()
+
+    def to_batches(
+        self, columns: Sequence[str] | None = None, filter: Filter = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows as record batches, in bounded memory."""
+        chosen = None if columns is None else list(columns)
+        yield from self._source.to_batches(columns=chosen, filter=filter)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return f"<kdissect table {self.name}: {self.num_rows} rows, {len(self.schema)} columns>"
+
+    def _repr_html_(self) -> str:
+        head = self._source.head(_LISTED_ROWS).to_pandas()
+        rows: str = head.to_html(index=False, escape=True, max_rows=_LISTED_ROWS)
+        return f"<p><b>{self.name}</b>: {self.num_rows} rows</p>{rows}"
+
+
+class Tables:
+    """A table set: every table by attribute, `api(name)` or `internal(name)`."""
+
+    captures: Table
+    connections: Table
+    exchanges: Table
+    record_batches: Table
+    records: Table
+    topics: Table
+    brokers: Table
+    anomalies: Table
+
+    def __init__(self, tables: dict[str, Table], manifest: dict[str, Any]) -> None:
+        self._tables = tables
+        self.manifest = manifest
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tables: the fixed ones, then apis/ and internal/ as met."""
+        rest = sorted(name for name in self._tables if name not in FIXED_TABLES)
+        return [*FIXED_TABLES, *rest]
+
+    def __getitem__(self, name: str) -> Table:
+        try:
+            return self._tables[name]
+        except KeyError:
+            raise KeyError(f"no table {name!r}; there are {', '.join(self.names)}") from None
+
+    def __getattr__(self, name: str) -> Table:
+        if name in FIXED_TABLES:
+            return self._tables[name]
+        raise AttributeError(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tables
+
+    def api(self, name: str) -> Table:
+        """Decoded messages of one API, by Kafka's name of it ("Fetch")."""
+        return self[f"apis/{name}"]
+
+    def internal(self, name: str) -> Table:
+        """Decoded records of internal topics, by the definition's name ("OffsetCommit")."""
+        return self[f"internal/{name}"]
+
+    def write(self, out: PathLike, *, overwrite: bool = False) -> Tables:
+        """Write the table set that `dissect` would write; returns it, opened."""
+        target = os.fspath(out)
+        check_out(target, overwrite)
+        with staging(target) as run_id:
+            sink = ParquetSink(target, run_id, "w00000")
+            for name in self.names:
+                sink(name, self._tables[name].to_arrow())
+            commit(target, run_id, sink.close(), self.manifest)
+        return open_tables(target)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name} {self[name].num_rows}" for name in self.names)
+        return f"<kdissect tables: {counts}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{name}</td><td style='text-align:right'>{self[name].num_rows}</td>"
+            f"<td>{len(self[name].schema)}</td></tr>"
+            for name in self.names
+        )
+        head = "<tr><th>table</th><th>rows</th><th>columns</th></tr>"
+        return f"<table>{head}{rows}</table>"
+
+
+def _paths(paths: PathLike | Sequence[PathLike]) -> list[str]:
+    if isinstance(paths, str | os.PathLike):
+        return [os.fspath(paths)]
+    return [os.fspath(path) for path in paths]
+
+
+def read(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    ports: Sequence[int] = (),
+    reveal_secrets: bool = False,
+    split_bytes: int | None = None,
+    spool: str | None = None,
+) -> Tables:
+    """Dissect captures (files, folders, globs) in this process; the tables stay in memory.
+
+    Raises CaptureError when a named file is missing or is no capture.
+    """
+    options = Options(
+        ports=tuple(ports), reveal_secrets=reveal_secrets, split_bytes=split_bytes
+    )
+    began = time.perf_counter()
+    sink = MemorySink()
+    with planned(_paths(paths), options, 1, spool) as plan:
+        result = local.run(plan, sink)
+        timings = {"session_start_s": 0.0, **result["timings"]}
+        timings["total_s"] = time.perf_counter() - began
+        tables = sink.tables()
+        manifest = _manifest(plan, timings, {name: t.num_rows for name, t in tables.items()})
+    return Tables(
+        {name: Table(name, pads.dataset(table)) for name, table in tables.items()}, manifest
+    )
+
+
+def open_tables(path: PathLike) -> Tables:
+    """Open a table set on disk, lazily. Raises CaptureError where there is none."""
+    root = os.fspath(path)
+    manifest = read_manifest(root)
+    tables = {}
+    for name, entry in manifest["tables"].items():
+        files = [os.path.join(root, file) for file in entry["files"]]
+        missing = [file for file in files if not Path(file).exists()]
+        if missing:
+            raise CaptureError(f"{missing[0]}: listed in the manifest, but not there")
+        tables[name] = Table(name, pads.dataset(files, format="parquet"))
+    return Tables(tables, manifest)
+
+
+def dissect(
+    spark: SparkSession,
+    paths: PathLike | Sequence[PathLike],
+    out: PathLike,
+    *,
+    overwrite: bool = False,
+    ports: Sequence[int] = (),
+    reveal_secrets: bool = False,
+    split_bytes: int | None = None,
+    spool: str | None = None,
+    session_start_s: float = 0.0,
+) -> Tables:
+    """Dissect captures on the caller's Spark session into a table set at `out`.
+
+    The session is used, never stopped. Raises CaptureError for unusable inputs, OutputError when
+    `out` exists (without `overwrite`) or cannot be written; what was there stays intact.
+    """
+    from kdissect.pipeline import spark as on_spark
+
+    began = time.perf_counter() - session_start_s
+    target = os.fspath(out)
+    check_out(target, overwrite)
+    options = Options(
+        ports=tuple(ports), reveal_secrets=reveal_secrets, split_bytes=split_bytes
+    )
+    cores = on_spark.parallelism(spark)
+    with planned(_paths(paths), options, cores, spool) as plan, staging(target) as run_id:
+        files: list[StagedFile]
+        if plan.splits:
+            files, result = on_spark.run(spark, plan, os.path.abspath(target), run_id)
+        else:
+            sink = ParquetSink(target, run_id, "empty")
+            result = local.run(plan, sink)
+            files = sink.close()
+        rows: dict[str, int] = {}
+        for file in files:
+            rows[file.table] = rows.get(file.table, 0) + file.row_count
+        timings = {"session_start_s": session_start_s, **result["timings"]}
+        timings["total_s"] = time.perf_counter() - began
+        commit(target, run_id, files, _manifest(plan, timings, rows))
+    return open_tables(target)
+
+
+def _manifest(plan: RunPlan, timings: dict[str, float], rows: dict[str, int]) -> dict[str, Any]:
+    totals = {
+        "captures": len(plan.captures),
+        "packets": sum(info.packet_count for info in plan.captures),
+        "bytes": plan.byte_count,
+        **{name: rows.get(name, 0) for name in FIXED_TABLES if name != "captures"},
+    }
+    return {
+        "program_version": __version__,
+        "options": plan.options.to_json(),
+        "inputs": manifest_inputs(plan),
+        "totals": totals,
+        "timings": {name: round(value, 6) for name, value in timings.items()},
+    }

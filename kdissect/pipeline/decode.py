@@ -1,0 +1,433 @@
+"""Exchanges to table rows: gather the frames of a chunk, run the plans, decode the record sets.
+
+`Decoder.run` takes an assembly (the exchanges of one slot) and gives tables to a sink, chunk by
+chunk, in order of time. A chunk is about `chunk_bytes` of frames, so that what one kernel wrote
+is still in the cache when the next one reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.capture.source import Sources
+from kdissect.pipeline.facts import Facts
+from kdissect.pipeline.frames import Frames
+from kdissect.pipeline.options import Options
+from kdissect.pipeline.slices import SIDES
+from kdissect.protocol import catalog
+from kdissect.protocol.plan import Role
+from kdissect.status import REASONS, Status
+from kdissect.stream.index import Anomaly, Assembly
+from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table
+from kdissect.tables.exchanges import (
+    DecodeStatus,
+    ExchangeFacts,
+    VersionSource,
+    exchanges_table,
+)
+from kdissect.tables.marks import MARK, METADATA_TOPIC_ID, ChunkMarks, RecordSets
+from kdissect.tables.records import (
+    FETCH,
+    NO_OFFSET,
+    PRODUCE,
+    RAFT_FETCH,
+    REPLICA_FETCH,
+    SHARE_FETCH,
+    SNAPSHOT,
+    RecordRows,
+    RecordSetFacts,
+)
+from kdissect.tables.redact import TEXT, redact_body
+from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
+from kdissect.tables.values import ints, strings, times_from_ns
+from kdissect.wire.body import MessageColumns, body_type
+from kdissect.wire.records import Limits, iter_record_chunks
+
+REQUEST, RESPONSE = 0, 1
+CHUNK_ROWS = 1 << 16
+
+Sink = Callable[[str, pa.Table], None]
+
+_RECORD_SOURCES = {0: PRODUCE, 1: FETCH, 78: SHARE_FETCH, 59: SNAPSHOT}
+
+# Messages whose bytes may hold secrets: shown as [redacted] in anomalies.data by default.
+_SECRET_APIS = frozenset({17, 19, 32, 33, 36, 38, 39, 40, 41, 44, 51, 58})
+
+_RECORD_FAULTS: dict[Status, Anomaly] = {
+    Status.BAD_CRC: Anomaly.WRONG_CRC,
+    Status.COUNT_MISMATCH: Anomaly.RECORD_COUNT_MISMATCH,
+    Status.UNKNOWN_MAGIC: Anomaly.UNKNOWN_MAGIC,
+    Status.UNKNOWN_CODEC: Anomaly.DECOMPRESSION_FAILED,
+    Status.CORRUPT: Anomaly.DECOMPRESSION_FAILED,
+    Status.LIMIT: Anomaly.DECOMPRESSION_LIMIT,
+}
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """Messages of one API and side: rows (of the chunk) and their columns."""
+
+    rows: npt.NDArray[np.int64]
+    columns: MessageColumns
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk while it is worked on."""
+
+    frames: Frames
+    status: npt.NDArray[np.int8]  # DecodeStatus [n, 2]
+    version_source: npt.NDArray[np.int8]
+    decoded: dict[tuple[int, int], _Decoded] = field(default_factory=dict)
+    anomalies: list[AnomalyRow] = field(default_factory=list)
+
+
+class Decoder:
+    """Decodes assemblies into a sink; holds what all chunks share."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        capture_ids: list[int],
+        facts: Facts,
+        options: Options,
+        sink: Sink,
+    ) -> None:
+        self.sources = sources
+        self.capture_ids = capture_ids
+        self.options = options
+        self.sink = sink
+        self.names_by_id = facts.names_by_id()
+        self.ids_by_name = facts.ids_by_name()
+
+    def run(self, assembly: Assembly) -> None:
+        """All exchanges of the assembly, in order of time."""
+        self.assembly = assembly
+        for rows in self._chunks(assembly.exchanges):
+            self._chunk(rows)
+
+    def _chunks(self, exchanges: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.int64]]:
+        asked = exchanges["request"]["size"] >= 0
+        time_ns = np.where(
+            asked, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"]
+        )
+        order = np.lexsort((exchanges["exchange_id"], time_ns))
+        sizes = np.zeros(len(exchanges), np.int64)
+        for side in SIDES:
+            column = exchanges[side]
+            sizes += np.where(column["is_whole"] != 0, column["size"], 64)
+        filled = (np.cumsum(sizes[order]) - sizes[order]) // self.options.chunk_bytes
+        number = filled + np.arange(len(order)) // CHUNK_ROWS
+        if len(order):
+            yield from np.split(order, np.flatnonzero(np.diff(number)) + 1)
+
+    def _chunk(self, rows: npt.NDArray[np.int64]) -> None:
+        frames = Frames.gather(self.assembly, self.sources, rows)
+        chunk = _Chunk(frames, *self._initial_status(frames))
+        for api_key in np.unique(frames.exchanges["api_key"]).tolist():
+            if api_key in catalog.apis():
+                for side in (REQUEST, RESPONSE):
+                    self._decode_side(chunk, api_key, side)
+        self._unknown(chunk)
+        marks = ChunkMarks(
+            [self._marks(side, decoded) for (_, side), decoded in chunk.decoded.items()],
+            frames.buf,
+            len(rows),
+            self.names_by_id,
+        )
+        self._write_exchanges(chunk, marks)
+        self._write_apis(chunk)
+        self._write_records(chunk, marks)
+        if chunk.anomalies:
+            self.sink("anomalies", anomalies_table(chunk.anomalies))
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def _initial_status(
+        self, frames: Frames
+    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
+        exchanges = frames.exchanges
+        known_keys = np.array(sorted(catalog.apis()))
+        has_api = np.isin(exchanges["api_key"], known_keys)
+        token = exchanges["is_sasl_token"] != 0
+        status = np.full((len(exchanges), 2), DecodeStatus.ABSENT, np.int8)
+        for side in (REQUEST, RESPONSE):
+            column = exchanges[SIDES[side]]
+            here = column["size"] >= 0
+            state = np.where(
+                frames.known(side),
+                DecodeStatus.OK,
+                np.where(has_api, DecodeStatus.UNKNOWN_VERSION, DecodeStatus.UNKNOWN_API),
+            )
+            state = np.where(token, DecodeStatus.OK, state)
+            state = np.where(
+                (column["is_whole"] == 0) & (state == DecodeStatus.OK), DecodeStatus.PARTIAL, state
+            )
+            status[:, side] = np.where(here, state, DecodeStatus.ABSENT)
+        version_source = np.full(len(exchanges), VersionSource.REQUEST_HEADER, np.int8)
+        version_source[(exchanges["request"]["size"] < 0) | token] = VersionSource.UNKNOWN
+        fell_back = (exchanges["api_key"] == 18) & (
+            frames.response_version != exchanges["api_version"]
+        )
+        version_source[fell_back] = VersionSource.FALLBACK_V0
+        return status, version_source
+
+    def _decode_side(self, chunk: _Chunk, api_key: int, side: int) -> None:
+        rows = np.flatnonzero(chunk.frames.readable(api_key, side))
+        if not len(rows):
+            return
+        columns = chunk.frames.decode(api_key, side, rows)
+        chunk.decoded[api_key, side] = _Decoded(rows, columns)
+        failed = np.flatnonzero(columns.status)
+        chunk.status[rows[failed], side] = DecodeStatus.MALFORMED
+        name = catalog.api(api_key).name
+        for at in failed.tolist():
+            path = columns.error_path(at)
+            reason = REASONS[Status(int(columns.status[at]))]
+            version = int(chunk.frames.versions(side)[rows[at]])
+            where = " > ".join(part for part in (f"{name} v{version} {SIDES[side]}", path) if part)
+            detail = f"{where}, pos {int(columns.error_pos[at])}: {reason}"
+            self._message_anomaly(chunk, Anomaly.MALFORMED_MESSAGE, int(rows[at]), side, detail)
+        for at in np.flatnonzero(columns.surplus > 0).tolist():
+            surplus = int(columns.surplus[at])
+            detail = f"{surplus} bytes after the end of a {name} {SIDES[side]}"
+            end = int(chunk.frames.end[rows[at], side])
+            self._message_anomaly(
+                chunk, Anomaly.SURPLUS_BYTES, int(rows[at]), side, detail, (end - surplus, end)
+            )
+        for at in np.flatnonzero(columns.invalid_utf8).tolist():
+            detail = f"a string of a {name} {SIDES[side]} is no UTF-8"
+            self._message_anomaly(chunk, Anomaly.INVALID_UTF8, int(rows[at]), side, detail)
+
+    def _unknown(self, chunk: _Chunk) -> None:
+        """Anomalies of messages without a definition; their bytes are kept there."""
+        for state, kind in (
+            (DecodeStatus.UNKNOWN_API, Anomaly.UNKNOWN_API),
+            (DecodeStatus.UNKNOWN_VERSION, Anomaly.UNKNOWN_VERSION),
+        ):
+            for row, side in np.argwhere(chunk.status == state).tolist():
+                exchange = chunk.frames.exchanges[row]
+                if exchange["request"]["size"] < 0:
+                    continue  # a response without its request has an anomaly already
+                key, version = int(exchange["api_key"]), int(exchange["api_version"])
+                detail = f"no definition for api key {key} version {version}"
+                self._message_anomaly(chunk, kind, row, side, detail)
+
+    def _message_anomaly(
+        self,
+        chunk: _Chunk,
+        kind: Anomaly,
+        row: int,
+        side: int,
+        detail: str,
+        place: tuple[int, int] | None = None,
+        packet_pos: int = 0,
+    ) -> None:
+        frames = chunk.frames
+        exchange = frames.exchanges[row]
+        column = exchange[SIDES[side]]
+        start, end = place or (int(frames.start[row, side]), int(frames.end[row, side]))
+        data = frames.buf[start : min(end, start + DATA_MAX)].tobytes()
+        if not self.options.reveal_secrets and int(exchange["api_key"]) in _SECRET_APIS:
+            data = TEXT.encode()
+        source = int(column["source"])
+        connection = self.assembly.connections[exchange["connection"]]
+        chunk.anomalies.append(
+            AnomalyRow(
+                kind,
+                detail,
+                connection_id=int(connection["connection_id"]),
+                exchange_id=int(exchange["exchange_id"]),
+                capture_id=self.capture_ids[source] if source >= 0 else None,
+                packet=int(column["packet"]) if source >= 0 else None,
+                direction=side,
+                pos=int(column["pos"]) + packet_pos,
+                byte_count=end - start,
+                data=data,
+            )
+        )
+
+    @staticmethod
+    def _marks(side: int, decoded: _Decoded) -> npt.NDArray[np.void]:
+        given = decoded.columns.marks
+        marks = np.zeros(len(given), MARK)
+        marks["row"] = decoded.rows[given["row"]]
+        marks["side"] = side
+        for name in ("role", "a", "b"):
+            marks[name] = given[name]
+        return marks
+
+    # -- tables -----------------------------------------------------------------------------
+
+    def _client_ids(self, frames: Frames) -> pa.Array:
+        """client_id of every request whose header is there, known version or not."""
+        exchanges = frames.exchanges
+        start, end = frames.start[:, REQUEST], frames.end[:, REQUEST]
+        has_header = (
+            (end - start >= 10)
+            & (exchanges["is_sasl_token"] == 0)
+            & (exchanges["api_key"] >= 0)
+            & ~((exchanges["api_key"] == 7) & (exchanges["api_version"] == 0))
+        )
+        at = np.where(has_header, start + 8, 0)
+        if len(frames.buf) < 2:
+            return pa.nulls(len(exchanges), pa.string())
+        at = np.minimum(at, len(frames.buf) - 2)
+        size = ((frames.buf[at].astype(np.int64) << 8) | frames.buf[at + 1]).astype(np.int16)
+        length = size.astype(np.int64)
+        fits = has_header & (length >= 0) & (start + 10 + length <= end)
+        texts, _ = strings(frames.buf, start + 10, np.where(fits, length, -1))
+        return texts.dictionary_encode()
+
+    def _write_exchanges(self, chunk: _Chunk, marks: ChunkMarks) -> None:
+        facts = ExchangeFacts(chunk.status, chunk.version_source, self._client_ids(chunk.frames))
+        self.sink(
+            "exchanges",
+            exchanges_table(
+                self.assembly.endpoints,
+                self.assembly.connections,
+                chunk.frames.exchanges,
+                self.capture_ids,
+                facts,
+                marks,
+            ),
+        )
+
+    def _write_apis(self, chunk: _Chunk) -> None:
+        exchanges = chunk.frames.exchanges
+        for api_key in sorted({key for key, _ in chunk.decoded}):
+            parts = [
+                decoded.rows[decoded.columns.status == 0]
+                for side in (REQUEST, RESPONSE)
+                if (decoded := chunk.decoded.get((api_key, side))) is not None
+            ]
+            rows = np.unique(np.concatenate(parts))
+            if not len(rows):
+                continue
+            name = catalog.api(api_key).name
+            bodies, tags = [], []
+            for side in (REQUEST, RESPONSE):
+                body, tag = self._side_columns(chunk, api_key, side, rows)
+                bodies.append(body)
+                tags.append(tag)
+            some = exchanges[rows]
+            ids = self.assembly.connections["connection_id"][some["connection"]]
+            request, response = some["request"], some["response"]
+            columns = [
+                ints(some["exchange_id"], pa.int64()),
+                ints(ids, pa.int64()),
+                ints(some["api_version"], pa.int16()),
+                times_from_ns(request["time_ns"], request["size"] >= 0),
+                times_from_ns(response["time_ns"], response["size"] >= 0),
+                *bodies,
+                *tags,
+            ]
+            schema = api_schema(bodies[0].type, bodies[1].type)
+            self.sink(f"apis/{name}", pa.table(columns, schema=schema))
+
+    def _side_columns(
+        self, chunk: _Chunk, api_key: int, side: int, rows: npt.NDArray[np.int64]
+    ) -> tuple[pa.Array, pa.Array]:
+        decoded = chunk.decoded.get((api_key, side))
+        if decoded is None:
+            kind = body_type(api_key, SIDES[side])
+            return pa.nulls(len(rows), kind), pa.nulls(len(rows), UNKNOWN_TAGS)
+        body = decoded.columns.body
+        if not self.options.reveal_secrets:
+            body = redact_body(body, api_key, side)
+        if len(decoded.rows) == len(rows) and bool(np.all(decoded.rows == rows)):
+            return body, decoded.columns.unknown_tags
+        at = np.searchsorted(decoded.rows, rows)
+        found = (at < len(decoded.rows)) & (
+            decoded.rows[np.minimum(at, len(decoded.rows) - 1)] == rows
+        )
+        via = pa.array(at, pa.int64(), mask=~found)
+        return body.take(via), decoded.columns.unknown_tags.take(via)
+
+    # -- records ----------------------------------------------------------------------------
+
+    def _write_records(self, chunk: _Chunk, marks: ChunkMarks) -> None:
+        sets = marks.places(Role.RECORDS)
+        kept = sets.length > 0
+        if not kept.any():
+            return
+        sets = RecordSets(
+            *(getattr(sets, name)[kept] for name in RecordSets.__dataclass_fields__)
+        )
+        frames = chunk.frames
+        exchanges = frames.exchanges[sets.row]
+        facts = RecordSetFacts(
+            sets=sets,
+            exchange_id=exchanges["exchange_id"],
+            source=self._record_source(exchanges["api_key"], sets, marks),
+            produced_offset=self._produced_offset(sets, marks),
+            topics=marks.topics,
+            topic_ids=marks.topic_ids,
+            id_of_name=self.ids_by_name,
+        )
+        rows = RecordRows(facts)
+        start = np.ascontiguousarray(sets.start, np.int64)
+        length = np.ascontiguousarray(sets.length, np.int64)
+        for part in iter_record_chunks(frames.buf, start, length, Limits()):
+            batches, records = rows.add(pa.table(part.batches), pa.table(part.records))
+            if batches.num_rows:
+                self.sink("record_batches", batches)
+            if records.num_rows:
+                self.sink("records", records)
+            for fault in part.faults:
+                self._record_anomaly(chunk, sets, fault)
+
+    def _record_source(
+        self, api_key: npt.NDArray[Any], sets: RecordSets, marks: ChunkMarks
+    ) -> npt.NDArray[np.int8]:
+        source = np.zeros(len(sets.row), np.int8)
+        for key, code in _RECORD_SOURCES.items():
+            source[api_key == key] = code
+        replica, has_replica = marks.first_number(Role.REPLICA_ID)
+        follower = has_replica[sets.row] & (replica[sets.row] >= 0)
+        source[(source == FETCH) & follower] = REPLICA_FETCH
+        raft_names = [n for n, name in enumerate(marks.topics) if name == "__cluster_metadata"]
+        raft_ids = [n for n, text in enumerate(marks.topic_ids) if text == METADATA_TOPIC_ID]
+        raft = np.isin(sets.topic, raft_names) | np.isin(sets.topic_id, raft_ids)
+        source[raft & np.isin(source, (FETCH, REPLICA_FETCH))] = RAFT_FETCH
+        return source
+
+    @staticmethod
+    def _produced_offset(sets: RecordSets, marks: ChunkMarks) -> npt.NDArray[np.int64]:
+        """Base offset that the response gave for each produced set, by topic and partition."""
+        given = marks.places(Role.BASE_OFFSET)
+        offset = np.full(len(sets.row), NO_OFFSET, np.int64)
+        if not len(given.row):
+            return offset
+
+        def keys(rows: RecordSets) -> npt.NDArray[np.void]:
+            key = np.zeros(len(rows.row), [("row", "<i8"), ("topic", "<i8"), ("part", "<i8")])
+            # an id without a name counts from below, so that it never equals a name's code
+            key["row"] = rows.row
+            key["topic"] = np.where(rows.topic >= 0, rows.topic, -2 - rows.topic_id)
+            key["part"] = rows.partition
+            return key
+
+        known, first = np.unique(keys(given), return_index=True)
+        wanted = keys(sets)
+        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        found = (known[at] == wanted) & (sets.side == REQUEST)
+        return np.where(found, given.start[first[at]], offset)
+
+    def _record_anomaly(self, chunk: _Chunk, sets: RecordSets, fault: Any) -> None:
+        status = Status(int(fault["kind"]))
+        kind = _RECORD_FAULTS.get(status, Anomaly.MALFORMED_RECORDS)
+        at = int(fault["set_index"])
+        row, side = int(sets.row[at]), int(sets.side[at])
+        pos, size = int(fault["pos"]), int(fault["byte_count"])
+        detail = f"record batch {int(fault['batch_index'])}: {REASONS[status]}"
+        frame_start = int(chunk.frames.start[row, side])
+        self._message_anomaly(
+            chunk, kind, row, side, detail, (pos, pos + size), 4 + pos - frame_start
+        )

@@ -1,0 +1,425 @@
+"""What a few messages tell of the whole capture: topics, brokers, clients and principals.
+
+Runs on an assembly, before the decode step, because facts learnt late apply to earlier rows.
+Only the messages that can tell something are read; which those are follows from the definitions.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.accelerate import kernel, load_u8, load_u16
+from kdissect.capture.source import Sources
+from kdissect.pipeline.frames import Frames
+from kdissect.protocol import catalog
+from kdissect.protocol.model import Definition, Field, Type
+from kdissect.protocol.plan import Role
+from kdissect.stream.index import Assembly
+from kdissect.tables.connections import ConnectionFacts
+from kdissect.tables.marks import ZERO_UUID
+from kdissect.tables.schemas import BROKERS, TOPICS
+from kdissect.tables.values import strings, times_from_ns, uuid_texts
+from kdissect.wire.body import MessageColumns
+
+METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE, DESCRIBE_CLUSTER = 3, 17, 18, 36, 60
+REQUEST, RESPONSE = 0, 1
+SIDE_NAMES = ("request", "response")
+
+BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port, rack, cluster_id
+
+
+@dataclass(slots=True)
+class Facts:
+    """topics: (name, id text) -> (first time in ns, API that told it); brokers: as BROKERS."""
+
+    topics: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+    brokers: set[BrokerKey] = field(default_factory=set)
+
+    def add_topic(self, name: str, topic_id: str, time_ns: int, source: str) -> None:
+        known = self.topics.get((name, topic_id))
+        if known is None or (time_ns, source) < known:
+            self.topics[name, topic_id] = (time_ns, source)
+
+    def merge(self, other: Facts) -> None:
+        for (name, topic_id), (time_ns, source) in other.topics.items():
+            self.add_topic(name, topic_id, time_ns, source)
+        self.brokers |= other.brokers
+
+    def to_bytes(self) -> bytes:
+        topics = [[*key, *value] for key, value in self.topics.items()]
+        brokers = sorted(self.brokers, key=repr)
+        return json.dumps([topics, brokers]).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Facts:
+        topics, brokers = json.loads(data)
+        return Facts(
+            {(name, ident): (time_ns, source) for name, ident, time_ns, source in topics},
+            {tuple(row) for row in brokers},
+        )
+
+    def names_by_id(self) -> dict[str, str]:
+        """topic id text -> name; the first told wins where a capture tells two."""
+        order = sorted(self.topics.items(), key=lambda item: (item[1], item[0]), reverse=True)
+        return {ident: name for (name, ident), _ in order if ident not in ("", ZERO_UUID)}
+
+    def ids_by_name(self) -> dict[str, str]:
+        """name -> topic id text, for names that had exactly one id (a recreated topic has more)."""
+        found: dict[str, set[str]] = {}
+        for name, ident in self.topics:
+            if ident not in ("", ZERO_UUID):
+                found.setdefault(name, set()).add(ident)
+        return {name: next(iter(ids)) for name, ids in found.items() if len(ids) == 1}
+
+
+def _is_name(item: Field) -> bool:
+    return item.entity == "topicName" and item.type is Type.STRING and not item.is_array
+
+
+def _is_id(item: Field) -> bool:
+    return item.type is Type.UUID and not item.is_array and item.name in ("topic_id", "id")
+
+
+def _pairing(fields: tuple[Field, ...]) -> str:
+    """"name-id" or "id-name" when a struct holds both in some version, "" otherwise."""
+    names = [n for n, item in enumerate(fields) if _is_name(item)]
+    ids = [n for n, item in enumerate(fields) if _is_id(item)]
+    for name in names:
+        for ident in ids:
+            a, b = fields[name].versions, fields[ident].versions
+            if max(a.first, b.first) <= min(a.last, b.last):
+                return "name-id" if name < ident else "id-name"
+    for item in fields:
+        found = _pairing(item.fields)
+        if found:
+            return found
+    return ""
+
+
+@cache
+def topic_tellers() -> dict[tuple[int, int], str]:
+    """(api key, side) of messages with a topic's name beside its id -> their order."""
+    tellers = {}
+    for key, api in catalog.apis().items():
+        sides: tuple[Definition, Definition] = (api.request, api.response)
+        for side, definition in enumerate(sides):
+            order = _pairing(definition.fields)
+            if order:
+                tellers[key, side] = order
+    return tellers
+
+
+@cache
+def _telling_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Keys of APIs whose request, whose response is read here."""
+    request = {key for key, side in topic_tellers() if side == REQUEST}
+    response = {key for key, side in topic_tellers() if side == RESPONSE}
+    request |= {SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE}
+    response |= {METADATA, DESCRIBE_CLUSTER}
+    return np.array(sorted(request)), np.array(sorted(response))
+
+
+def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> tuple[Facts, ConnectionFacts]:
+    """Facts of an assembly, and those of its connections keyed by row."""
+    facts, connection_facts = Facts(), ConnectionFacts()
+    _client_ids(assembly, sources, connection_facts)
+    exchanges = assembly.exchanges
+    for side, keys in enumerate(_telling_apis()):
+        column = exchanges[SIDE_NAMES[side]]
+        rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
+        for chunk in _chunks(rows, column["size"], chunk_bytes):
+            frames = Frames.gather(assembly, sources, chunk, (side,))
+            for api_key in np.unique(exchanges["api_key"][chunk]):
+                _read(assembly, frames, int(api_key), side, facts, connection_facts)
+    _raw_tokens(assembly, sources, connection_facts)
+    return facts, connection_facts
+
+
+def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[Any]:
+    if not len(rows):
+        return []
+    filled = np.cumsum(sizes[rows] + 64) // chunk_bytes
+    return np.split(rows, np.flatnonzero(np.diff(filled)) + 1)
+
+
+def _read(
+    assembly: Assembly,
+    frames: Frames,
+    api_key: int,
+    side: int,
+    facts: Facts,
+    connection_facts: ConnectionFacts,
+) -> None:
+    chosen = np.flatnonzero(frames.readable(api_key, side))
+    if not len(chosen):
+        return
+    decoded = frames.decode(api_key, side, chosen)
+    exchanges = frames.exchanges[chosen]
+    order = topic_tellers().get((api_key, side))
+    name = catalog.api(api_key).name
+    if order:
+        _topic_facts(frames.buf, decoded, exchanges[SIDE_NAMES[side]]["time_ns"], order, name, facts)
+    if side == RESPONSE and api_key in (METADATA, DESCRIBE_CLUSTER):
+        _broker_facts(decoded.body, facts)
+    if side == REQUEST and api_key in (SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE):
+        _connection_facts(api_key, decoded.body, exchanges["connection"], connection_facts)
+
+
+def _topic_facts(
+    buf: npt.NDArray[np.uint8],
+    decoded: MessageColumns,
+    time_ns: Any,
+    order: str,
+    api_name: str,
+    facts: Facts,
+) -> None:
+    marks = decoded.marks
+    marks = marks[np.isin(marks["role"], (int(Role.TOPIC_NAME), int(Role.TOPIC_ID)))]
+    if len(marks) < 2:
+        return
+    first, second = marks[:-1], marks[1:]
+    wanted = (
+        (Role.TOPIC_NAME, Role.TOPIC_ID) if order == "name-id" else (Role.TOPIC_ID, Role.TOPIC_NAME)
+    )
+    paired = (
+        (first["row"] == second["row"])
+        & (first["role"] == wanted[0])
+        & (second["role"] == wanted[1])
+    )
+    first, second = first[paired], second[paired]
+    name_marks, id_marks = (first, second) if order == "name-id" else (second, first)
+    named = name_marks["b"] >= 0
+    name_marks, id_marks = name_marks[named], id_marks[named]
+    if not len(name_marks):
+        return
+    names, _ = strings(buf, name_marks["a"], name_marks["b"])
+    ids = uuid_texts(np.ascontiguousarray(buf[id_marks["a"][:, None] + np.arange(16)]))
+    told = pa.table({"name": names, "id": ids, "time_ns": time_ns[name_marks["row"]]})
+    grouped = told.group_by(["name", "id"]).aggregate([("time_ns", "min")])
+    for row in grouped.to_pylist():
+        if row["id"] != ZERO_UUID:
+            facts.add_topic(row["name"], row["id"], row["time_ns_min"], api_name)
+
+
+def _broker_facts(body: pa.StructArray, facts: Facts) -> None:
+    brokers = body.field("brokers")
+    cluster = body.field("cluster_id")
+    flat = brokers.flatten()
+    if not len(flat):
+        return
+    parents = pc.list_parent_indices(brokers)
+    names = [flat.type[i].name for i in range(flat.type.num_fields)]
+    node = flat.field(names.index("node_id") if "node_id" in names else names.index("broker_id"))
+    told = pa.table(
+        {
+            "node": node,
+            "host": flat.field(names.index("host")),
+            "port": flat.field(names.index("port")),
+            "rack": flat.field(names.index("rack")),
+            "cluster": cluster.take(parents),
+        }
+    )
+    for row in told.group_by(told.column_names).aggregate([]).to_pylist():
+        facts.brokers.add((row["node"], row["host"], row["port"], row["rack"], row["cluster"]))
+
+
+def _connection_facts(
+    api_key: int, body: pa.StructArray, connection: Any, facts: ConnectionFacts
+) -> None:
+    for row, value in zip(connection.tolist(), body.to_pylist(), strict=True):
+        if value is None:
+            continue
+        if api_key == API_VERSIONS:
+            name, release = value["client_software_name"], value["client_software_version"]
+            if name is not None and row not in facts.software:
+                facts.software[row] = (name, release)
+        elif api_key == SASL_HANDSHAKE:
+            facts.mechanism.setdefault(row, value["mechanism"])
+        else:
+            _principal(row, value["auth_bytes"] or b"", facts)
+
+
+_SCRAM_USER = re.compile(rb"^[nyp][^,]*,[^,]*,n=([^,]*),")
+_BEARER = re.compile(rb"auth=Bearer ([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.", re.IGNORECASE)
+
+
+def principal_of(token: bytes) -> str | None:
+    """The user that a client's first SASL token names, as Kafka's principal ("User:alice").
+
+    PLAIN (RFC 4616): authzid NUL authcid NUL password. SCRAM (RFC 5802): the n= attribute.
+    OAUTHBEARER (RFC 7628): the `sub` claim of the JWT.
+    """
+    found = _SCRAM_USER.match(token)
+    if found:
+        user = found[1].replace(b"=2C", b",").replace(b"=3D", b"=")
+        return "User:" + user.decode("utf-8", "replace")
+    bearer = _BEARER.search(token)
+    if bearer:
+        try:
+            raw = base64.urlsafe_b64decode(bearer[2] + b"=" * (-len(bearer[2]) % 4))
+            subject = json.loads(raw).get("sub")
+        except (ValueError, binascii.Error, AttributeError):
+            return None
+        return f"User:{subject}" if isinstance(subject, str) else None
+    parts = token.split(b"\0")
+    if len(parts) == 3 and parts[1]:
+        return "User:" + parts[1].decode("utf-8", "replace")
+    return None
+
+
+def _principal(row: int, token: bytes, facts: ConnectionFacts) -> None:
+    user = principal_of(token)
+    if user is not None and row not in facts.principal:
+        facts.principal[row] = user
+
+
+def _raw_tokens(assembly: Assembly, sources: Sources, facts: ConnectionFacts) -> None:
+    """Principals of tokens without Kafka headers: the first few of each connection."""
+    exchanges = assembly.exchanges
+    rows = np.flatnonzero(
+        (exchanges["is_sasl_token"] != 0)
+        & (exchanges["request"]["is_whole"] != 0)
+        & (exchanges["request"]["size"] < 65536)
+    )
+    if not len(rows):
+        return
+    frames = Frames.gather(assembly, sources, rows, (REQUEST,))
+    for row, start, end in zip(
+        exchanges["connection"][rows].tolist(),
+        frames.start[:, REQUEST].tolist(),
+        frames.end[:, REQUEST].tolist(),
+        strict=True,
+    ):
+        _principal(row, frames.buf[start:end].tobytes(), facts)
+
+
+@kernel
+def _client_id_kernel(
+    bases: npt.NDArray[np.uint64],
+    extent_source: npt.NDArray[np.int32],
+    extent_pos: npt.NDArray[np.int64],
+    extent_length: npt.NDArray[np.int64],
+    first: npt.NDArray[np.int64],
+    count: npt.NDArray[np.int64],
+    digest: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int64],
+) -> None:
+    """FNV-1a digest and length of each request's client id; length -1 null, -2 out of reach.
+
+    Out of reach: the header is not within the first extent (rare: it straddles two segments).
+    """
+    for row in range(first.size):
+        length[row] = -2
+        if count[row] < 1:
+            continue
+        extent = first[row]
+        source = extent_source[extent]
+        if source < 0 or extent_length[extent] < 10:
+            continue
+        address = bases[source] + np.uint64(extent_pos[extent])
+        size = load_u16(address + np.uint64(8))
+        if size > 32767:
+            length[row] = -1
+            continue
+        if extent_length[extent] < 10 + size:
+            continue
+        value = np.int64(-3750763034362895579)
+        for k in range(size):
+            value = (value ^ load_u8(address + np.uint64(10 + k))) * np.int64(1099511628211)
+        digest[row] = value
+        length[row] = size
+
+
+def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) -> None:
+    """Distinct client ids per connection, in order of appearance."""
+    exchanges, extents = assembly.exchanges, assembly.extents
+    request = exchanges["request"]
+    rows = np.flatnonzero(
+        (request["size"] >= 10)
+        & (exchanges["api_key"] >= 0)
+        & (exchanges["is_sasl_token"] == 0)
+        & ~((exchanges["api_key"] == 7) & (exchanges["api_version"] == 0))
+    )
+    if not len(rows):
+        return
+    digest = np.zeros(len(rows), np.int64)
+    length = np.zeros(len(rows), np.int64)
+    first = request["extent_start"][rows].astype(np.int64)
+    _client_id_kernel(
+        sources.bases,
+        np.ascontiguousarray(extents["source"]),
+        np.ascontiguousarray(extents["pos"]),
+        np.ascontiguousarray(extents["length"]),
+        first,
+        request["extent_count"][rows].astype(np.int64),
+        digest,
+        length,
+    )
+    connection = exchanges["connection"][rows]
+    key = np.zeros(len(rows), [("connection", "<i4"), ("length", "<i8"), ("digest", "<i8")])
+    key["connection"], key["length"], key["digest"] = connection, length, digest
+    far = length == -2
+    key["digest"][far] = rows[far]  # each is looked at on its own
+    _, index = np.unique(key, return_index=True)
+    index = np.sort(index[length[index] != -1])
+    frames = Frames.gather(assembly, sources, rows[index], (REQUEST,), prefix=10 + 32767)
+    for at, row in enumerate(connection[index].tolist()):
+        start, end = int(frames.start[at, REQUEST]), int(frames.end[at, REQUEST])
+        if end - start < 10:
+            continue
+        size = int.from_bytes(frames.buf[start + 8 : start + 10].tobytes(), "big", signed=True)
+        if not 0 <= size <= end - start - 10:
+            continue
+        text = frames.buf[start + 10 : start + 10 + size].tobytes().decode("utf-8", "replace")
+        known = facts.client_ids.setdefault(row, [])
+        if text not in known:
+            known.append(text)
+
+
+def topics_table(facts: Facts) -> pa.Table:
+    """Rows of `topics`."""
+    rows = sorted((*value, *key) for key, value in facts.topics.items())
+    time_ns = np.array([row[0] for row in rows], np.int64)
+    return pa.table(
+        [
+            pa.array([row[2] for row in rows], pa.string()),
+            pa.array([row[3] for row in rows], pa.string()),
+            times_from_ns(time_ns),
+            pa.array([row[1] for row in rows], pa.string()),
+        ],
+        names=TOPICS.names,
+    )
+
+
+def brokers_table(facts: Facts) -> pa.Table:
+    """Rows of `brokers`; ip where the host is an address itself."""
+    def ip(host: str) -> str | None:
+        try:
+            return str(ipaddress.ip_address(host))
+        except ValueError:
+            return None
+
+    rows = sorted(facts.brokers, key=lambda row: tuple("" if v is None else str(v) for v in row))
+    return pa.table(
+        {
+            "node_id": [row[0] for row in rows],
+            "host": [row[1] for row in rows],
+            "port": [row[2] for row in rows],
+            "rack": [row[3] for row in rows],
+            "cluster_id": [row[4] for row in rows],
+            "ip": [ip(row[1]) for row in rows],
+        },
+        schema=BROKERS,
+    )

@@ -1,0 +1,37 @@
+"""Options of a run: what the command line and the Python API share. Plain data, picklable."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MB = 1 << 20
+PAYLOADS = ("full", "keys", "hash", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to dissect; every limit has a default and a visible effect when crossed.
+
+    ports: hints that a port speaks Kafka (recognition stays by content).
+    reveal_secrets: show passwords, tokens and sensitive config values.
+    split_bytes: of a capture per scan task; None chooses from the input and the cores.
+    frame_size_max: Kafka's own default of socket.request.max.bytes.
+    chunk_bytes: of frames decoded at a time; fits the caches of a core.
+    """
+
+    ports: tuple[int, ...] = ()
+    reveal_secrets: bool = False
+    split_bytes: int | None = None
+    frame_size_max: int = 104_857_600
+    chunk_bytes: int = 8 * MB
+
+    def __post_init__(self) -> None:
+        if self.split_bytes is not None and self.split_bytes < 1:
+            raise ValueError("split_bytes must be at least 1")
+        for port in self.ports:
+            if not 0 < port < 65536:
+                raise ValueError(f"ports: {port} is no TCP port")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ports": list(self.ports)}

@@ -1,0 +1,93 @@
+"""From what the user named to a `RunPlan`: inputs found, spooled where needed, cut into splits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kdissect.capture.inputs import InputFile, find_captures, spool
+from kdissect.capture.split import CaptureInfo, plan_splits
+from kdissect.errors import CaptureError
+from kdissect.pipeline.options import MB, Options
+from kdissect.pipeline.steps import RunPlan, sized
+
+SPLIT_BYTES_MAX = 128 * MB
+SPLIT_BYTES_MIN = 4 * MB
+
+
+@contextmanager
+def planned(
+    paths: Sequence[str | os.PathLike[str]],
+    options: Options,
+    parallelism: int,
+    spool_dir: str | None = None,
+) -> Iterator[RunPlan]:
+    """The plan of a run; spooled copies live as long as the context.
+
+    Raises CaptureError when a named file is missing or no capture, or nothing can be used.
+    """
+    inputs = find_captures([os.fspath(path) for path in paths])
+    with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
+        yield make_plan(inputs, options, parallelism, folder)
+
+
+def make_plan(
+    inputs: list[InputFile], options: Options, parallelism: int, spool_dir: str
+) -> RunPlan:
+    """Split the inputs; those that cannot be read at a position are spooled first."""
+    captures: list[CaptureInfo] = []
+    readable: list[InputFile] = []
+    local: list[str] = []
+    for item in inputs:
+        if item.error is None:
+            readable.append(item)
+            local.append(item.path if item.compression == "none" else spool(item, spool_dir))
+        else:
+            captures.append(CaptureInfo.unusable(item))
+    if not readable:
+        raise CaptureError(f"{inputs[0].path}: {inputs[0].error}" if inputs else "no input named")
+    byte_count = sum(os.path.getsize(path) for path in local)
+    split_bytes = options.split_bytes
+    if split_bytes is None:
+        split_bytes = byte_count // max(1, 2 * parallelism)
+        split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
+    used, splits, order = plan_splits(readable, local, split_bytes)
+    bucket_count, slot_bytes = sized(byte_count, parallelism)
+    infos = (*used, *captures)
+    return RunPlan(
+        paths=tuple(local[index] for index in order),
+        captures=infos,
+        capture_ids=tuple(capture_id(info.path) for info in infos),
+        splits=tuple(splits),
+        bucket_count=bucket_count,
+        slot_bytes=slot_bytes,
+        options=options,
+    )
+
+
+def capture_id(path: str) -> int:
+    """Positive id of an input file: a hash of its path as it was named or found."""
+    digest = hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 1) or 1
+
+
+def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
+    """`inputs` of the manifest: path, size and sha256 of each file as the user has it."""
+    listed = []
+    for info in plan.captures:
+        path = Path(info.path)
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while block := stream.read(4 * MB):
+                digest.update(block)
+        listed.append(
+            {"path": info.path, "size": path.stat().st_size, "sha256": digest.hexdigest()}
+        )
+    return listed
+
+

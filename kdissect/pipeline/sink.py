@@ -1,0 +1,159 @@
+"""Where tables go: memory, or Parquet files staged for one task attempt.
+
+Files of an attempt have unique names under ``_staging``; nothing is visible until `commit` moves
+the files of successful attempts into place and writes the manifest last.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
+from kdissect.tables.values import plain
+
+STAGING = "_staging"
+ROW_GROUP_BYTES = 64 << 20
+ROW_GROUP_ROWS = 1 << 20
+COMPRESSION = "zstd"
+COMPRESSION_LEVEL = 1
+
+
+class MemorySink:
+    """Collects tables by name, as plain Arrow types."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[pa.Table]] = {}
+
+    def __call__(self, name: str, table: pa.Table) -> None:
+        self.parts.setdefault(name, []).append(plain(table, logical_schema(name, table.schema)))
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Every fixed table (empty ones too) and those met."""
+        tables = {name: schema.empty_table() for name, schema in FIXED_TABLES.items()}
+        for name, parts in self.parts.items():
+            tables[name] = pa.concat_tables(parts)
+        return tables
+
+
+def logical_schema(name: str, given: pa.Schema) -> pa.Schema:
+    """The schema that users see: of a fixed table, else `given` (already plain)."""
+    return FIXED_TABLES.get(name, given)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A finished file of an attempt: its table, path under the staging folder, rows, bytes."""
+
+    table: str
+    path: str
+    row_count: int
+    byte_count: int
+
+
+class _Writer:
+    """One table's file of one attempt: buffers rows into row groups."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self.row_count = 0
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
+        self._writer: Any = None
+
+    def add(self, table: pa.Table) -> None:
+        if not table.num_rows:
+            return
+        self._pending.append(table)
+        self._pending_rows += table.num_rows
+        self._pending_bytes += table.nbytes
+        if self._pending_bytes >= ROW_GROUP_BYTES or self._pending_rows >= ROW_GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        table = pa.concat_tables(_aligned(self._pending)).unify_dictionaries()
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        if self._writer is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(
+                self.path,
+                table.schema,
+                compression=COMPRESSION,
+                compression_level=COMPRESSION_LEVEL,
+                use_dictionary=_dictionary_columns(table.schema),
+                # plain Parquet types: a dictionary stays an encoding, unseen by readers
+                store_schema=False,
+            )
+        self._writer.write_table(table.cast(self._writer.schema), row_group_size=ROW_GROUP_ROWS)
+        self.row_count += table.num_rows
+
+    def close(self) -> int:
+        if self._pending:
+            self._flush()
+        if self._writer is None:
+            return 0
+        self._writer.close()
+        return self.path.stat().st_size
+
+
+def _aligned(tables: list[pa.Table]) -> list[pa.Table]:
+    """Tables of one name with one schema: a column is a dictionary in all of them or in none."""
+    if all(table.schema.equals(tables[0].schema) for table in tables):
+        return tables
+    fields = []
+    for index, first in enumerate(tables[0].schema):
+        kinds = {table.schema.field(index).type for table in tables}
+        kind = first.type if len(kinds) == 1 else _plain_type(kinds)
+        fields.append(pa.field(first.name, kind))
+    schema = pa.schema(fields)
+    return [table.cast(schema) for table in tables]
+
+
+def _plain_type(kinds: set[Any]) -> Any:
+    for kind in kinds:
+        if not pa.types.is_dictionary(kind):
+            return kind
+    return next(iter(kinds)).value_type
+
+
+def _dictionary_columns(schema: pa.Schema) -> list[str]:
+    """Columns (by path) that get a Parquet dictionary; struct bodies of apis/ keep it off."""
+    return [
+        path
+        for field in schema
+        for path in (field.name, f"{field.name}.list.element")
+        if path in DICTIONARY_COLUMNS
+    ]
+
+
+class ParquetSink:
+    """Files of one attempt under out/_staging/<run>/<attempt>/<table>/."""
+
+    def __init__(self, out: str, run_id: str, label: str) -> None:
+        self.label = label
+        self.root = Path(out) / STAGING / run_id
+        self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
+        self._writers: dict[str, _Writer] = {}
+
+    def __call__(self, name: str, table: pa.Table) -> None:
+        if name not in self._writers:
+            path = self.root / self.attempt / name / f"part-{self.attempt}.parquet"
+            self._writers[name] = _Writer(name, path)
+        self._writers[name].add(table)
+
+    def close(self) -> list[StagedFile]:
+        files = []
+        for name, writer in self._writers.items():
+            size = writer.close()
+            if writer.row_count:
+                path = os.path.relpath(writer.path, self.root)
+                files.append(StagedFile(name, path, writer.row_count, size))
+        return files

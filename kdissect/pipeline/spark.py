@@ -1,0 +1,183 @@
+"""The run on Spark: three mapInArrow stages with explicit partitioning. The only pyspark import.
+
+    spark.range(splits).mapInArrow(scan)
+      -> repartition by bucket, sorted -> mapInArrow(assemble)
+      -> repartition by slot, sorted   -> mapInArrow(decode, writes staged Parquet)
+      -> collect: one small row of file names per task
+
+What is shuffled is an index, packed into binary values of at most 4 MB. Works in the caller's
+session: needs no launch-time settings and no SparkContext, so Spark Connect is fine too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from kdissect.errors import EnvironmentFailed
+from kdissect.pipeline.sink import ParquetSink, StagedFile
+from kdissect.pipeline.steps import Row, RunPlan, assemble_step, decode_step, scan_step
+
+ROWS = "key long, kind int, ord long, data binary"
+_SCHEMA = pa.schema(
+    [("key", pa.int64()), ("kind", pa.int32()), ("ord", pa.int64()), ("data", pa.binary())]
+)
+Batches = Iterator[pa.RecordBatch]
+
+
+def session(master: str, conf: dict[str, str]) -> SparkSession:
+    """A session of our own: quick to start, four tries per task, quiet."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        # a short run is over before the optimising compiler pays
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.log.level": "ERROR",
+    }
+    if not master.startswith("local"):
+        for name in ("spark.driver.bindAddress", "spark.driver.host"):
+            del settings[name]
+    settings.update(conf)
+    builder = SparkSession.builder.appName("kdissect").master(_with_retries(master))
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        raise EnvironmentFailed(f"Spark did not start: {str(error).splitlines()[0]}") from error
+
+
+def _with_retries(master: str) -> str:
+    """local[N] gives a task one try only; local[N,4] retries as clusters do."""
+    if master == "local":
+        return "local[1,4]"
+    if master.startswith("local[") and "," not in master:
+        return master[:-1] + ",4]"
+    return master
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Cores that the session's tasks can use at a time."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # Spark Connect has no SparkContext
+        return int(spark.conf.get("spark.default.parallelism", "8") or 8)
+
+
+def _by_key(frame: DataFrame, count: int) -> DataFrame:
+    """Rows of a key in one partition, keys spread evenly, sorted as the steps expect."""
+    if count == 1:
+        placed = frame.repartition(1)
+    elif hasattr(frame, "repartitionById"):
+        placed = frame.repartitionById(count, F.expr(f"cast(key % {count} as int)"))
+    else:
+        placed = frame.repartition(count, "key")
+    return placed.sortWithinPartitions("key", "kind", "ord")
+
+
+def _rows(batches: Batches) -> Iterator[Row]:
+    for batch in batches:
+        columns = batch.to_pydict()
+        yield from map(
+            Row, columns["key"], columns["kind"], columns["ord"], columns["data"]
+        )
+
+
+def _batches(rows: Iterator[Row]) -> Batches:
+    for row in rows:
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array([row.key], pa.int64()),
+                pa.array([int(row.kind)], pa.int32()),
+                pa.array([row.order], pa.int64()),
+                pa.array([row.data], pa.binary()),
+            ],
+            schema=_SCHEMA,
+        )
+
+
+def _groups(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
+    """Consecutive rows of one key, without holding them."""
+    for _, group in groupby(rows, key=lambda row: row.key):
+        yield group
+
+
+def _scan_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
+    def stage(batches: Batches) -> Batches:
+        sources = plan.sources()
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _batches(scan_step(plan, sources, number))
+
+    return stage
+
+
+def _assemble_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
+    def stage(batches: Batches) -> Batches:
+        sources = plan.sources()
+        for group in _groups(_rows(batches)):
+            yield from _batches(assemble_step(plan, sources, group))
+
+    return stage
+
+
+def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], Batches]:
+    def stage(batches: Batches) -> Batches:
+        rows = _rows(batches)
+        first = next(rows, None)
+        if first is None:
+            return
+
+        def all_rows() -> Iterator[Row]:
+            yield first
+            yield from rows
+
+        sink = ParquetSink(out, run_id, f"s{first.key:05d}")
+        result = decode_step(plan, plan.sources(), all_rows(), sink)
+        result["files"] = [asdict(file) for file in sink.close()]
+        yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
+
+    return stage
+
+
+def run(
+    spark: SparkSession, plan: RunPlan, out: str, run_id: str
+) -> tuple[list[StagedFile], dict[str, Any]]:
+    """Run all stages; (staged files of the successful attempts, sums of the timings)."""
+    began = time.perf_counter()
+    split_count = max(1, len(plan.splits))
+    cores = parallelism(spark)
+    numbers = spark.range(0, len(plan.splits), 1, split_count)
+    scanned = numbers.mapInArrow(_scan_stage(plan), ROWS)
+    tasks = min(plan.bucket_count, max(1, 2 * cores))
+    assembled = _by_key(scanned, tasks).mapInArrow(_assemble_stage(plan), ROWS)
+    decoded = _by_key(assembled, plan.slot_count).mapInArrow(
+        _decode_stage(plan, out, run_id), "result string"
+    )
+    results = [json.loads(row.result) for row in decoded.collect()]
+    files = [StagedFile(**file) for result in results for file in result["files"]]
+    timings: dict[str, float] = {}
+    for result in results:
+        for name, value in result["timings"].items():
+            timings[name] = timings.get(name, 0) + value
+    timings["stages_s"] = time.perf_counter() - began
+    return files, {"timings": timings}

@@ -1,0 +1,370 @@
+"""The three steps of a run as plain functions over rows; `local` and `spark` only move the rows.
+
+scan      one split      -> SEGMENTS rows keyed by bucket (a hash of the endpoints), STATS
+assemble  one bucket     -> EXCHANGES rows keyed by slot (a range of the captures' bytes),
+                            FACTS to every slot, TABLE rows (connections, anomalies), STATS
+decode    one slot       -> tables into a sink
+
+A bucket holds whole connections, a slot about equal bytes whatever the connections; both depend
+on the input and the options alone, so the rows are the same however many workers there are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kdissect.capture.index import SegmentBatch
+from kdissect.capture.scan import scan
+from kdissect.capture.source import Sources
+from kdissect.capture.split import CaptureInfo, Split
+from kdissect.pipeline import slices
+from kdissect.pipeline.decode import Decoder, Sink
+from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table
+from kdissect.pipeline.options import MB, Options
+from kdissect.stream.assemble import assemble
+from kdissect.stream.index import Assembly
+from kdissect.stream.options import StreamOptions
+from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table, stream_anomalies
+from kdissect.tables.connections import connections_table
+from kdissect.tables.schemas import FIXED_TABLES
+from kdissect.tables.values import plain
+
+ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold several
+BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
+SLOT_BYTES_MAX = 64 * MB
+SLOT_BYTES_MIN = 8 * MB
+
+
+class Kind(IntEnum):
+    """What a row carries; decode reads a slot's rows in this order."""
+
+    FACTS = 0
+    STATS = 1
+    TABLE = 2
+    SEGMENTS = 3
+    EXCHANGES = 4
+
+
+class Row(NamedTuple):
+    """A row between steps: key is the bucket or the slot."""
+
+    key: int
+    kind: int
+    order: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Everything a task needs to know; made once, picklable."""
+
+    paths: tuple[str, ...]  # what is read: the captures, or their spooled copies
+    captures: tuple[CaptureInfo, ...]  # in the order of `source` numbers
+    capture_ids: tuple[int, ...]
+    splits: tuple[Split, ...]
+    bucket_count: int
+    slot_bytes: int
+    options: Options
+
+    @property
+    def source_start(self) -> list[int]:
+        """Position of each source's first byte in the run's bytes."""
+        sizes = [info.file_size for info in self.captures]
+        return [sum(sizes[:n]) for n in range(len(sizes))]
+
+    @property
+    def byte_count(self) -> int:
+        return sum(info.file_size for info in self.captures)
+
+    @property
+    def slot_count(self) -> int:
+        return max(1, -(-self.byte_count // self.slot_bytes))
+
+    def sources(self) -> Sources:
+        return Sources(list(self.paths))
+
+
+def sized(byte_count: int, parallelism: int) -> tuple[int, int]:
+    """(bucket_count, slot_bytes) for an input of that size on so many cores."""
+    slot_bytes = byte_count // max(1, 2 * parallelism)
+    slot_bytes = min(max(slot_bytes, SLOT_BYTES_MIN), SLOT_BYTES_MAX)
+    return max(1, min(4096, -(-byte_count // BUCKET_BYTES) * 2)), slot_bytes
+
+
+# -- scan -----------------------------------------------------------------------------------
+
+
+def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
+    """Split `number` to rows keyed by bucket."""
+    began = time.perf_counter()
+    split = plan.splits[number]
+    result = scan(split, sources)
+    stats: dict[str, Any] = {
+        "source": split.source,
+        "packet_count": result.packet_count,
+        "tcp_packet_count": result.tcp_packet_count,
+        "ignored": dict(result.ignored),
+        "truncated_packet_count": result.truncated_packet_count,
+    }
+    rows = [
+        AnomalyRow(
+            kind=anomaly.kind,
+            detail=anomaly.detail,
+            capture_id=plan.capture_ids[split.source],
+            packet=anomaly.packet,
+            pos=None,
+            byte_count=anomaly.byte_count,
+        )
+        for anomaly in result.anomalies
+    ]
+    if rows:
+        yield Row(0, Kind.TABLE, number, _packed_table("anomalies", anomalies_table(rows)))
+    yield from _bucket_rows(result.batch, plan.bucket_count, number)
+    stats["timings"] = {
+        "scan_s": time.perf_counter() - began,
+        "scan_bytes": split.end - split.start,
+    }
+    yield Row(0, Kind.STATS, number, json.dumps(stats).encode())
+
+
+def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterator[Row]:
+    if not len(batch.segments):
+        return
+    bucket = _bucket_of(batch, bucket_count)
+    of_segment = bucket[batch.segments["endpoints"]]
+    order = np.argsort(of_segment, kind="stable")
+    bounds = np.flatnonzero(np.diff(of_segment[order])) + 1
+    row_max = ROW_BYTES_MAX // batch.segments.itemsize
+    for rows in np.split(order, bounds):
+        key = int(of_segment[rows[0]])
+        for start in range(0, len(rows), row_max):
+            segments = batch.segments[rows[start : start + row_max]]
+            used, index = np.unique(segments["endpoints"], return_inverse=True)
+            segments["endpoints"] = index
+            part = SegmentBatch(batch.endpoints[used], segments)
+            yield Row(key, Kind.SEGMENTS, (number << 20) + start // row_max, part.to_bytes())
+
+
+def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
+    """Bucket per endpoint pair: a hash of its 40 bytes, the same in every process."""
+    words = np.frombuffer(batch.endpoints.tobytes(), "<u8").reshape(len(batch.endpoints), 5)
+    digest = np.zeros(len(words), np.uint64)
+    for column in range(5):
+        digest = (digest ^ words[:, column]) * np.uint64(0x9E3779B97F4A7C15)
+        digest ^= digest >> np.uint64(29)
+    return (digest % np.uint64(bucket_count)).astype(np.int64)
+
+
+# -- assemble -------------------------------------------------------------------------------
+
+
+def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
+    """All rows of one bucket to rows keyed by slot."""
+    began = time.perf_counter()
+    segments: list[tuple[int, bytes]] = []
+    bucket = 0
+    for row in rows:
+        bucket = row.key
+        if row.kind == Kind.SEGMENTS:
+            segments.append((row.order, row.data))
+        else:
+            yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
+    segments.sort()
+    batch = SegmentBatch.concat([SegmentBatch.from_bytes(data) for _, data in segments])
+    del segments
+    assembly = assemble(
+        batch,
+        sources,
+        StreamOptions(ports=plan.options.ports, frame_size_max=plan.options.frame_size_max),
+    )
+    facts, connection_facts = learn(assembly, sources, plan.options.chunk_bytes)
+    packed_facts = facts.to_bytes()
+    slot_count = plan.slot_count
+    for slot in range(slot_count) if facts.topics or facts.brokers else [0]:
+        yield Row(slot, Kind.FACTS, bucket, packed_facts)
+    here = bucket % slot_count
+    if len(assembly.connections):
+        table = connections_table(assembly.endpoints, assembly.connections, connection_facts)
+        for part in _sliced(table):
+            yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part))
+    for part in _sliced(_assembly_anomalies(plan, sources, assembly)):
+        yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
+    yield from _slot_rows(plan, assembly, bucket)
+    stats = {
+        "duplicates": _duplicates(assembly),
+        "timings": {"assemble_s": time.perf_counter() - began},
+    }
+    yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
+
+
+def _duplicates(assembly: Assembly) -> dict[str, int]:
+    counts = assembly.duplicate_packets
+    return {str(source): int(count) for source, count in enumerate(counts) if count}
+
+
+def _assembly_anomalies(plan: RunPlan, sources: Sources, assembly: Assembly) -> pa.Table:
+    anomalies = assembly.anomalies
+    data: list[bytes | None] = []
+    for row in anomalies:
+        start, count = int(row["extent_start"]), int(row["extent_count"])
+        data.append(_shown(sources, assembly, start, count) if count else None)
+    ids = assembly.connections["connection_id"]
+    return anomalies_table(stream_anomalies(anomalies, ids, list(plan.capture_ids), data))
+
+
+def _shown(sources: Sources, assembly: Assembly, start: int, count: int) -> bytes:
+    extents = assembly.extents[start : start + count].copy()
+    done = np.cumsum(extents["length"]) - extents["length"]
+    extents["length"] = np.clip(DATA_MAX - done, 0, extents["length"])
+    extents = extents[(extents["source"] >= 0) & (extents["length"] > 0)]
+    return sources.gather(extents).tobytes() if len(extents) else b""
+
+
+def _slot_rows(plan: RunPlan, assembly: Assembly, bucket: int) -> Iterator[Row]:
+    exchanges = assembly.exchanges
+    if not len(exchanges):
+        return
+    place = slices.places(exchanges, assembly.extents)
+    starts = np.array([*plan.source_start, 0], np.int64)
+    slot = (starts[place["source"]] + place["pos"]) // plan.slot_bytes
+    slot = np.clip(np.where(place["source"] < 0, 0, slot), 0, plan.slot_count - 1)
+    order = np.argsort(slot, kind="stable")
+    bounds = np.flatnonzero(np.diff(slot[order])) + 1
+    for rows in np.split(order, bounds):
+        key = int(slot[rows[0]])
+        cost = exchanges.itemsize + 24 * (
+            exchanges["request"]["extent_count"][rows] + exchanges["response"]["extent_count"][rows]
+        )
+        number = np.cumsum(cost) // ROW_BYTES_MAX
+        for index, part in enumerate(np.split(rows, np.flatnonzero(np.diff(number)) + 1)):
+            data = slices.to_bytes(slices.take(assembly, part))
+            yield Row(key, Kind.EXCHANGES, (bucket << 20) + index, data)
+
+
+# -- decode ---------------------------------------------------------------------------------
+
+
+def decode_step(
+    plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
+) -> dict[str, Any]:
+    """All rows of one slot to tables; returns what the driver sums up."""
+    began = time.perf_counter()
+    facts = Facts()
+    parts: list[tuple[int, bytes]] = []
+    stats: list[dict[str, Any]] = []
+    is_first = False
+    byte_count = 0
+    for row in rows:
+        is_first = is_first or row.key == 0
+        if row.kind == Kind.FACTS:
+            facts.merge(Facts.from_bytes(row.data))
+        elif row.kind == Kind.STATS:
+            stats.append(json.loads(row.data))
+        elif row.kind == Kind.TABLE:
+            sink(*_unpacked_table(row.data))
+        else:
+            parts.append((row.order, row.data))
+    if is_first:
+        sink("topics", topics_table(facts))
+        sink("brokers", brokers_table(facts))
+        sink("captures", captures_table(plan, stats))
+    parts.sort()
+    assembly = slices.concat([slices.from_bytes(data) for _, data in parts])
+    del parts
+    for side in slices.SIDES:
+        column = assembly.exchanges[side]
+        byte_count += int(column["size"][column["size"] > 0].sum())
+    Decoder(sources, list(plan.capture_ids), facts, plan.options, sink).run(assembly)
+    timings: Counter[str] = Counter()
+    for entry in stats:
+        timings.update(entry.get("timings", {}))
+    timings["decode_s"] += time.perf_counter() - began  # type: ignore[assignment]
+    timings["decode_bytes"] += byte_count
+    return {"timings": dict(timings)}
+
+
+def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
+    """Rows of `captures`: what the split walk knew and what the scans counted."""
+    count = len(plan.captures)
+    packets, tcp = [0] * count, [0] * count
+    duplicates = [0] * count
+    ignored: list[Counter[str]] = [Counter() for _ in range(count)]
+    for entry in stats:
+        for source, number in entry.get("duplicates", {}).items():
+            duplicates[int(source)] += number
+        if "source" in entry:
+            source = entry["source"]
+            packets[source] += entry["packet_count"]
+            tcp[source] += entry["tcp_packet_count"]
+            ignored[source].update(entry["ignored"])
+    rows = []
+    for number, info in enumerate(plan.captures):
+        assert packets[number] == info.packet_count, (info.path, packets[number])
+        rows.append(
+            {
+                "capture_id": plan.capture_ids[number],
+                "path": info.path,
+                "format": info.format,
+                "compression": info.compression,
+                "link_types": list(info.link_types),
+                "packet_count": info.packet_count,
+                "byte_count": info.byte_count,
+                "first_time": _time_us(info.first_time_ns),
+                "last_time": _time_us(info.last_time_ns),
+                "truncated_packet_count": info.truncated_packet_count,
+                "tcp_packet_count": tcp[number],
+                "duplicate_packet_count": duplicates[number],
+                "ignored_packet_count": sum(ignored[number].values()),
+                "ignored_reasons": sorted(ignored[number].items()),
+                "error": info.error,
+            }
+        )
+    schema = FIXED_TABLES["captures"]
+    loose = schema
+    for name in ("first_time", "last_time"):
+        loose = loose.set(loose.get_field_index(name), pa.field(name, pa.int64()))
+    table = pa.Table.from_pylist(rows, schema=loose)
+    for name in ("first_time", "last_time"):
+        index = schema.get_field_index(name)
+        column = table.column(name).combine_chunks().view(schema.field(name).type)
+        table = table.set_column(index, schema.field(name), column)
+    return table
+
+
+def _time_us(time_ns: int | None) -> int | None:
+    inside = time_ns is not None and -62_135_596_800 * 10**9 <= time_ns < 253_402_300_800 * 10**9
+    return time_ns // 1000 if inside and time_ns is not None else None
+
+
+# -- tables as rows -------------------------------------------------------------------------
+
+
+def _sliced(table: pa.Table) -> Iterator[pa.Table]:
+    if not table.num_rows:
+        return
+    row_max = max(1, int(table.num_rows * ROW_BYTES_MAX // max(table.nbytes, 1)))
+    for start in range(0, table.num_rows, row_max):
+        yield table.slice(start, row_max)
+
+
+def _packed_table(name: str, table: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    table = plain(table, FIXED_TABLES[name]).replace_schema_metadata({"table": name})
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(out.getvalue().to_pybytes())
+
+
+def _unpacked_table(data: bytes) -> tuple[str, pa.Table]:
+    table = pa.ipc.open_stream(data).read_all()
+    name = table.schema.metadata[b"table"].decode()
+    return name, table.replace_schema_metadata(None)

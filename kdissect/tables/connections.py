@@ -1,0 +1,95 @@
+"""The rows of `connections`, and the endpoint columns that `exchanges` shares with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.stream.index import CloseReason, Protocol
+from kdissect.tables.schemas import CONNECTIONS, COUNTERS
+from kdissect.tables.values import ints, ip_text, labels, names_of, nulls, times_from_ns
+
+
+@dataclass(slots=True)
+class ConnectionFacts:
+    """What decoded messages tell of connections; keys are rows of the connections array."""
+
+    client_ids: dict[int, list[str]] = field(default_factory=dict)
+    software: dict[int, tuple[str, str]] = field(default_factory=dict)
+    mechanism: dict[int, str] = field(default_factory=dict)
+    principal: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointColumns:
+    """client and broker addresses of some connections, one row each."""
+
+    client_ip: pa.Array
+    client_port: npt.NDArray[np.uint16]
+    broker_ip: pa.Array
+    broker_port: npt.NDArray[np.uint16]
+
+
+def endpoint_columns(
+    endpoints: npt.NDArray[np.void], connections: npt.NDArray[np.void]
+) -> EndpointColumns:
+    """Addresses per connection; `ip` columns are dictionaries of canonical text."""
+    pair = endpoints[connections["endpoints"]]
+    b_is_client = connections["client_side"] == 1
+    addresses = np.concatenate([pair["ip_a"], pair["ip_b"]]) if len(pair) else np.zeros((0, 16))
+    raw = np.ascontiguousarray(addresses, np.uint8).view("V16").ravel()
+    distinct, codes = np.unique(raw, return_inverse=True)
+    texts = [ip_text(value.tobytes()) for value in distinct]
+    a, b = codes[: len(pair)], codes[len(pair) :]
+    return EndpointColumns(
+        labels(np.where(b_is_client, b, a), texts),
+        np.where(b_is_client, pair["port_b"], pair["port_a"]),
+        labels(np.where(b_is_client, a, b), texts),
+        np.where(b_is_client, pair["port_a"], pair["port_b"]),
+    )
+
+
+def _texts(facts: dict[int, str], count: int) -> pa.Array:
+    return pa.array([facts.get(row) for row in range(count)], pa.string())
+
+
+def connections_table(
+    endpoints: npt.NDArray[np.void],
+    connections: npt.NDArray[np.void],
+    facts: ConnectionFacts,
+) -> pa.Table:
+    """`connections` for the rows of CONNECTION; facts are keyed by row."""
+    count = len(connections)
+    where = endpoint_columns(endpoints, connections)
+    rtt_ns = connections["handshake_rtt_ns"]
+    software = [facts.software.get(row, (None, None)) for row in range(count)]
+    columns = [
+        ints(connections["connection_id"], pa.int64()),
+        where.client_ip,
+        ints(where.client_port.astype(np.int32), pa.int32()),
+        where.broker_ip,
+        ints(where.broker_port.astype(np.int32), pa.int32()),
+        times_from_ns(connections["first_time_ns"]),
+        times_from_ns(connections["last_time_ns"]),
+        pa.array(connections["handshake_seen"] != 0),
+        pa.array(rtt_ns / 1e6, pa.float64(), mask=rtt_ns < 0),
+        labels(connections["close_reason"], names_of(CloseReason)),
+        pa.array(connections["protocol"] == Protocol.KAFKA),
+        pa.array(connections["is_tls"] != 0),
+        labels(connections["protocol"], names_of(Protocol)),
+        nulls(pa.string(), count),
+        nulls(pa.string(), count),
+        nulls(pa.string(), count),
+        _texts(facts.mechanism, count),
+        _texts(facts.principal, count),
+        pa.array([name for name, _ in software], pa.string()),
+        pa.array([release for _, release in software], pa.string()),
+        pa.array([facts.client_ids.get(row, []) for row in range(count)], pa.list_(pa.string())),
+    ]
+    for direction in (0, 1):
+        for name in COUNTERS:
+            columns.append(ints(connections["direction"][name][:, direction], pa.int64()))
+    return pa.table(columns, names=CONNECTIONS.names)

@@ -1,0 +1,144 @@
+"""The rows of `exchanges`: the index of an exchange joined with what its messages said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.protocol import catalog
+from kdissect.protocol.errors import error_name
+from kdissect.protocol.plan import Role
+from kdissect.stream.index import NO_API, PairStatus
+from kdissect.tables.connections import endpoint_columns
+from kdissect.tables.marks import ChunkMarks
+from kdissect.tables.schemas import EXCHANGES
+from kdissect.tables.values import ints, labels, names_of, times_from_ns
+
+SASL_TOKEN = "SaslToken"
+
+
+class DecodeStatus(IntEnum):
+    """*_decode_status, from best to worst; names in lower case are the table's values."""
+
+    OK = 0
+    ABSENT = 1
+    ENCRYPTED = 2
+    PARTIAL = 3
+    UNKNOWN_VERSION = 4
+    UNKNOWN_API = 5
+    MALFORMED = 6
+
+
+class VersionSource(IntEnum):
+    """version_source; names in lower case are the table's values."""
+
+    REQUEST_HEADER = 0
+    FALLBACK_V0 = 1
+    INFERRED = 2
+    UNKNOWN = 3
+
+
+@dataclass(slots=True)
+class ExchangeFacts:
+    """What decoding a chunk found out, one entry per exchange."""
+
+    decode_status: npt.NDArray[np.int8]  # [n, 2] DecodeStatus of request, response
+    version_source: npt.NDArray[np.int8]
+    client_id: pa.Array
+
+
+def worse(status: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """decode_status of an exchange: the worse side, absent only when both are."""
+    present = np.where(status == DecodeStatus.ABSENT, -1, status)
+    worst = present.max(axis=1)
+    return np.where(worst < 0, DecodeStatus.ABSENT, worst).astype(np.int8)
+
+
+def api_name_column(exchanges: npt.NDArray[np.void]) -> pa.Array:
+    """Name by api key; SaslToken for raw tokens, null for an unknown key or none."""
+    keys = np.where(exchanges["is_sasl_token"] != 0, -2, exchanges["api_key"].astype(np.int64))
+    distinct, codes = np.unique(keys, return_inverse=True)
+    known = catalog.apis()
+    names = [
+        SASL_TOKEN if key == -2 else known[key].name if key in known else "" for key in distinct
+    ]
+    valid = np.array([name != "" for name in names], bool)
+    return labels(codes, names, valid[codes])
+
+
+def _capture_ids(side: npt.NDArray[np.void], capture_ids: list[int], valid: Any) -> pa.Array:
+    ids = np.array([*capture_ids, 0], np.int64)
+    return ints(ids[np.where(valid, side["source"], len(capture_ids))], pa.int64(), valid)
+
+
+def exchanges_table(
+    endpoints: npt.NDArray[np.void],
+    connections: npt.NDArray[np.void],
+    exchanges: npt.NDArray[np.void],
+    capture_ids: list[int],
+    facts: ExchangeFacts,
+    marks: ChunkMarks,
+) -> pa.Table:
+    """`exchanges` for EXCHANGE rows (a chunk), in their order."""
+    request, response = exchanges["request"], exchanges["response"]
+    asked, answered = request["size"] >= 0, response["size"] >= 0
+    both = asked & answered
+    where = endpoint_columns(endpoints, connections)
+    via = pa.array(exchanges["connection"], pa.int32())
+    has_api = (exchanges["api_key"] != NO_API) & asked & (exchanges["is_sasl_token"] == 0)
+    has_id = exchanges["is_sasl_token"] == 0
+    error, has_error, error_codes = marks.error_columns()
+    distinct_errors, error_codes_of = np.unique(error, return_inverse=True)
+    throttle, has_throttle = marks.first_number(Role.THROTTLE_TIME_MS)
+    status = facts.decode_status
+    decode_names = names_of(DecodeStatus)
+    version_source = facts.version_source
+    confidence = np.where(version_source == VersionSource.UNKNOWN, 0.0, 1.0)
+    columns = [
+        ints(exchanges["exchange_id"], pa.int64()),
+        ints(connections["connection_id"][exchanges["connection"]], pa.int64()),
+        where.client_ip.take(via),
+        ints(where.client_port.astype(np.int32)[exchanges["connection"]], pa.int32()),
+        where.broker_ip.take(via),
+        ints(where.broker_port.astype(np.int32)[exchanges["connection"]], pa.int32()),
+        ints(exchanges["api_key"], pa.int16(), has_api),
+        api_name_column(exchanges),
+        ints(exchanges["api_version"], pa.int16(), has_api),
+        ints(exchanges["correlation_id"], pa.int32(), has_id),
+        facts.client_id,
+        times_from_ns(request["time_ns"], asked),
+        times_from_ns(request["end_time_ns"], asked),
+        times_from_ns(response["time_ns"], answered),
+        times_from_ns(response["end_time_ns"], answered),
+        ints(request["time_ns"], pa.int64(), asked),
+        ints(response["time_ns"], pa.int64(), answered),
+        pa.array((response["time_ns"] - request["end_time_ns"]) / 1e6, mask=~both),
+        pa.array((response["end_time_ns"] - request["time_ns"]) / 1e6, mask=~both),
+        ints(request["size"], pa.int64(), asked),
+        ints(response["size"], pa.int64(), answered),
+        _capture_ids(request, capture_ids, asked),
+        _capture_ids(response, capture_ids, answered),
+        ints(request["packet"], pa.int64(), asked),
+        ints(response["packet"], pa.int64(), answered),
+        ints(request["pos"], pa.int64(), asked),
+        ints(response["pos"], pa.int64(), answered),
+        labels(exchanges["status"], names_of(PairStatus)),
+        labels(version_source, names_of(VersionSource)),
+        pa.array(confidence),
+        labels(worse(status), decode_names),
+        labels(status[:, 0], decode_names),
+        labels(status[:, 1], decode_names),
+        ints(error, pa.int16(), has_error),
+        labels(error_codes_of, [error_name(int(code)) for code in distinct_errors], has_error),
+        error_codes,
+        ints(throttle.astype(np.int32), pa.int32(), has_throttle),
+        marks.topics_column(),
+        marks.first_text(Role.GROUP_ID),
+        marks.first_text(Role.TRANSACTIONAL_ID),
+    ]
+    return pa.table(columns, names=EXCHANGES.names)

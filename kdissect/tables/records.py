@@ -1,0 +1,148 @@
+"""The rows of `record_batches` and `records`: decoded record sets joined with their places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.tables.marks import RecordSets
+from kdissect.tables.schemas import RECORD_BATCHES, RECORDS
+from kdissect.tables.values import ints, labels, times_from_ms
+
+SOURCES = ("produce", "fetch", "replica_fetch", "share_fetch", "raft_fetch", "snapshot")
+PRODUCE, FETCH, REPLICA_FETCH, SHARE_FETCH, RAFT_FETCH, SNAPSHOT = range(len(SOURCES))
+
+NO_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSetFacts:
+    """What the exchange tells of each record set of a chunk, one entry per set."""
+
+    sets: RecordSets
+    exchange_id: npt.NDArray[np.int64]
+    source: npt.NDArray[np.int8]  # index into SOURCES
+    produced_offset: npt.NDArray[np.int64]  # base offset the response gave; NO_OFFSET unknown
+    topics: list[str]
+    topic_ids: list[str]  # as base64 text; a set without id has code -1
+    id_of_name: dict[str, str]
+
+
+class RecordRows:
+    """Turns the chunks of `wire.records` into table rows, in order.
+
+    Holds two counters per set: batches and records seen so far, because a batch's index counts
+    over its whole exchange and a produced record's offset over its whole set.
+    """
+
+    def __init__(self, facts: RecordSetFacts) -> None:
+        self.facts = facts
+        sets = facts.sets
+        count = len(sets.row)
+        self._batches = np.zeros(count, np.int64)
+        self._records = np.zeros(count, np.int64)
+        rows = sets.row
+        # index of the first set of each set's exchange
+        self._first = np.searchsorted(rows, rows) if count else np.zeros(0, np.int64)
+        self._topic = self._texts(sets.topic, facts.topics)
+        self._topic_id = self._topic_ids()
+
+    @staticmethod
+    def _texts(codes: Any, texts: list[str]) -> pa.Array:
+        return labels(np.maximum(codes, 0), texts or [""], codes >= 0)
+
+    def _topic_ids(self) -> pa.Array:
+        """The set's own id, else the id known for its name."""
+        facts = self.facts
+        texts = list(facts.topic_ids)
+        code_of = {text: code for code, text in enumerate(texts)}
+        by_name = np.full(len(facts.topics) + 1, -1, np.int64)
+        for code, name in enumerate(facts.topics):
+            text = facts.id_of_name.get(name)
+            if text is not None:
+                if text not in code_of:
+                    code_of[text] = len(texts)
+                    texts.append(text)
+                by_name[code] = code_of[text]
+        codes = np.where(
+            facts.sets.topic_id >= 0, facts.sets.topic_id, by_name[facts.sets.topic]
+        )
+        return self._texts(codes, texts)
+
+    def _batch_base(self) -> npt.NDArray[np.int64]:
+        """Batches in earlier sets of the same exchange, per set."""
+        if not len(self._batches):
+            return self._batches
+        before = np.cumsum(self._batches) - self._batches
+        return before - before[self._first]
+
+    def add(self, batches: pa.Table, records: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """(`record_batches`, `records`) rows of one chunk."""
+        batch_set = batches["set_index"].to_numpy()
+        within = batches["batch_index"].to_numpy()
+        np.maximum.at(self._batches, batch_set, within + 1)
+        base = self._batch_base()
+        return (
+            self._batch_rows(batches, batch_set, within, base),
+            self._record_rows(records, base),
+        )
+
+    def _common(self, via: pa.Array, set_index: Any) -> dict[str, pa.Array]:
+        facts = self.facts
+        partition = facts.sets.partition[set_index].astype(np.int32)
+        return {
+            "exchange_id": ints(facts.exchange_id[set_index], pa.int64()),
+            "source": labels(facts.source[set_index], SOURCES),
+            "topic": self._topic.take(via),
+            "topic_id": self._topic_id.take(via),
+            "partition": ints(partition, pa.int32()),
+        }
+
+    def _batch_rows(
+        self, batches: pa.Table, set_index: Any, within: Any, base: Any
+    ) -> pa.Table:
+        columns = self._common(pa.array(set_index), set_index)
+        columns["batch_index"] = ints(within + base[set_index], pa.int64())
+        for name in ("base_timestamp", "max_timestamp"):
+            columns[name] = _times(batches[f"{name}_ms"])
+        for name in RECORD_BATCHES.names:
+            if name not in columns:
+                columns[name] = batches[name]
+        return pa.table([columns[name] for name in RECORD_BATCHES.names], names=RECORD_BATCHES.names)
+
+    def _record_rows(self, records: pa.Table, base: Any) -> pa.Table:
+        set_index = records["set_index"].to_numpy()
+        via = pa.array(set_index)
+        columns = self._common(via, set_index)
+        columns["batch_index"] = ints(records["batch_index"].to_numpy() + base[set_index], pa.int64())
+        columns["record_index"] = records["record_index"].cast(pa.int64())
+        columns["offset"] = self._offsets(records, set_index)
+        columns["timestamp"] = _times(records["timestamp_ms"])
+        for name in RECORDS.names:
+            if name not in columns:
+                columns[name] = records[name]
+        return pa.table([columns[name] for name in RECORDS.names], names=RECORDS.names)
+
+    def _offsets(self, records: pa.Table, set_index: Any) -> pa.Array:
+        """Offsets as on the wire; of produced records from the response, else null."""
+        offset = records["offset"].to_numpy()
+        produced = self.facts.source[set_index] == PRODUCE
+        if not produced.any():
+            return ints(offset, pa.int64())
+        # ordinal of each record within its set: rows of a set are contiguous and in order
+        start = np.searchsorted(set_index, set_index)
+        ordinal = np.arange(len(set_index)) - start + self._records[set_index]
+        np.add.at(self._records, set_index, 1)
+        given = self.facts.produced_offset[set_index]
+        valid = ~produced | (given != NO_OFFSET)
+        return ints(np.where(produced, given + ordinal, offset), pa.int64(), valid)
+
+
+def _times(milliseconds: pa.ChunkedArray) -> pa.Array:
+    valid = milliseconds.is_valid().to_numpy() if milliseconds.null_count else None
+    return times_from_ms(milliseconds.fill_null(0).to_numpy(), valid)
+

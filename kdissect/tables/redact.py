@@ -1,0 +1,113 @@
+"""What must not leave a capture unasked: passwords, tokens, salts, HMACs, sensitive configs.
+
+Rules name a field of an API by its path in the body; list levels are transparent. The value
+becomes ``[redacted]`` (bytes: the same in ASCII), null stays null (design, "Safe by default").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+TEXT = "[redacted]"
+
+# (api key, side) -> paths of fields that always hide.
+ALWAYS: dict[tuple[int, int], tuple[str, ...]] = {
+    (36, 0): ("auth_bytes",),
+    (36, 1): ("auth_bytes",),
+    (38, 1): ("hmac",),
+    (39, 0): ("hmac",),
+    (40, 0): ("hmac",),
+    (41, 1): ("tokens.hmac",),
+    (51, 0): ("upsertions.salt", "upsertions.salted_password"),
+    (58, 0): ("request_data",),
+    (58, 1): ("response_data",),
+}
+
+# (api key, side) -> (list path, name field, value field, flag field or "") of config entries.
+CONFIGS: dict[tuple[int, int], tuple[tuple[str, str, str, str], ...]] = {
+    (19, 0): (("topics.configs", "name", "value", ""),),
+    (19, 1): (("topics.configs", "name", "value", "is_sensitive"),),
+    (32, 1): (
+        ("results.configs", "name", "value", "is_sensitive"),
+        ("results.configs.synonyms", "name", "value", ""),
+    ),
+    (33, 0): (("resources.configs", "name", "value", ""),),
+    (44, 0): (("resources.configs", "name", "value", ""),),
+}
+
+SENSITIVE_NAME = re.compile(r"password|secret|token|jaas|(^|[._-])key($|[._-])|\.key", re.IGNORECASE)
+# Names with "key" that hold no key material.
+_HARMLESS = re.compile(r"key\.(de)?serializer|key\.type|keystore\.(type|location)", re.IGNORECASE)
+
+
+def is_sensitive_name(name: str) -> bool:
+    """True when a config's name tells that its value is a secret."""
+    return bool(SENSITIVE_NAME.search(name)) and not _HARMLESS.search(name)
+
+
+def redact_body(body: pa.StructArray, api_key: int, side: int) -> pa.StructArray:
+    """The struct column with the rules of that API and side applied."""
+    for path in ALWAYS.get((api_key, side), ()):
+        body = _at(body, path.split("."), _hide_all)
+    for path, name, value, flag in CONFIGS.get((api_key, side), ()):
+
+        def hide(entries: pa.Array, name: str = name, value: str = value, flag: str = flag) -> pa.Array:
+            return _hide_configs(entries, name, value, flag)
+
+        body = _at(body, path.split("."), hide)
+    return body
+
+
+def _at(array: pa.Array, path: list[str], change: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """`array` with `change` applied to the values at `path`, through lists and structs."""
+    if pa.types.is_list(array.type):
+        inner = _at(array.values, path, change)
+        return pa.Array.from_buffers(
+            pa.list_(pa.field("item", inner.type)),
+            len(array),
+            array.buffers()[:2],
+            offset=array.offset,
+            children=[inner],
+        )
+    if not path:
+        return change(array)
+    index = array.type.get_field_index(path[0])
+    if index < 0:
+        return array
+    # field() keeps a parent's offset; flatten() would push its nulls into the children
+    children = [array.field(i) for i in range(array.type.num_fields)]
+    children[index] = _at(children[index], path[1:], change)
+    fields = [
+        pa.field(array.type[i].name, child.type, array.type[i].nullable)
+        for i, child in enumerate(children)
+    ]
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+
+def _hide_all(values: pa.Array) -> pa.Array:
+    text = pa.scalar(TEXT.encode() if pa.types.is_binary(values.type) else TEXT, values.type)
+    return pc.if_else(values.is_valid(), text, values)
+
+
+def _hide_configs(entries: pa.Array, name: str, value: str, flag: str) -> pa.Array:
+    index = entries.type.get_field_index(value)
+    if index < 0:
+        return entries
+    names = entries.field(entries.type.get_field_index(name)).dictionary_encode()
+    by_name = np.array([is_sensitive_name(text or "") for text in names.dictionary.to_pylist()] + [False])
+    codes = names.indices.fill_null(len(by_name) - 1).to_numpy(zero_copy_only=False)
+    hidden = by_name[codes]
+    if flag and entries.type.get_field_index(flag) >= 0:
+        flags = entries.field(entries.type.get_field_index(flag)).fill_null(False)
+        hidden = hidden | flags.to_numpy(zero_copy_only=False)
+
+    def hide(values: pa.Array) -> pa.Array:
+        return pc.if_else(pc.and_(pa.array(hidden), values.is_valid()), TEXT, values)
+
+    return _at(entries, [value], hide)
