@@ -1,0 +1,60 @@
+"""Choices of the stream layer, and what it needs to know of the mapped captures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.index import SegmentBatch
+
+# Kafka's socket.request.max.bytes default (100 MiB). A larger size prefix is reported, not believed.
+FRAME_SIZE_MAX = 104_857_600
+# Mirror ports and `-i any` deliver the second copy of a packet within this time (design.md 6).
+DUPLICATE_WINDOW_NS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """ports: hints that a connection is Kafka; frame_size_max: bytes a size prefix may claim."""
+
+    ports: tuple[int, ...] = ()
+    frame_size_max: int = FRAME_SIZE_MAX
+    duplicate_window_ns: int = DUPLICATE_WINDOW_NS
+
+
+class MappedSources(Protocol):
+    """bases: uint64[n] addresses of the mapped captures; sizes: int64[n] bytes."""
+
+    @property
+    def bases(self) -> npt.NDArray[np.uint64]: ...
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+
+
+def check_batch(batch: SegmentBatch, sources: MappedSources) -> None:
+    """Raise ValueError where a segment points outside of the captures or of the batch.
+
+    After this check the kernels may read every captured byte without looking back.
+    """
+    segments: Any = batch.segments
+    if not len(segments):
+        return
+    source = segments["source"].astype(np.int64)
+    if source.min() < 0 or source.max() >= len(sources.sizes):
+        raise ValueError("batch: a segment names a source that is not mapped")
+    if segments["endpoints"].min() < 0 or segments["endpoints"].max() >= len(batch.endpoints):
+        raise ValueError("batch: a segment names an endpoint pair that is not in the batch")
+    if segments["side"].max() > 1:
+        raise ValueError("batch: a segment's side is neither 0 nor 1")
+    captured = segments["captured"].astype(np.int64)
+    if captured.min() < 0 or (captured > segments["length"]).any():
+        raise ValueError("batch: a segment has captured more than its length, or less than nothing")
+    pos = segments["pos"]
+    # Without payload the place is never read; compared in a form that cannot overflow.
+    outside = (captured > 0) & ((pos < 0) | (pos > sources.sizes[source] - captured))
+    if outside.any():
+        raise ValueError("batch: a segment's payload lies outside of its source")

@@ -1,0 +1,725 @@
+"""Segments to connections and ordered pieces of their two streams.
+
+Theory of operation
+-------------------
+*Order.* Segments are taken pair of endpoints by pair of endpoints. Within one capture the order is
+that of its packets, whatever its clock says. Across captures it is (time, source, packet), where a
+capture's time never goes back: the running maximum over this pair's segments of this capture, so
+that the order does not depend on what else is in the batch.
+
+*Duplicates.* The same packet captured twice (equal IP id, seq, ack, flags, window, length, side and
+bytes, within 10 ms) counts once and plays no further part.
+
+*Connections.* A pair of endpoints may carry several connections, one after the other. A new one
+starts with
+- a SYN whose sequence number is not the one this side began with. A SYN that arrives behind its own
+  SYN-ACK (which acknowledges it) or behind the first data of its connection belongs to it;
+- a SYN-ACK that acknowledges something else than this connection's SYN;
+- a sequence number more than 2^30 away from this side's last one, or data more than 2^24 away once
+  the connection has been closed. An RST never starts one: senders put any number in it.
+
+*Positions.* Sequence numbers unwrap relative to the last one of the same side (to the peer's
+acknowledgement before there is one); so positions are 64 bits and never wrap. Position 0 is the
+first byte after the SYN, without one the lowest byte captured.
+
+*Pieces.* The pieces of a stream are disjoint and ordered; where segments overlap, the bytes
+captured first win. In order this is a copy. Otherwise a sweep over the segments by position keeps
+the open ones in a heap by order of capture: n log n whatever the overlaps. What lies between the
+pieces is missing, and so is what the peer acknowledged, or the FIN counted, behind the last one.
+
+*Counters* of a direction: a segment is *retransmitted* when one of its captured bytes had been
+captured before, *out of order* when it starts before the highest byte seen so far and all its bytes
+are new. A keep-alive probe (at most one byte, just before the next expected one) is neither, and
+its byte is no data. Payload on SYN, FIN and RST segments is data like any other.
+
+The definition to compare with is `reassembly_reference.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.accelerate import inlined, kernel, load_u8
+from kdissect.capture.index import ACK, FIN, RST, SYN, SegmentBatch
+from kdissect.stream.index import CloseReason
+from kdissect.stream.options import MappedSources
+from kdissect.stream.pieces import Pieces, find
+
+FAR = 1 << 30  # sequence numbers further apart than this are of two connections
+FAR_ONCE_CLOSED = 1 << 24  # the same, for data after the connection was closed
+REORDERED = 1 << 20  # a SYN may arrive behind this many bytes of its own connection
+PROBES_MAX = 32  # places looked at in the table of duplicates
+
+DUPLICATE, PROBE, UNUSED = 1, 2, 4  # marks of a segment; UNUSED: its number means nothing
+NO_ACK = -(1 << 62)
+
+# Facts of a stream (one side of a connection), the columns of `Streams.sides`.
+SIDE_FIELDS = (
+    "origin",  # unwrapped number of position 0
+    "has_syn",
+    "has_data",
+    "low",  # lowest and highest unwrapped number of its data
+    "high",
+    "fin",  # unwrapped number behind the FIN's data, or NO_ACK
+    "ack_low",  # lowest and highest number the peer acknowledged, or NO_ACK
+    "ack_high",
+    "is_messy",  # not in order, or overlapping
+    "data_count",  # segments with payload that is used
+    "segment_count",
+    "duplicate_count",
+    "retransmitted_count",
+    "out_of_order_count",
+    "byte_count",
+    "gap_count",
+    "end",  # position behind the last byte known to exist
+    "piece_start",
+    "piece_stop",
+)
+(
+    ORIGIN, HAS_SYN, HAS_DATA, LOW, HIGH, FIN_AT, ACK_LOW, ACK_HIGH, IS_MESSY, DATA_COUNT,
+    SEGMENT_COUNT, DUPLICATE_COUNT, RETRANSMITTED_COUNT, OUT_OF_ORDER_COUNT, BYTE_COUNT, GAP_COUNT,
+    END, PIECE_START, PIECE_STOP,
+) = range(len(SIDE_FIELDS))  # fmt: skip
+SIDE_WIDTH = len(SIDE_FIELDS)
+
+# Facts of a connection, the columns of `Streams.connections`.
+CONNECTION_FIELDS = (
+    "pair",
+    "incarnation",
+    "first_time",
+    "last_time",
+    "syn_time",
+    "syn_ack_time",
+    "rtt",
+    "client_side",  # -1: the handshake does not tell
+    "close_reason",
+    "first_segment",
+)
+(
+    PAIR, INCARNATION, FIRST_TIME, LAST_TIME, SYN_TIME, SYN_ACK_TIME, RTT, CLIENT_SIDE,
+    CLOSE_REASON, FIRST_SEGMENT,
+) = range(len(CONNECTION_FIELDS))  # fmt: skip
+CONNECTION_WIDTH = len(CONNECTION_FIELDS)
+
+CONFLICT_WIDTH = 4  # stream (2 * connection + side), segment, position, differing bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What reassembly hands on. Stream number 2 * connection + side is a row of `sides`."""
+
+    segments: npt.NDArray[np.void]  # SEGMENT, in assembly order
+    connection: npt.NDArray[np.int32]  # of each segment
+    connections: npt.NDArray[np.int64]  # flat, CONNECTION_FIELDS
+    sides: npt.NDArray[np.int64]  # flat, SIDE_FIELDS
+    pieces: Pieces
+    conflicts: npt.NDArray[np.int64]  # flat, CONFLICT_WIDTH
+
+
+@kernel
+def grouped(endpoints: Any, pair_count: int) -> Any:
+    """Rows by endpoint pair, else in the order they came: (order int64[n], start int64[pairs + 1])."""
+    start = np.zeros(pair_count + 1, np.int64)
+    for row in range(len(endpoints)):
+        start[endpoints[row] + 1] += 1
+    for pair in range(pair_count):
+        start[pair + 1] += start[pair]
+    place = start[:-1].copy()
+    order = np.empty(len(endpoints), np.int64)
+    for row in range(len(endpoints)):
+        pair = endpoints[row]
+        order[place[pair]] = row
+        place[pair] += 1
+    return order, start
+
+
+def ordered(segments: npt.NDArray[np.void], pair_count: int) -> Any:
+    """Segments in assembly order, and where each pair's start: see the theory of operation."""
+    source, packet = segments["source"], segments["packet"]
+    one_source = len(segments) == 0 or bool((source == source[0]).all())
+    if not one_source or bool((packet[1:] < packet[:-1]).any()):
+        order = np.lexsort((packet, source, segments["endpoints"]))
+        segments = segments[order]
+        time = segments["time_ns"].copy()
+        endpoints, source = segments["endpoints"], segments["source"]
+        _running_maximum(endpoints.copy(), source.copy(), time)
+        segments = segments[np.lexsort((segments["packet"], source, time, endpoints))]
+    order, start = grouped(np.ascontiguousarray(segments["endpoints"]), pair_count)
+    if bool((order[1:] < order[:-1]).any()):
+        segments = segments[order]
+    return np.ascontiguousarray(segments), start
+
+
+@kernel
+def _running_maximum(endpoints: Any, source: Any, time: Any) -> None:
+    for row in range(1, len(time)):
+        same = endpoints[row] == endpoints[row - 1] and source[row] == source[row - 1]
+        if same and time[row] < time[row - 1]:
+            time[row] = time[row - 1]
+
+
+@inlined
+def distance(number: int, last: int) -> int:
+    """How far the 32-bit number is from the last one, signed, the short way round."""
+    return ((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+
+
+@inlined
+def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int) -> bool:
+    a = segments[one]
+    b = segments[two]
+    if (
+        a["seq"] != b["seq"]
+        or a["ack"] != b["ack"]
+        or a["ip_id"] != b["ip_id"]
+        or a["flags"] != b["flags"]
+        or a["side"] != b["side"]
+        or a["length"] != b["length"]
+        or a["window"] != b["window"]
+        or abs(np.int64(a["time_ns"]) - np.int64(b["time_ns"])) > window_ns
+    ):
+        return False
+    for at in range(min(np.int64(a["captured"]), np.int64(b["captured"]))):
+        if load_u8(address[one] + np.uint64(at)) != load_u8(address[two] + np.uint64(at)):
+            return False
+    return True
+
+
+@inlined
+def _earlier_copy(
+    segments: Any, address: Any, row: int, table: Any, mask: int, window_ns: int
+) -> int:
+    """The segment that `row` is a second copy of, or -1; remembers `row` when it is none.
+
+    The table is open-addressed and looked at in PROBES_MAX places at most: an input made to
+    collide costs missed duplicates, not time.
+    """
+    s = segments[row]
+    mixed = np.int64(s["seq"]) * 0x2545F491 ^ np.int64(s["ack"]) * 0x1F83D9AB
+    mixed ^= (np.int64(s["ip_id"]) + np.int64(s["flags"]) * 65537) * 0x19B4B79C
+    mixed += np.int64(s["side"])
+    mixed ^= mixed >> 31
+    mixed ^= mixed >> 15
+    home = mixed & mask
+    for step in range(PROBES_MAX):
+        at = (home + step) & mask
+        other = table[at]
+        if other < 0:
+            table[at] = row
+            return -1
+        if _same_packet(segments, address, other, row, window_ns):
+            return np.int64(other)
+        if np.int64(s["time_ns"]) - np.int64(segments[other]["time_ns"]) > window_ns:
+            table[at] = row  # too old to have copies still to come
+            return -1
+    table[home] = row
+    return -1
+
+
+@inlined
+def _starts_anew(
+    flags: int, side: int, number: int, ack: int, length: int, has_number: Any, last_number: Any,
+    last_place: Any, lowest: Any, has_syn: Any, syn_number: Any, syn_acked: Any, closed: int,
+) -> bool:  # fmt: skip
+    """Whether a segment belongs to a new connection; `number` is behind the SYN, if it has one."""
+    other = 1 - side
+    if flags & SYN:
+        if has_syn[side]:
+            return number != syn_number[side]
+        if flags & ACK and has_syn[other]:
+            return not 0 <= distance(ack, syn_number[other]) < REORDERED
+        if has_syn[other]:
+            if syn_acked[other] >= 0:
+                return syn_acked[other] != number
+            return closed != 0  # both sides opened at once
+        if not has_number[side] or closed:
+            return closed != 0
+        place = last_place[side] + distance(number, last_number[side])
+        return not 0 <= lowest[side] - place < REORDERED
+    if flags & RST or not has_number[side]:
+        return False
+    away = abs(distance(number, last_number[side]))
+    return away > FAR or (closed == 3 and length > 0 and away > FAR_ONCE_CLOSED)
+
+
+@kernel
+def split_connections(
+    segments: Any, pair_start: Any, address: Any, window_ns: int, connection: Any, number: Any,
+    acknowledged: Any, mark: Any,
+) -> int:  # fmt: skip
+    """Give each segment its connection and its unwrapped numbers; the count of connections.
+
+    Fills connection int32[n], number and acknowledged int64[n] (of the first payload byte; NO_ACK
+    where there is none) and mark uint8[n].
+    """
+    count = 0
+    longest = 0
+    for pair in range(len(pair_start) - 1):
+        longest = max(longest, pair_start[pair + 1] - pair_start[pair])
+    size = 16
+    while size < 2 * longest:
+        size *= 2
+    table = np.empty(size, np.int64)
+    has_number = np.zeros(2, np.int64)
+    last_number = np.zeros(2, np.int64)
+    last_place = np.zeros(2, np.int64)
+    lowest = np.zeros(2, np.int64)
+    has_syn = np.zeros(2, np.int64)
+    syn_number = np.zeros(2, np.int64)
+    syn_acked = np.zeros(2, np.int64)
+    for pair in range(len(pair_start) - 1):
+        start = pair_start[pair]
+        stop = pair_start[pair + 1]
+        size = 16
+        while size < 2 * (stop - start):
+            size *= 2
+        table[:size] = -1
+        is_open = False
+        closed = 0  # bit 0, 1: FIN of that side; both also after an RST
+        for row in range(start, stop):
+            copy_of = _earlier_copy(segments, address, row, table, size - 1, window_ns)
+            if copy_of >= 0:
+                mark[row] = DUPLICATE
+                connection[row] = connection[copy_of]
+                number[row] = number[copy_of]
+                acknowledged[row] = NO_ACK
+                continue
+            s = segments[row]
+            flags = np.int64(s["flags"])
+            side = np.int64(s["side"])
+            other = 1 - side
+            length = np.int64(s["length"])
+            ack = np.int64(s["ack"])
+            here = np.int64(s["seq"])
+            if flags & SYN:
+                here = (here + 1) & 0xFFFFFFFF
+            if not is_open or _starts_anew(
+                flags, side, here, ack, length, has_number, last_number, last_place, lowest,
+                has_syn, syn_number, syn_acked, closed,
+            ):  # fmt: skip
+                count += 1
+                is_open = True
+                closed = 0
+                has_number[:] = 0
+                has_syn[:] = 0
+                syn_acked[:] = -1
+            connection[row] = count - 1
+            place = 0
+            if has_number[side]:
+                place = last_place[side] + distance(here, last_number[side])
+            elif flags & RST:
+                mark[row] = UNUSED
+            if flags & RST and has_number[side] and abs(place - last_place[side]) > FAR_ONCE_CLOSED:
+                mark[row] = UNUSED
+            if mark[row] == 0:
+                if not has_number[side] or place < lowest[side]:
+                    lowest[side] = place
+                has_number[side] = 1
+                last_number[side] = here
+                last_place[side] = place
+            number[row] = place
+            acknowledged[row] = NO_ACK
+            if flags & ACK and not flags & RST:
+                if not has_number[other]:
+                    has_number[other] = 1
+                    last_number[other] = ack
+                    last_place[other] = 0
+                    lowest[other] = 0
+                away = distance(ack, last_number[other])
+                if abs(away) <= FAR:
+                    acknowledged[row] = last_place[other] + away
+            if flags & SYN:
+                has_syn[side] = 1
+                syn_number[side] = here
+                syn_acked[side] = ack if flags & ACK else -1
+            if flags & FIN:
+                closed |= 1 << side
+            if flags & RST:
+                closed = 3
+    return count
+
+
+@kernel
+def measure(
+    segments: Any, connection: Any, number: Any, acknowledged: Any, mark: Any, connections: Any,
+    sides: Any,
+) -> None:  # fmt: skip
+    """Fill the facts of connections and sides that one walk over the segments tells.
+
+    Also marks keep-alive probes, and finds out which streams are messy.
+    """
+    for row in range(len(sides) // SIDE_WIDTH):
+        at = row * SIDE_WIDTH
+        sides[at + FIN_AT] = NO_ACK
+        sides[at + ACK_LOW] = NO_ACK
+        sides[at + ACK_HIGH] = NO_ACK
+    last_pair = -1
+    incarnation = 0
+    last_connection = -1
+    for row in range(len(segments)):
+        s = segments[row]
+        flags = np.int64(s["flags"])
+        side = np.int64(s["side"])
+        length = np.int64(s["length"])
+        time = np.int64(s["time_ns"])
+        which = np.int64(connection[row])
+        c = which * CONNECTION_WIDTH
+        at = (2 * which + side) * SIDE_WIDTH
+        if mark[row] == DUPLICATE:
+            sides[at + DUPLICATE_COUNT] += 1
+            continue
+        if which != last_connection:
+            pair = np.int64(s["endpoints"])
+            incarnation = incarnation + 1 if pair == last_pair else 0
+            if pair == last_pair:
+                before = last_connection * CONNECTION_WIDTH
+                if connections[before + CLOSE_REASON] == CloseReason.CAPTURE_END:
+                    connections[before + CLOSE_REASON] = CloseReason.REUSED
+            last_pair = pair
+            last_connection = which
+            connections[c + PAIR] = pair
+            connections[c + INCARNATION] = incarnation
+            connections[c + FIRST_TIME] = time
+            connections[c + LAST_TIME] = time
+            connections[c + SYN_TIME] = NO_ACK
+            connections[c + SYN_ACK_TIME] = NO_ACK
+            connections[c + RTT] = -1
+            connections[c + CLIENT_SIDE] = -1
+            connections[c + CLOSE_REASON] = CloseReason.CAPTURE_END
+            connections[c + FIRST_SEGMENT] = row
+        connections[c + FIRST_TIME] = min(connections[c + FIRST_TIME], time)
+        connections[c + LAST_TIME] = max(connections[c + LAST_TIME], time)
+        sides[at + SEGMENT_COUNT] += 1
+        _close_and_open(connections, sides, c, at, flags, side, time, number[row])
+        if acknowledged[row] != NO_ACK:
+            peer = (2 * which + 1 - side) * SIDE_WIDTH
+            if sides[peer + ACK_LOW] == NO_ACK or acknowledged[row] < sides[peer + ACK_LOW]:
+                sides[peer + ACK_LOW] = acknowledged[row]
+            sides[peer + ACK_HIGH] = max(sides[peer + ACK_HIGH], acknowledged[row])
+        if flags & FIN:
+            sides[at + FIN_AT] = max(sides[at + FIN_AT], number[row] + length)
+        if length == 0 or mark[row] == UNUSED:
+            continue
+        place = number[row]
+        known = sides[at + HAS_SYN] or sides[at + HAS_DATA]
+        if known and length == 1 and place == sides[at + HIGH] - 1 and not flags & FIN:
+            mark[row] = PROBE
+            continue
+        if known and place < sides[at + HIGH]:
+            sides[at + IS_MESSY] = 1
+        if not known:
+            sides[at + HIGH] = place + length
+        if not sides[at + HAS_DATA]:
+            sides[at + LOW] = place
+        sides[at + HAS_DATA] = 1
+        sides[at + LOW] = min(sides[at + LOW], place)
+        sides[at + HIGH] = max(sides[at + HIGH], place + length)
+        sides[at + DATA_COUNT] += 1
+    for row in range(len(sides) // SIDE_WIDTH):
+        at = row * SIDE_WIDTH
+        if not sides[at + HAS_SYN]:
+            if sides[at + HAS_DATA]:
+                sides[at + ORIGIN] = sides[at + LOW]
+            elif sides[at + ACK_LOW] != NO_ACK:
+                sides[at + ORIGIN] = sides[at + ACK_LOW]
+
+
+@inlined
+def _close_and_open(
+    connections: Any, sides: Any, c: int, at: int, flags: int, side: int, time: int, number: int
+) -> None:
+    """Handshake, client side and close reason, from one segment's flags."""
+    if flags & SYN:
+        if not sides[at + HAS_SYN]:
+            sides[at + HAS_SYN] = 1
+            sides[at + ORIGIN] = number
+            if not sides[at + HAS_DATA]:
+                sides[at + HIGH] = number
+            elif sides[at + LOW] < number:
+                sides[at + IS_MESSY] = 1
+        if flags & ACK:
+            if connections[c + SYN_ACK_TIME] == NO_ACK:
+                connections[c + SYN_ACK_TIME] = time
+            if connections[c + CLIENT_SIDE] < 0:
+                connections[c + CLIENT_SIDE] = 1 - side
+        else:
+            if connections[c + SYN_TIME] == NO_ACK:
+                connections[c + SYN_TIME] = time
+            if connections[c + CLIENT_SIDE] < 0:
+                connections[c + CLIENT_SIDE] = side
+    elif (
+        flags & ACK
+        and connections[c + RTT] < 0
+        and side == connections[c + CLIENT_SIDE]
+        and connections[c + SYN_TIME] != NO_ACK
+        and connections[c + SYN_ACK_TIME] != NO_ACK
+    ):
+        connections[c + RTT] = max(0, time - connections[c + SYN_TIME])
+    if connections[c + CLOSE_REASON] == CloseReason.CAPTURE_END:
+        if flags & RST:
+            connections[c + CLOSE_REASON] = CloseReason.RST
+        elif flags & FIN:
+            connections[c + CLOSE_REASON] = CloseReason.FIN
+
+
+@kernel
+def listed(segments: Any, connection: Any, mark: Any, sides: Any) -> Any:
+    """The data segments of each stream in order of capture: (rows int64[], start int64[sides + 1])."""
+    count = len(sides) // SIDE_WIDTH
+    start = np.zeros(count + 1, np.int64)
+    for stream in range(count):
+        start[stream + 1] = start[stream] + sides[stream * SIDE_WIDTH + DATA_COUNT]
+    place = start[:-1].copy()
+    rows = np.empty(start[count], np.int64)
+    for row in range(len(segments)):
+        if mark[row] == 0 and segments[row]["length"] > 0:
+            stream = 2 * np.int64(connection[row]) + np.int64(segments[row]["side"])
+            rows[place[stream]] = row
+            place[stream] += 1
+    return rows, start
+
+
+@inlined
+def _sink(heap: Any, used: int) -> None:
+    """Restore the heap after its first element was replaced."""
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= used:
+            return
+        if child + 1 < used and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[at] <= heap[child]:
+            return
+        heap[at], heap[child] = heap[child], heap[at]
+        at = child
+
+
+@inlined
+def _rise(heap: Any, at: int) -> None:
+    while at > 0 and heap[at] < heap[(at - 1) >> 1]:
+        parent = (at - 1) >> 1
+        heap[at], heap[parent] = heap[parent], heap[at]
+        at = parent
+
+
+@kernel
+def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: Any) -> int:
+    """Who owns which bytes when intervals [first, last) overlap and the lower index wins.
+
+    Writes up to 2n disjoint ascending pieces; returns their number.
+    """
+    by_pos = np.argsort(first, kind="mergesort")
+    heap = np.empty(len(first), np.int64)
+    used = 0
+    waiting = 0
+    count = 0
+    here = np.int64(0)
+    while waiting < len(first) or used:
+        if not used:
+            here = first[by_pos[waiting]]
+        while waiting < len(first) and first[by_pos[waiting]] <= here:
+            heap[used] = by_pos[waiting]
+            _rise(heap, used)
+            used += 1
+            waiting += 1
+        while used and last[heap[0]] <= here:
+            used -= 1
+            heap[0] = heap[used]
+            _sink(heap, used)
+        if not used:
+            continue
+        owner = heap[0]
+        until = last[owner]
+        if waiting < len(first) and first[by_pos[waiting]] < until:
+            until = first[by_pos[waiting]]
+        if count and piece_owner[count - 1] == owner and piece_end[count - 1] == here:
+            piece_end[count - 1] = until
+        else:
+            piece_pos[count] = here
+            piece_end[count] = until
+            piece_owner[count] = owner
+            count += 1
+        here = until
+    return count
+
+
+@kernel
+def lay_pieces(
+    segments: Any, address: Any, number: Any, rows: Any, start: Any, sides: Any, pieces: Any,
+    conflicts: Any,
+) -> Any:  # fmt: skip
+    """Fill `pieces` and what they tell of each side; (count of pieces, count of conflicts)."""
+    count = 0
+    conflict_count = 0
+    for stream in range(len(start) - 1):
+        at = stream * SIDE_WIDTH
+        sides[at + PIECE_START] = count
+        origin = sides[at + ORIGIN]
+        if sides[at + IS_MESSY]:
+            count, conflict_count = _lay_messy(
+                segments, address, number, rows[start[stream] : start[stream + 1]], stream, sides,
+                pieces, count, conflicts, conflict_count,
+            )  # fmt: skip
+        else:
+            for index in range(start[stream], start[stream + 1]):
+                row = rows[index]
+                captured = np.int64(segments[row]["captured"])
+                if captured:
+                    pieces.pos[count] = number[row] - origin
+                    pieces.length[count] = captured
+                    pieces.address[count] = address[row]
+                    pieces.file_pos[count] = segments[row]["pos"]
+                    pieces.segment[count] = row
+                    count += 1
+        sides[at + PIECE_STOP] = count
+        _settle(sides, at, pieces)
+    return count, conflict_count
+
+
+@inlined
+def _settle(sides: Any, at: int, pieces: Any) -> None:
+    """End, bytes and gaps of a side whose pieces are laid."""
+    origin = sides[at + ORIGIN]
+    end = np.int64(0)
+    if sides[at + HAS_DATA]:
+        end = max(end, sides[at + HIGH] - origin)
+    if sides[at + FIN_AT] != NO_ACK:
+        if sides[at + HAS_SYN] or sides[at + HAS_DATA]:
+            end = max(end, sides[at + FIN_AT] - origin)
+    elif sides[at + ACK_HIGH] != NO_ACK and sides[at + ACK_HIGH] - origin > end + 1:
+        # One more than the end may be the acknowledgement of a FIN that was not captured.
+        end = sides[at + ACK_HIGH] - origin
+    here = np.int64(0)
+    for index in range(sides[at + PIECE_START], sides[at + PIECE_STOP]):
+        if pieces.pos[index] > here:
+            sides[at + GAP_COUNT] += 1
+        here = pieces.pos[index] + pieces.length[index]
+        sides[at + BYTE_COUNT] += pieces.length[index]
+    if end > here:
+        sides[at + GAP_COUNT] += 1
+    sides[at + END] = end
+
+
+@inlined
+def _lay_messy(
+    segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
+    count: int, conflicts: Any, conflict_count: int,
+) -> Any:  # fmt: skip
+    """Pieces of a stream whose segments are out of order or overlap; its counters and conflicts."""
+    at = stream * SIDE_WIDTH
+    origin = sides[at + ORIGIN]
+    total = len(rows)
+    first = np.empty(total, np.int64)
+    last = np.empty(total, np.int64)
+    won = np.zeros(total, np.int64)
+    for index in range(total):
+        row = rows[index]
+        place = number[row] - origin
+        first[index] = max(0, place)
+        last[index] = max(first[index], place + np.int64(segments[row]["captured"]))
+    owner = np.empty(2 * total, np.int64)
+    end = np.empty(2 * total, np.int64)
+    begin = count
+    count += sweep(first, last, pieces.pos[begin:], end, owner)
+    for index in range(begin, count):
+        mine = owner[index - begin]
+        row = rows[mine]
+        pos = pieces.pos[index]
+        skipped = pos - (number[row] - origin)
+        pieces.length[index] = end[index - begin] - pos
+        pieces.address[index] = address[row] + np.uint64(skipped)
+        pieces.file_pos[index] = segments[row]["pos"] + skipped
+        pieces.segment[index] = row
+        won[mine] += pieces.length[index]
+    highest = np.int64(0)
+    for index in range(total):
+        row = rows[index]
+        place = number[row] - origin
+        is_back = (index > 0 or place < 0) and place < highest
+        captured = np.int64(segments[row]["captured"])
+        if won[index] < captured or (is_back and captured == 0):
+            sides[at + RETRANSMITTED_COUNT] += 1
+            pos, differing = _conflict(
+                pieces, begin, count, row, first[index], last[index], address[row], number[row] - origin
+            )
+            if differing:
+                to = conflict_count * CONFLICT_WIDTH
+                conflicts[to] = stream
+                conflicts[to + 1] = row
+                conflicts[to + 2] = pos
+                conflicts[to + 3] = differing
+                conflict_count += 1
+        elif is_back:
+            sides[at + OUT_OF_ORDER_COUNT] += 1
+        highest = max(highest, place + np.int64(segments[row]["length"]))
+    return count, conflict_count
+
+
+@inlined
+def _conflict(
+    pieces: Any, start: int, stop: int, row: int, first: int, last: int, address: Any, place: int
+) -> Any:
+    """(first position, count) of the bytes [first, last) of a segment that others won, unlike it."""
+    pos = np.int64(-1)
+    differing = np.int64(0)
+    index = find(pieces, start, stop, first)
+    while index < stop and pieces.pos[index] < last:
+        if pieces.segment[index] != row:
+            begin = max(first, pieces.pos[index])
+            end = min(last, pieces.pos[index] + pieces.length[index])
+            theirs = pieces.address[index] - np.uint64(pieces.pos[index])
+            for at in range(begin, end):
+                if load_u8(theirs + np.uint64(at)) != load_u8(address + np.uint64(at - place)):
+                    if not differing:
+                        pos = at
+                    differing += 1
+        index += 1
+    return pos, differing
+
+
+def reassemble(batch: SegmentBatch, sources: MappedSources, window_ns: int) -> Streams:
+    """The connections and ordered pieces of a checked batch (see `options.check_batch`)."""
+    segments, pair_start = ordered(batch.segments, len(batch.endpoints))
+    count = len(segments)
+    bases = np.asarray(sources.bases, np.uint64)
+    address = np.zeros(count, np.uint64)
+    if count:
+        address = bases[segments["source"]] + segments["pos"].astype(np.uint64)
+    connection = np.empty(count, np.int32)
+    number = np.empty(count, np.int64)
+    acknowledged = np.empty(count, np.int64)
+    mark = np.zeros(count, np.uint8)
+    connection_count = split_connections(
+        segments, pair_start, address, window_ns, connection, number, acknowledged, mark
+    )
+    connections = np.zeros(connection_count * CONNECTION_WIDTH, np.int64)
+    sides = np.zeros(2 * connection_count * SIDE_WIDTH, np.int64)
+    measure(segments, connection, number, acknowledged, mark, connections, sides)
+    rows, start = listed(segments, connection, mark, sides)
+    table = sides.reshape(-1, SIDE_WIDTH)
+    messy = int(table[table[:, IS_MESSY] != 0, DATA_COUNT].sum())
+    room = len(rows) + messy
+    pieces = Pieces(
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+        np.empty(room, np.uint64),
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+    )
+    conflicts = np.empty(messy * CONFLICT_WIDTH, np.int64)
+    piece_count, conflict_count = lay_pieces(
+        segments, address, number, rows, start, sides, pieces, conflicts
+    )
+    return Streams(
+        segments,
+        connection,
+        connections,
+        sides,
+        Pieces(*(column[:piece_count] for column in pieces)),
+        conflicts[: conflict_count * CONFLICT_WIDTH],
+    )
