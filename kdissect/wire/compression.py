@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Codec(IntEnum):
-    """The low three bits of a record batch's attributes; the names in lower case are the table's."""
+    """The low three bits of a record batch's attributes; lower-case names are the table's."""
 
     NONE = 0
     GZIP = 1
@@ -184,7 +184,7 @@ def zstd_window_size(data: Bytes) -> int:
     place = 5 + (0, 1, 2, 4)[descriptor & 3]
     width = (1, 2, 4, 8)[descriptor >> 6]
     size = int.from_bytes(head[place : place + width], "little")
-    return size + 256 if width == 2 else size  # noqa: PLR2004
+    return size + 256 if width == 2 else size
 
 
 def compress(codec: int, data: bytes, *, xerial: bool = True, old_lz4: bool = False) -> bytes:

@@ -26,7 +26,15 @@ from kdissect.status import Status
 from kdissect.wire import records_kernel as rk
 from kdissect.wire.compression import CODEC_NAMES, Codec, Limits, decompress
 
-__all__ = ["BATCHES", "FAULT", "RECORDS", "FaultStage", "Limits", "RecordChunk", "iter_record_chunks"]
+__all__ = [
+    "BATCHES",
+    "FAULT",
+    "RECORDS",
+    "FaultStage",
+    "Limits",
+    "RecordChunk",
+    "iter_record_chunks",
+]
 
 TIMESTAMP_TYPES = ("NoTimestampType", "CreateTime", "LogAppendTime")
 CONTROL_TYPES = (
@@ -90,11 +98,17 @@ RECORDS = pa.schema(
 class FaultStage(IntEnum):
     """Where in a batch's way a fault was seen; tells the Status values of FAULT apart."""
 
-    FRAMING = 0  # UNKNOWN_MAGIC; TRUNCATED, NEGATIVE_LENGTH: an impossible length (a)
-    CRC = 1  # BAD_CRC: a is the stored one, b the right one
-    CODEC = 2  # UNKNOWN_CODEC (a: its number), CORRUPT, LIMIT (a: bytes allowed); b: compressed size
-    RECORDS = 3  # malformed record, COUNT_MISMATCH (a: announced), LIMIT (of headers); b: records read
-    TEXT = 4  # INVALID_UTF8: a header keys of the batch that are in this chunk
+    # UNKNOWN_MAGIC (a: which); TRUNCATED, NEGATIVE_LENGTH: an impossible length (a).
+    FRAMING = 0
+    # BAD_CRC: a is the stored one, b the one that the bytes have.
+    CRC = 1
+    # CORRUPT, LIMIT (a: bytes allowed), UNKNOWN_CODEC (a: its number); b: compressed size.
+    CODEC = 2
+    # COUNT_MISMATCH, LIMIT (of headers), or why a record is malformed; a: records announced,
+    # b: records read before it.
+    RECORDS = 3
+    # INVALID_UTF8: a header keys of the batch's records in this chunk are none.
+    TEXT = 4
 
 
 # pos, byte_count: the batch's place in the input; for a batch of impossible length all that is left
@@ -182,17 +196,17 @@ class _Workspace:
     def __init__(self) -> None:
         self.batches = np.empty(_WINDOW * rk.BATCH_WORDS, np.int64)
         self.arena = np.empty(0, np.uint8)
-        self.rows = [np.empty(_ROWS, np.int64) for _ in range(10)]
-        self.headers = [np.empty(_HEADERS, np.int64) for _ in range(4)]
+        self.rows = np.empty(rk.ROW_COLUMNS * _ROWS, np.int64)
+        self.headers = np.empty(rk.HEADER_COLUMNS * _HEADERS, np.int64)
 
     def room_for_headers(self, count: int) -> None:
-        self.headers = [np.empty(count, np.int64) for _ in range(4)]
+        self.headers = np.empty(rk.HEADER_COLUMNS * count, np.int64)
 
     def trim(self, chunk_bytes: int) -> None:
         """Give back what an unusual batch needed."""
         if self.arena.size > 2 * max(chunk_bytes, 8 << 20):
             self.arena = np.empty(0, np.uint8)
-        if self.headers[0].size > _KEPT_HEADERS:
+        if self.headers.size > rk.HEADER_COLUMNS * _KEPT_HEADERS:
             self.room_for_headers(_HEADERS)
 
 
@@ -321,7 +335,7 @@ class _Decoder:
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
         self.set_bytes_left -= written
-        self.items[i, rk.KIND] = rk.BATCH if b[rk.MAGIC, i] == 2 else rk.MESSAGES  # noqa: PLR2004
+        self.items[i, rk.KIND] = rk.BATCH if b[rk.MAGIC, i] == 2 else rk.MESSAGES
         self.items[i, rk.ADDRESS] = out.ctypes.data
         self.items[i, rk.LENGTH] = written
         self.uncompressed_size[i] = written
@@ -340,9 +354,8 @@ class _Decoder:
                 state,
                 self.chunk_bytes,
                 self.limits.record_headers_max,
-                *workspace.rows[:5],
-                *workspace.rows[5:],
-                *workspace.headers,
+                workspace.rows,
+                workspace.headers,
             )
             if state[rk.HEADERS_NEEDED]:
                 workspace.room_for_headers(int(state[rk.HEADERS_NEEDED]))
@@ -371,7 +384,7 @@ class _Decoder:
 
     def _records(self, low: int, rows: int, headers: pa.Array) -> pa.RecordBatch:
         item, index, offset, time, control, key, key_size, value, value_size, _ = (
-            column[:rows] for column in self.workspace.rows
+            self.workspace.rows.reshape(rk.ROW_COLUMNS, -1)[:, :rows]
         )
         batch = item + low
         columns = [
@@ -390,16 +403,17 @@ class _Decoder:
 
     def _headers(self, rows: int, headers: int) -> tuple[pa.Array, Any]:
         """The list column, and (items, counts) of batches with keys that are no UTF-8, or None."""
-        keys, key_sizes, values, value_sizes = (
-            column[:headers] for column in self.workspace.headers
-        )
-        counts = self.workspace.rows[9][:rows]
+        keys, key_sizes, values, value_sizes = self.workspace.headers.reshape(
+            rk.HEADER_COLUMNS, -1
+        )[:, :headers]
+        table = self.workspace.rows.reshape(rk.ROW_COLUMNS, -1)[:, :rows]
+        counts = table[rk.ROW_HEADERS]
         places = np.zeros(rows + 1, np.int32)
         np.cumsum(counts, out=places[1:])
         invalid = None
         key_array = _gathered(keys, key_sizes)
         data = np.frombuffer(key_array.buffers()[2], np.uint8)
-        if data.size and data.max() >= 0x80:  # noqa: PLR2004  (beyond ASCII)
+        if data.size and data.max() >= 0x80:
             marks = np.zeros(headers, np.uint8)
             offsets = np.frombuffer(key_array.buffers()[1], np.int32)
             if rk.find_invalid_utf8(data, offsets, marks):
@@ -407,7 +421,7 @@ class _Decoder:
                 for j in np.flatnonzero(marks).tolist():
                     strings[j] = strings[j].decode("utf-8", "replace").encode()
                 key_array = pa.array(strings, pa.binary())
-                owners = np.repeat(self.workspace.rows[0][:rows], counts)[marks != 0]
+                owners = np.repeat(table[rk.ROW_ITEM], counts)[marks != 0]
                 invalid = np.unique(owners, return_counts=True)
         struct = pa.StructArray.from_arrays(
             [key_array.view(pa.string()), _gathered(values, value_sizes)], fields=list(_HEADER)
@@ -421,8 +435,8 @@ class _Decoder:
         whole = state == rk.WHOLE
         partial = state == rk.PARTIAL
         magic = b[rk.MAGIC]
-        is_v2 = magic == 2  # noqa: PLR2004
-        known = (whole | partial) & (magic >= 0) & (magic <= 2)  # noqa: PLR2004
+        is_v2 = magic == 2
+        known = (whole | partial) & (magic >= 0) & (magic <= 2)
         attributes = b[rk.ATTRIBUTES]
         codec = attributes & 7
         read = self.items[chosen, rk.READ]
@@ -440,7 +454,7 @@ class _Decoder:
             "set_index": (b[rk.SET], None),
             "batch_index": (b[rk.INDEX], None),
             "pos": (b[rk.POS], None),
-            "base_offset": (base_offset, b[rk.VISIBLE] >= 8),  # noqa: PLR2004
+            "base_offset": (base_offset, b[rk.VISIBLE] >= 8),
             "last_offset": (b[rk.LAST_OFFSET], seen(27)),
             "magic": (magic, b[rk.VISIBLE] > rk.MAGIC_POS),
             "crc_ok": (self.crc[chosen] == b[rk.CRC], whole),
@@ -462,7 +476,7 @@ class _Decoder:
             "delete_horizon_ms": (b[rk.BASE_TIME], horizon),
         }
         names = {
-            "codec": _named(codec.astype(np.int8), CODEC_NAMES, has_attributes & (codec <= 4)),  # noqa: PLR2004
+            "codec": _named(codec.astype(np.int8), CODEC_NAMES, has_attributes & (codec <= 4)),
             "timestamp_type": _named(_timestamp_types(b), TIMESTAMP_TYPES, has_attributes),
         }
         arrays = []

@@ -60,6 +60,13 @@ ITEM_WORDS = 14
 SKIP, BATCH, MESSAGES = 0, 1, 2  # KIND
 IS_LOG_APPEND, IS_CONTROL, IS_WRAPPER = 1, 2, 4  # FLAGS
 
+# Columns of parsed rows and headers, tables of int64 kept column behind column in one array.
+ROW_ITEM, ROW_INDEX, ROW_OFFSET, ROW_TIME, ROW_CONTROL = range(5)
+KEY_ADDRESS, KEY_LENGTH, VALUE_ADDRESS, VALUE_LENGTH, ROW_HEADERS = range(5, 10)
+ROW_COLUMNS = 10
+HEADER_KEY_ADDRESS, HEADER_KEY_LENGTH, HEADER_VALUE_ADDRESS, HEADER_VALUE_LENGTH = range(4)
+HEADER_COLUMNS = 4
+
 # Words of `parse_records`' state.
 NEXT_ITEM, ROW_COUNT, HEADER_COUNT, HEADERS_NEEDED = 0, 1, 2, 3
 STATE_WORDS = 4
@@ -85,10 +92,10 @@ _LOW_63 = 0x7FFFFFFFFFFFFFFF
 if JIT_ENABLED:
 
     @intrinsic
-    def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:  # noqa: ARG001
+    def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
         """Copy `size` bytes from address `source` to address `target`."""
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = cgutils.voidptr_t
             cgutils.raw_memcpy(
                 builder,
@@ -354,35 +361,18 @@ def _load_varlong(address, end):
 
 
 @kernel
-def parse_records(
-    items,
-    state,
-    byte_count_max,
-    headers_max,
-    row_item,
-    row_index,
-    row_offset,
-    row_time,
-    row_control,
-    key_address,
-    key_length,
-    value_address,
-    value_length,
-    header_count,
-    header_key_address,
-    header_key_length,
-    header_value_address,
-    header_value_length,
-):
+def parse_records(items, state, byte_count_max, headers_max, rows, headers):
     """Parse the record sections of items into rows.
 
     items int64 of whole items; state int64[4]: the item to go on with; out: rows and headers
-    written, headers needed. Rows: item, index in the batch, offset, timestamp, control type (-1
-    none), address and length (-1 null) of key and value, number of headers; headers likewise. All
-    int64. Gives OK, or ROOM_NEEDED when rows, headers or `byte_count_max` bytes of keys, values and
-    headers are full: take the rows and call again. HEADERS_NEEDED says what a single record needs
-    that has no room even so, 0 otherwise.
+    written, headers needed. rows, headers int64: tables of ROW_COLUMNS and HEADER_COLUMNS; a row
+    has its item, its index in the batch, control type (-1 none), address and length (-1 null) of
+    key and value, and its number of headers. Gives OK, or ROOM_NEEDED when rows, headers or
+    `byte_count_max` bytes of keys, values and headers are full: take the rows and call again.
+    HEADERS_NEEDED is what a single record needs that has no room even so, 0 otherwise.
     """
+    room = rows.size // ROW_COLUMNS
+    header_room = headers.size // HEADER_COLUMNS
     row = 0
     header = 0
     byte_count = 0
@@ -406,64 +396,60 @@ def parse_records(
                     break
             elif begin >= end:
                 break
-            if row == row_item.size or (byte_count >= byte_count_max and row > 0):
+            if row == room or (byte_count >= byte_count_max and row > 0):
                 status = _ROOM_NEEDED
                 break
-            row_item[row] = i
-            row_index[row] = items[at + READ]
+            more = 0
+            header_bytes = 0
+            control = NO_CONTROL_TYPE
             if kind == BATCH:
-                after, headers, size = _parse_record(
-                    items,
-                    at,
-                    begin,
-                    end,
-                    headers_max,
-                    row,
-                    row_offset,
-                    row_time,
-                    row_control,
-                    key_address,
-                    key_length,
-                    value_address,
-                    value_length,
-                    header,
-                    header_key_address,
-                    header_key_length,
-                    header_value_address,
-                    header_value_length,
+                after, stop, time, offset, key, key_size, value, value_size, more = _load_record(
+                    begin, end
                 )
-                if after == -_ROOM_NEEDED:
+                if items[at + FLAGS] & IS_LOG_APPEND:
+                    time = 0
+                time = _wrapped(items[at + TIME] + time)
+                offset = _wrapped(items[at + OFFSET] + offset)
+                if items[at + FLAGS] & IS_CONTROL:
+                    control = _load_control_type(key, key_size)
+                if more > headers_max:
+                    after = -_LIMIT
+                elif more > header_room - header:
                     status = _ROOM_NEEDED
                     if row == 0:
-                        state[HEADERS_NEEDED] = headers
+                        state[HEADERS_NEEDED] = more
                     break
+                elif more > 0:
+                    after, header_bytes = _load_headers(after, stop, more, headers, header)
+                if 0 <= after < stop:
+                    after = -_SIZE_MISMATCH
             else:
-                after, size = _parse_message(
-                    items,
-                    at,
-                    begin,
-                    end,
-                    row,
-                    row_offset,
-                    row_time,
-                    row_control,
-                    key_address,
-                    key_length,
-                    value_address,
-                    value_length,
+                after, time, offset, key, key_size, value, value_size = _load_message(
+                    begin, end, items[at + ITEM_MAGIC]
                 )
-                headers = 0
+                if items[at + FLAGS] & IS_LOG_APPEND:
+                    time = items[at + TIME]
+                offset = _wrapped(offset + items[at + SHIFT])
             if after < 0:
                 status = -after
                 break
+            rows[ROW_ITEM * room + row] = i
+            rows[ROW_INDEX * room + row] = items[at + READ]
+            rows[ROW_OFFSET * room + row] = offset
+            rows[ROW_TIME * room + row] = time
+            rows[ROW_CONTROL * room + row] = control
+            rows[KEY_ADDRESS * room + row] = key
+            rows[KEY_LENGTH * room + row] = key_size
+            rows[VALUE_ADDRESS * room + row] = value
+            rows[VALUE_LENGTH * room + row] = value_size
+            rows[ROW_HEADERS * room + row] = more
             if items[at + READ] == 0:
-                items[at + FIRST_OFFSET] = row_offset[row]
-            header_count[row] = headers
+                items[at + FIRST_OFFSET] = offset
             items[at + NEXT] = after - base
             items[at + READ] += 1
             row += 1
-            header += headers
-            byte_count += size
+            header += more
+            byte_count += max(key_size, 0) + max(value_size, 0) + header_bytes
         if status == _ROOM_NEEDED:
             state[NEXT_ITEM] = i
             state[ROW_COUNT] = row
@@ -478,121 +464,94 @@ def parse_records(
     return _OK
 
 
+# Helpers of the loop pass numbers, not arrays: reference counts of arrays cost more than a record.
+
+
 @inlined
-def _parse_record(
-    items,
-    at,
-    begin,
-    end,
-    headers_max,
-    row,
-    row_offset,
-    row_time,
-    row_control,
-    key_address,
-    key_length,
-    value_address,
-    value_length,
-    header,
-    header_key_address,
-    header_key_length,
-    header_value_address,
-    header_value_length,
-):
-    """One record of magic 2: (address behind it or a negated status, headers, bytes viewed)."""
+def _load_record(begin, end):
+    """A record of magic 2 up to its headers.
+
+    Gives the address behind it or a negated status, its end, timestamp and offset deltas, address
+    and size of key and value, the number of headers.
+    """
     size, p = _load_varint(begin, end)
     if p < 0:
-        return p, 0, 0
+        return p, 0, 0, 0, 0, 0, 0, 0, 0
     if size < 0:
-        return -_NEGATIVE, 0, 0
-    if size > end - p:
-        return -_TRUNCATED, 0, 0
+        return -_NEGATIVE, 0, 0, 0, 0, 0, 0, 0, 0
+    if size > end - p or size < 1:
+        return -_TRUNCATED, 0, 0, 0, 0, 0, 0, 0, 0
     stop = p + size
-    if size < 1:
-        return -_TRUNCATED, 0, 0
-    p += 1  # attributes, unused
-    delta, p = _load_varlong(p, stop)
+    time, p = _load_varlong(p + 1, stop)  # one byte of attributes says nothing
     if p < 0:
-        return p, 0, 0
-    if items[at + FLAGS] & IS_LOG_APPEND:
-        row_time[row] = items[at + TIME]
-    else:
-        row_time[row] = _wrapped(items[at + TIME] + delta)
-    delta, p = _load_varint(p, stop)
+        return p, 0, 0, 0, 0, 0, 0, 0, 0
+    offset, p = _load_varint(p, stop)
     if p < 0:
-        return p, 0, 0
-    row_offset[row] = _wrapped(items[at + OFFSET] + delta)
+        return p, 0, 0, 0, 0, 0, 0, 0, 0
+    key_size, p = _load_size(p, stop)
+    if p < 0:
+        return p, 0, 0, 0, 0, 0, 0, 0, 0
+    key = p
+    value_size, p = _load_size(p + max(key_size, 0), stop)
+    if p < 0:
+        return p, 0, 0, 0, 0, 0, 0, 0, 0
+    value = p
+    more, p = _load_varint(p + max(value_size, 0), stop)
+    if p < 0:
+        return p, 0, 0, 0, 0, 0, 0, 0, 0
+    if more < 0:
+        return -_NEGATIVE, 0, 0, 0, 0, 0, 0, 0, 0
+    if more > (stop - p) >> 1:  # a header has two bytes at least
+        return -_IMPOSSIBLE, 0, 0, 0, 0, 0, 0, 0, 0
+    return p, stop, time, offset, key, key_size, value, value_size, more
+
+
+@inlined
+def _load_size(p, stop):
+    """A nullable size (-1: null) and the address of its bytes or a negated status."""
+    size, p = _load_varint(p, stop)
+    if p < 0:
+        return size, p
+    if size < -1:
+        return size, -_NEGATIVE
+    if size > stop - p:
+        return size, -_TRUNCATED
+    return size, p
+
+
+@inlined
+def _load_headers(p, stop, more, headers, header):
+    """Headers of a record: (address behind them or a negated status, bytes viewed)."""
+    room = headers.size // HEADER_COLUMNS
     viewed = 0
-    size, p = _load_varint(p, stop)
-    if p < 0:
-        return p, 0, 0
-    if size < -1:
-        return -_NEGATIVE, 0, 0
-    if size > stop - p:
-        return -_TRUNCATED, 0, 0
-    key_address[row] = p
-    key_length[row] = size
-    if size > 0:
-        p += size
-        viewed += size
-    row_control[row] = NO_CONTROL_TYPE
-    if items[at + FLAGS] & IS_CONTROL:
-        row_control[row] = UNKNOWN_CONTROL_TYPE
-        if size >= 4:
-            word = _load_i32(key_address[row])
-            control = word & 0xFFFF
-            if word >= 0 and control < UNKNOWN_CONTROL_TYPE:
-                row_control[row] = control
-    size, p = _load_varint(p, stop)
-    if p < 0:
-        return p, 0, 0
-    if size < -1:
-        return -_NEGATIVE, 0, 0
-    if size > stop - p:
-        return -_TRUNCATED, 0, 0
-    value_address[row] = p
-    value_length[row] = size
-    if size > 0:
-        p += size
-        viewed += size
-    headers, p = _load_varint(p, stop)
-    if p < 0:
-        return p, 0, 0
-    if headers < 0:
-        return -_NEGATIVE, 0, 0
-    if headers > (stop - p) >> 1:  # a header has two bytes at least
-        return -_IMPOSSIBLE, 0, 0
-    if headers > headers_max:
-        return -_LIMIT, 0, 0
-    if headers > header_key_address.size - header:
-        return -_ROOM_NEEDED, headers, 0
-    for j in range(header, header + headers):
-        size, p = _load_varint(p, stop)
+    for j in range(header, header + more):
+        size, p = _load_size(p, stop)
         if p < 0:
-            return p, 0, 0
+            return p, 0
         if size < 0:
-            return -_NEGATIVE, 0, 0
-        if size > stop - p:
-            return -_TRUNCATED, 0, 0
-        header_key_address[j] = p
-        header_key_length[j] = size
+            return -_NEGATIVE, 0
+        headers[HEADER_KEY_ADDRESS * room + j] = p
+        headers[HEADER_KEY_LENGTH * room + j] = size
         p += size
         viewed += size
-        size, p = _load_varint(p, stop)
+        size, p = _load_size(p, stop)
         if p < 0:
-            return p, 0, 0
-        if size < -1:
-            return -_NEGATIVE, 0, 0
-        if size > stop - p:
-            return -_TRUNCATED, 0, 0
-        header_value_address[j] = p
-        header_value_length[j] = size
-        if size > 0:
-            p += size
-            viewed += size
-    if p != stop:
-        return -_SIZE_MISMATCH, 0, 0
-    return p, headers, viewed
+            return p, 0
+        headers[HEADER_VALUE_ADDRESS * room + j] = p
+        headers[HEADER_VALUE_LENGTH * room + j] = size
+        p += max(size, 0)
+        viewed += max(size, 0)
+    return p, viewed
+
+
+@inlined
+def _load_control_type(key, key_size):
+    """The type that a control record's key names: int16 key version, int16 type."""
+    if key_size >= 4:
+        word = _load_i32(key)
+        if word >= 0 and word & 0xFFFF < UNKNOWN_CONTROL_TYPE:
+            return word & 0xFFFF
+    return UNKNOWN_CONTROL_TYPE
 
 
 @inlined
@@ -604,7 +563,11 @@ def _walk_messages(items, at, base, end):
     """
     items[at + IS_WALKED] = 1
     items[at + SHIFT] = 0
-    if items[at + FLAGS] & IS_WRAPPER == 0 or items[at + ITEM_MAGIC] != 1 or items[at + OFFSET] == 0:
+    if (
+        items[at + FLAGS] & IS_WRAPPER == 0
+        or items[at + ITEM_MAGIC] != 1
+        or items[at + OFFSET] == 0
+    ):
         return
     last = 0
     p = base
@@ -619,71 +582,50 @@ def _walk_messages(items, at, base, end):
 
 
 @inlined
-def _parse_message(
-    items,
-    at,
-    begin,
-    end,
-    row,
-    row_offset,
-    row_time,
-    row_control,
-    key_address,
-    key_length,
-    value_address,
-    value_length,
-):
-    """One message of magic 0 or 1: (address behind it or a negated status, bytes viewed)."""
+def _load_message(begin, end, magic):
+    """A message of magic 0 or 1.
+
+    Gives the address behind it or a negated status, timestamp, offset as stored, address and size
+    of key and value.
+    """
     if end - begin < ENTRY_HEADER_SIZE:
-        return -_TRUNCATED, 0
+        return -_TRUNCATED, 0, 0, 0, 0, 0, 0
     size = _load_i32(begin + 8)
     if size < 0:
-        return -_NEGATIVE, 0
+        return -_NEGATIVE, 0, 0, 0, 0, 0, 0
     if size > end - begin - ENTRY_HEADER_SIZE or size < ENTRY_LENGTH_MIN:
-        return -_TRUNCATED, 0
+        return -_TRUNCATED, 0, 0, 0, 0, 0, 0
     stop = begin + ENTRY_HEADER_SIZE + size
-    magic = items[at + ITEM_MAGIC]
     if np.int64(load_u8(begin + MAGIC_POS)) != magic:
-        return -_UNKNOWN_MAGIC, 0
+        return -_UNKNOWN_MAGIC, 0, 0, 0, 0, 0, 0
     if load_u8(begin + MAGIC_POS + 1) & 7 != 0:
-        return -_UNKNOWN_CODEC, 0
-    row_offset[row] = _wrapped(_load_i64(begin) + items[at + SHIFT])
-    row_control[row] = NO_CONTROL_TYPE
-    row_time[row] = -1
+        return -_UNKNOWN_CODEC, 0, 0, 0, 0, 0, 0
+    time = -1
     p = begin + MESSAGE_HEADER_SIZE_V0
     if magic == 1:
         p = begin + MESSAGE_HEADER_SIZE_V1
         if stop - p < 8:
-            return -_TRUNCATED, 0
-        row_time[row] = _load_i64(begin + MESSAGE_HEADER_SIZE_V0)
-        if items[at + FLAGS] & IS_LOG_APPEND:
-            row_time[row] = items[at + TIME]
-    viewed = 0
-    size = _load_i32(p)
+            return -_TRUNCATED, 0, 0, 0, 0, 0, 0
+        time = _load_i64(begin + MESSAGE_HEADER_SIZE_V0)
+    key_size = _load_i32(p)
     p += 4
-    if size < -1:
-        return -_NEGATIVE, 0
-    if size > stop - p - 4:
-        return -_TRUNCATED, 0
-    key_address[row] = p
-    key_length[row] = size
-    if size > 0:
-        p += size
-        viewed += size
-    size = _load_i32(p)
+    if key_size < -1:
+        return -_NEGATIVE, 0, 0, 0, 0, 0, 0
+    if key_size > stop - p - 4:
+        return -_TRUNCATED, 0, 0, 0, 0, 0, 0
+    key = p
+    p += max(key_size, 0)
+    value_size = _load_i32(p)
     p += 4
-    if size < -1:
-        return -_NEGATIVE, 0
-    if size > stop - p:
-        return -_TRUNCATED, 0
-    value_address[row] = p
-    value_length[row] = size
-    if size > 0:
-        p += size
-        viewed += size
+    if value_size < -1:
+        return -_NEGATIVE, 0, 0, 0, 0, 0, 0
+    if value_size > stop - p:
+        return -_TRUNCATED, 0, 0, 0, 0, 0, 0
+    value = p
+    p += max(value_size, 0)
     if p != stop:
-        return -_SIZE_MISMATCH, 0
-    return p, viewed
+        return -_SIZE_MISMATCH, 0, 0, 0, 0, 0, 0
+    return p, time, _load_i64(begin), key, key_size, value, value_size
 
 
 @kernel
