@@ -1,0 +1,242 @@
+"""From what the user names to files that can be read at any position.
+
+A capture is known by its first bytes, never by its name. What is compressed, or cannot be read at
+a position (standard input, a pipe), is *spooled* once: written uncompressed under a folder that the
+caller gives, piece by piece.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from ..errors import CaptureError, EnvironmentFailed
+from .pcap import MAGICS
+from .pcapng import MAGIC
+
+STDIN = "-"
+_PIECE = 1 << 20  # bytes decompressed at a time
+_HEAD = 4096  # bytes of a compressed stream that surely hold its first four bytes
+
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+_NO_CAPTURE = "not a pcap or pcapng file"
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of the run. `path` is as the user sees it, `data_path` where its plain bytes lie.
+
+    format: pcap, pcapng, unknown, or stream (not looked at yet: standard input, a pipe).
+    compression: none, gzip, zstd, lz4. error: why it is no capture, or was not wholly unpacked.
+    """
+
+    path: str
+    format: str
+    compression: str = "none"
+    size: int = 0
+    error: str | None = None
+    data_path: str = ""
+
+    @property
+    def is_capture(self) -> bool:
+        return self.format in ("pcap", "pcapng")
+
+
+def detect_format(head: bytes) -> str:
+    """pcap, pcapng or unknown, from a file's first four bytes."""
+    if head[:4] in MAGICS:
+        return "pcap"
+    return "pcapng" if head[:4] == MAGIC else "unknown"
+
+
+def detect_compression(head: bytes) -> str:
+    """none, gzip, zstd or lz4, from a file's first four bytes."""
+    # zstd may begin with skippable frames (pzstd does); lz4 uses the same numbers.
+    if head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50:
+        return "zstd"
+    return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "none")
+
+
+def _pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[bytes]:
+    """The plain bytes of a compressed file behind the first `skip`, `size` at a time."""
+    with (
+        pa.OSFile(path, "rb") as raw,
+        pa.CompressedInputStream(raw, compression) as stream,
+    ):
+        while skip > 0:
+            skip -= len(stream.read(min(skip, _PIECE)))
+        while piece := stream.read(size):
+            yield piece
+
+
+def _unpack(path: str, compression: str, out: BinaryIO) -> str | None:
+    """Write all that a compressed file holds; the error that ended it, or None."""
+    written = 0
+    size = _PIECE
+    while True:
+        try:
+            for piece in _pieces(path, compression, size, written):
+                out.write(piece)
+                written += len(piece)
+            return None
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            # A failing read gives nothing, not even what it had: take the rest in single bytes.
+            if size == 1:
+                reason = str(error).splitlines()[0]
+                return f"{compression} data is damaged after {written} plain bytes: {reason}"
+            size = 1
+
+
+def _look(path: str) -> InputFile:
+    """What a regular file is, from its first bytes. Raises OSError."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(4)
+    if size == 0:
+        return InputFile(path, "unknown", error="the file is empty")
+    compression = detect_compression(head)
+    if compression == "none":
+        kind = detect_format(head)
+        error = None if kind != "unknown" else _NO_CAPTURE
+        return InputFile(path, kind, "none", size, error, path)
+    plain = b""
+    try:
+        for piece in _pieces(path, compression, _HEAD):
+            plain += piece
+            if len(plain) >= 4:
+                break
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+    kind = detect_format(plain)
+    error_text = None if kind != "unknown" else f"{compression} of something that is no capture"
+    return InputFile(path, kind, compression, size, error_text)
+
+
+def _describe(path: str) -> InputFile:
+    """As `_look`; a file that cannot be read is one with an error."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            return _look(path)
+        return InputFile(path, "unknown", error="not a regular file")
+    except OSError as error:
+        return InputFile(path, "unknown", error=error.strerror or str(error))
+
+
+def _named_file(path: str) -> InputFile:
+    """A file that the user named: it must be a capture."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        return InputFile(path, "stream")
+    file = _describe(path)
+    if not file.is_capture:
+        raise CaptureError(f"{path}: {file.error}")
+    return file
+
+
+def _folder(path: str) -> list[InputFile]:
+    files = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        files.extend(_describe(os.path.join(folder, name)) for name in sorted(names))
+    if not any(file.is_capture for file in files):
+        raise CaptureError(f"{path}: no capture in this folder ({len(files)} other files)")
+    return files
+
+
+def _expand(path: str) -> list[InputFile]:
+    if path == STDIN:
+        return [InputFile(STDIN, "stream")]
+    if not os.path.lexists(path) and glob.has_magic(path):
+        matches = sorted(glob.glob(path, recursive=True))
+        if not matches:
+            raise CaptureError(f"{path}: no file matches")
+        files = [file for match in matches for file in _matched(match)]
+        if not any(file.is_capture or file.format == "stream" for file in files):
+            raise CaptureError(f"{path}: no capture among the files that match")
+        return files
+    return _folder(path) if os.path.isdir(path) else [_named_file(path)]
+
+
+def _matched(path: str) -> list[InputFile]:
+    """A match of a glob: like the content of a folder, it may be something else."""
+    if not os.path.isdir(path):
+        return [_describe(path)]
+    try:
+        return _folder(path)
+    except CaptureError:
+        return []
+
+
+def find_captures(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
+    """The files that paths, folders (recursive), globs and "-" (standard input) stand for.
+
+    Files of a folder or glob that are no captures are in the list too, with their error; a file
+    that is reached twice is in it once. Raises CaptureError for no paths at all, a named file that
+    is missing or no capture, a folder without captures, a glob without matches.
+    """
+    found: dict[str, InputFile] = {}
+    for path in paths:
+        for file in _expand(os.fspath(path)):
+            found.setdefault(os.path.realpath(file.path) if file.path != STDIN else STDIN, file)
+    if not found:
+        raise CaptureError("no captures: no path was given")
+    return list(found.values())
+
+
+def _new_file(folder: str | os.PathLike[str]) -> tuple[BinaryIO, str]:
+    descriptor, path = tempfile.mkstemp(prefix="capture-", suffix=".spool", dir=folder)
+    return os.fdopen(descriptor, "wb"), path
+
+
+def spool(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:
+    """The same input with `data_path` set; what is compressed or a stream is written there first.
+
+    The caller deletes spool_dir after the run. A damaged compressed file gives what it holds and
+    an error. Raises CaptureError when a stream is no capture, EnvironmentFailed when the folder
+    cannot be written.
+    """
+    if file.data_path or file.format == "unknown":
+        return file
+    try:
+        if file.format == "stream":
+            return _spool_stream(file, spool_dir)
+        out, path = _new_file(spool_dir)
+        with out:
+            error = _unpack(file.path, file.compression, out)
+    except OSError as error:
+        raise EnvironmentFailed(f"{file.path}: spooling to {spool_dir}: {error}") from error
+    return replace(file, data_path=path, error=error)
+
+
+def _spool_stream(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:
+    out, path = _new_file(spool_dir)
+    with out:
+        if file.path == STDIN:
+            shutil.copyfileobj(sys.stdin.buffer, out, _PIECE)
+        else:
+            with open(file.path, "rb") as stream:
+                shutil.copyfileobj(stream, out, _PIECE)
+    seen = _look(path)
+    if not seen.is_capture:
+        raise CaptureError(f"{file.path}: {seen.error}")
+    if seen.compression == "none":
+        return replace(seen, path=file.path)
+    plain = spool(seen, spool_dir)
+    os.unlink(path)
+    return replace(plain, path=file.path)

@@ -1,0 +1,94 @@
+"""The pcap format: a file header, then 16 bytes before each packet.
+
+Source: IETF draft-ietf-opsawg-pcap. The two magic numbers (microseconds, nanoseconds) are written
+in the writer's byte order, which is how readers find it out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..accelerate import inlined
+from .cursor import (
+    CAPTURED,
+    CURSOR_SIZE,
+    DATA_POS,
+    END,
+    FORMAT,
+    INTERFACE,
+    INTERFACE_COUNT,
+    LENGTH,
+    LITTLE,
+    NEEDED,
+    PCAP,
+    POS,
+    RECORD_POS,
+    RESOLUTION,
+    SECOND_NS,
+    STEP_CUT,
+    STEP_END,
+    STEP_PACKET,
+    TIME,
+    TIME_NS,
+    word32,
+)
+
+FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
+
+# First four bytes -> (byte order, digits of a second's fraction).
+MAGICS = {
+    b"\xa1\xb2\xc3\xd4": ("big", 6),
+    b"\xd4\xc3\xb2\xa1": ("little", 6),
+    b"\xa1\xb2\x3c\x4d": ("big", 9),
+    b"\x4d\x3c\xb2\xa1": ("little", 9),
+}
+
+
+def open_pcap(
+    data: npt.NDArray[np.uint8],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(cursor at the first packet, table of the one interface). `data` begins with a magic.
+
+    A file that ends inside its header has no packets: the cursor stands at its end.
+    """
+    header = data[:FILE_HEADER_SIZE].tobytes()
+    order, digits = MAGICS[header[:4]]
+    cursor = np.zeros(CURSOR_SIZE, np.int64)
+    cursor[[POS, END]] = min(FILE_HEADER_SIZE, len(data)), len(data)
+    cursor[[FORMAT, LITTLE, INTERFACE_COUNT]] = PCAP, order == "little", 1
+    byte_order = "little" if order == "little" else "big"
+    snap_length = int.from_bytes(header[16:20], byte_order)
+    # The upper half of the link type holds the length of a frame check sequence.
+    link_type = int.from_bytes(header[20:24], byte_order) & 0xFFFF
+    return cursor, np.array([link_type, snap_length, digits, 0], np.int64)
+
+
+@inlined
+def pcap_step(buf: Any, cursor: Any, interfaces: Any, packet: Any) -> Any:
+    """Read one record at the cursor and move past it."""
+    pos = cursor[POS]
+    left = cursor[END] - pos
+    if left == 0:
+        return STEP_END
+    if left < RECORD_HEADER_SIZE:
+        cursor[NEEDED] = RECORD_HEADER_SIZE
+        return STEP_CUT
+    little = cursor[LITTLE]
+    captured = word32(buf, pos + 8, little)
+    if captured > left - RECORD_HEADER_SIZE:
+        cursor[NEEDED] = RECORD_HEADER_SIZE + captured
+        return STEP_CUT
+    scale = 1 if interfaces[RESOLUTION] == 9 else 1000
+    time_ns = word32(buf, pos, little) * SECOND_NS + word32(buf, pos + 4, little) * scale
+    packet[RECORD_POS] = pos
+    packet[DATA_POS] = pos + RECORD_HEADER_SIZE
+    packet[CAPTURED] = captured
+    packet[LENGTH] = word32(buf, pos + 12, little)
+    packet[TIME_NS] = time_ns
+    packet[INTERFACE] = 0
+    cursor[TIME] = time_ns
+    cursor[POS] = pos + RECORD_HEADER_SIZE + captured
+    return STEP_PACKET

@@ -1,0 +1,276 @@
+"""One pass over a split's packets: a row per TCP segment, and an account of all others.
+
+The kernel steps through the records, finds each packet's TCP header, looks its pair of endpoints up
+in a hash table and writes a row of SEGMENT. Payload is never read. The hash is a sum of products
+with multipliers drawn per process, so that nobody can prepare addresses that collide.
+"""
+
+from __future__ import annotations
+
+import secrets as random_source
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..accelerate import inlined, kernel, read_i64, read_u8, read_u16, read_u32
+from .cursor import (
+    BAD_BLOCK,
+    CAPTURED,
+    CURSOR_SIZE,
+    DATA_POS,
+    END,
+    FORMAT,
+    INTERFACE,
+    INTERFACE_COUNT,
+    INTERFACE_SIZE,
+    LENGTH,
+    LINK_TYPE,
+    LITTLE,
+    NO_INTERFACE,
+    PACKET_SIZE,
+    PCAP,
+    POS,
+    SECRET_COUNT,
+    STEP_END,
+    STEP_PACKET,
+    STEP_ROOM_NEEDED,
+    TIME,
+    TIME_NS,
+)
+from .index import ENDPOINTS, SEGMENT, SegmentBatch
+from .link import (
+    ADDRESS_POS,
+    FOUND_SIZE,
+    IP_ID,
+    IS_IPV6,
+    MALFORMED_BLOCK,
+    NETWORK,
+    REASON_COUNT,
+    TCP_FOUND,
+    TCP_POS,
+    UNKNOWN_INTERFACE,
+    WIRE_END,
+    find_tcp,
+    reason_name,
+)
+from .link import END as CAPTURED_END
+from .pcap import pcap_step
+from .pcapng import pcapng_step
+from .source import Sources
+from .split import Split
+
+_PACKETS, _SEGMENTS, _ENDPOINTS, _CUT = range(4)  # counters of the kernel
+_ENDPOINTS_SIZE = ENDPOINTS.itemsize
+_MULTIPLIERS = np.array([random_source.randbits(62) | 1 for _ in range(11)], np.int64)
+_EMPTY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """A split's segments, and its packets by what became of them.
+
+    packet_count = tcp_packet_count + the sum of ignored_reasons. `truncated_packet_count` counts
+    packets that a snap length cut, of any kind; `cut_segments` are the rows of batch.segments
+    whose payload lost bytes by that.
+    """
+
+    source: int
+    batch: SegmentBatch
+    packet_count: int
+    tcp_packet_count: int
+    truncated_packet_count: int
+    ignored_reasons: dict[str, int]
+
+    @property
+    def cut_segments(self) -> npt.NDArray[np.int64]:
+        """int64[n]: rows of batch.segments with captured < length, each a packet_cut anomaly."""
+        segments = self.batch.segments
+        return np.flatnonzero(segments["captured"] < segments["length"])
+
+
+@inlined
+def _write_address(buf: Any, pos: Any, is_ipv6: Any, endpoints: Any, at: Any) -> None:
+    if is_ipv6:
+        for i in range(16):
+            endpoints[at + i] = buf[pos + i]
+    else:
+        for i in range(10):
+            endpoints[at + i] = 0
+        endpoints[at + 10] = 255
+        endpoints[at + 11] = 255
+        for i in range(4):
+            endpoints[at + 12 + i] = buf[pos + i]
+
+
+@inlined
+def _write_endpoints(buf: Any, found: Any, endpoints: Any, at: Any) -> Any:
+    """Write a row of ENDPOINTS at byte `at`; 0 when the packet's sender is endpoint a."""
+    tcp = found[TCP_POS]
+    size = 16 if found[IS_IPV6] else 4
+    sender = found[ADDRESS_POS]
+    receiver = sender + size
+    sender_port = read_u16(buf, tcp)
+    receiver_port = read_u16(buf, tcp + 2)
+    order = sender_port - receiver_port
+    for i in range(size):
+        if buf[sender + i] != buf[receiver + i]:
+            order = np.int64(buf[sender + i]) - np.int64(buf[receiver + i])
+            break
+    side = 0
+    if order > 0:
+        side = 1
+        sender, receiver = receiver, sender
+        sender_port, receiver_port = receiver_port, sender_port
+    _write_address(buf, sender, found[IS_IPV6], endpoints, at)
+    _write_address(buf, receiver, found[IS_IPV6], endpoints, at + 16)
+    endpoints[at + 32] = sender_port & 255
+    endpoints[at + 33] = sender_port >> 8
+    endpoints[at + 34] = receiver_port & 255
+    endpoints[at + 35] = receiver_port >> 8
+    for i in range(4):
+        endpoints[at + 36 + i] = (found[NETWORK] >> (8 * i)) & 255
+    return side
+
+
+@inlined
+def _slot(endpoints: Any, row: Any, table: Any, multipliers: Any) -> Any:
+    """The slot of `table` that holds a row equal to `row`, or the free one where it belongs."""
+    at = row * _ENDPOINTS_SIZE
+    total = int(multipliers[10])
+    for i in range(10):
+        total += int(multipliers[i]) * read_u32(endpoints, at + 4 * i)
+    slot = (total >> 31) & (len(table) - 1)
+    while True:
+        other = table[slot]
+        if other == _EMPTY:
+            return slot
+        there = other * _ENDPOINTS_SIZE
+        is_equal = True
+        for i in range(5):
+            if read_i64(endpoints, at + 8 * i) != read_i64(endpoints, there + 8 * i):
+                is_equal = False
+                break
+        if is_equal:
+            return slot
+        slot = (slot + 1) & (len(table) - 1)
+
+
+@kernel
+def _hash_endpoints(endpoints: Any, count: Any, table: Any, multipliers: Any) -> None:
+    """Enter `count` distinct rows into an empty table."""
+    for row in range(count):
+        table[_slot(endpoints, row, table, multipliers)] = row
+
+
+@kernel
+def _scan_packets(
+    buf: Any,
+    cursor: Any,
+    interfaces: Any,
+    counts: Any,
+    reasons: Any,
+    segments: Any,
+    endpoints: Any,
+    table: Any,
+    multipliers: Any,
+    first_packet: Any,
+    source: Any,
+) -> Any:
+    """Scan from the cursor on; the last step's outcome. Resumes after ROOM_NEEDED."""
+    packet = np.zeros(PACKET_SIZE, np.int64)
+    found = np.zeros(FOUND_SIZE, np.int64)
+    no_secrets = np.zeros(0, np.int64)
+    while True:
+        row = counts[_ENDPOINTS]
+        if (row + 1) * 2 > len(table) or (row + 1) * _ENDPOINTS_SIZE > len(endpoints):
+            return STEP_ROOM_NEEDED
+        segment = counts[_SEGMENTS]
+        if segment == len(segments):
+            # The plan counted the packets: none can be left.
+            return STEP_END
+        if cursor[FORMAT] == PCAP:
+            outcome = pcap_step(buf, cursor, interfaces, packet)
+        else:
+            outcome = pcapng_step(buf, cursor, interfaces, no_secrets, packet)
+        if outcome != STEP_PACKET:
+            return outcome
+        number = first_packet + counts[_PACKETS]
+        counts[_PACKETS] += 1
+        captured = packet[CAPTURED]
+        if captured < packet[LENGTH]:
+            counts[_CUT] += 1
+        interface = packet[INTERFACE]
+        if interface == NO_INTERFACE:
+            reason = UNKNOWN_INTERFACE
+        elif interface == BAD_BLOCK:
+            reason = MALFORMED_BLOCK
+        else:
+            start = packet[DATA_POS]
+            link_type = interfaces[interface * INTERFACE_SIZE + LINK_TYPE]
+            wire_end = start + max(captured, packet[LENGTH])
+            reason = find_tcp(buf, start, start + captured, wire_end, link_type, found)
+        reasons[reason] += 1
+        if reason != TCP_FOUND:
+            continue
+        side = _write_endpoints(buf, found, endpoints, row * _ENDPOINTS_SIZE)
+        slot = _slot(endpoints, row, table, multipliers)
+        if table[slot] == _EMPTY:
+            table[slot] = row
+            counts[_ENDPOINTS] = row + 1
+        tcp = found[TCP_POS]
+        payload = tcp + (read_u8(buf, tcp + 12) >> 4) * 4
+        segments["time_ns"][segment] = packet[TIME_NS]
+        segments["pos"][segment] = payload
+        segments["packet"][segment] = number
+        segments["seq"][segment] = read_u32(buf, tcp + 4)
+        segments["ack"][segment] = read_u32(buf, tcp + 8)
+        segments["captured"][segment] = max(found[CAPTURED_END] - payload, 0)
+        segments["length"][segment] = found[WIRE_END] - payload
+        segments["source"][segment] = source
+        segments["endpoints"][segment] = table[slot]
+        segments["ip_id"][segment] = found[IP_ID]
+        segments["flags"][segment] = read_u8(buf, tcp + 13)
+        segments["side"][segment] = side
+        segments["window"][segment] = read_u16(buf, tcp + 14)
+        counts[_SEGMENTS] = segment + 1
+
+
+def scan(split: Split, sources: Sources) -> ScanResult:
+    """The segments of one split. Raises CaptureError when its file cannot be opened."""
+    buf = sources.data(split.source)
+    cursor = np.zeros(CURSOR_SIZE, np.int64)
+    cursor[[POS, END, FORMAT]] = split.pos, min(split.end, len(buf)), split.format
+    cursor[[LITTLE, TIME, SECRET_COUNT]] = split.little, split.time_ns, -1
+    known = np.frombuffer(split.interfaces, np.int64)
+    interfaces = np.zeros(split.interface_room * INTERFACE_SIZE, np.int64)
+    interfaces[: len(known)] = known
+    cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
+    counts = np.zeros(4, np.int64)
+    reasons = np.zeros(REASON_COUNT, np.int64)
+    segments = np.zeros(split.packet_count + 1, SEGMENT)
+    endpoints = np.zeros(64 * _ENDPOINTS_SIZE, np.uint8)
+    table = np.full(128, _EMPTY, np.int64)
+    while True:
+        outcome = _scan_packets(
+            buf, cursor, interfaces, counts, reasons, segments, endpoints, table, _MULTIPLIERS,
+            split.first_packet, split.source,
+        )  # fmt: skip
+        if outcome != STEP_ROOM_NEEDED:
+            break
+        endpoints = np.concatenate((endpoints, np.zeros_like(endpoints)))
+        table = np.full(2 * len(table), _EMPTY, np.int64)
+        _hash_endpoints(endpoints, counts[_ENDPOINTS], table, _MULTIPLIERS)
+    packet_count, segment_count, endpoint_count, cut_count = (int(count) for count in counts)
+    assert outcome == STEP_END and packet_count == split.packet_count, (outcome, split)
+    batch = SegmentBatch(
+        endpoints[: endpoint_count * _ENDPOINTS_SIZE].view(ENDPOINTS).copy(),
+        segments[:segment_count].copy(),
+    )
+    ignored = {
+        reason_name(int(reason)): int(reasons[reason])
+        for reason in np.flatnonzero(reasons)
+        if reason != TCP_FOUND
+    }
+    return ScanResult(split.source, batch, packet_count, segment_count, cut_count, ignored)

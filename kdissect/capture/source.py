@@ -1,0 +1,209 @@
+"""The bytes of a run's captures, behind one interface: mapped files, and copies of their extents.
+
+Files are mapped read-only when a process first asks for their bytes; a `Sources` travels between
+processes as a list of paths. The maps are made with the system's own `mmap`, because Python's
+keeps a file descriptor open per map and a run may have thousands of rotated files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ..accelerate import JIT_ENABLED, kernel
+from ..errors import CaptureError, EnvironmentFailed
+
+_PROT_READ, _MAP_PRIVATE = 1, 2
+_OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
+_FAULTS = {
+    _BAD_SOURCE: "names no file of the run",
+    _BAD_LENGTH: "has a negative length",
+    _BAD_POS: "does not lie inside its file",
+}
+
+if JIT_ENABLED:
+
+    @intrinsic
+    def _copy(typingctx: Any, address: Any, out: Any, pos: Any, count: Any) -> Any:  # noqa: ARG001
+        """out[pos:pos + count] = the bytes at an address."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[1])(context, builder, args[1])
+            pointer = ir.IntType(8).as_pointer()
+            target = builder.gep(builder.bitcast(array.data, pointer), [args[2]])
+            origin = builder.inttoptr(args[0], pointer)
+            cgutils.raw_memcpy(builder, target, origin, args[3], 1)
+            return context.get_dummy_value()
+
+        return types.void(types.uint64, out, types.int64, types.int64), codegen
+else:
+
+    def _copy(address: Any, out: Any, pos: int, count: int) -> None:
+        data = ctypes.string_at(int(address), int(count))
+        out[pos : pos + count] = np.frombuffer(data, np.uint8)
+
+
+@kernel
+def _check_extents(pos: Any, length: Any, source: Any, sizes: Any) -> Any:
+    """(fault, row) of the first extent that does not lie inside its file, else (_OK, bytes)."""
+    total = 0
+    for row in range(len(pos)):
+        index = np.int64(source[row])
+        if index < -1 or index >= len(sizes):
+            return _BAD_SOURCE, row
+        if length[row] < 0:
+            return _BAD_LENGTH, row
+        if index >= 0 and (pos[row] < 0 or pos[row] > sizes[index] - length[row]):
+            return _BAD_POS, row
+        total += length[row]
+    return _OK, total
+
+
+@kernel
+def _copy_extents(pos: Any, length: Any, source: Any, bases: Any, rows: Any, out: Any) -> Any:
+    """Copy checked extents, in the order of `rows`, one behind the other; the bytes written."""
+    at = 0
+    for number in range(len(rows)):
+        row = rows[number]
+        count = length[row]
+        if source[row] < 0:
+            out[at : at + count] = 0
+        elif count > 0:
+            _copy(bases[source[row]] + np.uint64(pos[row]), out, at, count)
+        at += count
+    return at
+
+
+def _map(path: str) -> npt.NDArray[np.uint8]:
+    """The file's bytes, mapped read-only until the array is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise CaptureError(f"{path}: {error.strerror}") from None
+    try:
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            return np.zeros(0, np.uint8)
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+            ctypes.c_long,
+        )  # fmt: skip
+        address = libc.mmap(None, size, _PROT_READ, _MAP_PRIVATE, descriptor, 0)
+        if address is None or address == ctypes.c_void_p(-1).value:
+            reason = os.strerror(ctypes.get_errno())
+            raise EnvironmentFailed(f"{path}: cannot be mapped into memory: {reason}")
+    finally:
+        os.close(descriptor)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    weakref.finalize(memory, libc.munmap, address, size)
+    data = np.frombuffer(memory, np.uint8)
+    data.flags.writeable = False
+    return data
+
+
+class Sources:
+    """The files of a run, by the index that `SEGMENT.source` and `EXTENT.source` hold."""
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        self.paths = [os.fspath(path) for path in paths]
+        self._maps: dict[int, npt.NDArray[np.uint8]] = {}
+        self._bases: npt.NDArray[np.uint64] | None = None
+        self._sizes: npt.NDArray[np.int64] | None = None
+        self._buffer = np.zeros(0, np.uint8)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sources, (self.paths,)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def data(self, source: int) -> npt.NDArray[np.uint8]:
+        """uint8[size], read-only: the whole file. Raises CaptureError when it cannot be opened."""
+        if source not in self._maps:
+            self._maps[source] = _map(self.paths[source])
+        return self._maps[source]
+
+    @property
+    def bases(self) -> npt.NDArray[np.uint64]:
+        """uint64[n]: the address of each file's first byte (0 for an empty file)."""
+        if self._bases is None:
+            maps = [self.data(source) for source in range(len(self.paths))]
+            self._bases = np.array([data.ctypes.data if len(data) else 0 for data in maps], "u8")
+            self._sizes = np.array([len(data) for data in maps], "i8")
+        return self._bases
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """int64[n]: bytes of each file, as it was when this process mapped it."""
+        if self._sizes is None:
+            _ = self.bases
+        assert self._sizes is not None
+        return self._sizes
+
+    def gather(self, extents: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+        """The bytes of EXTENT[n] one behind the other; zeros where source is -1.
+
+        The array is a view of a buffer that the next call uses again: copy what must stay.
+        Raises ValueError for an extent that is not inside its file.
+        """
+        total = self._total(extents, np.zeros(0, np.int64))
+        if total > len(self._buffer):
+            self._buffer = np.empty(max(total, 2 * len(self._buffer)), np.uint8)
+        self._fill(extents, np.arange(len(extents)), self._buffer)
+        return self._buffer[:total]
+
+    def gather_frames(
+        self,
+        extents: npt.NDArray[np.void],
+        start: npt.NDArray[np.int64],
+        count: npt.NDArray[np.int64],
+        out: npt.NDArray[np.uint8],
+    ) -> npt.NDArray[np.int64]:
+        """Copy many frames into `out`; frame i is extents[start[i]:start[i] + count[i]].
+
+        Returns int64[n + 1]: where each frame starts in `out`, and where the last one ends.
+        Raises ValueError for extents outside their files or the array, and when `out` is too small.
+        """
+        start, count = np.asarray(start, np.int64), np.asarray(count, np.int64)
+        is_bad = (start < 0) | (count < 0) | (start > len(extents) - count)
+        if len(start) != len(count) or is_bad.any():
+            raise ValueError("start and count: a frame's extents are not all in the array")
+        ends = np.cumsum(count)
+        rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - (ends - count), count)
+        if self._total(extents, rows) > len(out):
+            raise ValueError(f"out: {len(out)} bytes are too few for the frames")
+        self._fill(extents, rows, out)
+        bytes_before = np.concatenate(([0], np.cumsum(extents["length"][rows])))
+        places: npt.NDArray[np.int64] = bytes_before[np.concatenate(([0], ends))]
+        return places
+
+    def _columns(self, extents: npt.NDArray[np.void]) -> tuple[npt.NDArray[Any], ...]:
+        return tuple(np.ascontiguousarray(extents[name]) for name in ("pos", "length", "source"))
+
+    def _total(self, extents: npt.NDArray[np.void], rows: npt.NDArray[np.int64]) -> int:
+        """Bytes of the extents (of those in `rows`, if any are given), after checking them."""
+        fault, number = _check_extents(*self._columns(extents), self.sizes)
+        if fault != _OK:
+            raise ValueError(f"extents: row {number} {_FAULTS[fault]}: {extents[number]}")
+        return int(extents["length"][rows].sum()) if len(rows) else int(number)
+
+    def _fill(
+        self,
+        extents: npt.NDArray[np.void],
+        rows: npt.NDArray[np.int64],
+        out: npt.NDArray[np.uint8],
+    ) -> None:
+        _copy_extents(*self._columns(extents), self.bases, rows, out)

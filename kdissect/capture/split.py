@@ -1,0 +1,290 @@
+"""Where captures are cut into splits: one walk over the packet headers of each file.
+
+A split starts at a record and carries what is needed to read on from there: byte order, the
+section's interfaces, the first packet's number. The walk also tells a capture's times and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..accelerate import kernel
+from . import pcap, pcapng
+from .cursor import (
+    CAPTURED,
+    END,
+    FAULT,
+    FAULT_TEXT,
+    FORMAT,
+    INTERFACE_COUNT,
+    INTERFACE_SIZE,
+    LENGTH,
+    LINK_TYPE,
+    LITTLE,
+    NEEDED,
+    PACKET_SIZE,
+    PCAP,
+    POS,
+    RECORD_POS,
+    SECRET_COUNT,
+    SECRET_SIZE,
+    SECTION_BASE,
+    STEP_BAD,
+    STEP_CUT,
+    STEP_PACKET,
+    STEP_ROOM_NEEDED,
+    TIME,
+    TIME_MAX,
+    TIME_MIN,
+    TIME_NS,
+)
+from .inputs import InputFile
+from .link import LINK_TYPE_NAMES
+from .source import Sources
+
+SPLIT_BYTES = 128 * 2**20  # the default: tasks of a second or less, and few of them
+
+# Counters of the walk.
+_PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS = range(7)
+# A row of the walk's table of splits.
+_AT, _PACKETS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(6)
+_ROW = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Records data[pos:end] of a source, and what was known of the file before them.
+
+    first_packet: number of its first packet, from 1. format: cursor.PCAP or PCAPNG. interfaces:
+    the section's rows so far, packed int64; interface_room: rows there are at its end. time_ns: of
+    the packet before.
+    """
+
+    source: int
+    pos: int
+    end: int
+    first_packet: int
+    packet_count: int
+    format: int
+    little: int
+    interfaces: bytes
+    interface_room: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """What the walk tells of an input file; `source` is its index in Sources, -1: not used.
+
+    first_time_ns and last_time_ns are the earliest and latest packet's (None without packets);
+    byte_count is the captured bytes of all packets, without record headers. A file that could not
+    be read to its end says why in `error`, where in `error_pos` (a byte position in the
+    uncompressed file) and `error_packet` (the number of the packet that is not there).
+    `secrets` are the key logs inside a pcapng: (type, pos, length).
+    """
+
+    source: int
+    path: str
+    format: str
+    compression: str
+    link_types: tuple[str, ...] = ()
+    first_time_ns: int | None = None
+    last_time_ns: int | None = None
+    packet_count: int = 0
+    byte_count: int = 0
+    truncated_packet_count: int = 0
+    error: str | None = None
+    error_pos: int = -1
+    error_packet: int = -1
+    secrets: tuple[tuple[int, int, int], ...] = ()
+
+
+@kernel
+def _walk(
+    buf: Any,
+    cursor: Any,
+    interfaces: Any,
+    secrets: Any,
+    counts: Any,
+    splits: Any,
+    split_bytes: Any,
+    packet_max: Any,
+) -> Any:
+    """Step to the end, or past `packet_max` packets; the last step's outcome.
+
+    `splits` has room for a row per `split_bytes` of the file. Resumes after ROOM_NEEDED.
+    """
+    packet = np.zeros(PACKET_SIZE, np.int64)
+    outcome = np.int64(STEP_PACKET)
+    while counts[_PACKETS] < packet_max:
+        time_before = cursor[TIME]
+        if cursor[FORMAT] == PCAP:
+            outcome = pcap.pcap_step(buf, cursor, interfaces, packet)
+        else:
+            outcome = pcapng.pcapng_step(buf, cursor, interfaces, secrets, packet)
+        if outcome != STEP_PACKET:
+            break
+        at = (counts[_SPLITS] - 1) * _ROW
+        if at < 0 or packet[RECORD_POS] - splits[at + _AT] >= split_bytes:
+            at += _ROW
+            splits[at + _AT] = packet[RECORD_POS]
+            splits[at + _PACKETS_BEFORE] = counts[_PACKETS]
+            splits[at + _BASE] = cursor[SECTION_BASE]
+            splits[at + _INTERFACES] = cursor[INTERFACE_COUNT]
+            splits[at + _ORDER] = cursor[LITTLE]
+            splits[at + _TIME_BEFORE] = time_before
+            counts[_SPLITS] += 1
+        if counts[_PACKETS] == 0:
+            counts[_START] = packet[TIME_NS]
+        counts[_PACKETS] += 1
+        counts[_BYTES] += packet[CAPTURED]
+        if packet[CAPTURED] < packet[LENGTH]:
+            counts[_CUT] += 1
+        counts[_FIRST] = min(counts[_FIRST], packet[TIME_NS])
+        counts[_LAST] = max(counts[_LAST], packet[TIME_NS])
+    return outcome
+
+
+class _Walk:
+    """A walk over one file and its tables."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], split_bytes: int) -> None:
+        is_pcapng = data[:4].tobytes() == pcapng.MAGIC
+        opened = pcapng.open_pcapng(data) if is_pcapng else pcap.open_pcap(data)
+        self.cursor, self.interfaces = opened
+        self.data = data
+        self.split_bytes = split_bytes
+        self.secrets = np.zeros(4 * SECRET_SIZE, np.int64)
+        self.counts = np.zeros(7, np.int64)
+        self.counts[_FIRST], self.counts[_LAST] = TIME_MAX, TIME_MIN
+        self.splits = np.zeros((len(data) // split_bytes + 2) * _ROW, np.int64)
+        self.outcome = STEP_PACKET
+
+    def run(self, packet_max: int = 2**62) -> _Walk:
+        while True:
+            self.outcome = _walk(
+                self.data, self.cursor, self.interfaces, self.secrets, self.counts, self.splits,
+                self.split_bytes, packet_max,
+            )  # fmt: skip
+            if self.outcome != STEP_ROOM_NEEDED:
+                return self
+            self.interfaces = np.concatenate((self.interfaces, np.zeros_like(self.interfaces)))
+            self.secrets = np.concatenate((self.secrets, np.zeros_like(self.secrets)))
+
+    @property
+    def start_time_ns(self) -> int | None:
+        return int(self.counts[_START]) if self.counts[_PACKETS] else None
+
+    def error(self) -> str | None:
+        """One clause with its place when the file could not be read to its end, else None."""
+        pos, packet = int(self.cursor[POS]), int(self.counts[_PACKETS]) + 1
+        place = f"packet {packet} at byte {pos}"
+        if self.outcome == STEP_CUT:
+            left = int(self.cursor[END]) - pos
+            return f"{place} is cut: it needs {int(self.cursor[NEEDED])} bytes, {left} are left"
+        if self.outcome == STEP_BAD:
+            return f"{place} cannot be read: {FAULT_TEXT[int(self.cursor[FAULT])]}"
+        if len(self.data) < pcap.FILE_HEADER_SIZE:
+            return f"the file header is cut: {len(self.data)} bytes"
+        return None
+
+    def link_types(self) -> tuple[str, ...]:
+        rows = self.interfaces[LINK_TYPE :: INTERFACE_SIZE][: self.cursor[INTERFACE_COUNT]]
+        types, first = np.unique(rows, return_index=True)
+        ordered = (int(types[i]) for i in np.argsort(first))
+        return tuple(dict.fromkeys(LINK_TYPE_NAMES.get(t, f"link_type_{t}") for t in ordered))
+
+    def make_splits(self, source: int) -> list[Split]:
+        rows = self.splits.reshape(-1, _ROW)[: self.counts[_SPLITS]]
+        ends = np.append(rows[1:, _AT], self.cursor[POS]).tolist()
+        packets = np.append(rows[1:, _PACKETS_BEFORE], self.counts[_PACKETS]).tolist()
+        tables = np.append(rows[1:, _INTERFACES], self.cursor[INTERFACE_COUNT]).tolist()
+        splits = []
+        for row, end, packet_end, interface_end in zip(
+            rows.tolist(), ends, packets, tables, strict=True
+        ):
+            pos, packets_before, base, count, little, time_ns = row
+            known = self.interfaces[base * INTERFACE_SIZE : count * INTERFACE_SIZE]
+            splits.append(
+                Split(
+                    source=source,
+                    pos=pos,
+                    end=end,
+                    first_packet=packets_before + 1,
+                    packet_count=packet_end - packets_before,
+                    format=int(self.cursor[FORMAT]),
+                    little=little,
+                    interfaces=known.tobytes(),
+                    interface_room=interface_end - base,
+                    time_ns=time_ns,
+                )
+            )
+        return splits
+
+    def info(self, source: int, file: InputFile) -> CaptureInfo:
+        counts = [int(count) for count in self.counts]
+        errors = [text for text in (file.error, self.error()) if text]
+        is_stopped = self.outcome in (STEP_CUT, STEP_BAD)
+        secrets = self.secrets.reshape(-1, SECRET_SIZE)[: self.cursor[SECRET_COUNT]]
+        return CaptureInfo(
+            source=source,
+            path=file.path,
+            format=file.format,
+            compression=file.compression,
+            link_types=self.link_types(),
+            first_time_ns=counts[_FIRST] if counts[_PACKETS] else None,
+            last_time_ns=counts[_LAST] if counts[_PACKETS] else None,
+            packet_count=counts[_PACKETS],
+            byte_count=counts[_BYTES],
+            truncated_packet_count=counts[_CUT],
+            error="; ".join(errors) or None,
+            error_pos=int(self.cursor[POS]) if is_stopped else -1,
+            error_packet=counts[_PACKETS] + 1 if is_stopped else -1,
+            secrets=tuple((int(kind), int(pos), int(size)) for kind, pos, size in secrets),
+        )
+
+
+def order_inputs(files: Sequence[InputFile]) -> list[InputFile]:
+    """The captures among spooled inputs by their first packet's time; those without packets last.
+
+    Equal times keep the order of the paths, so that the result does not depend on the caller's.
+    """
+
+    def key(file: InputFile) -> tuple[bool, int, str]:
+        data = Sources([file.data_path]).data(0)
+        time_ns = _Walk(data, max(len(data), 1)).run(packet_max=1).start_time_ns
+        return time_ns is None, time_ns or 0, file.path
+
+    return sorted((file for file in files if file.is_capture), key=key)
+
+
+def plan_splits(
+    files: Sequence[InputFile], split_bytes: int = SPLIT_BYTES
+) -> tuple[Sources, list[CaptureInfo], list[Split]]:
+    """The run's sources, a CaptureInfo for every input, and the splits in order.
+
+    `files` come from `inputs.spool`. captures[i] describes sources.paths[i]; inputs that are no
+    captures follow behind, with source -1 and their error. Splits are by source, then by position.
+    Raises ValueError for split_bytes below 1, CaptureError for a file that cannot be opened.
+    """
+    if split_bytes < 1:
+        raise ValueError(f"split_bytes: {split_bytes} is not positive")
+    ordered = order_inputs(files)
+    sources = Sources([file.data_path for file in ordered])
+    captures: list[CaptureInfo] = []
+    splits: list[Split] = []
+    for source, file in enumerate(ordered):
+        walk = _Walk(sources.data(source), split_bytes).run()
+        captures.append(walk.info(source, file))
+        splits.extend(walk.make_splits(source))
+    captures.extend(
+        CaptureInfo(-1, file.path, file.format, file.compression, error=file.error)
+        for file in files
+        if not file.is_capture
+    )
+    return sources, captures, splits
