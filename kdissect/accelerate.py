@@ -6,13 +6,15 @@ exact dtypes, so that each compiles once and its machine code is cached beside t
 the user's cache directory where the package is read-only).
 
 The ``load_*`` functions read unaligned big-endian integers from an address; ``read_*`` from an
-array at a position. Neither checks bounds: the caller has compared lengths first.
+array at a position; ``store_*`` write an integer to an address in the machine's byte order, and
+``copy_bytes`` copies between addresses. None checks bounds: the caller has compared lengths first.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -67,6 +69,31 @@ def _address_load(bits: int, result: Any) -> Any:
     return intrinsic(typed)
 
 
+def _address_store(bits: int) -> Any:
+    def typed(typingctx: Any, address: Any, value: Any) -> Any:  # noqa: ARG001  (numba's signature)
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            kind = ir.IntType(bits)
+            pointer = builder.inttoptr(args[0], kind.as_pointer())
+            value = builder.trunc(args[1], kind) if bits < 64 else args[1]
+            builder.store(value, pointer).align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return intrinsic(typed)
+
+
+def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        byte = ir.IntType(8).as_pointer()
+        raw_memcpy = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)])
+        target, source = (builder.inttoptr(place, byte) for place in args[:2])
+        builder.call(raw_memcpy, [target, source, args[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
 def _array_load(bits: int, signed: bool) -> Any:
     def typed(typingctx: Any, buf: Any, pos: Any) -> Any:  # noqa: ARG001  (numba's signature)
         assert buf.dtype == types.uint8 and buf.ndim == 1 and buf.layout == "C", buf
@@ -91,6 +118,11 @@ if JIT_ENABLED:
     load_u16 = _address_load(16, types.int64)
     load_u32 = _address_load(32, types.int64)
     load_u64 = _address_load(64, types.uint64)
+    store_8 = _address_store(8)
+    store_16 = _address_store(16)
+    store_32 = _address_store(32)
+    store_64 = _address_store(64)
+    copy_bytes = intrinsic(_copy_bytes)
     read_i8 = _array_load(8, True)
     read_u8 = _array_load(8, False)
     read_i16 = _array_load(16, True)
@@ -114,6 +146,25 @@ else:
 
     def load_u64(address: int) -> int:
         return _at(address, 8)
+
+    def _store(address: int, value: int, size: int) -> None:
+        data = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, sys.byteorder)
+        ctypes.memmove(int(address), data, size)
+
+    def store_8(address: int, value: int) -> None:
+        _store(address, value, 1)
+
+    def store_16(address: int, value: int) -> None:
+        _store(address, value, 2)
+
+    def store_32(address: int, value: int) -> None:
+        _store(address, value, 4)
+
+    def store_64(address: int, value: int) -> None:
+        _store(address, value, 8)
+
+    def copy_bytes(target: int, source: int, size: int) -> None:
+        ctypes.memmove(int(target), int(source), int(size))
 
     def _in(buf: Any, pos: int, size: int, signed: bool) -> int:
         return int.from_bytes(bytes(buf[pos : pos + size]), "big", signed=signed)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kdissect.capture.inputs import InputFile, find_captures, spool
-from kdissect.capture.split import CaptureInfo, plan_splits
+from kdissect.capture.split import plan_splits
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.steps import RunPlan, sized
@@ -39,30 +39,25 @@ def planned(
 def make_plan(
     inputs: list[InputFile], options: Options, parallelism: int, spool_dir: str
 ) -> RunPlan:
-    """Split the inputs; those that cannot be read at a position are spooled first."""
-    captures: list[CaptureInfo] = []
-    readable: list[InputFile] = []
-    local: list[str] = []
-    for item in inputs:
-        if item.error is None:
-            readable.append(item)
-            local.append(item.path if item.compression == "none" else spool(item, spool_dir))
-        else:
-            captures.append(CaptureInfo.unusable(item))
-    if not readable:
-        raise CaptureError(f"{inputs[0].path}: {inputs[0].error}" if inputs else "no input named")
-    byte_count = sum(os.path.getsize(path) for path in local)
+    """Split the inputs; those that cannot be read at a position are spooled first.
+
+    Raises CaptureError when none of them is a capture.
+    """
+    files = [spool(item, spool_dir) for item in inputs]
+    if not any(item.is_capture for item in files):
+        raise CaptureError(f"{inputs[0].path}: {inputs[0].error}")
+    byte_count = sum(os.path.getsize(item.data_path) for item in files if item.is_capture)
     split_bytes = options.split_bytes
     if split_bytes is None:
         split_bytes = byte_count // max(1, 2 * parallelism)
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
-    used, splits, order = plan_splits(readable, local, split_bytes)
+    sources, captures, splits = plan_splits(files, split_bytes)
     bucket_count, slot_bytes = sized(byte_count, parallelism)
-    infos = (*used, *captures)
     return RunPlan(
-        paths=tuple(local[index] for index in order),
-        captures=infos,
-        capture_ids=tuple(capture_id(info.path) for info in infos),
+        paths=tuple(sources.paths),
+        sizes=tuple(int(size) for size in sources.sizes),
+        captures=tuple(captures),
+        capture_ids=tuple(capture_id(info.path) for info in captures),
         splits=tuple(splits),
         bucket_count=bucket_count,
         slot_bytes=slot_bytes,

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect.capture.index import SegmentBatch
-from kdissect.capture.scan import scan
+from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.source import Sources
 from kdissect.capture.split import CaptureInfo, Split
 from kdissect.pipeline import slices
@@ -31,7 +31,7 @@ from kdissect.pipeline.decode import Decoder, Sink
 from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table
 from kdissect.pipeline.options import MB, Options
 from kdissect.stream.assemble import assemble
-from kdissect.stream.index import Assembly
+from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
 from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table, stream_anomalies
 from kdissect.tables.connections import connections_table
@@ -68,6 +68,7 @@ class RunPlan:
     """Everything a task needs to know; made once, picklable."""
 
     paths: tuple[str, ...]  # what is read: the captures, or their spooled copies
+    sizes: tuple[int, ...]  # of these, in bytes
     captures: tuple[CaptureInfo, ...]  # in the order of `source` numbers
     capture_ids: tuple[int, ...]
     splits: tuple[Split, ...]
@@ -78,12 +79,11 @@ class RunPlan:
     @property
     def source_start(self) -> list[int]:
         """Position of each source's first byte in the run's bytes."""
-        sizes = [info.file_size for info in self.captures]
-        return [sum(sizes[:n]) for n in range(len(sizes))]
+        return [sum(self.sizes[:n]) for n in range(len(self.sizes))]
 
     @property
     def byte_count(self) -> int:
-        return sum(info.file_size for info in self.captures)
+        return sum(self.sizes)
 
     @property
     def slot_count(self) -> int:
@@ -112,28 +112,37 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
         "source": split.source,
         "packet_count": result.packet_count,
         "tcp_packet_count": result.tcp_packet_count,
-        "ignored": dict(result.ignored),
-        "truncated_packet_count": result.truncated_packet_count,
+        "ignored": result.ignored_reasons,
     }
-    rows = [
-        AnomalyRow(
-            kind=anomaly.kind,
-            detail=anomaly.detail,
-            capture_id=plan.capture_ids[split.source],
-            packet=anomaly.packet,
-            pos=None,
-            byte_count=anomaly.byte_count,
-        )
-        for anomaly in result.anomalies
-    ]
-    if rows:
-        yield Row(0, Kind.TABLE, number, _packed_table("anomalies", anomalies_table(rows)))
+    cut = _cut_packets(plan, result)
+    for part in _sliced(cut):
+        yield Row(0, Kind.TABLE, number, _packed_table("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number)
     stats["timings"] = {
         "scan_s": time.perf_counter() - began,
-        "scan_bytes": split.end - split.start,
+        "scan_bytes": split.end - split.pos,
     }
     yield Row(0, Kind.STATS, number, json.dumps(stats).encode())
+
+
+def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:
+    """A packet_cut anomaly for each segment that a snap length cut."""
+    segments = result.batch.segments[result.cut_segments]
+    return anomalies_table(
+        AnomalyRow(
+            Anomaly.PACKET_CUT,
+            f"the capture holds {captured} of the {length} bytes of a segment",
+            capture_id=plan.capture_ids[result.source],
+            packet=packet,
+            byte_count=length - captured,
+        )
+        for packet, captured, length in zip(
+            segments["packet"].tolist(),
+            segments["captured"].tolist(),
+            segments["length"].tolist(),
+            strict=True,
+        )
+    )
 
 
 def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterator[Row]:
@@ -277,6 +286,7 @@ def decode_step(
         sink("topics", topics_table(facts))
         sink("brokers", brokers_table(facts))
         sink("captures", captures_table(plan, stats))
+        sink("anomalies", _cut_captures(plan))
     parts.sort()
     assembly = slices.concat([slices.from_bytes(data) for _, data in parts])
     del parts
@@ -290,6 +300,21 @@ def decode_step(
     timings["decode_s"] += time.perf_counter() - began  # type: ignore[assignment]
     timings["decode_bytes"] += byte_count
     return {"timings": dict(timings)}
+
+
+def _cut_captures(plan: RunPlan) -> pa.Table:
+    """A capture_cut anomaly for each file that could not be read to its end."""
+    return anomalies_table(
+        AnomalyRow(
+            Anomaly.CAPTURE_CUT,
+            info.error or "",
+            capture_id=plan.capture_ids[number],
+            packet=info.error_packet if info.error_packet >= 0 else None,
+            pos=info.error_pos if info.error_pos >= 0 else None,
+        )
+        for number, info in enumerate(plan.captures)
+        if info.source >= 0 and info.error is not None
+    )
 
 
 def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:

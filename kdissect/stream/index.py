@@ -7,7 +7,7 @@ Direction 0 is request (client to broker), 1 is response.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -168,10 +168,16 @@ ANOMALY = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The result of assembling a SegmentBatch; rows refer to each other by index."""
+    """The result of assembling a SegmentBatch; rows refer to each other by index.
+
+    duplicate_packets: int64[n], segments per source that are second copies of a packet.
+    """
 
     endpoints: npt.NDArray[np.void]  # capture.index.ENDPOINTS
     connections: npt.NDArray[np.void]  # CONNECTION
     exchanges: npt.NDArray[np.void]  # EXCHANGE, by connection, then in order of the first byte
     extents: npt.NDArray[np.void]  # EXTENT
     anomalies: npt.NDArray[np.void]  # ANOMALY
+    duplicate_packets: npt.NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )

@@ -1,0 +1,44 @@
+# Every task of the project. `make demo` and `make test` also work as the first command on a fresh
+# clone: they build .venv when it is missing.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test test-all lint bench java clean
+
+setup: $(STAMP) java
+
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# Spark needs Java 17 or newer: found, installed where we may, or asked for in one line.
+java:
+	@tools/java.sh
+
+demo: $(STAMP) java
+	$(VENV)/bin/kdissect dissect captures --out out/demo --overwrite
+
+test: $(STAMP) java
+	$(PY) -m pytest
+
+test-all: $(STAMP) java
+	$(PY) -m pytest -m "heavy or not heavy"
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(STAMP) java
+	$(PY) bench/run.py
+
+clean:
+	rm -rf out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,84 @@
+"""Progress of a Spark run on a terminal: bytes done and time left, from counts of tasks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import (
+    Progress as Bar,
+)
+
+STAGES = ("scan", "assemble", "decode")
+# Share of the time that a stage takes, by experience: decoding writes the tables.
+WEIGHTS = (0.15, 0.15, 0.7)
+INTERVAL_S = 0.3
+
+
+class Progress:
+    """A context in which a thread asks Spark how many tasks of each stage are done.
+
+    Nothing is shown unless `shown`, nor where the session has no status tracker (Spark Connect).
+    """
+
+    def __init__(self, spark: Any, byte_count: int, *, shown: bool) -> None:
+        self._byte_count = byte_count
+        self._tracker = self._find_tracker(spark) if shown else None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @staticmethod
+    def _find_tracker(spark: Any) -> Any:
+        try:
+            return spark.sparkContext.statusTracker()
+        except Exception:  # Spark Connect has none
+            return None
+
+    def __enter__(self) -> Progress:
+        if self._tracker is not None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+        )
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("starting", total=self._byte_count)
+            while not self._stop.wait(INTERVAL_S):
+                stage, share = self._state()
+                bar.update(task, description=stage, completed=int(share * self._byte_count))
+
+    def _state(self) -> tuple[str, float]:
+        """(name of the stage at work, share of the run that is done)."""
+        done = 0.0
+        name = STAGES[0]
+        for job in self._tracker.getActiveJobsIds():
+            info = self._tracker.getJobInfo(job)
+            stages = sorted(info.stageIds) if info else []
+            for index, stage in enumerate(stages[: len(STAGES)]):
+                state = self._tracker.getStageInfo(stage)
+                if state is None or not state.numTasks:
+                    continue
+                part = state.numCompletedTasks / state.numTasks
+                done += WEIGHTS[index] * part
+                if part < 1:
+                    name = STAGES[index]
+                    break
+        return name, min(done, 1.0)

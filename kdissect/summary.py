@@ -1,0 +1,206 @@
+"""What a table set holds, in a page: the summary that `dissect` prints, as data and as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.table import Table as TextTable
+
+from kdissect.api import Tables
+from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
+
+LISTED_MAX = 12
+
+
+def summarise(tables: Tables, out: str) -> dict[str, Any]:
+    """The summary as one JSON document."""
+    totals = dict(tables.manifest["totals"])
+    return {
+        "format_version": FORMAT_VERSION,
+        "out": out,
+        "totals": totals,
+        "timings": tables.manifest["timings"],
+        "kafka_connections": _kafka_connections(tables),
+        "apis": _apis(tables),
+        "clients": _clients(tables),
+        "topics": _topics(tables),
+        "anomalies": _counts(tables.anomalies.to_arrow(["kind"]), "kind"),
+        "unread": _unread(tables),
+    }
+
+
+def _counts(table: pa.Table, name: str) -> dict[str, int]:
+    grouped = table.group_by(name).aggregate([([], "count_all")]).sort_by(
+        [("count_all", "descending"), (name, "ascending")]
+    )
+    return dict(zip(grouped[name].to_pylist(), grouped["count_all"].to_pylist(), strict=True))
+
+
+def _kafka_connections(tables: Tables) -> int:
+    kafka = tables.connections.to_arrow(["is_kafka"])["is_kafka"]
+    return int(pc.sum(kafka).as_py() or 0)
+
+
+def _apis(tables: Tables) -> list[dict[str, Any]]:
+    columns = ["api_name", "api_version", "latency_ms", "error_code"]
+    rows = tables.exchanges.to_arrow(columns)
+    failed = pc.fill_null(pc.not_equal(rows["error_code"], 0), False)
+    rows = rows.append_column("failed", pc.cast(failed, pa.int64()))
+    grouped = (
+        rows.group_by("api_name")
+        .aggregate(
+            [
+                ("api_version", "min"),
+                ("api_version", "max"),
+                ([], "count_all"),
+                ("failed", "sum"),
+                ("latency_ms", "approximate_median"),
+                ("latency_ms", "max"),
+            ]
+        )
+        .sort_by([("count_all", "descending"), ("api_name", "ascending")])
+    )
+    return [
+        {
+            "api": row["api_name"],
+            "versions": [row["api_version_min"], row["api_version_max"]],
+            "exchanges": row["count_all"],
+            "errors": row["failed_sum"],
+            "latency_ms_median": row["latency_ms_approximate_median"],
+            "latency_ms_max": row["latency_ms_max"],
+        }
+        for row in grouped.to_pylist()
+    ]
+
+
+def _clients(tables: Tables) -> list[dict[str, Any]]:
+    columns = ["client_id", "client_ip"]
+    grouped = (
+        tables.exchanges.to_arrow(columns)
+        .group_by(columns)
+        .aggregate([([], "count_all")])
+        .sort_by([("count_all", "descending"), ("client_id", "ascending")])
+    )
+    return [
+        {"client_id": row["client_id"], "ip": row["client_ip"], "exchanges": row["count_all"]}
+        for row in grouped.to_pylist()
+    ]
+
+
+def _topics(tables: Tables) -> list[dict[str, Any]]:
+    columns = ["topic", "source", "codec", "record_count", "size"]
+    grouped = (
+        tables.record_batches.to_arrow(columns)
+        .group_by(["topic", "source", "codec"])
+        .aggregate([([], "count_all"), ("record_count", "sum"), ("size", "sum")])
+        .sort_by([("size_sum", "descending"), ("topic", "ascending"), ("source", "ascending")])
+    )
+    return [
+        {
+            "topic": row["topic"],
+            "source": row["source"],
+            "codec": row["codec"],
+            "batches": row["count_all"],
+            "records": row["record_count_sum"],
+            "bytes": row["size_sum"],
+        }
+        for row in grouped.to_pylist()
+    ]
+
+
+def _unread(tables: Tables) -> list[dict[str, str]]:
+    rows = tables.captures.to_arrow(["path", "error"]).to_pylist()
+    return [row for row in rows if row["error"] is not None]
+
+
+def print_summary(document: dict[str, Any], console: Console) -> None:
+    """The summary as text for people; long lists are cut and say so."""
+    totals = document["totals"]
+    console.print(
+        f"[bold]{totals['packets']:,}[/] packets in {totals['captures']:,} captures "
+        f"({_size(totals['bytes'])}): {totals['connections']:,} connections, "
+        f"{document['kafka_connections']:,} of them Kafka, "
+        f"[bold]{totals['exchanges']:,}[/] exchanges, {totals['record_batches']:,} record batches, "
+        f"[bold]{totals['records']:,}[/] records, {totals['anomalies']:,} anomalies"
+    )
+    _print_list(console, "APIs", document["apis"], _api_row, ("api", "versions", "exchanges", "errors", "median ms", "max ms"))
+    _print_list(console, "Clients", document["clients"], _client_row, ("client id", "address", "exchanges"))
+    _print_list(
+        console,
+        "Record data",
+        document["topics"],
+        _topic_row,
+        ("topic", "source", "codec", "batches", "records", "bytes"),
+    )
+    anomalies = [{"kind": kind, "count": n} for kind, n in document["anomalies"].items()]
+    _print_list(
+        console, "Anomalies", anomalies, lambda row: (row["kind"], f"{row['count']:,}"), ("kind", "rows")
+    )
+    for row in document["unread"]:
+        console.print(f"not (wholly) read: {row['path']}: {row['error']}", markup=False)
+    tables = ", ".join(name for name in FIXED_TABLES)
+    console.print(f"Tables in {document['out']}: {tables}, and apis/* for each API", markup=False)
+
+
+def _print_list(console: Console, title: str, rows: list[Any], cells: Any, names: Any) -> None:
+    if not rows:
+        return
+    text = TextTable(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for index, name in enumerate(names):
+        text.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows[:LISTED_MAX]:
+        text.add_row(*(_plain(cell) for cell in cells(row)))
+    console.print()
+    console.print(text)
+    if len(rows) > LISTED_MAX:
+        console.print(f"... and {len(rows) - LISTED_MAX} more", style="dim")
+
+
+def _plain(cell: str) -> str:
+    """Text of the capture, made safe for a terminal: no markup, no control characters."""
+    safe = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cell)
+    return safe.replace("[", "\\[")
+
+
+def _api_row(row: dict[str, Any]) -> tuple[str, ...]:
+    low, high = row["versions"]
+    versions = "" if low is None else f"v{low}" if low == high else f"v{low}-{high}"
+    return (
+        row["api"] or "(unknown)",
+        versions,
+        f"{row['exchanges']:,}",
+        f"{row['errors'] or 0:,}",
+        _ms(row["latency_ms_median"]),
+        _ms(row["latency_ms_max"]),
+    )
+
+
+def _client_row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (row["client_id"] or "(none)", row["ip"], f"{row['exchanges']:,}")
+
+
+def _topic_row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["topic"] or "(unknown)",
+        row["source"],
+        row["codec"] or "",
+        f"{row['batches']:,}",
+        f"{row['records'] or 0:,}",
+        _size(row["bytes"]),
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1000
+    raise AssertionError
