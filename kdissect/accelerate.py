@@ -57,8 +57,8 @@ def _loaded(builder: Any, pointer: Any, bits: int) -> Any:
 
 
 def _address_load(bits: int, result: Any) -> Any:
-    def typed(typingctx: Any, address: Any) -> Any:  # noqa: ARG001  (numba's signature)
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+    def typed(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
             value = _loaded(builder, pointer, bits)
             wide = ir.IntType(64)
@@ -70,8 +70,8 @@ def _address_load(bits: int, result: Any) -> Any:
 
 
 def _address_store(bits: int) -> Any:
-    def typed(typingctx: Any, address: Any, value: Any) -> Any:  # noqa: ARG001  (numba's signature)
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+    def typed(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             kind = ir.IntType(bits)
             pointer = builder.inttoptr(args[0], kind.as_pointer())
             value = builder.trunc(args[1], kind) if bits < 64 else args[1]
@@ -83,8 +83,8 @@ def _address_store(bits: int) -> Any:
     return intrinsic(typed)
 
 
-def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:  # noqa: ARG001
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte = ir.IntType(8).as_pointer()
         raw_memcpy = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)])
         target, source = (builder.inttoptr(place, byte) for place in args[:2])
@@ -95,8 +95,9 @@ def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:  # 
 
 
 def _array_load(bits: int, signed: bool) -> Any:
-    def typed(typingctx: Any, buf: Any, pos: Any) -> Any:  # noqa: ARG001  (numba's signature)
-        assert buf.dtype == types.uint8 and buf.ndim == 1 and buf.layout == "C", buf
+    def typed(typingctx: Any, buf: Any, pos: Any) -> Any:
+        assert (buf.dtype, buf.ndim, buf.layout) == (types.uint8, 1, "C"), buf
+
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             array = context.make_array(signature.args[0])(context, builder, args[0])
             pointer = builder.gep(

@@ -47,7 +47,9 @@ class Table:
 
     def to_arrow(self, columns: Sequence[str] | None = None, filter: Filter = None) -> pa.Table:
         """Rows as a pyarrow.Table; `filter` is a pyarrow.dataset expression."""
-        return self._source.to_table(columns=None if columns is None else list(columns), filter=filter)
+        return self._source.to_table(
+            columns=None if columns is None else list(columns), filter=filter
+        )
 
     def to_pandas(
         self, columns: Sequence[str] | None = None, filter: Filter = None
@@ -161,9 +163,7 @@ def read(
 
     Raises CaptureError when a named file is missing or is no capture.
     """
-    options = Options(
-        ports=tuple(ports), reveal_secrets=reveal_secrets, split_bytes=split_bytes
-    )
+    options = Options(ports=tuple(ports), reveal_secrets=reveal_secrets, split_bytes=split_bytes)
     began = time.perf_counter()
     sink = MemorySink()
     with planned(_paths(paths), options, 1, spool) as plan:
@@ -213,9 +213,7 @@ def dissect(
     began = time.perf_counter() - session_start_s
     target = os.fspath(out)
     check_out(target, overwrite)
-    options = Options(
-        ports=tuple(ports), reveal_secrets=reveal_secrets, split_bytes=split_bytes
-    )
+    options = Options(ports=tuple(ports), reveal_secrets=reveal_secrets, split_bytes=split_bytes)
     cores = on_spark.parallelism(spark)
     with planned(_paths(paths), options, cores, spool) as plan, staging(target) as run_id:
         files: list[StagedFile]

@@ -47,7 +47,9 @@ def _print_version(wanted: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Packet captures of Apache Kafka traffic to tables."""
@@ -67,30 +69,43 @@ Examples:
 @app.command("dissect", epilog=DISSECT_EXAMPLES)
 def dissect_command(
     captures: Annotated[
-        list[str], typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin.")
+        list[str],
+        typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin."),
     ],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the tables.")],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the table set in DIR once this one is whole.")
+        bool,
+        typer.Option("--overwrite", help="Replace the table set in DIR once this one is whole."),
     ] = False,
     port: Annotated[
         list[int] | None,
-        typer.Option("--port", metavar="N", min=1, max=65535, help="A port that speaks Kafka: a hint, not a filter."),
+        typer.Option(
+            "--port",
+            metavar="N",
+            min=1,
+            max=65535,
+            help="A port that speaks Kafka: a hint, not a filter.",
+        ),
     ] = None,
     reveal_secrets: Annotated[
         bool, typer.Option("--reveal-secrets", help="Show passwords, tokens and sensitive configs.")
     ] = False,
     split_bytes: Annotated[
         int | None,
-        typer.Option("--split-bytes", metavar="N", min=1, help="Bytes of a capture per task (default: by size and cores)."),
+        typer.Option(
+            "--split-bytes",
+            metavar="N",
+            min=1,
+            help="Bytes of a capture per task (default: by size and cores).",
+        ),
     ] = None,
     spool: Annotated[
         str | None,
-        typer.Option("--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."),
+        typer.Option(
+            "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
+        ),
     ] = None,
-    master: Annotated[
-        str, typer.Option("--master", help="Spark master.")
-    ] = "local[*]",
+    master: Annotated[str, typer.Option("--master", help="Spark master.")] = "local[*]",
     conf: Annotated[
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; repeatable."),
@@ -177,12 +192,16 @@ def check_java() -> None:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     hint = "install a JRE, for example: apt-get install openjdk-17-jre-headless"
     if not java or not os.access(java, os.X_OK):
-        raise EnvironmentFailed(f"Java {JAVA_MIN} or newer is needed for Spark and none is found; {hint}")
+        raise EnvironmentFailed(
+            f"Java {JAVA_MIN} or newer is needed for Spark and none is found; {hint}"
+        )
     release = Path(java).resolve().parent.parent / "release"
     if release.exists():
         text = release.read_text(errors="replace")
     else:
-        text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+        text = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=False
+        ).stderr
         text = text.replace('version "', 'JAVA_VERSION="')
     number = text.partition('JAVA_VERSION="')[2].split('"')[0]
     major = number.split(".")[0]

@@ -33,8 +33,10 @@ def summarise(tables: Tables, out: str) -> dict[str, Any]:
 
 
 def _counts(table: pa.Table, name: str) -> dict[str, int]:
-    grouped = table.group_by(name).aggregate([([], "count_all")]).sort_by(
-        [("count_all", "descending"), (name, "ascending")]
+    grouped = (
+        table.group_by(name)
+        .aggregate([([], "count_all")])
+        .sort_by([("count_all", "descending"), (name, "ascending")])
     )
     return dict(zip(grouped[name].to_pylist(), grouped["count_all"].to_pylist(), strict=True))
 
@@ -126,8 +128,16 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
         f"[bold]{totals['exchanges']:,}[/] exchanges, {totals['record_batches']:,} record batches, "
         f"[bold]{totals['records']:,}[/] records, {totals['anomalies']:,} anomalies"
     )
-    _print_list(console, "APIs", document["apis"], _api_row, ("api", "versions", "exchanges", "errors", "median ms", "max ms"))
-    _print_list(console, "Clients", document["clients"], _client_row, ("client id", "address", "exchanges"))
+    _print_list(
+        console,
+        "APIs",
+        document["apis"],
+        _api_row,
+        ("api", "versions", "exchanges", "errors", "median ms", "max ms"),
+    )
+    _print_list(
+        console, "Clients", document["clients"], _client_row, ("client id", "address", "exchanges")
+    )
     _print_list(
         console,
         "Record data",
@@ -137,7 +147,11 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
     )
     anomalies = [{"kind": kind, "count": n} for kind, n in document["anomalies"].items()]
     _print_list(
-        console, "Anomalies", anomalies, lambda row: (row["kind"], f"{row['count']:,}"), ("kind", "rows")
+        console,
+        "Anomalies",
+        anomalies,
+        lambda row: (row["kind"], f"{row['count']:,}"),
+        ("kind", "rows"),
     )
     for row in document["unread"]:
         console.print(f"not (wholly) read: {row['path']}: {row['error']}", markup=False)
@@ -148,7 +162,9 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
 def _print_list(console: Console, title: str, rows: list[Any], cells: Any, names: Any) -> None:
     if not rows:
         return
-    text = TextTable(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    text = TextTable(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
     for index, name in enumerate(names):
         text.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows[:LISTED_MAX]:

@@ -130,6 +130,8 @@ def read_manifest(out: str) -> dict[str, Any]:
     if not isinstance(document, dict) or "tables" not in document:
         raise CaptureError(f"{path}: is no manifest of a table set")
     if document.get("format_version", 0) > FORMAT_VERSION:
-        raise CaptureError(f"{out}: written by a newer kdissect (format_version "
-                           f"{document['format_version']}); upgrade kdissect to read it")
+        raise CaptureError(
+            f"{out}: written by a newer kdissect (format_version "
+            f"{document['format_version']}); upgrade kdissect to read it"
+        )
     return document

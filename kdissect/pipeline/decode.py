@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from kdissect.pipeline.frames import Frames
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.slices import SIDES
 from kdissect.protocol import catalog
-from kdissect.protocol.plan import Role
+from kdissect.protocol.model import Field
+from kdissect.protocol.plan import Role, role_of
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table
@@ -88,6 +90,21 @@ class _Chunk:
     anomalies: list[AnomalyRow] = field(default_factory=list)
 
 
+@cache
+def error_versions(api_key: int) -> npt.NDArray[np.bool_]:
+    """Per api_version: does the response's definition have an error code anywhere."""
+
+    def has(fields: tuple[Field, ...], api_version: int) -> bool:
+        return any(
+            role_of(api_key, item) is Role.ERROR_CODE or has(item.fields, api_version)
+            for item in fields
+            if api_version in item.versions
+        )
+
+    response = catalog.api(api_key).response
+    return np.array([has(response.fields, n) for n in range(response.versions.last + 1)], bool)
+
+
 class Decoder:
     """Decodes assemblies into a sink; holds what all chunks share."""
 
@@ -114,9 +131,7 @@ class Decoder:
 
     def _chunks(self, exchanges: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.int64]]:
         asked = exchanges["request"]["size"] >= 0
-        time_ns = np.where(
-            asked, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"]
-        )
+        time_ns = np.where(asked, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
         order = np.lexsort((exchanges["exchange_id"], time_ns))
         sizes = np.zeros(len(exchanges), np.int64)
         for side in SIDES:
@@ -149,9 +164,7 @@ class Decoder:
 
     # -- messages ---------------------------------------------------------------------------
 
-    def _initial_status(
-        self, frames: Frames
-    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
+    def _initial_status(self, frames: Frames) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
         exchanges = frames.exchanges
         known_keys = np.array(sorted(catalog.apis()))
         has_api = np.isin(exchanges["api_key"], known_keys)
@@ -286,7 +299,15 @@ class Decoder:
         return texts.dictionary_encode()
 
     def _write_exchanges(self, chunk: _Chunk, marks: ChunkMarks) -> None:
-        facts = ExchangeFacts(chunk.status, chunk.version_source, self._client_ids(chunk.frames))
+        has_error = np.zeros(len(chunk.status), bool)
+        for (api_key, side), decoded in chunk.decoded.items():
+            if side == RESPONSE:
+                versions = chunk.frames.versions(RESPONSE)[decoded.rows]
+                has_error[decoded.rows] = error_versions(api_key)[versions] & (
+                    decoded.columns.status == 0
+                )
+        client_ids = self._client_ids(chunk.frames)
+        facts = ExchangeFacts(chunk.status, chunk.version_source, has_error, client_ids)
         self.sink(
             "exchanges",
             exchanges_table(
@@ -357,9 +378,7 @@ class Decoder:
         kept = sets.length > 0
         if not kept.any():
             return
-        sets = RecordSets(
-            *(getattr(sets, name)[kept] for name in RecordSets.__dataclass_fields__)
-        )
+        sets = RecordSets(*(getattr(sets, name)[kept] for name in RecordSets.__dataclass_fields__))
         frames = chunk.frames
         exchanges = frames.exchanges[sets.row]
         facts = RecordSetFacts(

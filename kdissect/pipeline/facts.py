@@ -24,8 +24,8 @@ from kdissect.accelerate import kernel, load_u8, load_u16
 from kdissect.capture.source import Sources
 from kdissect.pipeline.frames import Frames
 from kdissect.protocol import catalog
-from kdissect.protocol.model import Definition, Field, Type
-from kdissect.protocol.plan import Role
+from kdissect.protocol.model import Definition, Field
+from kdissect.protocol.plan import Role, role_of
 from kdissect.stream.index import Assembly
 from kdissect.tables.connections import ConnectionFacts
 from kdissect.tables.marks import ZERO_UUID
@@ -84,41 +84,29 @@ class Facts:
         return {name: next(iter(ids)) for name, ids in found.items() if len(ids) == 1}
 
 
-def _is_name(item: Field) -> bool:
-    return item.entity == "topicName" and item.type is Type.STRING and not item.is_array
+def _binds(definition: Definition) -> bool:
+    """True when some version has a struct with both a topic's name and its id."""
 
+    def roles(fields: tuple[Field, ...], api_version: int) -> bool:
+        here = [item for item in fields if api_version in item.versions]
+        found = {role_of(-1, item) for item in here if not item.is_array}
+        if {Role.TOPIC_NAME, Role.TOPIC_ID} <= found:
+            return True
+        return any(roles(item.fields, api_version) for item in here)
 
-def _is_id(item: Field) -> bool:
-    return item.type is Type.UUID and not item.is_array and item.name in ("topic_id", "id")
-
-
-def _pairing(fields: tuple[Field, ...]) -> str:
-    """"name-id" or "id-name" when a struct holds both in some version, "" otherwise."""
-    names = [n for n, item in enumerate(fields) if _is_name(item)]
-    ids = [n for n, item in enumerate(fields) if _is_id(item)]
-    for name in names:
-        for ident in ids:
-            a, b = fields[name].versions, fields[ident].versions
-            if max(a.first, b.first) <= min(a.last, b.last):
-                return "name-id" if name < ident else "id-name"
-    for item in fields:
-        found = _pairing(item.fields)
-        if found:
-            return found
-    return ""
+    versions = range(definition.versions.first, definition.versions.last + 1)
+    return any(roles(definition.fields, api_version) for api_version in versions)
 
 
 @cache
-def topic_tellers() -> dict[tuple[int, int], str]:
-    """(api key, side) of messages with a topic's name beside its id -> their order."""
-    tellers = {}
-    for key, api in catalog.apis().items():
-        sides: tuple[Definition, Definition] = (api.request, api.response)
-        for side, definition in enumerate(sides):
-            order = _pairing(definition.fields)
-            if order:
-                tellers[key, side] = order
-    return tellers
+def topic_tellers() -> frozenset[tuple[int, int]]:
+    """(api key, side) of messages that hold a topic's name beside its id."""
+    return frozenset(
+        (key, side)
+        for key, api in catalog.apis().items()
+        for side, definition in enumerate((api.request, api.response))
+        if _binds(definition)
+    )
 
 
 @cache
@@ -167,10 +155,9 @@ def _read(
         return
     decoded = frames.decode(api_key, side, chosen)
     exchanges = frames.exchanges[chosen]
-    order = topic_tellers().get((api_key, side))
-    name = catalog.api(api_key).name
-    if order:
-        _topic_facts(frames.buf, decoded, exchanges[SIDE_NAMES[side]]["time_ns"], order, name, facts)
+    if (api_key, side) in topic_tellers():
+        time_ns = exchanges[SIDE_NAMES[side]]["time_ns"]
+        _topic_facts(frames.buf, decoded, time_ns, catalog.api(api_key).name, facts)
     if side == RESPONSE and api_key in (METADATA, DESCRIBE_CLUSTER):
         _broker_facts(decoded.body, facts)
     if side == REQUEST and api_key in (SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE):
@@ -178,35 +165,15 @@ def _read(
 
 
 def _topic_facts(
-    buf: npt.NDArray[np.uint8],
-    decoded: MessageColumns,
-    time_ns: Any,
-    order: str,
-    api_name: str,
-    facts: Facts,
+    buf: npt.NDArray[np.uint8], decoded: MessageColumns, time_ns: Any, api_name: str, facts: Facts
 ) -> None:
     marks = decoded.marks
-    marks = marks[np.isin(marks["role"], (int(Role.TOPIC_NAME), int(Role.TOPIC_ID)))]
-    if len(marks) < 2:
+    marks = marks[marks["role"] == Role.TOPIC_BINDING]
+    if not len(marks):
         return
-    first, second = marks[:-1], marks[1:]
-    wanted = (
-        (Role.TOPIC_NAME, Role.TOPIC_ID) if order == "name-id" else (Role.TOPIC_ID, Role.TOPIC_NAME)
-    )
-    paired = (
-        (first["row"] == second["row"])
-        & (first["role"] == wanted[0])
-        & (second["role"] == wanted[1])
-    )
-    first, second = first[paired], second[paired]
-    name_marks, id_marks = (first, second) if order == "name-id" else (second, first)
-    named = name_marks["b"] >= 0
-    name_marks, id_marks = name_marks[named], id_marks[named]
-    if not len(name_marks):
-        return
-    names, _ = strings(buf, name_marks["a"], name_marks["b"])
-    ids = uuid_texts(np.ascontiguousarray(buf[id_marks["a"][:, None] + np.arange(16)]))
-    told = pa.table({"name": names, "id": ids, "time_ns": time_ns[name_marks["row"]]})
+    names, _ = strings(buf, marks["a"] >> 31, marks["a"] & 0x7FFFFFFF)
+    ids = uuid_texts(np.ascontiguousarray(buf[marks["b"][:, None] + np.arange(16)]))
+    told = pa.table({"name": names, "id": ids, "time_ns": time_ns[marks["row"]]})
     grouped = told.group_by(["name", "id"]).aggregate([("time_ns", "min")])
     for row in grouped.to_pylist():
         if row["id"] != ZERO_UUID:
@@ -405,6 +372,7 @@ def topics_table(facts: Facts) -> pa.Table:
 
 def brokers_table(facts: Facts) -> pa.Table:
     """Rows of `brokers`; ip where the host is an address itself."""
+
     def ip(host: str) -> str | None:
         try:
             return str(ipaddress.ip_address(host))

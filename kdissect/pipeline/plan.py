@@ -84,5 +84,3 @@ def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
             {"path": info.path, "size": path.stat().st_size, "sha256": digest.hexdigest()}
         )
     return listed
-
-

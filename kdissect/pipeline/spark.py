@@ -97,9 +97,7 @@ def _by_key(frame: DataFrame, count: int) -> DataFrame:
 def _rows(batches: Batches) -> Iterator[Row]:
     for batch in batches:
         columns = batch.to_pydict()
-        yield from map(
-            Row, columns["key"], columns["kind"], columns["ord"], columns["data"]
-        )
+        yield from map(Row, columns["key"], columns["kind"], columns["ord"], columns["data"])
 
 
 def _batches(rows: Iterator[Row]) -> Batches:

@@ -262,9 +262,7 @@ def _slot_rows(plan: RunPlan, assembly: Assembly, bucket: int) -> Iterator[Row]:
 # -- decode ---------------------------------------------------------------------------------
 
 
-def decode_step(
-    plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
-) -> dict[str, Any]:
+def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink) -> dict[str, Any]:
     """All rows of one slot to tables; returns what the driver sums up."""
     began = time.perf_counter()
     facts = Facts()

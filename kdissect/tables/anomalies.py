@@ -1,4 +1,4 @@
-"""The rows of `anomalies`: a fault, its place, one clause of detail, and a bounded look at bytes."""
+"""The rows of `anomalies`: a fault, its place, a clause of detail, and a bounded look at bytes."""
 
 from __future__ import annotations
 

@@ -49,6 +49,7 @@ class ExchangeFacts:
 
     decode_status: npt.NDArray[np.int8]  # [n, 2] DecodeStatus of request, response
     version_source: npt.NDArray[np.int8]
+    has_error: npt.NDArray[np.bool_]  # a decoded response whose version has error fields
     client_id: pa.Array
 
 
@@ -92,7 +93,7 @@ def exchanges_table(
     via = pa.array(exchanges["connection"], pa.int32())
     has_api = (exchanges["api_key"] != NO_API) & asked & (exchanges["is_sasl_token"] == 0)
     has_id = exchanges["is_sasl_token"] == 0
-    error, has_error, error_codes = marks.error_columns()
+    error, error_codes = marks.error_columns()
     distinct_errors, error_codes_of = np.unique(error, return_inverse=True)
     throttle, has_throttle = marks.first_number(Role.THROTTLE_TIME_MS)
     status = facts.decode_status
@@ -133,8 +134,10 @@ def exchanges_table(
         labels(worse(status), decode_names),
         labels(status[:, 0], decode_names),
         labels(status[:, 1], decode_names),
-        ints(error, pa.int16(), has_error),
-        labels(error_codes_of, [error_name(int(code)) for code in distinct_errors], has_error),
+        ints(error, pa.int16(), facts.has_error),
+        labels(
+            error_codes_of, [error_name(int(code)) for code in distinct_errors], facts.has_error
+        ),
         error_codes,
         ints(throttle.astype(np.int32), pa.int32(), has_throttle),
         marks.topics_column(),

@@ -97,18 +97,15 @@ class ChunkMarks:
         self.name_of_id = name_of_id
         self.topic_code[ids] = name_of_id[codes] if len(ids) else NO_TOPIC
 
-    def error_columns(self) -> tuple[Ints, npt.NDArray[np.bool_], pa.Array]:
-        """(error_code, valid, error_codes list): first non-zero in wire order, and all distinct."""
-        here = self.marks[self._of(Role.ERROR_CODE, side=1)]
+    def error_columns(self) -> tuple[Ints, pa.Array]:
+        """(error_code, error_codes list): first non-zero in wire order, and all distinct ones."""
         code = np.zeros(self.row_count, np.int16)
-        valid = np.zeros(self.row_count, bool)
-        valid[here["row"]] = True
-        wrong = here[here["a"] != 0]
+        wrong = self.marks[self._of(Role.ERROR_CODE, side=1)]
         rows, first = np.unique(wrong["row"], return_index=True)
         code[rows] = wrong["a"][first]
         pairs = np.unique(wrong["row"].astype(np.int64) * 65536 + (wrong["a"] + 32768))
         values = pa.array((pairs % 65536 - 32768).astype(np.int16))
-        return code, valid, lists(pairs // 65536, values, self.row_count)
+        return code, lists(pairs // 65536, values, self.row_count)
 
     def first_number(self, role: Role) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Per row the first mark's number of that role, and where there is one."""

@@ -68,9 +68,7 @@ class RecordRows:
                     code_of[text] = len(texts)
                     texts.append(text)
                 by_name[code] = code_of[text]
-        codes = np.where(
-            facts.sets.topic_id >= 0, facts.sets.topic_id, by_name[facts.sets.topic]
-        )
+        codes = np.where(facts.sets.topic_id >= 0, facts.sets.topic_id, by_name[facts.sets.topic])
         return self._texts(codes, texts)
 
     def _batch_base(self) -> npt.NDArray[np.int64]:
@@ -102,9 +100,7 @@ class RecordRows:
             "partition": ints(partition, pa.int32()),
         }
 
-    def _batch_rows(
-        self, batches: pa.Table, set_index: Any, within: Any, base: Any
-    ) -> pa.Table:
+    def _batch_rows(self, batches: pa.Table, set_index: Any, within: Any, base: Any) -> pa.Table:
         columns = self._common(pa.array(set_index), set_index)
         columns["batch_index"] = ints(within + base[set_index], pa.int64())
         for name in ("base_timestamp", "max_timestamp"):
@@ -112,13 +108,17 @@ class RecordRows:
         for name in RECORD_BATCHES.names:
             if name not in columns:
                 columns[name] = batches[name]
-        return pa.table([columns[name] for name in RECORD_BATCHES.names], names=RECORD_BATCHES.names)
+        return pa.table(
+            [columns[name] for name in RECORD_BATCHES.names], names=RECORD_BATCHES.names
+        )
 
     def _record_rows(self, records: pa.Table, base: Any) -> pa.Table:
         set_index = records["set_index"].to_numpy()
         via = pa.array(set_index)
         columns = self._common(via, set_index)
-        columns["batch_index"] = ints(records["batch_index"].to_numpy() + base[set_index], pa.int64())
+        columns["batch_index"] = ints(
+            records["batch_index"].to_numpy() + base[set_index], pa.int64()
+        )
         columns["record_index"] = records["record_index"].cast(pa.int64())
         columns["offset"] = self._offsets(records, set_index)
         columns["timestamp"] = _times(records["timestamp_ms"])
@@ -145,4 +145,3 @@ class RecordRows:
 def _times(milliseconds: pa.ChunkedArray) -> pa.Array:
     valid = milliseconds.is_valid().to_numpy() if milliseconds.null_count else None
     return times_from_ms(milliseconds.fill_null(0).to_numpy(), valid)
-

@@ -40,7 +40,9 @@ CONFIGS: dict[tuple[int, int], tuple[tuple[str, str, str, str], ...]] = {
     (44, 0): (("resources.configs", "name", "value", ""),),
 }
 
-SENSITIVE_NAME = re.compile(r"password|secret|token|jaas|(^|[._-])key($|[._-])|\.key", re.IGNORECASE)
+SENSITIVE_NAME = re.compile(
+    r"password|secret|token|jaas|(^|[._-])key($|[._-])|\.key", re.IGNORECASE
+)
 # Names with "key" that hold no key material.
 _HARMLESS = re.compile(r"key\.(de)?serializer|key\.type|keystore\.(type|location)", re.IGNORECASE)
 
@@ -56,7 +58,9 @@ def redact_body(body: pa.StructArray, api_key: int, side: int) -> pa.StructArray
         body = _at(body, path.split("."), _hide_all)
     for path, name, value, flag in CONFIGS.get((api_key, side), ()):
 
-        def hide(entries: pa.Array, name: str = name, value: str = value, flag: str = flag) -> pa.Array:
+        def hide(
+            entries: pa.Array, name: str = name, value: str = value, flag: str = flag
+        ) -> pa.Array:
             return _hide_configs(entries, name, value, flag)
 
         body = _at(body, path.split("."), hide)
@@ -100,7 +104,9 @@ def _hide_configs(entries: pa.Array, name: str, value: str, flag: str) -> pa.Arr
     if index < 0:
         return entries
     names = entries.field(entries.type.get_field_index(name)).dictionary_encode()
-    by_name = np.array([is_sensitive_name(text or "") for text in names.dictionary.to_pylist()] + [False])
+    by_name = np.array(
+        [is_sensitive_name(text or "") for text in names.dictionary.to_pylist()] + [False]
+    )
     codes = names.indices.fill_null(len(by_name) - 1).to_numpy(zero_copy_only=False)
     hidden = by_name[codes]
     if flag and entries.type.get_field_index(flag) >= 0:

@@ -224,14 +224,19 @@ FIXED_TABLES: dict[str, Any] = {
 
 # Columns with few distinct values per file: a Parquet dictionary pays there and nowhere else.
 DICTIONARY_COLUMNS = frozenset(
-    """format compression link_types.list.element client_ip broker_ip client_port broker_port
-    close_reason protocol tls_version tls_sni tls_cipher sasl_mechanism principal
-    client_software_name client_software_version client_ids.list.element api_key api_name
-    api_version client_id status version_source version_confidence decode_status
-    request_decode_status response_decode_status error_code error_name topics.list.element
-    group_id transactional_id source topic topic_id partition magic codec timestamp_type
-    producer_id producer_epoch control_type kind severity direction connection_id exchange_id
-    request_capture_id response_capture_id capture_id batch_index""".split()
+    (
+        *("format", "compression", "link_types.list.element", "capture_id"),
+        *("client_ip", "client_port", "broker_ip", "broker_port", "close_reason", "protocol"),
+        *("tls_version", "tls_sni", "tls_cipher", "sasl_mechanism", "principal"),
+        *("client_software_name", "client_software_version", "client_ids.list.element"),
+        *("connection_id", "exchange_id", "api_key", "api_name", "api_version", "client_id"),
+        *("request_capture_id", "response_capture_id", "status", "version_source"),
+        *("version_confidence", "decode_status", "request_decode_status"),
+        *("response_decode_status", "error_code", "error_name", "topics.list.element"),
+        *("group_id", "transactional_id", "source", "topic", "topic_id", "partition"),
+        *("batch_index", "magic", "codec", "timestamp_type", "producer_id", "producer_epoch"),
+        *("control_type", "kind", "severity", "direction"),
+    )
 )
 
 
