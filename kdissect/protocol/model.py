@@ -94,6 +94,12 @@ class Definition:
     name: Kafka's name of the definition ("FetchRequest", "OffsetCommitValue").
     versions: valid ones; flexible: those with compact forms and tagged fields.
     unstable: versions that the newest release having them marks as drafts.
+    kind: "message" (a side of an API), "header", "data" (opaque bytes inside messages), or the log
+        whose records it is: "group" (__consumer_offsets), "share", "transaction", "metadata",
+        "control".
+    record_key: the record's type in its log (2-byte prefix of a key, metadata record id, control
+        type), else -1.
+    notes: what a reader of the definition should know, one sentence each.
     """
 
     name: str
@@ -101,8 +107,9 @@ class Definition:
     flexible: VersionRange
     fields: tuple[Field, ...]
     unstable: VersionRange = NEVER
-    kind: str = "message"  # message | header | data | record
-    record_key: int = -1  # 2-byte type prefix, metadata record id or control type, where one exists
+    kind: str = "message"
+    record_key: int = -1
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

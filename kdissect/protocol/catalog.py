@@ -1,0 +1,202 @@
+"""The packaged definitions, by number and by name. Each file is parsed when first asked for."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from kdissect.errors import DefinitionError
+from kdissect.protocol import grammar
+from kdissect.protocol.model import Api, Definition
+
+_SIDES = ("request", "response")
+_ABORT, _COMMIT = 0, 1  # control records of these two types hold an EndTxnMarker
+
+
+def _folder() -> Traversable:
+    return files("kdissect.protocol").joinpath("definitions")
+
+
+@cache
+def _api_files() -> dict[int, Traversable]:
+    """API key to its file, ``01_fetch.kdef`` for 1, ascending."""
+    found = {
+        int(match[1]): entry
+        for entry in _folder().iterdir()
+        if (match := re.match(r"(\d+)_\w+\.kdef\Z", entry.name))
+    }
+    return dict(sorted(found.items()))
+
+
+@cache
+def _record_files() -> dict[str, Traversable]:
+    """Plain name (`_plain`) of a record or data definition to its file."""
+    entries = _folder().joinpath("records").iterdir()
+    return {_plain(entry.name.removesuffix(".kdef")): entry for entry in entries}
+
+
+@cache
+def _api_names() -> dict[str, int]:
+    return {_plain(_stem(entry)): key for key, entry in _api_files().items()}
+
+
+def _stem(entry: Traversable) -> str:
+    return re.sub(r"^\d+_|\.kdef$", "", entry.name)
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: ``offset_commit`` is ``OffsetCommit``."""
+    return name.replace("_", "").lower()
+
+
+def _parsed(entry: Traversable) -> list[grammar.Parsed]:
+    return grammar.parse(entry.read_text(encoding="utf-8"), entry.name)
+
+
+@cache
+def _api(key: int) -> Api:
+    entry = _api_files()[key]
+    parsed = _parsed(entry)
+    if len(parsed) != 1 or not isinstance(parsed[0], Api) or parsed[0].key != key:
+        raise DefinitionError(f"expected api {key} and nothing else", f"{entry.name}:1")
+    return parsed[0]
+
+
+def api(name_or_key: int | str) -> Api:
+    """An API by key (1) or name (``Fetch``, ``fetch``, ``FetchRequest``).
+
+    Raises ValueError, with names that come near, where there is none.
+    """
+    if isinstance(name_or_key, int):
+        if name_or_key not in _api_files():
+            raise ValueError(f"no API has key {name_or_key}; known are {_key_ranges()}")
+        return _api(name_or_key)
+    plain = _plain(name_or_key)
+    if plain.isdigit():
+        return api(int(plain))
+    for ending in ("", *_SIDES):
+        key = _api_names().get(plain.removesuffix(ending))
+        if key is not None:
+            return _api(key)
+    raise ValueError(f"no API is named {name_or_key!r}{_hint(near_names(name_or_key))}")
+
+
+def near_names(name: str) -> list[str]:
+    """The names of at most five APIs that come near a name that none has."""
+    plain = re.sub("(request|response)$", "", _plain(name))
+    keys = [_api_names()[each] for each in difflib.get_close_matches(plain, _api_names(), 5, 0.6)]
+    inside = [key for each, key in _api_names().items() if plain and plain in each]
+    return [_api(key).name for key in dict.fromkeys((*keys, *inside))][:5]
+
+
+def _hint(names: list[str]) -> str:
+    return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def _key_ranges() -> str:
+    keys = list(_api_files())
+    gaps = sorted(set(range(keys[0], keys[-1] + 1)) - set(keys))
+    return f"{keys[0]} to {keys[-1]}" + (f" without {gaps}" if gaps else "")
+
+
+def apis() -> dict[int, Api]:
+    """All APIs by key, ascending."""
+    return {key: _api(key) for key in _api_files()}
+
+
+def has_version(key: int, version: int) -> bool:
+    """Whether any Kafka release spoke this version of this API."""
+    return key in _api_files() and version in _api(key).request.versions
+
+
+@cache
+def _record_file(plain: str) -> tuple[Definition, ...]:
+    found: list[Definition] = []
+    for parsed in _parsed(_record_files()[plain]):
+        found += [parsed.request, parsed.response] if isinstance(parsed, Api) else [parsed]
+    return tuple(found)
+
+
+@cache
+def _headers() -> dict[str, Definition]:
+    parsed = _parsed(_folder().joinpath("headers.kdef"))
+    return {each.name: each for each in parsed if isinstance(each, Definition)}
+
+
+def definition(name: str) -> Definition:
+    """A definition by Kafka's name: ``FetchRequest``, ``OffsetCommitValue``, ``RequestHeader``.
+
+    Raises ValueError, with names that come near, where there is none.
+    """
+    if name in _headers():
+        return _headers()[name]
+    plain = _plain(name)
+    for side in _SIDES:
+        key = _api_names().get(plain.removesuffix(side)) if plain.endswith(side) else None
+        if key is not None:
+            return _api(key).side(side)
+    for stem in (plain, plain.removesuffix("key"), plain.removesuffix("value")):
+        if stem in _record_files():
+            for each in _record_file(stem):
+                if _plain(each.name) == plain:
+                    return each
+    near = difflib.get_close_matches(plain, list(_record_files()), 5, 0.6)
+    names = [each.name for stem in near for each in _record_file(stem)]
+    raise ValueError(f"no definition is named {name!r}{_hint(names or near_names(name))}")
+
+
+@cache
+def record_definitions() -> dict[str, Definition]:
+    """Every definition that is no message and no header, by name: records and opaque data."""
+    found = {each.name: each for plain in _record_files() for each in _record_file(plain)}
+    return dict(sorted(found.items()))
+
+
+@cache
+def coordinator_records(kind: str) -> dict[int, tuple[Definition, Definition]]:
+    """Records of a coordinator's topic: type (the key's 2-byte prefix) to key and value definition.
+
+    `kind`: "group" (``__consumer_offsets``), "transaction" (``__transaction_state``) or "share"
+    (``__share_group_state``).
+    """
+    if kind not in grammar.COORDINATOR_KINDS:
+        raise ValueError(f"kind must be one of {grammar.COORDINATOR_KINDS}, not {kind!r}")
+    found = {}
+    for plain in _record_files():
+        parts = _record_file(plain)
+        if parts[0].kind == kind:
+            found[parts[0].record_key] = (parts[0], parts[1])
+    return dict(sorted(found.items()))
+
+
+@cache
+def metadata_records() -> dict[int, Definition]:
+    """Records of ``__cluster_metadata``: record id to definition."""
+    return _by_record_key("metadata")
+
+
+@cache
+def control_records() -> dict[int, Definition]:
+    """Control records: control type to the definition of the value."""
+    found = _by_record_key("control")
+    return dict(sorted({**found, _COMMIT: found[_ABORT]}.items()))
+
+
+def _by_record_key(kind: str) -> dict[int, Definition]:
+    chosen = [each for each in record_definitions().values() if each.kind == kind]
+    return {each.record_key: each for each in sorted(chosen, key=lambda one: one.record_key)}
+
+
+REQUEST_HEADER: Definition
+RESPONSE_HEADER: Definition
+
+
+def __getattr__(name: str) -> Definition:
+    if name == "REQUEST_HEADER":
+        return _headers()["RequestHeader"]
+    if name == "RESPONSE_HEADER":
+        return _headers()["ResponseHeader"]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,485 @@
+"""The notation of the definition files: text to definitions, and back.
+
+A file says what one API (or one record type) looks like over all its versions::
+
+    # Notes come first, one a line.
+    api 36 SaslAuthenticate: versions 0-2, flexible 2+
+
+    request
+      auth_bytes: bytes 0+
+
+    response
+      error_code: int16 0+
+      error_message: string? 0+
+      auth_bytes: bytes 0+
+      session_lifetime_ms: int64 1+ = 0
+
+A *head* names what follows. ``api KEY Name`` has parts ``request`` and ``response``; ``group TYPE
+Name``, ``share TYPE Name`` and ``transaction TYPE Name`` are records of a coordinator's topic with
+parts ``key`` and ``value``; ``metadata ID Name``, ``control TYPE Name``, ``data Name`` and ``header
+Name`` have one part, ``fields``. Behind the colon of a head, or of a part where parts differ:
+``versions R``, ``flexible R`` (left out: never), ``unstable R`` (left out: none).
+
+A range R is ``3``, ``3-7``, or ``3+`` for 3 and every later version.
+
+A field is one line, ``name: type R``, then in this order what applies:
+
+=============  =================================================================================
+``null R``     versions that allow null; a type written ``string?`` allows it wherever it exists
+``tag N``      a tagged field; ``tag N R`` where only some of its versions tag it
+``= value``    its default: a number, ``true``, ``false``, ``null`` or a quoted string;
+               left out: 0, false, "", no elements, a struct of defaults
+``@entity``    what the value names: ``@topicName``, ``@groupId``, ``@brokerId``, ...
+``key``        part of the key of its collection in Kafka's classes
+``plain``      keeps its non-compact form in flexible versions
+=============  =================================================================================
+
+Types are those of `model.Type` in lower case; ``[int32]`` is an array; a name that starts with a
+capital is a struct. Its fields follow, indented by two more spaces; without them they come from the
+``struct Name`` part of the file, which several fields may share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
+from uuid import UUID
+
+from kdissect.errors import DefinitionError
+from kdissect.protocol.model import (
+    NEVER,
+    NO_LIMIT,
+    Api,
+    Default,
+    Definition,
+    Field,
+    Type,
+    VersionRange,
+)
+
+Parsed = Api | Definition
+COORDINATOR_KINDS = ("group", "share", "transaction")
+RECORD_KINDS = (*COORDINATOR_KINDS, "metadata", "control")
+PARTS = {
+    "api": ("request", "response"),
+    **dict.fromkeys(COORDINATOR_KINDS, ("key", "value")),
+    **dict.fromkeys(("metadata", "control", "data", "header"), ("fields",)),
+}
+
+_R = r"\d+(?:\+|-\d+)?"
+_HEAD = re.compile(
+    rf"(?:(?P<keyed>api|{'|'.join(RECORD_KINDS)}) (?P<key>\d+)|(?P<kind>data|header))"
+    r" (?P<name>[A-Z]\w*)(?:: (?P<ranges>.*))?\Z"
+)
+_PART = re.compile(r"(request|response|key|value|fields|struct [A-Z]\w*)(?:: (.*))?\Z")
+_RANGES = re.compile(
+    rf"versions (?P<versions>{_R})"
+    rf"(?:, flexible (?P<flexible>{_R}))?(?:, unstable (?P<unstable>{_R}))?\Z"
+)
+_FIELD = re.compile(
+    r"(?P<name>[a-z]\w*): (?P<array>\[)?(?P<type>\w+)(?(array)\])(?P<nullable>\?)?"
+    rf" (?P<versions>{_R})"
+    rf"(?: null (?P<null>{_R}))?"
+    rf"(?: tag (?P<tag>\d+)(?: (?P<tagged>{_R}))?)?"
+    r"(?: = (?P<default>\"[^\"]*\"|[^ ]+))?"
+    r"(?: @(?P<entity>\w+))?(?P<key> key)?(?P<plain> plain)?\Z"
+)
+_TYPES = {kind.value: kind for kind in Type if kind is not Type.STRUCT}
+_INTEGERS = frozenset({Type.INT8, Type.INT16, Type.UINT16, Type.INT32, Type.UINT32, Type.INT64})
+_ZERO: dict[Type, Default] = {
+    Type.BOOL: False,
+    Type.FLOAT64: 0.0,
+    Type.UUID: UUID(int=0),
+    Type.STRING: "",
+    Type.BYTES: b"",
+    Type.RECORDS: None,
+    **dict.fromkeys(_INTEGERS, 0),
+}
+
+
+def implied_default(kind: Type, is_array: bool = False) -> Default | tuple[()]:
+    """The default of a field that states none; ``()`` for no elements, or a struct of defaults."""
+    return () if is_array or kind is Type.STRUCT else _ZERO[kind]
+
+
+# Text to definitions
+
+
+class _Line:
+    """One line that says something: its number, indentation in spaces, and words."""
+
+    __slots__ = ("indent", "number", "text")
+
+    def __init__(self, number: int, indent: int, text: str) -> None:
+        self.number = number
+        self.indent = indent
+        self.text = text
+
+
+class _Reader:
+    """The lines of one file, read front to back."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self.source = source
+        self.lines: list[_Line] = []
+        for number, raw in enumerate(text.splitlines(), 1):
+            text = raw.rstrip()
+            if text:
+                stripped = text.lstrip(" ")
+                self.lines.append(_Line(number, len(text) - len(stripped), stripped))
+        self.at = 0
+        self.structs: dict[str, tuple[Field, ...]] = {}
+        self.struct_lines: dict[str, int] = {}
+        self.open_structs: set[str] = set()
+        self.ranges: dict[str, VersionRange] = {}
+
+    def fail(self, reason: str, line: _Line | int | None = None) -> DefinitionError:
+        if line is None:
+            line = self.lines[min(self.at, len(self.lines) - 1)] if self.lines else 1
+        number = line if isinstance(line, int) else line.number
+        return DefinitionError(reason, f"{self.source}:{number}")
+
+    def range(self, text: str, line: _Line) -> VersionRange:
+        known = self.ranges.get(text)
+        if known is not None:
+            return known
+        if text.endswith("+"):
+            parsed = VersionRange(int(text[:-1]), NO_LIMIT)
+        else:
+            first, _, last = text.partition("-")
+            parsed = VersionRange(int(first), int(last or first))
+        if parsed.is_empty or parsed.last > NO_LIMIT:
+            raise self.fail(f"{text} is no range of versions", line)
+        self.ranges[text] = parsed
+        return parsed
+
+    def parse(self) -> Iterator[Parsed]:
+        if not self.lines:
+            raise self.fail("the file is empty")
+        while self.at < len(self.lines):
+            yield self.block()
+
+    def block(self) -> Parsed:
+        notes: list[str] = []
+        while self.at < len(self.lines) and self.lines[self.at].text.startswith("#"):
+            notes.append(self.lines[self.at].text[1:].strip())
+            self.at += 1
+        if self.at == len(self.lines):
+            raise self.fail("notes are followed by no head")
+        line = self.lines[self.at]
+        head = _HEAD.match(line.text)
+        if head is None or line.indent:
+            raise self.fail("expected a head: 'api KEY Name', 'data Name', ...", line)
+        self.at += 1
+        kind = head["keyed"] or head["kind"]
+        key = int(head["key"] or -1)
+        common = self.version_ranges(head["ranges"], line) if head["ranges"] else None
+        begin = self.at
+        self.structs, self.struct_lines = {}, {}
+        for position in range(begin, len(self.lines)):
+            text = self.lines[position].text
+            if self.lines[position].indent == 0:
+                if _HEAD.match(text) or text.startswith("#"):
+                    break
+                if text.startswith("struct "):
+                    name = text[7:]
+                    if name in self.struct_lines:
+                        raise self.fail(f"struct {name} is declared twice", self.lines[position])
+                    self.struct_lines[name] = position
+        parts: dict[str, tuple[dict[str, VersionRange], tuple[Field, ...]]] = {}
+        while self.at < len(self.lines):
+            line = self.lines[self.at]
+            if line.indent == 0 and (_HEAD.match(line.text) or line.text.startswith("#")):
+                break
+            part = _PART.match(line.text)
+            if part is None or line.indent:
+                raise self.fail(f"expected a part ({', '.join(PARTS[kind])} or struct Name)", line)
+            name = part[1]
+            if name.startswith("struct "):
+                self.struct(name[7:])
+                self.at += 1
+                self.skip_fields()
+                continue
+            if name not in PARTS[kind] or name in parts:
+                raise self.fail(f"part {name} is not expected here", line)
+            ranges = self.version_ranges(part[2], line) if part[2] else common
+            if ranges is None:
+                raise self.fail(f"the versions of {name} are not said", line)
+            self.at += 1
+            parts[name] = (ranges, self.fields(2))
+        missing = [name for name in PARTS[kind] if name not in parts]
+        if missing:
+            raise self.fail(f"part {missing[0]} is missing", line)
+        return self.result(kind, key, head["name"], tuple(notes), parts)
+
+    def result(
+        self,
+        kind: str,
+        key: int,
+        name: str,
+        notes: tuple[str, ...],
+        parts: dict[str, tuple[dict[str, VersionRange], tuple[Field, ...]]],
+    ) -> Parsed:
+        definitions = []
+        for part in PARTS[kind]:
+            ranges, fields = parts[part]
+            definitions.append(
+                Definition(
+                    name=name if part == "fields" else name + part.capitalize(),
+                    versions=ranges["versions"],
+                    flexible=ranges["flexible"],
+                    unstable=ranges["unstable"],
+                    fields=fields,
+                    kind="message" if kind == "api" or kind in COORDINATOR_KINDS else kind,
+                    record_key=key if kind in RECORD_KINDS else -1,
+                    notes=notes if part == "fields" else (),
+                )
+            )
+        if kind in COORDINATOR_KINDS:
+            definitions = [replace(each, kind=kind) for each in definitions]
+        if len(definitions) == 1:
+            return definitions[0]
+        return Api(key, name, definitions[0], definitions[1], notes)
+
+    def version_ranges(self, text: str, line: _Line) -> dict[str, VersionRange]:
+        match = _RANGES.match(text)
+        if match is None:
+            raise self.fail("expected 'versions R, flexible R, unstable R'", line)
+        return {
+            name: self.range(match[name], line) if match[name] else NEVER
+            for name in ("versions", "flexible", "unstable")
+        }
+
+    def skip_fields(self) -> None:
+        while self.at < len(self.lines) and self.lines[self.at].indent:
+            self.at += 1
+
+    def struct(self, name: str) -> tuple[Field, ...]:
+        """The fields of a declared struct; read where it stands, whoever asks first."""
+        if name in self.structs:
+            return self.structs[name]
+        if name in self.open_structs:
+            raise self.fail(f"struct {name} contains itself")
+        resume, self.at = self.at, self.struct_lines[name] + 1
+        self.open_structs.add(name)
+        self.structs[name] = self.fields(2)
+        self.open_structs.discard(name)
+        self.at = resume
+        return self.structs[name]
+
+    def fields(self, indent: int) -> tuple[Field, ...]:
+        found: list[Field] = []
+        names: set[str] = set()
+        lines = self.lines
+        while self.at < len(lines):
+            line = lines[self.at]
+            if line.indent < indent or line.text.startswith("#"):
+                break
+            if line.indent != indent:
+                raise self.fail(f"expected an indentation of {indent} spaces", line)
+            self.at += 1
+            made = self.field(line)
+            if made.name in names and any(
+                each.name == made.name and _overlap(each.versions, made.versions) for each in found
+            ):
+                raise self.fail(f"field {made.name} is there twice", line)
+            names.add(made.name)
+            found.append(made)
+        return tuple(found)
+
+    def field(self, line: _Line) -> Field:
+        match = _FIELD.match(line.text)
+        if match is None:
+            raise self.fail("expected a field: 'name: type R ...'", line)
+        (
+            name, array, type_name, always_null, versions_text,
+            null_text, tag_text, tagged_text, default_text, entity, key, plain,
+        ) = match.groups()  # fmt: skip
+        versions = self.range(versions_text, line)
+        nullable = versions if always_null else NEVER
+        if null_text:
+            nullable = self.range(null_text, line)
+        tagged = NEVER
+        if tag_text:
+            tagged = self.range(tagged_text, line) if tagged_text else versions
+        is_array = array is not None
+        kind = _TYPES.get(type_name, Type.STRUCT)
+        fields: tuple[Field, ...] = ()
+        if kind is Type.STRUCT:
+            if not type_name[0].isupper():
+                raise self.fail(f"{type_name} is no type", line)
+            if self.at < len(self.lines) and self.lines[self.at].indent > line.indent:
+                fields = self.fields(line.indent + 2)
+            elif type_name in self.struct_lines:
+                fields = self.struct(type_name)
+            else:
+                raise self.fail(f"struct {type_name} is not declared in this file", line)
+        default = implied_default(kind, is_array)
+        if default_text:
+            default = self.default(default_text, kind, is_array, nullable, line)
+        return Field(
+            name,
+            kind,
+            versions,
+            is_array,
+            nullable,
+            tagged,
+            int(tag_text) if tag_text else -1,
+            default,
+            plain is not None,
+            entity or "",
+            key is not None,
+            fields,
+            type_name if kind is Type.STRUCT else "",
+        )
+
+    def default(
+        self, text: str, kind: Type, is_array: bool, nullable: VersionRange, line: _Line
+    ) -> Default | tuple[()]:
+        if text == "null":
+            if nullable.is_empty:
+                raise self.fail("the default is null, but no version allows null", line)
+            return None
+        if not is_array:
+            if kind is Type.BOOL and text in ("true", "false"):
+                return text == "true"
+            if kind is Type.STRING and text.startswith('"'):
+                return text[1:-1]
+            try:
+                if kind in _INTEGERS:
+                    return int(text, 0)
+                if kind is Type.FLOAT64:
+                    return float(text)
+            except ValueError:
+                pass
+        raise self.fail(f"{text} is no default of this type", line)
+
+
+def _overlap(one: VersionRange, other: VersionRange) -> bool:
+    return max(one.first, other.first) <= min(one.last, other.last)
+
+
+def parse(text: str, source: str = "definition") -> list[Parsed]:
+    """Everything that a definition file declares, in its order.
+
+    `source` is the file's name in errors. An API comes as `Api`, and so does a coordinator's record
+    (its ``request`` is the key, its ``response`` the value); others as `Definition`.
+    Raises DefinitionError with ``source:line``.
+    """
+    return list(_Reader(text, PurePath(source).name).parse())
+
+
+# Definitions to text
+
+
+def format_range(versions: VersionRange) -> str:
+    """``3``, ``3-7`` or ``3+``."""
+    if versions.last == NO_LIMIT:
+        return f"{versions.first}+"
+    if versions.first == versions.last:
+        return str(versions.first)
+    return f"{versions.first}-{versions.last}"
+
+
+def format_default(value: Default | tuple[()]) -> str:
+    """A default as the notation writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, int) and value in (2**31 - 1, 2**63 - 1):
+        return hex(value)
+    return str(value)
+
+
+def format_field(field: Field) -> str:
+    """The line of a field, without indentation and without the fields of a struct."""
+    name = field.struct_name if field.type is Type.STRUCT else field.type.value
+    words = [
+        f"{field.name}: {f'[{name}]' if field.is_array else name}"
+        f"{'?' if field.nullable == field.versions else ''}",
+        format_range(field.versions),
+    ]
+    if not field.nullable.is_empty and field.nullable != field.versions:
+        words.append(f"null {format_range(field.nullable)}")
+    if field.tag >= 0:
+        words.append(f"tag {field.tag}")
+        if field.tagged != field.versions:
+            words.append(format_range(field.tagged))
+    if field.default != implied_default(field.type, field.is_array):
+        words.append(f"= {format_default(field.default)}")
+    if field.entity:
+        words.append(f"@{field.entity}")
+    if field.map_key:
+        words.append("key")
+    if field.never_flexible:
+        words.append("plain")
+    return " ".join(words)
+
+
+def _structs(fields: tuple[Field, ...]) -> Iterator[Field]:
+    for field in fields:
+        if field.type is Type.STRUCT:
+            yield field
+            yield from _structs(field.fields)
+
+
+def _shared(definitions: list[Definition]) -> dict[str, tuple[Field, ...]]:
+    """The structs to declare once: same name and same fields in more than one place."""
+    seen: dict[str, list[tuple[Field, ...]]] = {}
+    for definition in definitions:
+        for field in _structs(definition.fields):
+            seen.setdefault(field.struct_name, []).append(field.fields)
+    shared = {}
+    for name, uses in seen.items():
+        often = max(uses, key=uses.count)
+        if uses.count(often) > 1:
+            shared[name] = often
+    return shared
+
+
+def _field_lines(
+    fields: tuple[Field, ...], indent: int, shared: dict[str, tuple[Field, ...]]
+) -> Iterator[str]:
+    for field in fields:
+        yield " " * indent + format_field(field)
+        if field.type is Type.STRUCT and shared.get(field.struct_name) != field.fields:
+            yield from _field_lines(field.fields, indent + 2, shared)
+
+
+def _ranges(definition: Definition) -> str:
+    words = f": versions {format_range(definition.versions)}"
+    if not definition.flexible.is_empty:
+        words += f", flexible {format_range(definition.flexible)}"
+    if not definition.unstable.is_empty:
+        words += f", unstable {format_range(definition.unstable)}"
+    return words
+
+
+def format(parsed: Parsed) -> str:
+    """The text of an API or a definition, such that `parse` gives it back."""
+    if isinstance(parsed, Api):
+        definitions = [parsed.request, parsed.response]
+        kind = "api" if parsed.request.kind == "message" else parsed.request.kind
+        head = f"{kind} {parsed.key} {parsed.name}"
+    else:
+        definitions = [parsed]
+        kind = parsed.kind
+        head = f"{kind} {parsed.record_key if kind in RECORD_KINDS else ''} {parsed.name}"
+        head = " ".join(head.split())
+    ranges = [_ranges(definition) for definition in definitions]
+    same = len(set(ranges)) == 1
+    lines = [f"# {note}" for note in parsed.notes]
+    lines.append(head + (ranges[0] if same else ""))
+    shared = _shared(definitions)
+    for part, definition, its_ranges in zip(PARTS[kind], definitions, ranges, strict=True):
+        lines += ["", part + ("" if same else its_ranges)]
+        lines += _field_lines(definition.fields, 2, shared)
+    for name, fields in shared.items():
+        lines += ["", f"struct {name}"]
+        lines += _field_lines(fields, 2, shared)
+    return "\n".join(lines) + "\n"
