@@ -72,8 +72,8 @@ def _pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[b
         pa.OSFile(path, "rb") as raw,
         pa.CompressedInputStream(raw, compression) as stream,
     ):
-        while skip > 0:
-            skip -= len(stream.read(min(skip, _PIECE)))
+        while skip > 0 and (piece := stream.read(min(skip, _PIECE))):
+            skip -= len(piece)
         while piece := stream.read(size):
             yield piece
 
@@ -150,7 +150,7 @@ def _named_file(path: str) -> InputFile:
 
 
 def _folder(path: str) -> list[InputFile]:
-    files = []
+    files: list[InputFile] = []
     for folder, folders, names in os.walk(path):
         folders.sort()
         files.extend(_describe(os.path.join(folder, name)) for name in sorted(names))
@@ -218,10 +218,10 @@ def spool(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:
             return _spool_stream(file, spool_dir)
         out, path = _new_file(spool_dir)
         with out:
-            error = _unpack(file.path, file.compression, out)
+            damage = _unpack(file.path, file.compression, out)
     except OSError as error:
         raise EnvironmentFailed(f"{file.path}: spooling to {spool_dir}: {error}") from error
-    return replace(file, data_path=path, error=error)
+    return replace(file, data_path=path, error=damage)
 
 
 def _spool_stream(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:

@@ -6,7 +6,7 @@ in the writer's byte order, which is how readers find it out.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from .cursor import (
 FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
 
 # First four bytes -> (byte order, digits of a second's fraction).
-MAGICS = {
+MAGICS: dict[bytes, tuple[Literal["big", "little"], int]] = {
     b"\xa1\xb2\xc3\xd4": ("big", 6),
     b"\xd4\xc3\xb2\xa1": ("little", 6),
     b"\xa1\xb2\x3c\x4d": ("big", 9),
@@ -59,10 +59,9 @@ def open_pcap(
     cursor = np.zeros(CURSOR_SIZE, np.int64)
     cursor[[POS, END]] = min(FILE_HEADER_SIZE, len(data)), len(data)
     cursor[[FORMAT, LITTLE, INTERFACE_COUNT]] = PCAP, order == "little", 1
-    byte_order = "little" if order == "little" else "big"
-    snap_length = int.from_bytes(header[16:20], byte_order)
+    snap_length = int.from_bytes(header[16:20], order)
     # The upper half of the link type holds the length of a frame check sequence.
-    link_type = int.from_bytes(header[20:24], byte_order) & 0xFFFF
+    link_type = int.from_bytes(header[20:24], order) & 0xFFFF
     return cursor, np.array([link_type, snap_length, digits, 0], np.int64)
 
 

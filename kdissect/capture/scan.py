@@ -263,7 +263,8 @@ def scan(split: Split, sources: Sources) -> ScanResult:
         table = np.full(2 * len(table), _EMPTY, np.int64)
         _hash_endpoints(endpoints, counts[_ENDPOINTS], table, _MULTIPLIERS)
     packet_count, segment_count, endpoint_count, cut_count = (int(count) for count in counts)
-    assert outcome == STEP_END and packet_count == split.packet_count, (outcome, split)
+    assert outcome == STEP_END, (outcome, split)
+    assert packet_count == split.packet_count, (packet_count, split)
     batch = SegmentBatch(
         endpoints[: endpoint_count * _ENDPOINTS_SIZE].view(ENDPOINTS).copy(),
         segments[:segment_count].copy(),

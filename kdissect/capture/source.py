@@ -34,7 +34,7 @@ _FAULTS = {
 if JIT_ENABLED:
 
     @intrinsic
-    def _copy(typingctx: Any, address: Any, out: Any, pos: Any, count: Any) -> Any:  # noqa: ARG001
+    def _copy(typingctx: Any, address: Any, out: Any, pos: Any, count: Any) -> Any:
         """out[pos:pos + count] = the bytes at an address."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -109,9 +109,14 @@ def _map(path: str) -> npt.NDArray[np.uint8]:
     memory = (ctypes.c_uint8 * size).from_address(address)
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     weakref.finalize(memory, libc.munmap, address, size)
-    data = np.frombuffer(memory, np.uint8)
+    data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
     data.flags.writeable = False
     return data
+
+
+def _columns(extents: npt.NDArray[np.void]) -> tuple[Any, Any, Any]:
+    pos, length, source = (np.ascontiguousarray(extents[n]) for n in ("pos", "length", "source"))
+    return pos, length, source
 
 
 class Sources:
@@ -190,12 +195,9 @@ class Sources:
         places: npt.NDArray[np.int64] = bytes_before[np.concatenate(([0], ends))]
         return places
 
-    def _columns(self, extents: npt.NDArray[np.void]) -> tuple[npt.NDArray[Any], ...]:
-        return tuple(np.ascontiguousarray(extents[name]) for name in ("pos", "length", "source"))
-
     def _total(self, extents: npt.NDArray[np.void], rows: npt.NDArray[np.int64]) -> int:
         """Bytes of the extents (of those in `rows`, if any are given), after checking them."""
-        fault, number = _check_extents(*self._columns(extents), self.sizes)
+        fault, number = _check_extents(*_columns(extents), self.sizes)
         if fault != _OK:
             raise ValueError(f"extents: row {number} {_FAULTS[fault]}: {extents[number]}")
         return int(extents["length"][rows].sum()) if len(rows) else int(number)
@@ -206,4 +208,4 @@ class Sources:
         rows: npt.NDArray[np.int64],
         out: npt.NDArray[np.uint8],
     ) -> None:
-        _copy_extents(*self._columns(extents), self.bases, rows, out)
+        _copy_extents(*_columns(extents), self.bases, rows, out)

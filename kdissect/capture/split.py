@@ -194,7 +194,7 @@ class _Walk:
         return None
 
     def link_types(self) -> tuple[str, ...]:
-        rows = self.interfaces[LINK_TYPE :: INTERFACE_SIZE][: self.cursor[INTERFACE_COUNT]]
+        rows = self.interfaces[LINK_TYPE::INTERFACE_SIZE][: self.cursor[INTERFACE_COUNT]]
         types, first = np.unique(rows, return_index=True)
         ordered = (int(types[i]) for i in np.argsort(first))
         return tuple(dict.fromkeys(LINK_TYPE_NAMES.get(t, f"link_type_{t}") for t in ordered))
@@ -229,7 +229,7 @@ class _Walk:
     def info(self, source: int, file: InputFile) -> CaptureInfo:
         counts = [int(count) for count in self.counts]
         errors = [text for text in (file.error, self.error()) if text]
-        is_stopped = self.outcome in (STEP_CUT, STEP_BAD)
+        is_stopped = self.error() is not None
         secrets = self.secrets.reshape(-1, SECRET_SIZE)[: self.cursor[SECRET_COUNT]]
         return CaptureInfo(
             source=source,
