@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PathLike = str | os.PathLike[str]
-Filter = pads.Expression | None
+Filter = Any  # a pyarrow.dataset.Expression, or None
 _LISTED_ROWS = 10
 
 

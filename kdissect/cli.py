@@ -124,6 +124,8 @@ def dissect_command(
         raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
     inputs = find_captures(captures)
     _check_disk(out, inputs)
+    if master.startswith("local"):
+        check_java()
     began = time.perf_counter()
     start = _Background(lambda: _start_spark(master, settings))
     from kdissect import api
@@ -179,8 +181,6 @@ def _check_disk(out: str, inputs: list[Any]) -> None:
 
 
 def _start_spark(master: str, settings: dict[str, str]) -> Any:
-    if master.startswith("local"):
-        check_java()
     from kdissect.pipeline import spark as on_spark
 
     return on_spark.session(master, settings)

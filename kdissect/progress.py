@@ -30,7 +30,7 @@ class Progress:
 
     def __init__(self, spark: Any, byte_count: int, *, shown: bool) -> None:
         self._byte_count = byte_count
-        self._tracker = self._find_tracker(spark) if shown else None
+        self._tracker: Any = self._find_tracker(spark) if shown else None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 

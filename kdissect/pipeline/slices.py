@@ -52,6 +52,9 @@ def concat(parts: list[Assembly]) -> Assembly:
     """One assembly with the rows of all; connections are not merged, only renumbered."""
     if len(parts) == 1:
         return parts[0]
+    if not parts:
+        empty = [np.zeros(0, kind) for kind in _KINDS]
+        return Assembly(empty[0], empty[1], empty[2], empty[3], empty[4])
     endpoints, connections, exchanges, extents = [], [], [], []
     endpoint_base = connection_base = extent_base = 0
     for part in parts:
@@ -68,8 +71,6 @@ def concat(parts: list[Assembly]) -> Assembly:
         endpoint_base += len(part.endpoints)
         connection_base += len(part.connections)
         extent_base += len(part.extents)
-    if not parts:
-        return Assembly(*(np.zeros(0, kind) for kind in _KINDS))
     return Assembly(
         np.concatenate(endpoints),
         np.concatenate(connections),

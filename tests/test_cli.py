@@ -1,0 +1,140 @@
+"""The command line as a user meets it: exit codes, one clear line, what is left behind."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import dpkt
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("kdissect: ")
+    return lines[0]
+
+
+def test_version_and_help(kdissect: Run) -> None:
+    """--version and --help answer on stdout; every verb's help shows examples."""
+    assert kdissect("--version").stdout.startswith("kdissect ")
+    shown = kdissect("dissect", "--help")
+    assert shown.returncode == 0
+    assert "Examples" in shown.stdout
+
+
+def test_a_missing_file(kdissect: Run, tmp_path: Path) -> None:
+    """Exit 2, the file named, nothing written."""
+    result = kdissect("dissect", "no/such.pcap", "--out", str(tmp_path / "out"))
+    assert result.returncode == 2
+    assert "no/such.pcap" in one_line(result)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a capture at all"], ids=["empty", "text"])
+def test_a_file_that_is_no_capture(kdissect: Run, tmp_path: Path, content: bytes) -> None:
+    """Named itself, a file that is no capture is exit 2."""
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    result = kdissect("dissect", str(path), "--out", str(tmp_path / "out"))
+    assert result.returncode == 2
+    assert "x.bin" in one_line(result)
+
+
+def test_a_folder_without_captures(kdissect: Run, tmp_path: Path) -> None:
+    """Exit 2, the folder named."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "readme.txt").write_text("nothing")
+    result = kdissect("dissect", str(tmp_path / "in"), "--out", str(tmp_path / "out"))
+    assert result.returncode == 2
+    assert str(tmp_path / "in") in one_line(result)
+
+
+def test_an_existing_out(kdissect: Run, tmp_path: Path, captures: Path) -> None:
+    """A folder with other files is refused, and stays as it is."""
+    (tmp_path / "notes.txt").write_text("mine")
+    result = kdissect("dissect", str(captures / "librdkafka.pcap"), "--out", str(tmp_path))
+    assert result.returncode == 2
+    assert str(tmp_path) in one_line(result)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_unwritable_out(kdissect: Run, tmp_path: Path, captures: Path) -> None:
+    """A place that cannot be written is exit 2."""
+    place = tmp_path / "file"
+    place.write_text("")
+    result = kdissect("dissect", str(captures / "librdkafka.pcap"), "--out", str(place / "out"))
+    assert result.returncode == 2
+    assert "cannot be written" in one_line(result)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--nonsense"], ["dissect"], ["dissect", "x.pcap", "--out", "o", "--conf", "novalue"]],
+    ids=["option", "no-capture", "conf"],
+)
+def test_bad_usage(kdissect: Run, arguments: list[str]) -> None:
+    """Exit 2 with one line."""
+    result = kdissect(*arguments)
+    assert result.returncode == 2
+    one_line(result)
+
+
+def test_no_java(tmp_path: Path, captures: Path) -> None:
+    """Without Java one line says what to install, exit 3."""
+    import sys
+
+    environment = {**os.environ, "PATH": str(tmp_path), "JAVA_HOME": ""}
+    capture = str(captures / "librdkafka.pcap")
+    command = [
+        sys.executable,
+        "-m",
+        "kdissect.cli",
+        "dissect",
+        capture,
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 3
+    assert "Java 17" in one_line(result)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.spark
+def test_a_cut_capture_gives_what_it_holds(kdissect: Run, tmp_path: Path, captures: Path) -> None:
+    """A capture cut in the middle: exit 0, its exchanges, and a capture_cut anomaly."""
+    whole = (captures / "librdkafka.pcap").read_bytes()
+    (tmp_path / "cut.pcap").write_bytes(whole[: len(whole) // 2])
+    out = tmp_path / "out"
+    result = kdissect("dissect", str(tmp_path / "cut.pcap"), "--out", str(out), "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["totals"]["exchanges"] > 50
+    assert document["anomalies"]["capture_cut"] == 1
+    # the same command again refuses, and leaves the set
+    again = kdissect("dissect", str(tmp_path / "cut.pcap"), "--out", str(out))
+    assert again.returncode == 2
+    assert "--overwrite" in one_line(again)
+    assert (out / "_kdissect.json").exists()
+
+
+@pytest.mark.spark
+def test_a_capture_without_kafka(kdissect: Run, tmp_path: Path) -> None:
+    """No Kafka found: exit 0 with a warning, tables all the same."""
+    path = tmp_path / "http.pcap"
+    with path.open("wb") as stream:
+        writer = dpkt.pcap.Writer(stream)
+        text = b"GET / HTTP/1.1\r\nHost: example\r\n\r\n"
+        tcp = dpkt.tcp.TCP(sport=4000, dport=80, seq=1, ack=1, flags=dpkt.tcp.TH_ACK, data=text)
+        ip = dpkt.ip.IP(src=b"\x7f\0\0\1", dst=b"\x7f\0\0\2", p=6, data=tcp)
+        ip.len = len(ip)
+        writer.writepkt(bytes(dpkt.ethernet.Ethernet(data=ip)), ts=1.0)
+    result = kdissect("dissect", str(path), "--out", str(tmp_path / "out"), "--json")
+    assert result.returncode == 0, result.stderr
+    assert "no Kafka traffic" in one_line(result)
+    assert json.loads(result.stdout)["totals"]["exchanges"] == 0
