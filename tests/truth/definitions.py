@@ -1,0 +1,179 @@
+"""Kafka's own definitions, as published in its jars: which field exists in which version.
+
+They guide the comparison and come from ../shared, not from the product, so that a field which the
+product forgot, or reads at the wrong version, is missed here and not forgiven.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .material import DEFINITIONS
+
+RELEASES = ("4.3.1", "3.9.1")  # a pair of both has the field names of the newer one
+PRIMITIVES = {
+    *("bool", "int8", "int16", "uint16", "int32", "uint32", "int64", "float64"),
+    *("string", "bytes", "uuid", "records"),
+}
+NUMBERS = {"int8", "int16", "uint16", "int32", "uint32", "int64"}
+
+
+def snake_case(name: str) -> str:
+    """Field name to column name (kafka/README.md, "Values as JSON")."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return name.lower()
+
+
+def in_versions(api_version: int, text: str | None) -> bool:
+    """Whether Kafka's notation ("3", "1-4", "2+", "none") covers a version."""
+    if not text or text == "none":
+        return False
+    first, _, last = text.partition("-")
+    if text.endswith("+"):
+        return api_version >= int(text[:-1])
+    return int(first) <= api_version <= int(last or first)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field as it is in one version. `children` is set for structs and arrays of structs."""
+
+    log_name: str  # in the broker's JSON
+    column: str  # in the tables
+    type: str  # a primitive's name, or "struct"
+    is_array: bool
+    is_tagged: bool
+    default: Any  # as the broker's JSON would show it
+    children: Layout | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The fields of a struct in one version; `absent` are the columns of its other versions."""
+
+    fields: tuple[Field, ...]
+    absent: frozenset[str]
+
+
+@functools.cache
+def definition(release: str, name: str) -> dict[str, Any] | None:
+    path = DEFINITIONS / release / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+@functools.cache
+def api_names() -> dict[int, str]:
+    """API key -> name, the newest release's."""
+    names: dict[int, str] = {}
+    for release in RELEASES:
+        for path in (DEFINITIONS / release).glob("*Request.json"):
+            found = json.loads(path.read_text())
+            names.setdefault(found["apiKey"], found["name"].removesuffix("Request"))
+    return names
+
+
+def has_version(api_key: int, api_version: int) -> bool:
+    name = api_names().get(api_key)
+    return name is not None and _release_of(name + "Request", api_version) is not None
+
+
+def layout(api_key: int, side: str, api_version: int) -> Layout:
+    """The body of a message, `side` being "Request" or "Response"."""
+    return _message_layout(api_names()[api_key] + side, api_version)
+
+
+def _release_of(name: str, api_version: int) -> str | None:
+    for release in RELEASES:
+        found = definition(release, name)
+        if found and in_versions(api_version, found["validVersions"]):
+            return release
+    return None
+
+
+@functools.cache
+def _message_layout(name: str, api_version: int) -> Layout:
+    release = _release_of(name, api_version)
+    assert release is not None, f"no release has {name} v{api_version}"
+    mine = definition(release, name)
+    others = [definition(r, name) for r in RELEASES]
+    return _struct(mine["fields"], _commons(mine), [d for d in others if d], api_version, [])
+
+
+def _commons(found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return {common["name"]: common["fields"] for common in found.get("commonStructs", ())}
+
+
+def _struct(
+    fields: list[dict[str, Any]],
+    commons: dict[str, list[dict[str, Any]]],
+    everywhere: list[dict[str, Any]],
+    api_version: int,
+    path: list[str],
+) -> Layout:
+    present = tuple(
+        _field(field, commons, everywhere, api_version, path)
+        for field in fields
+        if in_versions(api_version, field.get("versions", field.get("taggedVersions")))
+    )
+    columns = {column for found in everywhere for column in _columns_at(found, path)}
+    return Layout(present, frozenset(columns - {field.column for field in present}))
+
+
+def _columns_at(found: dict[str, Any], path: list[str]) -> set[str]:
+    """Columns of the struct at a path of columns, over all versions of one definition."""
+    fields = found["fields"]
+    for step in path:
+        inside = [f for f in fields if snake_case(f["name"]) == step]
+        if not inside:
+            return set()
+        element = inside[0]["type"].removeprefix("[]")
+        fields = inside[0].get("fields") or _commons(found).get(element, [])
+    return {snake_case(field["name"]) for field in fields}
+
+
+def _field(
+    field: dict[str, Any],
+    commons: dict[str, list[dict[str, Any]]],
+    everywhere: list[dict[str, Any]],
+    api_version: int,
+    path: list[str],
+) -> Field:
+    is_array = field["type"].startswith("[]")
+    element = field["type"].removeprefix("[]")
+    column = snake_case(field["name"])
+    children = None
+    if element not in PRIMITIVES:
+        inner = field.get("fields") or commons[element]
+        children = _struct(inner, commons, everywhere, api_version, [*path, column])
+        element = "struct"
+    return Field(
+        log_name=field["name"][0].lower() + field["name"][1:],
+        column=column,
+        type=element,
+        is_array=is_array,
+        is_tagged=in_versions(api_version, field.get("taggedVersions")),
+        default=_default(field.get("default"), element, is_array, children),
+        children=children,
+    )
+
+
+def _default(value: Any, element: str, is_array: bool, children: Layout | None) -> Any:
+    if value == "null":
+        return None
+    if is_array:
+        return []
+    if children is not None:
+        return {child.log_name: child.default for child in children.fields}
+    if element in NUMBERS:
+        return int(str(value or 0), 0)
+    if element == "float64":
+        return float(value or 0)
+    if element == "bool":
+        return value in (True, "true")
+    if element == "uuid":
+        return "A" * 22
+    return value or ""  # strings; bytes too, in base64

@@ -1,0 +1,101 @@
+"""An independent look at the packets of a capture, with dpkt: the oracle of the accounts."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import struct
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dpkt
+
+NS = 1_000_000_000
+LAYERS = {1: (dpkt.ethernet.Ethernet, 14), 113: (dpkt.sll.SLL, 16), 276: (dpkt.sll2.SLL2, 20)}
+
+
+@dataclass(frozen=True)
+class TcpPacket:
+    """A TCP packet; `number` is Wireshark's frame.number."""
+
+    number: int
+    time_ns: int
+    source: tuple[str, int]
+    destination: tuple[str, int]
+    seq: int
+    flags: int
+    payload: bytes
+
+
+@functools.lru_cache(maxsize=2)
+def tcp_packets(path: Path) -> list[TcpPacket]:
+    """All of a little-endian microsecond pcap, as tcpdump writes it."""
+    data = path.read_bytes()
+    magic, link_type = struct.unpack_from("<I16xI", data)
+    assert magic == 0xA1B2C3D4, path
+    layer, _ = LAYERS[link_type]
+    found = []
+    pos, number = 24, 0
+    while pos < len(data):
+        seconds, micros, size = struct.unpack_from("<III", data, pos)
+        pos += 16
+        number += 1
+        ip = layer(data[pos : pos + size]).data
+        pos += size
+        tcp = getattr(ip, "data", None)
+        if isinstance(tcp, dpkt.tcp.TCP):
+            found.append(
+                TcpPacket(
+                    number,
+                    seconds * NS + micros * 1000,
+                    (str(ipaddress.ip_address(ip.src)), tcp.sport),
+                    (str(ipaddress.ip_address(ip.dst)), tcp.dport),
+                    tcp.seq,
+                    tcp.flags,
+                    bytes(tcp.data),
+                )
+            )
+    return found
+
+
+@dataclass
+class Stream:
+    """One direction of a connection: its payload, put in place by sequence number."""
+
+    first_seq: int | None = None  # of the first payload byte
+    data: bytearray = field(default_factory=bytearray)
+
+    def pos_of(self, packet: TcpPacket) -> int:
+        """Stream position of its payload; negative for a keep-alive probe of an idle stream."""
+        assert self.first_seq is not None
+        distance = (packet.seq - self.first_seq) % 2**32
+        return distance if distance < 2**31 else distance - 2**32
+
+    def add(self, packet: TcpPacket) -> None:
+        if packet.flags & dpkt.tcp.TH_SYN:
+            self.first_seq = (packet.seq + 1) % 2**32
+        elif packet.payload and self.first_seq is not None:
+            pos = self.pos_of(packet)
+            if pos > len(self.data):  # its packets are swapped: a later one fills this
+                self.data.extend(bytes(pos - len(self.data)))
+            if pos >= 0:
+                self.data[pos : pos + len(packet.payload)] = packet.payload
+
+
+Endpoint = tuple[str, int]
+Connections = dict[tuple[Endpoint, Endpoint], list[tuple[Stream, Stream]]]
+
+
+def streams(path: Path) -> Connections:
+    """(client, broker) -> requests and responses of each connection between them, in order."""
+    found: Connections = defaultdict(list)
+    for packet in tcp_packets(path):
+        forth, back = (packet.source, packet.destination), (packet.destination, packet.source)
+        if packet.flags & dpkt.tcp.TH_SYN and not packet.flags & dpkt.tcp.TH_ACK:
+            found[forth].append((Stream(), Stream()))
+        if forth in found:
+            found[forth][-1][0].add(packet)
+        elif back in found:
+            found[back][-1][1].add(packet)
+    return found

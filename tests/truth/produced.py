@@ -1,0 +1,117 @@
+"""What clients say they wrote, and the records of the tables in the same words."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FETCHES = ("fetch", "share_fetch")  # sources of records that a consumer was given
+
+Headers = tuple[tuple[str, bytes | None], ...]
+Place = tuple[str, int, int]
+"""topic, partition, offset"""
+
+
+@dataclass(frozen=True)
+class Produced:
+    """A record that a client's library confirmed. None: the list does not tell."""
+
+    how: str | None
+    topic: str
+    partition: int | None
+    offset: int | None
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The columns beside topic, key and value by which this record can be found."""
+        names = ("partition", "offset", "timestamp_ms", "headers")
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    @property
+    def place(self) -> Place | None:
+        if self.partition is None or self.offset is None:
+            return None
+        return self.topic, self.partition, self.offset
+
+
+def load(path: Path) -> list[Produced]:
+    """All records of NAME.produced.jsonl.gz. Texts stand for their UTF-8 bytes."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [_produced(json.loads(line)) for line in lines]
+
+
+def _produced(one: dict[str, Any]) -> Produced:
+    offset = one.get("offset")
+    headers = one.get("headers")
+    return Produced(
+        how=one["how"],
+        topic=one["topic"],
+        partition=one.get("partition"),
+        offset=None if offset is None or offset < 0 else offset,  # acks=0 has none
+        timestamp_ms=one.get("timestamp"),
+        key=_bytes(one["key"]),
+        value=_bytes(one["value"]),
+        headers=None if headers is None else tuple((k, _bytes(v)) for k, v in headers),
+    )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _headers(row: dict[str, Any]) -> Headers:
+    return tuple((header["key"], header["value"]) for header in row["headers"])
+
+
+def missing(
+    listed: Iterable[Produced], records: Iterable[dict[str, Any]], *, empty_key_is_null: bool
+) -> list[Produced]:
+    """Listed records that are not in rows of `records`, as multisets: values repeat.
+
+    Each listed record is compared by all that the list tells of it.
+    """
+    records = list(records)
+    by_told: dict[tuple[str, ...], list[Produced]] = defaultdict(list)
+    for one in listed:
+        by_told[one.told].append(one)
+    lost = []
+    for told, group in by_told.items():
+        there: Counter[tuple[Any, ...]] = Counter()
+        for row in records:
+            rest = (_headers(row) if name == "headers" else row[name] for name in told)
+            key = (row["key"] or None) if empty_key_is_null else row["key"]
+            there[row["topic"], key, row["value"], *rest] += 1
+        for one in group:
+            key = (one.key or None) if empty_key_is_null else one.key
+            wanted = (one.topic, key, one.value, *(getattr(one, name) for name in told))
+            if there[wanted]:
+                there[wanted] -= 1
+            else:
+                lost.append(one)
+    return lost
+
+
+def by_place(records: Iterable[dict[str, Any]]) -> dict[Place, list[dict[str, Any]]]:
+    """Rows by topic, partition and offset; a topic created anew has a place twice."""
+    found: dict[Place, list[dict[str, Any]]] = defaultdict(list)
+    for row in records:
+        found[row["topic"], row["partition"], row["offset"]].append(row)
+    return found
+
+
+def is_equal(one: Produced, row: dict[str, Any], *, empty_key_is_null: bool) -> bool:
+    """Whether a fetched record has the content of a listed one."""
+    key, row_key = one.key, row["key"]
+    if empty_key_is_null:
+        key, row_key = key or None, row_key or None
+    same_headers = one.headers is None or one.headers == _headers(row)
+    return same_headers and (key, one.value) == (row_key, row["value"])

@@ -1,0 +1,67 @@
+"""The broker's request log: one entry for each request that a broker completed."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Key = tuple[str, int, int, int, int, int]
+"""client ip, client port, broker port, correlation id, api key, api version"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A logged request. Bodies are JSON objects, or text where the broker is older than 2.6."""
+
+    key: Key
+    api_name: str  # in Kafka's upper case
+    client_id: str  # "" also for null
+    is_forwarded: bool
+    request: dict[str, Any] | str
+    response: dict[str, Any] | str
+
+    def __str__(self) -> str:
+        client_ip, client_port, broker_port, correlation_id, _, api_version = self.key
+        return (
+            f"{client_ip}:{client_port}->{broker_port} #{correlation_id} "
+            f"{self.api_name} v{api_version}"
+        )
+
+
+@functools.cache
+def load(path: Path) -> list[Entry]:
+    """All entries of NAME.requests.jsonl.gz, in the order in which they were completed."""
+    entries = []
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            one = json.loads(line)
+            entries.append(
+                Entry(
+                    key=(
+                        *one["client"],
+                        one["broker"][1],
+                        one["correlation_id"],
+                        one["api_key"],
+                        one["api_version"],
+                    ),
+                    api_name=one["api_name"],
+                    client_id=one["client_id"] or "",
+                    is_forwarded=one["forwarded"],
+                    request=one.get("request", one.get("request_text")),
+                    response=one.get("response", one.get("response_text")),
+                )
+            )
+    return entries
+
+
+def by_key(entries: list[Entry]) -> dict[Key, list[Entry]]:
+    """Entries of a key in their order: ids repeat where a connection reuses a port or an id."""
+    found: dict[Key, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        found[entry.key].append(entry)
+    return found

@@ -1,0 +1,273 @@
+"""Nothing lost, and it adds up: every byte in a frame or under an anomaly, every packet counted."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import packets
+from .material import ALL, CAPTURES, Capture, needs_material, read, rows, shapes
+
+pytestmark = needs_material
+
+SIDES = ("request", "response")
+HOLES = ("gap", "packet_cut")  # anomalies of bytes that are not in the capture
+DAMAGED = {"cut.pcap", "snap128.pcap", "drop1pct.pcap", "midstream.pcap"}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A capture file and what is known of it from elsewhere."""
+
+    path: Path
+    packet_count: int
+    is_damaged: bool
+    stream_problems: frozenset[tuple[int, int]]  # (client port, broker port) of odd streams
+
+    def __str__(self) -> str:
+        return str(self.path.relative_to(CAPTURES))
+
+    def rows(self, table: str) -> list[Row]:
+        return rows(read(self.path), table)
+
+
+def _inputs() -> list[Input]:
+    found = [
+        Input(
+            capture.path,
+            capture.check["packets"],
+            False,
+            frozenset(
+                _ports(problem["connection"])
+                for problem in capture.check["stream_problems"]["sample"]
+            ),
+        )
+        for capture in ALL
+    ]
+    for name, shape in shapes().items():
+        path = CAPTURES / "shapes" / name
+        found.append(Input(path, shape["packets"], name in DAMAGED, frozenset()))
+    return found
+
+
+def _ports(connection: str) -> tuple[int, int]:
+    """Of "127.0.0.1:48398->127.0.0.1:9092"."""
+    client, broker = connection.split("->")
+    return int(client.rpartition(":")[2]), int(broker.rpartition(":")[2])
+
+
+every_input = pytest.mark.parametrize("source", _inputs(), ids=str)
+
+
+@every_input
+def test_every_packet_is_counted(source: Input) -> None:
+    """packet_count is the manifest's; TCP and ignored packets, by reason, are all of them."""
+    (capture,) = source.rows("captures")
+    assert Path(capture["path"]).name == source.path.name
+    assert capture["packet_count"] == source.packet_count
+    ignored = sum(count for _, count in capture["ignored_reasons"])
+    assert capture["ignored_packet_count"] == ignored
+    assert capture["packet_count"] == capture["tcp_packet_count"] + ignored
+    is_cut = source.path.name == "cut.pcap"
+    assert (capture["error"] is not None) == is_cut, capture["error"]
+    kinds = Counter(row["kind"] for row in source.rows("anomalies"))
+    assert (kinds["capture_cut"] > 0) == is_cut
+    cut_packets = shapes().get(source.path.name, {}).get("cut_packets", 0)
+    assert capture["truncated_packet_count"] == cut_packets
+
+
+@every_input
+def test_every_tcp_packet_is_in_one_connection_or_a_duplicate(source: Input) -> None:
+    (capture,) = source.rows("captures")
+    segments = sum(
+        row[f"{side}_segment_count"] for row in source.rows("connections") for side in SIDES
+    )
+    assert segments + capture["duplicate_packet_count"] == capture["tcp_packet_count"]
+    if "shapes/" in str(source):
+        duplicated = shapes().get(source.path.name, {}).get("duplicated", [])
+        assert capture["duplicate_packet_count"] == len(duplicated)
+
+
+@every_input
+def test_bytes_of_every_connection_add_up(source: Input) -> None:
+    """byte_count = framed + unframed; a connection that is not Kafka's is all unframed."""
+    unframed_anomalies = {
+        row["connection_id"]
+        for row in source.rows("anomalies")
+        if row["kind"] in ("unframed_bytes", "malformed_message")
+    }
+    for row in source.rows("connections"):
+        assert row["is_kafka"] or row["protocol"] != "kafka", row
+        for side in SIDES:
+            framed, unframed = row[f"{side}_framed_byte_count"], row[f"{side}_unframed_byte_count"]
+            assert framed >= 0 <= unframed, row
+            assert row[f"{side}_byte_count"] == framed + unframed, row
+            if not row["is_kafka"]:
+                assert framed == 0, row
+        if not row["is_kafka"]:
+            assert row["connection_id"] not in unframed_anomalies, row
+
+
+@every_input
+def test_nothing_is_unframed_or_missing_where_nothing_is_damaged(source: Input) -> None:
+    """In whole captures every byte of a Kafka connection is in a frame, except where clients of
+    odd_conversations sent what no broker understands."""
+    if source.is_damaged:
+        pytest.skip("a damaged capture")
+    for row in source.rows("connections"):
+        if (row["client_port"], row["broker_port"]) in source.stream_problems:
+            continue
+        for side in SIDES:
+            if row["is_kafka"]:
+                assert row[f"{side}_unframed_byte_count"] == 0, row
+            assert row[f"{side}_missing_byte_count"] == 0, row
+            assert row[f"{side}_gap_count"] == 0, row
+
+
+@every_input
+def test_every_byte_is_in_a_frame_or_under_an_anomaly(source: Input) -> None:
+    """Stream positions of frames and anomalies cover every Kafka stream from 0 to its end; frames
+    do not overlap; the holes are as large as missing_byte_count says."""
+    frames: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+    for row in source.rows("exchanges"):
+        for side in SIDES:
+            if row[f"{side}_size"] is not None:
+                start = row[f"{side}_pos"]
+                span = start, start + 4 + row[f"{side}_size"]
+                frames[row["connection_id"], side].append(span)
+    anomalies: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+    holes: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+    for row in source.rows("anomalies"):
+        if row["pos"] is not None and row["byte_count"]:
+            span = row["pos"], row["pos"] + row["byte_count"]
+            anomalies[row["connection_id"], row["direction"]].append(span)
+            if row["kind"] in HOLES:
+                holes[row["connection_id"], row["direction"]].append(span)
+    for row in source.rows("connections"):
+        if not row["is_kafka"]:
+            continue
+        for side in SIDES:
+            at = row["connection_id"], side
+            missing = row[f"{side}_missing_byte_count"]
+            end = row[f"{side}_byte_count"] + missing
+            framed = _union(_clip(frames[at], end))
+            hole = _union(_clip(holes[at], end))
+            assert _length(framed) == sum(b - a for a, b in _clip(frames[at], end)), (side, row)
+            covered = _union(framed + _clip(anomalies[at], end))
+            assert covered == ([(0, end)] if end else []), (side, covered, end, row)
+            assert _length(hole) == missing, (side, hole, row)
+            not_framed = end - _length(framed)
+            holes_outside = _length(_union(framed + hole)) - _length(framed)
+            assert row[f"{side}_unframed_byte_count"] == not_framed - holes_outside, (side, row)
+
+
+Spans = list[tuple[int, int]]
+
+
+def _clip(spans: Iterable[tuple[int, int]], end: int) -> Spans:
+    """Parts before the end: a last frame may announce more than the stream has."""
+    return [(a, min(b, end)) for a, b in spans if a < min(b, end)]
+
+
+def _union(spans: Spans) -> Spans:
+    merged: Spans = []
+    for a, b in sorted(spans):
+        if merged and a <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(b, merged[-1][1])
+        else:
+            merged.append((a, b))
+    return merged
+
+
+def _length(spans: Spans) -> int:
+    return sum(b - a for a, b in spans)
+
+
+@every_input
+def test_rows_refer_to_rows_that_exist(source: Input) -> None:
+    connections = [row["connection_id"] for row in source.rows("connections")]
+    exchanges = [row["exchange_id"] for row in source.rows("exchanges")]
+    captures = {row["capture_id"] for row in source.rows("captures")}
+    for ids in (connections, exchanges):
+        assert len(set(ids)) == len(ids)
+        assert all(0 < one < 2**63 for one in ids)
+    known = set(exchanges)
+    batches = {(r["exchange_id"], r["batch_index"]) for r in source.rows("record_batches")}
+    assert len(batches) == len(source.rows("record_batches"))
+    assert {exchange_id for exchange_id, _ in batches} <= known
+    assert {(r["exchange_id"], r["batch_index"]) for r in source.rows("records")} <= batches
+    assert {row["connection_id"] for row in source.rows("exchanges")} <= set(connections)
+    for row in source.rows("exchanges"):
+        assert {row["request_capture_id"], row["response_capture_id"]} <= captures | {None}, row
+    for row in source.rows("anomalies"):
+        assert row["connection_id"] is None or row["connection_id"] in set(connections), row
+        assert row["exchange_id"] is None or row["exchange_id"] in known, row
+        assert row["capture_id"] is None or row["capture_id"] in captures, row
+
+
+@every_input
+def test_record_counts_are_those_of_the_batches(source: Input) -> None:
+    """Each whole batch has its records, numbered from 0; a partial one has none."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in source.rows("records"):
+        found[row["exchange_id"], row["batch_index"]].append(row["record_index"])
+    for row in source.rows("record_batches"):
+        numbers = sorted(found.pop((row["exchange_id"], row["batch_index"]), []))
+        expected = 0 if row["is_partial"] else row["record_count"]
+        assert numbers == list(range(expected)), row
+        assert row["is_partial"] or row["crc_ok"], row
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["other_clients/librdkafka", "cluster/cluster", "zookeeper/zk_1_1_1", "odd/odd_conversations"],
+)
+def test_connections_have_the_bytes_that_dpkt_finds(name: str) -> None:
+    """Same connections, as many payload bytes in each direction, by another reader's count."""
+    capture = Capture(name)
+    expected = Counter(
+        (*client, *broker, len(requests.data), len(responses.data))
+        for (client, broker), connections in packets.streams(capture.path).items()
+        for requests, responses in connections
+    )
+    found = Counter(
+        (
+            *(row["client_ip"], row["client_port"], row["broker_ip"], row["broker_port"]),
+            *(row["request_byte_count"], row["response_byte_count"]),
+        )
+        for row in capture.rows("connections")
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ["other_clients/librdkafka", "java_latest/java_latest"])
+def test_rows_lead_back_to_packets(name: str) -> None:
+    """The packet that a side names was sent by that side, at that time, and holds the first bytes
+    of its size prefix, at its stream position."""
+    capture = Capture(name)
+    by_number = {packet.number: packet for packet in packets.tcp_packets(capture.path)}
+    streams = packets.streams(capture.path)
+    checked = 0
+    for row in capture.rows("exchanges"):
+        client = row["client_ip"], row["client_port"]
+        broker = row["broker_ip"], row["broker_port"]
+        (connection,) = streams[client, broker]
+        for side, sender, stream in zip(SIDES, (client, broker), connection, strict=True):
+            if row[f"{side}_packet"] is None:
+                continue
+            packet = by_number[row[f"{side}_packet"]]
+            assert packet.source == sender, row
+            assert packet.time_ns == row[f"{side}_time_ns"], row
+            pos = row[f"{side}_pos"]
+            prefix = row[f"{side}_size"].to_bytes(4, "big")
+            assert stream.data[pos : pos + 4] == prefix, row
+            assert 0 <= pos - stream.pos_of(packet) < len(packet.payload), row
+            checked += 1
+    assert checked >= capture.check["requests"] + capture.check["responses"]

@@ -1,0 +1,243 @@
+"""The same rows however run: split sizes, Spark and in process, rotation, other link layers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdissect
+
+from .material import CAPTURES, SHAPES_BASE, Capture, needs_material, read, shapes
+from .rows import IDS, PACKETS, Row, as_rows, differences, set_differences, without
+
+pytestmark = needs_material
+
+SHAPES = CAPTURES / "shapes"
+ROTATED = sorted(SHAPES.glob("rotated_*.pcap"))
+SHOWN = 6
+
+# The same packets in the same order: also times and packet numbers are those of librdkafka.pcap.
+WRAPPED = [
+    *("be_ns.pcap", "sll1.pcap", "sll2.pcap", "rawip.pcap", "null.pcap", "qinq.pcap"),
+    *("vlan_vxlan.pcap", "pcapng_ns.pcapng", "pcapng_two_interfaces.pcapng"),
+    *("gzip.pcap.gz", "zstd.pcap.zst", "seqwrap.pcap"),
+]
+# Other packets in other places: what the captures say of Kafka is the same all the same.
+SHUFFLED = ["reordered.pcap", "duplicated.pcap"]
+TIMES = {
+    *("request_time", "request_end_time", "response_time", "response_end_time"),
+    *("request_time_ns", "response_time_ns", "latency_ms", "duration_ms", "first_time"),
+}
+
+
+def _same(found: list[str]) -> None:
+    assert not found, "\n".join(found[:SHOWN])
+
+
+@pytest.mark.parametrize("split_bytes", [10_007, 300_000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("other_clients/librdkafka", "transactions/transactions", "odd/odd_conversations"),
+        *("sasl/sasl_handshake_v0", "share_streams/share", "zookeeper/zk_1_1_1"),
+    ],
+)
+def test_split_sizes_change_nothing(name: str, split_bytes: int) -> None:
+    """Connections, frames and even packets lie across splits of 10 kB."""
+    capture = Capture(name)
+    split = kdissect.read(str(capture.path), reveal_secrets=True, split_bytes=split_bytes)
+    _same(set_differences(capture.tables, split))
+
+
+@pytest.mark.parametrize("name", ["cluster/cluster", "perf/perf_tshark"])
+def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
+    capture = Capture(name)
+    split = kdissect.read(str(capture.path), reveal_secrets=True, split_bytes=1_000_003)
+    _same(set_differences(capture.tables, split))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("name", "split_bytes"),
+    [
+        ("other_clients/librdkafka", 50_000),
+        ("java_latest/java_latest", 700_000),
+        ("sasl/sasl", None),
+    ],
+)
+def test_spark_gives_the_rows_of_read(
+    spark: Any, tmp_path: Path, name: str, split_bytes: int | None
+) -> None:
+    capture = Capture(name)
+    out = tmp_path / "out"
+    ours = kdissect.dissect(
+        spark, [str(capture.path)], str(out), reveal_secrets=True, split_bytes=split_bytes
+    )
+    _same(set_differences(ours, capture.tables))
+    _same(set_differences(kdissect.open(str(out)), capture.tables))
+
+
+@pytest.mark.spark
+def test_the_command_on_one_core_gives_the_rows_of_read(tmp_path: Path) -> None:
+    """Another worker count, another process, another split size."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "kdissect.cli", "dissect", str(SHAPES_BASE.path)]
+    options = ["--out", str(out), "--master", "local[1]", "--split-bytes", "100000", "--quiet"]
+    done = subprocess.run(
+        [*command, *options, "--reveal-secrets"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    _same(set_differences(kdissect.open(str(out)), SHAPES_BASE.tables))
+
+
+@pytest.mark.spark
+def test_every_table_opens_anywhere(spark: Any, tmp_path: Path) -> None:
+    """pyarrow, pandas, DuckDB and Spark read each table without settings, with the same rows."""
+    duckdb = pytest.importorskip("duckdb")
+    pandas = pytest.importorskip("pandas")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tables = Capture("share_streams/share").tables
+    out = tmp_path / "out"
+    tables.write(str(out))
+    for name in tables.names:
+        folder = out / name
+        expected = tables[name].num_rows
+        schema = tables[name].schema
+        arrow = parquet.read_table(folder)
+        assert arrow.num_rows == expected
+        assert arrow.schema.equals(schema), name
+        assert list(pandas.read_parquet(folder).columns) == schema.names
+        assert len(pandas.read_parquet(folder)) == expected
+        found = duckdb.sql(f"select * from '{folder}/*.parquet'")
+        assert found.columns == schema.names
+        assert len(found.fetchall()) == expected
+        frame = spark.read.parquet(str(folder))
+        assert frame.columns == schema.names
+        assert len(frame.collect()) == expected
+
+
+# Rotation: tcpdump -C wrote the same packets into five files.
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["in order", "last file first"])
+def test_rotated_files_are_one_capture(reverse: bool) -> None:
+    """Every table and column, but for the files' own table and ids; packet numbers lead to the
+    same packets."""
+    rotated = read(*(reversed(ROTATED) if reverse else ROTATED))
+    _same(_rotation_differences(rotated))
+
+
+@pytest.mark.spark
+def test_rotated_files_are_one_capture_on_spark(spark: Any, tmp_path: Path) -> None:
+    rotated = kdissect.dissect(
+        spark, [str(path) for path in ROTATED], str(tmp_path / "out"), reveal_secrets=True
+    )
+    _same(_rotation_differences(rotated))
+
+
+def _rotation_differences(rotated: Any) -> list[str]:
+    whole = SHAPES_BASE.tables
+    first_packets = {}
+    for row in rotated.captures.to_arrow().to_pylist():
+        what = shapes()[Path(row["path"]).name]["what"]  # "... packets 254-506"
+        first_packets[row["capture_id"]] = int(re.search(r"packets (\d+)-", what)[1])
+    (only,) = whole.captures.to_arrow().to_pylist()
+    first_packets[only["capture_id"]] = 1
+
+    def prepare(table: str, rows: list[Row]) -> list[Row]:
+        if table == "captures":
+            return []
+        for row in rows:
+            for packet, capture_id in PACKETS.items():
+                if row.get(packet) is not None:
+                    row[packet] += first_packets[row[capture_id]] - 1
+        return without(rows, (name for name in IDS if name.endswith("capture_id")))
+
+    return set_differences(whole, rotated, prepare)
+
+
+# The same packets in other wrappings (shapes/), made from librdkafka.pcap.
+
+
+@pytest.mark.parametrize("shape", WRAPPED)
+def test_wrapping_changes_nothing(shape: str) -> None:
+    """Link layers, formats, compression, VLAN tags and a tunnel: exchanges, bodies and records
+    are the same, with their times, packets and positions."""
+    _same(_kafka_differences(SHAPES / shape, drop=set()))
+
+
+@pytest.mark.parametrize("shape", SHUFFLED)
+def test_reordered_and_duplicated_packets_change_nothing_of_kafka(shape: str) -> None:
+    """Times and packet numbers are those of other packets; all else is the same."""
+    _same(_kafka_differences(SHAPES / shape, drop=TIMES | PACKETS.keys()))
+
+
+def test_duplicates_keep_the_times_of_the_first_copies() -> None:
+    _same(_kafka_differences(SHAPES / "duplicated.pcap", drop=set(PACKETS)))
+
+
+def _kafka_differences(path: Path, drop: set[str]) -> list[str]:
+    ours, theirs = SHAPES_BASE.tables, read(path)
+    if sorted(ours.names) != sorted(theirs.names):
+        return [f"tables: {sorted(set(ours.names) ^ set(theirs.names))} only in one"]
+    found = []
+    for name in ours.names:
+        if name.startswith(("apis/", "internal/")) or name in (
+            *("exchanges", "records", "record_batches", "topics", "brokers"),
+        ):
+            left, right = (_named(tables, name, drop) for tables in (ours, theirs))
+            found += differences(name, left, right)
+    return found
+
+
+def _named(tables: Any, table: str, drop: set[str]) -> list[Row]:
+    """Rows with places in the conversation for ids: ids are made of the inputs."""
+    exchanges = tables.exchanges.to_arrow().to_pylist()
+    places = {
+        row["exchange_id"]: tuple(
+            row[name] for name in ("client_port", "broker_port", "request_pos", "response_pos")
+        )
+        for row in exchanges
+    }
+    assert len(set(places.values())) == len(exchanges)
+    rows = as_rows(tables[table].to_arrow())
+    for row in rows:
+        if "exchange_id" in row:
+            row["place"] = places[row["exchange_id"]]
+    return without(rows, {*IDS, *drop})
+
+
+# Damaged captures: less is there, and nothing that is not true.
+
+
+@pytest.mark.parametrize("shape", ["cut.pcap", "drop1pct.pcap", "midstream.pcap", "snap128.pcap"])
+def test_damage_makes_no_false_exchange(shape: str, say: Callable[[str], None]) -> None:
+    """Every request or response found is one of the whole capture, and most of them are found."""
+
+    def sides(rows: list[Row]) -> dict[str, set[tuple[Any, ...]]]:
+        found = {}
+        for side in ("request", "response"):
+            found[side] = {
+                (row["client_port"], row["broker_port"], row["correlation_id"], row[f"{side}_size"])
+                for row in rows
+                if row[f"{side}_size"] is not None
+            }
+        return found
+
+    whole = sides(SHAPES_BASE.rows("exchanges"))
+    found = sides(read(SHAPES / shape).exchanges.to_arrow().to_pylist())
+    for side in ("request", "response"):
+        assert found[side] <= whole[side], (side, found[side] - whole[side])
+        counted = shapes()[shape].get("check", {}).get(f"{side}s", 0)
+        assert len(found[side]) >= counted
+        say(f"{shape}: {len(found[side])} of {len(whole[side])} {side}s found, none false")

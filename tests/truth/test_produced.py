@@ -1,0 +1,99 @@
+"""Every record that a client says it wrote is in `records`, and again where it was consumed."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from . import produced
+from .material import PRODUCED, Capture, needs_material
+from .produced import FETCHES
+
+pytestmark = needs_material
+every_capture_with_a_list = pytest.mark.parametrize("capture", PRODUCED, ids=str)
+
+SHOWN = 8
+PERF_TSHARK = Capture("perf/perf_tshark")
+PERF_SMALL = Capture("perf/perf_small")
+
+
+def _empty_key_is_null(capture: Capture) -> bool:
+    return capture.name.endswith("/sarama")  # its list writes "" for null keys
+
+
+@every_capture_with_a_list
+def test_every_listed_record_was_produced(capture: Capture, say: Callable[[str], None]) -> None:
+    """Equal in topic, key and value, and in partition, offset, time and headers where told."""
+    listed = produced.load(capture.produced_path)
+    assert listed
+    records = [row for row in capture.rows("records") if row["source"] == "produce"]
+    lost = produced.missing(listed, records, empty_key_is_null=_empty_key_is_null(capture))
+    assert not lost, (len(lost), lost[:SHOWN])
+    with_offset = sum(one.offset is not None for one in listed)
+    say(f"{capture}: {len(listed)} listed records were produced, {with_offset} at their offset")
+
+
+@every_capture_with_a_list
+def test_listed_records_come_back_where_consumed(
+    capture: Capture, say: Callable[[str], None]
+) -> None:
+    """A listed record whose offset lies in a fetched batch is there, with the same content."""
+    fetched = [row for row in capture.rows("records") if row["source"] in FETCHES]
+    there = produced.by_place(fetched)
+    covered = {
+        (batch["topic"], batch["partition"], offset)
+        for batch in capture.rows("record_batches")
+        if batch["source"] in FETCHES and batch["record_count"] and not batch["is_partial"]
+        for offset in range(batch["base_offset"], batch["last_offset"] + 1)
+    }
+    lenient = _empty_key_is_null(capture)
+    listed = [one for one in produced.load(capture.produced_path) if one.place in covered]
+    lost = [
+        one
+        for one in listed
+        if one.how != "compacted"  # the broker removes records there
+        and not any(
+            produced.is_equal(one, row, empty_key_is_null=lenient) for row in there[one.place]
+        )
+    ]
+    assert not lost, (len(lost), lost[:SHOWN])
+    if any(one.place for one in produced.load(capture.produced_path)) and fetched:
+        assert listed, "nothing of what was fetched is in the list"
+    say(f"{capture}: {len(listed)} listed records were consumed, of {len(fetched)} fetched")
+
+
+@pytest.mark.parametrize("source", ["produce", "fetch"])
+def test_large_batches_have_the_checksums_of_their_values(source: str) -> None:
+    """Four codecs: count, bytes and sum of CRC-32 per topic are what the clients counted."""
+    counts = PERF_TSHARK.manifest["counts"]
+    records: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
+    table = PERF_TSHARK.tables["records"].to_arrow(["source", "topic", "value"]).to_pylist()
+    for row in table:
+        if row["source"] == source and row["topic"] in counts["produced"]:
+            records[row["topic"]] += 1
+            sizes[row["topic"]] += len(row["value"])
+            sums[row["topic"]] += zlib.crc32(row["value"])
+    assert records == counts["produced" if source == "produce" else "consumed"]
+    assert sizes == counts["produced_value_bytes"]
+    assert sums == counts["sum_of_value_crc32"]
+
+
+def test_many_small_batches_are_all_there() -> None:
+    """Confirmed produces per topic, acks=0 included, and each of them consumed."""
+    counts = PERF_SMALL.manifest["counts"]
+    columns = ["source", "topic", "partition", "offset"]
+    table = PERF_SMALL.tables["records"].to_arrow(columns).to_pylist()
+    topics = Counter(row["topic"] for row in table if row["source"] == "produce")
+    assert {topic: topics[topic] for topic in counts["produced"]} == counts["produced"]
+    assert sum(counts["produced"].values()) == counts["produced_total"]
+    consumed = {
+        (row["topic"], row["partition"], row["offset"])
+        for row in table
+        if row["source"] == "fetch" and row["topic"] in counts["produced"]
+    }
+    assert len(consumed) == counts["consumed_total"]
