@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -32,13 +31,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("compared with the truth")
         for sentence in sentences:
             terminalreporter.write_line(sentence)
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """One Spark session for the whole folder, on two local cores."""
-    from kdissect.pipeline.spark import session
-
-    found = session("local[2]", {})
-    yield found
-    found.stop()

@@ -32,8 +32,10 @@ class Produced:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """The columns beside topic, key and value by which this record can be found."""
-        names = ("partition", "offset", "timestamp_ms", "headers")
+        """Columns that the list tells beside topic, key and value, as the record was sent."""
+        names = ["partition", "offset", "headers"]
+        if self.how != "logappend":  # there the time is the broker's, from the response
+            names.append("timestamp_ms")
         return tuple(name for name in names if getattr(self, name) is not None)
 
     @property
@@ -109,9 +111,12 @@ def by_place(records: Iterable[dict[str, Any]]) -> dict[Place, list[dict[str, An
 
 
 def is_equal(one: Produced, row: dict[str, Any], *, empty_key_is_null: bool) -> bool:
-    """Whether a fetched record has the content of a listed one."""
+    """Whether a fetched record has the content of a listed one, and the time where told."""
     key, row_key = one.key, row["key"]
     if empty_key_is_null:
         key, row_key = key or None, row_key or None
-    same_headers = one.headers is None or one.headers == _headers(row)
-    return same_headers and (key, one.value) == (row_key, row["value"])
+    if one.headers is not None and one.headers != _headers(row):
+        return False
+    if one.timestamp_ms is not None and one.timestamp_ms != row["timestamp_ms"]:
+        return False
+    return (key, one.value) == (row_key, row["value"])
