@@ -1,0 +1,185 @@
+"""What a user can name, how it is recognised, and how it is unpacked."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kdissect.capture.inputs import InputFile, find_captures, spool
+from kdissect.errors import CaptureError, EnvironmentFailed
+
+from .build import Blocks, ethernet, ipv4, pcap, tcp
+
+CAPTURE = pcap([ethernet(ipv4(tcp(bytes([n]) * n))) for n in range(200)])
+NOISE = random.Random(1).randbytes(300_000)
+
+
+@pytest.fixture(params=["gzip", "zstd", "lz4"])
+def compression(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def compress(data: bytes, compression: str, path: Path) -> bytes:
+    with pa.OSFile(str(path), "wb") as raw, pa.CompressedOutputStream(raw, compression) as out:
+        out.write(data)
+    return path.read_bytes()
+
+
+def test_format_is_known_by_content_not_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(CAPTURE)
+    (tmp_path / "b.pcap").write_bytes(Blocks(False).section())
+    found = {Path(file.path).name: file.format for file in find_captures([tmp_path])}
+    assert found == {"a.txt": "pcap", "b.pcap": "pcapng"}
+
+
+def test_compressed_files_unpack_to_the_same_bytes(tmp_path: Path, compression: str) -> None:
+    """Also when several compressed members lie one behind the other."""
+    whole = compress(CAPTURE + NOISE, compression, tmp_path / "whole")
+    first = compress(CAPTURE[:1000], compression, tmp_path / "first")
+    rest = compress(CAPTURE[1000:] + NOISE, compression, tmp_path / "rest")
+    for data in (whole, first + rest):
+        path = tmp_path / "made"
+        path.write_bytes(data)
+        (file,) = find_captures([path])
+        assert (file.format, file.compression, file.size) == ("pcap", compression, len(data))
+        plain = spool(file, tmp_path)
+        assert plain.error is None
+        assert Path(plain.data_path).read_bytes() == CAPTURE + NOISE
+
+
+def test_damaged_compressed_file_gives_what_it_holds(tmp_path: Path, compression: str) -> None:
+    content = CAPTURE + NOISE
+    whole = compress(content, compression, tmp_path / "whole")
+    path = tmp_path / "made"
+    path.write_bytes(whole[: len(whole) // 2])
+    plain = spool(find_captures([path])[0], tmp_path)
+    got = Path(plain.data_path).read_bytes()
+    assert content.startswith(got)
+    assert plain.error is not None
+    assert f"damaged after {len(got)} plain bytes" in plain.error
+    if compression == "gzip":
+        assert len(got) > len(content) // 3
+    flipped = bytearray(whole)
+    for pos in range(len(whole) // 2, len(whole) // 2 + 64):
+        flipped[pos] ^= 0xFF
+    path.write_bytes(flipped)
+    plain = spool(find_captures([path])[0], tmp_path)
+    assert len(Path(plain.data_path).read_bytes()) <= len(content) + 2**22
+
+
+def test_gzip_with_garbage_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(CAPTURE) + b"garbage")
+    plain = spool(find_captures([path])[0], tmp_path)
+    assert Path(plain.data_path).read_bytes() == CAPTURE
+    assert plain.error is not None
+
+
+def test_folder_lists_what_is_no_capture(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "x.pcap").write_bytes(CAPTURE)
+    (tmp_path / "notes.json").write_text("{}")
+    (tmp_path / "log.gz").write_bytes(gzip.compress(b"text, and more of it"))
+    (tmp_path / "empty.pcap").touch()
+    os.mkfifo(tmp_path / "pipe")
+    found = {Path(file.path).name: file.error for file in find_captures([tmp_path])}
+    assert found == {
+        "x.pcap": None,
+        "notes.json": "not a pcap or pcapng file",
+        "log.gz": "gzip of something that is no capture",
+        "empty.pcap": "the file is empty",
+        "pipe": "not a regular file",
+    }
+
+
+def test_file_reached_twice_is_one_input(tmp_path: Path) -> None:
+    (tmp_path / "x.pcap").write_bytes(CAPTURE)
+    os.symlink(tmp_path / "x.pcap", tmp_path / "y.pcap")
+    files = find_captures([tmp_path / "x.pcap", tmp_path, str(tmp_path / "*.pcap")])
+    assert [Path(file.path).name for file in files] == ["x.pcap"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing.pcap", "no such file or directory"),
+        ("notes.json", "not a pcap or pcapng file"),
+        ("empty.pcap", "the file is empty"),
+        ("*.none", "no file matches"),
+        ("*.json", "no capture among the files that match"),
+        ("folder", "no capture in this folder (1 other files)"),
+    ],
+)
+def test_unusable_path_is_one_clear_line(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    (tmp_path / "empty.pcap").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.json").write_text("{}")
+    with pytest.raises(CaptureError) as error:
+        find_captures([tmp_path / name])
+    assert str(error.value) == f"{tmp_path / name}: {reason}"
+
+
+def test_no_path_at_all() -> None:
+    with pytest.raises(CaptureError, match="no path was given"):
+        find_captures([])
+
+
+def test_name_with_glob_characters_is_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "x[1].pcap"
+    path.write_bytes(CAPTURE)
+    assert [file.path for file in find_captures([path])] == [str(path)]
+
+
+class _Stdin:
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+
+@pytest.mark.parametrize("data", [CAPTURE, gzip.compress(CAPTURE)])
+def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", _Stdin(data))
+    (file,) = find_captures(["-"])
+    plain = spool(file, tmp_path)
+    assert (plain.path, plain.format) == ("-", "pcap")
+    assert Path(plain.data_path).read_bytes() == CAPTURE
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_standard_input_without_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", _Stdin(b"hello, world"))
+    with pytest.raises(CaptureError, match=r"^-: not a pcap"):
+        spool(find_captures(["-"])[0], tmp_path)
+
+
+def test_named_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(CAPTURE,))
+    writer.start()
+    plain = spool(find_captures([pipe])[0], tmp_path)
+    writer.join(10)
+    assert Path(plain.data_path).read_bytes() == CAPTURE
+
+
+def test_spool_folder_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(CAPTURE))
+    with pytest.raises(EnvironmentFailed, match=r"a\.gz: spooling to"):
+        spool(find_captures([path])[0], tmp_path / "nowhere")
+
+
+def test_plain_file_needs_no_spooling(tmp_path: Path) -> None:
+    path = tmp_path / "x.pcap"
+    path.write_bytes(CAPTURE)
+    (file,) = find_captures([path])
+    assert file == InputFile(str(path), "pcap", "none", len(CAPTURE), None, str(path))
+    assert spool(file, tmp_path / "nowhere") is file
