@@ -1,8 +1,8 @@
 """Two releases' views of one definition, made one. Used by `update` only.
 
 A release describes the versions it still speaks. For those the newest release is right, in bytes
-and in names; the versions it has dropped keep the layout of the last release that had them. A field of
-the result exists in the versions in which its release says so, and every field is written once:
+and in names; the versions it has dropped keep the layout of the last release that had them. A field
+of the result exists in the versions in which its release says so, and is written once:
 equal name and type mean the same field. Open ranges (``4+``) stay open, so that a new version of an
 API changes only the lines of the fields it touches.
 """

@@ -1,0 +1,681 @@
+"""Plain Python decoding and encoding of any definition: the readable statement of Kafka's encoding.
+
+Every wire type is a pair ``read_x(buf, pos) -> (value, next_pos)`` and ``write_x(out, value)``. The
+column kernel (`wire.body`) decodes the same bytes to the same values; this module is its oracle and
+the explainer of single messages.
+
+Values: integers int, bool bool, float64 float, string str (bytes that are no UTF-8 come as lone
+surrogates, ``surrogateescape``), bytes and records bytes, uuid `uuid.UUID`, arrays list, structs
+dict, and None where null is allowed. A dict has exactly the fields of the version, with a tagged
+field that is not on the wire at its default, and ``_unknown_tags`` {tag: bytes} where there are
+any.
+
+Where a fault is (the kernel agrees)
+------------------------------------
+``pos`` is where the faulty value starts, counted in the buffer that was handed in:
+
+- bytes end inside a value: its first byte; of a string, bytes, records or array that is its length
+  or count, also where that says more than is left;
+- varint overflow: the varint's first byte, also where it is a length, a count, a tag or a size;
+- a negative length (below -1, or null where null is not allowed): the length;
+- an element count that the bytes left cannot hold (count x smallest element > bytes left), also of
+  tags (2 bytes a tag at least): the count;
+- a tag that does not ascend: the tag; a size that exceeds the bytes left: the size; a tagged field
+  that ends before its size says: the first byte too many.
+
+``path`` names the field, ``topics[3].partitions[0].index``; faults of a count name the array,
+without an index. Faults of a tag section (count, tag, size) name the struct that has it, "" at the
+top. A fault inside a known tagged field, and one that ends too early, name that field.
+
+The bytes left are those of the buffer, and inside a tagged field those of its size.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol.model import Definition, Field, Type
+from kdissect.status import REASONS, Status
+
+UNKNOWN_TAGS = "_unknown_tags"
+NO_VALUE: Any = object()  # "the caller gave none"; None is null
+
+_ZERO_UUID = UUID(int=0)
+_TAG_SIZE_MIN = 2  # a tagged field is a tag and a size at least
+
+Bytes = bytes | bytearray | memoryview
+
+
+def _fault(status: Status, pos: int) -> DecodeError:
+    return DecodeError(REASONS[status], pos=pos)
+
+
+# Wire types, read
+
+
+def _fixed(layout: str) -> Callable[[Bytes, int], tuple[Any, int]]:
+    form = struct.Struct(layout)
+    size, unpack = form.size, form.unpack_from
+
+    def read(buf: Bytes, pos: int) -> tuple[Any, int]:
+        if len(buf) - pos < size:
+            raise _fault(Status.TRUNCATED, pos)
+        return unpack(buf, pos)[0], pos + size
+
+    return read
+
+
+read_int8 = _fixed(">b")
+read_int16 = _fixed(">h")
+read_uint16 = _fixed(">H")
+read_int32 = _fixed(">i")
+read_uint32 = _fixed(">I")
+read_int64 = _fixed(">q")
+read_float64 = _fixed(">d")
+
+
+def read_bool(buf: Bytes, pos: int) -> tuple[bool, int]:
+    """Any byte but zero is true."""
+    value, pos = read_int8(buf, pos)
+    return value != 0, pos
+
+
+def read_uuid(buf: Bytes, pos: int) -> tuple[UUID, int]:
+    """16 bytes, big-endian. The zero uuid is a value like others."""
+    if len(buf) - pos < 16:
+        raise _fault(Status.TRUNCATED, pos)
+    return UUID(bytes=bytes(buf[pos : pos + 16])), pos + 16
+
+
+def read_uvarint(buf: Bytes, pos: int) -> tuple[int, int]:
+    """An unsigned varint of 32 bits: 7 bits a byte, the low ones first, at most five bytes."""
+    value = 0
+    for count in range(5):
+        if pos + count >= len(buf):
+            raise _fault(Status.TRUNCATED, pos)
+        byte = buf[pos + count]
+        if count == 4 and byte > 0x0F:
+            break
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return value, pos + count + 1
+    raise _fault(Status.VARINT_OVERFLOW, pos)
+
+
+def _read_sized(
+    length: int, nullable: bool, buf: Bytes, start: int, pos: int
+) -> tuple[bytes | None, int]:
+    """`length` bytes at `pos`, -1 for null; faults are at `start`, where the length is."""
+    if length < 0:
+        if length == -1 and nullable:
+            return None, pos
+        raise _fault(Status.NEGATIVE_LENGTH, start)
+    if length > len(buf) - pos:
+        raise _fault(Status.TRUNCATED, start)
+    return bytes(buf[pos : pos + length]), pos + length
+
+
+def read_bytes(buf: Bytes, pos: int, nullable: bool = False) -> tuple[bytes | None, int]:
+    """An int32 length and that many bytes; -1 is null. Records have the same form."""
+    length, after = read_int32(buf, pos)
+    return _read_sized(length, nullable, buf, pos, after)
+
+
+def read_compact_bytes(buf: Bytes, pos: int, nullable: bool = False) -> tuple[bytes | None, int]:
+    """A uvarint that is the length + 1, and the bytes; 0 is null."""
+    length, after = read_uvarint(buf, pos)
+    return _read_sized(length - 1, nullable, buf, pos, after)
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "surrogateescape")
+
+
+def read_string(buf: Bytes, pos: int, nullable: bool = False) -> tuple[str | None, int]:
+    """An int16 length and that many bytes of UTF-8; -1 is null."""
+    length, after = read_int16(buf, pos)
+    data, pos = _read_sized(length, nullable, buf, pos, after)
+    return _text(data), pos
+
+
+def read_compact_string(buf: Bytes, pos: int, nullable: bool = False) -> tuple[str | None, int]:
+    """A uvarint that is the length + 1, and the UTF-8; 0 is null."""
+    data, pos = read_compact_bytes(buf, pos, nullable)
+    return _text(data), pos
+
+
+def read_count(
+    buf: Bytes, pos: int, element_size_min: int, *, compact: bool, nullable: bool = False
+) -> tuple[int | None, int]:
+    """How many elements an array has, None for null: int32, or a uvarint of the count + 1.
+
+    A count that the bytes left cannot hold, at `element_size_min` bytes an element, is a fault.
+    """
+    if compact:
+        count, after = read_uvarint(buf, pos)
+        count -= 1
+    else:
+        count, after = read_int32(buf, pos)
+    if count < 0:
+        if count == -1 and nullable:
+            return None, after
+        raise _fault(Status.NEGATIVE_LENGTH, pos)
+    if count * element_size_min > len(buf) - after:
+        raise _fault(Status.COUNT_IMPOSSIBLE, pos)
+    return count, after
+
+
+def read_presence(buf: Bytes, pos: int) -> tuple[bool, int]:
+    """The byte before a nullable struct: negative is null, any other that the struct follows."""
+    value, pos = read_int8(buf, pos)
+    return value >= 0, pos
+
+
+# Wire types, written
+
+
+def _fixed_writer(layout: str) -> Callable[[bytearray, Any], None]:
+    form = struct.Struct(layout)
+    is_float = layout[-1] == "d"
+
+    def write(out: bytearray, value: Any) -> None:
+        if is_float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            out += form.pack(value)
+            return
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise EncodeError(f"expected a number, not {type(value).__name__}")
+        try:
+            out += form.pack(value)
+        except struct.error:
+            raise EncodeError(f"{value} does not fit") from None
+
+    return write
+
+
+write_int8 = _fixed_writer(">b")
+write_int16 = _fixed_writer(">h")
+write_uint16 = _fixed_writer(">H")
+write_int32 = _fixed_writer(">i")
+write_uint32 = _fixed_writer(">I")
+write_int64 = _fixed_writer(">q")
+write_float64 = _fixed_writer(">d")
+
+
+def write_bool(out: bytearray, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise EncodeError(f"expected a bool, not {type(value).__name__}")
+    out.append(value)
+
+
+def write_uuid(out: bytearray, value: Any) -> None:
+    if not isinstance(value, UUID):
+        raise EncodeError(f"expected a UUID, not {type(value).__name__}")
+    out += value.bytes
+
+
+def write_uvarint(out: bytearray, value: int) -> None:
+    """The shortest form."""
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _write_length(out: bytearray, length: int, form: Callable[[bytearray, int], None]) -> None:
+    """A length or count, -1 for null, by `form`: `write_uvarint` stands for the compact one."""
+    if form is write_uvarint:
+        length += 1
+        if length > 0xFFFF_FFFF:
+            raise EncodeError(f"{length - 1} is too long")
+    form(out, length)
+
+
+def _write_data(out: bytearray, value: Any, form: Callable[[bytearray, int], None]) -> None:
+    if value is None:
+        _write_length(out, -1, form)
+        return
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise EncodeError(f"expected bytes, not {type(value).__name__}")
+    data = bytes(value)
+    _write_length(out, len(data), form)
+    out += data
+
+
+def write_bytes(out: bytearray, value: Any) -> None:
+    _write_data(out, value, write_int32)
+
+
+def write_compact_bytes(out: bytearray, value: Any) -> None:
+    _write_data(out, value, write_uvarint)
+
+
+def _encoded(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise EncodeError(f"expected a str, not {type(value).__name__}")
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise EncodeError(f"no UTF-8 for {value[error.start]!r}") from None
+
+
+def write_string(out: bytearray, value: Any) -> None:
+    _write_data(out, _encoded(value), write_int16)
+
+
+def write_compact_string(out: bytearray, value: Any) -> None:
+    _write_data(out, _encoded(value), write_uvarint)
+
+
+# Layouts: what of a definition one version has
+
+
+class Layout:
+    """The fields of one struct in one version, ready to walk.
+
+    plain: fields in wire order; tagged: tag to field; size_min: the fewest bytes of an instance.
+    """
+
+    __slots__ = ("by_name", "flexible", "plain", "size_min", "tagged", "version")
+
+    def __init__(self, fields: tuple[Field, ...], version: int, flexible: bool) -> None:
+        self.version = version
+        self.flexible = flexible
+        self.plain: list[Slot] = []
+        self.tagged: dict[int, Slot] = {}
+        self.by_name: dict[str, Slot] = {}
+        for field in fields:
+            if version not in field.versions:
+                continue
+            slot = Slot(field, version, flexible)
+            self.by_name[field.name] = slot
+            if flexible and version in field.tagged:
+                self.tagged[field.tag] = slot
+            else:
+                self.plain.append(slot)
+        self.size_min = sum(slot.size_min for slot in self.plain) + flexible
+
+
+class Slot:
+    """One field in one version: how to read and write its values."""
+
+    __slots__ = (
+        "compact",
+        "element_size_min",
+        "field",
+        "inner",
+        "name",
+        "nullable",
+        "read",
+        "size_min",
+        "takes_null",
+        "write",
+    )
+
+    size_min: int
+
+    def __init__(self, field: Field, version: int, flexible: bool) -> None:
+        self.field = field
+        self.name = field.name
+        self.nullable = version in field.nullable
+        self.compact = flexible and not field.never_flexible
+        self.inner = Layout(field.fields, version, flexible) if field.type is Type.STRUCT else None
+        self.read, self.write, size = _primitive(field.type, self.compact)
+        self.takes_null = field.type in _SIZED and not field.is_array
+        if self.inner is not None:
+            size = self.inner.size_min
+        self.element_size_min = max(size, 1)
+        if field.is_array:
+            size = 1 if self.compact else 4
+        elif self.nullable and field.type is Type.STRUCT:
+            size = 1
+        self.size_min = size
+
+    def default(self) -> Any:
+        """A fresh default, null only where this version allows it."""
+        value = self.field.default
+        if value is None and not self.nullable:
+            return self._empty()
+        if value == () and (self.field.is_array or self.field.type is Type.STRUCT):
+            return self._empty()
+        return value
+
+    def _empty(self) -> Any:
+        if self.field.is_array:
+            return []
+        if self.field.type is Type.STRUCT:
+            assert self.inner is not None
+            return defaults(self.inner)
+        return _EMPTY[self.field.type]
+
+
+_SIZED = frozenset({Type.STRING, Type.BYTES, Type.RECORDS})
+_EMPTY: dict[Type, Any] = {Type.STRING: "", Type.BYTES: b"", Type.RECORDS: b""}
+_PRIMITIVES: dict[Type, tuple[Any, Any, int]] = {
+    Type.BOOL: (read_bool, write_bool, 1),
+    Type.INT8: (read_int8, write_int8, 1),
+    Type.INT16: (read_int16, write_int16, 2),
+    Type.UINT16: (read_uint16, write_uint16, 2),
+    Type.INT32: (read_int32, write_int32, 4),
+    Type.UINT32: (read_uint32, write_uint32, 4),
+    Type.INT64: (read_int64, write_int64, 8),
+    Type.FLOAT64: (read_float64, write_float64, 8),
+    Type.UUID: (read_uuid, write_uuid, 16),
+    Type.STRING: (read_string, write_string, 2),
+    Type.BYTES: (read_bytes, write_bytes, 4),
+    Type.RECORDS: (read_bytes, write_bytes, 4),
+}
+_COMPACT: dict[Type, tuple[Any, Any, int]] = {
+    Type.STRING: (read_compact_string, write_compact_string, 1),
+    Type.BYTES: (read_compact_bytes, write_compact_bytes, 1),
+    Type.RECORDS: (read_compact_bytes, write_compact_bytes, 1),
+}
+
+
+def _primitive(kind: Type, compact: bool) -> tuple[Any, Any, int]:
+    if kind is Type.STRUCT:
+        return None, None, 0
+    if compact and kind in _COMPACT:
+        return _COMPACT[kind]
+    return _PRIMITIVES[kind]
+
+
+_LAYOUTS: dict[tuple[int, int], tuple[Definition, Layout]] = {}
+
+
+def layout(definition: Definition, version: int) -> Layout:
+    """The top struct of `definition` in `version`. Raises ValueError for a version it has not."""
+    known = _LAYOUTS.get((id(definition), version))
+    if known is not None and known[0] is definition:
+        return known[1]
+    if version not in definition.versions:
+        raise ValueError(f"{definition.name} has no version {version}")
+    made = Layout(definition.fields, version, version in definition.flexible)
+    _LAYOUTS[id(definition), version] = (definition, made)
+    return made
+
+
+def defaults(struct_layout: Layout) -> dict[str, Any]:
+    """Every field of the version at its default."""
+    return {name: slot.default() for name, slot in struct_layout.by_name.items()}
+
+
+# Decoding
+
+
+def decode(
+    definition: Definition, version: int, data: Bytes, pos: int = 0
+) -> tuple[dict[str, Any], int]:
+    """Decode one `definition` at `pos` of `data`: its values, and the position behind them.
+
+    Raises DecodeError (path, pos, reason), and ValueError for a version the definition has not.
+    """
+    struct_layout = layout(definition, version)
+    try:
+        return _read_struct(struct_layout, memoryview(data), pos)
+    except DecodeError as error:
+        raise DecodeError(
+            error.reason, path=error.path, pos=error.pos, message=f"{definition.name} v{version}"
+        ) from None
+
+
+def _within(error: DecodeError, step: str) -> DecodeError:
+    """The same fault, seen from one level further out."""
+    inner = error.path
+    joint = "." if inner and not inner.startswith("[") else ""
+    return DecodeError(error.reason, path=step + joint + inner, pos=error.pos)
+
+
+def _read_struct(struct_layout: Layout, data: memoryview, pos: int) -> tuple[dict[str, Any], int]:
+    values: dict[str, Any] = {}
+    for slot in struct_layout.plain:
+        try:
+            values[slot.name], pos = _read_field(slot, data, pos)
+        except DecodeError as error:
+            raise _within(error, slot.name) from None
+    if not struct_layout.flexible:
+        return values, pos
+    tags, unknown, pos = _read_tags(struct_layout, data, pos)
+    for tag, slot in struct_layout.tagged.items():
+        values[slot.name] = tags[tag] if tag in tags else slot.default()
+    if unknown:
+        values[UNKNOWN_TAGS] = unknown
+    return values, pos
+
+
+def _read_field(slot: Slot, data: memoryview, pos: int) -> tuple[Any, int]:
+    if slot.field.is_array:
+        return _read_array(slot, data, pos)
+    if slot.takes_null:
+        return slot.read(data, pos, slot.nullable)
+    if slot.inner is None:
+        return slot.read(data, pos)
+    if slot.nullable:
+        present, pos = read_presence(data, pos)
+        if not present:
+            return None, pos
+    return _read_struct(slot.inner, data, pos)
+
+
+def _read_array(slot: Slot, data: memoryview, pos: int) -> tuple[list[Any] | None, int]:
+    count, pos = read_count(
+        data, pos, slot.element_size_min, compact=slot.compact, nullable=slot.nullable
+    )
+    if count is None:
+        return None, pos
+    elements = []
+    for index in range(count):
+        try:
+            if slot.inner is None:
+                element, pos = slot.read(data, pos)
+            else:
+                element, pos = _read_struct(slot.inner, data, pos)
+        except DecodeError as error:
+            raise _within(error, f"[{index}]") from None
+        elements.append(element)
+    return elements, pos
+
+
+def _read_tags(
+    struct_layout: Layout, data: memoryview, pos: int
+) -> tuple[dict[int, Any], dict[int, bytes], int]:
+    """A tag section: values of known tags, bytes of unknown ones, and the position behind it."""
+    known: dict[int, Any] = {}
+    unknown: dict[int, bytes] = {}
+    start = pos
+    count, pos = read_uvarint(data, pos)
+    if count * _TAG_SIZE_MIN > len(data) - pos:
+        raise _fault(Status.COUNT_IMPOSSIBLE, start)
+    last = -1
+    for _ in range(count):
+        start = pos
+        tag, pos = read_uvarint(data, pos)
+        if tag <= last:
+            raise _fault(Status.DUPLICATE_TAG, start)
+        last = tag
+        slot = struct_layout.tagged.get(tag)
+        start = pos
+        size, pos = read_uvarint(data, pos)
+        if size > len(data) - pos:
+            raise _fault(Status.TRUNCATED, start)
+        end = pos + size
+        if slot is None:
+            unknown[tag] = bytes(data[pos:end])
+        else:
+            try:
+                known[tag], pos = _read_field(slot, data[:end], pos)
+                if pos != end:
+                    raise _fault(Status.TAG_SIZE_MISMATCH, pos)
+            except DecodeError as error:
+                raise _within(error, slot.name) from None
+        pos = end
+    return known, unknown, pos
+
+
+# Encoding
+
+
+def encode(definition: Definition, version: int, values: Mapping[str, Any]) -> bytes:
+    """The bytes of `values` as Kafka's own writer makes them: tagged fields at default left out.
+
+    Fields that `values` lacks are written as their defaults. Raises EncodeError with the field's
+    path, and ValueError for a version that the definition has not.
+    """
+    out = bytearray()
+    _write_struct(layout(definition, version), values, out)
+    return bytes(out)
+
+
+def complete(definition: Definition, version: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with every field that they lack at its default, at all depths.
+
+    Raises EncodeError for a key that the version has not.
+    """
+    return _complete(layout(definition, version), values)
+
+
+def _outside(error: EncodeError, step: str) -> EncodeError:
+    joint = "." if error.path and not error.path.startswith("[") else ""
+    return EncodeError(error.reason, path=step + joint + error.path)
+
+
+def _check_names(struct_layout: Layout, values: Mapping[str, Any]) -> None:
+    if not isinstance(values, Mapping):
+        raise EncodeError(f"expected a dict, not {type(values).__name__}")
+    for name in values:
+        if name in struct_layout.by_name or (name == UNKNOWN_TAGS and struct_layout.flexible):
+            continue
+        raise EncodeError(f"version {struct_layout.version} has no such field", path=str(name))
+
+
+def _complete(struct_layout: Layout, values: Mapping[str, Any]) -> dict[str, Any]:
+    _check_names(struct_layout, values)
+    completed: dict[str, Any] = {}
+    for name, slot in struct_layout.by_name.items():
+        value = values.get(name, NO_VALUE)
+        if value is NO_VALUE:
+            value = slot.default()
+        elif slot.inner is not None and value is not None:
+            try:
+                value = _complete_inner(slot, slot.inner, value)
+            except EncodeError as error:
+                raise _outside(error, name) from None
+        completed[name] = value
+    if values.get(UNKNOWN_TAGS):
+        completed[UNKNOWN_TAGS] = dict(values[UNKNOWN_TAGS])
+    return completed
+
+
+def _complete_inner(slot: Slot, inner: Layout, value: Any) -> Any:
+    if not slot.field.is_array:
+        return _complete(inner, value)
+    if not isinstance(value, (list, tuple)):
+        raise EncodeError(f"expected a list, not {type(value).__name__}")
+    elements = []
+    for index, element in enumerate(value):
+        try:
+            elements.append(_complete(inner, element))
+        except EncodeError as error:
+            raise _outside(error, f"[{index}]") from None
+    return elements
+
+
+def _write_struct(struct_layout: Layout, values: Mapping[str, Any], out: bytearray) -> None:
+    _check_names(struct_layout, values)
+    for slot in struct_layout.plain:
+        try:
+            value = values.get(slot.name, NO_VALUE)
+            _write_field(slot, slot.default() if value is NO_VALUE else value, out)
+        except EncodeError as error:
+            raise _outside(error, slot.name) from None
+    if struct_layout.flexible:
+        _write_tags(struct_layout, values, out)
+
+
+def _write_field(slot: Slot, value: Any, out: bytearray) -> None:
+    if value is None and not slot.nullable:
+        raise EncodeError("null is not allowed")
+    if slot.field.is_array:
+        _write_array(slot, value, out)
+    elif slot.inner is None:
+        slot.write(out, value)
+    elif value is None:
+        write_int8(out, -1)
+    else:
+        if slot.nullable:
+            write_int8(out, 1)
+        _write_struct(slot.inner, value, out)
+
+
+def _write_array(slot: Slot, value: Any, out: bytearray) -> None:
+    form = write_uvarint if slot.compact else write_int32
+    if value is None:
+        _write_length(out, -1, form)
+        return
+    if not isinstance(value, (list, tuple)):
+        raise EncodeError(f"expected a list, not {type(value).__name__}")
+    _write_length(out, len(value), form)
+    for index, element in enumerate(value):
+        try:
+            if element is None:
+                raise EncodeError("null is not allowed")
+            if slot.inner is None:
+                slot.write(out, element)
+            else:
+                _write_struct(slot.inner, element, out)
+        except EncodeError as error:
+            raise _outside(error, f"[{index}]") from None
+
+
+def _write_tags(struct_layout: Layout, values: Mapping[str, Any], out: bytearray) -> None:
+    fields: dict[int, bytes] = {}
+    for tag, slot in struct_layout.tagged.items():
+        value = values.get(slot.name, NO_VALUE)
+        if value is NO_VALUE or _is_default(slot, value):
+            continue
+        data = bytearray()
+        try:
+            _write_field(slot, value, data)
+        except EncodeError as error:
+            raise _outside(error, slot.name) from None
+        fields[tag] = bytes(data)
+    unknown = values.get(UNKNOWN_TAGS) or {}
+    for tag, data in unknown.items():
+        if not isinstance(tag, int) or not 0 <= tag <= 0xFFFF_FFFF:
+            raise EncodeError(f"{tag!r} is no tag", path=UNKNOWN_TAGS)
+        if tag in struct_layout.tagged:
+            name = struct_layout.tagged[tag].name
+            raise EncodeError(f"tag {tag} is the field {name}", path=UNKNOWN_TAGS)
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise EncodeError(f"expected bytes, not {type(data).__name__}", path=UNKNOWN_TAGS)
+        fields[tag] = bytes(data)
+    write_uvarint(out, len(fields))
+    for tag in sorted(fields):
+        write_uvarint(out, tag)
+        write_uvarint(out, len(fields[tag]))
+        out += fields[tag]
+
+
+def _is_default(slot: Slot, value: Any) -> bool:
+    """Whether Kafka's writer leaves this tagged field out."""
+    if value is None or isinstance(value, float):
+        same = slot.default()
+        if value is None or same is None:
+            return value is same
+        # Java compares doubles by value here: NaN differs from every default, -0.0 equals 0.0.
+        return not math.isnan(value) and value == same
+    if slot.inner is not None and not slot.field.is_array:
+        try:
+            value = _complete(slot.inner, value)
+        except EncodeError:
+            return False  # writing it says what is wrong
+    default = slot.default()
+    if isinstance(value, tuple):
+        value = list(value)
+    return type(value) is type(default) and bool(value == default)
