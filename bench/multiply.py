@@ -32,7 +32,12 @@ BYTE_ORDERS = {
     b"\xa1\xb2\x3c\x4d": ">",
 }
 # link type -> (size of its header, place of the ethertype in it or None)
-LINKS: dict[int, tuple[int, int | None]] = {1: (14, 12), 101: (0, None), 113: (16, 14), 276: (20, 0)}
+LINKS: dict[int, tuple[int, int | None]] = {
+    1: (14, 12),
+    101: (0, None),
+    113: (16, 14),
+    276: (20, 0),
+}
 TCP = 6
 # Of 10.0.0.0/8 and fd00::/96: addresses that real captures may hold too, but never beside these.
 IPV4_BASE = 10 << 24
@@ -249,7 +254,9 @@ def main() -> None:
     parser.add_argument("--interleave", action="store_true", help="packet by packet side by side")
     given = parser.parse_args()
     done = multiply(given.source, given.target, given.copies, interleave=given.interleave)
-    print(f"{done.path}: {done.copies} copies, {done.packet_count} packets, {done.byte_count} bytes")
+    print(
+        f"{done.path}: {done.copies} copies, {done.packet_count} packets, {done.byte_count} bytes"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""The captures that benchmarks read, and where copies and outputs of theirs lie meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.measure import ROOT
+from bench.multiply import multiply
+from bench.synthesise import synthesise
+
+PERF = ROOT.parent / "shared" / "captures" / "perf"
+WORK = ROOT / "out" / "bench"
+START_UP = ROOT / "captures" / "librdkafka.pcap"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A capture to measure with: `name` is what results call it."""
+
+    name: str
+    title: str
+    path: Path
+    note: str = ""
+
+
+def record_heavy() -> Input:
+    """Four producers (lz4, gzip, snappy, none) and a consumer of it all."""
+    path = PERF / "perf_tshark.pcap"
+    title = "record-heavy"
+    if path.exists():
+        return Input("records", title, path)
+    return Input("records", title, ROOT / "captures" / "java_2_0_1.pcap", _absent(path))
+
+
+def message_heavy() -> Input:
+    """Hundreds of connections with tiny messages."""
+    path = PERF / "perf_small.pcap"
+    title = "message-heavy"
+    if path.exists():
+        return Input("messages", title, path)
+    return Input("messages", title, START_UP, _absent(path))
+
+
+def five_codecs() -> Input:
+    """A hand-made conversation of large batches in every codec, zstd too."""
+    path = WORK / "codecs.pcap"
+    if not path.exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        synthesise(path)
+    return Input("codecs", "record-heavy, all five codecs", path)
+
+
+def _absent(path: Path) -> str:
+    return f"{path.name} is not on this machine: a small capture of this repository instead"
+
+
+def copies_of(source: Input, copies: int, *, interleave: bool = False) -> Path:
+    """That many copies of a capture, written once and kept under out/bench."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    suffix = "i" if interleave else ""
+    target = WORK / f"{source.path.stem}-{copies}{suffix}.pcap"
+    if not target.exists() or target.stat().st_mtime < source.path.stat().st_mtime:
+        part = target.with_suffix(".part")
+        multiply(source.path, part, copies, interleave=interleave)
+        part.rename(target)
+    return target
