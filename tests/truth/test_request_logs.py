@@ -134,7 +134,7 @@ def test_every_row_without_a_log_entry_is_explained(capture: Capture) -> None:
     unexplained = [
         row
         for row in whole
-        if not (_is_unanswered(row) or _is_login(row) and row["connection_id"] in logins)
+        if not (_is_unanswered(row) or (_is_login(row) and row["connection_id"] in logins))
     ]
     assert not unexplained, unexplained[:SHOWN]
     cut = [row for row in found.only_in_capture if row["request_decode_status"] == "partial"]
