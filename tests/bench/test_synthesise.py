@@ -51,7 +51,7 @@ def test_the_synthetic_capture_holds_every_codec(tmp_path: Path) -> None:
             topic_end = frame.index(b"\0", pos)
             at = topic_end + 4
             for _ in range(PARTITIONS):
-                at += 4 if source != 9092 else 38
+                at += 4 if source != 9092 else 34
                 size = struct.unpack_from(">i", frame, at)[0]
                 result = decode_record_set(frame[at + 4 : at + 4 + size])
                 assert not result.faults
