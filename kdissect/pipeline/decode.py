@@ -49,7 +49,7 @@ from kdissect.tables.redact import TEXT, redact_body
 from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
 from kdissect.tables.values import ints, strings, times_from_ns
 from kdissect.wire.body import MessageColumns, body_type
-from kdissect.wire.records import Limits, iter_record_chunks
+from kdissect.wire.records import FaultStage, Limits, iter_record_chunks
 
 REQUEST, RESPONSE = 0, 1
 CHUNK_ROWS = 1 << 16
@@ -61,13 +61,14 @@ _RECORD_SOURCES = {0: PRODUCE, 1: FETCH, 78: SHARE_FETCH, 59: SNAPSHOT}
 # Messages whose bytes may hold secrets: shown as [redacted] in anomalies.data by default.
 _SECRET_APIS = frozenset({17, 19, 32, 33, 36, 38, 39, 40, 41, 44, 51, 58})
 
-_RECORD_FAULTS: dict[Status, Anomaly] = {
-    Status.BAD_CRC: Anomaly.WRONG_CRC,
-    Status.COUNT_MISMATCH: Anomaly.RECORD_COUNT_MISMATCH,
-    Status.UNKNOWN_MAGIC: Anomaly.UNKNOWN_MAGIC,
-    Status.UNKNOWN_CODEC: Anomaly.DECOMPRESSION_FAILED,
-    Status.CORRUPT: Anomaly.DECOMPRESSION_FAILED,
-    Status.LIMIT: Anomaly.DECOMPRESSION_LIMIT,
+_RECORD_FAULTS: dict[tuple[FaultStage, Status], Anomaly] = {
+    (FaultStage.FRAMING, Status.UNKNOWN_MAGIC): Anomaly.UNKNOWN_MAGIC,
+    (FaultStage.CRC, Status.BAD_CRC): Anomaly.WRONG_CRC,
+    (FaultStage.CODEC, Status.UNKNOWN_CODEC): Anomaly.DECOMPRESSION_FAILED,
+    (FaultStage.CODEC, Status.CORRUPT): Anomaly.DECOMPRESSION_FAILED,
+    (FaultStage.CODEC, Status.LIMIT): Anomaly.DECOMPRESSION_LIMIT,
+    (FaultStage.RECORDS, Status.COUNT_MISMATCH): Anomaly.RECORD_COUNT_MISMATCH,
+    (FaultStage.RECORDS, Status.LIMIT): Anomaly.LIMIT,
 }
 
 
@@ -441,11 +442,15 @@ class Decoder:
 
     def _record_anomaly(self, chunk: _Chunk, sets: RecordSets, fault: Any) -> None:
         status = Status(int(fault["kind"]))
-        kind = _RECORD_FAULTS.get(status, Anomaly.MALFORMED_RECORDS)
+        stage = FaultStage(int(fault["stage"]))
+        kind = _RECORD_FAULTS.get((stage, status), Anomaly.MALFORMED_RECORDS)
+        reason = REASONS[status]
+        if stage is FaultStage.TEXT:
+            kind, reason = Anomaly.INVALID_UTF8, f"{int(fault['a'])} header keys are no UTF-8"
         at = int(fault["set_index"])
         row, side = int(sets.row[at]), int(sets.side[at])
         pos, size = int(fault["pos"]), int(fault["byte_count"])
-        detail = f"record batch {int(fault['batch_index'])}: {REASONS[status]}"
+        detail = f"record batch {int(fault['batch_index'])}: {reason}"
         frame_start = int(chunk.frames.start[row, side])
         self._message_anomaly(
             chunk, kind, row, side, detail, (pos, pos + size), 4 + pos - frame_start

@@ -141,6 +141,7 @@ class ParquetSink:
         self.label = label
         self.root = Path(out) / STAGING / run_id
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
+        (self.root / self.attempt).mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _Writer] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:

@@ -1,0 +1,81 @@
+"""The run on Spark gives the rows of the run in process, whatever happens to its workers."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kdissect
+from kdissect.pipeline.sink import STAGING
+
+pytestmark = pytest.mark.spark
+
+
+def rows(tables: kdissect.Tables) -> dict[str, list[str]]:
+    """Every table as a sorted list of its rows' text; paths of inputs as given."""
+    return {name: sorted(map(repr, tables[name].to_arrow().to_pylist())) for name in tables.names}
+
+
+def schemas(tables: kdissect.Tables) -> dict[str, pa.Schema]:
+    return {name: tables[name].schema for name in tables.names}
+
+
+@pytest.mark.parametrize("split_bytes", [None, 50_000])
+def test_spark_gives_the_rows_of_read(
+    spark: Any, captures: Path, tmp_path: Path, split_bytes: int | None
+) -> None:
+    """All tables are equal as sets of rows, types included, also with many small splits."""
+    paths = [captures / "librdkafka.pcap", captures / "sarama.pcap.gz"]
+    here = kdissect.read(paths)
+    there = kdissect.dissect(spark, paths, tmp_path / "out", split_bytes=split_bytes)
+    assert schemas(there) == schemas(here)
+    assert rows(there) == rows(here)
+    assert rows(kdissect.open(tmp_path / "out")) == rows(here)
+    assert rows(here.write(tmp_path / "written")) == rows(here)
+
+
+def _workers() -> list[int]:
+    """Python workers of Spark: forks of its daemon (whose parent is the JVM)."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if b"pyspark.daemon" in command:
+                found[int(entry.name)] = parent
+    return [pid for pid, parent in found.items() if parent in found]
+
+
+def test_killed_workers_cost_nothing(spark: Any, captures: Path, tmp_path: Path) -> None:
+    """Workers killed in the middle of the decode stage: no duplicate and no missing row."""
+    paths = [captures / "librdkafka.pcap", captures / "java_2_0_1.pcap"]
+    expected = rows(kdissect.read(paths))
+    out = tmp_path / "out"
+    killed: list[int] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            # an attempt's folder appears when its decode task begins
+            if list(out.glob(f"{STAGING}/*/s*")):
+                for pid in _workers():
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+                return
+            time.sleep(0.002)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    tables = kdissect.dissect(spark, paths, out)
+    killer.join()
+    assert killed, "no worker was found in time"
+    assert rows(tables) == expected
+    assert not (out / STAGING).exists()
