@@ -16,13 +16,11 @@ from enum import IntEnum
 from typing import Any
 
 import cramjam
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from kdissect.status import Status
 
-Bytes = npt.NDArray[np.uint8]
+Bytes = Any  # contiguous 1-D uint8 array; mypy sees no buffer in one before Python 3.12
 
 
 class Codec(IntEnum):
@@ -85,6 +83,7 @@ def decompress(codec: int, data: Bytes, out: Bytes) -> tuple[Status, int]:
     """
     if codec == Codec.SNAPPY:
         return _decompress_snappy(data, out)
+    library: Any
     if codec == Codec.GZIP:
         library = cramjam.gzip
     elif codec == Codec.LZ4:

@@ -12,16 +12,13 @@ goes on from there at the next call: the state of an item is in the item.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kdissect.accelerate import (
     JIT_ENABLED,
+    copy_bytes,
     inlined,
     kernel,
     load_u8,
@@ -91,49 +88,30 @@ _LOW_63 = 0x7FFFFFFFFFFFFFFF
 
 if JIT_ENABLED:
 
-    @intrinsic
-    def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
-        """Copy `size` bytes from address `source` to address `target`."""
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = cgutils.voidptr_t
-            cgutils.raw_memcpy(
-                builder,
-                builder.inttoptr(args[0], pointer),
-                builder.inttoptr(args[1], pointer),
-                args[2],
-                1,
-            )
-            return context.get_dummy_value()
-
-        return types.none(types.int64, types.int64, types.int64), codegen
-
     @inlined
-    def _wrapped(value: int) -> int:
-        return value
+    def _sum(a: int, b: int) -> int:
+        return a + b
 
 else:
 
-    def copy_bytes(target: int, source: int, size: int) -> None:
-        ctypes.memmove(int(target), int(source), int(size))
-
-    def _wrapped(value: int) -> int:
-        return ((int(value) + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+    def _sum(a: int, b: int) -> int:
+        """Wrapped around as machine words do."""
+        return ((int(a) + int(b) + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 @inlined
-def _load_i32(address):
+def _load_i32(address: Any) -> Any:
     value = load_u32(address)
     return (np.int64(value) ^ 0x80000000) - 0x80000000
 
 
 @inlined
-def _load_i64(address):
+def _load_i64(address: Any) -> Any:
     return (_load_i32(address) << 32) | np.int64(load_u32(address + 4))
 
 
 @kernel
-def scan_batches(buf, start, length, state, out):
+def scan_batches(buf: Any, start: Any, length: Any, state: Any, out: Any) -> Any:
     """Walk record sets and describe their batches.
 
     buf uint8, start and length int64 (the sets, inside buf), state int64[3] (set, pos or -1 for the
@@ -167,7 +145,7 @@ def scan_batches(buf, start, length, state, out):
 
 
 @inlined
-def _scan_batch(buf, pos, end, out, row):
+def _scan_batch(buf: Any, pos: Any, end: Any, out: Any, row: Any) -> Any:
     left = end - pos
     for word in range(BATCH_WORDS):
         out[row + word] = -1
@@ -218,14 +196,14 @@ def _scan_batch(buf, pos, end, out, row):
 
 
 @inlined
-def _scan_header(buf, pos, left, out, row):
+def _scan_header(buf: Any, pos: Any, left: Any, out: Any, row: Any) -> Any:
     out[row + LEADER_EPOCH] = read_i32(buf, pos + 12)
     if left >= 21:
         out[row + CRC] = read_u32(buf, pos + 17)
     if left >= 23:
         out[row + ATTRIBUTES] = read_i16(buf, pos + 21)
     if left >= 27:
-        out[row + LAST_OFFSET] = _wrapped(out[row + BASE_OFFSET] + read_i32(buf, pos + 23))
+        out[row + LAST_OFFSET] = _sum(out[row + BASE_OFFSET], read_i32(buf, pos + 23))
     if left >= 35:
         out[row + BASE_TIME] = read_i64(buf, pos + 27)
     if left >= 43:
@@ -244,7 +222,7 @@ def _scan_header(buf, pos, left, out, row):
 
 
 @inlined
-def _scan_message(buf, pos, left, magic, out, row):
+def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, out: Any, row: Any) -> Any:
     out[row + CRC] = read_u32(buf, pos + 12)
     out[row + CRC_START] = pos + 16
     if left >= 18:
@@ -275,7 +253,7 @@ def _scan_message(buf, pos, left, magic, out, row):
         out[row + SECTION_SIZE] = value_size
 
 
-def _crc32_table():
+def _crc32_table() -> Any:
     """Eight tables of 256 for CRC-32 (reflected polynomial EDB88320), eight bytes a step."""
     table = np.zeros((8, 256), np.int64)
     for byte in range(256):
@@ -293,7 +271,7 @@ CRC32_TABLE = _crc32_table()
 
 
 @kernel
-def legacy_crcs(buf, start, end, table, out):
+def legacy_crcs(buf: Any, start: Any, end: Any, table: Any, out: Any) -> Any:
     """CRC-32 of buf[start:end] for each pair; all int64 but buf, table is CRC32_TABLE."""
     for i in range(start.size):
         crc = 0xFFFFFFFF
@@ -321,7 +299,7 @@ def legacy_crcs(buf, start, end, table, out):
 
 
 @inlined
-def _load_varint(address, end):
+def _load_varint(address: Any, end: Any) -> Any:
     if address >= end:
         return 0, -_TRUNCATED
     byte = np.int64(load_u8(address))
@@ -341,7 +319,7 @@ def _load_varint(address, end):
 
 
 @inlined
-def _load_varlong(address, end):
+def _load_varlong(address: Any, end: Any) -> Any:
     if address >= end:
         return 0, -_TRUNCATED
     byte = np.int64(load_u8(address))
@@ -361,7 +339,9 @@ def _load_varlong(address, end):
 
 
 @kernel
-def parse_records(items, state, byte_count_max, headers_max, rows, headers):
+def parse_records(
+    items: Any, state: Any, byte_count_max: Any, headers_max: Any, rows: Any, headers: Any
+) -> Any:
     """Parse the record sections of items into rows.
 
     items int64 of whole items; state int64[4]: the item to go on with; out: rows and headers
@@ -408,8 +388,8 @@ def parse_records(items, state, byte_count_max, headers_max, rows, headers):
                 )
                 if items[at + FLAGS] & IS_LOG_APPEND:
                     time = 0
-                time = _wrapped(items[at + TIME] + time)
-                offset = _wrapped(items[at + OFFSET] + offset)
+                time = _sum(items[at + TIME], time)
+                offset = _sum(items[at + OFFSET], offset)
                 if items[at + FLAGS] & IS_CONTROL:
                     control = _load_control_type(key, key_size)
                 if more > headers_max:
@@ -429,7 +409,7 @@ def parse_records(items, state, byte_count_max, headers_max, rows, headers):
                 )
                 if items[at + FLAGS] & IS_LOG_APPEND:
                     time = items[at + TIME]
-                offset = _wrapped(offset + items[at + SHIFT])
+                offset = _sum(offset, items[at + SHIFT])
             if after < 0:
                 status = -after
                 break
@@ -468,7 +448,7 @@ def parse_records(items, state, byte_count_max, headers_max, rows, headers):
 
 
 @inlined
-def _load_record(begin, end):
+def _load_record(begin: Any, end: Any) -> Any:
     """A record of magic 2 up to its headers.
 
     Gives the address behind it or a negated status, its end, timestamp and offset deltas, address
@@ -507,7 +487,7 @@ def _load_record(begin, end):
 
 
 @inlined
-def _load_size(p, stop):
+def _load_size(p: Any, stop: Any) -> Any:
     """A nullable size (-1: null) and the address of its bytes or a negated status."""
     size, p = _load_varint(p, stop)
     if p < 0:
@@ -520,7 +500,7 @@ def _load_size(p, stop):
 
 
 @inlined
-def _load_headers(p, stop, more, headers, header):
+def _load_headers(p: Any, stop: Any, more: Any, headers: Any, header: Any) -> Any:
     """Headers of a record: (address behind them or a negated status, bytes viewed)."""
     room = headers.size // HEADER_COLUMNS
     viewed = 0
@@ -545,7 +525,7 @@ def _load_headers(p, stop, more, headers, header):
 
 
 @inlined
-def _load_control_type(key, key_size):
+def _load_control_type(key: Any, key_size: Any) -> Any:
     """The type that a control record's key names: int16 key version, int16 type."""
     if key_size >= 4:
         word = _load_i32(key)
@@ -555,7 +535,7 @@ def _load_control_type(key, key_size):
 
 
 @inlined
-def _walk_messages(items, at, base, end):
+def _walk_messages(items: Any, at: Any, base: Any, end: Any) -> Any:
     """Find what a wrapper of magic 1 adds to its inner offsets.
 
     They count from 0, and the wrapper stores the last one's absolute offset (KIP-31). A stored 0
@@ -578,11 +558,11 @@ def _walk_messages(items, at, base, end):
         last = _load_i64(p)
         p += ENTRY_HEADER_SIZE + size
     if p > base:
-        items[at + SHIFT] = _wrapped(items[at + OFFSET] - last)
+        items[at + SHIFT] = _sum(items[at + OFFSET], -last)
 
 
 @inlined
-def _load_message(begin, end, magic):
+def _load_message(begin: Any, end: Any, magic: Any) -> Any:
     """A message of magic 0 or 1.
 
     Gives the address behind it or a negated status, timestamp, offset as stored, address and size
@@ -629,7 +609,9 @@ def _load_message(begin, end, magic):
 
 
 @kernel
-def gather(address, length, count, offsets, validity, data_address):
+def gather(
+    address: Any, length: Any, count: Any, offsets: Any, validity: Any, data_address: Any
+) -> Any:
     """Copy `count` byte strings behind each other into Arrow's buffers; gives the number of nulls.
 
     address, length int64 (-1: null); offsets int32[count + 1], validity uint8 (a bit each, all
@@ -651,7 +633,7 @@ def gather(address, length, count, offsets, validity, data_address):
 
 
 @kernel
-def find_invalid_utf8(data, offsets, out):
+def find_invalid_utf8(data: Any, offsets: Any, out: Any) -> Any:
     """Mark (1) the strings data[offsets[i]:offsets[i + 1]] that are no UTF-8 (RFC 3629).
 
     data uint8, offsets int32, out uint8 (zeros before). Gives how many.
@@ -696,5 +678,6 @@ def find_invalid_utf8(data, offsets, out):
             if out[i]:
                 break
             p += more
-        found += np.int64(out[i])
+        if out[i]:
+            found += 1
     return found
