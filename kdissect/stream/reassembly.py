@@ -118,6 +118,7 @@ class Streams:
     sides: npt.NDArray[np.int64]  # flat, SIDE_FIELDS
     pieces: Pieces
     conflicts: npt.NDArray[np.int64]  # flat, CONFLICT_WIDTH
+    mark: npt.NDArray[np.uint8]  # of each segment: DUPLICATE, PROBE, UNUSED
 
 
 @kernel
@@ -722,4 +723,5 @@ def reassemble(batch: SegmentBatch, sources: MappedSources, window_ns: int) -> S
         sides,
         Pieces(*(column[:piece_count] for column in pieces)),
         conflicts[: conflict_count * CONFLICT_WIDTH],
+        mark,
     )

@@ -1,0 +1,418 @@
+"""A batch of segments to connections, exchanges, extents and anomalies: the steps in order.
+
+reassembly -> recognise -> framing of requests -> framing of responses -> pairing. The steps are
+kernels over all connections of the batch; what is here only joins their columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.index import SegmentBatch
+from kdissect.protocol import catalog
+from kdissect.stream import framing, pairing
+from kdissect.stream.evidence import API_VERSIONS, KEYS, Asked, Kafka
+from kdissect.stream.framing import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
+from kdissect.stream.ids import connection_ids, exchange_ids
+from kdissect.stream.index import (
+    ANOMALY, CONNECTION, EXCHANGE, EXTENT, INFO, NO_API, REQUEST, RESPONSE, SIDE, WARNING, Anomaly,
+    Assembly, CloseReason, PairStatus, Protocol,
+)  # fmt: skip
+from kdissect.stream.options import MappedSources, StreamOptions, check_batch
+from kdissect.stream.pairing import OUT_OF_ORDER, SECOND, UNASKED
+from kdissect.stream.reassembly import (
+    BYTE_COUNT, CLOSE_REASON, CONFLICT_WIDTH, CONNECTION_WIDTH, DUPLICATE,
+    DUPLICATE_COUNT, END, FIRST_TIME, GAP_COUNT, HAS_SYN, INCARNATION, LAST_TIME,
+    OUT_OF_ORDER_COUNT, PAIR, RETRANSMITTED_COUNT, RTT, SEGMENT_COUNT, SIDE_WIDTH, Streams, reassemble,
+)  # fmt: skip
+from kdissect.stream.recognise import recognise
+
+Ints = npt.NDArray[np.int64]
+
+DRAFTS = 2  # versions above the newest known one that clients already ask for
+
+
+@cache
+def known_apis() -> npt.NDArray[np.uint8]:
+    """uint8[KEYS * API_VERSIONS]: 1 for each api key and version a request may have."""
+    table = np.zeros((KEYS, API_VERSIONS), np.uint8)
+    for key, api in catalog.apis().items():
+        versions = api.request.versions
+        if 0 <= key < KEYS and not versions.is_empty:
+            table[key, max(0, versions.first) : min(versions.last + DRAFTS + 1, API_VERSIONS)] = 1
+    return table.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frames:
+    """The frames of one direction: table int64[n, FRAME_WIDTH], faults, extents, first row."""
+
+    table: Ints
+    extents: Ints
+    faults: Ints
+    start: Ints  # of each connection, and the end
+
+    @staticmethod
+    def of(found: Any, connection_count: int) -> _Frames:
+        frames, extents, faults, used = found
+        table = frames[: used[0] * FRAME_WIDTH].reshape(-1, FRAME_WIDTH)
+        start = np.searchsorted(
+            np.ascontiguousarray(table[:, framing.CONNECTION]), np.arange(connection_count + 1)
+        )
+        return _Frames(
+            table,
+            extents[: used[1] * EXTENT_WIDTH].reshape(-1, EXTENT_WIDTH),
+            faults[: used[2] * FAULT_WIDTH].reshape(-1, FAULT_WIDTH),
+            start.astype(np.int64),
+        )
+
+    def column(self, number: int) -> Ints:
+        return np.ascontiguousarray(self.table[:, number])
+
+    def is_whole(self) -> npt.NDArray[np.bool_]:
+        return self.table[:, framing.CAPTURED] == self.table[:, framing.FRAME_SIZE] + 4
+
+
+def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """uint8[n]: the side that does not have a hinted port, else the one with the higher port."""
+    port_a, port_b = endpoints["port_a"], endpoints["port_b"]
+    a_hinted, b_hinted = np.isin(port_a, hints), np.isin(port_b, hints)
+    is_b = np.where(a_hinted != b_hinted, a_hinted, port_b > port_a)
+    return is_b.astype(np.uint8)
+
+
+def assemble(
+    batch: SegmentBatch, sources: MappedSources, options: StreamOptions | None = None
+) -> Assembly:
+    """Connections, exchanges and anomalies of all segments of some endpoint pairs.
+
+    The batch must hold all segments of each of its pairs; what other pairs it holds changes
+    nothing. Payload is read at sources.bases + pos, only size prefixes and headers, and what a
+    search or the comparison of overlapping segments needs. Raises ValueError when the batch points
+    outside of the sources.
+    """
+    options = options or StreamOptions()
+    check_batch(batch, sources)
+    streams = reassemble(batch, sources, options.duplicate_window_ns)
+    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
+    sides = streams.sides.reshape(-1, SIDE_WIDTH)
+    pair = connections[:, PAIR]
+    times = np.ascontiguousarray(streams.segments["time_ns"])
+    source = np.ascontiguousarray(streams.segments["source"])
+    has_origin = np.ascontiguousarray(sides[:, HAS_SYN] != 0).astype(np.uint8)
+    kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
+
+    client_side = _client_by_port(batch.endpoints, options.ports)[pair]
+    protocol = np.zeros(len(connections), np.uint8)
+    hinted = np.isin(batch.endpoints["port_a"], options.ports)
+    hinted |= np.isin(batch.endpoints["port_b"], options.ports)
+    nobody = Asked(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    recognise(
+        streams.pieces, times, streams.sides, streams.connections, has_origin,
+        hinted.astype(np.uint8)[pair], kafka, nobody, client_side, protocol,
+    )  # fmt: skip
+
+    requests = _Frames.of(
+        framing.frame_requests(
+            streams.pieces, source, streams.sides, client_side, protocol, has_origin, kafka
+        ),
+        len(connections),
+    )
+    asked = Asked(
+        requests.column(framing.ID),
+        times[requests.column(framing.FIRST)],
+        requests.column(framing.KIND),
+    )
+    responses = _Frames.of(
+        framing.frame_responses(
+            streams.pieces, source, times, streams.sides, client_side, protocol, has_origin, kafka,
+            asked, requests.start,
+        ),
+        len(connections),
+    )  # fmt: skip
+
+    rows = np.arange(len(connections))
+    of_requests, of_responses = 2 * rows + client_side, 2 * rows + 1 - client_side
+    missing = sides[:, END] - sides[:, BYTE_COUNT]
+    answer_of = np.empty(len(requests.table), np.int64)
+    status = np.empty(len(requests.table), np.uint8)
+    request_of = np.empty(len(responses.table), np.int64)
+    came = np.empty(len(responses.table), np.uint8)
+    pairing.pair(
+        asked, requests.start, responses.column(framing.ID), responses.column(framing.KIND),
+        times[responses.column(framing.FIRST)], responses.start,
+        (connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END).astype(np.uint8),
+        (missing[of_responses] > 0).astype(np.uint8), answer_of, request_of, status, came,
+    )  # fmt: skip
+
+    table = _connections(batch, streams, client_side, protocol)
+    for direction, of, frames in (
+        (REQUEST, of_requests, requests),
+        (RESPONSE, of_responses, responses),
+    ):
+        framed = np.zeros(len(connections), np.int64)
+        np.add.at(framed, frames.table[:, framing.CONNECTION], frames.table[:, framing.CAPTURED])
+        counts = table["direction"][:, direction]
+        counts["framed_byte_count"] = framed
+        counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
+        counts["missing_byte_count"] = missing[of]
+
+    exchanges, of_request, of_response = _exchanges(
+        streams.segments, table["connection_id"], requests, responses, answer_of, request_of, status
+    )
+    extents = np.empty(len(requests.extents) + len(responses.extents), EXTENT)
+    both = np.concatenate([requests.extents, responses.extents])
+    for column, name in enumerate(("pos", "length", "source")):
+        extents[name] = both[:, column]
+    extents["transform"] = 0
+    anomalies = _anomalies(
+        streams, protocol, client_side, requests, responses, exchanges, of_request, of_response,
+        request_of, came,
+    )  # fmt: skip
+    duplicates = streams.segments["source"][streams.mark == DUPLICATE]
+    return Assembly(
+        batch.endpoints,
+        table,
+        exchanges,
+        extents,
+        anomalies,
+        np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
+    )
+
+
+def _connections(
+    batch: SegmentBatch,
+    streams: Streams,
+    client_side: npt.NDArray[np.uint8],
+    protocol: npt.NDArray[np.uint8],
+) -> npt.NDArray[np.void]:
+    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
+    sides = streams.sides.reshape(-1, SIDE_WIDTH)
+    table = np.zeros(len(connections), CONNECTION)
+    pair = connections[:, PAIR]
+    table["connection_id"] = connection_ids(
+        batch.endpoints, pair, connections[:, FIRST_TIME], connections[:, INCARNATION]
+    )
+    table["first_time_ns"] = connections[:, FIRST_TIME]
+    table["last_time_ns"] = connections[:, LAST_TIME]
+    table["handshake_rtt_ns"] = connections[:, RTT]
+    table["endpoints"] = pair
+    table["client_side"] = client_side
+    table["handshake_seen"] = (sides[0::2, HAS_SYN] != 0) & (sides[1::2, HAS_SYN] != 0)
+    table["is_tls"] = protocol == Protocol.TLS
+    table["protocol"] = protocol
+    table["close_reason"] = connections[:, CLOSE_REASON]
+    rows = np.arange(len(connections))
+    for direction in (REQUEST, RESPONSE):
+        counts = table["direction"][:, direction]
+        own = sides[2 * rows + (client_side ^ direction)]
+        counts["byte_count"] = own[:, BYTE_COUNT]
+        counts["segment_count"] = own[:, SEGMENT_COUNT]
+        counts["retransmitted_segment_count"] = own[:, RETRANSMITTED_COUNT]
+        counts["out_of_order_segment_count"] = own[:, OUT_OF_ORDER_COUNT]
+        counts["duplicate_segment_count"] = own[:, DUPLICATE_COUNT]
+        counts["gap_count"] = own[:, GAP_COUNT]
+    return table
+
+
+def _fill_side(
+    side: npt.NDArray[np.void], frames: _Frames, row: Ints, segments: Any, extent_base: int
+) -> None:
+    """One side of the exchanges whose frame is `row` (-1: they have none)."""
+    has = row >= 0
+    side[~has] = np.array((0, 0, -1, -1, -1, 0, 0, -1, 0), SIDE)
+    table = frames.table[row[has]]
+    first = table[:, framing.FIRST]
+    part = np.zeros(len(table), SIDE)
+    part["time_ns"] = segments["time_ns"][first]
+    part["end_time_ns"] = segments["time_ns"][table[:, framing.LAST]]
+    part["size"] = table[:, framing.FRAME_SIZE]
+    part["pos"] = table[:, framing.POS]
+    part["packet"] = segments["packet"][first]
+    part["extent_start"] = table[:, framing.EXTENT_START] + extent_base
+    part["extent_count"] = table[:, framing.EXTENT_COUNT]
+    part["source"] = segments["source"][first]
+    part["is_whole"] = frames.is_whole()[row[has]]
+    side[has] = part
+
+
+def _exchanges(
+    segments: Any,
+    connection_id: Any,
+    requests: _Frames,
+    responses: _Frames,
+    answer_of: Ints,
+    request_of: Ints,
+    status: npt.NDArray[np.uint8],
+) -> tuple[npt.NDArray[np.void], Ints, Ints]:
+    """The exchanges, and the exchange of each request and of each response."""
+    room = len(answer_of) + len(request_of)
+    request, response = np.empty(room, np.int64), np.empty(room, np.int64)
+    count = pairing.in_order(
+        requests.start, responses.start, requests.column(framing.FIRST),
+        responses.column(framing.FIRST), request_of, answer_of, request, response,
+    )  # fmt: skip
+    request, response = request[:count], response[:count]
+    asked, answered = request >= 0, response >= 0
+    exchanges = np.zeros(count, EXCHANGE)
+    _fill_side(exchanges["request"], requests, request, segments, 0)
+    _fill_side(exchanges["response"], responses, response, segments, len(requests.extents))
+    exchanges["status"] = PairStatus.REQUEST_MISSING
+    exchanges["status"][asked] = status[request[asked]]
+    exchanges["api_key"] = NO_API
+    exchanges["api_version"] = NO_API
+    for rows, frames, picked in ((asked, requests, request), (~asked, responses, response)):
+        table = frames.table[picked[rows]]
+        exchanges["connection"][rows] = table[:, framing.CONNECTION]
+        exchanges["correlation_id"][rows] = table[:, framing.ID].astype(np.uint32).view(np.int32)
+        exchanges["is_sasl_token"][rows] = table[:, framing.KIND] == framing.TOKEN
+        if frames is requests:
+            exchanges["api_key"][rows] = table[:, framing.API_KEY].astype(np.uint16).view(np.int16)
+            exchanges["api_version"][rows] = (
+                table[:, framing.VERSION].astype(np.uint16).view(np.int16)
+            )
+    pos = np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"])
+    exchanges["exchange_id"] = exchange_ids(
+        connection_id[exchanges["connection"]], np.where(asked, REQUEST, RESPONSE), pos
+    )
+    of_request = np.empty(len(answer_of), np.int64)
+    of_request[request[asked]] = np.flatnonzero(asked)
+    of_response = np.empty(len(request_of), np.int64)
+    of_response[response[answered]] = np.flatnonzero(answered)
+    return exchanges, of_request, of_response
+
+
+def _fault_rows(frames: _Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
+    """Faults of the framing as rows of ANOMALY."""
+    rows = np.zeros(len(frames.faults), ANOMALY)
+    for name, column in (
+        ("kind", framing.FAULT_KIND),
+        ("severity", framing.SEVERITY),
+        ("direction", framing.DIRECTION),
+        ("connection", framing.FAULT_CONNECTION),
+        ("pos", framing.FAULT_POS),
+        ("byte_count", framing.FAULT_BYTES),
+        ("a", framing.FAULT_A),
+        ("b", framing.FAULT_B),
+        ("extent_count", framing.FAULT_EXTENTS),
+    ):
+        rows[name] = frames.faults[:, column]
+    rows["extent_start"] = frames.faults[:, framing.FAULT_EXTENT] + extent_base
+    _place(rows, segments, frames.faults[:, framing.FAULT_SEGMENT])
+    return rows
+
+
+def _place(rows: Any, segments: Any, segment: Ints) -> None:
+    """Source and packet of anomalies from their segment (-1: none)."""
+    known = segment >= 0
+    rows["source"] = rows["packet"] = -1
+    rows["source"][known] = segments["source"][segment[known]]
+    rows["packet"][known] = segments["packet"][segment[known]]
+
+
+def _frame_anomalies(
+    kind: Anomaly, severity: int, direction: int, frames: _Frames, rows: Any, exchange_id: Ints,
+    segments: Any, a: Any, b: Any = 0, byte_count: Any = 0,
+) -> npt.NDArray[np.void]:  # fmt: skip
+    """Anomalies about whole frames: `rows` of a direction's table."""
+    table = frames.table[rows]
+    made = np.zeros(len(table), ANOMALY)
+    made["kind"] = kind
+    made["severity"] = severity
+    made["direction"] = direction
+    made["connection"] = table[:, framing.CONNECTION]
+    made["pos"] = table[:, framing.POS]
+    made["byte_count"] = byte_count
+    made["exchange_id"] = exchange_id
+    made["a"] = a
+    made["b"] = b
+    _place(made, segments, table[:, framing.FIRST])
+    return made
+
+
+def _signed(identifiers: Ints) -> Ints:
+    """Correlation ids as Kafka writes them."""
+    return identifiers.astype(np.uint32).view(np.int32).astype(np.int64)
+
+
+def _anomalies(
+    streams: Streams,
+    protocol: npt.NDArray[np.uint8],
+    client_side: npt.NDArray[np.uint8],
+    requests: _Frames,
+    responses: _Frames,
+    exchanges: Any,
+    of_request: Ints,
+    of_response: Ints,
+    request_of: Ints,
+    came: npt.NDArray[np.uint8],
+) -> npt.NDArray[np.void]:
+    segments = streams.segments
+    parts = [
+        _fault_rows(requests, segments, 0),
+        _fault_rows(responses, segments, len(requests.extents)),
+    ]
+    conflicts = streams.conflicts.reshape(-1, CONFLICT_WIDTH)
+    conflicts = conflicts[protocol[conflicts[:, 0] >> 1] == Protocol.KAFKA]
+    made = np.zeros(len(conflicts), ANOMALY)
+    made["kind"] = Anomaly.OVERLAP_CONFLICT
+    made["severity"] = WARNING
+    made["connection"] = conflicts[:, 0] >> 1
+    made["direction"] = (conflicts[:, 0] & 1) ^ client_side[conflicts[:, 0] >> 1]
+    made["pos"] = conflicts[:, 2]
+    made["byte_count"] = conflicts[:, 3]
+    _place(made, segments, conflicts[:, 1])
+    parts.append(made)
+
+    ids = exchanges["exchange_id"]
+    for direction, frames, of in (
+        (REQUEST, requests, of_request),
+        (RESPONSE, responses, of_response),
+    ):
+        rows = np.flatnonzero(~frames.is_whole())
+        size = frames.table[rows, framing.FRAME_SIZE]
+        parts.append(
+            _frame_anomalies(
+                Anomaly.PARTIAL_FRAME, WARNING, direction, frames, rows, ids[of[rows]], segments,
+                size, byte_count=size + 4 - frames.table[rows, framing.CAPTURED],
+            )
+        )  # fmt: skip
+    number = _signed(responses.table[:, framing.ID])
+    for kind, severity, how in (
+        (Anomaly.RESPONSE_WITHOUT_REQUEST, INFO, UNASKED),
+        (Anomaly.DUPLICATE_RESPONSE, WARNING, SECOND),
+        (Anomaly.OUT_OF_ORDER_RESPONSE, WARNING, OUT_OF_ORDER),
+    ):
+        rows = np.flatnonzero(came == how)
+        parts.append(
+            _frame_anomalies(
+                kind, severity, RESPONSE, responses, rows, ids[of_response[rows]], segments,
+                number[rows], _passed(number, request_of, rows) if how == OUT_OF_ORDER else 0,
+            )
+        )  # fmt: skip
+    late = exchanges["request"]["end_time_ns"] - exchanges["response"]["time_ns"]
+    paired = (request_of >= 0) & (responses.table[:, framing.KIND] != framing.TOKEN)
+    rows = np.flatnonzero(paired & (late[of_response] > 0))
+    parts.append(
+        _frame_anomalies(
+            Anomaly.NEGATIVE_LATENCY, INFO, RESPONSE, responses, rows, ids[of_response[rows]],
+            segments, late[of_response[rows]],
+        )
+    )  # fmt: skip
+    anomalies = np.concatenate(parts)
+    order = np.lexsort(
+        (anomalies["kind"], anomalies["pos"], anomalies["direction"], anomalies["connection"])
+    )
+    return anomalies[order]
+
+
+def _passed(number: Ints, request_of: Ints, rows: Ints) -> Ints:
+    """For responses out of order: the id of the response before it that answered a later request."""
+    highest = np.maximum.accumulate(request_of)
+    first = np.searchsorted(highest, highest[rows])  # the response that set the maximum
+    return number[first]

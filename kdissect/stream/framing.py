@@ -1,0 +1,525 @@
+"""Pieces of a stream to frames by their size prefixes, over gaps and from starts in the middle.
+
+Theory of operation
+-------------------
+A walk stands on a boundary that is certain, or it searches for one (`evidence.py`). On a certain
+boundary the size prefix tells the next one: a gap inside of a frame ends nothing. Only a gap over a
+size prefix, and a size that cannot be (negative, beyond the limit, text of another protocol), make
+the walk search. So a lost packet costs the frames it overlaps.
+
+Requests come first, without looking at responses. Responses are framed with the requests at hand: an
+id that was asked is the evidence that a search needs.
+
+A frame whose header is there becomes a row even when bytes of it are missing, in the middle or at
+the end of the stream; the header of a request ends behind its correlation id here. Bytes that are
+in no frame are noted as unframed with the reason, so that bytes = framed + unframed.
+
+SASL: behind a SaslHandshake of version 0 the client sends bare tokens, framed by size only, until a
+request header is recognised again; a first frame that is no request is such a token too (GSSAPI of
+0.9 clients). The broker answers tokens with tokens, in order.
+
+Tables are flat int64 arrays that grow by doubling; their columns are named below.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kdissect.accelerate import inlined, kernel
+from kdissect.stream.evidence import (
+    ABSENT, API_VERSION, CLIENT_HASH, CLIENT_LENGTH, CLIENTS_MAX, CORRELATION, FAIR, GOOD,
+    HEADER_WIDTH, KEY, POOR, RESPONSE_SIZE_MIN, SASL_HANDSHAKE, SIZE, Stream, expecting, find_asked,
+    find_request, find_response, request_header, response_header,
+)  # fmt: skip
+from kdissect.stream.index import REQUEST, RESPONSE, WARNING, Anomaly, Protocol
+from kdissect.stream.pieces import find, grown, peek, peek_u8
+from kdissect.stream.reassembly import END, PIECE_START, PIECE_STOP, SIDE_WIDTH
+
+# Columns of a frame. CONNECTION: its row; FIRST and LAST: segments of the first and the last
+# captured byte; CAPTURED: bytes of it, the size prefix included.
+(
+    CONNECTION, POS, FRAME_SIZE, API_KEY, VERSION, ID, KIND, FIRST, LAST, EXTENT_START,
+    EXTENT_COUNT, CAPTURED,
+) = range(12)  # fmt: skip
+FRAME_WIDTH = 12
+EXPECTS, TOKEN, SILENT = 0, 1, 2  # KIND of a request; of a response EXPECTS or TOKEN
+
+EXTENT_WIDTH = 3  # place in the source, length, source (-1: missing)
+
+# Columns of a fault; FAULT_FRAME: the frame (of the direction) it is about, or -1.
+(
+    FAULT_KIND, SEVERITY, DIRECTION, FAULT_CONNECTION, FAULT_SEGMENT, FAULT_POS, FAULT_BYTES,
+    FAULT_A, FAULT_B, FAULT_EXTENT, FAULT_EXTENTS, FAULT_FRAME,
+) = range(12)  # fmt: skip
+FAULT_WIDTH = 12
+
+# Why bytes are unframed, `a` of the anomaly; `b` is the size that was read there, or -1.
+AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY = 0, 1, 2, 3
+
+SHOWN_MAX = 256  # unframed bytes to show with their anomaly
+TOKEN_SIZE_MAX = 1 << 20  # a SASL token larger than this is no token
+FLEXIBLE_PRODUCE = 9  # Produce versions from here have tagged fields and compact strings
+TAGS_MAX = 64  # tagged fields of a request header that are skipped to find acks
+
+FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
+
+
+@kernel
+def put_extents(
+    pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, extents: Any, used: Any
+) -> Any:
+    """Append where the bytes [begin, end) lie, holes included; (the table, captured bytes)."""
+    captured = np.int64(0)
+    here = begin
+    while here < end:
+        while index < stop and pieces.pos[index] + pieces.length[index] <= here:
+            index += 1
+        extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
+        at = used[EXTENTS] * EXTENT_WIDTH
+        if index >= stop or pieces.pos[index] > here:
+            until = end if index >= stop else min(end, pieces.pos[index])
+            extents[at] = 0
+            extents[at + 1] = until - here
+            extents[at + 2] = -1
+        else:
+            until = min(end, pieces.pos[index] + pieces.length[index])
+            extents[at] = pieces.file_pos[index] + (here - pieces.pos[index])
+            extents[at + 1] = until - here
+            extents[at + 2] = source[pieces.segment[index]]
+            captured += until - here
+        used[EXTENTS] += 1
+        here = until
+    return extents, captured
+
+
+@kernel
+def put_frame(
+    pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
+    kind: int, frames: Any, extents: Any, used: Any,
+) -> Any:  # fmt: skip
+    """Append the frame at `pos`, whose size prefix is there; (frames, extents)."""
+    size = header[SIZE]
+    frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
+    at = used[FRAMES] * FRAME_WIDTH
+    used[FRAMES] += 1
+    frames[at + CONNECTION] = connection
+    frames[at + POS] = pos
+    frames[at + FRAME_SIZE] = size
+    frames[at + API_KEY] = header[KEY]
+    frames[at + VERSION] = header[API_VERSION]
+    frames[at + ID] = header[CORRELATION]
+    frames[at + KIND] = kind
+    frames[at + FIRST] = pieces.segment[index]
+    frames[at + EXTENT_START] = used[EXTENTS]
+    extents, captured = put_extents(
+        pieces, source, index, stop, pos + 4, pos + 4 + size, extents, used
+    )
+    frames[at + EXTENT_COUNT] = used[EXTENTS] - frames[at + EXTENT_START]
+    frames[at + CAPTURED] = captured + 4
+    last = find(pieces, index, stop, pos + 3 + size)
+    if last >= stop or pieces.pos[last] > pos + 3 + size:
+        last -= 1
+    frames[at + LAST] = pieces.segment[last]
+    return frames, extents
+
+
+@kernel
+def put_fault(
+    faults: Any, used: Any, kind: int, severity: int, direction: int, connection: int, segment: int,
+    pos: int, count: int, a: int, b: int, frame: int,
+) -> Any:  # fmt: skip
+    """Append a fault without bytes to show; the table."""
+    faults = grown(faults, used[FAULTS] * FAULT_WIDTH, FAULT_WIDTH)
+    at = used[FAULTS] * FAULT_WIDTH
+    used[FAULTS] += 1
+    faults[at + FAULT_KIND] = kind
+    faults[at + SEVERITY] = severity
+    faults[at + DIRECTION] = direction
+    faults[at + FAULT_CONNECTION] = connection
+    faults[at + FAULT_SEGMENT] = segment
+    faults[at + FAULT_POS] = pos
+    faults[at + FAULT_BYTES] = count
+    faults[at + FAULT_A] = a
+    faults[at + FAULT_B] = b
+    faults[at + FAULT_EXTENT] = 0
+    faults[at + FAULT_EXTENTS] = 0
+    faults[at + FAULT_FRAME] = frame
+    return faults
+
+
+@kernel
+def put_unframed(
+    pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, direction: int,
+    connection: int, reason: int, size: int, extents: Any, faults: Any, used: Any,
+) -> Any:  # fmt: skip
+    """Note the captured bytes of [begin, end), if any, as in no frame; (extents, faults)."""
+    while index < stop and pieces.pos[index] + pieces.length[index] <= begin:
+        index += 1
+    if index >= stop or pieces.pos[index] >= end:
+        return extents, faults
+    first = max(begin, pieces.pos[index])
+    count = np.int64(0)
+    number = index
+    while number < stop and pieces.pos[number] < end:
+        last = min(end, pieces.pos[number] + pieces.length[number])
+        count += last - max(begin, pieces.pos[number])
+        number += 1
+    faults = put_fault(
+        faults, used, np.int64(Anomaly.UNFRAMED_BYTES), WARNING, direction, connection,
+        pieces.segment[index], first, count, reason, size, -1,
+    )  # fmt: skip
+    at = (used[FAULTS] - 1) * FAULT_WIDTH
+    before = used[EXTENTS]
+    shown = min(end, first + SHOWN_MAX)
+    extents, _ = put_extents(pieces, source, index, stop, first, shown, extents, used)
+    faults[at + FAULT_EXTENT] = before
+    faults[at + FAULT_EXTENTS] = used[EXTENTS] - before
+    return extents, faults
+
+
+@kernel
+def put_gaps(
+    pieces: Any, start: int, stop: int, end: int, direction: int, connection: int, faults: Any,
+    used: Any,
+) -> Any:  # fmt: skip
+    """Note the holes of a stream that is known to be `end` bytes long; the table of faults."""
+    here = np.int64(0)
+    segment = np.int64(-1)
+    for index in range(start, stop + 1):
+        until = pieces.pos[index] if index < stop else end
+        if index < stop:
+            segment = pieces.segment[index]
+        if until > here:
+            faults = put_fault(
+                faults, used, np.int64(Anomaly.GAP), WARNING, direction, connection, segment, here,
+                until - here, 0, 0, -1,
+            )  # fmt: skip
+        if index < stop:
+            here = pieces.pos[index] + pieces.length[index]
+    return faults
+
+
+@kernel
+def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
+    """acks of the Produce request at `pos` (0 to 65535), -1 where it cannot be read.
+
+    v0-2 begin with acks; v3-8 with a nullable string, the transactional id; from v9 on the header
+    ends with tagged fields and the string is compact.
+    """
+    at = pos + 14 + max(np.int64(0), header[CLIENT_LENGTH])
+    end = pos + 4 + header[SIZE]
+    api_version = header[API_VERSION]
+    if api_version < 3:
+        length = np.int64(0)
+    elif api_version < FLEXIBLE_PRODUCE:
+        length = peek(pieces, index, stop, at, 2)
+        if length < 0:
+            return -1
+        at += 2
+        if length >= 0x8000:
+            length = 0
+    else:
+        tags, at = _uvarint(pieces, index, stop, at)
+        if tags < 0 or tags > TAGS_MAX:
+            return -1
+        for _ in range(tags):
+            _, at = _uvarint(pieces, index, stop, at)
+            size, at = _uvarint(pieces, index, stop, at)
+            if size < 0 or size > end - at:
+                return -1
+            at += size
+            index = find(pieces, index, stop, at)
+        length, at = _uvarint(pieces, index, stop, at)
+        if length < 0:
+            return -1
+        length = max(np.int64(0), length - 1)
+    at += length
+    if at + 2 > end:
+        return -1
+    return peek(pieces, find(pieces, index, stop, at), stop, at, 2)
+
+
+@kernel
+def _uvarint(pieces: Any, index: int, stop: int, pos: int) -> Any:
+    """(value, next position); value -1 where it is missing or longer than 5 bytes."""
+    value = np.int64(0)
+    for number in range(5):
+        while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+            index += 1
+        byte = peek_u8(pieces, index, stop, pos)
+        pos += 1
+        if byte < 0:
+            return np.int64(-1), pos
+        value |= (byte & 127) << (7 * number)
+        if byte < 128:
+            return value, pos
+    return np.int64(-1), pos
+
+
+@inlined
+def stream_of(pieces: Any, sides: Any, number: int) -> Any:
+    at = number * SIDE_WIDTH
+    start = sides[at + PIECE_START]
+    stop = sides[at + PIECE_STOP]
+    end = np.int64(0)
+    if stop > start:
+        end = pieces.pos[stop - 1] + pieces.length[stop - 1]
+    return Stream(pieces, start, stop, end)
+
+
+@inlined
+def _remember(clients: Any, count: int, client: int) -> int:
+    for number in range(count):
+        if clients[number] == client:
+            return count
+    if count < CLIENTS_MAX:
+        clients[count] = client
+        return count + 1
+    return count
+
+
+@inlined
+def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) -> bool:
+    """Whether a frame that ends at `pos` is followed by a request, or by nothing."""
+    if pos >= stream.end:
+        return pos == stream.end
+    behind = find(stream.pieces, index, stream.stop, pos)
+    return request_header(stream.pieces, behind, stream.stop, pos, kafka, following) == GOOD
+
+
+@kernel
+def frame_requests(
+    pieces: Any, source: Any, sides: Any, client_side: Any, protocol: Any, has_origin: Any,
+    kafka: Any,
+) -> Any:  # fmt: skip
+    """Frames of the request streams of all Kafka connections: (frames, extents, faults, used).
+
+    client_side uint8, protocol uint8 of each connection; has_origin uint8 of each stream: it began
+    with a SYN, so that position 0 is a boundary.
+    """
+    frames = np.empty(1024 * FRAME_WIDTH, np.int64)
+    extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
+    faults = np.empty(64 * FAULT_WIDTH, np.int64)
+    used = np.zeros(3, np.int64)
+    header = np.empty(HEADER_WIDTH, np.int64)
+    following = np.empty(HEADER_WIDTH, np.int64)
+    clients = np.zeros(CLIENTS_MAX, np.int64)
+    for connection in range(len(protocol)):
+        if protocol[connection] != np.int64(Protocol.KAFKA):
+            continue
+        number = 2 * connection + np.int64(client_side[connection])
+        stream = stream_of(pieces, sides, number)
+        stop = stream.stop
+        index = stream.start
+        pos = np.int64(0)
+        covered = np.int64(0)  # end of the last frame
+        certain = has_origin[number] != 0
+        reason = AFTER_GAP if certain else NO_BOUNDARY
+        bad_size = np.int64(-1)
+        in_tokens = False
+        is_first = True
+        last_id = np.int64(-1)
+        client_count = 0
+        while True:
+            while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+                index += 1
+            if index >= stop:
+                break
+            if not certain:
+                pos = find_request(
+                    stream, index, pos, kafka, last_id, clients, client_count, header, following
+                )
+                if pos < 0:
+                    break
+                while pieces.pos[index] + pieces.length[index] <= pos:
+                    index += 1
+                in_tokens = False
+                certain = True
+            grade = request_header(pieces, index, stop, pos, kafka, header)
+            size = header[SIZE]
+            if size < 0:
+                # A gap over the prefix, or the stream ends in it.
+                certain = False
+                reason = HEADER_CUT
+                pos = max(pos, pieces.pos[index])
+                if pieces.pos[index] <= pos:  # bytes of a broken prefix: search behind it too
+                    reason = AFTER_GAP
+                continue
+            kind = EXPECTS
+            accept = grade >= FAIR
+            if is_first and grade < FAIR and has_origin[number] and size <= TOKEN_SIZE_MAX:
+                in_tokens = grade != ABSENT
+            if in_tokens and grade != GOOD and size <= TOKEN_SIZE_MAX:
+                accept = True
+                kind = TOKEN
+                header[KEY] = -1
+                header[API_VERSION] = -1
+                header[CORRELATION] = -1
+            elif grade == ABSENT:
+                accept = header[CORRELATION] >= 0 and header[KEY] >= 0 and header[API_VERSION] >= 0
+                if not accept:
+                    # The boundary behind it is known all the same.
+                    reason = HEADER_CUT
+                    bad_size = size
+                    if pos + 4 + size > stream.end:
+                        break
+                    pos += 4 + size
+                    continue
+            elif grade == POOR:
+                accept = _ends_well(stream, index, pos + 4 + size, kafka, following)
+            if not accept:
+                certain = False
+                reason = BAD_SIZE
+                bad_size = size
+                pos += 1
+                continue
+            is_first = False
+            if kind == EXPECTS:
+                in_tokens = header[KEY] == SASL_HANDSHAKE and header[API_VERSION] == 0
+                last_id = header[CORRELATION]
+                if grade == GOOD:
+                    client_count = _remember(clients, client_count, header[CLIENT_HASH])
+                    if header[KEY] == 0 and acks_of(pieces, index, stop, pos, header) == 0:
+                        kind = SILENT
+            if pos > covered:
+                extents, faults = put_unframed(
+                    pieces, source, find(pieces, stream.start, stop, covered), stop, covered, pos,
+                    REQUEST, connection, reason, bad_size, extents, faults, used,
+                )  # fmt: skip
+            frames, extents = put_frame(
+                pieces, source, index, stop, connection, pos, header, kind, frames, extents, used
+            )
+            pos += 4 + size
+            covered = pos
+            reason = AFTER_GAP
+            bad_size = np.int64(-1)
+        extents, faults = put_unframed(
+            pieces, source, find(pieces, stream.start, stop, covered), stop, covered, stream.end,
+            REQUEST, connection, reason, bad_size, extents, faults, used,
+        )  # fmt: skip
+        faults = put_gaps(
+            pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], REQUEST, connection,
+            faults, used,
+        )  # fmt: skip
+    return frames, extents, faults, used
+
+
+@kernel
+def frame_responses(
+    pieces: Any, source: Any, times: Any, sides: Any, client_side: Any, protocol: Any,
+    has_origin: Any, kafka: Any, asked: Any, asked_start: Any,
+) -> Any:  # fmt: skip
+    """Frames of the response streams of all Kafka connections: (frames, extents, faults, used).
+
+    times int64: of the segments. asked: `evidence.Asked`, the requests of all connections;
+    those of a connection are asked_start[connection] and following.
+    """
+    frames = np.empty(1024 * FRAME_WIDTH, np.int64)
+    extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
+    faults = np.empty(64 * FAULT_WIDTH, np.int64)
+    used = np.zeros(3, np.int64)
+    header = np.empty(HEADER_WIDTH, np.int64)
+    following = np.empty(HEADER_WIDTH, np.int64)
+    limit = kafka.limit[0]
+    for connection in range(len(protocol)):
+        if protocol[connection] != np.int64(Protocol.KAFKA):
+            continue
+        number = 2 * connection + 1 - np.int64(client_side[connection])
+        stream = stream_of(pieces, sides, number)
+        stop = stream.stop
+        index = stream.start
+        pos = np.int64(0)
+        covered = np.int64(0)
+        certain = has_origin[number] != 0
+        reason = AFTER_GAP if certain else NO_BOUNDARY
+        bad_size = np.int64(-1)
+        last_id = np.int64(-1)
+        first = asked_start[connection]  # the first request that is not answered or passed over
+        last = asked_start[connection + 1]
+        while True:
+            while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+                index += 1
+            if index >= stop:
+                break
+            if not certain:
+                pos = find_response(
+                    stream, index, pos, limit, asked, first, last, last_id, times, header, following
+                )
+                if pos < 0:
+                    break
+                while pieces.pos[index] + pieces.length[index] <= pos:
+                    index += 1
+                certain = True
+            plausible = response_header(pieces, index, stop, pos, limit, header)
+            size = header[SIZE]
+            if size < 0:
+                certain = False
+                reason = HEADER_CUT
+                pos = max(pos, pieces.pos[index])
+                if pieces.pos[index] <= pos:
+                    reason = AFTER_GAP
+                continue
+            kind = EXPECTS
+            first = expecting(asked, first, last)
+            row = np.int64(-1)
+            if header[CORRELATION] >= 0:
+                time = times[pieces.segment[index]] + (1 << 40)  # certain: clocks may differ
+                row = find_asked(asked, first, last, header[CORRELATION], time)
+            if row < 0 and first < last and asked.kind[first] == TOKEN and size <= TOKEN_SIZE_MAX:
+                kind = TOKEN
+                header[CORRELATION] = -1
+                row = first
+                accept = True
+            elif size < RESPONSE_SIZE_MIN or size > limit:
+                accept = False
+            elif header[CORRELATION] < 0:
+                # The header is cut: a row needs its id, the boundary behind it is known.
+                reason = HEADER_CUT
+                bad_size = size
+                if pos + 4 + size > stream.end:
+                    break
+                pos += 4 + size
+                continue
+            elif row >= 0:
+                accept = True
+            else:
+                accept = plausible
+                at = pos + 4 + size
+                if at < stream.end:
+                    behind = find(pieces, index, stop, at)
+                    accept = response_header(pieces, behind, stop, at, limit, following)
+            if not accept:
+                certain = False
+                reason = BAD_SIZE
+                bad_size = size
+                pos += 1
+                continue
+            if kind == EXPECTS:
+                last_id = header[CORRELATION]
+            if row >= 0:
+                first = row + 1
+            if pos > covered:
+                extents, faults = put_unframed(
+                    pieces, source, find(pieces, stream.start, stop, covered), stop, covered, pos,
+                    RESPONSE, connection, reason, bad_size, extents, faults, used,
+                )  # fmt: skip
+            header[KEY] = -1
+            header[API_VERSION] = -1
+            frames, extents = put_frame(
+                pieces, source, index, stop, connection, pos, header, kind, frames, extents, used
+            )
+            pos += 4 + size
+            covered = pos
+            reason = AFTER_GAP
+            bad_size = np.int64(-1)
+        extents, faults = put_unframed(
+            pieces, source, find(pieces, stream.start, stop, covered), stop, covered, stream.end,
+            RESPONSE, connection, reason, bad_size, extents, faults, used,
+        )  # fmt: skip
+        faults = put_gaps(
+            pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], RESPONSE, connection,
+            faults, used,
+        )  # fmt: skip
+    return frames, extents, faults, used

@@ -1,0 +1,247 @@
+"""What a connection speaks, by its content; ports only add certainty.
+
+In this order, the first that holds decides:
+1. no payload: none;
+2. Kafka requests from the first byte on: a request header of a known API whose frame is followed by
+   another one or ends with the stream (bare SASL tokens may come before); a partial request with
+   size, api key and version is enough where the stream ends in it; an unknown API needs a client id
+   that is text and a frame that ends exactly;
+3. ZooKeeper's connect packets or requests (its framing is Kafka's, so it is asked before),
+   TLS records, the HTTP/2 preface, HTTP methods or status lines at the start of a stream;
+4. Kafka requests found by a search, for starts in the middle;
+5. a chain of responses, for captures of one direction;
+6. a port that the user named: Kafka;
+7. TLS or HTTP in the middle (at the start of some segment); else other.
+
+Where the handshake does not say who the client is, it is who sends the requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kdissect.accelerate import inlined, kernel
+from kdissect.stream.evidence import (
+    ABSENT, API_VERSION, API_VERSIONS, CLIENTS_MAX, FAIR, GOOD, HEADER_WIDTH, KEY,
+    KEYS, SIZE, find_request, find_response, request_header,
+)  # fmt: skip
+from kdissect.stream.framing import TOKEN_SIZE_MAX, stream_of
+from kdissect.stream.index import Protocol
+from kdissect.stream.pieces import find, peek
+from kdissect.stream.reassembly import CLIENT_SIDE, CONNECTION_WIDTH
+
+TOKENS_MAX = 8  # bare tokens before the first request of a 0.9 client
+PARTIAL_SIZE_MAX = 1 << 20  # a request of which only the start is there must not claim more
+TLS_RECORD_MAX = 16384 + 2048
+SEGMENTS_LOOKED_AT = 8  # for TLS and HTTP in the middle of a connection
+
+_NONE = int(Protocol.NONE)
+_KAFKA = int(Protocol.KAFKA)
+_TLS = int(Protocol.TLS)
+_HTTP = int(Protocol.HTTP)
+_HTTP2 = int(Protocol.HTTP2)
+_ZOOKEEPER = int(Protocol.ZOOKEEPER)
+_OTHER = int(Protocol.OTHER)
+
+# First four bytes of HTTP messages, and of the HTTP/2 preface.
+_METHODS = tuple(
+    int.from_bytes(word, "big")
+    for word in (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"HTTP")
+)
+_PREFACE = int.from_bytes(b"PRI ", "big")
+
+
+@inlined
+def _is_text(word: int) -> int:
+    """HTTP or HTTP2 for the first four bytes of one, else NONE."""
+    for method in _METHODS:
+        if word == method:
+            return _HTTP
+    return _HTTP2 if word == _PREFACE else _NONE
+
+
+@kernel
+def _is_tls(stream: Any, index: int, pos: int) -> bool:
+    """Whether TLS records begin at `pos`: two that agree, or one handshake or alert that fits."""
+    pieces = stream.pieces
+    seen = 0
+    for _ in range(2):
+        kind = peek(pieces, index, stream.stop, pos, 1)
+        version = peek(pieces, index, stream.stop, pos + 1, 2)
+        length = peek(pieces, index, stream.stop, pos + 3, 2)
+        if kind < 0 or version < 0 or length < 0:
+            return seen > 0
+        if not (20 <= kind <= 23 and 0x0300 <= version <= 0x0304 and 0 < length <= TLS_RECORD_MAX):
+            return False
+        if kind == 22 and seen == 0:
+            message = peek(pieces, index, stream.stop, pos + 5, 1)
+            if message in (1, 2):
+                return True
+        pos += 5 + length
+        seen += 1
+        if pos >= stream.end:
+            return pos == stream.end
+        index = find(pieces, index, stream.stop, pos)
+    return True
+
+
+@kernel
+def _is_zookeeper(stream: Any) -> bool:
+    """Whether ZooKeeper's first packets, or requests with a path, begin the stream.
+
+    ConnectRequest is protocol version 0, zxid, timeout, session id, a password of 16 bytes and
+    maybe a flag; ConnectResponse the same without zxid. A request is xid, opcode, path; a ping is
+    xid -2, opcode 11.
+    """
+    pieces = stream.pieces
+    index = stream.start
+    if index >= stream.stop:
+        return False
+    pos = pieces.pos[index]
+    for _ in range(3):
+        size = peek(pieces, index, stream.stop, pos, 4)
+        first = peek(pieces, index, stream.stop, pos + 4, 4)
+        second = peek(pieces, index, stream.stop, pos + 8, 4)
+        if size < 8 or first < 0 or second < 0:
+            return False
+        if first == 0 and size in (44, 45):
+            if peek(pieces, index, stream.stop, pos + 28, 4) == 16:
+                return True
+        if first == 0 and size in (36, 37):
+            if peek(pieces, index, stream.stop, pos + 20, 4) == 16:
+                return True
+        if size == 8 and first == 0xFFFFFFFE and second == 11:
+            return True
+        path = peek(pieces, index, stream.stop, pos + 12, 4)
+        if 0 < path <= size - 12 and second <= 110:
+            if peek(pieces, index, stream.stop, pos + 16, 1) == 0x2F:
+                return True
+        pos += 4 + size
+        if pos >= stream.end:
+            return False
+        index = find(pieces, index, stream.stop, pos)
+    return False
+
+
+@kernel
+def _begins_with_requests(stream: Any, kafka: Any, has_origin: bool, header: Any) -> bool:
+    """Rule 2 of the top, at the first captured byte."""
+    pieces = stream.pieces
+    index = stream.start
+    if index >= stream.stop:
+        return False
+    pos = pieces.pos[index]
+    for number in range(TOKENS_MAX + 1):
+        grade = request_header(pieces, index, stream.stop, pos, kafka, header)
+        size = header[SIZE]
+        end = pos + 4 + size
+        if grade in (GOOD, FAIR):
+            if end == stream.end:
+                return True
+            if end > stream.end:
+                return grade == GOOD and size <= PARTIAL_SIZE_MAX
+            behind = find(pieces, index, stream.stop, end)
+            after = request_header(pieces, behind, stream.stop, end, kafka, header)
+            if after == GOOD:
+                return True
+            if grade == GOOD:
+                # Something else may follow a request of which every byte makes sense.
+                return after == ABSENT or (has_origin and number == 0)
+            return False
+        if grade == ABSENT:
+            key = header[KEY]
+            api_version = header[API_VERSION]
+            return (
+                number == 0
+                and 0 <= key < KEYS
+                and 0 <= api_version < API_VERSIONS
+                and kafka.known[key * API_VERSIONS + api_version] != 0
+                and 8 <= size <= PARTIAL_SIZE_MAX
+            )
+        if not has_origin or size < 0 or size > TOKEN_SIZE_MAX or end >= stream.end:
+            return False
+        pos = end
+        index = find(pieces, index, stream.stop, pos)
+    return False
+
+
+@kernel
+def recognise(
+    pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
+    asked: Any, client_side: Any, protocol: Any,
+) -> None:  # fmt: skip
+    """Fill protocol uint8 and client_side uint8 of each connection.
+
+    client_side comes with the choice by port, for the case that nothing else tells. hinted uint8:
+    a port of the connection is among the user's. asked: an empty `evidence.Asked`.
+    """
+    header = np.empty(HEADER_WIDTH, np.int64)
+    following = np.empty(HEADER_WIDTH, np.int64)
+    clients = np.zeros(CLIENTS_MAX, np.int64)
+    for connection in range(len(protocol)):
+        one = stream_of(pieces, sides, 2 * connection)
+        two = stream_of(pieces, sides, 2 * connection + 1)
+        told = connections[connection * CONNECTION_WIDTH + CLIENT_SIDE]
+        if one.start == one.stop and two.start == two.stop:
+            protocol[connection] = _NONE
+            if told >= 0:
+                client_side[connection] = told
+            continue
+        found = _NONE
+        zookeeper = _is_zookeeper(one) or _is_zookeeper(two)
+        for side in range(2):
+            if found or zookeeper or (told >= 0 and side != told):
+                continue
+            stream = one if side == 0 else two
+            origin = has_origin[2 * connection + side] != 0
+            if _begins_with_requests(stream, kafka, origin, header):
+                found = _KAFKA
+                if told < 0:
+                    client_side[connection] = side
+        if told >= 0:
+            client_side[connection] = told
+        if not found and zookeeper:
+            found = _ZOOKEEPER
+        for side in range(2):
+            stream = one if side == 0 else two
+            if not found and stream.start < stream.stop:
+                pos = pieces.pos[stream.start]
+                if _is_tls(stream, stream.start, pos):
+                    found = _TLS
+                elif pos == 0:
+                    found = _is_text(peek(pieces, stream.start, stream.stop, 0, 4))
+        for side in range(2):
+            stream = one if side == 0 else two
+            if not found and stream.start < stream.stop and not (told >= 0 and side != told):
+                at = find_request(
+                    stream, stream.start, np.int64(0), kafka, np.int64(-1), clients, np.int64(0),
+                    header, following,
+                )  # fmt: skip
+                if at >= 0:
+                    found = _KAFKA
+                    if told < 0:
+                        client_side[connection] = side
+        for side in range(2):
+            stream = one if side == 0 else two
+            if not found and stream.start < stream.stop and side != told:
+                at = find_response(
+                    stream, stream.start, np.int64(0), kafka.limit[0], asked, np.int64(0),
+                    np.int64(0), np.int64(-1), times, header, following,
+                )  # fmt: skip
+                if at >= 0:
+                    found = _KAFKA
+                    if told < 0:
+                        client_side[connection] = 1 - side
+        if not found and hinted[connection]:
+            found = _KAFKA
+        for side in range(2):
+            stream = one if side == 0 else two
+            for index in range(stream.start, min(stream.stop, stream.start + SEGMENTS_LOOKED_AT)):
+                if not found:
+                    pos = pieces.pos[index]
+                    found = _is_text(peek(pieces, index, stream.stop, pos, 4))
+                    if not found and _is_tls(stream, index, pos):
+                        found = _TLS
+        protocol[connection] = found if found else _OTHER
