@@ -6,8 +6,9 @@ exact dtypes, so that each compiles once and its machine code is cached beside t
 the user's cache directory where the package is read-only).
 
 The ``load_*`` functions read unaligned big-endian integers from an address; ``read_*`` from an
-array at a position; ``store_*`` write an integer to an address in the machine's byte order, and
-``copy_bytes`` copies between addresses. None checks bounds: the caller has compared lengths first.
+array at a position; ``store_*`` write an integer to an address in the machine's byte order,
+``load_word`` reads an int64 back, and ``copy_bytes`` copies between addresses. None checks bounds:
+the caller has compared lengths first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 import numba
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
 JIT_ENABLED = os.environ.get("KDISSECT_NO_JIT", "") not in ("1", "true")
@@ -69,6 +71,15 @@ def _address_load(bits: int, result: Any) -> Any:
     return intrinsic(typed)
 
 
+def _word_load(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+        value.align = 1
+        return value
+
+    return types.int64(types.int64), codegen
+
+
 def _address_store(bits: int) -> Any:
     def typed(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -86,9 +97,8 @@ def _address_store(bits: int) -> Any:
 def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte = ir.IntType(8).as_pointer()
-        raw_memcpy = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)])
         target, source = (builder.inttoptr(place, byte) for place in args[:2])
-        builder.call(raw_memcpy, [target, source, args[2], ir.Constant(ir.IntType(1), 0)])
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
@@ -119,6 +129,7 @@ if JIT_ENABLED:
     load_u16 = _address_load(16, types.int64)
     load_u32 = _address_load(32, types.int64)
     load_u64 = _address_load(64, types.uint64)
+    load_word = intrinsic(_word_load)
     store_8 = _address_store(8)
     store_16 = _address_store(16)
     store_32 = _address_store(32)
@@ -147,6 +158,9 @@ else:
 
     def load_u64(address: int) -> int:
         return _at(address, 8)
+
+    def load_word(address: int) -> int:
+        return int.from_bytes(ctypes.string_at(int(address), 8), sys.byteorder, signed=True)
 
     def _store(address: int, value: int, size: int) -> None:
         data = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, sys.byteorder)
