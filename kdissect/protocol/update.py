@@ -299,6 +299,8 @@ def read_folder(folder: Path) -> tuple[Merged, list[str]]:
                     merged.messages[parsed.key, side] = noted
                 else:
                     merged.others[definition.name] = noted
+    if releases:
+        merged.last = dict.fromkeys((*merged.messages, *merged.others), releases[-1])
     return merged, releases
 
 

@@ -1,0 +1,106 @@
+"""Finding definitions by number and by name."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kdissect.protocol import catalog
+from kdissect.protocol.errors import ERRORS, error_name
+
+
+def test_every_pair_of_the_releases_is_there():
+    pairs = [
+        (key, version)
+        for key, api in catalog.apis().items()
+        for version in range(api.request.versions.first, api.request.versions.last + 1)
+    ]
+    assert (len(catalog.apis()), len(pairs)) == (93, 361)
+    assert all(catalog.has_version(key, version) for key, version in pairs)
+    assert list(catalog.apis()) == sorted(catalog.apis())
+
+
+def test_both_sides_have_the_same_versions():
+    for api in catalog.apis().values():
+        assert api.request.versions == api.response.versions
+        assert api.request.flexible == api.response.flexible
+
+
+@pytest.mark.parametrize("name", ["Fetch", "fetch", "FetchRequest", "FetchResponse", "1", 1])
+def test_an_api_is_found_by_any_of_its_names(name):
+    assert catalog.api(name).name == "Fetch"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("Fetsh", "Fetch"), ("metadta", "Metadata"), ("Offset", "OffsetCommit")]
+)
+def test_a_wrong_name_is_answered_with_near_ones(name, hint):
+    with pytest.raises(ValueError, match=hint):
+        catalog.api(name)
+
+
+@pytest.mark.parametrize("key", [-1, 93, 32767])
+def test_an_unknown_key_is_a_value_error(key):
+    with pytest.raises(ValueError, match="0 to 92"):
+        catalog.api(key)
+    assert not catalog.has_version(key, 0)
+
+
+def test_versions_beyond_the_known_are_not_there():
+    assert not catalog.has_version(1, 19)
+    assert not catalog.has_version(1, -1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["FetchRequest", "ResponseHeader", "OffsetCommitKey", "OffsetCommitValue", "TopicRecord"],
+)
+def test_a_definition_is_found_by_kafkas_name(name):
+    assert catalog.definition(name).name == name
+
+
+def test_every_record_definition_is_found_by_its_name():
+    for name, definition in catalog.record_definitions().items():
+        assert catalog.definition(name) is definition
+
+
+def test_an_unknown_definition_is_answered_with_near_ones():
+    with pytest.raises(ValueError, match="OffsetCommitValue"):
+        catalog.definition("OffsetComitValue")
+
+
+def test_records_are_found_by_their_types():
+    key, value = catalog.coordinator_records("group")[1]
+    assert (key.name, value.name) == ("OffsetCommitKey", "OffsetCommitValue")
+    assert catalog.coordinator_records("transaction")[0][1].name == "TransactionLogValue"
+    assert catalog.coordinator_records("share")[0][1].name == "ShareSnapshotValue"
+    assert catalog.metadata_records()[2].name == "TopicRecord"
+    assert catalog.control_records()[0] is catalog.control_records()[1]
+    assert catalog.control_records()[6].name == "VotersRecord"
+    with pytest.raises(ValueError, match="kind"):
+        catalog.coordinator_records("metadata")
+
+
+def test_header_versions_follow_kafkas_rules():
+    assert catalog.api("ControlledShutdown").request_header_version(0) == 0
+    assert catalog.api("ControlledShutdown").request_header_version(1) == 1
+    assert catalog.api("ApiVersions").request_header_version(3) == 2
+    assert catalog.api("ApiVersions").response_header_version(4) == 0
+    assert catalog.api("Fetch").response_header_version(12) == 1
+    assert catalog.REQUEST_HEADER.fields[-1].never_flexible
+
+
+def test_one_api_costs_one_file():
+    """A command that shows one message does not pay for the other 92 APIs."""
+    script = (
+        "from kdissect.protocol import catalog; catalog.api(1); catalog.api('Fetch');"
+        "assert catalog._api.cache_info().currsize == 1"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_error_codes_have_no_holes():
+    assert list(ERRORS) == list(range(-1, 134))
+    assert (ERRORS[6].name, ERRORS[6].is_retriable) == ("NOT_LEADER_OR_FOLLOWER", True)
+    assert (error_name(0), error_name(35)) == ("NONE", "UNSUPPORTED_VERSION")
+    assert error_name(9999) == "UNKNOWN_ERROR_CODE_9999"

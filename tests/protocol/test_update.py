@@ -1,0 +1,177 @@
+"""Bringing the definition files up to a release: merging, jars, and that a second run is idle."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kdissect.errors import DefinitionError
+from kdissect.protocol import grammar, update
+from kdissect.protocol.merge import merge
+
+FACTS = Path(__file__).resolve().parents[3] / "shared" / "kafka" / "definitions"
+
+
+def facts(versions, *fields, **more):
+    return {
+        "apiKey": 7,
+        "type": "request",
+        "name": "ThingRequest",
+        "validVersions": versions,
+        "flexibleVersions": "2+",
+        "fields": [field(*each.split()) for each in fields],
+        **more,
+    }
+
+
+def field(name, kind, versions, **more):
+    return {"name": name, "type": kind, "versions": versions, **more}
+
+
+def lines(definition):
+    return [grammar.format_field(each) for each in definition.fields]
+
+
+def merged(old, new):
+    return merge(update.definition_of(old), update.definition_of(new))
+
+
+def test_names_follow_kafkas_rule():
+    """The examples are those where the rule is not obvious."""
+    expected = {
+        "ThrottleTimeMs": "throttle_time_ms",
+        "KRaftVersion": "k_raft_version",
+        "isKRaftController": "is_k_raft_controller",
+        "Enable2Pc": "enable2_pc",
+        "V3AndBelowTopics": "v3_and_below_topics",
+        "V0Host": "v0_host",
+        "timeoutMs": "timeout_ms",
+        "LastKnownELR": "last_known_elr",
+    }
+    assert {name: update.snake_case(name) for name in expected} == expected
+
+
+def test_dropped_versions_keep_their_layout():
+    both = merged(
+        facts("0-3", "Gone string 0-1", "Kept int32 0+", "Wide int32 0+"),
+        facts("2-4", "Kept int32 2+", "Added int64 4+", "Wide int32 0+"),
+    )
+    assert tuple(both.versions) == (0, 4)
+    assert lines(both) == [
+        "gone: string 0-1",
+        "kept: int32 0+",
+        "added: int64 4+",
+        "wide: int32 0+",
+    ]
+
+
+def test_newest_names_win_where_both_releases_have_the_version():
+    both = merged(facts("0-1", "OldName int32 0+"), facts("1-2", "NewName int32 0+"))
+    assert lines(both) == ["old_name: int32 0", "new_name: int32 1+"]
+
+
+def test_a_new_version_changes_only_the_lines_it_touches():
+    old = facts("0-3", "A int32 0+", "B string 1+")
+    new = facts("0-4", "A int32 0+", "B string 1+", "C bool 4+")
+    assert lines(merged(old, new)) == [*lines(update.definition_of(old)), "c: bool 4+"]
+
+
+def test_fields_of_structs_are_merged_too():
+    def nested(versions, *inner):
+        made = facts(versions)
+        made["fields"] = [
+            {**field("Items", "[]Item", "0+"), "fields": [field(*each.split()) for each in inner]}
+        ]
+        return made
+
+    both = merged(
+        nested("0-1", "A int32 0", "B int32 0+"), nested("1-2", "B int32 0+", "C int8 2+")
+    )
+    (items,) = both.fields
+    assert [grammar.format_field(each) for each in items.fields] == [
+        "a: int32 0",
+        "b: int32 0+",
+        "c: int8 2+",
+    ]
+
+
+def test_a_release_that_lost_its_newest_version_is_refused():
+    with pytest.raises(DefinitionError, match="lacks version 3"):
+        merged(facts("0-3"), facts("0-2"))
+
+
+def test_comments_of_kafkas_json_are_passed_over():
+    text = '// licence\n{"name": "a//b", // why\n "x": 1}'
+    assert update.parse_json(text) == {"name": "a//b", "x": 1}
+
+
+@pytest.fixture
+def release_jar(tmp_path):
+    """A jar as Kafka packs one, with one new version of one API and one new record."""
+    request = facts(
+        "0-1", "A int32 0+", "B bool 1+", apiKey=93, name="NovelRequest", flexibleVersions="0+"
+    )
+    response = {**request, "type": "response", "name": "NovelResponse"}
+    record = facts("0", "A int32 0+", apiKey=99, name="NovelRecord", type="metadata")
+    jar = tmp_path / "kafka-clients-9.0.1.jar"
+    with zipfile.ZipFile(jar, "w") as archive:
+        for each in (request, response, record):
+            text = "// Licensed under\n" + json.dumps(each)
+            archive.writestr(f"common/message/{each['name']}.json", text)
+    return jar
+
+
+def test_a_jar_is_merged_into_the_files(tmp_path, release_jar, capsys):
+    out = tmp_path / "definitions"
+    shutil.copytree(update.DEFINITIONS, out)
+    update.main(["--jar", str(release_jar), "--out", str(out)])
+    assert capsys.readouterr().out.splitlines() == [
+        "93_novel.kdef",
+        "records/novel_record.kdef",
+        "releases.kdef",
+        "3 files changed",
+    ]
+    (api,) = grammar.parse((out / "93_novel.kdef").read_text(encoding="utf-8"))
+    assert lines(api.request) == ["a: int32 0+", "b: bool 1+"]
+    assert (out / "releases.kdef").read_text(encoding="utf-8").endswith("release 9.0.1\n")
+    update.main(["--jar", str(release_jar), "--out", str(out)])
+    assert capsys.readouterr().out == "0 files changed\n"
+
+
+def test_nothing_to_read_is_bad_usage(capsys):
+    with pytest.raises(SystemExit):
+        update.main([])
+    assert "give --facts DIR or --jar JAR" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not FACTS.is_dir(), reason=f"no facts at {FACTS}")
+def test_packaged_files_are_what_the_facts_give(tmp_path):
+    """The command writes the files as they are: from all releases, and from one after the other."""
+    releases = {
+        folder.name: update.facts_of_folder(folder) for folder in FACTS.iterdir() if folder.is_dir()
+    }
+    update.update(releases, tmp_path / "at_once", rebuild=True)
+    older = {label: facts for label, facts in releases.items() if label < "4"}
+    update.update(older, tmp_path / "one_by_one", rebuild=True)
+    newer = {label: releases[label] for label in releases.keys() - older.keys()}
+    update.update(newer, tmp_path / "one_by_one")
+    packaged = {
+        path.relative_to(update.DEFINITIONS): path.read_text(encoding="utf-8")
+        for path in update.DEFINITIONS.rglob("*.kdef")
+    }
+    for made in ("at_once", "one_by_one"):
+        folder = tmp_path / made
+        written = {
+            path.relative_to(folder): path.read_text(encoding="utf-8")
+            for path in folder.rglob("*.kdef")
+        }
+        if made == "one_by_one":  # notes name the release before the run, not the very last one
+            written = {path: without_notes(text) for path, text in written.items()}
+            packaged = {path: without_notes(text) for path, text in packaged.items()}
+        assert written == packaged
+
+
+def without_notes(text):
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
