@@ -185,6 +185,8 @@ def request_points(
         points += 2
         if following[CLIENT_HASH] == client:
             if not 0 < step(following[CORRELATION], correlation) <= REQUEST_STEP_MAX:
+                if header[CLIENT_LENGTH] <= 0:
+                    return -1  # responses read like requests of this kind
                 points -= 1
             elif header[CLIENT_LENGTH] > 0:
                 points += 1

@@ -24,7 +24,7 @@ import numpy as np
 
 from kdissect.accelerate import inlined, kernel
 from kdissect.stream.evidence import (
-    ABSENT, API_VERSION, API_VERSIONS, CLIENTS_MAX, FAIR, GOOD, HEADER_WIDTH, KEY,
+    ABSENT, API_VERSION, API_VERSIONS, CLIENT_LENGTH, CLIENTS_MAX, FAIR, GOOD, HEADER_WIDTH, KEY,
     KEYS, SIZE, find_request, find_response, request_header,
 )  # fmt: skip
 from kdissect.stream.framing import TOKEN_SIZE_MAX, stream_of
@@ -126,8 +126,14 @@ def _is_zookeeper(stream: Any) -> bool:
 
 
 @kernel
-def _begins_with_requests(stream: Any, kafka: Any, has_origin: bool, header: Any) -> bool:
-    """Rule 2 of the top, at the first captured byte."""
+def _begins_with_requests(
+    stream: Any, kafka: Any, has_origin: bool, is_named: bool, header: Any
+) -> bool:
+    """Rule 2 of the top, at the first captured byte.
+
+    is_named: the client ids must not be empty. A response reads like a request of Produce with an
+    empty one while correlation ids are small, which matters where nothing else tells the client.
+    """
     pieces = stream.pieces
     index = stream.start
     if index >= stream.stop:
@@ -137,6 +143,8 @@ def _begins_with_requests(stream: Any, kafka: Any, has_origin: bool, header: Any
         grade = request_header(pieces, index, stream.stop, pos, kafka, header)
         size = header[SIZE]
         end = pos + 4 + size
+        if is_named and grade == GOOD and header[CLIENT_LENGTH] == 0:
+            return False
         if grade in (GOOD, FAIR):
             if end == stream.end:
                 return True
@@ -191,15 +199,17 @@ def recognise(
             continue
         found = _NONE
         zookeeper = _is_zookeeper(one) or _is_zookeeper(two)
-        for side in range(2):
+        guessed = client_side[connection]
+        for turn in range(3):
+            # The client's side if it is known. Else both, then the guess without a client's name.
+            side = turn if turn < 2 else guessed
             if found or zookeeper or (told >= 0 and side != told):
                 continue
             stream = one if side == 0 else two
             origin = has_origin[2 * connection + side] != 0
-            if _begins_with_requests(stream, kafka, origin, header):
+            if _begins_with_requests(stream, kafka, origin, told < 0 and turn < 2, header):
                 found = _KAFKA
-                if told < 0:
-                    client_side[connection] = side
+                client_side[connection] = side
         if told >= 0:
             client_side[connection] = told
         if not found and zookeeper:
