@@ -1,0 +1,33 @@
+"""The least that a PySpark job with a Python stage can be: a session, one mapInArrow, a result."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+
+def main() -> None:
+    """Command: empty_job.py --settings spark|kdissect --master M."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--settings", choices=("spark", "kdissect"), required=True)
+    parser.add_argument("--master", required=True)
+    given = parser.parse_args()
+    if given.settings == "kdissect":
+        from kdissect.pipeline.spark import session
+
+        spark = session(given.master, {})
+    else:
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.builder.master(given.master).getOrCreate()
+
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    assert spark.range(1).mapInArrow(same, "id long").collect()[0].id == 0
+
+
+if __name__ == "__main__":
+    main()

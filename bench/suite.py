@@ -1,0 +1,208 @@
+"""The benchmarks: each is a function that measures and returns plain data for the report."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import inputs
+from bench.measure import ROOT, Helper, MemoryWatch, interleaved, median, spread, timed
+
+CORES = 2
+MASTER = f"local[{CORES},4]"
+COPIES = 5
+PYTHON = sys.executable
+KDISSECT = str(Path(PYTHON).with_name("kdissect"))
+OUT = inputs.WORK / "tables"
+PORTS = (9092, 9093)
+FIELDS = ("kafka.correlation_id", "kafka.api_key", "kafka.topic_name", "kafka.offset")
+
+
+def _fresh(name: str) -> str:
+    path = OUT / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return str(path)
+
+
+def _marginal(one: list[float], five: list[float]) -> float:
+    return (median(five) - median(one)) / (COPIES - 1)
+
+
+# -- time -----------------------------------------------------------------------------------
+
+
+def marginal(quick: bool) -> dict[str, Any]:
+    """Product and floor in turns, on one copy and on five, everything warm."""
+    rounds = 3 if quick else 7
+    found = {}
+    with Helper("product", "--master", MASTER) as product:
+        for source in (inputs.record_heavy(), inputs.message_heavy(), inputs.five_codecs()):
+            one, five = (str(inputs.copies_of(source, n)) for n in (1, COPIES))
+            with Helper("floor", "--workers", str(CORES), one, five) as floor:
+                jobs: dict[str, Callable[[], Any]] = {
+                    "product_1": lambda: product(path=one, out=_fresh("p1")),  # noqa: B023
+                    "product_5": lambda: product(path=five, out=_fresh("p5")),  # noqa: B023
+                    "floor_1": lambda: floor(path=one, out=_fresh("f1")),  # noqa: B023
+                    "floor_5": lambda: floor(path=five, out=_fresh("f5")),  # noqa: B023
+                }
+                interleaved(jobs, 2)  # compiled, loaded, in the page cache
+                runs = interleaved(jobs, rounds)
+            found[source.name] = _compared(source, Path(one), runs)
+    return {"rounds": rounds, "inputs": found}
+
+
+def _compared(source: inputs.Input, one: Path, runs: dict[str, list[Any]]) -> dict[str, Any]:
+    seconds = {name: [run["seconds"] for run in done] for name, done in runs.items()}
+    product, floor = runs["product_5"], runs["floor_5"]
+    own = sum(product[-1]["table_bytes"].values())
+    return {
+        "title": source.title,
+        "file": source.path.name,
+        "note": source.note,
+        "byte_count": one.stat().st_size,
+        "totals": runs["product_1"][-1]["totals"],
+        "seconds": {name: spread(values) for name, values in seconds.items()},
+        "product_marginal": _marginal(seconds["product_1"], seconds["product_5"]),
+        "floor_marginal": _marginal(seconds["floor_1"], seconds["floor_5"]),
+        "floor_one": median(seconds["floor_1"]),
+        "floor_steps": {
+            name: median([run["steps"][name] for run in floor]) for name in floor[0]["steps"]
+        },
+        "table_bytes": own,
+        "floor_bytes": floor[-1]["byte_count"],
+        "largest_tables": dict(
+            sorted(product[-1]["table_bytes"].items(), key=lambda item: -item[1])[:6]
+        ),
+        "timings": {
+            number: {
+                name: median([run["timings"][name] for run in runs[f"product_{number}"]])
+                for name in runs[f"product_{number}"][0]["timings"]
+            }
+            for number in (1, COPIES)
+        },
+    }
+
+
+def process(quick: bool) -> dict[str, Any]:
+    """The same marginal cost by whole processes: `kdissect dissect` from start to end."""
+    rounds = 3 if quick else 5
+    found = {}
+    for source in (inputs.record_heavy(), inputs.message_heavy()):
+        runs = interleaved(
+            {
+                str(n): lambda n=n: timed(_command(inputs.copies_of(source, n), f"c{n}"))  # noqa: B023
+                for n in (1, COPIES)
+            },
+            rounds,
+        )
+        found[source.name] = {
+            "title": source.title,
+            "seconds": {number: spread(values) for number, values in runs.items()},
+            "marginal": _marginal(runs["1"], runs[str(COPIES)]),
+        }
+    return {"rounds": rounds, "inputs": found}
+
+
+def _command(capture: Path, out: str, *more: str) -> list[str]:
+    return [KDISSECT, "dissect", str(capture), "--out", _fresh(out), "--quiet", *more]
+
+
+def tshark(quick: bool) -> dict[str, Any]:
+    """tshark as JSON and as fields, whole processes, on one copy and on five."""
+    if shutil.which("tshark") is None:
+        return {"skipped": "tshark is not installed"}
+    rounds = 1 if quick else 3
+    found = {}
+    for source in (inputs.record_heavy(), inputs.message_heavy()):
+        jobs: dict[str, Callable[[], float]] = {}
+        for n in (1, COPIES):
+            path = inputs.copies_of(source, n)
+            jobs[f"json_{n}"] = lambda path=path: timed(tshark_command(path, ["-T", "json"]))
+            jobs[f"fields_{n}"] = lambda path=path: timed(tshark_command(path, _fields()))
+        runs = interleaved(jobs, rounds)
+        found[source.name] = {
+            "title": source.title,
+            "seconds": {name: spread(values) for name, values in runs.items()},
+            "json_marginal": _marginal(runs["json_1"], runs[f"json_{COPIES}"]),
+            "fields_marginal": _marginal(runs["fields_1"], runs[f"fields_{COPIES}"]),
+        }
+    return {
+        "rounds": rounds,
+        "inputs": found,
+        "command": " ".join(tshark_command(Path("CAPTURE"), ["-T", "json"])),
+    }
+
+
+def tshark_command(path: Path, output: list[str]) -> list[str]:
+    """tshark over a capture; Kafka's ports are named, so that it need not guess."""
+    ports = [part for port in PORTS for part in ("-d", f"tcp.port=={port},kafka")]
+    return ["tshark", "-r", str(path), "-n", *ports, "-Y", "kafka", *output]
+
+
+def _fields() -> list[str]:
+    return ["-T", "fields", *(part for field in FIELDS for part in ("-e", field))]
+
+
+# -- memory and start-up --------------------------------------------------------------------
+
+
+def memory(quick: bool) -> dict[str, Any]:
+    """Peaks of a fresh session over an input, and over four times as much of it."""
+    found = {}
+    for source in (inputs.record_heavy(), inputs.message_heavy()):
+        copies = max(1, round((32 << 20 if quick else 256 << 20) / source.path.stat().st_size))
+        rows = []
+        for number in (copies, 4 * copies):
+            path = inputs.copies_of(source, number)
+            with Helper("product", "--master", MASTER) as product:
+                product(path=str(inputs.START_UP), out=_fresh("warm"))
+                with MemoryWatch(product.pid) as peak:
+                    run = product(path=str(path), out=_fresh("memory"))
+            rows.append(
+                {
+                    "copies": number,
+                    "byte_count": path.stat().st_size,
+                    "seconds": run["seconds"],
+                    "python": peak.python,
+                    "python_anonymous": peak.python_anonymous,
+                    "process_count": peak.process_count,
+                    "java": peak.java,
+                    "sample_count": peak.sample_count,
+                }
+            )
+            if number > copies:
+                path.unlink()
+        found[source.name] = {"title": source.title, "rows": rows}
+    return {"inputs": found}
+
+
+def startup(quick: bool) -> dict[str, Any]:
+    """A capture of less than a megabyte, whole process, against jobs that do nothing."""
+    rounds = 3 if quick else 7
+    empty = [PYTHON, "bench/empty_job.py", "--master", "local[*]", "--settings"]
+    jobs = {
+        "kdissect": lambda: timed(_command(inputs.START_UP, "start")),
+        "empty_spark": lambda: timed([*empty, "spark"]),
+        "empty_kdissect": lambda: timed([*empty, "kdissect"]),
+    }
+    interleaved(jobs, 1)
+    runs = interleaved(jobs, rounds)
+    return {
+        "rounds": rounds,
+        "file": str(inputs.START_UP.relative_to(ROOT)),
+        "byte_count": inputs.START_UP.stat().st_size,
+        "seconds": {name: spread(values) for name, values in runs.items()},
+    }
+
+
+BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "marginal": marginal,
+    "process": process,
+    "tshark": tshark,
+    "memory": memory,
+    "startup": startup,
+}
