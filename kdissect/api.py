@@ -234,7 +234,7 @@ def dissect(
 
 def _manifest(plan: RunPlan, timings: dict[str, float], rows: dict[str, int]) -> dict[str, Any]:
     totals = {
-        "captures": len(plan.captures),
+        "captures": sum(info.source >= 0 for info in plan.captures),
         "packets": sum(info.packet_count for info in plan.captures),
         "bytes": plan.byte_count,
         **{name: rows.get(name, 0) for name in FIXED_TABLES if name != "captures"},

@@ -131,7 +131,8 @@ def dissect_command(
     from kdissect import api
     from kdissect.summary import print_summary, summarise
 
-    spark = start.result()
+    own = start.result()
+    spark = own.spark
     session_start_s = time.perf_counter() - began
     with _progress(spark, sum(item.size for item in inputs), quiet):
         tables = api.dissect(
@@ -145,12 +146,12 @@ def dissect_command(
             spool=spool,
             session_start_s=session_start_s,
         )
+    Path(own.log_path).unlink(missing_ok=True)
     document = summarise(tables, out)
     if not document["kafka_connections"]:
         _say(f"warning: no Kafka traffic found in {', '.join(captures)}")
-    for row in document["unread"]:
-        if not quiet:
-            _say(f"warning: {row['path']}: {row['error']}")
+    for row in document["damaged"]:
+        _say(f"warning: {row['path']}: {row['error']}")
     if as_json:
         typer.echo(json.dumps(document, indent=1, default=str))
     elif not quiet:

@@ -28,7 +28,7 @@ def summarise(tables: Tables, out: str) -> dict[str, Any]:
         "clients": _clients(tables),
         "topics": _topics(tables),
         "anomalies": _counts(tables.anomalies.to_arrow(["kind"]), "kind"),
-        "unread": _unread(tables),
+        **_unread(tables),
     }
 
 
@@ -113,9 +113,15 @@ def _topics(tables: Tables) -> list[dict[str, Any]]:
     ]
 
 
-def _unread(tables: Tables) -> list[dict[str, str]]:
-    rows = tables.captures.to_arrow(["path", "error"]).to_pylist()
-    return [row for row in rows if row["error"] is not None]
+def _unread(tables: Tables) -> dict[str, list[dict[str, str]]]:
+    """damaged: captures not read to their end; skipped: files that are none."""
+    rows = tables.captures.to_arrow(["path", "format", "error"]).to_pylist()
+    failed = [row for row in rows if row["error"] is not None]
+    found: dict[str, list[dict[str, str]]] = {"damaged": [], "skipped": []}
+    for row in failed:
+        kind = "skipped" if row["format"] == "unknown" else "damaged"
+        found[kind].append({"path": row["path"], "error": row["error"]})
+    return found
 
 
 def print_summary(document: dict[str, Any], console: Console) -> None:
@@ -153,8 +159,9 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
         lambda row: (row["kind"], f"{row['count']:,}"),
         ("kind", "rows"),
     )
-    for row in document["unread"]:
-        console.print(f"not (wholly) read: {row['path']}: {row['error']}", markup=False)
+    console.print()
+    for row in document["skipped"]:
+        console.print(f"Skipped {row['path']}: {row['error']}", markup=False)
     tables = ", ".join(name for name in FIXED_TABLES)
     console.print(f"Tables in {document['out']}: {tables}, and apis/* for each API", markup=False)
 

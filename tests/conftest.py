@@ -36,6 +36,7 @@ def spark() -> Iterator[Any]:
     """One session for all tests that need Spark: two cores, failed tasks are tried again."""
     from kdissect.pipeline.spark import session
 
-    started = session("local[2]", {})
-    yield started
-    started.stop()
+    own = session("local[2]", {})
+    yield own.spark
+    own.spark.stop()
+    Path(own.log_path).unlink()

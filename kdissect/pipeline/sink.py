@@ -141,7 +141,8 @@ class ParquetSink:
         self.label = label
         self.root = Path(out) / STAGING / run_id
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
-        (self.root / self.attempt).mkdir(parents=True, exist_ok=True)
+        # fails when the run is over and its staging gone, as it should
+        (self.root / self.attempt).mkdir()
         self._writers: dict[str, _Writer] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:

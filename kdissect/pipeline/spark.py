@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
@@ -24,7 +27,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kdissect.errors import EnvironmentFailed
+from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline.sink import ParquetSink, StagedFile
 from kdissect.pipeline.steps import Row, RunPlan, assemble_step, decode_step, scan_step
 
@@ -35,15 +38,24 @@ _SCHEMA = pa.schema(
 Batches = Iterator[pa.RecordBatch]
 
 
-def session(master: str, conf: dict[str, str]) -> SparkSession:
-    """A session of our own: quick to start, four tries per task, quiet."""
+@dataclass(frozen=True, slots=True)
+class OwnSession:
+    """A session that we started, and the file that its JVM and workers log to."""
+
+    spark: SparkSession
+    log_path: str
+
+
+def session(master: str, conf: dict[str, str]) -> OwnSession:
+    """A session of our own: quick to start, four tries per task, its log in a file.
+
+    Raises EnvironmentFailed where Spark does not start. The caller removes the log.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         # a short run is over before the optimising compiler pays
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
@@ -51,19 +63,36 @@ def session(master: str, conf: dict[str, str]) -> SparkSession:
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.log.level": "ERROR",
+        "spark.log.level": "WARN",
     }
-    if not master.startswith("local"):
-        for name in ("spark.driver.bindAddress", "spark.driver.host"):
-            del settings[name]
-    settings.update(conf)
+    if master.startswith("local"):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    settings |= conf
     builder = SparkSession.builder.appName("kdissect").master(_with_retries(master))
     for name, value in settings.items():
         builder = builder.config(name, value)
+    descriptor, log_path = tempfile.mkstemp(prefix="kdissect-spark-", suffix=".log")
     try:
-        return builder.getOrCreate()
+        with _stderr_to(descriptor):
+            return OwnSession(builder.getOrCreate(), log_path)
     except Exception as error:
-        raise EnvironmentFailed(f"Spark did not start: {str(error).splitlines()[0]}") from error
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise EnvironmentFailed(f"Spark did not start: {reason[0]} (log: {log_path})") from error
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _stderr_to(descriptor: int) -> Iterator[None]:
+    """The JVM inherits our stderr, and writes there what no setting silences: give it a file."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def _with_retries(master: str) -> str:
@@ -119,6 +148,37 @@ def _groups(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
         yield group
 
 
+def _cancel(spark: SparkSession) -> None:
+    """Stop the tasks of an interrupted run, so that none writes after the clean-up."""
+    try:
+        context = spark.sparkContext
+    except Exception:  # Spark Connect has none; the server ends the query with the call
+        return
+    context.cancelAllJobs()
+    tracker = context.statusTracker()
+    deadline = time.monotonic() + 5
+    while tracker.getActiveStageIds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+_RAISED = re.compile(r"^((?:\w+\.)*\w+(?:Error|Failed|Exception|Interrupt)): (.*)$", re.MULTILINE)
+
+
+def _job_error(error: Exception) -> Exception:
+    """What a failed job means to the user: no room, an input that went away, or a bug of ours."""
+    text = str(error)
+    if "No space left on device" in text:
+        return EnvironmentFailed("no space left on the device; what was there is as it was")
+    raised = [found for found in _RAISED.findall(text) if "spark" not in found[0].lower()]
+    kind, reason = raised[-1] if raised else ("", "")
+    if kind.endswith("CaptureError"):
+        return CaptureError(reason)
+    if kind.endswith(("AssertionError", "ValueError", "TypeError", "IndexError", "KeyError")):
+        return error
+    first = reason or (text.strip().splitlines() or [type(error).__name__])[0]
+    return EnvironmentFailed(f"the Spark job failed: {first}")
+
+
 def _scan_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
     def stage(batches: Batches) -> Batches:
         sources = plan.sources()
@@ -171,7 +231,13 @@ def run(
     decoded = _by_key(assembled, plan.slot_count).mapInArrow(
         _decode_stage(plan, out, run_id), "result string"
     )
-    results = [json.loads(row.result) for row in decoded.collect()]
+    try:
+        results = [json.loads(row.result) for row in decoded.collect()]
+    except KeyboardInterrupt:
+        _cancel(spark)
+        raise
+    except Exception as error:
+        raise _job_error(error) from error
     files = [StagedFile(**file) for result in results for file in result["files"]]
     timings: dict[str, float] = {}
     for result in results:

@@ -44,11 +44,16 @@ def test_a_failing_run_leaves_the_old_set(tmp_path: Path) -> None:
     out = tmp_path / "set"
     write(out, "a")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(RuntimeError), staging(str(out)) as run_id:
-        sink = ParquetSink(str(out), run_id, "t")
-        sink("topics", topics("b"))
-        sink.close()
-        raise RuntimeError
+
+    def fail() -> None:
+        with staging(str(out)) as run_id:
+            sink = ParquetSink(str(out), run_id, "t")
+            sink("topics", topics("b"))
+            sink.close()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
