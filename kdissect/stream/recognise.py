@@ -9,7 +9,8 @@ In this order, the first that holds decides:
 3. ZooKeeper's connect packets or requests (its framing is Kafka's, so it is asked before),
    TLS records, the HTTP/2 preface, HTTP methods or status lines at the start of a stream;
 4. Kafka requests found by a search, for starts in the middle;
-5. a chain of responses, for captures of one direction;
+5. responses, for captures of one direction: two from the first byte on with rising ids, or the
+   ApiVersions response that most connections begin with, or a chain that a search finds;
 6. a port that the user named: Kafka;
 7. TLS or HTTP in the middle (at the start of some segment); else other.
 
@@ -24,8 +25,9 @@ import numpy as np
 
 from kdissect.accelerate import inlined, kernel
 from kdissect.stream.evidence import (
-    ABSENT, API_VERSION, API_VERSIONS, CLIENT_LENGTH, CLIENTS_MAX, FAIR, GOOD, HEADER_WIDTH, KEY,
-    KEYS, SIZE, find_request, find_response, request_header,
+    ABSENT, API_VERSION, API_VERSIONS, CLIENT_LENGTH, CLIENTS_MAX, CORRELATION, FAIR, GOOD,
+    HEADER_WIDTH, KEY, KEYS, SIZE, STEP_MAX, find_request, find_response, request_header,
+    response_header, step,
 )  # fmt: skip
 from kdissect.stream.framing import TOKEN_SIZE_MAX, stream_of
 from kdissect.stream.index import Protocol
@@ -176,6 +178,54 @@ def _begins_with_requests(
 
 
 @kernel
+def _is_api_versions(pieces: Any, index: int, stop: int, size: int) -> bool:
+    """Whether the frame at position 0 is an ApiVersions response: a list of 6 or 7 bytes each.
+
+    Up to v2 it is error code, int32 count, (key, min, max)*, from v1 on a throttle time; from v3
+    on the count is compact, and each entry and the whole end with tagged fields.
+    """
+    error = peek(pieces, index, stop, 8, 2)
+    if error != 0 and error != 35:
+        return False
+    count = peek(pieces, index, stop, 10, 4)
+    if 0 < count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
+        return True
+    count = peek(pieces, index, stop, 10, 1) - 1
+    if not 0 < count < KEYS - 1 or size < 12 + 7 * count:
+        return False
+    for number in range(min(count, 8)):
+        at = 11 + 7 * number
+        if peek(pieces, index, stop, at, 2) >= KEYS or peek(pieces, index, stop, at + 6, 1) != 0:
+            return False
+    return True
+
+
+@kernel
+def _begins_with_responses(stream: Any, limit: int, header: Any) -> bool:
+    """Rule 5 of the top, at the first byte of a stream that began with a SYN."""
+    pieces = stream.pieces
+    index = stream.start
+    if index >= stream.stop or pieces.pos[index] != 0:
+        return False
+    if not response_header(pieces, index, stream.stop, 0, limit, header):
+        return False
+    size = header[SIZE]
+    first = header[CORRELATION]
+    if size < 0 or first < 0 or 4 + size > stream.end:
+        return False
+    if _is_api_versions(pieces, index, stream.stop, size):
+        return True
+    if 4 + size == stream.end:
+        return False
+    behind = find(pieces, index, stream.stop, 4 + size)
+    if not response_header(pieces, behind, stream.stop, 4 + size, limit, header):
+        return False
+    if header[SIZE] < 0 or header[CORRELATION] < 0:
+        return False
+    return 0 < step(header[CORRELATION], first) <= STEP_MAX
+
+
+@kernel
 def recognise(
     pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
     asked: Any, client_side: Any, protocol: Any,
@@ -236,6 +286,10 @@ def recognise(
         for side in range(2):
             stream = one if side == 0 else two
             if not found and stream.start < stream.stop and side != told:
+                origin = has_origin[2 * connection + side] != 0
+                if origin and _begins_with_responses(stream, kafka.limit[0], header):
+                    found = _KAFKA
+                    continue
                 at = find_response(
                     stream, stream.start, np.int64(0), kafka.limit[0], asked, np.int64(0),
                     np.int64(0), np.int64(-1), times, header, following,
