@@ -70,24 +70,24 @@ def _decode_entry(
     data: bytes, pos: int, index: int, result: RecordSet, limits: Limits, budget: list[int]
 ) -> int:
     """Decode the entry at `pos` into `result`; gives its size."""
-    entry = data[pos:]
+    left = len(data) - pos
     row: dict[str, Any] = {"batch_index": index, "pos": pos, **_UNKNOWN_ROW}
 
     def fault(kind: Status, stage: FaultStage, a: int = 0, b: int = 0) -> None:
         result.faults.append((index, kind, stage, pos, row["size"], a, b))
 
-    row["size"] = len(entry)
-    if len(entry) >= 12:
-        length = int.from_bytes(entry[8:12], "big", signed=True)
+    row["size"] = left
+    announced_size = 12
+    if left >= 12:
+        length = int.from_bytes(data[pos + 8 : pos + 12], "big", signed=True)
         if length < _ENTRY_LENGTH_MIN:
             # Nothing says where the next entry begins; the rest of the set is lost.
             kind = Status.NEGATIVE_LENGTH if length < 0 else Status.TRUNCATED
             fault(kind, FaultStage.FRAMING, length)
-            return len(entry)
-        entry = entry[: 12 + length]
-        row["is_partial"] = len(entry) < 12 + length
-    else:
-        row["is_partial"] = True
+            return left
+        announced_size += length
+    entry = data[pos : pos + announced_size]
+    row["is_partial"] = len(entry) < announced_size
     row["size"] = len(entry)
     result.batches.append(row)
     if len(entry) >= 8:
