@@ -37,6 +37,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -478,7 +479,7 @@ class _Compiler:
                 raise ValueError(f"{path}: a tagged field's default must be empty or null")
             self.fixed(K_FILL_64, node.column, path)
         elif this.type is Type.UUID:
-            if default is not None and getattr(default, "int", 0):
+            if isinstance(default, UUID) and default.int:
                 raise ValueError(f"{path}: a tagged uuid's default must be the zero uuid")
             self.fixed(K_FILL_64, node.column, path, value=NO_PLACE)
         else:
