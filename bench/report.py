@@ -149,8 +149,7 @@ def _marginal_section(result: dict[str, Any]) -> list[str]:
         "and builds nothing.\n",
         *notes,
         _table(
-            ("capture", "MB", "T of 1", "T of 5", "marginal", "floor of 1", "floor of 5")
-            + ("MB/s", "1000 exchanges/s", "1000 records/s"),
+            ("capture", "MB", *COSTS, "MB/s", "1000 exchanges/s", "1000 records/s"),
             rows,
         ),
         "Stages, from `timings` in `_kdissect.json`: those of scan, assemble and decode are sums "
@@ -163,6 +162,8 @@ def _marginal_section(result: dict[str, Any]) -> list[str]:
     ]
 
 
+COSTS = ("T of 1", "T of 5", "marginal", "floor of 1", "floor of 5")
+TSHARK_COSTS = ("JSON of 1", "of 5", "marginal", "fields of 1", "of 5", "marginal")
 STAGES = ("scan_s", "assemble_s", "decode_s", "stages_s", "total_s")
 
 
