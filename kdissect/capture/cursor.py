@@ -55,7 +55,7 @@ FAULT_TEXT = {
 
 SECOND_NS = 1_000_000_000
 TIME_MAX, TIME_MIN = 2**63 - 1, -(2**63)
-_SECONDS_MAX = 2**62  # more than any clock says; sums of two still fit
+_SECONDS_MAX = 2**62 - 1  # more than any clock says; sums of two still fit
 
 
 @inlined
@@ -94,7 +94,7 @@ def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
     """Nanoseconds since 1970 of a 64-bit tick count given as two 32-bit halves.
 
     `resolution` is pcapng's if_tsresol: ticks of 10**-n seconds, or of 2**-n with the top bit set.
-    Everything stays in signed 64 bits: seconds are capped at 2**62, the result at int64's range.
+    Everything stays in signed 64 bits: seconds are capped at 2**62 - 1, the result at int64's range.
     The definition in exact integers is `packets_reference.to_ns`.
     """
     exponent = resolution & 0x7F
@@ -132,7 +132,7 @@ def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
             ns //= 10 ** (exponent - 18)
         seconds = ns // SECOND_NS
         fraction = ns % SECOND_NS
-    total_s = seconds + max(min(offset_s, _SECONDS_MAX), -_SECONDS_MAX)
+    total_s = min(seconds, _SECONDS_MAX) + max(min(offset_s, _SECONDS_MAX), -_SECONDS_MAX)
     if total_s > TIME_MAX // SECOND_NS - 1:
         return TIME_MAX
     if total_s < TIME_MIN // SECOND_NS + 1:

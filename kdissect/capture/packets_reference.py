@@ -13,7 +13,7 @@ from .pcap import MAGICS
 from .pcapng import MAGIC
 
 SECOND_NS = 10**9
-SECONDS_MAX = 2**62
+SECONDS_MAX = 2**62 - 1
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 
 

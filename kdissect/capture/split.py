@@ -201,6 +201,8 @@ class _Walk:
 
     def make_splits(self, source: int) -> list[Split]:
         rows = self.splits.reshape(-1, _ROW)[: self.counts[_SPLITS]]
+        if len(rows) == 0:
+            return []
         ends = np.append(rows[1:, _AT], self.cursor[POS]).tolist()
         packets = np.append(rows[1:, _PACKETS_BEFORE], self.counts[_PACKETS]).tolist()
         tables = np.append(rows[1:, _INTERFACES], self.cursor[INTERFACE_COUNT]).tolist()

@@ -1,0 +1,129 @@
+"""Real captures: counts as their manifests say, the same rows for any split size, in time order."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kdissect.capture.index import SegmentBatch
+from kdissect.capture.inputs import InputFile, find_captures, spool
+from kdissect.capture.link_reference import scan_capture
+from kdissect.capture.scan import scan
+from kdissect.capture.split import CaptureInfo, plan_splits
+
+from .build import SHARED, ignored_of, read, segments_of
+
+pytestmark = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="../shared/captures is not beside this repository"
+)
+
+
+def manifest_counts() -> dict[str, int]:
+    """Packets of every capture: by its own manifest, or by the list of derived shapes."""
+    counts: dict[str, int] = {}
+    for manifest in SHARED.glob("*/*.json"):
+        told = json.loads(manifest.read_text())
+        if "file" in told and "check" in told:
+            counts[f"{manifest.parent.name}/{told['file']}"] = told["check"]["packets"]
+    shapes = json.loads((SHARED / "shapes" / "shapes.json").read_text())["files"]
+    for name, told in shapes.items():
+        counts[f"shapes/{name}"] = told["packets"]
+    return counts
+
+
+COUNTS = manifest_counts() if SHARED.is_dir() else {}
+
+
+def spooled(name: str, folder: Path) -> InputFile:
+    return spool(find_captures([SHARED / name])[0], folder)
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_packet_count_is_the_manifest_s(name: str, tmp_path: Path) -> None:
+    """Every packet of these captures is a TCP segment that was wholly understood."""
+    info, _, results, _ = read(spooled(name, tmp_path))
+    assert info.packet_count == COUNTS[name]
+    assert sum(result.tcp_packet_count for result in results) == COUNTS[name]
+    assert ignored_of(results) == {}
+    assert (info.error is not None) == (name == "shapes/cut.pcap")
+
+
+def test_every_capture_has_a_count(tmp_path: Path) -> None:
+    files = [file for file in find_captures([SHARED]) if file.is_capture]
+    _, captures, _ = plan_splits([spool(file, tmp_path) for file in files])
+    assert {Path(capture.path).relative_to(SHARED).as_posix() for capture in captures} == set(
+        COUNTS
+    )
+
+
+SHAPES = [name for name in sorted(COUNTS) if name.startswith("shapes/")]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_read_like_the_twin(name: str, tmp_path: Path) -> None:
+    file = spooled(name, tmp_path)
+    _, _, results, _ = read(file, 50_000)
+    assert len(results) > 0
+    assert segments_of(results) == scan_capture(Path(file.data_path).read_bytes())[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["shapes/pcapng_two_interfaces.pcapng", "shapes/cut.pcap", "shapes/sll2.pcap"]
+)
+@pytest.mark.parametrize("split_bytes", [1, 777, 10_000, 100_000])
+def test_split_size_changes_nothing(name: str, split_bytes: int, tmp_path: Path) -> None:
+    file = spooled(name, tmp_path)
+    whole, _, (expected,), _ = read(file)
+    info, _, results, _ = read(file, split_bytes)
+    assert info == whole
+    joined = SegmentBatch.concat([result.batch for result in results])
+    assert len(joined.endpoints) == len(expected.batch.endpoints)
+    names = [n for n in joined.segments.dtype.names or () if n != "endpoints"]
+    assert (joined.segments[names] == expected.batch.segments[names]).all()
+    pairs = joined.endpoints[joined.segments["endpoints"]]
+    assert (pairs == expected.batch.endpoints[expected.batch.segments["endpoints"]]).all()
+
+
+def planned(files: list[InputFile]) -> tuple[list[CaptureInfo], list[int]]:
+    sources, captures, splits = plan_splits(files)
+    batches = [scan(split, sources).batch for split in splits]
+    times = np.concatenate([batch.segments["time_ns"] for batch in batches])
+    return captures, times.tolist()
+
+
+def test_rotated_files_come_in_order_of_time(tmp_path: Path) -> None:
+    files = [spool(file, tmp_path) for file in find_captures([str(SHARED / "shapes/rotated_*")])]
+    _, whole = planned([spooled("other_clients/librdkafka.pcap", tmp_path)])
+    for seed in range(3):
+        random.Random(seed).shuffle(files)
+        captures, times = planned(files)
+        assert [Path(capture.path).name[8:13] for capture in captures] == [
+            f"{n:05}" for n in range(5)
+        ]
+        assert times == whole
+
+
+def test_what_is_no_capture_is_listed_behind(tmp_path: Path) -> None:
+    files = [spool(file, tmp_path) for file in find_captures([SHARED / "tls"])]
+    sources, captures, _ = plan_splits(files)
+    assert [capture.source for capture in captures] == [0, 1] + [-1] * (len(captures) - 2)
+    assert all(capture.error for capture in captures[2:])
+    assert [capture.path for capture in captures[:2]] == sources.paths
+
+
+def test_secrets_of_a_pcapng_are_its_key_log(tmp_path: Path) -> None:
+    info, _, _, sources = read(spooled("shapes/tls_dsb.pcapng", tmp_path))
+    ((kind, pos, length),) = info.secrets
+    assert kind == 0x544C534B
+    log = sources.data(0)[pos : pos + length].tobytes()
+    assert log == (SHARED / "tls" / "tls13.keylog").read_bytes()
+
+
+def test_snap_length_is_counted(tmp_path: Path) -> None:
+    info, _, (result,), _ = read(spooled("shapes/snap128.pcap", tmp_path))
+    assert info.truncated_packet_count == result.truncated_packet_count == 410
+    assert len(result.cut_segments) == 410
