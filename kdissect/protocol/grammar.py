@@ -234,7 +234,7 @@ class _Reader:
                     fields=fields,
                     kind="message" if kind == "api" or kind in COORDINATOR_KINDS else kind,
                     record_key=key if kind in RECORD_KINDS else -1,
-                    notes=notes if part == "fields" else (),
+                    notes=() if kind == "api" else notes,
                 )
             )
         if kind in COORDINATOR_KINDS:

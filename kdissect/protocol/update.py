@@ -163,10 +163,10 @@ def _field(facts: Facts, outer: VersionRange, shared: dict[str, Facts], shift: i
 
 
 def _default(facts: Facts, kind: Type, is_array: bool, nullable: VersionRange) -> Any:
-    if "default" not in facts:
+    if facts.get("default") is None:  # Kafka's generator reads JSON's null as nothing said
         return grammar.implied_default(kind, is_array)
     value = facts["default"]
-    if value is None or (value == "null" and not nullable.is_empty):
+    if value == "null" and not nullable.is_empty:
         return None
     if kind is Type.BOOL:
         return value in (True, "true")

@@ -170,10 +170,20 @@ def read_count(
     return count, after
 
 
-def read_presence(buf: Bytes, pos: int) -> tuple[bool, int]:
-    """The byte before a nullable struct: negative is null, any other that the struct follows."""
+def read_presence(buf: Bytes, pos: int, tagged: bool = False) -> tuple[bool, int]:
+    """What stands before a nullable struct, and says whether the struct follows.
+
+    A byte, negative for null. In a tagged field Kafka's classes use a uvarint instead, 0 for null.
+    """
+    if tagged:
+        value, pos = read_uvarint(buf, pos)
+        return value > 0, pos
     value, pos = read_int8(buf, pos)
     return value >= 0, pos
+
+
+def write_presence(out: bytearray, present: bool, tagged: bool = False) -> None:
+    write_int8(out, 1 if present else 0 if tagged else -1)
 
 
 # Wire types, written
@@ -295,7 +305,7 @@ class Layout:
                 continue
             slot = Slot(field, version, flexible)
             self.by_name[field.name] = slot
-            if flexible and version in field.tagged:
+            if slot.tagged:
                 self.tagged[field.tag] = slot
             else:
                 self.plain.append(slot)
@@ -314,6 +324,7 @@ class Slot:
         "nullable",
         "read",
         "size_min",
+        "tagged",
         "takes_null",
         "write",
     )
@@ -324,6 +335,7 @@ class Slot:
         self.field = field
         self.name = field.name
         self.nullable = version in field.nullable
+        self.tagged = flexible and version in field.tagged
         self.compact = flexible and not field.never_flexible
         self.inner = Layout(field.fields, version, flexible) if field.type is Type.STRUCT else None
         self.read, self.write, size = _primitive(field.type, self.compact)
@@ -457,7 +469,7 @@ def _read_field(slot: Slot, data: memoryview, pos: int) -> tuple[Any, int]:
     if slot.inner is None:
         return slot.read(data, pos)
     if slot.nullable:
-        present, pos = read_presence(data, pos)
+        present, pos = read_presence(data, pos, slot.tagged)
         if not present:
             return None, pos
     return _read_struct(slot.inner, data, pos)
@@ -606,10 +618,10 @@ def _write_field(slot: Slot, value: Any, out: bytearray) -> None:
     elif slot.inner is None:
         slot.write(out, value)
     elif value is None:
-        write_int8(out, -1)
+        write_presence(out, False, slot.tagged)
     else:
         if slot.nullable:
-            write_int8(out, 1)
+            write_presence(out, True, slot.tagged)
         _write_struct(slot.inner, value, out)
 
 

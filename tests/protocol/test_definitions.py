@@ -37,9 +37,9 @@ def snake(name):
 
 def default_said(field, is_array, kind, nullable):
     said = field.get("default", "")
-    if said is None or said == "null":
+    if said == "null":
         return None
-    if said == "":
+    if said is None or said == "":  # JSON's null is no default to Kafka's generator
         return "zero"
     if kind == "bool":
         return "zero" if said in (False, "false") else True

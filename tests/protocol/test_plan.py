@@ -1,4 +1,4 @@
-"""Plans: one layout per side of an API, roles from the definitions, bounds of what bytes can cost."""
+"""Plans: one layout per side of an API, roles from definitions, bounds of what bytes can cost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_columns_are_numbered_once() -> None:
     """Every node has one column, levels hold neighbours, and the header's columns come first."""
     for one in all_plans():
         head = [node.column for node in nodes_of(one.header)]
-        nodes = [node for node in nodes_of(one.header) + nodes_of(one.body)]
+        nodes = nodes_of(one.header) + nodes_of(one.body)
         columns = sorted(node.column for node in nodes)
         assert columns == list(range(len(one.column_width)))
         assert head == list(range(one.header_count))
