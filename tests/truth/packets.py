@@ -12,6 +12,7 @@ from pathlib import Path
 import dpkt
 
 NS = 1_000_000_000
+COPY_WINDOW_NS = NS // 100
 LAYERS = {1: (dpkt.ethernet.Ethernet, 14), 113: (dpkt.sll.SLL, 16), 276: (dpkt.sll2.SLL2, 20)}
 
 
@@ -23,7 +24,9 @@ class TcpPacket:
     time_ns: int
     source: tuple[str, int]
     destination: tuple[str, int]
+    ip_id: int  # 0 for IPv6
     seq: int
+    ack: int
     flags: int
     payload: bytes
 
@@ -51,12 +54,28 @@ def tcp_packets(path: Path) -> list[TcpPacket]:
                     seconds * NS + micros * 1000,
                     (str(ipaddress.ip_address(ip.src)), tcp.sport),
                     (str(ipaddress.ip_address(ip.dst)), tcp.dport),
+                    getattr(ip, "id", 0),
                     tcp.seq,
+                    tcp.ack,
                     tcp.flags,
                     bytes(tcp.data),
                 )
             )
     return found
+
+
+def copies(path: Path) -> int:
+    """How many packets are second copies: all that TCP tells is the same, within 10 ms."""
+    last_seen: dict[tuple[object, ...], int] = {}
+    count = 0
+    for packet in tcp_packets(path):
+        told = (
+            *(packet.source, packet.destination, packet.ip_id),
+            *(packet.seq, packet.ack, packet.flags, packet.payload),
+        )
+        count += packet.time_ns - last_seen.get(told, -NS) <= COPY_WINDOW_NS
+        last_seen[told] = packet.time_ns
+    return count
 
 
 @dataclass
