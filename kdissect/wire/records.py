@@ -105,7 +105,8 @@ class FaultStage(IntEnum):
     # CORRUPT, LIMIT (a: bytes allowed), UNKNOWN_CODEC (a: its number); b: compressed size.
     CODEC = 2
     # COUNT_MISMATCH, LIMIT (of headers), or why a record is malformed; a: records announced,
-    # b: records read before it.
+    # b: records read before it. BAD_CRC: the first message inside a wrapper whose own CRC is
+    # wrong; a, b as for CRC.
     RECORDS = 3
     # INVALID_UTF8: a header keys of the batch's records in this chunk are none.
     TEXT = 4
@@ -242,6 +243,7 @@ class _Decoder:
         self.crc = b[rk.CRC].copy()
         self.codec_status = np.zeros(count, np.uint8)
         self.codec_allowance = np.zeros(count, np.int64)
+        self.inner_crcs = np.zeros((2, count), np.int64)  # of a wrapper's first wrong message
         self.uncompressed_size = b[rk.SECTION_SIZE].copy()
         self._check_uncompressed_messages(whole)
 
@@ -335,10 +337,15 @@ class _Decoder:
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
         self.set_bytes_left -= written
-        self.items[i, rk.KIND] = rk.BATCH if b[rk.MAGIC, i] == 2 else rk.MESSAGES
+        magic = int(b[rk.MAGIC, i])
+        self.items[i, rk.KIND] = rk.BATCH if magic == 2 else rk.MESSAGES
         self.items[i, rk.ADDRESS] = out.ctypes.data
         self.items[i, rk.LENGTH] = written
         self.uncompressed_size[i] = written
+        if magic < 2:
+            pair = np.zeros(2, np.int64)
+            if rk.wrong_inner_crc(out[:written], magic, rk.CRC32_TABLE, pair) >= 0:
+                self.inner_crcs[:, i] = pair
         self.arena_used += written
         return True
 
@@ -515,6 +522,9 @@ class _Decoder:
         add(state == rk.ALIEN, Status.UNKNOWN_MAGIC, framing, self.magic, nothing)
         crc_wrong = whole & (self.crc[part] != b[rk.CRC, part])
         add(crc_wrong, Status.BAD_CRC, FaultStage.CRC, b[rk.CRC], self.crc)
+        stored, computed = self.inner_crcs
+        inner_wrong = stored[part] != computed[part]
+        add(inner_wrong, Status.BAD_CRC, FaultStage.RECORDS, stored, computed)
         codec_status = self.codec_status
         a = np.where(codec_status == Status.UNKNOWN_CODEC, self.codec, self.codec_allowance)
         add(

@@ -31,6 +31,7 @@ from kdissect.accelerate import (
     read_u32,
 )
 from kdissect.status import Status
+from kdissect.wire.text_kernel import utf8_step
 
 # Words of a scanned batch. Values beyond `visible` bytes (of a batch cut at the end) are undefined.
 SET, INDEX, POS, SIZE, STATE, VISIBLE = 0, 1, 2, 3, 4, 5
@@ -270,29 +271,57 @@ def _crc32_table() -> Any:
 CRC32_TABLE = _crc32_table()
 
 
+@inlined
+def _crc32(buf: Any, pos: Any, end: Any, table: Any) -> Any:
+    crc = 0xFFFFFFFF
+    while pos + 8 <= end:
+        crc = (
+            table[7 * 256 + ((crc & 0xFF) ^ read_u8(buf, pos))]
+            ^ table[6 * 256 + ((crc >> 8 & 0xFF) ^ read_u8(buf, pos + 1))]
+            ^ table[5 * 256 + ((crc >> 16 & 0xFF) ^ read_u8(buf, pos + 2))]
+            ^ table[4 * 256 + ((crc >> 24 & 0xFF) ^ read_u8(buf, pos + 3))]
+            ^ table[3 * 256 + read_u8(buf, pos + 4)]
+            ^ table[2 * 256 + read_u8(buf, pos + 5)]
+            ^ table[1 * 256 + read_u8(buf, pos + 6)]
+            ^ table[read_u8(buf, pos + 7)]
+        )
+        pos += 8
+    while pos < end:
+        crc = (crc >> 8) ^ table[(crc ^ read_u8(buf, pos)) & 0xFF]
+        pos += 1
+    return crc ^ 0xFFFFFFFF
+
+
 @kernel
 def legacy_crcs(buf: Any, start: Any, end: Any, table: Any, out: Any) -> Any:
     """CRC-32 of buf[start:end] for each pair; all int64 but buf, table is CRC32_TABLE."""
     for i in range(start.size):
-        crc = 0xFFFFFFFF
-        pos = start[i]
-        while pos + 8 <= end[i]:
-            low = crc ^ read_u8(buf, pos)
-            crc = (
-                table[7 * 256 + (low & 0xFF)]
-                ^ table[6 * 256 + ((crc >> 8 & 0xFF) ^ read_u8(buf, pos + 1))]
-                ^ table[5 * 256 + ((crc >> 16 & 0xFF) ^ read_u8(buf, pos + 2))]
-                ^ table[4 * 256 + ((crc >> 24 & 0xFF) ^ read_u8(buf, pos + 3))]
-                ^ table[3 * 256 + read_u8(buf, pos + 4)]
-                ^ table[2 * 256 + read_u8(buf, pos + 5)]
-                ^ table[1 * 256 + read_u8(buf, pos + 6)]
-                ^ table[read_u8(buf, pos + 7)]
-            )
-            pos += 8
-        while pos < end[i]:
-            crc = (crc >> 8) ^ table[(crc ^ read_u8(buf, pos)) & 0xFF]
-            pos += 1
-        out[i] = crc ^ 0xFFFFFFFF
+        out[i] = _crc32(buf, start[i], end[i], table)
+
+
+@kernel
+def wrong_inner_crc(section: Any, magic: Any, table: Any, out: Any) -> Any:
+    """The first message of a decompressed wrapper whose CRC-32 is wrong.
+
+    section uint8, out int64[2]: its stored and its right CRC. Gives its index, -1 for none. The
+    search ends where the section stops being messages of this magic.
+    """
+    pos = 0
+    index = 0
+    while section.size - pos > MAGIC_POS:
+        size = read_i32(section, pos + 8)
+        if size < ENTRY_LENGTH_MIN or size > section.size - pos - ENTRY_HEADER_SIZE:
+            break
+        if read_i8(section, pos + MAGIC_POS) != magic:
+            break
+        end = pos + ENTRY_HEADER_SIZE + size
+        out[0] = read_u32(section, pos + 12)
+        out[1] = _crc32(section, pos + 16, end, table)
+        if out[0] != out[1]:
+            return index
+        pos = end
+        index += 1
+    return -1
 
 
 # A varint's reader gives (value, address behind it), or a negated status instead of the address.
@@ -640,44 +669,13 @@ def find_invalid_utf8(data: Any, offsets: Any, out: Any) -> Any:
     """
     found = 0
     for i in range(offsets.size - 1):
-        p = np.int64(offsets[i])
-        end = np.int64(offsets[i + 1])
-        while p < end:
-            lead = np.int64(data[p])
-            p += 1
-            if lead < 0x80:
-                continue
-            low = 0x80
-            high = 0xBF
-            if 0xC2 <= lead <= 0xDF:
-                more = 1
-            elif 0xE0 <= lead <= 0xEF:
-                more = 2
-                if lead == 0xE0:
-                    low = 0xA0  # overlong
-                elif lead == 0xED:
-                    high = 0x9F  # surrogates
-            elif 0xF0 <= lead <= 0xF4:
-                more = 3
-                if lead == 0xF0:
-                    low = 0x90  # overlong
-                elif lead == 0xF4:
-                    high = 0x8F  # beyond U+10FFFF
-            else:
-                more = -1
-            if more < 0 or more > end - p:
+        pos: Any = np.int64(offsets[i])
+        end: Any = np.int64(offsets[i + 1])
+        while pos < end:
+            size, is_good = utf8_step(data, pos, end)
+            if not is_good:
                 out[i] = 1
+                found += 1
                 break
-            for j in range(more):
-                byte = np.int64(data[p + j])
-                if byte < low or byte > high:
-                    out[i] = 1
-                    break
-                low = 0x80
-                high = 0xBF
-            if out[i]:
-                break
-            p += more
-        if out[i]:
-            found += 1
+            pos += size
     return found

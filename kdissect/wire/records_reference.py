@@ -137,6 +137,10 @@ def _decode_entry(
     row["record_count"] = len(result.records) - before
     if magic < 2 and codec != Codec.NONE and row["record_count"]:
         row["base_offset"] = result.records[before]["offset"]
+    if magic < 2 and codec != Codec.NONE:
+        wrong = _wrong_inner_crc(section, magic)
+        if wrong is not None:
+            fault(Status.BAD_CRC, FaultStage.RECORDS, *wrong)
     if status != Status.OK:
         fault(status, FaultStage.RECORDS, announced, row["record_count"])
     invalid = 0
@@ -345,6 +349,21 @@ def _last_inner_offset(section: bytes) -> int | None:
         last = offset
         pos += 12 + size
     return last
+
+
+def _wrong_inner_crc(section: bytes, magic: int) -> tuple[int, int] | None:
+    """Stored and right CRC of the first message inside a wrapper where they differ."""
+    pos = 0
+    while len(section) - pos > 16:
+        _, size, stored, inner_magic = struct.unpack_from(">qiIb", section, pos)
+        end = pos + 12 + size
+        if size < _ENTRY_LENGTH_MIN or end > len(section) or inner_magic != magic:
+            return None
+        computed = zlib.crc32(section[pos + 16 : end])
+        if stored != computed:
+            return stored, computed
+        pos = end
+    return None
 
 
 def _decode_message(section: bytes, pos: int, row: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -342,6 +342,21 @@ def test_wrapper_with_something_else_inside(inner: bytes, status: Status, kept: 
     assert len(found.records) == kept
 
 
+@pytest.mark.parametrize("magic", [0, 1])
+def test_wrong_crc_inside_a_wrapper_is_a_fault(magic: int) -> None:
+    """The wrapper's own CRC is right, so the batch is; the message still reads."""
+    inner = bytearray(encode_messages(rows(3), magic))
+    inner[-1] ^= 1
+    value = compress(1, bytes(inner))
+    head = struct.pack(">bb", magic, 1) + (bytes(8) if magic else b"")
+    body = head + struct.pack(">ii", -1, len(value)) + value
+    data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
+    (found,) = assert_twins_agree([data])
+    assert [fault[1:3] for fault in found.faults] == [(Status.BAD_CRC, FaultStage.RECORDS)]
+    assert found.batches[0]["crc_ok"] is True
+    assert len(found.records) == 3
+
+
 def test_wrapper_without_value_is_corrupt() -> None:
     body = struct.pack(">bbqii", 1, 1, 5, -1, -1)
     data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body

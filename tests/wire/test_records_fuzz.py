@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from wire.records_cases import assert_twins_agree
 
 from kdissect.wire import records_kernel as rk
-from kdissect.wire.compression import CODEC_NAMES, Limits
-from kdissect.wire.records_reference import encode_batch, encode_messages
+from kdissect.wire.compression import CODEC_NAMES, Limits, compress
+from kdissect.wire.records_reference import encode_batch, encode_message, encode_messages
 
 QUICK = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.data_too_large]
@@ -119,6 +119,18 @@ def test_damaged_sections(batch: bytes, draw: Any) -> None:
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[17:21] = crc32c.crc32c(bytes(data[21:])).to_bytes(4, "big")
     assert_twins_agree([bytes(data)])
+
+
+@QUICK
+@given(message_sets(), st.integers(0, 1), INT64, st.data())
+def test_damaged_wrappers(inner: bytes, magic: int, offset: int, draw: Any) -> None:
+    """A wrapper whose message set was changed, with a CRC that is right."""
+    changed = bytearray(inner)
+    for _ in range(draw.draw(st.integers(0, 3))):
+        changed[draw.draw(st.integers(0, len(changed) - 1))] = draw.draw(st.integers(0, 255))
+    record = {"offset": offset, "timestamp_ms": 77, "key": b"k", "value": compress(1, changed)}
+    attributes = 1 | draw.draw(st.sampled_from([0, 8]))
+    assert_twins_agree([encode_message(record, magic, attributes)])
 
 
 @QUICK
