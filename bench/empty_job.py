@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -17,7 +19,9 @@ def main() -> None:
     if given.settings == "kdissect":
         from kdissect.pipeline.spark import session
 
-        spark = session(given.master, {})
+        own = session(given.master, {})
+        atexit.register(Path(own.log_path).unlink, missing_ok=True)
+        spark = own.spark
     else:
         from pyspark.sql import SparkSession
 

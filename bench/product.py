@@ -7,6 +7,7 @@ and bytes of the tables.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import time
 from pathlib import Path
@@ -36,11 +37,12 @@ def main() -> None:
     """Command: product.py --master local[2,4], then requests on stdin."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--master", required=True)
-    spark = session(parser.parse_args().master, {})
+    own = session(parser.parse_args().master, {})
+    atexit.register(Path(own.log_path).unlink, missing_ok=True)
 
     def answer(path: str, out: str) -> dict[str, Any]:
         began = time.perf_counter()
-        kdissect.dissect(spark, path, out, overwrite=True)
+        kdissect.dissect(own.spark, path, out, overwrite=True)
         return {"seconds": time.perf_counter() - began, **result_of(Path(out))}
 
     serve(answer)

@@ -42,7 +42,7 @@ BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port,
 
 @dataclass(slots=True)
 class Facts:
-    """topics: (name, id text) -> (first time in ns, API that told it); brokers: as BROKERS."""
+    """topics: (name, id text or "") -> (first time in ns, API that told it); brokers: as BROKERS."""
 
     topics: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     brokers: set[BrokerKey] = field(default_factory=set)
@@ -158,6 +158,8 @@ def _read(
     if (api_key, side) in topic_tellers():
         time_ns = exchanges[SIDE_NAMES[side]]["time_ns"]
         _topic_facts(frames.buf, decoded, time_ns, catalog.api(api_key).name, facts)
+    if side == RESPONSE and api_key == METADATA:
+        _topic_names(frames.buf, decoded, exchanges["response"]["time_ns"], facts)
     if side == RESPONSE and api_key in (METADATA, DESCRIBE_CLUSTER):
         _broker_facts(decoded.body, facts)
     if side == REQUEST and api_key in (SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE):
@@ -178,6 +180,22 @@ def _topic_facts(
     for row in grouped.to_pylist():
         if row["id"] != ZERO_UUID:
             facts.add_topic(row["name"], row["id"], row["time_ns_min"], api_name)
+
+
+def _topic_names(
+    buf: npt.NDArray[np.uint8], decoded: MessageColumns, time_ns: Any, facts: Facts
+) -> None:
+    """Names that Metadata told before topics had ids (before v10)."""
+    marks = decoded.marks
+    named = (marks["role"] == Role.TOPIC_NAME) & (marks["b"] > 0)
+    bound = np.unique(marks["row"][marks["role"] == Role.TOPIC_BINDING])
+    marks = marks[named & ~np.isin(marks["row"], bound)]
+    if not len(marks):
+        return
+    names, _ = strings(buf, marks["a"], marks["b"])
+    told = pa.table({"name": names, "time_ns": time_ns[marks["row"]]})
+    for row in told.group_by("name").aggregate([("time_ns", "min")]).to_pylist():
+        facts.add_topic(row["name"], "", row["time_ns_min"], "Metadata")
 
 
 def _broker_facts(body: pa.StructArray, facts: Facts) -> None:
@@ -202,16 +220,30 @@ def _broker_facts(body: pa.StructArray, facts: Facts) -> None:
         facts.brokers.add((row["node"], row["host"], row["port"], row["rack"], row["cluster"]))
 
 
+TOKENS_READ = 8  # of a connection; the user stands in the first one or two
+
+
 def _connection_facts(
     api_key: int, body: pa.StructArray, connection: Any, facts: ConnectionFacts
 ) -> None:
-    for row, value in zip(connection.tolist(), body.to_pylist(), strict=True):
+    """Client software, SASL mechanism and user: what each connection said first."""
+    _, first = np.unique(connection, return_index=True)
+    if api_key == API_VERSIONS:
+        named = np.flatnonzero(body.field("client_software_name").is_valid())
+        _, first = np.unique(connection[named], return_index=True)
+        first = named[first]
+    elif api_key == SASL_AUTHENTICATE:
+        order = np.argsort(connection, kind="stable")
+        rank = np.arange(len(order)) - np.searchsorted(connection[order], connection[order])
+        first = np.sort(order[rank < TOKENS_READ])
+    for row, value in zip(
+        connection[first].tolist(), body.take(pa.array(first)).to_pylist(), strict=True
+    ):
         if value is None:
             continue
         if api_key == API_VERSIONS:
-            name, release = value["client_software_name"], value["client_software_version"]
-            if name is not None and row not in facts.software:
-                facts.software[row] = (name, release)
+            told = (value["client_software_name"], value["client_software_version"])
+            facts.software.setdefault(row, told)
         elif api_key == SASL_HANDSHAKE:
             facts.mechanism.setdefault(row, value["mechanism"])
         else:
@@ -357,12 +389,15 @@ def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
 
 def topics_table(facts: Facts) -> pa.Table:
     """Rows of `topics`."""
-    rows = sorted((*value, *key) for key, value in facts.topics.items())
+    with_id = {name for name, ident in facts.topics if ident}
+    rows = sorted(
+        (*value, *key) for key, value in facts.topics.items() if key[1] or key[0] not in with_id
+    )
     time_ns = np.array([row[0] for row in rows], np.int64)
     return pa.table(
         [
             pa.array([row[2] for row in rows], pa.string()),
-            pa.array([row[3] for row in rows], pa.string()),
+            pa.array([row[3] or None for row in rows], pa.string()),
             times_from_ns(time_ns),
             pa.array([row[1] for row in rows], pa.string()),
         ],

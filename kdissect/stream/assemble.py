@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.accelerate import kernel
 from kdissect.capture.index import SegmentBatch
 from kdissect.protocol import catalog
 from kdissect.stream import framing, pairing
@@ -220,25 +221,31 @@ def _connections(
     return table
 
 
-def _fill_side(
-    side: npt.NDArray[np.void], frames: _Frames, row: Ints, segments: Any, extent_base: int
+@kernel
+def _fill_sides(
+    side: Any, table: Any, row: Any, times: Any, packets: Any, source: Any, extent_base: int
 ) -> None:
-    """One side of the exchanges whose frame is `row` (-1: they have none)."""
-    has = row >= 0
-    side[~has] = np.array((0, 0, -1, -1, -1, 0, 0, -1, 0), SIDE)
-    table = frames.table[row[has]]
-    first = table[:, framing.FIRST]
-    part = np.zeros(len(table), SIDE)
-    part["time_ns"] = segments["time_ns"][first]
-    part["end_time_ns"] = segments["time_ns"][table[:, framing.LAST]]
-    part["size"] = table[:, framing.FRAME_SIZE]
-    part["pos"] = table[:, framing.POS]
-    part["packet"] = segments["packet"][first]
-    part["extent_start"] = table[:, framing.EXTENT_START] + extent_base
-    part["extent_count"] = table[:, framing.EXTENT_COUNT]
-    part["source"] = segments["source"][first]
-    part["is_whole"] = frames.is_whole()[row[has]]
-    side[has] = part
+    """The SIDE rows of exchanges whose frame is `row` of a flat table (-1: they have none)."""
+    for index in range(len(row)):
+        if row[index] < 0:
+            side[index]["size"] = -1
+            side[index]["pos"] = -1
+            side[index]["packet"] = -1
+            side[index]["source"] = -1
+            continue
+        at = row[index] * FRAME_WIDTH
+        first = table[at + framing.FIRST]
+        side[index]["time_ns"] = times[first]
+        side[index]["end_time_ns"] = times[table[at + framing.LAST]]
+        side[index]["size"] = table[at + framing.FRAME_SIZE]
+        side[index]["pos"] = table[at + framing.POS]
+        side[index]["packet"] = packets[first]
+        side[index]["extent_start"] = table[at + framing.EXTENT_START] + extent_base
+        side[index]["extent_count"] = table[at + framing.EXTENT_COUNT]
+        side[index]["source"] = source[first]
+        side[index]["is_whole"] = (
+            table[at + framing.CAPTURED] == table[at + framing.FRAME_SIZE] + 4
+        )
 
 
 def _exchanges(
@@ -260,8 +267,15 @@ def _exchanges(
     request, response = request[:count], response[:count]
     asked, answered = request >= 0, response >= 0
     exchanges = np.zeros(count, EXCHANGE)
-    _fill_side(exchanges["request"], requests, request, segments, 0)
-    _fill_side(exchanges["response"], responses, response, segments, len(requests.extents))
+    times, packets = np.ascontiguousarray(segments["time_ns"]), segments["packet"].copy()
+    source = segments["source"].copy()
+    for name, frames, row, base in (
+        ("request", requests, request, 0),
+        ("response", responses, response, len(requests.extents)),
+    ):
+        side = np.zeros(count, SIDE)
+        _fill_sides(side, frames.table.reshape(-1), row, times, packets, source, base)
+        exchanges[name] = side
     exchanges["status"] = PairStatus.REQUEST_MISSING
     exchanges["status"][asked] = status[request[asked]]
     exchanges["api_key"] = NO_API

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.accelerate import inlined, kernel
+from kdissect.accelerate import inlined, kernel, load_u8, load_u16, load_u32
 from kdissect.stream.evidence import (
     ABSENT, API_VERSION, CLIENT_HASH, CLIENT_LENGTH, CLIENTS_MAX, CORRELATION, FAIR, GOOD,
-    HEADER_WIDTH, KEY, POOR, RESPONSE_SIZE_MIN, SASL_HANDSHAKE, SIZE, Stream, expecting, find_asked,
-    find_request, find_response, request_header, response_header,
+    HEADER_WIDTH, KEY, POOR, RESPONSE_SIZE_MIN, SASL_HANDSHAKE, SIZE, Stream, find_asked,
+    find_request, find_response, quick_request, request_header, response_header,
 )  # fmt: skip
 from kdissect.stream.index import REQUEST, RESPONSE, WARNING, Anomaly, Protocol
 from kdissect.stream.pieces import find, grown, peek, peek_u8
@@ -99,9 +99,8 @@ def put_frame(
     pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
     kind: int, frames: Any, extents: Any, used: Any,
 ) -> Any:  # fmt: skip
-    """Append the frame at `pos`, whose size prefix is there; (frames, extents)."""
+    """Put the frame at `pos`, whose size prefix is there, into the next free row; the extents."""
     size = header[SIZE]
-    frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
     at = used[FRAMES] * FRAME_WIDTH
     used[FRAMES] += 1
     frames[at + CONNECTION] = connection
@@ -122,7 +121,7 @@ def put_frame(
     if last >= stop or pieces.pos[last] > pos + 3 + size:
         last -= 1
     frames[at + LAST] = pieces.segment[last]
-    return frames, extents
+    return extents
 
 
 @kernel
@@ -241,6 +240,31 @@ def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
     return peek(pieces, find(pieces, index, stop, at), stop, at, 2)
 
 
+@inlined
+def _quick_acks(address: Any, available: int, api_version: int, client_length: int) -> int:
+    """`acks_of` for the usual case: no tags, a short transactional id, all at `address`; else -1."""
+    at = 14 + max(0, client_length)
+    if api_version < 3:
+        length = 0
+    elif api_version < FLEXIBLE_PRODUCE:
+        if at + 2 > available:
+            return -1
+        length = load_u16(address + np.uint64(at))
+        at += 2
+        if length >= 0x8000:
+            length = 0
+    else:
+        if at + 2 > available or load_u8(address + np.uint64(at)) != 0:
+            return -1
+        length = load_u8(address + np.uint64(at + 1))
+        at += 2
+        if length >= 128:
+            return -1
+        length = max(0, length - 1)
+    at += length
+    return load_u16(address + np.uint64(at)) if at + 2 <= available else -1
+
+
 @kernel
 def _uvarint(pieces: Any, index: int, stop: int, pos: int) -> Any:
     """(value, next position); value -1 where it is missing or longer than 5 bytes."""
@@ -306,6 +330,7 @@ def frame_requests(
     header = np.empty(HEADER_WIDTH, np.int64)
     following = np.empty(HEADER_WIDTH, np.int64)
     clients = np.zeros(CLIENTS_MAX, np.int64)
+    limit = kafka.limit[0]
     for connection in range(len(protocol)):
         if protocol[connection] != np.int64(Protocol.KAFKA):
             continue
@@ -337,7 +362,13 @@ def frame_requests(
                     index += 1
                 in_tokens = False
                 certain = True
-            grade = request_header(pieces, index, stop, pos, kafka, header)
+            available = pieces.pos[index] + pieces.length[index] - pos
+            address = pieces.address[index] + np.uint64(max(0, pos - pieces.pos[index]))
+            quick = pos >= pieces.pos[index]
+            if quick and quick_request(address, available, limit, kafka.known, header):
+                grade = GOOD
+            else:
+                grade = request_header(pieces, index, stop, pos, kafka, header)
             size = header[SIZE]
             if size < 0:
                 # A gap over the prefix, or the stream ends in it.
@@ -381,24 +412,60 @@ def frame_requests(
                 last_id = header[CORRELATION]
                 if grade == GOOD:
                     client_count = _remember(clients, client_count, header[CLIENT_HASH])
-                    if header[KEY] == 0 and acks_of(pieces, index, stop, pos, header) == 0:
-                        kind = SILENT
+                    if header[KEY] == 0:
+                        acks = np.int64(-1)
+                        if quick:
+                            acks = _quick_acks(
+                                address, min(available, 4 + size), header[API_VERSION],
+                                header[CLIENT_LENGTH],
+                            )  # fmt: skip
+                        if acks < 0:
+                            acks = acks_of(pieces, index, stop, pos, header)
+                        if acks == 0:
+                            kind = SILENT
             if pos > covered:
                 extents, faults = put_unframed(
                     pieces, source, find(pieces, stream.start, stop, covered), stop, covered, pos,
                     REQUEST, connection, reason, bad_size, extents, faults, used,
                 )  # fmt: skip
-            frames, extents = put_frame(
-                pieces, source, index, stop, connection, pos, header, kind, frames, extents, used
-            )
+            frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
+            if quick and 0 < size <= available - 4:
+                # The usual case of `put_frame`, all in one piece.
+                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
+                to = used[EXTENTS] * EXTENT_WIDTH
+                segment = pieces.segment[index]
+                extents[to] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
+                extents[to + 1] = size
+                extents[to + 2] = source[segment]
+                to = used[FRAMES] * FRAME_WIDTH
+                frames[to + CONNECTION] = connection
+                frames[to + POS] = pos
+                frames[to + FRAME_SIZE] = size
+                frames[to + API_KEY] = header[KEY]
+                frames[to + VERSION] = header[API_VERSION]
+                frames[to + ID] = header[CORRELATION]
+                frames[to + KIND] = kind
+                frames[to + FIRST] = segment
+                frames[to + LAST] = segment
+                frames[to + EXTENT_START] = used[EXTENTS]
+                frames[to + EXTENT_COUNT] = 1
+                frames[to + CAPTURED] = 4 + size
+                used[EXTENTS] += 1
+                used[FRAMES] += 1
+            else:
+                extents = put_frame(
+                    pieces, source, index, stop, connection, pos, header, kind, frames, extents,
+                    used,
+                )  # fmt: skip
             pos += 4 + size
             covered = pos
             reason = AFTER_GAP
             bad_size = np.int64(-1)
-        extents, faults = put_unframed(
-            pieces, source, find(pieces, stream.start, stop, covered), stop, covered, stream.end,
-            REQUEST, connection, reason, bad_size, extents, faults, used,
-        )  # fmt: skip
+        if covered < stream.end:
+            extents, faults = put_unframed(
+                pieces, source, find(pieces, stream.start, stop, covered), stop, covered, stream.end,
+                REQUEST, connection, reason, bad_size, extents, faults, used,
+            )  # fmt: skip
         faults = put_gaps(
             pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], REQUEST, connection,
             faults, used,
@@ -452,7 +519,24 @@ def frame_responses(
                 while pieces.pos[index] + pieces.length[index] <= pos:
                     index += 1
                 certain = True
-            plausible = response_header(pieces, index, stop, pos, limit, header)
+            while first < last and asked.kind[first] == SILENT:
+                first += 1
+            available = pieces.pos[index] + pieces.length[index] - pos
+            quick = pos >= pieces.pos[index]
+            plausible = False
+            expected = False
+            if quick and available >= 8 and first < last:
+                # The usual case: the oldest request is answered.
+                address = pieces.address[index] + np.uint64(pos - pieces.pos[index])
+                header[SIZE] = load_u32(address)
+                header[CORRELATION] = load_u32(address + np.uint64(4))
+                expected = (
+                    header[CORRELATION] == asked.correlation[first]
+                    and asked.kind[first] == EXPECTS
+                    and RESPONSE_SIZE_MIN <= header[SIZE] <= limit
+                )
+            if not expected:
+                plausible = response_header(pieces, index, stop, pos, limit, header)
             size = header[SIZE]
             if size < 0:
                 certain = False
@@ -462,9 +546,8 @@ def frame_responses(
                     reason = AFTER_GAP
                 continue
             kind = EXPECTS
-            first = expecting(asked, first, last)
-            row = np.int64(-1)
-            if header[CORRELATION] >= 0:
+            row = first if expected else np.int64(-1)
+            if not expected and header[CORRELATION] >= 0:
                 time = times[pieces.segment[index]] + (1 << 40)  # certain: clocks may differ
                 row = find_asked(asked, first, last, header[CORRELATION], time)
             if row < 0 and first < last and asked.kind[first] == TOKEN and size <= TOKEN_SIZE_MAX:
@@ -507,17 +590,44 @@ def frame_responses(
                 )  # fmt: skip
             header[KEY] = -1
             header[API_VERSION] = -1
-            frames, extents = put_frame(
-                pieces, source, index, stop, connection, pos, header, kind, frames, extents, used
-            )
+            frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
+            if quick and 0 < size <= available - 4:
+                # The usual case of `put_frame`, all in one piece.
+                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
+                to = used[EXTENTS] * EXTENT_WIDTH
+                segment = pieces.segment[index]
+                extents[to] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
+                extents[to + 1] = size
+                extents[to + 2] = source[segment]
+                to = used[FRAMES] * FRAME_WIDTH
+                frames[to + CONNECTION] = connection
+                frames[to + POS] = pos
+                frames[to + FRAME_SIZE] = size
+                frames[to + API_KEY] = header[KEY]
+                frames[to + VERSION] = header[API_VERSION]
+                frames[to + ID] = header[CORRELATION]
+                frames[to + KIND] = kind
+                frames[to + FIRST] = segment
+                frames[to + LAST] = segment
+                frames[to + EXTENT_START] = used[EXTENTS]
+                frames[to + EXTENT_COUNT] = 1
+                frames[to + CAPTURED] = 4 + size
+                used[EXTENTS] += 1
+                used[FRAMES] += 1
+            else:
+                extents = put_frame(
+                    pieces, source, index, stop, connection, pos, header, kind, frames, extents,
+                    used,
+                )  # fmt: skip
             pos += 4 + size
             covered = pos
             reason = AFTER_GAP
             bad_size = np.int64(-1)
-        extents, faults = put_unframed(
-            pieces, source, find(pieces, stream.start, stop, covered), stop, covered, stream.end,
-            RESPONSE, connection, reason, bad_size, extents, faults, used,
-        )  # fmt: skip
+        if covered < stream.end:
+            extents, faults = put_unframed(
+                pieces, source, find(pieces, stream.start, stop, covered), stop, covered, stream.end,
+                RESPONSE, connection, reason, bad_size, extents, faults, used,
+            )  # fmt: skip
         faults = put_gaps(
             pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], RESPONSE, connection,
             faults, used,

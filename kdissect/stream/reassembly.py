@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel, load_u8
-from kdissect.capture.index import ACK, FIN, RST, SYN, SegmentBatch
+from kdissect.capture.index import ACK, FIN, RST, SEGMENT, SYN, SegmentBatch
 from kdissect.stream.index import CloseReason
 from kdissect.stream.options import MappedSources
 from kdissect.stream.pieces import Pieces, find
@@ -151,7 +151,9 @@ def ordered(segments: npt.NDArray[np.void], pair_count: int) -> Any:
         segments = segments[np.lexsort((segments["packet"], source, time, endpoints))]
     order, start = grouped(np.ascontiguousarray(segments["endpoints"]), pair_count)
     if bool((order[1:] < order[:-1]).any()):
-        segments = segments[order]
+        # As whole words: numpy copies structures field by field.
+        words = np.ascontiguousarray(segments).view(np.int64).reshape(len(segments), -1)
+        segments = np.take(words, order, axis=0).reshape(-1).view(SEGMENT)
     return np.ascontiguousarray(segments), start
 
 
@@ -191,8 +193,19 @@ def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int
 
 
 @inlined
+def _place_of(seq: int, ack: int, ip_id: int, flags: int, side: int) -> int:
+    """A well-mixed number from what copies of a packet share."""
+    mixed = seq * 0x2545F491 ^ ack * 0x1F83D9AB
+    mixed ^= (ip_id + flags * 65537) * 0x19B4B79C
+    mixed += side
+    mixed ^= mixed >> 31
+    mixed ^= mixed >> 15
+    return mixed
+
+
+@inlined
 def _earlier_copy(
-    segments: Any, address: Any, row: int, table: Any, mask: int, window_ns: int
+    segments: Any, address: Any, row: int, home: int, table: Any, mask: int, window_ns: int
 ) -> int:
     """The segment that `row` is a second copy of, or -1; remembers `row` when it is none.
 
@@ -200,12 +213,6 @@ def _earlier_copy(
     collide costs missed duplicates, not time.
     """
     s = segments[row]
-    mixed = np.int64(s["seq"]) * 0x2545F491 ^ np.int64(s["ack"]) * 0x1F83D9AB
-    mixed ^= (np.int64(s["ip_id"]) + np.int64(s["flags"]) * 65537) * 0x19B4B79C
-    mixed += np.int64(s["side"])
-    mixed ^= mixed >> 31
-    mixed ^= mixed >> 15
-    home = mixed & mask
     for step in range(PROBES_MAX):
         at = (home + step) & mask
         other = table[at]
@@ -282,7 +289,18 @@ def split_connections(
         is_open = False
         closed = 0  # bit 0, 1: FIN of that side; both also after an RST
         for row in range(start, stop):
-            copy_of = _earlier_copy(segments, address, row, table, size - 1, window_ns)
+            home = (size - 1) & _place_of(
+                np.int64(segments[row]["seq"]), np.int64(segments[row]["ack"]),
+                np.int64(segments[row]["ip_id"]), np.int64(segments[row]["flags"]),
+                np.int64(segments[row]["side"]),
+            )  # fmt: skip
+            copy_of = np.int64(-1)
+            if table[home] < 0:
+                table[home] = row
+            else:
+                copy_of = _earlier_copy(
+                    segments, address, row, home, table, size - 1, window_ns
+                )
             if copy_of >= 0:
                 mark[row] = DUPLICATE
                 connection[row] = connection[copy_of]
@@ -298,10 +316,16 @@ def split_connections(
             here = np.int64(s["seq"])
             if flags & SYN:
                 here = (here + 1) & 0xFFFFFFFF
-            if not is_open or _starts_anew(
+            usual = (
+                is_open
+                and not flags & (SYN | RST)
+                and has_number[side]
+                and abs(distance(here, last_number[side])) <= FAR_ONCE_CLOSED
+            )
+            if not usual and (not is_open or _starts_anew(
                 flags, side, here, ack, length, has_number, last_number, last_place, lowest,
                 has_syn, syn_number, syn_acked, closed,
-            ):  # fmt: skip
+            )):  # fmt: skip
                 count += 1
                 is_open = True
                 closed = 0
