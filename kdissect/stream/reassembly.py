@@ -154,7 +154,9 @@ def ordered(segments: npt.NDArray[np.void], pair_count: int) -> Any:
         # As whole words: numpy copies structures field by field.
         words = np.ascontiguousarray(segments).view(np.int64).reshape(len(segments), -1)
         segments = np.take(words, order, axis=0).reshape(-1).view(SEGMENT)
-    return np.ascontiguousarray(segments), start
+    if not (segments.flags.writeable and segments.flags.aligned and segments.flags.c_contiguous):
+        segments = segments.copy()  # kernels compile for one kind of array only
+    return segments, start
 
 
 @kernel
