@@ -140,7 +140,7 @@ class RecordChunk:
 _WINDOW = 16384  # batches scanned at a time
 _ROWS = 131072  # records parsed at a time
 _HEADERS = 131072
-_KEPT_HEADERS = 1 << 20
+_KEPT_HEADERS = 1 << 18
 _DEFAULT_LIMITS = Limits()
 
 
