@@ -42,7 +42,7 @@ BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port,
 
 @dataclass(slots=True)
 class Facts:
-    """topics: (name, id text or "") -> (first time in ns, API that told it); brokers: as BROKERS."""
+    """topics: (name, id text or "") -> (first time in ns, API that told it)."""
 
     topics: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     brokers: set[BrokerKey] = field(default_factory=set)
