@@ -95,7 +95,9 @@ def kio_reader(case: Case) -> Callable[[Any], Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()

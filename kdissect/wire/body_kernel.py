@@ -236,10 +236,10 @@ def run_plan(
                             pc = pc + 1 + j
                             break
                     break
-                if marks + program[q + 4] > marks_room:
+                if marks + wide(program[q + 4]) > marks_room:
                     code = _ROOM
                     state[S_FULL] = FULL_MARKS
-                    state[S_NEEDED] = marks + program[q + 4]
+                    state[S_NEEDED] = marks + wide(program[q + 4])
                     break
                 row = count[program[q + 3]] - 1
                 entry_count = wide(program[q + 1])
@@ -248,7 +248,7 @@ def run_plan(
                     e += _WORDS
                     kind = program[e]
                     c = program[e + 1]
-                    at = pos + program[e + 3]
+                    at = pos + wide(program[e + 3])
                     value = wide(0)
                     if kind in (K_32, K_U32):
                         value = read_i32(buf, at)
@@ -362,7 +362,7 @@ def run_plan(
                     if number < 0:
                         if number < -1 or not form & NULLABLE_FLAG:
                             code = _NEGATIVE
-                    elif number * program[q + 5] > limit - pos:
+                    elif number * wide(program[q + 5]) > limit - pos:
                         code = _IMPOSSIBLE
                 if code != _OK:
                     fault = at

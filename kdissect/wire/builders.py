@@ -6,6 +6,7 @@ and what leaves them is copied out at its exact size.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,7 @@ from kdissect.wire.body_kernel import (
 )
 
 FIRST_ROOM = 256  # rows
-POOLED = 4  # builders that a plan keeps
-POOLED_BYTES = 64 << 20  # larger ones are not kept
+POOLED_BYTES = 256 << 20  # of all plans together; builders that would exceed it are let go
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -45,6 +45,7 @@ class Builders:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.byte_count = 0
         levels = len(plan.level_first) - 1
         columns = len(plan.column_width)
         self.data: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * columns
@@ -115,23 +116,44 @@ class Builders:
         self.count[:] = 0
         self.state[S_MARKS] = self.state[S_TAGS] = 0
 
-    def byte_count(self) -> int:
-        rows = int((self.room * np.diff(self.plan.level_first)).sum()) * 9
-        return rows + self.marks.nbytes + self.unknown.nbytes
+    def measure(self) -> None:
+        """Set byte_count, the memory that these builders hold."""
+        columns = sum(one.nbytes for one in (*self.data, *self.valid))
+        self.byte_count = columns + self.marks.nbytes + self.unknown.nbytes
+
+
+class _Pool:
+    """Builders of all plans that nobody uses, the latest last; the oldest go when it is full."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.idle: list[Builders] = []
+
+    def take(self, plan: Plan) -> Builders | None:
+        with self.lock:
+            for at in range(len(self.idle) - 1, -1, -1):
+                if self.idle[at].plan is plan:
+                    return self.idle.pop(at)
+        return None
+
+    def give(self, builders: Builders) -> None:
+        with self.lock:
+            self.idle.append(builders)
+            size = sum(one.byte_count for one in self.idle)
+            while size > POOLED_BYTES:
+                size -= self.idle.pop(0).byte_count
+
+
+_POOL = _Pool()
 
 
 def take_builders(plan: Plan) -> Builders:
-    """Builders from the plan's pool, or new ones."""
-    pool: list[Builders] = plan.memo.setdefault("builders", [])
-    try:
-        return pool.pop()
-    except IndexError:
-        return Builders(plan)
+    """Builders from the pool, or new ones."""
+    return _POOL.take(plan) or Builders(plan)
 
 
 def give_back(builders: Builders) -> None:
-    """Clear builders for their next user; those grown huge are let go."""
-    pool: list[Builders] = builders.plan.memo.setdefault("builders", [])
-    if len(pool) < POOLED and builders.byte_count() <= POOLED_BYTES:
-        builders.clear()
-        pool.append(builders)
+    """Clear builders for their next user."""
+    builders.clear()
+    builders.measure()
+    _POOL.give(builders)

@@ -92,7 +92,7 @@ def text_copy(
         pos = packed[row] >> 31
         size = packed[row] & _LENGTH_MASK
         limit = pos + size
-        copy_bytes(out_at + offsets[row], buf_at + pos, size)
+        copy_bytes(out_at + np.int64(offsets[row]), buf_at + pos, size)
         if not check:
             continue
         seen = np.int64(0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from wire.message_vectors import batch, message_vectors, same, unknown_tags_of
+from message_vectors import batch, message_vectors, same, unknown_tags_of
 
 from kdissect.protocol import catalog
 from kdissect.protocol.plan import Role

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire.message_vectors import batch, message_vectors, same, unknown_tags_of
+from message_vectors import batch, message_vectors, same, unknown_tags_of
 
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
