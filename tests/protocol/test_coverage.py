@@ -1,0 +1,30 @@
+"""The coverage page."""
+
+from kdissect.protocol import catalog
+from kdissect.protocol.coverage import Evidence, coverage_markdown, versions_text
+
+
+def row(page, name):
+    (line,) = [each for each in page.splitlines() if f"| {name} |" in each]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_versions_are_written_as_ranges():
+    assert versions_text([]) == "-"
+    assert versions_text([3, 0, 1, 2, 5, 5]) == "0-3, 5"
+
+
+def test_a_version_counts_where_both_sides_do():
+    evidence = Evidence(
+        sources=("Somewhere.",),
+        decoded={(1, 4, "request"): 2, (1, 4, "response"): 1, (1, 5, "request"): 1},
+        encoded={(1, 4, "request"): 2},
+        seen={(1, 4, "request"): 1000, (1, 99, "request"): 1},
+    )
+    page = coverage_markdown(evidence)
+    assert row(page, "Fetch") == ["1", "Fetch", "0-18", "", "4", "-", "4", "1,001"]
+    assert row(page, "InitProducerId")[3] == "6"
+    assert "93 APIs, 361 versions" in page
+    assert ": 1 decoded, 0 encoded, 1 seen in real captures." in page
+    assert "- Somewhere." in page
+    assert sum(line.startswith("| ") for line in page.splitlines()) == 1 + len(catalog.apis())
