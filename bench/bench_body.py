@@ -3,8 +3,8 @@
     python bench/bench_body.py [--megabytes 8] [--runs 5]
 
 Each case repeats one message to a batch of that many megabytes (5000 messages at least). kdissect
-decodes headers, bodies and marks and makes the Arrow columns; kio decodes bodies alone, a part of the
-batch that takes as long. Runs are interleaved, medians printed; kio's objects are dropped at once.
+decodes headers, bodies and marks and makes the Arrow columns; kio decodes bodies alone, of a
+fortieth of the batch. Runs are interleaved, medians printed; kio's objects are dropped at once.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def cases() -> list[Case]:
            for one in partitions]  # fmt: skip
     members = [{"partition_index": at, "leader_id": at % 3, "leader_epoch": 7,
                 "replica_nodes": [0, 1, 2], "isr_nodes": [0, 1, 2]} for at in range(6)]  # fmt: skip
-    topics = [{"name": f"topic-number-{at:03d}", "topic_id": UUID(int=at + 1), "partitions": members}
-              for at in range(30)]  # fmt: skip
+    topics = [{"name": f"topic-number-{at:03d}", "topic_id": UUID(int=at + 1),
+               "partitions": members} for at in range(30)]  # fmt: skip
     brokers = [{"node_id": at, "host": f"broker-{at}.example.org", "port": 9092, "rack": "a"}
                for at in range(3)]  # fmt: skip
     keys = [{"api_key": at, "min_version": 0, "max_version": 9} for at in range(60)]
