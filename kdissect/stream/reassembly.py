@@ -215,19 +215,21 @@ def _earlier_copy(
     collide costs missed duplicates, not time.
     """
     s = segments[row]
+    place = np.int64(-1)
     for step in range(PROBES_MAX):
         at = (home + step) & mask
         other = table[at]
         if other < 0:
-            table[at] = row
-            return -1
+            if place < 0:
+                place = at
+            break
         if _same_packet(segments, address, other, row, window_ns):
             return np.int64(other)
-        if np.int64(s["time_ns"]) - np.int64(segments[other]["time_ns"]) > window_ns:
-            table[at] = row  # too old to have copies still to come
-            return -1
-    table[home] = row
-    return -1
+        is_old = np.int64(s["time_ns"]) - np.int64(segments[other]["time_ns"]) > window_ns
+        if place < 0 and is_old:
+            place = at  # no copies of it are still to come
+    table[place if place >= 0 else home] = row
+    return np.int64(-1)
 
 
 @inlined

@@ -1,0 +1,145 @@
+"""The reassembly kernels against their plain definition, and against time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdissect.capture.index import ACK, ENDPOINTS, FIN, PSH, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.stream import reassembly as r
+from kdissect.stream import reassembly_reference as plain
+from tests.stream.plain_reader import Memory
+
+WINDOW_NS = 10_000_000
+FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
+
+
+def batch_of(segments: list[plain.Segment]) -> tuple[SegmentBatch, Memory]:
+    rows = np.zeros(len(segments), SEGMENT)
+    data = b"\0"
+    for number, segment in enumerate(segments):
+        for name in FIELDS:
+            rows[name][number] = getattr(segment, name)
+        rows["captured"][number], rows["pos"][number] = len(segment.payload), len(data)
+        rows["packet"][number] = number + 1
+        data += segment.payload
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
+
+
+def kernel(segments: list[plain.Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
+    """The kernels' result in the words of the definition."""
+    batch, memory = batch_of(segments)
+    streams = r.reassemble(batch, memory, WINDOW_NS)
+    sides = streams.sides.reshape(-1, r.SIDE_WIDTH)
+    conflicts = streams.conflicts.reshape(-1, r.CONFLICT_WIDTH)
+    found = []
+    for number, side in enumerate(sides):
+        owner: dict[int, int] = {}
+        last = 0
+        for piece in range(side[r.PIECE_START], side[r.PIECE_STOP]):
+            pos, row = int(streams.pieces.pos[piece]), int(streams.pieces.segment[piece])
+            assert pos >= last
+            last = pos + int(streams.pieces.length[piece])
+            for at in range(pos, last):
+                owner[at] = row
+                place = int(streams.pieces.file_pos[piece]) + at - pos
+                assert batch.segments["pos"][row] <= place
+        told = {int(c[1]): (int(c[2]), int(c[3])) for c in conflicts if c[0] == number}
+        assert side[r.BYTE_COUNT] == len(owner)
+        end = int(side[r.END])
+        holes = [at for at in range(min(end, 4000)) if at not in owner]
+        if end < 4000:
+            runs = sum(1 for at in holes if at - 1 not in set(holes))
+            assert side[r.GAP_COUNT] == runs
+        found.append(
+            plain.Stream(
+                owner, told, end, int(side[r.SEGMENT_COUNT]), int(side[r.DUPLICATE_COUNT]),
+                int(side[r.RETRANSMITTED_COUNT]), int(side[r.OUT_OF_ORDER_COUNT]),
+            )
+        )  # fmt: skip
+    pairs = [(found[2 * c], found[2 * c + 1]) for c in range(len(found) // 2)]
+    return [int(c) for c in streams.connection], pairs
+
+
+flags = st.sampled_from(
+    (ACK, ACK, ACK | PSH, ACK | PSH, ACK | PSH, ACK | FIN, RST, RST | ACK, SYN, SYN | ACK, 0)
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[plain.Segment]:
+    """Segments around two streams near the wrap, or anywhere; some of them twice."""
+    isn = [draw(st.sampled_from((0, 100, 2**31, 2**32 - 20))) for _ in range(2)]
+    made: list[plain.Segment] = []
+    clock = 0
+    for number in range(draw(st.integers(0, 16))):
+        clock += draw(st.sampled_from((0, 1000, 6_000_000, 20_000_000)))
+        if made and draw(st.integers(0, 5)) == 0:
+            old = draw(st.sampled_from(made))
+            made.append(plain.Segment(clock, *[getattr(old, n) for n in FIELDS[1:]], old.payload))
+            continue
+        side = draw(st.integers(0, 1))
+        jump = draw(st.sampled_from((0,) * 12 + (2**23, 2**26, 2**31 - 7, 2**32 - 2**29)))
+        length = draw(st.sampled_from((0, 0, 1, 1, 2, 5, 9)))
+        payload = bytes(draw(st.integers(65, 67)) for _ in range(length))
+        cut = draw(st.sampled_from((length,) * 5 + (length // 2,)))
+        made.append(
+            plain.Segment(
+                clock, side, draw(flags), (isn[side] + draw(st.integers(0, 30)) + jump) % 2**32,
+                (isn[1 - side] + draw(st.integers(0, 34))) % 2**32, number % 7, 0, length,
+                payload[:cut],
+            )
+        )  # fmt: skip
+    return made
+
+
+@settings(max_examples=500, deadline=None)
+@given(conversations())
+def test_kernels_and_definition_agree(segments: list[plain.Segment]) -> None:
+    """Loss, reordering, duplicates, overlaps, wraps, new connections, cut packets."""
+    assert kernel(segments) == plain.reassemble(segments, WINDOW_NS)
+
+
+def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[SegmentBatch, Memory]:
+    rows = np.zeros(len(seq), SEGMENT)
+    rows["seq"] = seq
+    rows["flags"] = ACK
+    rows["length"] = rows["captured"] = length
+    rows["packet"] = np.arange(len(seq)) + 1
+    rows["ip_id"] = rows["packet"]
+    rows["time_ns"] = rows["packet"] * 1000
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
+
+
+def test_a_million_gaps_and_interleaved_retransmissions_take_linear_time() -> None:
+    batch, memory = synthetic(np.arange(1_000_000, dtype=np.int64) * 20, 10)
+    r.reassemble(*synthetic(np.array([9, 5, 7]), 4), WINDOW_NS)
+    began = time.perf_counter()
+    streams = r.reassemble(batch, memory, WINDOW_NS)
+    assert streams.sides.reshape(-1, r.SIDE_WIDTH)[0, r.GAP_COUNT] == 999_999
+    # Every second segment repeats one from far behind; then all of it lies under one large one.
+    seq = np.empty(200_000, np.int64)
+    seq[0::2] = 1_000_000 + np.arange(100_000) * 10
+    seq[1::2] = 1_000_000 + (np.arange(100_000) * 7919 % 100_000) * 10
+    batch, memory = synthetic(seq, 10)
+    streams = r.reassemble(batch, memory, WINDOW_NS)
+    side = streams.sides.reshape(-1, r.SIDE_WIDTH)[0]
+    assert side[r.BYTE_COUNT] == 1_000_000
+    assert side[r.RETRANSMITTED_COUNT] + side[r.OUT_OF_ORDER_COUNT] > 90_000
+    assert time.perf_counter() - began < 5
+
+
+def test_across_captures_the_running_time_orders() -> None:
+    """Two captures of one connection: a clock that steps back does not break its packets' order."""
+    rows = np.zeros(5, SEGMENT)
+    rows["source"] = (1, 1, 0, 0, 0)
+    rows["packet"] = (1, 2, 1, 2, 3)
+    rows["time_ns"] = (50, 60, 10, 5, 55)
+    segments, _ = r.ordered(rows, 1)
+    assert [(int(s["source"]), int(s["packet"])) for s in segments] == [
+        (0, 1), (0, 2), (1, 1), (0, 3), (1, 2),
+    ]  # fmt: skip
