@@ -120,8 +120,8 @@ def decode_columns(
     fields those before are before: in every message with records the PARTITION mark of a partition
     comes before its RECORDS mark, and the TOPIC_NAME or TOPIC_ID mark of a topic before those of
     its partitions. Of error codes the first of a message is marked whatever it is, the others when
-    they are not 0. A TOPIC_BINDING mark follows the fields of each struct that has a topic's name
-    and id.
+    they are not 0. Empty names in arrays of names are not marked. A TOPIC_BINDING mark follows the
+    fields of each struct that has a topic's name and id.
     """
     return decode_plan(plan_of(api_key, side), buf, start, end, api_version)
 

@@ -447,7 +447,8 @@ def run_plan(
                         store_32(values + 4 * (row + j), value)
                         store_8(flags + j, 1)
                         if role != 0:
-                            put_mark(marks_at + MARK_SIZE * (marks + j), i, role, value, 0)
+                            put_mark(marks_at + MARK_SIZE * marks, i, role, value, 0)
+                            marks += 1
                 elif kind in (K_STRING, K_BYTES):
                     for j in range(number):
                         at = pos
@@ -463,8 +464,9 @@ def run_plan(
                             break
                         store_64(values + 8 * (row + j), (pos << 31) | length)
                         store_8(flags + j, 1)
-                        if role != 0:
-                            put_mark(marks_at + MARK_SIZE * (marks + j), i, role, pos, length)
+                        if role != 0 and length > 0:
+                            put_mark(marks_at + MARK_SIZE * marks, i, role, pos, length)
+                            marks += 1
                         pos += length
                     if code != _OK:
                         break
@@ -475,7 +477,8 @@ def run_plan(
                         store_64(values + 8 * (row + j), at)
                         store_8(flags + j, 1)
                         if role != 0:
-                            put_mark(marks_at + MARK_SIZE * (marks + j), i, role, at, 0)
+                            put_mark(marks_at + MARK_SIZE * marks, i, role, at, 0)
+                            marks += 1
                 else:
                     for j in range(number):
                         if width == 8:
@@ -491,9 +494,8 @@ def run_plan(
                             store_8(values + row + j, value)
                         store_8(flags + j, 1)
                         if role != 0:
-                            put_mark(marks_at + MARK_SIZE * (marks + j), i, role, value, 0)
-                if role != 0:
-                    marks += number
+                            put_mark(marks_at + MARK_SIZE * marks, i, role, value, 0)
+                            marks += 1
                 pos += number * width
                 pc += 1
             elif op == TAG_END:

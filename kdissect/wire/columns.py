@@ -209,10 +209,11 @@ def unknown_tags(plan: Plan, buf: NDArray[np.uint8], start: NDArray[np.int64],
     np.cumsum(numbers, out=offsets[1:])
     depth = np.array([path.count("[]") for path in plan.paths], np.int64)[tags["pc"]]
     index = np.where(np.arange(tags["index"].shape[1]) < depth[:, None], tags["index"], 0)
-    keys = np.ascontiguousarray(np.column_stack([tags["pc"], index]))
-    distinct, codes = np.unique(keys, axis=0, return_inverse=True)
-    texts = [place_filled(plan.paths[pc], where) for pc, *where in distinct.tolist()]
-    path = pa.array(texts, pa.string()).take(pa.array(codes.ravel()))
+    keys = np.column_stack([tags["pc"], index])
+    first = np.ones(len(tags), np.bool_)  # of the tags of one section
+    first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    texts = [place_filled(plan.paths[pc], where) for pc, *where in keys[first].tolist()]
+    path = pa.array(texts, pa.string()).take(pa.array(np.cumsum(first) - 1))
     packed = ((start[tags["row"]] + tags["pos"]) << 31) | tags["length"]
     ones = np.ones(len(tags), np.uint8)
     data, _ = Texts(buf).array(packed, ones, pa.binary())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,19 @@ def test_results_outlive_their_buffers() -> None:
     for _ in range(6):
         decoded(9, "response", [vectors[-1]["frame"]] * 50, [vectors[-1]["api_version"]] * 50)
     assert columns.body.to_pylist() == before
+
+
+def test_threads_share_plans() -> None:
+    """Builders are one thread's at a time: many threads get what one gets."""
+    alone = {}
+    for key, side in message_vectors():
+        alone[key, side] = vector_columns(key, side)[1].body
+
+    def work(_: int) -> bool:
+        return all(vector_columns(*pair)[1].body.equals(body) for pair, body in alone.items())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))
 
 
 def test_first_decode_of_a_process_is_quick() -> None:

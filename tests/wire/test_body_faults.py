@@ -267,3 +267,31 @@ def test_many_failures_leave_their_neighbours_alone() -> None:
         marks = mixed.marks[kept[mixed.marks["row"]]]
         for name in ("role", "a", "b"):
             assert (marks[name] == alone.marks[name]).all()
+
+
+def test_a_section_full_of_unknown_tags() -> None:
+    """Tags cost time and memory by their number, and keep their order."""
+    number = 50_000
+    section = bytearray()
+    reference.write_uvarint(section, number)
+    for tag in range(20, 20 + number):
+        section += tagged_field(tag, b"")
+    buf, start, end = batch([API_VERSIONS + bytes(section)])
+    columns = decode_columns(18, "response", buf, start, end, np.array([3], np.int16))
+    assert not columns.status.any()
+    tags = columns.unknown_tags.flatten()
+    assert tags.field("tag").to_pylist() == list(range(20, 20 + number))
+    assert set(tags.field("path").to_pylist()) == {""}
+
+
+def test_names_by_the_million() -> None:
+    """An array of empty names, whole and cut: rows for what is there, no marks."""
+    number = 1_000_000
+    head = bytearray(b"\0\x2a\0\2\0\0\0\1\xff\xff\0")
+    reference.write_uvarint(head, number + 1)
+    whole = bytes(head) + b"\1" * number + b"\0"
+    buf, start, end = batch([whole, whole[:-2]])
+    columns = decode_columns(42, "request", buf, start, end, np.array([2, 2], np.int16))
+    assert columns.status.tolist() == [Status.OK, Status.COUNT_IMPOSSIBLE]
+    assert len(columns.body.field("groups_names").flatten()) == number
+    assert len(columns.marks) == 0
