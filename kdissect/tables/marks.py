@@ -100,7 +100,7 @@ class ChunkMarks:
     def error_columns(self) -> tuple[Ints, pa.Array]:
         """(error_code, error_codes list): first non-zero in wire order, and all distinct ones."""
         code = np.zeros(self.row_count, np.int16)
-        wrong = self.marks[self._of(Role.ERROR_CODE, side=1)]
+        wrong = self.marks[self._of(Role.ERROR_CODE, side=1) & (self.marks["a"] != 0)]
         rows, first = np.unique(wrong["row"], return_index=True)
         code[rows] = wrong["a"][first]
         pairs = np.unique(wrong["row"].astype(np.int64) * 65536 + (wrong["a"] + 32768))
