@@ -34,8 +34,11 @@ def _api_files() -> dict[int, Traversable]:
 @cache
 def _record_files() -> dict[str, Traversable]:
     """Plain name (`_plain`) of a record or data definition to its file."""
-    entries = _folder().joinpath("records").iterdir()
-    return {_plain(entry.name.removesuffix(".kdef")): entry for entry in entries}
+    found: dict[str, Traversable] = {}
+    for name in ("records", "embedded"):
+        for entry in _folder().joinpath(name).iterdir():
+            found[_plain(entry.name.removesuffix(".kdef"))] = entry
+    return found
 
 
 @cache

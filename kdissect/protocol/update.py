@@ -7,6 +7,7 @@
 Reads the message definitions that Kafka ships inside its jars (``common/message/*.json``), merges
 them into the files of ``definitions/`` (see `merge`), and prints the files that changed. Releases
 already merged (``releases.kdef`` lists them) are passed over; ``--rebuild`` starts from nothing.
+Files in ``embedded/`` are written by hand and left alone.
 Several jars count as one release each time their file names carry the same number.
 """
 
@@ -279,11 +280,17 @@ class Merged:
         return tuple(dict.fromkeys((*definition.notes, *self.notes.get(place, ()))))
 
 
+def definition_files(folder: Path) -> list[Path]:
+    """The files that this command keeps."""
+    found = (*folder.glob("*.kdef"), *folder.glob("records/*.kdef"))
+    return sorted(found)
+
+
 def read_folder(folder: Path) -> tuple[Merged, list[str]]:
     """The definition files as they are, and the releases they came from."""
     merged = Merged()
     releases: list[str] = []
-    for path in sorted(folder.rglob("*.kdef")):
+    for path in definition_files(folder):
         text = path.read_text(encoding="utf-8")
         if path.name == "releases.kdef":
             releases = [line.split()[1] for line in text.splitlines() if line.startswith("release")]
@@ -334,7 +341,7 @@ def update(sources: dict[str, list[Facts]], out: Path, rebuild: bool = False) ->
         + ("".join(f"release {label}\n" for label in (*done, *added)))
     )
     changed = []
-    for path in sorted(out.rglob("*.kdef")):
+    for path in definition_files(out):
         name = path.relative_to(out).as_posix()
         if name not in wanted:
             path.unlink()

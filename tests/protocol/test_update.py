@@ -159,13 +159,13 @@ def test_packaged_files_are_what_the_facts_give(tmp_path):
     update.update(newer, tmp_path / "one_by_one")
     packaged = {
         path.relative_to(update.DEFINITIONS): path.read_text(encoding="utf-8")
-        for path in update.DEFINITIONS.rglob("*.kdef")
+        for path in update.definition_files(update.DEFINITIONS)
     }
     for made in ("at_once", "one_by_one"):
         folder = tmp_path / made
         written = {
             path.relative_to(folder): path.read_text(encoding="utf-8")
-            for path in folder.rglob("*.kdef")
+            for path in update.definition_files(folder)
         }
         if made == "one_by_one":  # notes name the release before the run, not the very last one
             written = {path: without_notes(text) for path, text in written.items()}

@@ -387,6 +387,27 @@ def same(definition, version, text, skip, body):
     assert encode(definition, version, decoded) == data[skip:], definition.name
 
 
+def test_connects_group_protocol():
+    """As a Connect worker writes them, each behind its int16 version."""
+    text = "0014" + b"http://worker-1:8083".hex() + "0000000000000007"
+    definition = catalog.definition("ConnectProtocolSubscription")
+    expected = {"url": "http://worker-1:8083", "config_offset": 7}
+    same(definition, 0, "0000" + text, 2, expected)
+    same(definition, 1, "0001" + text + "ffffffff", 2, {**expected, "allocation": None})
+    tasks = "00000001" + "0004" + b"copy".hex() + "00000002" + "ffffffff" + "00000000"
+    text = "0000" + "0002" + b"w1".hex() + "0000" + "0000000000000007" + tasks
+    body = {
+        "error": 0,
+        "leader": "w1",
+        "leader_url": "",
+        "config_offset": 7,
+        "assignment": [{"connector": "copy", "tasks": [-1, 0]}],
+    }
+    definition = catalog.definition("ConnectProtocolAssignment")
+    same(definition, 0, text, 0, body)
+    same(definition, 2, text + "ffffffff" + "000003e8", 0, {**body, "revoked": None, "delay": 1000})
+
+
 def test_every_type_of_the_model_has_a_wire_form():
     for kind in Type:
         if kind is not Type.STRUCT:
