@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ class Field:
     type: str  # a primitive's name, or "struct"
     is_array: bool
     is_tagged: bool
+    entity: str | None  # "topicName", "groupId", ...: what a string or number names
     default: Any  # as the broker's JSON would show it
     children: Layout | None
 
@@ -57,6 +59,29 @@ class Layout:
 
     fields: tuple[Field, ...]
     absent: frozenset[str]
+
+
+def structs(layout: Layout, body: dict[str, Any]) -> Iterator[tuple[Layout, dict[str, Any]]]:
+    """A body as logged, then each struct in it, in the order of the wire."""
+    yield layout, body
+    for member in layout.fields:
+        value = body.get(member.log_name)
+        if member.children is not None and value is not None:
+            for inner in value if member.is_array else [value]:
+                yield from structs(member.children, inner)
+
+
+def values(layout: Layout, body: dict[str, Any]) -> Iterator[tuple[Field, Any]]:
+    """Each number, string, uuid of a body as logged, elements of arrays one by one, in order."""
+    for member in layout.fields:
+        value = body.get(member.log_name)
+        if value is None:
+            continue
+        for one in value if member.is_array else [value]:
+            if member.children is None:
+                yield member, one
+            else:
+                yield from values(member.children, one)
 
 
 @functools.cache
@@ -156,6 +181,7 @@ def _field(
         type=element,
         is_array=is_array,
         is_tagged=in_versions(api_version, field.get("taggedVersions")),
+        entity=field.get("entityType"),
         default=_default(field.get("default"), element, is_array, children),
         children=children,
     )

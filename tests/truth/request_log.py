@@ -21,6 +21,7 @@ class Entry:
     key: Key
     api_name: str  # in Kafka's upper case
     client_id: str  # "" also for null
+    principal: str
     is_forwarded: bool
     request: dict[str, Any] | str
     response: dict[str, Any] | str
@@ -51,6 +52,7 @@ def load(path: Path) -> list[Entry]:
                     ),
                     api_name=one["api_name"],
                     client_id=one["client_id"] or "",
+                    principal=one["principal"],
                     is_forwarded=one["forwarded"],
                     request=one.get("request", one.get("request_text")),
                     response=one.get("response", one.get("response_text")),

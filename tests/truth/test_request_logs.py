@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -14,61 +11,18 @@ import kdissect
 
 from . import definitions, request_log
 from .compare import Comparison, plain, records_sizes, text_records_sizes
+from .matching import direct, match
 from .material import LOGGED, Capture, needs_material
-from .request_log import Entry, Key
+from .request_log import Entry
+from .rows import Row
 
 pytestmark = needs_material
 every_logged_capture = pytest.mark.parametrize("capture", LOGGED, ids=str)
 
 PRODUCE, FETCH, LEADER_AND_ISR, UPDATE_METADATA = 0, 1, 4, 6
-SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE, ENVELOPE = 17, 18, 36, 58
+SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 17, 18, 36
 MAPS = {LEADER_AND_ISR, UPDATE_METADATA}  # held in hash maps by old brokers, logged in their order
 SHOWN = 12  # differences that a failure lists
-
-Row = dict[str, Any]
-
-
-@dataclass
-class Match:
-    """The rows of `exchanges` and the entries of the log, each with its counterpart."""
-
-    pairs: list[tuple[Entry, Row]] = field(default_factory=list)
-    only_in_log: list[Entry] = field(default_factory=list)
-    only_in_capture: list[Row] = field(default_factory=list)
-    envelopes: list[Row] = field(default_factory=list)
-    sasl_tokens: list[Row] = field(default_factory=list)
-
-
-@functools.cache
-def match(capture: Capture) -> Match:
-    entries = request_log.by_key(_direct(capture))
-    found = Match()
-    for row in sorted(capture.rows("exchanges"), key=lambda r: r["request_time_ns"] or 0):
-        if row["api_name"] == "SaslToken":
-            found.sasl_tokens.append(row)
-        elif row["api_key"] == ENVELOPE:
-            found.envelopes.append(row)
-        elif waiting := entries.get(_key(row)):
-            found.pairs.append((waiting.pop(0), row))
-        else:
-            found.only_in_capture.append(row)
-    found.only_in_log = [entry for waiting in entries.values() for entry in waiting]
-    return found
-
-
-def _direct(capture: Capture) -> list[Entry]:
-    return [e for e in request_log.load(capture.request_log_path) if not e.is_forwarded]
-
-
-def _key(row: Row) -> Key:
-    return (
-        row["client_ip"],
-        row["client_port"],
-        row["broker_port"],
-        row["correlation_id"],
-        row["api_key"],
-        row["api_version"],
-    )
 
 
 def _by_api(rows: Iterable[Row]) -> Counter[str]:
@@ -110,7 +64,7 @@ def test_every_logged_request_is_one_row(capture: Capture) -> None:
     """Address, correlation id, api key and version, client id; and nothing is left in the log."""
     found = match(capture)
     assert not found.only_in_log, [str(entry) for entry in found.only_in_log[:SHOWN]]
-    assert len(found.pairs) == len(_direct(capture))
+    assert len(found.pairs) == len(direct(capture))
     differ = [
         f"{entry}: client id {row['client_id']!r}, api name {row['api_name']!r}"
         for entry, row in found.pairs

@@ -1,0 +1,57 @@
+"""Rows of `exchanges` and entries of the request log, each with its counterpart."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+from . import request_log
+from .material import Capture
+from .request_log import Entry, Key
+from .rows import Row
+
+ENVELOPE = 58
+
+
+@dataclass
+class Match:
+    """`pairs` are logged requests that have a row; SASL tokens and envelopes are never logged."""
+
+    pairs: list[tuple[Entry, Row]] = field(default_factory=list)
+    only_in_log: list[Entry] = field(default_factory=list)
+    only_in_capture: list[Row] = field(default_factory=list)
+    envelopes: list[Row] = field(default_factory=list)
+    sasl_tokens: list[Row] = field(default_factory=list)
+
+
+@functools.cache
+def match(capture: Capture) -> Match:
+    entries = request_log.by_key(direct(capture))
+    found = Match()
+    for row in sorted(capture.rows("exchanges"), key=lambda r: r["request_time_ns"] or 0):
+        if row["api_name"] == "SaslToken":
+            found.sasl_tokens.append(row)
+        elif row["api_key"] == ENVELOPE:
+            found.envelopes.append(row)
+        elif waiting := entries.get(_key(row)):
+            found.pairs.append((waiting.pop(0), row))
+        else:
+            found.only_in_capture.append(row)
+    found.only_in_log = [entry for waiting in entries.values() for entry in waiting]
+    return found
+
+
+def direct(capture: Capture) -> list[Entry]:
+    """What was logged where it arrived: all but what an Envelope carried."""
+    return [e for e in request_log.load(capture.request_log_path) if not e.is_forwarded]
+
+
+def _key(row: Row) -> Key:
+    return (
+        row["client_ip"],
+        row["client_port"],
+        row["broker_port"],
+        row["correlation_id"],
+        row["api_key"],
+        row["api_version"],
+    )

@@ -1,0 +1,188 @@
+"""What the tables sum up - errors, groups, topics, clients, brokers - is what the log says."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from . import definitions, request_log
+from .definitions import Layout
+from .matching import direct, match
+from .material import LOGGED, Capture, needs_material
+from .request_log import Entry
+from .rows import Row
+
+pytestmark = needs_material
+
+SHOWN = 8
+ANONYMOUS = "User:ANONYMOUS"
+ZERO_UUID = "A" * 22
+API_VERSIONS, METADATA, DESCRIBE_CLUSTER = 18, 3, 60
+JSON_LOGGED = [c for c in LOGGED if c.name != "zookeeper/zk_1_1_1"]  # its log is text
+every_capture = pytest.mark.parametrize("capture", JSON_LOGGED, ids=str)
+
+
+def _sides(entry: Entry) -> Iterator[tuple[str, Layout, dict[str, Any]]]:
+    """The logged bodies of a request whose version is known; acks=0 has no response."""
+    api_key, api_version = entry.key[4:]
+    if definitions.has_version(api_key, api_version):
+        yield "request", definitions.layout(api_key, "Request", api_version), entry.request
+        if entry.response:
+            yield "response", definitions.layout(api_key, "Response", api_version), entry.response
+
+
+def _is_whole(row: Row) -> bool:
+    return row["status"] == "paired" and row["response_decode_status"] == "ok"
+
+
+@functools.cache
+def _topic_names(capture: Capture) -> dict[str, str]:
+    """Topic id -> name, from every struct of the log that has both."""
+    found = {}
+    for entry in direct(capture):
+        for _, layout, body in _sides(entry):
+            for inner, struct in definitions.structs(layout, body):
+                names = [f.log_name for f in inner.fields if f.entity == "topicName"]
+                ids = [f.log_name for f in inner.fields if f.log_name == "topicId"]
+                if (
+                    names
+                    and ids
+                    and struct[names[0]]
+                    and struct.get(ids[0], ZERO_UUID) != ZERO_UUID
+                ):
+                    found[struct[ids[0]]] = struct[names[0]]
+    return found
+
+
+@every_capture
+def test_errors_and_throttling_are_those_of_the_response(capture: Capture) -> None:
+    """The first non-zero error code in wire order, all of them ascending, the throttle time."""
+    differ = []
+    for entry, row in match(capture).pairs:
+        if not _is_whole(row):
+            continue
+        for side, layout, body in _sides(entry):
+            if side == "request":
+                continue
+            members = list(definitions.values(layout, body))
+            codes = [
+                value
+                for member, value in members
+                if member.log_name.endswith(("errorCode", "ErrorCode"))
+            ]
+            expected = next((code for code in codes if code), 0)
+            distinct = sorted({code for code in codes if code})
+            throttle = body.get("throttleTimeMs")
+            found = row["error_code"] or 0, row["error_codes"] or [], row["throttle_time_ms"]
+            if found != (expected, distinct, throttle):
+                differ.append(f"{entry}: {found}, log {expected, distinct, throttle}")
+            if codes and row["error_code"] is None:
+                differ.append(f"{entry}: no error code")
+    assert not differ, differ[:SHOWN]
+
+
+@every_capture
+def test_groups_and_transactional_ids_are_those_of_the_request(capture: Capture) -> None:
+    differ = []
+    for entry, row in match(capture).pairs:
+        for side, layout, body in _sides(entry):
+            if side == "response":
+                continue
+            for member in layout.fields:
+                if member.is_array or member.type != "string":
+                    continue
+                expected = body.get(member.log_name, member.default)
+                if member.entity == "groupId" and row["group_id"] != expected:
+                    differ.append(f"{entry}: group {row['group_id']!r}, log {expected!r}")
+                if member.entity == "transactionalId" and row["transactional_id"] != expected:
+                    differ.append(f"{entry}: {row['transactional_id']!r}, log {expected!r}")
+    assert not differ, differ[:SHOWN]
+
+
+@every_capture
+def test_topics_of_an_exchange_are_those_of_its_messages(capture: Capture) -> None:
+    """Names in either message, and names of the topic ids in them."""
+    names = _topic_names(capture)
+    differ = []
+    for entry, row in match(capture).pairs:
+        if not _is_whole(row):
+            continue
+        expected = set()
+        for _, layout, body in _sides(entry):
+            for member, value in definitions.values(layout, body):
+                if member.entity == "topicName":
+                    expected.add(value)
+                elif member.log_name == "topicId" and value in names:
+                    expected.add(names[value])
+        expected.discard("")
+        found = row["topics"] or []
+        if set(found) != expected or len(set(found)) != len(found):
+            differ.append(f"{entry}: {sorted(found)}, log {sorted(expected)}")
+    assert not differ, (len(differ), differ[:SHOWN])
+
+
+@every_capture
+def test_topics_are_those_that_messages_told(capture: Capture) -> None:
+    """Every name with its id that the log has; an id the log does not know came from elsewhere."""
+    expected = {(name, topic_id) for topic_id, name in _topic_names(capture).items()}
+    found = {(row["topic"], row["topic_id"]) for row in capture.rows("topics")}
+    assert expected <= found, expected - found
+    told = set()
+    for entry in request_log.load(capture.request_log_path):
+        if entry.key[4] == METADATA:
+            told |= {topic["name"] for topic in entry.response["topics"] if topic["errorCode"] == 0}
+    assert told <= {name for name, _ in found}, told - {name for name, _ in found}
+
+
+@every_capture
+def test_brokers_are_those_that_metadata_told(capture: Capture) -> None:
+    expected = set()
+    for entry in request_log.load(capture.request_log_path):
+        if entry.key[4] in (METADATA, DESCRIBE_CLUSTER) and not entry.is_forwarded:
+            for broker in entry.response["brokers"]:
+                node = broker.get("nodeId", broker.get("brokerId"))
+                expected.add((node, broker["host"], broker["port"], broker.get("rack")))
+    found = {(r["node_id"], r["host"], r["port"], r["rack"]) for r in capture.rows("brokers")}
+    assert found == expected
+
+
+@every_capture
+def test_connections_tell_their_clients(capture: Capture) -> None:
+    """Client ids, software and user of a connection, as each request in the log has them."""
+    client_ids: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    software: dict[tuple[Any, ...], set[tuple[str, str]]] = defaultdict(set)
+    principals: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    for entry in request_log.load(capture.request_log_path):
+        if entry.is_forwarded:
+            continue
+        at = entry.key[:3]
+        client_ids[at].add(entry.client_id)
+        principals[at].add(entry.principal)
+        if entry.key[4] == API_VERSIONS and "clientSoftwareName" in entry.request:
+            software[at].add(
+                (entry.request["clientSoftwareName"], entry.request["clientSoftwareVersion"])
+            )
+    for row in capture.rows("connections"):
+        at = row["client_ip"], row["client_port"], row["broker_port"]
+        assert client_ids[at] - {""} <= set(row["client_ids"] or ()), row
+        if software[at]:
+            assert (row["client_software_name"], row["client_software_version"]) in software[at], (
+                row
+            )
+        users = principals[at] - {ANONYMOUS}
+        if row["sasl_mechanism"] is not None and users and row["principal"] not in users:
+            # a delegation token is a user of its own to SCRAM; the broker logs its owner
+            assert row["sasl_mechanism"].startswith("SCRAM"), row
+            assert row["principal"].removeprefix("User:") in _token_ids(capture), row
+        if row["sasl_mechanism"] is None:
+            assert row["principal"] is None, row
+
+
+def _token_ids(capture: Capture) -> set[str]:
+    """Ids of delegation tokens that were created in the capture."""
+    bodies = (entry.response for entry in request_log.load(capture.request_log_path))
+    return {body["tokenId"] for body in bodies if isinstance(body, dict) and "tokenId" in body}
