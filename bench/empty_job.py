@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,8 @@ def main() -> None:
     else:
         from pyspark.sql import SparkSession
 
+        # Spark looks for any python3, which need not be the one that has pyarrow
+        os.environ["PYSPARK_PYTHON"] = sys.executable
         spark = SparkSession.builder.master(given.master).getOrCreate()
 
     def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
