@@ -189,11 +189,12 @@ def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[
         raise ValueError("buf must be a contiguous uint8 array of one dimension")
     if len(buf) >= BUFFER_MAX:
         raise ValueError("buf must be smaller than 4 GiB")
-    if not buf.flags.writeable and len(buf):  # an alias: the caller keeps `buf` itself alive
+    size = len(buf)
+    if not buf.flags.writeable and size:  # an alias: the caller keeps `buf` itself alive
         address = buf.__array_interface__["data"][0]
-        memory: Any = (ctypes.c_uint8 * len(buf)).from_address(address)
+        memory: Any = (ctypes.c_uint8 * size).from_address(address)
         buf = np.frombuffer(memory, np.uint8)
-    elif not len(buf):
+    elif not size:
         buf = np.zeros(1, np.uint8)
     start = np.require(start, np.int64, ("C", "W"))
     end = np.require(end, np.int64, ("C", "W"))
@@ -203,7 +204,7 @@ def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[
     if not len(start) == len(end) == len(api_version):
         raise ValueError("start, end and api_version must be of one length")
     if len(start):
-        if (start < 0).any() or (end < start).any() or int(end.max()) > len(buf):
+        if (start < 0).any() or (end < start).any() or int(end.max()) > size:
             raise ValueError("start, end must lie within buf")
         if int((end - start).sum()) > BYTES_MAX:
             raise ValueError(f"start, end: at most {BYTES_MAX} bytes in one call")

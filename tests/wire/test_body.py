@@ -150,6 +150,7 @@ def test_caller_faults() -> None:
         (buf, start, end, np.zeros(2, np.int16)),
         (buf.view(np.int8), start, end, versions),
         (buf[::2], start, end // 2, versions),
+        (buf[:0], start, np.ones(1, np.int64), versions),
     ):
         with pytest.raises(ValueError, match=r"buf|start"):
             decode_columns(42, "request", *wrong)
