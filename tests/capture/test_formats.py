@@ -6,12 +6,13 @@ import struct
 from itertools import pairwise
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdissect.accelerate import kernel
+from kdissect.accelerate import JIT_ENABLED
 from kdissect.capture import cursor, packets_reference
 from kdissect.capture.link_reference import scan_capture
 
@@ -64,9 +65,12 @@ def check_like_twin(folder: Path, data: bytes, split_bytes: int = 1 << 30) -> No
             assert after.pos - before.pos >= split_bytes
 
 
-@kernel
-def _to_ns(high: int, low: int, resolution: int, offset_s: int) -> int:
+def _plain_to_ns(high: int, low: int, resolution: int, offset_s: int) -> int:
     return cursor.to_ns(high, low, resolution, offset_s)
+
+
+# Not cached on disk: the cache would remember by which name pytest imported this module.
+_to_ns = numba.njit(error_model="numpy")(_plain_to_ns) if JIT_ENABLED else _plain_to_ns
 
 
 @settings(deadline=None, max_examples=1500)
