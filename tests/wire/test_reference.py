@@ -408,6 +408,18 @@ def test_connects_group_protocol():
     same(definition, 2, text + "ffffffff" + "000003e8", 0, {**body, "revoked": None, "delay": 1000})
 
 
+def test_a_captured_assignment_of_kafka_streams():
+    """Version 11, four active tasks, as the leader of a captured group sent it."""
+    words = [11, 11, 4, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
+    data = struct.pack(">20i", *words) + b"\x7f" + b"\xff" * 7
+    body, end = decode(catalog.definition("StreamsAssignment"), 11, data)
+    assert end == len(data)
+    tasks = [(task["topic_group_id"], task["partition"]) for task in body["active_tasks"]]
+    assert tasks == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert (body["standby_tasks"], body["error_code"]) == ([], 0)
+    assert body["next_rebalance_ms"] == 2**63 - 1
+
+
 def test_every_type_of_the_model_has_a_wire_form():
     for kind in Type:
         if kind is not Type.STRUCT:
