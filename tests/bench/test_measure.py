@@ -1,0 +1,84 @@
+"""The benchmarks' own arithmetic: turns, memory of processes, batches of the floor, the page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from bench import report
+from bench.floor import batches_of
+from bench.measure import MemoryWatch, family, interleaved, spread
+from kdissect.wire.compression import CODEC_NAMES
+from kdissect.wire.records_reference import decode_record_set, encode_batch
+
+
+def test_jobs_take_turns() -> None:
+    """Each job runs once per round, in the order given."""
+    calls: list[str] = []
+
+    def job(name: str) -> Any:
+        return lambda: calls.append(name) or len(calls)
+
+    results = interleaved({"a": job("a"), "b": job("b")}, 2)
+    assert calls == ["a", "b", "a", "b"]
+    assert results == {"a": [1, 3], "b": [2, 4]}
+    assert spread([3.0, 1.0, 2.0]) == [2.0, 1.0, 3.0]
+
+
+def test_memory_of_a_family_is_summed() -> None:
+    """A child of a child counts; what it holds shows up in the peak."""
+    held = 40 << 20
+    inner = f"import time; data = b'x' * {held}; print('ready', flush=True); time.sleep(30)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert len(family(process.pid)) == 2
+            with MemoryWatch(process.pid) as peak:
+                time.sleep(0.3)
+            assert peak.process_count == 2
+            assert peak.sample_count >= 2
+            assert held < peak.python_anonymous <= peak.python < 3 * held
+            assert peak.java == 0
+        finally:
+            for pid in reversed(family(process.pid)):
+                subprocess.run(["kill", str(pid)], check=True)
+
+
+def test_the_floor_finds_the_whole_batches() -> None:
+    """Batches lie side by side in the floor's buffer; one cut at the end of a set is left out."""
+    records = [{"offset": n, "timestamp_ms": n, "key": None, "value": b"v" * n} for n in range(9)]
+    batches = [encode_batch(records, codec=codec) for codec in CODEC_NAMES]
+    sets = [b"".join(batches[:3]) + batches[3][:-1], b"", batches[3] + batches[4]]
+    found = batches_of(sets)
+    data = b"".join(sets)
+    assert [CODEC_NAMES[batch.codec] for batch in found] == list(CODEC_NAMES)
+    for batch, expected in zip(found, batches, strict=True):
+        assert data[batch.start : batch.end] == expected
+        assert len(decode_record_set(expected).records) == len(records)
+    with pytest.raises(ValueError, match="magic 2"):
+        batches_of([bytes(16) + b"\1" + bytes(60)])
+
+
+def test_a_page_without_results_says_so() -> None:
+    """Benchmarks that were not run are named; those that were have their command and ratios."""
+    machine = {
+        "date": "2026-01-02", "processor": "a processor", "core_count": 2, "memory_gb": 8,
+        "system": "Linux 6", "python": "3.11", "java": "17", "tshark": None, "pyspark": "4",
+        "pyarrow": "22", "numpy": "2", "numba": "0", "cramjam": "2", "crc32c": "2",
+    }  # fmt: skip
+    seconds = {"kdissect": [6.0, 5, 7], "empty_spark": [5.0, 4, 6], "empty_kdissect": [4.0, 4, 5]}
+    startup = {
+        "rounds": 3, "file": "a.pcap", "byte_count": 1000, "seconds": seconds,
+        "command": "python bench/run.py startup", "machine": machine,
+    }  # fmt: skip
+    page = report.text({"startup": startup})
+    assert "| start-up / an empty PySpark job with our settings | 1.50 | at most 1.5 |" in page
+    assert "6.00 [5.00-7.00]" in page
+    assert "`python bench/run.py startup`" in page
+    assert page.count("Not run.") == 4
