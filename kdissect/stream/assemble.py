@@ -17,20 +17,49 @@ from kdissect.accelerate import kernel
 from kdissect.capture.index import SegmentBatch
 from kdissect.protocol import catalog
 from kdissect.stream import framing, pairing
+from kdissect.stream.columns import (
+    BYTE_COUNT,
+    CLOSE_REASON,
+    CONFLICT_WIDTH,
+    CONNECTION_WIDTH,
+    DUPLICATE,
+    DUPLICATE_COUNT,
+    END,
+    FIRST_TIME,
+    GAP_COUNT,
+    HAS_SYN,
+    INCARNATION,
+    LAST_TIME,
+    OUT_OF_ORDER_COUNT,
+    PAIR,
+    RETRANSMITTED_COUNT,
+    RTT,
+    SEGMENT_COUNT,
+    SIDE_WIDTH,
+)
 from kdissect.stream.evidence import API_VERSIONS, KEYS, Asked, Kafka
 from kdissect.stream.framing import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
 from kdissect.stream.ids import connection_ids, exchange_ids
 from kdissect.stream.index import (
-    ANOMALY, CONNECTION, EXCHANGE, EXTENT, INFO, NO_API, REQUEST, RESPONSE, SIDE, WARNING, Anomaly,
-    Assembly, CloseReason, PairStatus, Protocol,
+    ANOMALY,
+    CONNECTION,
+    EXCHANGE,
+    EXTENT,
+    INFO,
+    NO_API,
+    REQUEST,
+    RESPONSE,
+    SIDE,
+    WARNING,
+    Anomaly,
+    Assembly,
+    CloseReason,
+    PairStatus,
+    Protocol,
 )  # fmt: skip
 from kdissect.stream.options import MappedSources, StreamOptions, check_batch
 from kdissect.stream.pairing import OUT_OF_ORDER, SECOND, UNASKED
-from kdissect.stream.reassembly import (
-    BYTE_COUNT, CLOSE_REASON, CONFLICT_WIDTH, CONNECTION_WIDTH, DUPLICATE,
-    DUPLICATE_COUNT, END, FIRST_TIME, GAP_COUNT, HAS_SYN, INCARNATION, LAST_TIME,
-    OUT_OF_ORDER_COUNT, PAIR, RETRANSMITTED_COUNT, RTT, SEGMENT_COUNT, SIDE_WIDTH, Streams, reassemble,
-)  # fmt: skip
+from kdissect.stream.reassembly import Streams, reassemble
 from kdissect.stream.recognise import recognise
 
 Ints = npt.NDArray[np.int64]
@@ -426,7 +455,7 @@ def _anomalies(
 
 
 def _passed(number: Ints, request_of: Ints, rows: Ints) -> Ints:
-    """For responses out of order: the id of the response before it that answered a later request."""
+    """For responses out of order: the id of an earlier one that answered a later request."""
     highest = np.maximum.accumulate(request_of)
     first = np.searchsorted(highest, highest[rows])  # the response that set the maximum
     return number[first]

@@ -55,7 +55,7 @@ CLIENTS_MAX = 8  # client ids remembered of a connection
 
 
 class Kafka(NamedTuple):
-    """What is known of Kafka: known uint8[KEYS * API_VERSIONS]; limit int64[1] of a frame's size."""
+    """What is known of Kafka: known uint8[KEYS * API_VERSIONS]; limit int64[1], a frame's size."""
 
     known: npt.NDArray[np.uint8]
     limit: npt.NDArray[np.int64]
@@ -101,7 +101,8 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     header[API_VERSION] = api_version
     if key < 0 or api_version < 0 or header[CORRELATION] < 0:
         return ABSENT
-    known = key < KEYS and api_version < API_VERSIONS and kafka.known[key * API_VERSIONS + api_version]
+    known = key < KEYS and api_version < API_VERSIONS
+    known = known and kafka.known[key * API_VERSIONS + api_version] != 0
     if key == CONTROLLED_SHUTDOWN and api_version == 0:
         header[CLIENT_LENGTH] = -2
         return GOOD if size == 12 and known else POOR  # a broker id is all that follows

@@ -7,8 +7,8 @@ boundary the size prefix tells the next one: a gap inside of a frame ends nothin
 size prefix, and a size that cannot be (negative, beyond the limit, text of another protocol), make
 the walk search. So a lost packet costs the frames it overlaps.
 
-Requests come first, without looking at responses. Responses are framed with the requests at hand: an
-id that was asked is the evidence that a search needs.
+Requests come first, without looking at responses. Responses are framed with the requests at hand:
+an id that was asked is the evidence that a search needs.
 
 A frame whose header is there becomes a row even when bytes of it are missing, in the middle or at
 the end of the stream; the header of a request ends behind its correlation id here. Bytes that are
@@ -28,14 +28,37 @@ from typing import Any
 import numpy as np
 
 from kdissect.accelerate import inlined, kernel, load_u8, load_u16, load_u32
+from kdissect.stream.columns import (
+    END,
+    PIECE_START,
+    PIECE_STOP,
+    SIDE_WIDTH,
+)
 from kdissect.stream.evidence import (
-    ABSENT, API_VERSION, CLIENT_HASH, CLIENT_LENGTH, CLIENTS_MAX, CORRELATION, FAIR, GOOD,
-    HEADER_WIDTH, KEY, POOR, RESPONSE_SIZE_MIN, SASL_HANDSHAKE, SIZE, Stream, find_asked,
-    find_request, find_response, quick_request, request_header, response_header,
+    ABSENT,
+    API_VERSION,
+    CLIENT_HASH,
+    CLIENT_LENGTH,
+    CLIENTS_MAX,
+    CORRELATION,
+    FAIR,
+    GOOD,
+    HEADER_WIDTH,
+    KEY,
+    POOR,
+    RESPONSE_SIZE_MIN,
+    SASL_HANDSHAKE,
+    SIZE,
+    Stream,
+    find_asked,
+    find_request,
+    find_response,
+    quick_request,
+    request_header,
+    response_header,
 )  # fmt: skip
 from kdissect.stream.index import REQUEST, RESPONSE, WARNING, Anomaly, Protocol
-from kdissect.stream.pieces import find, grown, peek, peek_u8
-from kdissect.stream.reassembly import END, PIECE_START, PIECE_STOP, SIDE_WIDTH
+from kdissect.stream.pieces import find, grown, int64, peek, peek_u8
 
 # Columns of a frame. CONNECTION: its row; FIRST and LAST: segments of the first and the last
 # captured byte; CAPTURED: bytes of it, the size prefix included.
@@ -71,7 +94,7 @@ def put_extents(
     pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, extents: Any, used: Any
 ) -> Any:
     """Append where the bytes [begin, end) lie, holes included; (the table, captured bytes)."""
-    captured = np.int64(0)
+    captured = int64(0)
     here = begin
     while here < end:
         while index < stop and pieces.pos[index] + pieces.length[index] <= here:
@@ -159,14 +182,14 @@ def put_unframed(
     if index >= stop or pieces.pos[index] >= end:
         return extents, faults
     first = max(begin, pieces.pos[index])
-    count = np.int64(0)
+    count = int64(0)
     number = index
     while number < stop and pieces.pos[number] < end:
         last = min(end, pieces.pos[number] + pieces.length[number])
         count += last - max(begin, pieces.pos[number])
         number += 1
     faults = put_fault(
-        faults, used, np.int64(Anomaly.UNFRAMED_BYTES), WARNING, direction, connection,
+        faults, used, int64(Anomaly.UNFRAMED_BYTES), WARNING, direction, connection,
         pieces.segment[index], first, count, reason, size, -1,
     )  # fmt: skip
     at = (used[FAULTS] - 1) * FAULT_WIDTH
@@ -184,15 +207,15 @@ def put_gaps(
     used: Any,
 ) -> Any:  # fmt: skip
     """Note the holes of a stream that is known to be `end` bytes long; the table of faults."""
-    here = np.int64(0)
-    segment = np.int64(-1)
+    here = int64(0)
+    segment = int64(-1)
     for index in range(start, stop + 1):
         until = pieces.pos[index] if index < stop else end
         if index < stop:
             segment = pieces.segment[index]
         if until > here:
             faults = put_fault(
-                faults, used, np.int64(Anomaly.GAP), WARNING, direction, connection, segment, here,
+                faults, used, int64(Anomaly.GAP), WARNING, direction, connection, segment, here,
                 until - here, 0, 0, -1,
             )  # fmt: skip
         if index < stop:
@@ -207,11 +230,11 @@ def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
     v0-2 begin with acks; v3-8 with a nullable string, the transactional id; from v9 on the header
     ends with tagged fields and the string is compact.
     """
-    at = pos + 14 + max(np.int64(0), header[CLIENT_LENGTH])
+    at = pos + 14 + max(int64(0), header[CLIENT_LENGTH])
     end = pos + 4 + header[SIZE]
     api_version = header[API_VERSION]
     if api_version < 3:
-        length = np.int64(0)
+        length = int64(0)
     elif api_version < FLEXIBLE_PRODUCE:
         length = peek(pieces, index, stop, at, 2)
         if length < 0:
@@ -233,7 +256,7 @@ def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
         length, at = _uvarint(pieces, index, stop, at)
         if length < 0:
             return -1
-        length = max(np.int64(0), length - 1)
+        length = max(int64(0), length - 1)
     at += length
     if at + 2 > end:
         return -1
@@ -242,7 +265,7 @@ def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
 
 @inlined
 def _quick_acks(address: Any, available: int, api_version: int, client_length: int) -> int:
-    """`acks_of` for the usual case: no tags, a short transactional id, all at `address`; else -1."""
+    """`acks_of` for the usual case: no tags, a short transactional id; else -1."""
     at = 14 + max(0, client_length)
     if api_version < 3:
         length = 0
@@ -268,18 +291,18 @@ def _quick_acks(address: Any, available: int, api_version: int, client_length: i
 @kernel
 def _uvarint(pieces: Any, index: int, stop: int, pos: int) -> Any:
     """(value, next position); value -1 where it is missing or longer than 5 bytes."""
-    value = np.int64(0)
+    value = int64(0)
     for number in range(5):
         while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
             index += 1
         byte = peek_u8(pieces, index, stop, pos)
         pos += 1
         if byte < 0:
-            return np.int64(-1), pos
+            return int64(-1), pos
         value |= (byte & 127) << (7 * number)
         if byte < 128:
             return value, pos
-    return np.int64(-1), pos
+    return int64(-1), pos
 
 
 @inlined
@@ -287,7 +310,7 @@ def stream_of(pieces: Any, sides: Any, number: int) -> Any:
     at = number * SIDE_WIDTH
     start = sides[at + PIECE_START]
     stop = sides[at + PIECE_STOP]
-    end = np.int64(0)
+    end = int64(0)
     if stop > start:
         end = pieces.pos[stop - 1] + pieces.length[stop - 1]
     return Stream(pieces, start, stop, end)
@@ -332,20 +355,20 @@ def frame_requests(
     clients = np.zeros(CLIENTS_MAX, np.int64)
     limit = kafka.limit[0]
     for connection in range(len(protocol)):
-        if protocol[connection] != np.int64(Protocol.KAFKA):
+        if protocol[connection] != int64(Protocol.KAFKA):
             continue
-        number = 2 * connection + np.int64(client_side[connection])
+        number = 2 * connection + int64(client_side[connection])
         stream = stream_of(pieces, sides, number)
         stop = stream.stop
         index = stream.start
-        pos = np.int64(0)
-        covered = np.int64(0)  # end of the last frame
+        pos = int64(0)
+        covered = int64(0)  # end of the last frame
         certain = has_origin[number] != 0
         reason = AFTER_GAP if certain else NO_BOUNDARY
-        bad_size = np.int64(-1)
+        bad_size = int64(-1)
         in_tokens = False
         is_first = True
-        last_id = np.int64(-1)
+        last_id = int64(-1)
         client_count = 0
         while True:
             while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
@@ -413,7 +436,7 @@ def frame_requests(
                 if grade == GOOD:
                     client_count = _remember(clients, client_count, header[CLIENT_HASH])
                     if header[KEY] == 0:
-                        acks = np.int64(-1)
+                        acks = int64(-1)
                         if quick:
                             acks = _quick_acks(
                                 address, min(available, 4 + size), header[API_VERSION],
@@ -460,11 +483,11 @@ def frame_requests(
             pos += 4 + size
             covered = pos
             reason = AFTER_GAP
-            bad_size = np.int64(-1)
+            bad_size = int64(-1)
         if covered < stream.end:
             extents, faults = put_unframed(
-                pieces, source, find(pieces, stream.start, stop, covered), stop, covered, stream.end,
-                REQUEST, connection, reason, bad_size, extents, faults, used,
+                pieces, source, find(pieces, stream.start, stop, covered), stop, covered,
+                stream.end, REQUEST, connection, reason, bad_size, extents, faults, used,
             )  # fmt: skip
         faults = put_gaps(
             pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], REQUEST, connection,
@@ -491,18 +514,18 @@ def frame_responses(
     following = np.empty(HEADER_WIDTH, np.int64)
     limit = kafka.limit[0]
     for connection in range(len(protocol)):
-        if protocol[connection] != np.int64(Protocol.KAFKA):
+        if protocol[connection] != int64(Protocol.KAFKA):
             continue
-        number = 2 * connection + 1 - np.int64(client_side[connection])
+        number = 2 * connection + 1 - int64(client_side[connection])
         stream = stream_of(pieces, sides, number)
         stop = stream.stop
         index = stream.start
-        pos = np.int64(0)
-        covered = np.int64(0)
+        pos = int64(0)
+        covered = int64(0)
         certain = has_origin[number] != 0
         reason = AFTER_GAP if certain else NO_BOUNDARY
-        bad_size = np.int64(-1)
-        last_id = np.int64(-1)
+        bad_size = int64(-1)
+        last_id = int64(-1)
         first = asked_start[connection]  # the first request that is not answered or passed over
         last = asked_start[connection + 1]
         while True:
@@ -546,7 +569,7 @@ def frame_responses(
                     reason = AFTER_GAP
                 continue
             kind = EXPECTS
-            row = first if expected else np.int64(-1)
+            row = first if expected else int64(-1)
             if not expected and header[CORRELATION] >= 0:
                 time = times[pieces.segment[index]] + (1 << 40)  # certain: clocks may differ
                 row = find_asked(asked, first, last, header[CORRELATION], time)
@@ -622,11 +645,11 @@ def frame_responses(
             pos += 4 + size
             covered = pos
             reason = AFTER_GAP
-            bad_size = np.int64(-1)
+            bad_size = int64(-1)
         if covered < stream.end:
             extents, faults = put_unframed(
-                pieces, source, find(pieces, stream.start, stop, covered), stop, covered, stream.end,
-                RESPONSE, connection, reason, bad_size, extents, faults, used,
+                pieces, source, find(pieces, stream.start, stop, covered), stop, covered,
+                stream.end, RESPONSE, connection, reason, bad_size, extents, faults, used,
             )  # fmt: skip
         faults = put_gaps(
             pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], RESPONSE, connection,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kdissect.capture.index import SegmentBatch
 
-# Kafka's socket.request.max.bytes default (100 MiB). A larger size prefix is reported, not believed.
+# Default of Kafka's socket.request.max.bytes (100 MiB). A larger size is reported, not believed.
 FRAME_SIZE_MAX = 104_857_600
 # Mirror ports and `-i any` deliver the second copy of a packet within this time (design.md 6).
 DUPLICATE_WINDOW_NS = 10_000_000

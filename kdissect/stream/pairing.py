@@ -33,6 +33,7 @@ from kdissect.accelerate import inlined, kernel
 from kdissect.stream.framing import SILENT as SILENT_KIND
 from kdissect.stream.framing import TOKEN as TOKEN_KIND
 from kdissect.stream.index import PairStatus
+from kdissect.stream.pieces import int64
 
 CLOCKS_MAX_NS = 1_000_000_000
 CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at for a response
@@ -131,7 +132,7 @@ def pair(
             kind = answer_kind[answer]
             while first < stop and (answer_of[first] >= 0 or asked.kind[first] == SILENT_KIND):
                 first += 1
-            row = np.int64(-1)
+            row = int64(-1)
             seen = False
             if first < stop and asked.kind[first] == kind and (
                 kind == TOKEN_KIND or asked.correlation[first] == correlation
@@ -153,17 +154,22 @@ def pair(
                         tail[at] = chained
                     chained += 1
                 at = correlation & mask
-                # Answered requests at the front are of no more use but for "a second answer".
                 candidate = head[at]
-                silent = np.int64(-1)
+                silent = int64(-1)
                 for _ in range(CHAIN_MAX):
                     if candidate < 0:
                         break
                     if asked.correlation[candidate] == correlation:
                         if answer_of[candidate] >= 0:
                             seen = True
-                            if candidate == head[at] and behind[candidate] >= 0:
-                                head[at] = behind[candidate]
+                            after = behind[candidate]
+                            if (
+                                candidate == head[at]
+                                and after >= 0
+                                and asked.correlation[after] == correlation
+                                and answer_of[after] >= 0
+                            ):
+                                head[at] = after  # one answered request of an id is enough
                         elif _may_answer(asked, candidate, start, stop, time):
                             if asked.kind[candidate] != SILENT_KIND:
                                 row = candidate

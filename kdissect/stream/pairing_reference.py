@@ -8,7 +8,14 @@ from typing import NamedTuple
 from kdissect.stream.framing import EXPECTS, SILENT, TOKEN
 from kdissect.stream.index import PairStatus
 from kdissect.stream.pairing import (
-    CLOCKS_MAX_NS, IN_ORDER, OUT_OF_ORDER, PAIRING, SECOND, UNASKED, Event, State,
+    CLOCKS_MAX_NS,
+    IN_ORDER,
+    OUT_OF_ORDER,
+    PAIRING,
+    SECOND,
+    UNASKED,
+    Event,
+    State,
 )  # fmt: skip
 
 

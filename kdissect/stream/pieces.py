@@ -1,4 +1,4 @@
-"""The bytes of a stream as pieces of captures: find one by stream position, read across their borders.
+"""The bytes of a stream as pieces of captures: found by stream position, read across borders.
 
 A `Pieces` holds the ordered, disjoint pieces of all streams, one after the other; a stream is a
 range [start, stop) of them. Bytes between two pieces are missing. `peek` reads big-endian numbers
@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel, load_u8, load_u16, load_u32
+
+int64: Any = np.int64  # for kernels: mypy would tell it from int, Numba does not
 
 
 class Pieces(NamedTuple):

@@ -45,67 +45,46 @@ import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel, load_u8
 from kdissect.capture.index import ACK, FIN, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.stream.columns import (
+    ACK_HIGH,
+    ACK_LOW,
+    CLIENT_SIDE,
+    CLOSE_REASON,
+    CONFLICT_WIDTH,
+    CONNECTION_WIDTH,
+    DATA_COUNT,
+    DUPLICATE,
+    DUPLICATE_COUNT,
+    FIN_AT,
+    FIRST_SEGMENT,
+    FIRST_TIME,
+    HAS_DATA,
+    HAS_SYN,
+    HIGH,
+    INCARNATION,
+    IS_MESSY,
+    LAST_TIME,
+    LOW,
+    NO_ACK,
+    ORIGIN,
+    PAIR,
+    PROBE,
+    RTT,
+    SEGMENT_COUNT,
+    SIDE_WIDTH,
+    SYN_ACK_TIME,
+    SYN_TIME,
+    UNUSED,
+)
 from kdissect.stream.index import CloseReason
+from kdissect.stream.laying import lay_pieces, listed
 from kdissect.stream.options import MappedSources
-from kdissect.stream.pieces import Pieces, find
+from kdissect.stream.pieces import Pieces, int64
 
 FAR = 1 << 30  # sequence numbers further apart than this are of two connections
 FAR_ONCE_CLOSED = 1 << 24  # the same, for data after the connection was closed
 REORDERED = 1 << 20  # a SYN may arrive behind this many bytes of its own connection
 PROBES_MAX = 32  # places looked at in the table of duplicates
-
-DUPLICATE, PROBE, UNUSED = 1, 2, 4  # marks of a segment; UNUSED: its number means nothing
-NO_ACK = -(1 << 62)
-
-# Facts of a stream (one side of a connection), the columns of `Streams.sides`.
-SIDE_FIELDS = (
-    "origin",  # unwrapped number of position 0
-    "has_syn",
-    "has_data",
-    "low",  # lowest and highest unwrapped number of its data
-    "high",
-    "fin",  # unwrapped number behind the FIN's data, or NO_ACK
-    "ack_low",  # lowest and highest number the peer acknowledged, or NO_ACK
-    "ack_high",
-    "is_messy",  # not in order, or overlapping
-    "data_count",  # segments with payload that is used
-    "segment_count",
-    "duplicate_count",
-    "retransmitted_count",
-    "out_of_order_count",
-    "byte_count",
-    "gap_count",
-    "end",  # position behind the last byte known to exist
-    "piece_start",
-    "piece_stop",
-)
-(
-    ORIGIN, HAS_SYN, HAS_DATA, LOW, HIGH, FIN_AT, ACK_LOW, ACK_HIGH, IS_MESSY, DATA_COUNT,
-    SEGMENT_COUNT, DUPLICATE_COUNT, RETRANSMITTED_COUNT, OUT_OF_ORDER_COUNT, BYTE_COUNT, GAP_COUNT,
-    END, PIECE_START, PIECE_STOP,
-) = range(len(SIDE_FIELDS))  # fmt: skip
-SIDE_WIDTH = len(SIDE_FIELDS)
-
-# Facts of a connection, the columns of `Streams.connections`.
-CONNECTION_FIELDS = (
-    "pair",
-    "incarnation",
-    "first_time",
-    "last_time",
-    "syn_time",
-    "syn_ack_time",
-    "rtt",
-    "client_side",  # -1: the handshake does not tell
-    "close_reason",
-    "first_segment",
-)
-(
-    PAIR, INCARNATION, FIRST_TIME, LAST_TIME, SYN_TIME, SYN_ACK_TIME, RTT, CLIENT_SIDE,
-    CLOSE_REASON, FIRST_SEGMENT,
-) = range(len(CONNECTION_FIELDS))  # fmt: skip
-CONNECTION_WIDTH = len(CONNECTION_FIELDS)
-
-CONFLICT_WIDTH = 4  # stream (2 * connection + side), segment, position, differing bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +102,7 @@ class Streams:
 
 @kernel
 def grouped(endpoints: Any, pair_count: int) -> Any:
-    """Rows by endpoint pair, else in the order they came: (order int64[n], start int64[pairs + 1])."""
+    """Rows by endpoint pair, in the order they came: (order int64[n], start int64[pairs + 1])."""
     start = np.zeros(pair_count + 1, np.int64)
     for row in range(len(endpoints)):
         start[endpoints[row] + 1] += 1
@@ -185,10 +164,10 @@ def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int
         or a["side"] != b["side"]
         or a["length"] != b["length"]
         or a["window"] != b["window"]
-        or abs(np.int64(a["time_ns"]) - np.int64(b["time_ns"])) > window_ns
+        or abs(int64(a["time_ns"]) - int64(b["time_ns"])) > window_ns
     ):
         return False
-    for at in range(min(np.int64(a["captured"]), np.int64(b["captured"]))):
+    for at in range(min(int64(a["captured"]), int64(b["captured"]))):
         if load_u8(address[one] + np.uint64(at)) != load_u8(address[two] + np.uint64(at)):
             return False
     return True
@@ -215,7 +194,7 @@ def _earlier_copy(
     collide costs missed duplicates, not time.
     """
     s = segments[row]
-    place = np.int64(-1)
+    place = int64(-1)
     for step in range(PROBES_MAX):
         at = (home + step) & mask
         other = table[at]
@@ -224,12 +203,12 @@ def _earlier_copy(
                 place = at
             break
         if _same_packet(segments, address, other, row, window_ns):
-            return np.int64(other)
-        is_old = np.int64(s["time_ns"]) - np.int64(segments[other]["time_ns"]) > window_ns
+            return int64(other)
+        is_old = int64(s["time_ns"]) - int64(segments[other]["time_ns"]) > window_ns
         if place < 0 and is_old:
             place = at  # no copies of it are still to come
     table[place if place >= 0 else home] = row
-    return np.int64(-1)
+    return int64(-1)
 
 
 @inlined
@@ -294,11 +273,11 @@ def split_connections(
         closed = 0  # bit 0, 1: FIN of that side; both also after an RST
         for row in range(start, stop):
             home = (size - 1) & _place_of(
-                np.int64(segments[row]["seq"]), np.int64(segments[row]["ack"]),
-                np.int64(segments[row]["ip_id"]), np.int64(segments[row]["flags"]),
-                np.int64(segments[row]["side"]),
+                int64(segments[row]["seq"]), int64(segments[row]["ack"]),
+                int64(segments[row]["ip_id"]), int64(segments[row]["flags"]),
+                int64(segments[row]["side"]),
             )  # fmt: skip
-            copy_of = np.int64(-1)
+            copy_of = int64(-1)
             if table[home] < 0:
                 table[home] = row
             else:
@@ -312,12 +291,12 @@ def split_connections(
                 acknowledged[row] = NO_ACK
                 continue
             s = segments[row]
-            flags = np.int64(s["flags"])
-            side = np.int64(s["side"])
+            flags = int64(s["flags"])
+            side = int64(s["side"])
             other = 1 - side
-            length = np.int64(s["length"])
-            ack = np.int64(s["ack"])
-            here = np.int64(s["seq"])
+            length = int64(s["length"])
+            ack = int64(s["ack"])
+            here = int64(s["seq"])
             if flags & SYN:
                 here = (here + 1) & 0xFFFFFFFF
             usual = (
@@ -391,18 +370,18 @@ def measure(
     last_connection = -1
     for row in range(len(segments)):
         s = segments[row]
-        flags = np.int64(s["flags"])
-        side = np.int64(s["side"])
-        length = np.int64(s["length"])
-        time = np.int64(s["time_ns"])
-        which = np.int64(connection[row])
+        flags = int64(s["flags"])
+        side = int64(s["side"])
+        length = int64(s["length"])
+        time = int64(s["time_ns"])
+        which = int64(connection[row])
         c = which * CONNECTION_WIDTH
         at = (2 * which + side) * SIDE_WIDTH
         if mark[row] == DUPLICATE:
             sides[at + DUPLICATE_COUNT] += 1
             continue
         if which != last_connection:
-            pair = np.int64(s["endpoints"])
+            pair = int64(s["endpoints"])
             incarnation = incarnation + 1 if pair == last_pair else 0
             if pair == last_pair:
                 before = last_connection * CONNECTION_WIDTH
@@ -495,222 +474,6 @@ def _close_and_open(
             connections[c + CLOSE_REASON] = CloseReason.FIN
 
 
-@kernel
-def listed(segments: Any, connection: Any, mark: Any, sides: Any) -> Any:
-    """The data segments of each stream in order of capture: (rows int64[], start int64[sides + 1])."""
-    count = len(sides) // SIDE_WIDTH
-    start = np.zeros(count + 1, np.int64)
-    for stream in range(count):
-        start[stream + 1] = start[stream] + sides[stream * SIDE_WIDTH + DATA_COUNT]
-    place = start[:-1].copy()
-    rows = np.empty(start[count], np.int64)
-    for row in range(len(segments)):
-        if mark[row] == 0 and segments[row]["length"] > 0:
-            stream = 2 * np.int64(connection[row]) + np.int64(segments[row]["side"])
-            rows[place[stream]] = row
-            place[stream] += 1
-    return rows, start
-
-
-@inlined
-def _sink(heap: Any, used: int) -> None:
-    """Restore the heap after its first element was replaced."""
-    at = 0
-    while True:
-        child = 2 * at + 1
-        if child >= used:
-            return
-        if child + 1 < used and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[at] <= heap[child]:
-            return
-        heap[at], heap[child] = heap[child], heap[at]
-        at = child
-
-
-@inlined
-def _rise(heap: Any, at: int) -> None:
-    while at > 0 and heap[at] < heap[(at - 1) >> 1]:
-        parent = (at - 1) >> 1
-        heap[at], heap[parent] = heap[parent], heap[at]
-        at = parent
-
-
-@kernel
-def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: Any) -> int:
-    """Who owns which bytes when intervals [first, last) overlap and the lower index wins.
-
-    Writes up to 2n disjoint ascending pieces; returns their number.
-    """
-    by_pos = np.argsort(first, kind="mergesort")
-    heap = np.empty(len(first), np.int64)
-    used = 0
-    waiting = 0
-    count = 0
-    here = np.int64(0)
-    while waiting < len(first) or used:
-        if not used:
-            here = first[by_pos[waiting]]
-        while waiting < len(first) and first[by_pos[waiting]] <= here:
-            heap[used] = by_pos[waiting]
-            _rise(heap, used)
-            used += 1
-            waiting += 1
-        while used and last[heap[0]] <= here:
-            used -= 1
-            heap[0] = heap[used]
-            _sink(heap, used)
-        if not used:
-            continue
-        owner = heap[0]
-        until = last[owner]
-        if waiting < len(first) and first[by_pos[waiting]] < until:
-            until = first[by_pos[waiting]]
-        if count and piece_owner[count - 1] == owner and piece_end[count - 1] == here:
-            piece_end[count - 1] = until
-        else:
-            piece_pos[count] = here
-            piece_end[count] = until
-            piece_owner[count] = owner
-            count += 1
-        here = until
-    return count
-
-
-@kernel
-def lay_pieces(
-    segments: Any, address: Any, number: Any, rows: Any, start: Any, sides: Any, pieces: Any,
-    conflicts: Any,
-) -> Any:  # fmt: skip
-    """Fill `pieces` and what they tell of each side; (count of pieces, count of conflicts)."""
-    count = 0
-    conflict_count = 0
-    for stream in range(len(start) - 1):
-        at = stream * SIDE_WIDTH
-        sides[at + PIECE_START] = count
-        origin = sides[at + ORIGIN]
-        if sides[at + IS_MESSY]:
-            count, conflict_count = _lay_messy(
-                segments, address, number, rows[start[stream] : start[stream + 1]], stream, sides,
-                pieces, count, conflicts, conflict_count,
-            )  # fmt: skip
-        else:
-            for index in range(start[stream], start[stream + 1]):
-                row = rows[index]
-                captured = np.int64(segments[row]["captured"])
-                if captured:
-                    pieces.pos[count] = number[row] - origin
-                    pieces.length[count] = captured
-                    pieces.address[count] = address[row]
-                    pieces.file_pos[count] = segments[row]["pos"]
-                    pieces.segment[count] = row
-                    count += 1
-        sides[at + PIECE_STOP] = count
-        _settle(sides, at, pieces)
-    return count, conflict_count
-
-
-@inlined
-def _settle(sides: Any, at: int, pieces: Any) -> None:
-    """End, bytes and gaps of a side whose pieces are laid."""
-    origin = sides[at + ORIGIN]
-    end = np.int64(0)
-    if sides[at + HAS_DATA]:
-        end = max(end, sides[at + HIGH] - origin)
-    if sides[at + FIN_AT] != NO_ACK:
-        if sides[at + HAS_SYN] or sides[at + HAS_DATA]:
-            end = max(end, sides[at + FIN_AT] - origin)
-    elif sides[at + ACK_HIGH] != NO_ACK and sides[at + ACK_HIGH] - origin > end + 1:
-        # One more than the end may be the acknowledgement of a FIN that was not captured.
-        end = sides[at + ACK_HIGH] - origin
-    here = np.int64(0)
-    for index in range(sides[at + PIECE_START], sides[at + PIECE_STOP]):
-        if pieces.pos[index] > here:
-            sides[at + GAP_COUNT] += 1
-        here = pieces.pos[index] + pieces.length[index]
-        sides[at + BYTE_COUNT] += pieces.length[index]
-    if end > here:
-        sides[at + GAP_COUNT] += 1
-    sides[at + END] = end
-
-
-@inlined
-def _lay_messy(
-    segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
-    count: int, conflicts: Any, conflict_count: int,
-) -> Any:  # fmt: skip
-    """Pieces of a stream whose segments are out of order or overlap; its counters and conflicts."""
-    at = stream * SIDE_WIDTH
-    origin = sides[at + ORIGIN]
-    total = len(rows)
-    first = np.empty(total, np.int64)
-    last = np.empty(total, np.int64)
-    won = np.zeros(total, np.int64)
-    for index in range(total):
-        row = rows[index]
-        place = number[row] - origin
-        first[index] = max(0, place)
-        last[index] = max(first[index], place + np.int64(segments[row]["captured"]))
-    owner = np.empty(2 * total, np.int64)
-    end = np.empty(2 * total, np.int64)
-    begin = count
-    count += sweep(first, last, pieces.pos[begin:], end, owner)
-    for index in range(begin, count):
-        mine = owner[index - begin]
-        row = rows[mine]
-        pos = pieces.pos[index]
-        skipped = pos - (number[row] - origin)
-        pieces.length[index] = end[index - begin] - pos
-        pieces.address[index] = address[row] + np.uint64(skipped)
-        pieces.file_pos[index] = segments[row]["pos"] + skipped
-        pieces.segment[index] = row
-        won[mine] += pieces.length[index]
-    highest = np.int64(0)
-    for index in range(total):
-        row = rows[index]
-        place = number[row] - origin
-        is_back = (index > 0 or place < 0) and place < highest
-        captured = np.int64(segments[row]["captured"])
-        if won[index] < captured or (is_back and captured == 0):
-            sides[at + RETRANSMITTED_COUNT] += 1
-            pos, differing = _conflict(
-                pieces, begin, count, row, first[index], last[index], address[row], number[row] - origin
-            )
-            if differing:
-                to = conflict_count * CONFLICT_WIDTH
-                conflicts[to] = stream
-                conflicts[to + 1] = row
-                conflicts[to + 2] = pos
-                conflicts[to + 3] = differing
-                conflict_count += 1
-        elif is_back:
-            sides[at + OUT_OF_ORDER_COUNT] += 1
-        highest = max(highest, place + np.int64(segments[row]["length"]))
-    return count, conflict_count
-
-
-@inlined
-def _conflict(
-    pieces: Any, start: int, stop: int, row: int, first: int, last: int, address: Any, place: int
-) -> Any:
-    """(first position, count) of the bytes [first, last) of a segment that others won, unlike it."""
-    pos = np.int64(-1)
-    differing = np.int64(0)
-    index = find(pieces, start, stop, first)
-    while index < stop and pieces.pos[index] < last:
-        if pieces.segment[index] != row:
-            begin = max(first, pieces.pos[index])
-            end = min(last, pieces.pos[index] + pieces.length[index])
-            theirs = pieces.address[index] - np.uint64(pieces.pos[index])
-            for at in range(begin, end):
-                if load_u8(theirs + np.uint64(at)) != load_u8(address + np.uint64(at - place)):
-                    if not differing:
-                        pos = at
-                    differing += 1
-        index += 1
-    return pos, differing
-
-
 def reassemble(batch: SegmentBatch, sources: MappedSources, window_ns: int) -> Streams:
     """The connections and ordered pieces of a checked batch (see `options.check_batch`)."""
     segments, pair_start = ordered(batch.segments, len(batch.endpoints))
@@ -749,7 +512,13 @@ def reassemble(batch: SegmentBatch, sources: MappedSources, window_ns: int) -> S
         connection,
         connections,
         sides,
-        Pieces(*(column[:piece_count] for column in pieces)),
+        Pieces(
+            pieces.pos[:piece_count],
+            pieces.length[:piece_count],
+            pieces.address[:piece_count],
+            pieces.file_pos[:piece_count],
+            pieces.segment[:piece_count],
+        ),
         conflicts[: conflict_count * CONFLICT_WIDTH],
         mark,
     )

@@ -24,15 +24,33 @@ from typing import Any
 import numpy as np
 
 from kdissect.accelerate import inlined, kernel
+from kdissect.stream.columns import (
+    CLIENT_SIDE,
+    CONNECTION_WIDTH,
+)
 from kdissect.stream.evidence import (
-    ABSENT, API_VERSION, API_VERSIONS, CLIENT_LENGTH, CLIENTS_MAX, CORRELATION, FAIR, GOOD,
-    HEADER_WIDTH, KEY, KEYS, SIZE, STEP_MAX, find_request, find_response, request_header,
-    response_header, step,
+    ABSENT,
+    API_VERSION,
+    API_VERSIONS,
+    CLIENT_LENGTH,
+    CLIENTS_MAX,
+    CORRELATION,
+    FAIR,
+    GOOD,
+    HEADER_WIDTH,
+    KEY,
+    KEYS,
+    SIZE,
+    STEP_MAX,
+    find_request,
+    find_response,
+    request_header,
+    response_header,
+    step,
 )  # fmt: skip
 from kdissect.stream.framing import TOKEN_SIZE_MAX, stream_of
 from kdissect.stream.index import Protocol
-from kdissect.stream.pieces import find, peek
-from kdissect.stream.reassembly import CLIENT_SIDE, CONNECTION_WIDTH
+from kdissect.stream.pieces import find, int64, peek
 
 TOKENS_MAX = 8  # bare tokens before the first request of a 0.9 client
 PARTIAL_SIZE_MAX = 1 << 20  # a request of which only the start is there must not claim more
@@ -68,8 +86,7 @@ def _is_text(word: int) -> int:
 def _is_tls(stream: Any, index: int, pos: int) -> bool:
     """Whether TLS records begin at `pos`: two that agree, or one handshake or alert that fits."""
     pieces = stream.pieces
-    seen = 0
-    for _ in range(2):
+    for seen in range(2):
         kind = peek(pieces, index, stream.stop, pos, 1)
         version = peek(pieces, index, stream.stop, pos + 1, 2)
         length = peek(pieces, index, stream.stop, pos + 3, 2)
@@ -82,7 +99,6 @@ def _is_tls(stream: Any, index: int, pos: int) -> bool:
             if message in (1, 2):
                 return True
         pos += 5 + length
-        seen += 1
         if pos >= stream.end:
             return pos == stream.end
         index = find(pieces, index, stream.stop, pos)
@@ -276,7 +292,7 @@ def recognise(
             stream = one if side == 0 else two
             if not found and stream.start < stream.stop and not (told >= 0 and side != told):
                 at = find_request(
-                    stream, stream.start, np.int64(0), kafka, np.int64(-1), clients, np.int64(0),
+                    stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0),
                     header, following,
                 )  # fmt: skip
                 if at >= 0:
@@ -291,8 +307,8 @@ def recognise(
                     found = _KAFKA
                     continue
                 at = find_response(
-                    stream, stream.start, np.int64(0), kafka.limit[0], asked, np.int64(0),
-                    np.int64(0), np.int64(-1), times, header, following,
+                    stream, stream.start, int64(0), kafka.limit[0], asked, int64(0),
+                    int64(0), int64(-1), times, header, following,
                 )  # fmt: skip
                 if at >= 0:
                     found = _KAFKA

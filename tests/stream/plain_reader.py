@@ -64,7 +64,7 @@ def read_capture(path: Path, source: int = 0) -> tuple[SegmentBatch, bytes]:
                 seconds * 10**9 + fraction * unit, payload, packet, seq, ack,
                 min(length, max(0, pos - payload)), length, source, pair, ip_id, flags & 63, side,
                 window,
-            )  # fmt: skip
+            )
         )
     endpoints = np.frombuffer(b"".join(pairs), ENDPOINTS)
     return SegmentBatch(endpoints, np.array(rows, SEGMENT)), data

@@ -49,7 +49,9 @@ def request(
     correlation_id: int, api_key: int = 3, api_version: int = 1, client_id: str | None = "orders",
     body: bytes = b"\0\0\0\0",
 ) -> bytes:  # fmt: skip
-    name = b"\xff\xff" if client_id is None else struct.pack(">h", len(client_id)) + client_id.encode()
+    name = b"\xff\xff"
+    if client_id is not None:
+        name = struct.pack(">h", len(client_id)) + client_id.encode()
     return framed(struct.pack(">hhi", api_key, api_version, correlation_id) + name + body)
 
 

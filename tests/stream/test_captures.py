@@ -15,7 +15,7 @@ from kdissect.stream.index import Anomaly, Assembly, PairStatus, Protocol
 from tests.stream.plain_reader import Memory, read_capture
 
 CAPTURES = Path(__file__).parents[3] / "shared" / "captures"
-pytestmark = pytest.mark.skipif(not CAPTURES.exists(), reason=f"no reference captures in {CAPTURES}")
+pytestmark = pytest.mark.skipif(not CAPTURES.exists(), reason=f"no captures in {CAPTURES}")
 
 WHOLE = (
     "admin/admin", "cluster/cluster", "java_latest/java_latest", "odd/odd_conversations",
@@ -27,6 +27,8 @@ WHOLE = (
 )  # fmt: skip
 # Requests that the manifests count apart: an unknown version and an unknown api key.
 NOT_COUNTED = {"odd/odd_conversations": (2, 1)}
+DAMAGED = ("seqwrap", "reordered", "duplicated", "midstream", "drop1pct", "snap128")
+SOME = ("java_latest/java_latest", "share_streams/streams", "zookeeper/zk_1_1_1")
 _kept: dict[str, tuple[SegmentBatch, Memory, Assembly]] = {}
 
 
@@ -50,7 +52,7 @@ def frames(assembly: Assembly) -> set[tuple[int, int, int, int, int]]:
                     (
                         int(ports["port_a"]) << 16 | int(ports["port_b"]), direction,
                         int(row["correlation_id"]), int(side["size"]), int(side["end_time_ns"]),
-                    )  # fmt: skip
+                    )
                 )
     return found
 
@@ -75,7 +77,7 @@ def check_accounts(assembly: Assembly) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_counts_of_the_manifest(name: str) -> None:
-    """Requests, responses, unanswered ones by API, acks=0 and SASL tokens as independently counted."""
+    """Requests, responses, unanswered ones by API, acks=0 and SASL tokens."""
     check: dict[str, Any] = json.loads((CAPTURES / f"{name}.json").read_text())["check"]
     _, _, assembly = assembled(name)
     rows = assembly.exchanges
@@ -101,9 +103,9 @@ def test_the_counts_of_the_manifest(name: str) -> None:
     check_accounts(assembly)
 
 
-@pytest.mark.parametrize("name", ("seqwrap", "reordered", "duplicated", "midstream", "drop1pct", "snap128"))
+@pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_copies_give_the_same_frames(name: str) -> None:
-    """What a copy of librdkafka.pcap still holds is found, and nothing that is not in the original."""
+    """What a copy of librdkafka.pcap still holds is found, and nothing else."""
     original = assembled("other_clients/librdkafka")[2]
     _, _, assembly = assembled(f"shapes/{name}")
     check_accounts(assembly)
@@ -117,24 +119,24 @@ def test_damaged_copies_give_the_same_frames(name: str) -> None:
         assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("share, least", ((0.001, 0.999), (0.01, 0.995), (0.05, 0.98)))
-@pytest.mark.parametrize("name", ("java_latest/java_latest", "share_streams/streams", "zookeeper/zk_1_1_1"))
+@pytest.mark.parametrize(("share", "least"), [(0.001, 0.999), (0.01, 0.995), (0.05, 0.98)])
+@pytest.mark.parametrize("name", SOME)
 def test_random_loss_costs_only_the_frames_it_hits(name: str, share: float, least: float) -> None:
     batch, memory, whole = assembled(name)
     keep = np.random.default_rng(7).random(len(batch.segments)) >= share
     compare_with_the_rest(batch, memory, whole, keep, least)
 
 
-@pytest.mark.parametrize("name", ("java_latest/java_latest", "share_streams/streams", "zookeeper/zk_1_1_1"))
-@pytest.mark.parametrize("start", (0.2, 0.4, 0.7))
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("start", [0.2, 0.4, 0.7])
 def test_a_start_in_the_middle(name: str, start: float) -> None:
     batch, memory, whole = assembled(name)
     keep = np.arange(len(batch.segments)) >= len(batch.segments) * start
     compare_with_the_rest(batch, memory, whole, keep, 0.98)
 
 
-@pytest.mark.parametrize("direction, least", ((0, 0.98), (1, 0.95)))
-@pytest.mark.parametrize("name", ("java_latest/java_latest", "share_streams/streams", "zookeeper/zk_1_1_1"))
+@pytest.mark.parametrize(("direction", "least"), [(0, 0.98), (1, 0.95)])
+@pytest.mark.parametrize("name", SOME)
 def test_one_direction_alone(name: str, direction: int, least: float) -> None:
     batch, memory, whole = assembled(name)
     client = np.zeros(len(batch.endpoints), np.int64)

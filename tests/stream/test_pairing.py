@@ -26,7 +26,8 @@ def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool, b
     time = draw(steps) - 300_000_000
     for _ in range(draw(st.integers(0, 14))):
         time += draw(steps)
-        responses.append(Response(draw(ids), time, draw(st.sampled_from((EXPECTS, EXPECTS, TOKEN)))))
+        kind = draw(st.sampled_from((EXPECTS, EXPECTS, TOKEN)))
+        responses.append(Response(draw(ids), time, kind))
     return requests, responses, draw(st.booleans()), draw(st.booleans())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdissect.capture.index import ACK, ENDPOINTS, FIN, PSH, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.stream import columns as c
 from kdissect.stream import reassembly as r
 from kdissect.stream import reassembly_reference as plain
 from tests.stream.plain_reader import Memory
@@ -34,13 +36,13 @@ def kernel(segments: list[plain.Segment]) -> tuple[list[int], list[tuple[Any, An
     """The kernels' result in the words of the definition."""
     batch, memory = batch_of(segments)
     streams = r.reassemble(batch, memory, WINDOW_NS)
-    sides = streams.sides.reshape(-1, r.SIDE_WIDTH)
-    conflicts = streams.conflicts.reshape(-1, r.CONFLICT_WIDTH)
+    sides = streams.sides.reshape(-1, c.SIDE_WIDTH)
+    conflicts = streams.conflicts.reshape(-1, c.CONFLICT_WIDTH)
     found = []
     for number, side in enumerate(sides):
         owner: dict[int, int] = {}
         last = 0
-        for piece in range(side[r.PIECE_START], side[r.PIECE_STOP]):
+        for piece in range(side[c.PIECE_START], side[c.PIECE_STOP]):
             pos, row = int(streams.pieces.pos[piece]), int(streams.pieces.segment[piece])
             assert pos >= last
             last = pos + int(streams.pieces.length[piece])
@@ -48,21 +50,21 @@ def kernel(segments: list[plain.Segment]) -> tuple[list[int], list[tuple[Any, An
                 owner[at] = row
                 place = int(streams.pieces.file_pos[piece]) + at - pos
                 assert batch.segments["pos"][row] <= place
-        told = {int(c[1]): (int(c[2]), int(c[3])) for c in conflicts if c[0] == number}
-        assert side[r.BYTE_COUNT] == len(owner)
-        end = int(side[r.END])
+        told = {int(one[1]): (int(one[2]), int(one[3])) for one in conflicts if one[0] == number}
+        assert side[c.BYTE_COUNT] == len(owner)
+        end = int(side[c.END])
         holes = [at for at in range(min(end, 4000)) if at not in owner]
         if end < 4000:
             runs = sum(1 for at in holes if at - 1 not in set(holes))
-            assert side[r.GAP_COUNT] == runs
+            assert side[c.GAP_COUNT] == runs
         found.append(
             plain.Stream(
-                owner, told, end, int(side[r.SEGMENT_COUNT]), int(side[r.DUPLICATE_COUNT]),
-                int(side[r.RETRANSMITTED_COUNT]), int(side[r.OUT_OF_ORDER_COUNT]),
+                owner, told, end, int(side[c.SEGMENT_COUNT]), int(side[c.DUPLICATE_COUNT]),
+                int(side[c.RETRANSMITTED_COUNT]), int(side[c.OUT_OF_ORDER_COUNT]),
             )
         )  # fmt: skip
-    pairs = [(found[2 * c], found[2 * c + 1]) for c in range(len(found) // 2)]
-    return [int(c) for c in streams.connection], pairs
+    pairs = [(found[2 * at], found[2 * at + 1]) for at in range(len(found) // 2)]
+    return [int(one) for one in streams.connection], pairs
 
 
 flags = st.sampled_from(
@@ -80,7 +82,7 @@ def conversations(draw: st.DrawFn) -> list[plain.Segment]:
         clock += draw(st.sampled_from((0, 1000, 6_000_000, 20_000_000)))
         if made and draw(st.integers(0, 5)) == 0:
             old = draw(st.sampled_from(made))
-            made.append(plain.Segment(clock, *[getattr(old, n) for n in FIELDS[1:]], old.payload))
+            made.append(replace(old, time_ns=clock))
             continue
         side = draw(st.integers(0, 1))
         jump = draw(st.sampled_from((0,) * 12 + (2**23, 2**26, 2**31 - 7, 2**32 - 2**29)))
@@ -120,16 +122,16 @@ def test_a_million_gaps_and_interleaved_retransmissions_take_linear_time() -> No
     r.reassemble(*synthetic(np.array([9, 5, 7]), 4), WINDOW_NS)
     began = time.perf_counter()
     streams = r.reassemble(batch, memory, WINDOW_NS)
-    assert streams.sides.reshape(-1, r.SIDE_WIDTH)[0, r.GAP_COUNT] == 999_999
+    assert streams.sides.reshape(-1, c.SIDE_WIDTH)[0, c.GAP_COUNT] == 999_999
     # Every second segment repeats one from far behind; then all of it lies under one large one.
     seq = np.empty(200_000, np.int64)
     seq[0::2] = 1_000_000 + np.arange(100_000) * 10
     seq[1::2] = 1_000_000 + (np.arange(100_000) * 7919 % 100_000) * 10
     batch, memory = synthetic(seq, 10)
     streams = r.reassemble(batch, memory, WINDOW_NS)
-    side = streams.sides.reshape(-1, r.SIDE_WIDTH)[0]
-    assert side[r.BYTE_COUNT] == 1_000_000
-    assert side[r.RETRANSMITTED_COUNT] + side[r.OUT_OF_ORDER_COUNT] > 90_000
+    side = streams.sides.reshape(-1, c.SIDE_WIDTH)[0]
+    assert side[c.BYTE_COUNT] == 1_000_000
+    assert side[c.RETRANSMITTED_COUNT] + side[c.OUT_OF_ORDER_COUNT] > 90_000
     assert time.perf_counter() - began < 5
 
 

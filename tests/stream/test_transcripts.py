@@ -11,10 +11,20 @@ from kdissect.capture.index import ACK, ENDPOINTS, RST, SYN, SegmentBatch
 from kdissect.stream.assemble import assemble
 from kdissect.stream.index import Anomaly, CloseReason, Protocol
 from kdissect.stream.options import StreamOptions
-from tests.stream.playbook import (
-    BROKER, CLIENT, FIN_, RST_, Playbook, framed, gap, produce, request, response, token,
-)  # fmt: skip
 from tests.stream.plain_reader import Memory
+from tests.stream.playbook import (
+    BROKER,
+    CLIENT,
+    FIN_,
+    RST_,
+    Playbook,
+    framed,
+    gap,
+    produce,
+    request,
+    response,
+    token,
+)  # fmt: skip
 
 
 def kinds(book: Playbook) -> list[Anomaly]:
@@ -27,7 +37,8 @@ def test_a_request_and_its_response() -> None:
     connection = book.run().connections[0]
     assert connection["protocol"] == Protocol.KAFKA
     assert connection["client_side"] == CLIENT
-    assert connection["handshake_seen"] and connection["handshake_rtt_ns"] == 1_000_000
+    assert connection["handshake_seen"]
+    assert connection["handshake_rtt_ns"] == 1_000_000
 
 
 def test_many_in_flight_are_paired_by_id() -> None:
@@ -49,7 +60,7 @@ def test_ids_wrap() -> None:
     assert [status for _, status in book.exchanges()] == ["paired"] * 4
 
 
-@pytest.mark.parametrize("api_version", (0, 2, 3, 8, 9, 13))
+@pytest.mark.parametrize("api_version", [0, 2, 3, 8, 9, 13])
 def test_acks_0_expects_no_response(api_version: int) -> None:
     """At any version of Produce; acks=1 in between is answered."""
     book = Playbook().syn() >> produce(1, 0, api_version) >> produce(2, 1, api_version)
@@ -243,8 +254,8 @@ def test_delivery_out_of_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "first, protocol",
-    (
+    ("first", "protocol"),
+    [
         (b"GET / HTTP/1.1\r\n\r\n", Protocol.HTTP),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Protocol.HTTP2),
         (b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00", Protocol.TLS),
@@ -252,7 +263,7 @@ def test_delivery_out_of_order() -> None:
         (framed(struct.pack(">iii", 5, 4, 8) + b"/brokers\0"), Protocol.ZOOKEEPER),
         (b"\x0a\x0b\x0c hello", Protocol.OTHER),
         (b"", Protocol.NONE),
-    ),
+    ],
 )
 def test_other_protocols(first: bytes, protocol: Protocol) -> None:
     """Named, counted as unframed, and without any anomaly."""

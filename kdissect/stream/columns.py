@@ -1,0 +1,56 @@
+"""Columns of the flat int64 tables that reassembly fills: sides, connections, conflicts."""
+
+from __future__ import annotations
+
+DUPLICATE, PROBE, UNUSED = 1, 2, 4  # marks of a segment; UNUSED: its number means nothing
+NO_ACK = -(1 << 62)  # no such number
+
+# Facts of a stream (one side of a connection), the columns of `Streams.sides`.
+SIDE_FIELDS = (
+    "origin",  # unwrapped number of position 0
+    "has_syn",
+    "has_data",
+    "low",  # lowest and highest unwrapped number of its data
+    "high",
+    "fin",  # unwrapped number behind the FIN's data, or NO_ACK
+    "ack_low",  # lowest and highest number the peer acknowledged, or NO_ACK
+    "ack_high",
+    "is_messy",  # not in order, or overlapping
+    "data_count",  # segments with payload that is used
+    "segment_count",
+    "duplicate_count",
+    "retransmitted_count",
+    "out_of_order_count",
+    "byte_count",
+    "gap_count",
+    "end",  # position behind the last byte known to exist
+    "piece_start",
+    "piece_stop",
+)
+(
+    ORIGIN, HAS_SYN, HAS_DATA, LOW, HIGH, FIN_AT, ACK_LOW, ACK_HIGH, IS_MESSY, DATA_COUNT,
+    SEGMENT_COUNT, DUPLICATE_COUNT, RETRANSMITTED_COUNT, OUT_OF_ORDER_COUNT, BYTE_COUNT, GAP_COUNT,
+    END, PIECE_START, PIECE_STOP,
+) = range(len(SIDE_FIELDS))  # fmt: skip
+SIDE_WIDTH = len(SIDE_FIELDS)
+
+# Facts of a connection, the columns of `Streams.connections`.
+CONNECTION_FIELDS = (
+    "pair",
+    "incarnation",
+    "first_time",
+    "last_time",
+    "syn_time",
+    "syn_ack_time",
+    "rtt",
+    "client_side",  # -1: the handshake does not tell
+    "close_reason",
+    "first_segment",
+)
+(
+    PAIR, INCARNATION, FIRST_TIME, LAST_TIME, SYN_TIME, SYN_ACK_TIME, RTT, CLIENT_SIDE,
+    CLOSE_REASON, FIRST_SEGMENT,
+) = range(len(CONNECTION_FIELDS))  # fmt: skip
+CONNECTION_WIDTH = len(CONNECTION_FIELDS)
+
+CONFLICT_WIDTH = 4  # stream (2 * connection + side), segment, position, differing bytes
