@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -232,29 +231,3 @@ def _named(tables: Any, table: str, drop: set[str], in_us: bool) -> list[Row]:
             if in_us and row.get(f"{side}_time_ns") is not None:
                 row[f"{side}_time_ns"] //= 1000
     return without(rows, {*IDS, *drop})
-
-
-# Damaged captures: less is there, and nothing that is not true.
-
-
-@pytest.mark.parametrize("shape", ["cut.pcap", "drop1pct.pcap", "midstream.pcap", "snap128.pcap"])
-def test_damage_makes_no_false_exchange(shape: str, say: Callable[[str], None]) -> None:
-    """Every request or response found is one of the whole capture, and most of them are found."""
-
-    def sides(rows: list[Row]) -> dict[str, set[tuple[Any, ...]]]:
-        found = {}
-        for side in ("request", "response"):
-            found[side] = {
-                (row["client_port"], row["broker_port"], row["correlation_id"], row[f"{side}_size"])
-                for row in rows
-                if row[f"{side}_size"] is not None
-            }
-        return found
-
-    whole = sides(SHAPES_BASE.rows("exchanges"))
-    found = sides(read(SHAPES / shape).exchanges.to_arrow().to_pylist())
-    for side in ("request", "response"):
-        assert found[side] <= whole[side], (side, found[side] - whole[side])
-        counted = shapes()[shape].get("check", {}).get(f"{side}s", 0)
-        assert len(found[side]) >= counted
-        say(f"{shape}: {len(found[side])} of {len(whole[side])} {side}s found, none false")
