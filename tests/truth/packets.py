@@ -12,6 +12,7 @@ from pathlib import Path
 import dpkt
 
 NS = 1_000_000_000
+FIN, SYN, RST, ACK = dpkt.tcp.TH_FIN, dpkt.tcp.TH_SYN, dpkt.tcp.TH_RST, dpkt.tcp.TH_ACK
 COPY_WINDOW_NS = NS // 100
 LAYERS = {1: (dpkt.ethernet.Ethernet, 14), 113: (dpkt.sll.SLL, 16), 276: (dpkt.sll2.SLL2, 20)}
 
@@ -84,6 +85,9 @@ class Stream:
 
     first_seq: int | None = None  # of the first payload byte
     data: bytearray = field(default_factory=bytearray)
+    times_ns: list[int] = field(default_factory=list)  # of all its packets
+    has_syn: bool = False
+    end: tuple[int, int] | None = None  # packet number and flags of the first FIN or RST
 
     def pos_of(self, packet: TcpPacket) -> int:
         """Stream position of its payload; negative for a keep-alive probe of an idle stream."""
@@ -92,7 +96,11 @@ class Stream:
         return distance if distance < 2**31 else distance - 2**32
 
     def add(self, packet: TcpPacket) -> None:
-        if packet.flags & dpkt.tcp.TH_SYN:
+        self.times_ns.append(packet.time_ns)
+        if packet.flags & (FIN | RST) and self.end is None:
+            self.end = packet.number, packet.flags
+        if packet.flags & SYN:
+            self.has_syn = True
             self.first_seq = (packet.seq + 1) % 2**32
         elif packet.payload and self.first_seq is not None:
             pos = self.pos_of(packet)
@@ -111,7 +119,7 @@ def streams(path: Path) -> Connections:
     found: Connections = defaultdict(list)
     for packet in tcp_packets(path):
         forth, back = (packet.source, packet.destination), (packet.destination, packet.source)
-        if packet.flags & dpkt.tcp.TH_SYN and not packet.flags & dpkt.tcp.TH_ACK:
+        if packet.flags & SYN and not packet.flags & ACK:
             found[forth].append((Stream(), Stream()))
         if forth in found:
             found[forth][-1][0].add(packet)

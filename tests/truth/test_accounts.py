@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .material import ALL, CAPTURES, Capture, needs_material, read, rows, shapes
 pytestmark = needs_material
 
 SIDES = ("request", "response")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOLES = ("gap", "packet_cut")  # anomalies of bytes that are not in the capture
 DAMAGED = {"cut.pcap", "snap128.pcap", "drop1pct.pcap", "midstream.pcap"}
 COMPARED_WITH_DPKT = {
@@ -233,22 +235,48 @@ def test_record_counts_are_those_of_the_batches(source: Input) -> None:
     "name",
     ["other_clients/librdkafka", "cluster/cluster", "zookeeper/zk_1_1_1", "odd/odd_conversations"],
 )
-def test_connections_have_the_bytes_that_dpkt_finds(name: str) -> None:
-    """Same connections, as many payload bytes in each direction, by another reader's count."""
+def test_connections_are_those_that_dpkt_finds(name: str) -> None:
+    """The same connections by another reader's count: bytes and segments of each direction, first
+    and last packet, handshake and end."""
     capture = Capture(name)
     expected = Counter(
-        (*client, *broker, len(requests.data), len(responses.data))
+        (
+            *(*client, *broker, len(there.data), len(back.data)),
+            *(len(there.times_ns), len(back.times_ns)),
+            min(there.times_ns + back.times_ns) // 1000,
+            max(there.times_ns + back.times_ns) // 1000,
+            there.has_syn and back.has_syn,
+            _close_reason(there, back),
+        )
         for (client, broker), connections in packets.streams(capture.path).items()
-        for requests, responses in connections
+        for there, back in connections
     )
     found = Counter(
         (
             *(row["client_ip"], row["client_port"], row["broker_ip"], row["broker_port"]),
             *(row["request_byte_count"], row["response_byte_count"]),
+            *(row["request_segment_count"], row["response_segment_count"]),
+            _microseconds(row["first_time"]),
+            _microseconds(row["last_time"]),
+            row["handshake_seen"],
+            row["close_reason"],
         )
         for row in capture.rows("connections")
     )
     assert found == expected
+
+
+def _close_reason(there: packets.Stream, back: packets.Stream) -> str:
+    """What ended it first, of either side; clients often reset what they have just closed."""
+    ends = [stream.end for stream in (there, back) if stream.end is not None]
+    if not ends:
+        return "capture_end"
+    _, flags = min(ends)
+    return "rst" if flags & packets.RST else "fin"
+
+
+def _microseconds(time: datetime) -> int:
+    return (time - EPOCH) // timedelta(microseconds=1)
 
 
 @pytest.mark.parametrize("name", ["other_clients/librdkafka", "java_latest/java_latest"])
