@@ -104,7 +104,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     known = key < KEYS and api_version < API_VERSIONS
     known = known and kafka.known[key * API_VERSIONS + api_version] != 0
     if key == CONTROLLED_SHUTDOWN and api_version == 0:
-        header[CLIENT_LENGTH] = -2
+        header[CLIENT_HASH] = 0
         return GOOD if size == 12 and known else POOR  # a broker id is all that follows
     if size < 10:
         return POOR

@@ -1,0 +1,442 @@
+"""Framing as plain Python over one stream: the definition of `evidence.py` and `framing.py`.
+
+A stream is a list of bytes, None where one is missing, and the places where pieces begin. Frames
+come out as tuples. The theory of operation is in those two modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kdissect.stream.evidence import (
+    ABSENT,
+    CLIENT_BYTES_READ,
+    CLIENTS_MAX,
+    CLOCK_SLACK_NS,
+    CONTROLLED_SHUTDOWN,
+    FAIR,
+    GOOD,
+    LOCK_POINTS,
+    LOCK_POINTS_UNASKED,
+    NEVER,
+    POOR,
+    REQUEST_SIZE_MIN,
+    REQUEST_STEP_MAX,
+    RESPONSE_SIZE_MIN,
+    SASL_HANDSHAKE,
+    STEP_MAX,
+    WINDOW,
+)
+from kdissect.stream.framing import (
+    EXPECTS,
+    FLEXIBLE_PRODUCE,
+    SILENT,
+    TAGS_MAX,
+    TOKEN,
+    TOKEN_SIZE_MAX,
+)
+from kdissect.stream.pairing_reference import Request
+
+CERTAIN_SLACK_NS = 1 << 40  # on a certain boundary clocks do not count
+
+
+@dataclass
+class PlainStream:
+    """data: bytes by position, None missing; starts: where pieces begin; times: of each byte."""
+
+    data: Sequence[int | None]
+    starts: set[int]
+    times: Sequence[int]
+    has_origin: bool
+    end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        there = [at for at, byte in enumerate(self.data) if byte is not None]
+        self.end = there[-1] + 1 if there else 0
+
+    def byte(self, pos: int) -> int | None:
+        return self.data[pos] if 0 <= pos < self.end else None
+
+    def number(self, pos: int, count: int) -> int | None:
+        value = 0
+        for at in range(pos, pos + count):
+            byte = self.byte(at)
+            if byte is None:
+                return None
+            value = value << 8 | byte
+        return value
+
+    def next_byte(self, pos: int) -> int | None:
+        """The first position at or behind `pos` that was captured."""
+        return next((at for at in range(pos, self.end) if self.data[at] is not None), None)
+
+
+class Kafka(NamedTuple):
+    known: set[tuple[int, int]]
+    limit: int
+
+
+class Header(NamedTuple):
+    grade: int
+    size: int | None = None
+    key: int | None = None
+    api_version: int | None = None
+    correlation_id: int | None = None
+    client: str | None = None  # None: not there, null, or ControlledShutdown v0
+
+
+class Frame(NamedTuple):
+    pos: int
+    size: int
+    key: int
+    api_version: int
+    correlation_id: int
+    kind: int
+
+
+def request_header(stream: PlainStream, pos: int, kafka: Kafka) -> Header:
+    size = stream.number(pos, 4)
+    if size is None:
+        return Header(ABSENT)
+    if not REQUEST_SIZE_MIN <= size <= kafka.limit:
+        return Header(NEVER, size)
+    key, api_version = stream.number(pos + 4, 2), stream.number(pos + 6, 2)
+    correlation_id = stream.number(pos + 8, 4)
+    if key is None or api_version is None or correlation_id is None:
+        return Header(ABSENT, size, key, api_version, correlation_id)
+
+    def graded(grade: int, client: str | None = None) -> Header:
+        return Header(grade, size, key, api_version, correlation_id, client)
+
+    is_known = (key, api_version) in kafka.known
+    if (key, api_version) == (CONTROLLED_SHUTDOWN, 0):
+        return graded(GOOD if size == 12 and is_known else POOR)
+    if size < 10:
+        return graded(POOR)
+    length = stream.number(pos + 12, 2)
+    if length is None:
+        return graded(ABSENT)
+    if length == 0xFFFF:
+        return graded(GOOD if is_known else POOR)
+    if length > size - 10:
+        return graded(POOR)
+    name = []
+    for at in range(pos + 14, pos + 14 + min(length, CLIENT_BYTES_READ)):
+        byte = stream.byte(at)
+        if byte is None:
+            break
+        if byte < 32 or byte == 127:
+            return graded(POOR)
+        name.append(byte)
+    client = f"{length} {bytes(name).decode('latin-1')}"
+    return graded(GOOD if is_known else FAIR if length else POOR, client)
+
+
+def has_name(header: Header) -> bool:
+    return header.client is not None and not header.client.startswith("0 ")
+
+
+def identity(header: Header) -> str:
+    """What is compared of a client id: null, none and empty are alike."""
+    return header.client if header.client is not None and has_name(header) else ""
+
+
+def rises(number: int, last: int, most: int) -> bool:
+    return 0 < (number - last) % 2**32 <= most
+
+
+def request_points(
+    stream: PlainStream, pos: int, kafka: Kafka, last_id: int | None, clients: list[str]
+) -> int:
+    header = request_header(stream, pos, kafka)
+    if header.grade != GOOD:
+        return -1
+    assert header.size is not None and header.correlation_id is not None
+    is_seen = identity(header) in clients
+    points = 0
+    if has_name(header):
+        points += 2 if is_seen else 0 if clients else 1
+    elif is_seen:
+        points += 1
+    if last_id is not None:
+        if rises(header.correlation_id, last_id, REQUEST_STEP_MAX):
+            points += 2
+        elif not is_seen:
+            return -1
+    points += pos in stream.starts
+    at, this = pos, header
+    for _ in range(2):
+        if this.key == SASL_HANDSHAKE:
+            break
+        assert this.size is not None and this.correlation_id is not None
+        at += 4 + this.size
+        if at >= stream.end:
+            return points + 2 * (at == stream.end)
+        following = request_header(stream, at, kafka)
+        if following.grade == ABSENT:
+            break
+        if following.grade != GOOD:
+            return -1
+        points += 2
+        assert following.correlation_id is not None
+        if identity(following) == identity(header):
+            if not rises(following.correlation_id, this.correlation_id, REQUEST_STEP_MAX):
+                if not has_name(header):
+                    return -1
+                points -= 1
+            elif has_name(header):
+                points += 1
+        this = following
+    return points
+
+
+def acks(stream: PlainStream, pos: int, header: Header) -> int | None:
+    """acks of a Produce request, as an unsigned number; None where it cannot be read."""
+    assert header.size is not None and header.api_version is not None
+    end = pos + 4 + header.size
+    at = pos + 14 + (int(header.client.split(" ")[0]) if header.client else 0)
+
+    def uvarint() -> int | None:
+        nonlocal at
+        value = 0
+        for number in range(5):
+            byte = stream.byte(at)
+            at += 1
+            if byte is None:
+                return None
+            value |= (byte & 127) << 7 * number
+            if byte < 128:
+                return value
+        return None
+
+    if header.api_version >= FLEXIBLE_PRODUCE:
+        tags = uvarint()
+        if tags is None or tags > TAGS_MAX:
+            return None
+        for _ in range(tags):
+            uvarint()
+            size = uvarint()
+            if size is None or size > end - at:
+                return None
+            at += size
+        length = uvarint()
+        if length is None:
+            return None
+        at += max(0, length - 1)
+    elif header.api_version >= 3:
+        length = stream.number(at, 2)
+        if length is None:
+            return None
+        at += 2 + (length if length < 0x8000 else 0)
+    return None if at + 2 > end else stream.number(at, 2)
+
+
+def frame_requests(stream: PlainStream, kafka: Kafka) -> list[Frame]:
+    frames: list[Frame] = []
+    clients: list[str] = []
+    last_id: int | None = None
+    pos = 0
+    certain, in_tokens = stream.has_origin, False
+    while stream.next_byte(pos) is not None:
+        if not certain:
+            found = next(
+                (
+                    at
+                    for at in range(pos, stream.end)
+                    if stream.data[at] is not None
+                    and request_points(stream, at, kafka, last_id, clients) >= LOCK_POINTS
+                ),
+                None,
+            )
+            if found is None:
+                break
+            pos, certain, in_tokens = found, True, False
+        header = request_header(stream, pos, kafka)
+        size, grade = header.size, header.grade
+        if size is None:
+            certain = False
+            pos = stream.next_byte(pos) or 0
+            continue
+        if not frames and grade < FAIR and stream.has_origin and size <= TOKEN_SIZE_MAX:
+            in_tokens = grade != ABSENT
+        if in_tokens and grade != GOOD and size <= TOKEN_SIZE_MAX:
+            frames.append(Frame(pos, size, -1, -1, -1, TOKEN))
+            pos += 4 + size
+            continue
+        if grade == ABSENT and None in header[2:5]:
+            if pos + 4 + size > stream.end:
+                break
+            pos += 4 + size
+            continue
+        if grade == POOR:
+            behind = pos + 4 + size
+            is_good = request_header(stream, behind, kafka).grade == GOOD
+            accept = behind == stream.end or (behind < stream.end and is_good)
+        else:
+            accept = grade != NEVER
+        if not accept:
+            certain = False
+            pos += 1
+            continue
+        key, api_version = header.key, header.api_version
+        assert key is not None and api_version is not None and header.correlation_id is not None
+        in_tokens = (key, api_version) == (SASL_HANDSHAKE, 0)
+        last_id = header.correlation_id
+        kind = EXPECTS
+        if grade == GOOD:
+            if identity(header) not in clients and len(clients) < CLIENTS_MAX:
+                clients.append(identity(header))
+            if key == 0 and acks(stream, pos, header) == 0:
+                kind = SILENT
+        frames.append(Frame(pos, size, key, api_version, header.correlation_id, kind))
+        pos += 4 + size
+    return frames
+
+
+# ---- responses ----
+
+
+def response_header(
+    stream: PlainStream, pos: int, limit: int
+) -> tuple[bool, int | None, int | None]:
+    """(whether a response can begin so, size, correlation id)."""
+    size = stream.number(pos, 4)
+    if size is None:
+        return True, None, None
+    if not RESPONSE_SIZE_MIN <= size <= limit:
+        return False, size, None
+    correlation_id = stream.number(pos + 4, 4)
+    is_plausible = size == RESPONSE_SIZE_MIN or stream.byte(pos + 8) in (None, 0, 255)
+    return is_plausible, size, correlation_id
+
+
+def find_asked(
+    asked: Sequence[Request], first: int, correlation_id: int, sent_before: int
+) -> int | None:
+    near = min(len(asked), first + WINDOW)
+    rows = list(range(first, near))
+    if near < len(asked):
+        guess = near + (correlation_id - asked[near].correlation_id) % 2**32
+        rows += range(max(near, guess - WINDOW), min(len(asked), guess + 1))
+    for row in rows:
+        if asked[row].time_ns > sent_before:
+            return None
+        if asked[row].correlation_id == correlation_id and asked[row].kind == EXPECTS:
+            return row
+    return None
+
+
+def response_points(
+    stream: PlainStream, pos: int, limit: int, asked: Sequence[Request], first: int,
+    last_id: int | None,
+) -> int:  # fmt: skip
+    is_plausible, size, correlation_id = response_header(stream, pos, limit)
+    if not is_plausible or correlation_id is None or size is None:
+        return -1
+    time_ns = stream.times[pos]
+    row = find_asked(asked, first, correlation_id, time_ns + CLOCK_SLACK_NS)
+    waiting = [at for at in range(first, len(asked)) if asked[at].kind != SILENT]
+    if row is not None:
+        points = 3 if row == waiting[0] else 2
+    else:
+        points = LOCK_POINTS - LOCK_POINTS_UNASKED
+        if last_id is not None:
+            if not rises(correlation_id, last_id, STEP_MAX):
+                return -1
+            points += 1
+        elif first < len(asked):
+            if not rises(asked[first].correlation_id, correlation_id, STEP_MAX):
+                return -1
+            points += 1
+    points += pos in stream.starts
+    at = pos
+    for _ in range(2):
+        at += 4 + size
+        if at >= stream.end:
+            return points + (at == stream.end)
+        if stream.byte(at) is None:
+            return points + (stream.byte(at - 1) is not None)
+        is_plausible, size_behind, id_behind = response_header(stream, at, limit)
+        if not is_plausible:
+            return -1
+        points += at in stream.starts
+        if size_behind is None or id_behind is None:
+            break
+        start = row + 1 if row is not None else first
+        after = find_asked(asked, start, id_behind, time_ns + CERTAIN_SLACK_NS)
+        if after is not None:
+            points += 2
+            row = after
+        elif rises(id_behind, correlation_id, STEP_MAX):
+            points += 1
+        else:
+            return -1
+        size, correlation_id = size_behind, id_behind
+    return points
+
+
+def frame_responses(stream: PlainStream, limit: int, asked: Sequence[Request]) -> list[Frame]:
+    frames: list[Frame] = []
+    last_id: int | None = None
+    first = pos = 0
+    certain = stream.has_origin
+    while stream.next_byte(pos) is not None:
+        if not certain:
+            found = next(
+                (
+                    at
+                    for at in range(pos, stream.end)
+                    if stream.data[at] is not None
+                    and response_points(stream, at, limit, asked, first, last_id) >= LOCK_POINTS
+                ),
+                None,
+            )
+            if found is None:
+                break
+            pos, certain = found, True
+        is_plausible, size, correlation_id = response_header(stream, pos, limit)
+        if size is None:
+            certain = False
+            pos = stream.next_byte(pos) or 0
+            continue
+        while first < len(asked) and asked[first].kind == SILENT:
+            first += 1
+        row = None
+        if correlation_id is not None:
+            is_oldest = first < len(asked) and asked[first].kind == EXPECTS
+            if is_oldest and asked[first].correlation_id == correlation_id:
+                row = first
+            else:
+                until = stream.times[pos] + CERTAIN_SLACK_NS
+                row = find_asked(asked, first, correlation_id, until)
+        kind = EXPECTS
+        is_token = first < len(asked) and asked[first].kind == TOKEN and size <= TOKEN_SIZE_MAX
+        if row is None and is_token:
+            kind, correlation_id, row, accept = TOKEN, -1, first, True
+        elif not RESPONSE_SIZE_MIN <= size <= limit:
+            accept = False
+        elif correlation_id is None:
+            if pos + 4 + size > stream.end:
+                break
+            pos += 4 + size
+            continue
+        elif row is not None:
+            accept = True
+        else:
+            accept = is_plausible
+            if pos + 4 + size < stream.end:
+                accept = response_header(stream, pos + 4 + size, limit)[0]
+        if not accept:
+            certain = False
+            pos += 1
+            continue
+        assert correlation_id is not None
+        if kind == EXPECTS:
+            last_id = correlation_id
+        if row is not None:
+            first = row + 1
+        frames.append(Frame(pos, size, -1, -1, correlation_id, kind))
+        pos += 4 + size
+    return frames

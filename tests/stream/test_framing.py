@@ -1,0 +1,237 @@
+"""The framing kernels against their plain definition, and against hostile bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdissect.capture.index import ACK, ENDPOINTS, SEGMENT, SegmentBatch
+from kdissect.stream import columns, framing
+from kdissect.stream import framing_reference as plain
+from kdissect.stream.assemble import assemble, known_apis
+from kdissect.stream.columns import SIDE_WIDTH
+from kdissect.stream.evidence import API_VERSIONS, KEYS, Asked, Kafka
+from kdissect.stream.framing import FRAME_WIDTH
+from kdissect.stream.index import Protocol
+from kdissect.stream.options import StreamOptions
+from kdissect.stream.pairing_reference import Request
+from kdissect.stream.pieces import Pieces
+from tests.stream.plain_reader import Memory
+from tests.stream.playbook import Playbook, framed, produce, request, response, token
+
+LIMIT = 5000
+KNOWN = known_apis()
+PLAIN_KNOWN = {(k, v) for k in range(KEYS) for v in range(API_VERSIONS) if KNOWN[k * API_VERSIONS + v]}
+
+
+class Laid:
+    """One stream as pieces in memory (as the request stream of a connection) and as plain bytes."""
+
+    def __init__(self, data: bytes, cuts: list[int], lost: list[bool], has_origin: bool) -> None:
+        edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+        self.memory = Memory(data)
+        kept: list[int | None] = list(data)
+        times = [0] * len(data)
+        rows = []
+        for number, (begin, end) in enumerate(zip(edges, edges[1:], strict=False)):
+            if lost[number % len(lost)]:
+                kept[begin:end] = [None] * (end - begin)
+                continue
+            times[begin:end] = [begin * 1000] * (end - begin)
+            rows.append((begin, end - begin))
+        base = int(self.memory.bases[0])
+        self.pieces = Pieces(
+            np.array([begin for begin, _ in rows], np.int64),
+            np.array([length for _, length in rows], np.int64),
+            np.array([base + begin for begin, _ in rows], np.uint64),
+            np.array([begin for begin, _ in rows], np.int64),
+            np.arange(len(rows)),
+        )
+        self.times = self.pieces.pos * 1000
+        self.source = np.zeros(len(rows), np.int32)
+        self.sides = np.zeros(2 * SIDE_WIDTH, np.int64)
+        self.sides[columns.PIECE_STOP] = len(rows)
+        self.sides[columns.END] = len(data)
+        self.has_origin = np.array([has_origin, has_origin], np.uint8)
+        self.plain = plain.PlainStream(kept, {begin for begin, _ in rows}, times, has_origin)
+
+
+def rows_of(found: Any) -> list[tuple[int, ...]]:
+    frames, _, faults, used = found
+    table = frames[: used[0] * FRAME_WIDTH].reshape(-1, FRAME_WIDTH)
+    unframed = faults[: used[2] * framing.FAULT_WIDTH].reshape(-1, framing.FAULT_WIDTH)
+    assert (unframed[:, framing.FAULT_BYTES] > 0).all()
+    picked = (
+        framing.POS, framing.FRAME_SIZE, framing.API_KEY, framing.VERSION, framing.ID, framing.KIND,
+    )  # fmt: skip
+    return [tuple(int(row[column]) for column in picked) for row in table]
+
+
+KAFKA = Kafka(KNOWN, np.array([LIMIT], np.int64))
+ONE = np.array([Protocol.KAFKA], np.uint8)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """Frames that requests are made of, and what only looks like them."""
+    number = draw(st.integers(0, 3)) + 250
+    data = b""
+    for _ in range(draw(st.integers(1, 8))):
+        number += draw(st.sampled_from((1, 1, 1, 1, 2, 3000)))
+        kind = draw(st.integers(0, 11))
+        name = draw(st.sampled_from(("orders", "orders", "orders", "", None, "x\x01")))
+        size = draw(st.sampled_from((0, 4, 30)))
+        if kind < 5:
+            data += request(number, draw(st.sampled_from((3, 1, 18))), 1, name, bytes(size))
+        elif kind < 7:
+            version = draw(st.sampled_from((0, 3, 8, 9, 12)))
+            data += produce(number, draw(st.integers(-1, 1)), version)
+        elif kind == 7:
+            data += request(number, 17, 0, body=b"\0\5PLAIN") + token()
+        elif kind == 8:
+            data += request(number, draw(st.sampled_from((7, 700))), draw(st.integers(0, 1)), name)
+        elif kind == 9:
+            data += struct.pack(">ihhii", 12, 7, 0, number, 3)
+        elif kind == 10:
+            data += draw(st.binary(min_size=1, max_size=20))
+        else:
+            data += framed(draw(st.binary(max_size=14)))
+    return data
+
+
+lost = st.lists(st.sampled_from((False, False, False, True)), min_size=1, max_size=9)
+cuts = st.lists(st.integers(0, 400), max_size=9)
+
+
+@settings(max_examples=400, deadline=None)
+@given(requests(), cuts, lost, st.booleans())
+def test_request_kernel_and_definition_agree(
+    data: bytes, cuts: list[int], lost: list[bool], has_origin: bool
+) -> None:
+    laid = Laid(data, cuts, lost, has_origin)
+    found = framing.frame_requests(
+        laid.pieces, laid.source, laid.sides, np.zeros(1, np.uint8), ONE, laid.has_origin, KAFKA
+    )
+    definition = plain.frame_requests(laid.plain, plain.Kafka(PLAIN_KNOWN, LIMIT))
+    assert rows_of(found) == [tuple(frame) for frame in definition]
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[bytes, list[Request]]:
+    """Responses and what was asked, not all of either."""
+    number = draw(st.sampled_from((0, 250, 2**32 - 3)))
+    data, asked = b"", []
+    for _ in range(draw(st.integers(1, 8))):
+        number = (number + draw(st.sampled_from((0, 1, 1, 1, 2)))) % 2**32
+        kind = draw(st.sampled_from((0, 0, 0, 0, 0, 1, 2)))
+        if draw(st.integers(0, 5)):
+            when = len(data) * 1000 + draw(st.sampled_from((0, 0, 20_000_000)))
+            asked.append(Request(number if kind != 1 else 2**64 - 1, when, kind))
+        what = draw(st.integers(0, 11))
+        signed = number - 2**32 if number >= 2**31 else number
+        if kind == 1:
+            data += framed(draw(st.binary(max_size=9)))
+        elif kind == 0 and what < 9:
+            batch = struct.pack(">qiib", 0, draw(st.integers(9, 30)), signed, draw(st.integers(0, 2)))
+            body = draw(st.sampled_from((b"", b"\0\0", bytes(40), b"\0\0" + batch + bytes(21))))
+            data += response(signed, body)
+        elif what == 10:
+            data += draw(st.binary(min_size=1, max_size=20))
+    asked = [one._replace(correlation_id=-1) if one.kind == 1 else one for one in asked]
+    return data, sorted(asked, key=lambda one: one.time_ns)
+
+
+@settings(max_examples=400, deadline=None)
+@given(conversations(), cuts, lost, st.booleans())
+def test_response_kernel_and_definition_agree(
+    told: tuple[bytes, list[Request]], cuts: list[int], lost: list[bool], has_origin: bool
+) -> None:
+    data, requests = told
+    laid = Laid(data, cuts, lost, has_origin)
+    asked = Asked(
+        np.array([one.correlation_id for one in requests], np.int64),
+        np.array([one.time_ns for one in requests], np.int64),
+        np.array([one.kind for one in requests], np.int64),
+    )
+    found = framing.frame_responses(
+        laid.pieces, laid.source, laid.times, laid.sides, np.ones(1, np.uint8), ONE,
+        laid.has_origin, KAFKA, asked, np.array([0, len(requests)], np.int64),
+    )  # fmt: skip
+    definition = plain.frame_responses(laid.plain, LIMIT, requests)
+    assert rows_of(found) == [tuple(frame) for frame in definition]
+
+
+def one_stream(client: bytes, broker: bytes, size: int, has_syn: bool) -> tuple[SegmentBatch, Memory]:
+    """Segments of `size` bytes of both sides, alternating."""
+    count = max(len(client), len(broker)) // size + 1
+    rows = np.zeros(2 * count, SEGMENT)
+    for side, data in ((0, client), (1, broker)):
+        part = rows[side::2]
+        at = np.arange(count) * size
+        part["side"] = side
+        part["seq"] = 1 + at
+        part["pos"] = np.minimum(at, len(data)) + (len(client) if side else 0)
+        part["captured"] = part["length"] = np.clip(len(data) - at, 0, size)
+    rows["flags"] = ACK
+    rows["time_ns"] = np.arange(2 * count) * 1000
+    rows["packet"] = rows["ip_id"] = np.arange(2 * count) + 1
+    if has_syn:
+        syn = np.zeros(2, SEGMENT)
+        syn["side"], syn["flags"], syn["ack"] = (0, 1), (2, 18), (0, 1)
+        rows = np.concatenate([syn, rows])
+        rows["packet"] = np.arange(len(rows)) + 1
+    endpoints = np.zeros(1, ENDPOINTS)
+    endpoints["port_a"], endpoints["port_b"] = 50000, 9092
+    return SegmentBatch(endpoints, rows), Memory(client + broker)
+
+
+def test_hostile_bytes_take_linear_time() -> None:
+    """Zeros, headers at every place, sizes that point everywhere: 4 MB each, in small segments."""
+    size = 4_000_000
+    header = struct.pack(">ihhih", 1000, 3, 1, 7, 6) + b"orders"
+    patterns = (
+        bytes(size),
+        b"\0\0\0\x10" * (size // 4),
+        header * (size // len(header)),
+        struct.pack(">ihhi", 60_000, 0, 1, 0) * (size // 12),
+        struct.pack(">ii", 300_000, 5) * (size // 8),
+        random.Random(1).randbytes(size),
+    )
+    assemble(*one_stream(header, b"", 100, True), StreamOptions(ports=(9092,)))
+    for pattern in patterns:
+        for has_syn in (False, True):
+            for client, broker in ((pattern, b""), (request(5) * 3, pattern), (pattern, pattern)):
+                batch, memory = one_stream(client, broker, 1400, has_syn)
+                began = time.perf_counter()
+                found = assemble(batch, memory, StreamOptions(ports=(9092,)))
+                assert time.perf_counter() - began < 5
+                counts = found.connections["direction"]
+                framed_ = counts["framed_byte_count"] + counts["unframed_byte_count"]
+                assert (framed_ == counts["byte_count"]).all()
+
+
+def test_flipped_bytes_and_cuts_crash_nothing() -> None:
+    """A conversation with random bytes changed, of any protocol hint: accounts still add up."""
+    book = Playbook().syn()
+    for number in range(12):
+        book = book >> request(number) >> produce(100 + number, 0) << response(number)
+    batch, memory = book.batch()
+    clean = memory.arrays[0].tobytes()
+    for seed in range(300):
+        source = random.Random(seed)
+        data = bytearray(clean)
+        for _ in range(source.randrange(1, 30)):
+            data[source.randrange(len(data))] = source.choice((0, 1, 255, source.randrange(256)))
+        keep = np.array([source.random() < 0.9 for _ in range(len(batch.segments))])
+        part = SegmentBatch(batch.endpoints, batch.segments[keep])
+        found = assemble(part, Memory(bytes(data)), StreamOptions(ports=(9092,) * (seed % 2)))
+        for counts in found.connections["direction"].reshape(-1):
+            both = counts["framed_byte_count"] + counts["unframed_byte_count"]
+            assert counts["byte_count"] == both
+            assert counts["unframed_byte_count"] >= 0
