@@ -19,7 +19,8 @@ validity byte. Record data has no column: a mark tells where it lies.
     ARRAY     column, level, child level, form, smallest element, pc after    array of structs
     NEXT      child level, pc of the first instruction of the element
     ARRAY_OF  column, level, child level, form, kind, child column, role    array of plain values
-    NULLABLE  column, level, pc after      a struct behind a presence byte
+    NULLABLE  column, level, pc after, tagged    a struct behind a presence byte; in a tagged field
+                                           behind a varint, 0 for null
     TAGS      count, level, pc after       then `count` entries (tag, pc): a tagged section
     TAG_END                                ends a tagged field
     BIND      name column, id column, level    marks a topic's name together with its id
@@ -408,7 +409,8 @@ class _Compiler:
         elif isinstance(node, Struct):
             if nullable:
                 self.flush()
-                pc = self.emit(path, NULLABLE, node.column, self.level)
+                is_tagged = flexible and api_version in this.tagged
+                pc = self.emit(path, NULLABLE, node.column, self.level, 0, is_tagged)
                 self.touched.add(node.column)
             else:
                 self.fixed(K_PRESENT, node.column, path)

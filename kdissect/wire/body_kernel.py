@@ -520,11 +520,20 @@ def run_plan(
                     marks += 1
                 pc += 1
             elif op == NULLABLE:
-                if pos >= limit:
+                if program[q + 4] != 0:
+                    at = pos
+                    number, pos, code = read_uvarint(buf, pos, limit)
+                    if code != _OK:
+                        fault = at
+                        break
+                    presence = number - 1
+                elif pos < limit:
+                    presence = read_i8(buf, pos)
+                    pos += 1
+                else:
                     code = _TRUNCATED
                     fault = pos
                     break
-                presence = read_i8(buf, pos)
                 row = count[program[q + 2]] - 1
                 if presence >= 0:
                     store_8(valid[program[q + 1]] + row, 1)
@@ -532,7 +541,6 @@ def run_plan(
                 else:
                     store_8(valid[program[q + 1]] + row, 0)
                     pc = wide(program[q + 3])
-                pos += 1
             else:  # END
                 break
             while next_tag:
