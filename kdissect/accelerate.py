@@ -14,15 +14,19 @@ the caller has compared lengths first.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic, register_jitable
 
 JIT_ENABLED = os.environ.get("KDISSECT_NO_JIT", "") not in ("1", "true")
@@ -31,14 +35,37 @@ BOUNDSCHECK = os.environ.get("KDISSECT_BOUNDSCHECK", "") in ("1", "true")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@cache
+def _sources_stamp(folder: Path) -> str:
+    """Changes with any module of a package, and with this one: no kernel outlives its helpers."""
+    digest = hashlib.sha256()
+    for path in (*sorted(folder.glob("*.py")), Path(__file__)):
+        state = path.stat()
+        digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+class _KernelCache(FunctionCache):
+    """Numba's cache on disk; by itself it looks at the kernel's own file only.
+
+    Helpers of a kernel live in its package (or here), so a change of any module there counts.
+    """
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        stamp = _sources_stamp(Path(self._py_func.__code__.co_filename).parent)
+        return (*super()._index_key(sig, codegen), stamp, BOUNDSCHECK)
+
+
 def kernel(function: Function) -> Function:
     """Compile an entry point: cached on disk, without the GIL, signed/unsigned as written."""
     if not JIT_ENABLED:
         return function
-    compiled: Function = numba.njit(
+    compiled = numba.njit(
         cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK
     )(function)
-    return compiled
+    compiled._cache = _KernelCache(compiled.py_func)
+    kept: Function = compiled
+    return kept
 
 
 def inlined(function: Function) -> Function:
