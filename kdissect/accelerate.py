@@ -60,9 +60,9 @@ def kernel(function: Function) -> Function:
     """Compile an entry point: cached on disk, without the GIL, signed/unsigned as written."""
     if not JIT_ENABLED:
         return function
-    compiled = numba.njit(
-        cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK
-    )(function)
+    compiled = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK)(
+        function
+    )
     compiled._cache = _KernelCache(compiled.py_func)
     kept: Function = compiled
     return kept

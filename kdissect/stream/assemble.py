@@ -272,9 +272,7 @@ def _fill_sides(
         side[index]["extent_start"] = table[at + framing.EXTENT_START] + extent_base
         side[index]["extent_count"] = table[at + framing.EXTENT_COUNT]
         side[index]["source"] = source[first]
-        side[index]["is_whole"] = (
-            table[at + framing.CAPTURED] == table[at + framing.FRAME_SIZE] + 4
-        )
+        side[index]["is_whole"] = table[at + framing.CAPTURED] == table[at + framing.FRAME_SIZE] + 4
 
 
 def _exchanges(

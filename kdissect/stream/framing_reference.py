@@ -153,7 +153,8 @@ def request_points(
     header = request_header(stream, pos, kafka)
     if header.grade != GOOD:
         return -1
-    assert header.size is not None and header.correlation_id is not None
+    assert header.size is not None
+    assert header.correlation_id is not None
     is_seen = identity(header) in clients
     points = 0
     if has_name(header):
@@ -170,7 +171,8 @@ def request_points(
     for _ in range(2):
         if this.key == SASL_HANDSHAKE:
             break
-        assert this.size is not None and this.correlation_id is not None
+        assert this.size is not None
+        assert this.correlation_id is not None
         at += 4 + this.size
         if at >= stream.end:
             return points + 2 * (at == stream.end)
@@ -194,7 +196,8 @@ def request_points(
 
 def acks(stream: PlainStream, pos: int, header: Header) -> int | None:
     """acks of a Produce request, as an unsigned number; None where it cannot be read."""
-    assert header.size is not None and header.api_version is not None
+    assert header.size is not None
+    assert header.api_version is not None
     end = pos + 4 + header.size
     at = pos + 14 + (int(header.client.split(" ")[0]) if header.client else 0)
 
@@ -281,7 +284,9 @@ def frame_requests(stream: PlainStream, kafka: Kafka) -> list[Frame]:
             pos += 1
             continue
         key, api_version = header.key, header.api_version
-        assert key is not None and api_version is not None and header.correlation_id is not None
+        assert key is not None
+        assert api_version is not None
+        assert header.correlation_id is not None
         in_tokens = (key, api_version) == (SASL_HANDSHAKE, 0)
         last_id = header.correlation_id
         kind = EXPECTS

@@ -178,6 +178,4 @@ class Assembly:
     exchanges: npt.NDArray[np.void]  # EXCHANGE, by connection, then in order of the first byte
     extents: npt.NDArray[np.void]  # EXTENT
     anomalies: npt.NDArray[np.void]  # ANOMALY
-    duplicate_packets: npt.NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )
+    duplicate_packets: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -134,8 +134,10 @@ def pair(
                 first += 1
             row = int64(-1)
             seen = False
-            if first < stop and asked.kind[first] == kind and (
-                kind == TOKEN_KIND or asked.correlation[first] == correlation
+            if (
+                first < stop
+                and asked.kind[first] == kind
+                and (kind == TOKEN_KIND or asked.correlation[first] == correlation)
             ):
                 if _may_answer(asked, first, start, stop, time):
                     row = first
@@ -213,9 +215,7 @@ def in_order(
         for row in range(asked_start[connection], asked_start[connection + 1] + 1):
             is_last = row == asked_start[connection + 1]
             while answer < end and (
-                request_of[answer] >= 0
-                or is_last
-                or answer_segment[answer] < asked_segment[row]
+                request_of[answer] >= 0 or is_last or answer_segment[answer] < asked_segment[row]
             ):
                 if request_of[answer] < 0:
                     exchange_request[count] = -1

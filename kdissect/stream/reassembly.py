@@ -281,9 +281,7 @@ def split_connections(
             if table[home] < 0:
                 table[home] = row
             else:
-                copy_of = _earlier_copy(
-                    segments, address, row, home, table, size - 1, window_ns
-                )
+                copy_of = _earlier_copy(segments, address, row, home, table, size - 1, window_ns)
             if copy_of >= 0:
                 mark[row] = DUPLICATE
                 connection[row] = connection[copy_of]

@@ -31,7 +31,13 @@ from kdissect.status import REASONS, Status
 from kdissect.wire.body import MessageColumns, decode_plan
 from kdissect.wire.columns import UNKNOWN_TAGS, arrow_type
 
-GROUP, TRANSACTION, SHARE, METADATA, CONTROL = "group", "transaction", "share", "metadata", "control"
+GROUP, TRANSACTION, SHARE, METADATA, CONTROL = (
+    "group",
+    "transaction",
+    "share",
+    "metadata",
+    "control",
+)
 LOG_OF_TOPIC = {
     "__consumer_offsets": GROUP,
     "__transaction_state": TRANSACTION,
@@ -275,9 +281,7 @@ def _coordinator(
 
 def _of_rows(definition: Definition, values: Places, rows: Ints, framing: Framing) -> Bodies:
     bodies = decode_embedded(definition, values.take(rows), framing)
-    return Bodies(
-        definition, rows[bodies.rows], bodies.api_version, bodies.status, bodies.columns
-    )
+    return Bodies(definition, rows[bodies.rows], bodies.api_version, bodies.status, bodies.columns)
 
 
 def _control(keys: Places, values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:

@@ -1,6 +1,6 @@
 """Writes ``messages.jsonl``: a few messages of every API, as the project itself encodes them.
 
-    python tests/golden/make_messages.py
+    python -m tests.golden.make_messages
 
 Made when the encoder agreed with Kafka's own classes on every API and version; kept so that tests
 can tell a change of the encoding on a machine that has nothing but the checkout. Per API and side:
@@ -8,16 +8,13 @@ the oldest version, the first flexible one, and the newest.
 """
 
 import json
-import sys
 from pathlib import Path
 
+from kdissect import Message, encode_message
+from kdissect.protocol import catalog
+from tests.wire.message_values import sample, to_json
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "wire"))
-
-from message_values import sample, to_json  # noqa: E402  (found through the line above)
-
-from kdissect import Message, encode_message  # noqa: E402
-from kdissect.protocol import catalog  # noqa: E402
 
 
 def lines():

@@ -61,8 +61,18 @@ def read_capture(path: Path, source: int = 0) -> tuple[SegmentBatch, bytes]:
         length = max(0, ip_end - payload)
         rows.append(
             (
-                seconds * 10**9 + fraction * unit, payload, packet, seq, ack,
-                min(length, max(0, pos - payload)), length, source, pair, ip_id, flags & 63, side,
+                seconds * 10**9 + fraction * unit,
+                payload,
+                packet,
+                seq,
+                ack,
+                min(length, max(0, pos - payload)),
+                length,
+                source,
+                pair,
+                ip_id,
+                flags & 63,
+                side,
                 window,
             )
         )

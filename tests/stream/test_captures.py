@@ -50,8 +50,11 @@ def frames(assembly: Assembly) -> set[tuple[int, int, int, int, int]]:
             if side["is_whole"]:
                 found.add(
                     (
-                        int(ports["port_a"]) << 16 | int(ports["port_b"]), direction,
-                        int(row["correlation_id"]), int(side["size"]), int(side["end_time_ns"]),
+                        int(ports["port_a"]) << 16 | int(ports["port_b"]),
+                        direction,
+                        int(row["correlation_id"]),
+                        int(side["size"]),
+                        int(side["end_time_ns"]),
                     )
                 )
     return found

@@ -12,7 +12,7 @@ import pytest
 from . import definitions, request_log
 from .definitions import Layout
 from .matching import direct, match
-from .material import LOGGED, Capture, needs_material
+from .material import ALL, LOGGED, Capture, needs_material
 from .request_log import Entry
 from .rows import Row
 
@@ -136,6 +136,15 @@ def test_topics_are_those_that_messages_told(capture: Capture) -> None:
         if entry.key[4] == METADATA:
             told |= {topic["name"] for topic in entry.response["topics"] if topic["errorCode"] == 0}
     assert told <= {name for name, _ in found}, told - {name for name, _ in found}
+
+
+@pytest.mark.parametrize("capture", ALL, ids=str)
+def test_every_record_batch_has_the_name_of_its_topic(capture: Capture) -> None:
+    """All these captures tell the names of their topic ids, or they are Kafka's constants."""
+    for row in capture.rows("record_batches"):
+        assert row["topic"], row
+        if row["source"] == "raft_fetch":
+            assert row["topic"] == "__cluster_metadata", row
 
 
 @every_capture

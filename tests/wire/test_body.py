@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from message_vectors import batch, message_vectors, same, unknown_tags_of
 
 from kdissect.protocol import catalog
 from kdissect.protocol.plan import Role
@@ -21,6 +20,7 @@ from kdissect.wire.body import (
     decode_columns,
     gather_strings,
 )
+from tests.wire.message_vectors import batch, message_vectors, same, unknown_tags_of
 
 SIDES = ("request", "response")
 

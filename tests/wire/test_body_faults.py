@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_vectors import batch, message_vectors, same, unknown_tags_of
 
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.status import REASONS, Status
 from kdissect.wire import reference
 from kdissect.wire.body import MessageColumns, decode_columns
+from tests.wire.message_vectors import batch, message_vectors, same, unknown_tags_of
 
 STATUS_OF = {reason: status for status, reason in REASONS.items()}
 SIDES = ("request", "response")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from message_vectors import message_vectors
 from numpy.typing import NDArray
 
 from kdissect.wire.body import decode_columns
+from tests.wire.message_vectors import message_vectors
 
 PAGE = mmap.PAGESIZE
 ROOM = 4 * PAGE
@@ -61,7 +61,7 @@ def test_cut_and_damaged_messages_stay_inside(guarded: NDArray[np.uint8]) -> Non
 
 PLAIN = """
 import numpy as np
-from message_vectors import batch, message_vectors
+from tests.wire.message_vectors import batch, message_vectors
 from kdissect.accelerate import JIT_ENABLED
 from kdissect.wire.body import decode_columns
 assert not JIT_ENABLED

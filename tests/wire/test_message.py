@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from message_values import to_json
 
 import kdissect
 from kdissect import DecodeError, EncodeError, Message, decode_message, encode_message
 from kdissect.protocol import catalog
+from tests.wire.message_values import to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS = ROOT.parent / "shared" / "kafka" / "vectors" / "messages.jsonl.gz"

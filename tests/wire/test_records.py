@@ -11,7 +11,6 @@ from typing import Any
 import crc32c
 import numpy as np
 import pytest
-from wire.records_cases import assert_twins_agree, decode_columns, vectors
 
 from kdissect.status import Status
 from kdissect.wire.compression import CODEC_NAMES, Limits, compress
@@ -22,6 +21,7 @@ from kdissect.wire.records_reference import (
     encode_messages,
     write_varint,
 )
+from tests.wire.records_cases import assert_twins_agree, decode_columns, vectors
 
 VECTOR_NAMES = {"base_timestamp": "base_timestamp_ms", "max_timestamp": "max_timestamp_ms"}
 

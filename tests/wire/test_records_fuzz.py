@@ -8,11 +8,11 @@ import crc32c
 import numpy as np
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from wire.records_cases import assert_twins_agree
 
 from kdissect.wire import records_kernel as rk
 from kdissect.wire.compression import CODEC_NAMES, Limits, compress
 from kdissect.wire.records_reference import encode_batch, encode_message, encode_messages
+from tests.wire.records_cases import assert_twins_agree
 
 QUICK = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.data_too_large]

@@ -10,7 +10,6 @@ from uuid import UUID
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from message_values import sample, to_json, values
 
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog, grammar
@@ -18,6 +17,7 @@ from kdissect.protocol.model import Type
 from kdissect.status import REASONS, Status
 from kdissect.wire import reference
 from kdissect.wire.reference import decode, encode
+from tests.wire.message_values import sample, to_json, values
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERNAL = ROOT.parent / "shared" / "kafka" / "vectors" / "internal.jsonl.gz"

@@ -1,0 +1,83 @@
+"""`decode_message` and `encode_message` on every frame of real conversations, cut out with dpkt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import kdissect
+
+from . import definitions, packets
+from .compare import Comparison, plain
+from .matching import match
+from .material import LOGGED, Capture, needs_material
+from .rows import Row
+
+pytestmark = needs_material
+
+SHOWN = 8
+API_VERSIONS = 18
+SMALL = [c for c in LOGGED if not c.name.startswith("perf/")]
+every_small_capture = pytest.mark.parametrize("capture", SMALL, ids=str)
+
+
+def _frames(capture: Capture) -> Iterator[tuple[Row, str, bytes]]:
+    """Row of `exchanges`, side, and the bytes of the frame without its size prefix."""
+    connections = packets.streams(capture.path)
+    reused = {pair for pair, found in connections.items() if len(found) > 1}
+    for row in capture.rows("exchanges"):
+        pair = (row["client_ip"], row["client_port"]), (row["broker_ip"], row["broker_port"])
+        if pair in reused or row["api_key"] is None:
+            continue
+        for side, stream in zip(("request", "response"), connections[pair][0], strict=True):
+            if row[f"{side}_decode_status"] == "ok":
+                start = row[f"{side}_pos"] + 4
+                yield row, side, bytes(stream.data[start : start + row[f"{side}_size"]])
+
+
+def _decode(row: Row, side: str, frame: bytes) -> kdissect.Message:
+    if side == "request":
+        return kdissect.decode_message(frame, side=side)
+    return kdissect.decode_message(
+        frame, side=side, api_key=row["api_key"], api_version=row["api_version"]
+    )
+
+
+@every_small_capture
+def test_frames_decode_as_logged_and_encode_to_the_same_bytes(
+    capture: Capture, say: Callable[[str], None]
+) -> None:
+    """Values as the broker logged them; encoded again, not a bit differs."""
+    logged = {row["exchange_id"]: entry for entry, row in match(capture).pairs}
+    comparison = Comparison()
+    count = 0
+    for row, side, frame in _frames(capture):
+        message = _decode(row, side, frame)
+        assert (message.api_key, message.api_name) == (row["api_key"], row["api_name"])
+        assert message.header["correlation_id"] == row["correlation_id"]
+        count += 1
+        if kdissect.encode_message(message) != frame:
+            comparison.differences.append(f"{row['api_name']} v{message.api_version}: other bytes")
+        entry = logged.get(row["exchange_id"])
+        if entry is None:
+            continue
+        log = getattr(entry, side)
+        if isinstance(log, dict):
+            layout = definitions.layout(row["api_key"], side.title(), message.api_version)
+            comparison.body(layout, log, plain(message.body), f"{entry} {side}")
+    assert not comparison.differences, comparison.differences[:SHOWN]
+    say(f"{capture}: {count} messages decode as logged and encode to the bytes they came from")
+
+
+def test_an_answer_to_an_unknown_version_of_api_versions_is_version_0() -> None:
+    """Error 35 comes back as version 0, whatever was asked (99 here)."""
+    capture = Capture("odd/odd_conversations")
+    fallbacks = [r for r in capture.rows("exchanges") if r["version_source"] == "fallback_v0"]
+    found = [
+        _decode(row, side, frame)
+        for row, side, frame in _frames(capture)
+        if side == "response" and row in fallbacks
+    ]
+    assert [message.api_version for message in found] == [0]
+    assert found[0].body["error_code"] == 35
