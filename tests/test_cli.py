@@ -138,3 +138,19 @@ def test_a_capture_without_kafka(kdissect: Run, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "no Kafka traffic" in one_line(result)
     assert json.loads(result.stdout)["totals"]["exchanges"] == 0
+
+
+def test_definitions(kdissect: Run) -> None:
+    """An API by name or key, one version, two compared, JSON; a wrong name suggests near ones."""
+    assert "throttle_time_ms" in kdissect("definitions", "Fetch").stdout
+    assert (
+        kdissect("definitions", "fetch", "12").stdout == kdissect("definitions", "1", "12").stdout
+    )
+    compared = kdissect("definitions", "Fetch", "12", "13").stdout
+    assert "+ topics.topic_id: uuid" in compared
+    document = json.loads(kdissect("definitions", "Heartbeat", "--json").stdout)
+    assert document["api_key"] == 12
+    assert len(json.loads(kdissect("definitions", "--json").stdout)["apis"]) == 93
+    wrong = kdissect("definitions", "Fetsh")
+    assert wrong.returncode == 2
+    assert "did you mean Fetch" in one_line(wrong)
