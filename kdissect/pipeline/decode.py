@@ -20,9 +20,10 @@ from kdissect.capture.source import Sources
 from kdissect.pipeline.facts import Facts
 from kdissect.pipeline.frames import Frames
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.record_sets import record_sets
 from kdissect.pipeline.slices import SIDES
 from kdissect.protocol import catalog
-from kdissect.protocol.model import Field
+from kdissect.protocol.model import Field, Type
 from kdissect.protocol.plan import Role, role_of
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
@@ -33,7 +34,15 @@ from kdissect.tables.exchanges import (
     VersionSource,
     exchanges_table,
 )
-from kdissect.tables.marks import MARK, METADATA_TOPIC_ID, ChunkMarks, RecordSets
+from kdissect.tables.internal import internal_rows, without_secrets
+from kdissect.tables.marks import (
+    METADATA_TOPIC,
+    METADATA_TOPIC_ID,
+    ChunkMarks,
+    RecordSets,
+    message_marks,
+)
+from kdissect.tables.payload import FULL, shown, with_decoded
 from kdissect.tables.records import (
     FETCH,
     NO_OFFSET,
@@ -67,6 +76,7 @@ _RECORD_FAULTS: dict[tuple[FaultStage, Status], Anomaly] = {
     (FaultStage.CODEC, Status.UNKNOWN_CODEC): Anomaly.DECOMPRESSION_FAILED,
     (FaultStage.CODEC, Status.CORRUPT): Anomaly.DECOMPRESSION_FAILED,
     (FaultStage.CODEC, Status.LIMIT): Anomaly.DECOMPRESSION_LIMIT,
+    (FaultStage.RECORDS, Status.BAD_CRC): Anomaly.WRONG_CRC,
     (FaultStage.RECORDS, Status.COUNT_MISMATCH): Anomaly.RECORD_COUNT_MISMATCH,
     (FaultStage.RECORDS, Status.LIMIT): Anomaly.LIMIT,
 }
@@ -89,6 +99,18 @@ class _Chunk:
     version_source: npt.NDArray[np.int8]
     decoded: dict[tuple[int, int], _Decoded] = field(default_factory=dict)
     anomalies: list[AnomalyRow] = field(default_factory=list)
+
+
+@cache
+def _carries_records(api_key: int, side: int) -> bool:
+    """Whether messages of that API and side may hold records; True where nothing is known."""
+
+    def has(fields: tuple[Field, ...]) -> bool:
+        return any(item.type is Type.RECORDS or has(item.fields) for item in fields)
+
+    if api_key not in catalog.apis():
+        return True
+    return has(catalog.api(api_key).side(SIDES[side]).fields)
 
 
 @cache
@@ -152,7 +174,10 @@ class Decoder:
                     self._decode_side(chunk, api_key, side)
         self._unknown(chunk)
         marks = ChunkMarks(
-            [self._marks(side, decoded) for (_, side), decoded in chunk.decoded.items()],
+            [
+                message_marks(decoded.rows, side, decoded.columns.marks)
+                for (_, side), decoded in chunk.decoded.items()
+            ],
             frames.buf,
             len(rows),
             self.names_by_id,
@@ -242,14 +267,20 @@ class Decoder:
         detail: str,
         place: tuple[int, int] | None = None,
         packet_pos: int = 0,
+        data: bytes | None = None,
     ) -> None:
+        """An anomaly of a message; `place` is that of its bytes, `data` others to show instead."""
         frames = chunk.frames
         exchange = frames.exchanges[row]
         column = exchange[SIDES[side]]
+        api_key = int(exchange["api_key"])
         start, end = place or (int(frames.start[row, side]), int(frames.end[row, side]))
-        data = frames.buf[start : min(end, start + DATA_MAX)].tobytes()
-        if not self.options.reveal_secrets and int(exchange["api_key"]) in _SECRET_APIS:
+        if data is None:
+            data = frames.buf[start : min(end, start + DATA_MAX)].tobytes()
+        if not self.options.reveal_secrets and api_key in _SECRET_APIS:
             data = TEXT.encode()
+        if self.options.payload != FULL and _carries_records(api_key, side):
+            data = None
         source = int(column["source"])
         connection = self.assembly.connections[exchange["connection"]]
         chunk.anomalies.append(
@@ -266,16 +297,6 @@ class Decoder:
                 data=data,
             )
         )
-
-    @staticmethod
-    def _marks(side: int, decoded: _Decoded) -> npt.NDArray[np.void]:
-        given = decoded.columns.marks
-        marks = np.zeros(len(given), MARK)
-        marks["row"] = decoded.rows[given["row"]]
-        marks["side"] = side
-        for name in ("role", "a", "b"):
-            marks[name] = given[name]
-        return marks
 
     # -- tables -----------------------------------------------------------------------------
 
@@ -375,12 +396,10 @@ class Decoder:
     # -- records ----------------------------------------------------------------------------
 
     def _write_records(self, chunk: _Chunk, marks: ChunkMarks) -> None:
-        sets = marks.places(Role.RECORDS)
-        kept = sets.length > 0
-        if not kept.any():
-            return
-        sets = RecordSets(*(getattr(sets, name)[kept] for name in RecordSets.__dataclass_fields__))
         frames = chunk.frames
+        sets, lead = record_sets(marks, frames.exchanges, frames.buf)
+        if not len(sets.row):
+            return
         exchanges = frames.exchanges[sets.row]
         facts = RecordSetFacts(
             sets=sets,
@@ -391,17 +410,44 @@ class Decoder:
             topic_ids=marks.topic_ids,
             id_of_name=self.ids_by_name,
         )
-        rows = RecordRows(facts)
-        start = np.ascontiguousarray(sets.start, np.int64)
-        length = np.ascontiguousarray(sets.length, np.int64)
+        rows = RecordRows(facts, lead)
+        start = np.ascontiguousarray(sets.start + lead, np.int64)
+        length = np.ascontiguousarray(sets.length - lead, np.int64)
         for part in iter_record_chunks(frames.buf, start, length, Limits()):
             batches, records = rows.add(pa.table(part.batches), pa.table(part.records))
             if batches.num_rows:
                 self.sink("record_batches", batches)
             if records.num_rows:
-                self.sink("records", records)
+                set_index = part.records.column("set_index").to_numpy()
+                self.sink("records", self._record_values(chunk, sets, records, set_index))
             for fault in part.faults:
-                self._record_anomaly(chunk, sets, fault)
+                self._record_anomaly(chunk, sets, marks.topics, fault)
+        if lead.any():
+            self.sink("record_batches", rows.pieces())
+
+    def _record_values(
+        self, chunk: _Chunk, sets: RecordSets, records: pa.Table, set_index: npt.NDArray[Any]
+    ) -> pa.Table:
+        """`records` as the options show it; what is internal goes to tables of its own."""
+        options = self.options
+        internal = internal_rows(records, options.payload, options.reveal_secrets)
+        if internal is not None:
+            for name, table in internal.tables:
+                self.sink(f"internal/{name}", table)
+            for fault in internal.faults:
+                at = set_index[fault.row]
+                row, side, start = int(sets.row[at]), int(sets.side[at]), int(sets.start[at])
+                data = TEXT.encode() if fault.is_secret else fault.data
+                place = (start, start + int(sets.length[at]))
+                packet_pos = 4 + start - int(chunk.frames.start[row, side])
+                self._message_anomaly(
+                    chunk, fault.kind, row, side, fault.detail, place, packet_pos, data
+                )
+            records = without_secrets(records, internal.secret)
+        records = shown(records, options.payload)
+        if options.decode_values is not None:
+            records = with_decoded(records, options.decode_values, options.payload)
+        return records
 
     def _record_source(
         self, api_key: npt.NDArray[Any], sets: RecordSets, marks: ChunkMarks
@@ -412,7 +458,7 @@ class Decoder:
         replica, has_replica = marks.first_number(Role.REPLICA_ID)
         follower = has_replica[sets.row] & (replica[sets.row] >= 0)
         source[(source == FETCH) & follower] = REPLICA_FETCH
-        raft_names = [n for n, name in enumerate(marks.topics) if name == "__cluster_metadata"]
+        raft_names = [n for n, name in enumerate(marks.topics) if name == METADATA_TOPIC]
         raft_ids = [n for n, text in enumerate(marks.topic_ids) if text == METADATA_TOPIC_ID]
         raft = np.isin(sets.topic, raft_names) | np.isin(sets.topic_id, raft_ids)
         source[raft & np.isin(source, (FETCH, REPLICA_FETCH))] = RAFT_FETCH
@@ -440,7 +486,14 @@ class Decoder:
         found = (known[at] == wanted) & (sets.side == REQUEST)
         return np.where(found, given.start[first[at]], offset)
 
-    def _record_anomaly(self, chunk: _Chunk, sets: RecordSets, fault: Any) -> None:
+    @staticmethod
+    def _is_metadata(sets: RecordSets, topics: list[str], at: int) -> bool:
+        code = int(sets.topic[at])
+        return code >= 0 and topics[code] == METADATA_TOPIC
+
+    def _record_anomaly(
+        self, chunk: _Chunk, sets: RecordSets, topics: list[str], fault: Any
+    ) -> None:
         status = Status(int(fault["kind"]))
         stage = FaultStage(int(fault["stage"]))
         kind = _RECORD_FAULTS.get((stage, status), Anomaly.MALFORMED_RECORDS)
@@ -452,6 +505,7 @@ class Decoder:
         pos, size = int(fault["pos"]), int(fault["byte_count"])
         detail = f"record batch {int(fault['batch_index'])}: {reason}"
         frame_start = int(chunk.frames.start[row, side])
-        self._message_anomaly(
-            chunk, kind, row, side, detail, (pos, pos + size), 4 + pos - frame_start
-        )
+        place = (pos, pos + size)
+        is_secret = not self.options.reveal_secrets and self._is_metadata(sets, topics, at)
+        data = TEXT.encode() if is_secret else None
+        self._message_anomaly(chunk, kind, row, side, detail, place, 4 + pos - frame_start, data)

@@ -23,12 +23,13 @@ import pyarrow.compute as pc
 from kdissect.accelerate import kernel, load_u8, load_u16
 from kdissect.capture.source import Sources
 from kdissect.pipeline.frames import Frames
+from kdissect.pipeline.metadata import learn_metadata
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Definition, Field
 from kdissect.protocol.plan import Role, role_of
 from kdissect.stream.index import Assembly
 from kdissect.tables.connections import ConnectionFacts
-from kdissect.tables.marks import ZERO_UUID
+from kdissect.tables.marks import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from kdissect.tables.schemas import BROKERS, TOPICS
 from kdissect.tables.values import strings, times_from_ns, uuid_texts
 from kdissect.wire.body import MessageColumns
@@ -71,9 +72,13 @@ class Facts:
         )
 
     def names_by_id(self) -> dict[str, str]:
-        """topic id text -> name; the first told wins where a capture tells two."""
+        """topic id text -> name; the first told wins where a capture tells two.
+
+        The id of the metadata log is Kafka's, told or not.
+        """
         order = sorted(self.topics.items(), key=lambda item: (item[1], item[0]), reverse=True)
-        return {ident: name for (name, ident), _ in order if ident not in ("", ZERO_UUID)}
+        told = {ident: name for (name, ident), _ in order if ident not in ("", ZERO_UUID)}
+        return {METADATA_TOPIC_ID: METADATA_TOPIC, **told}
 
     def ids_by_name(self) -> dict[str, str]:
         """name -> topic id text, for names that had exactly one id (a recreated topic has more)."""
@@ -132,6 +137,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> tuple[Facts
             for api_key in np.unique(exchanges["api_key"][chunk]):
                 _read(assembly, frames, int(api_key), side, facts, connection_facts)
     _raw_tokens(assembly, sources, connection_facts)
+    learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
     return facts, connection_facts
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kdissect.tables.schemas import DECODE_VALUES
+
 MB = 1 << 20
 PAYLOADS = ("full", "keys", "hash", "none")
 
@@ -16,6 +18,8 @@ class Options:
     ports: hints that a port speaks Kafka (recognition stays by content).
     reveal_secrets: show passwords, tokens and sensitive config values.
     split_bytes: of a capture per scan task; None chooses from the input and the cores.
+    payload: how much of the records' own bytes is shown (kdissect/tables/payload.py).
+    decode_values: a reading of values that adds columns to `records`, one of DECODE_VALUES.
     frame_size_max: Kafka's own default of socket.request.max.bytes.
     chunk_bytes: of frames decoded at a time; fits the caches of a core.
     """
@@ -23,12 +27,21 @@ class Options:
     ports: tuple[int, ...] = ()
     reveal_secrets: bool = False
     split_bytes: int | None = None
+    payload: str = "full"
+    decode_values: str | None = None
     frame_size_max: int = 104_857_600
     chunk_bytes: int = 8 * MB
 
     def __post_init__(self) -> None:
         if self.split_bytes is not None and self.split_bytes < 1:
             raise ValueError("split_bytes must be at least 1")
+        if self.payload not in PAYLOADS:
+            raise ValueError(f"payload must be one of {', '.join(PAYLOADS)}, not {self.payload!r}")
+        if self.decode_values is not None and self.decode_values not in DECODE_VALUES:
+            raise ValueError(
+                f"decode_values must be one of {', '.join(DECODE_VALUES)}, "
+                f"not {self.decode_values!r}"
+            )
         for port in self.ports:
             if not 0 < port < 65536:
                 raise ValueError(f"ports: {port} is no TCP port")

@@ -225,7 +225,9 @@ def _assembly_anomalies(plan: RunPlan, sources: Sources, assembly: Assembly) -> 
     data: list[bytes | None] = []
     for row in anomalies:
         start, count = int(row["extent_start"]), int(row["extent_count"])
-        data.append(_shown(sources, assembly, start, count) if count else None)
+        # bytes of a stream may be those of records
+        is_shown = count and plan.options.payload == "full"
+        data.append(_shown(sources, assembly, start, count) if is_shown else None)
     ids = assembly.connections["connection_id"]
     return anomalies_table(stream_anomalies(anomalies, ids, list(plan.capture_ids), data))
 

@@ -91,6 +91,7 @@ class Role(IntEnum):
     BASE_OFFSET = 11  # a: offset of the first produced record
     LOG_APPEND_TIME_MS = 12  # a: milliseconds since 1970, -1: none
     REPLICA_ID = 13  # a: node id of a fetching broker, -1: a consumer
+    SNAPSHOT_POSITION = 14  # a: place in the snapshot of the bytes that follow
 
 
 class Rule(NamedTuple):
@@ -104,7 +105,7 @@ class Rule(NamedTuple):
     apis: frozenset[int] = frozenset()  # only in these APIs; empty: in all
 
 
-PRODUCE, FETCH = 0, 1
+PRODUCE, FETCH, FETCH_SNAPSHOT = 0, 1, 59
 
 # The first rule that fits decides. Arrays of strings get their element's role too.
 ROLE_RULES = (
@@ -125,6 +126,8 @@ ROLE_RULES = (
     Rule(Role.LOG_APPEND_TIME_MS, (Type.INT64,), names=frozenset({"log_append_time_ms"}),
          apis=frozenset({PRODUCE})),
     Rule(Role.REPLICA_ID, (Type.INT32,), names=frozenset({"replica_id"}), apis=frozenset({FETCH})),
+    Rule(Role.SNAPSHOT_POSITION, (Type.INT64,), names=frozenset({"position"}),
+         apis=frozenset({FETCH_SNAPSHOT})),
 )  # fmt: skip
 
 _RULES_OF_TYPE: dict[Type, list[Rule]] = {kind: [] for kind in Type}

@@ -25,7 +25,9 @@ MARK = np.dtype(
 )
 
 NO_TOPIC = -1
-METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: the id of __cluster_metadata
+METADATA_TOPIC = "__cluster_metadata"
+METADATA_TOPIC = "__cluster_metadata"
+METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: its id, which no message tells
 ZERO_UUID = "A" * 22
 
 
@@ -43,6 +45,18 @@ class RecordSets:
     topic: Ints
     topic_id: Ints
     partition: Ints
+
+
+def message_marks(
+    rows: npt.NDArray[np.int64], side: int, given: npt.NDArray[np.void]
+) -> npt.NDArray[np.void]:
+    """MARK rows of the messages `rows` of a chunk from the column kernel's marks."""
+    marks = np.zeros(len(given), MARK)
+    marks["row"] = rows[given["row"]]
+    marks["side"] = side
+    for name in ("role", "a", "b"):
+        marks[name] = given[name]
+    return marks
 
 
 class ChunkMarks:
@@ -129,8 +143,12 @@ class ChunkMarks:
         return strings(self.buf, start, length)[0]
 
     def topics_column(self) -> pa.Array:
-        """Per row the distinct topic names, in the order in which they are first met."""
-        chosen = np.flatnonzero(self.topic_code >= 0)
+        """Per row the distinct topic names, in the order in which they are first met.
+
+        An empty one names nothing: Metadata requests have it beside a topic's id.
+        """
+        named = np.array([name != "" for name in self.topics] + [False])  # the last: NO_TOPIC
+        chosen = np.flatnonzero(named[self.topic_code])
         width = max(len(self.topics), 1)
         keys = self.marks["row"][chosen].astype(np.int64) * width + self.topic_code[chosen]
         _, first = np.unique(keys, return_index=True)

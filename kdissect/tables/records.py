@@ -39,11 +39,13 @@ class RecordRows:
     over its whole exchange and a produced record's offset over its whole set.
     """
 
-    def __init__(self, facts: RecordSetFacts) -> None:
+    def __init__(self, facts: RecordSetFacts, lead: npt.NDArray[np.int64]) -> None:
+        """lead: bytes of each set in front of its first batch; they count as one (`pieces`)."""
         self.facts = facts
         sets = facts.sets
         count = len(sets.row)
-        self._batches = np.zeros(count, np.int64)
+        self._lead = lead
+        self._batches = (lead > 0).astype(np.int64)
         self._records = np.zeros(count, np.int64)
         rows = sets.row
         # index of the first set of each set's exchange
@@ -81,13 +83,27 @@ class RecordRows:
     def add(self, batches: pa.Table, records: pa.Table) -> tuple[pa.Table, pa.Table]:
         """(`record_batches`, `records`) rows of one chunk."""
         batch_set = batches["set_index"].to_numpy()
-        within = batches["batch_index"].to_numpy()
+        within = batches["batch_index"].to_numpy() + (self._lead > 0)[batch_set]
         np.maximum.at(self._batches, batch_set, within + 1)
         base = self._batch_base()
         return (
             self._batch_rows(batches, batch_set, within, base),
             self._record_rows(records, base),
         )
+
+    def pieces(self) -> pa.Table:
+        """`record_batches` rows of what is in front of the first batch of a set, once all chunks
+        are added: ends of batches whose begin is elsewhere, of which only the size is known."""
+        chosen = np.flatnonzero(self._lead > 0)
+        columns = self._common(pa.array(chosen), chosen)
+        columns["batch_index"] = ints(self._batch_base()[chosen], pa.int64())
+        columns["is_partial"] = pa.array(np.ones(len(chosen), np.bool_))
+        columns["size"] = ints(self._lead[chosen], pa.int64())
+        arrays = [
+            columns.get(name, pa.nulls(len(chosen), RECORD_BATCHES.field(name).type))
+            for name in RECORD_BATCHES.names
+        ]
+        return pa.table(arrays, names=RECORD_BATCHES.names)
 
     def _common(self, via: pa.Array, set_index: Any) -> dict[str, pa.Array]:
         facts = self.facts
@@ -116,6 +132,7 @@ class RecordRows:
         set_index = records["set_index"].to_numpy()
         via = pa.array(set_index)
         columns = self._common(via, set_index)
+        base = base + (self._lead > 0)
         columns["batch_index"] = ints(
             records["batch_index"].to_numpy() + base[set_index], pa.int64()
         )

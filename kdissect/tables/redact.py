@@ -40,6 +40,10 @@ CONFIGS: dict[tuple[int, int], tuple[tuple[str, str, str, str], ...]] = {
     (44, 0): (("resources.configs", "name", "value", ""),),
 }
 
+# Metadata records -> fields that always hide, and (name field, value field) of a config.
+RECORDS_ALWAYS = {"UserScramCredentialRecord": ("salt", "stored_key", "server_key")}
+RECORDS_CONFIGS = {"ConfigRecord": ("name", "value")}
+
 SENSITIVE_NAME = re.compile(
     r"password|secret|token|jaas|(^|[._-])key($|[._-])|\.key", re.IGNORECASE
 )
@@ -65,6 +69,27 @@ def redact_body(body: pa.StructArray, api_key: int, side: int) -> pa.StructArray
 
         body = _at(body, path.split("."), hide)
     return body
+
+
+def redact_record(value: pa.StructArray, name: str) -> tuple[pa.StructArray, np.ndarray]:
+    """(the values of metadata records of that name without secrets, where there were some)."""
+    hidden = np.zeros(len(value), np.bool_)
+    if name in RECORDS_ALWAYS:
+        for path in RECORDS_ALWAYS[name]:
+            value = _at(value, [path], _hide_all)
+        hidden[:] = True
+    elif name in RECORDS_CONFIGS:
+        name_field, value_field = RECORDS_CONFIGS[name]
+        before = value.field(value_field)
+        value = _hide_configs(value, name_field, value_field, "")
+        changed = pc.not_equal(before, value.field(value_field)).fill_null(False)
+        hidden = changed.to_numpy(zero_copy_only=False)
+    return value, hidden
+
+
+def holds_secrets(name: str) -> bool:
+    """True when records of that name may hold secrets, so that their raw bytes are no output."""
+    return name in RECORDS_ALWAYS or name in RECORDS_CONFIGS
 
 
 def _at(array: pa.Array, path: list[str], change: Callable[[pa.Array], pa.Array]) -> pa.Array:

@@ -255,3 +255,45 @@ def api_schema(request: pa.DataType, response: pa.DataType) -> pa.Schema:
             ("response_unknown_tags", UNKNOWN_TAGS),
         ]
     )
+
+
+# Columns that ``--decode-values`` adds to `records`.
+_DECODED = {
+    "string": [("value_text", _string)],
+    "json": [("value_json", _string)],
+    "schema-registry-id": [("value_schema_id", _i32), ("key_schema_id", _i32)],
+}
+DECODE_VALUES = tuple(_DECODED)
+
+
+def decoded_fields(kind: str) -> list[pa.Field]:
+    """Columns that a value of ``--decode-values`` adds to `records`."""
+    return [pa.field(name, type_) for name, type_ in _DECODED[kind]]
+
+
+def fixed_tables(decode_values: str | None = None) -> dict[str, Any]:
+    """`FIXED_TABLES` of a run with that option."""
+    if decode_values is None:
+        return FIXED_TABLES
+    fields = [*RECORDS, *decoded_fields(decode_values)]
+    return {**FIXED_TABLES, "records": pa.schema(fields)}
+
+
+def internal_schema(key: pa.DataType | None, value: pa.DataType) -> pa.Schema:
+    """Schema of ``internal/<Name>``; records of the metadata log have no key."""
+    return pa.schema(
+        [
+            ("exchange_id", _i64),
+            ("batch_index", _i64),
+            ("record_index", _i64),
+            ("topic", _string),
+            ("partition", _i32),
+            ("offset", _i64),
+            ("timestamp", TIME),
+            ("key_version", _i16),
+            ("value_version", _i16),
+            *([] if key is None else [("key", key)]),
+            ("value", value),
+            ("value_unknown_tags", UNKNOWN_TAGS),
+        ]
+    )

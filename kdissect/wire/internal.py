@@ -2,11 +2,11 @@
 
 What is in front of a body tells its layout:
 
-    coordinators   key: int16 type, body of version 0     value: int16 version, body; null: tombstone
-    metadata       key: none                              value: uvarints frame version 1, type and
-                                                                 version, body
-    control        key: int16 version, int16 type         value: EndTxnMarker int16 version, body;
-                                                                 others begin with their version
+    coordinators   key: int16 type, body of version 0   value: int16 version, body; null: tombstone
+    metadata       key: none                            value: uvarints frame version 1, type and
+                                                               version, body
+    control        key: int16 version, int16 type       value: EndTxnMarker int16 version, body;
+                                                               others begin with their version
 
 All records of a type are decoded by one call of the column kernel, whatever their versions. A
 record that does not decode is left out and told in `InternalFaults`; definitions whose drafts had
@@ -29,7 +29,7 @@ from kdissect.protocol.model import ALWAYS, NEVER, Api, Definition, Field, Type
 from kdissect.protocol.plan import Plan, compile_plan
 from kdissect.status import REASONS, Status
 from kdissect.wire.body import MessageColumns, decode_plan
-from kdissect.wire.columns import UNKNOWN_TAGS, arrow_type
+from kdissect.wire.columns import arrow_type
 
 GROUP, TRANSACTION, SHARE, METADATA, CONTROL = (
     "group",
@@ -94,8 +94,9 @@ class Places:
         value, there = self._number(skip, 2)
         return value.astype(np.int16).astype(np.int64), there
 
-    def int32(self) -> tuple[Ints, NDArray[np.bool_]]:
-        value, there = self._number(0, 4)
+    def int32(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
+        """(the int32 behind `skip` bytes of each, where it is there; 0 elsewhere)."""
+        value, there = self._number(skip, 4)
         return value.astype(np.int32).astype(np.int64), there
 
     def _number(self, skip: int, size: int) -> tuple[Ints, NDArray[np.bool_]]:
@@ -435,19 +436,3 @@ def internal_types(name: str) -> tuple[pa.DataType | None, pa.DataType]:
 
 def _type(definition: Definition) -> pa.DataType:
     return arrow_type(definition_plan(definition).body)
-
-
-__all__ = [
-    "CONTROL",
-    "LOG_OF_TOPIC",
-    "METADATA",
-    "UNKNOWN_TAGS",
-    "Framing",
-    "InternalColumns",
-    "InternalFaults",
-    "Places",
-    "decode_embedded",
-    "decode_internal",
-    "definition_plan",
-    "internal_types",
-]

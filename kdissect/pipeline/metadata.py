@@ -1,0 +1,106 @@
+"""Topics that only the metadata log tells: TopicRecords in fetches of ``__cluster_metadata``.
+
+Brokers learn of topics by fetching that log from the controllers, so a capture of a cluster may
+name a topic nowhere else. Fetches are most of a capture: only those are read whose request names
+the log, by name or by its fixed id, and whose response is larger than one without records.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.capture.source import Sources
+from kdissect.pipeline.frames import Frames
+from kdissect.pipeline.record_sets import FETCH_SNAPSHOT, record_sets
+from kdissect.protocol import catalog
+from kdissect.stream.index import Assembly
+from kdissect.tables.marks import METADATA_TOPIC, METADATA_TOPIC_ID, ChunkMarks, message_marks
+from kdissect.wire.internal import METADATA, decode_internal
+from kdissect.wire.records import Limits, iter_record_chunks
+
+REQUEST, RESPONSE = 0, 1
+FETCH = 1
+_SMALLEST_BATCH = 61
+_NAMES = {METADATA_TOPIC_ID: METADATA_TOPIC}
+_MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC.encode())
+
+AddTopic = Callable[[str, str, int, str], None]  # name, id, time in ns, API
+
+
+def learn_metadata(
+    assembly: Assembly, sources: Sources, chunk_bytes: int, add_topic: AddTopic
+) -> None:
+    """Give every topic of the metadata log's records in the assembly to `add_topic`."""
+    exchanges = assembly.exchanges
+    rows = np.flatnonzero(
+        np.isin(exchanges["api_key"], (FETCH, FETCH_SNAPSHOT))
+        & (exchanges["request"]["is_whole"] != 0)
+        & (exchanges["response"]["is_whole"] != 0)
+        & (exchanges["response"]["size"] > _SMALLEST_BATCH)
+    )
+    asking = [
+        chunk[_naming(assembly, sources, chunk)]
+        for chunk in _chunks(rows, exchanges["request"]["size"], chunk_bytes)
+    ]
+    if not asking:
+        return
+    rows = np.concatenate(asking)
+    for chunk in _chunks(rows, exchanges["response"]["size"], chunk_bytes):
+        frames = Frames.gather(assembly, sources, chunk, (RESPONSE,))
+        for api_key in (FETCH, FETCH_SNAPSHOT):
+            _read(frames, api_key, add_topic)
+
+
+def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int64]]:
+    if not len(rows):
+        return []
+    filled = np.cumsum(sizes[rows] + 64) // chunk_bytes
+    return np.split(rows, np.flatnonzero(np.diff(filled)) + 1)
+
+
+def _naming(assembly: Assembly, sources: Sources, rows: Any) -> npt.NDArray[np.int64]:
+    """Which of these requests hold the log's name or id somewhere."""
+    frames = Frames.gather(assembly, sources, rows, (REQUEST,))
+    data = frames.buf.tobytes()
+    ends = frames.end[:, REQUEST]
+    found = set()
+    for mark in _MARKS:
+        at = data.find(mark)
+        while at >= 0:
+            row = int(np.searchsorted(ends, at, side="right"))
+            found.add(row)
+            # on to the next request: one place in each is enough
+            at = data.find(mark, max(at + 1, int(ends[row])))
+    return np.array(sorted(found), np.int64)
+
+
+def _read(frames: Frames, api_key: int, add_topic: AddTopic) -> None:
+    chosen = np.flatnonzero(frames.readable(api_key, RESPONSE))
+    if not len(chosen):
+        return
+    decoded = frames.decode(api_key, RESPONSE, chosen)
+    parts = [message_marks(chosen, RESPONSE, decoded.marks)]
+    marks = ChunkMarks(parts, frames.buf, len(frames.exchanges), _NAMES)
+    sets, lead = record_sets(marks, frames.exchanges, frames.buf)
+    codes = [code for code, name in enumerate(marks.topics) if name == METADATA_TOPIC]
+    mine = np.flatnonzero(np.isin(sets.topic, codes))
+    start = np.ascontiguousarray((sets.start + lead)[mine], np.int64)
+    length = np.ascontiguousarray((sets.length - lead)[mine], np.int64)
+    time_ns = frames.exchanges["response"]["time_ns"][sets.row[mine]]
+    api_name = catalog.api(api_key).name
+    for part in iter_record_chunks(frames.buf, start, length, Limits()):
+        records = pa.table(part.records)
+        records = records.filter(records["control_type"].is_null())
+        set_index = records["set_index"].to_numpy()
+        columns, _ = decode_internal(METADATA, records["key"], records["value"])
+        for found in columns:
+            if found.name == "TopicRecord":
+                times = time_ns[set_index[found.rows]].tolist()
+                for value, time in zip(found.value.to_pylist(), times, strict=True):
+                    add_topic(value["name"], value["topic_id"], time, api_name)

@@ -1,0 +1,169 @@
+"""The rows of `internal/<Name>`: records of Kafka's own topics, and control records, decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.status import Status
+from kdissect.stream.index import Anomaly
+from kdissect.tables.payload import FULL, KEYS
+from kdissect.tables.redact import TEXT, holds_secrets, redact_record
+from kdissect.tables.schemas import internal_schema
+from kdissect.tables.values import ints
+from kdissect.wire.internal import (
+    CONTROL,
+    LOG_OF_TOPIC,
+    InternalColumns,
+    InternalFaults,
+    decode_internal,
+)
+
+_KINDS = {
+    Status.UNKNOWN_API: Anomaly.UNKNOWN_VERSION,
+    Status.UNKNOWN_VERSION: Anomaly.UNKNOWN_VERSION,
+    Status.SIZE_MISMATCH: Anomaly.SURPLUS_BYTES,
+    Status.INVALID_UTF8: Anomaly.INVALID_UTF8,
+    Status.LIMIT: Anomaly.LIMIT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFault:
+    """Records of one batch with one fault: the first one's row, and its bytes at fault."""
+
+    kind: Anomaly
+    row: int
+    detail: str
+    data: bytes
+    is_secret: bool
+
+
+@dataclass(slots=True)
+class InternalRows:
+    """tables: (name, rows). secret: rows of the records given whose raw value holds a secret."""
+
+    tables: list[tuple[str, pa.Table]] = field(default_factory=list)
+    faults: list[RecordFault] = field(default_factory=list)
+    secret: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+
+def internal_rows(records: pa.Table, payload: str, reveal_secrets: bool) -> InternalRows | None:
+    """Decode what is internal among `records` (rows of that table, whole keys and values).
+
+    None where nothing is, which costs a look at the topics' names.
+    """
+    topic = records["topic"].combine_chunks()
+    names = topic.dictionary.to_pylist()
+    internal = [(code, name) for code, name in enumerate(names) if name in LOG_OF_TOPIC]
+    control = records["control_type"]
+    has_control = control.null_count < len(control)
+    if not internal and not has_control:
+        return None
+    is_control = control.is_valid().to_numpy()
+    codes = topic.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    chosen = [
+        (LOG_OF_TOPIC[name], np.flatnonzero((codes == code) & ~is_control))
+        for code, name in internal
+    ]
+    found = InternalRows()
+    for log, rows in [*chosen, (CONTROL, np.flatnonzero(is_control))]:
+        if len(rows):
+            _decode(found, records, log, rows, payload, reveal_secrets)
+    return found
+
+
+def _decode(
+    found: InternalRows,
+    records: pa.Table,
+    log: str,
+    rows: npt.NDArray[np.int64],
+    payload: str,
+    reveal_secrets: bool,
+) -> None:
+    some = records.take(pa.array(rows))
+    keys, values = some["key"].combine_chunks(), some["value"].combine_chunks()
+    decoded, faults = decode_internal(log, keys, values)
+    for columns in decoded:
+        value = columns.value
+        if not reveal_secrets:
+            value, hidden = redact_record(value, columns.name)
+            found.secret.append(rows[columns.rows[hidden]])
+        if len(columns.rows):
+            found.tables.append((columns.name, _table(some, columns, value, payload)))
+    for fault in faults:
+        is_secret = not reveal_secrets and holds_secrets(fault.what)
+        if is_secret:
+            found.secret.append(rows[fault.rows])
+        found.faults += _batch_faults(
+            some, keys if fault.in_key else values, fault, rows, is_secret
+        )
+
+
+def _table(some: pa.Table, columns: InternalColumns, value: Any, payload: str) -> pa.Table:
+    via = pa.array(columns.rows)
+    count = len(columns.rows)
+    tags = columns.value_unknown_tags
+    if payload != FULL:
+        value, tags = pa.nulls(count, value.type), pa.nulls(count, tags.type)
+    data = {
+        name: some[name].take(via)
+        for name in ("exchange_id", "batch_index", "record_index", "partition", "offset")
+    }
+    data["topic"] = some["topic"].combine_chunks().take(via).cast(pa.string())
+    data["timestamp"] = some["timestamp"].take(via)
+    data["value_version"] = ints(columns.value_version, pa.int16(), columns.has_value)
+    data["value"] = value
+    data["value_unknown_tags"] = tags
+    key, key_version = columns.key, columns.key_version
+    if key is None or key_version is None:
+        data["key_version"] = pa.nulls(count, pa.int16())
+        schema = internal_schema(None, value.type)
+    else:
+        data["key_version"] = ints(key_version, pa.int16())
+        data["key"] = key if payload in (FULL, KEYS) else pa.nulls(count, key.type)
+        schema = internal_schema(key.type, value.type)
+    return pa.table([data[name] for name in schema.names], schema=schema)
+
+
+def _batch_faults(
+    some: pa.Table,
+    data: pa.Array,
+    fault: InternalFaults,
+    rows: npt.NDArray[np.int64],
+    is_secret: bool,
+) -> list[RecordFault]:
+    """One row for each batch with that fault, which shows the first of its records."""
+    via = pa.array(fault.rows)
+    pair = np.zeros(len(fault.rows), [("exchange", "<i8"), ("batch", "<i8")])
+    pair["exchange"] = some["exchange_id"].take(via).to_numpy()
+    pair["batch"] = some["batch_index"].take(via).to_numpy()
+    batches, first, counts = np.unique(pair, return_index=True, return_counts=True)
+    kind = _KINDS.get(fault.status, Anomaly.MALFORMED_RECORDS)
+    listed = []
+    for batch, at, count in zip(batches["batch"], first.tolist(), counts.tolist(), strict=True):
+        row = int(fault.rows[at])
+        index = some["record_index"][row].as_py()
+        more = f" (so are {count - 1} more of it)" if count > 1 else ""
+        detail = f"record batch {batch}, record {index}: {fault.detail(at)}{more}"
+        listed.append(
+            RecordFault(kind, int(rows[row]), detail, data[row].as_py() or b"", is_secret)
+        )
+    return listed
+
+
+def without_secrets(records: pa.Table, secret: list[npt.NDArray[np.int64]]) -> pa.Table:
+    """`records` with [redacted] for the values of these rows."""
+    rows = np.concatenate(secret) if secret else np.zeros(0, np.int64)
+    if not len(rows):
+        return records
+    hidden = np.zeros(records.num_rows, np.bool_)
+    hidden[rows] = True
+    values = records["value"]
+    shown = pc.if_else(pc.and_(pa.array(hidden), values.is_valid()), TEXT.encode(), values)
+    return records.set_column(records.schema.get_field_index("value"), "value", shown)

@@ -1,0 +1,147 @@
+"""How much of the records' own bytes is shown (`--payload`), and values read for people.
+
+`full`  everything
+`keys`  keys; values and values of headers are null
+`hash`  keys, values and values of headers are the 16 lower-case hexadecimal digits of their
+        xxh3_64 (null stays null), so that equal bytes are still seen to be equal
+`none`  keys, values and values of headers are null
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from kdissect.tables.schemas import decoded_fields
+from kdissect.wire.internal import Places
+
+FULL, KEYS, HASH, NONE = "full", "keys", "hash", "none"
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_MAGIC_BYTE = 0  # of the Schema Registry's wire format: 0, schema id int32, data
+
+
+def shown(records: pa.Table, payload: str) -> pa.Table:
+    """Rows of `records` with their keys, values and headers as `payload` says."""
+    if payload == FULL:
+        return records
+    for name in ("value",) if payload == KEYS else ("key", "value"):
+        index = records.schema.get_field_index(name)
+        column = _hidden(records[name].combine_chunks(), payload)
+        records = records.set_column(index, name, column)
+    index = records.schema.get_field_index("headers")
+    headers = records["headers"].combine_chunks()
+    return records.set_column(index, "headers", _hidden_headers(headers, payload))
+
+
+def _hidden(column: pa.Array, payload: str) -> pa.Array:
+    return hashes(column) if payload == HASH else pa.nulls(len(column), pa.binary())
+
+
+def _hidden_headers(headers: pa.ListArray, payload: str) -> pa.ListArray:
+    entries = headers.values
+    kinds = list(headers.type.value_type)
+    values = _hidden(entries.field(1), payload)
+    inner = pa.StructArray.from_arrays([entries.field(0), values], fields=kinds)
+    buffers = headers.buffers()[:2]
+    return pa.Array.from_buffers(
+        headers.type, len(headers), buffers, offset=headers.offset, children=[inner]
+    )
+
+
+def hashes(column: pa.Array) -> pa.Array:
+    """The hexadecimal xxh3_64 of each value as 16 bytes; null stays null.
+
+    The library hashes one value a call, so this mode alone takes a Python step per record.
+    """
+    places = Places.of(column)
+    data = memoryview(places.buf.data)
+    digest = np.zeros(len(column), np.uint64)
+    intdigest = xxhash.xxh3_64_intdigest
+    bounds = zip(places.start.tolist(), (places.start + places.length).tolist(), strict=True)
+    for row, (start, end) in enumerate(bounds):
+        if end >= start:
+            digest[row] = intdigest(data[start:end])
+    digits = digest.astype(">u8").view(np.uint8).reshape(-1, 8)
+    text = _HEX[np.stack([digits >> 4, digits & 15], axis=2).reshape(-1)]
+    valid = places.length >= 0
+    offsets = np.arange(len(column) + 1, dtype=np.int32) * 16
+    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text))]
+    return pa.Array.from_buffers(pa.binary(), len(column), buffers)
+
+
+# -- values read for people -----------------------------------------------------------------
+
+
+def with_decoded(records: pa.Table, kind: str, payload: str) -> pa.Table:
+    """`records` (as `shown`) with the columns of ``--decode-values``; null where bytes are other.
+
+    Hashes are no values: with `hash` all of them are null.
+    """
+    for column in decoded_fields(kind):
+        source = records["key" if column.name.startswith("key") else "value"].combine_chunks()
+        if payload == HASH:
+            read = pa.nulls(len(source), column.type)
+        elif column.name == "value_text":
+            read = texts(source)
+        elif column.name == "value_json":
+            read = canonical_json(source)
+        else:
+            read = schema_ids(source)
+        records = records.append_column(column, read)
+    return records
+
+
+def texts(column: pa.Array) -> pa.Array:
+    """The strings of a binary column; null where it is no UTF-8."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_text(value) for value in column.to_pylist()], pa.string())
+
+
+def _text(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def canonical_json(column: pa.Array) -> pa.Array:
+    """JSON values in one form: names sorted, no spaces, UTF-8; null where they are none (RFC 8259).
+
+    Integers keep all digits, other numbers are those of a double; one beyond it makes a null.
+    """
+    return pa.array([_canonical(value) for value in column.to_pylist()], pa.string())
+
+
+def _canonical(value: bytes | None) -> str | None:
+    if not value:
+        return None
+    try:
+        parsed = json.loads(value.decode("utf-8"), parse_constant=_no_constant)
+        text = json.dumps(
+            parsed, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+    except (ValueError, RecursionError):
+        return None
+    # a lone surrogate has no UTF-8, and keeps its escape
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def schema_ids(column: pa.Array) -> pa.Array:
+    """Ids of the Schema Registry's wire format (byte 0, int32 id); null where it is another."""
+    places = Places.of(column)
+    value, there = places.int32(1)
+    first: npt.NDArray[np.uint8] = np.ones(len(column), np.uint8)
+    first[there] = places.buf[places.start[there]]
+    return pa.array(value.astype(np.int32), pa.int32(), mask=first != _MAGIC_BYTE)
