@@ -99,6 +99,12 @@ def decode_message(
     except ValueError:
         raise DecodeError(REASONS[Status.UNKNOWN_API], message=f"api {key}") from None
     if version not in api.side(side).versions:
+        if (
+            key == _API_VERSIONS
+            and side == "response"
+            and _error_code(data) == _UNSUPPORTED_VERSION
+        ):
+            return _decode(api, 0, side, data)
         raise DecodeError(
             REASONS[Status.UNKNOWN_VERSION],
             pos=2 if side == "request" else 0,
@@ -129,9 +135,14 @@ def _decode(api: Api, version: int, side: str, data: bytes | bytearray | memoryv
     return message
 
 
+def _error_code(data: bytes | bytearray | memoryview) -> int:
+    """The first field of an ApiVersions response, behind its correlation id."""
+    return int.from_bytes(data[4:6], "big") if len(data) >= 6 else 0
+
+
 def _decode_api_versions(api: Api, version: int, data: bytes | bytearray | memoryview) -> Message:
     """The answer to version 1 and above, which may be a version 0 body with error 35."""
-    error_code = int.from_bytes(data[4:6], "big") if len(data) >= 6 else 0
+    error_code = _error_code(data)
     try:
         oldest = _decode(api, 0, "response", data)
     except DecodeError:
