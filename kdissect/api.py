@@ -19,7 +19,7 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import manifest_inputs, planned
 from kdissect.pipeline.sink import MemorySink, ParquetSink, StagedFile
 from kdissect.pipeline.steps import RunPlan
-from kdissect.tables.schemas import FIXED_TABLES
+from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,16 +156,27 @@ def read(
     *,
     ports: Sequence[int] = (),
     reveal_secrets: bool = False,
+    payload: str = "full",
+    decode_values: str | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
 ) -> Tables:
     """Dissect captures (files, folders, globs) in this process; the tables stay in memory.
 
-    Raises CaptureError when a named file is missing or is no capture.
+    payload: "full", "keys", "hash" or "none", how much of the records' keys and values is shown.
+    decode_values: "json", "string" or "schema-registry-id" adds columns to `records`.
+    Raises ValueError for an option's value, CaptureError when a named file is missing or is no
+    capture.
     """
-    options = Options(ports=tuple(ports), reveal_secrets=reveal_secrets, split_bytes=split_bytes)
+    options = Options(
+        ports=tuple(ports),
+        reveal_secrets=reveal_secrets,
+        split_bytes=split_bytes,
+        payload=payload,
+        decode_values=decode_values,
+    )
     began = time.perf_counter()
-    sink = MemorySink()
+    sink = MemorySink(fixed_tables(decode_values))
     with planned(_paths(paths), options, 1, spool) as plan:
         result = local.run(plan, sink)
         timings = {"session_start_s": 0.0, **result["timings"]}
@@ -199,21 +210,30 @@ def dissect(
     overwrite: bool = False,
     ports: Sequence[int] = (),
     reveal_secrets: bool = False,
+    payload: str = "full",
+    decode_values: str | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
     session_start_s: float = 0.0,
 ) -> Tables:
     """Dissect captures on the caller's Spark session into a table set at `out`.
 
-    The session is used, never stopped. Raises CaptureError for unusable inputs, OutputError when
-    `out` exists (without `overwrite`) or cannot be written; what was there stays intact.
+    The session is used, never stopped. Options as in `read`. Raises CaptureError for unusable
+    inputs, OutputError when `out` exists (without `overwrite`) or cannot be written; what was there
+    stays intact.
     """
     from kdissect.pipeline import spark as on_spark
 
     began = time.perf_counter() - session_start_s
     target = os.fspath(out)
     check_out(target, overwrite)
-    options = Options(ports=tuple(ports), reveal_secrets=reveal_secrets, split_bytes=split_bytes)
+    options = Options(
+        ports=tuple(ports),
+        reveal_secrets=reveal_secrets,
+        split_bytes=split_bytes,
+        payload=payload,
+        decode_values=decode_values,
+    )
     cores = on_spark.parallelism(spark)
     with planned(_paths(paths), options, cores, spool) as plan, staging(target) as run_id:
         files: list[StagedFile]

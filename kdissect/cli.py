@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,24 @@ if TYPE_CHECKING:
 
 EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 2, 3, 130
 JAVA_MIN = 17
+
+
+class Payload(StrEnum):
+    """--payload"""
+
+    FULL = "full"
+    KEYS = "keys"
+    HASH = "hash"
+    NONE = "none"
+
+
+class DecodeValues(StrEnum):
+    """--decode-values"""
+
+    JSON = "json"
+    STRING = "string"
+    SCHEMA_REGISTRY_ID = "schema-registry-id"
+
 
 app = typer.Typer(
     name="kdissect",
@@ -90,6 +109,22 @@ def dissect_command(
     reveal_secrets: Annotated[
         bool, typer.Option("--reveal-secrets", help="Show passwords, tokens and sensitive configs.")
     ] = False,
+    payload: Annotated[
+        Payload,
+        typer.Option(
+            "--payload",
+            help="Record data that is shown: full; keys (values are null); hash (16 hex digits of "
+            "the xxh3_64 of keys and values); none (keys and values are null).",
+        ),
+    ] = Payload.FULL,
+    decode_values: Annotated[
+        DecodeValues | None,
+        typer.Option(
+            "--decode-values",
+            help="Add columns to records: value_json, value_text, or value_schema_id and "
+            "key_schema_id; null where the bytes are something else.",
+        ),
+    ] = None,
     split_bytes: Annotated[
         int | None,
         typer.Option(
@@ -142,6 +177,8 @@ def dissect_command(
             overwrite=overwrite,
             ports=port or (),
             reveal_secrets=reveal_secrets,
+            payload=payload.value,
+            decode_values=decode_values.value if decode_values else None,
             split_bytes=split_bytes,
             spool=spool,
             session_start_s=session_start_s,

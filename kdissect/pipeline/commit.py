@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.sink import COMPRESSION, COMPRESSION_LEVEL, STAGING, StagedFile
-from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
+from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
 MANIFEST = "_kdissect.json"
 
@@ -80,7 +80,7 @@ def commit(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, A
         os.replace(root / STAGING / run_id / file.path, root / name)
         entry["rows"] += file.row_count
         entry["files"].append(name)
-    for table, schema in FIXED_TABLES.items():
+    for table, schema in fixed_tables(manifest.get("options", {}).get("decode_values")).items():
         if not tables[table]["files"]:
             name = f"{table}/part-00000-{run_id}.parquet"
             (root / table).mkdir(parents=True, exist_ok=True)

@@ -26,25 +26,24 @@ COMPRESSION_LEVEL = 1
 
 
 class MemorySink:
-    """Collects tables by name, as plain Arrow types."""
+    """Collects tables by name, as plain Arrow types.
 
-    def __init__(self) -> None:
+    fixed: schemas of the tables that exist even when empty (schemas.fixed_tables).
+    """
+
+    def __init__(self, fixed: dict[str, Any] = FIXED_TABLES) -> None:
+        self.fixed = fixed
         self.parts: dict[str, list[pa.Table]] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:
-        self.parts.setdefault(name, []).append(plain(table, logical_schema(name, table.schema)))
+        self.parts.setdefault(name, []).append(plain(table, self.fixed.get(name, table.schema)))
 
     def tables(self) -> dict[str, pa.Table]:
         """Every fixed table (empty ones too) and those met."""
-        tables = {name: schema.empty_table() for name, schema in FIXED_TABLES.items()}
+        tables = {name: schema.empty_table() for name, schema in self.fixed.items()}
         for name, parts in self.parts.items():
             tables[name] = pa.concat_tables(parts)
         return tables
-
-
-def logical_schema(name: str, given: pa.Schema) -> pa.Schema:
-    """The schema that users see: of a fixed table, else `given` (already plain)."""
-    return FIXED_TABLES.get(name, given)
 
 
 @dataclass(frozen=True, slots=True)
