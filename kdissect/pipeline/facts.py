@@ -165,7 +165,7 @@ def _read(
         time_ns = exchanges[SIDE_NAMES[side]]["time_ns"]
         _topic_facts(frames.buf, decoded, time_ns, catalog.api(api_key).name, facts)
     if side == RESPONSE and api_key == METADATA:
-        _topic_names(frames.buf, decoded, exchanges["response"]["time_ns"], facts)
+        _topic_names(decoded.body, exchanges["response"]["time_ns"], facts)
     if side == RESPONSE and api_key in (METADATA, DESCRIBE_CLUSTER):
         _broker_facts(decoded.body, facts)
     if side == REQUEST and api_key in (SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE):
@@ -188,18 +188,20 @@ def _topic_facts(
             facts.add_topic(row["name"], row["id"], row["time_ns_min"], api_name)
 
 
-def _topic_names(
-    buf: npt.NDArray[np.uint8], decoded: MessageColumns, time_ns: Any, facts: Facts
-) -> None:
-    """Names that Metadata told before topics had ids (before v10)."""
-    marks = decoded.marks
-    named = (marks["role"] == Role.TOPIC_NAME) & (marks["b"] > 0)
-    bound = np.unique(marks["row"][marks["role"] == Role.TOPIC_BINDING])
-    marks = marks[named & ~np.isin(marks["row"], bound)]
-    if not len(marks):
+def _topic_names(body: pa.StructArray, time_ns: Any, facts: Facts) -> None:
+    """Names that Metadata told without an id: before v10, or from brokers that have no ids."""
+    topics = body.field("topics")
+    flat = topics.flatten()
+    if not len(flat):
         return
-    names, _ = strings(buf, marks["a"], marks["b"])
-    told = pa.table({"name": names, "time_ns": time_ns[marks["row"]]})
+    names = [flat.type[i].name for i in range(flat.type.num_fields)]
+    name, topic_id, error = (
+        flat.field(names.index(column)) for column in ("name", "topic_id", "error_code")
+    )
+    without_id = pc.or_kleene(pc.is_null(topic_id), pc.equal(topic_id, ZERO_UUID))
+    exists = pc.and_(pc.equal(error, 0), pc.fill_null(pc.not_equal(name, ""), False))
+    parents = pc.list_parent_indices(topics).to_numpy()
+    told = pa.table({"name": name, "time_ns": time_ns[parents]}).filter(pc.and_(without_id, exists))
     for row in told.group_by("name").aggregate([("time_ns", "min")]).to_pylist():
         facts.add_topic(row["name"], "", row["time_ns_min"], "Metadata")
 

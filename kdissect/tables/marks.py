@@ -26,7 +26,6 @@ MARK = np.dtype(
 
 NO_TOPIC = -1
 METADATA_TOPIC = "__cluster_metadata"
-METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: its id, which no message tells
 ZERO_UUID = "A" * 22
 
