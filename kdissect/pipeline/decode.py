@@ -28,6 +28,7 @@ from kdissect.protocol.plan import Role, role_of
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table
+from kdissect.tables.embedded import add_decoded
 from kdissect.tables.exchanges import (
     DecodeStatus,
     ExchangeFacts,
@@ -79,6 +80,12 @@ _RECORD_FAULTS: dict[tuple[FaultStage, Status], Anomaly] = {
     (FaultStage.RECORDS, Status.BAD_CRC): Anomaly.WRONG_CRC,
     (FaultStage.RECORDS, Status.COUNT_MISMATCH): Anomaly.RECORD_COUNT_MISMATCH,
     (FaultStage.RECORDS, Status.LIMIT): Anomaly.LIMIT,
+}
+
+_EMBEDDED_FAULTS = {
+    Status.INVALID_UTF8: Anomaly.INVALID_UTF8,
+    Status.CORRUPT: Anomaly.DECOMPRESSION_FAILED,
+    Status.LIMIT: Anomaly.DECOMPRESSION_LIMIT,
 }
 
 
@@ -359,6 +366,7 @@ class Decoder:
                 body, tag = self._side_columns(chunk, api_key, side, rows)
                 bodies.append(body)
                 tags.append(tag)
+            bodies = self._embedded(chunk, api_key, bodies, rows)
             some = exchanges[rows]
             ids = self.assembly.connections["connection_id"][some["connection"]]
             request, response = some["request"], some["response"]
@@ -374,6 +382,20 @@ class Decoder:
             schema = api_schema(bodies[0].type, bodies[1].type)
             self.sink(f"apis/{name}", pa.table(columns, schema=schema))
 
+    def _embedded(
+        self, chunk: _Chunk, api_key: int, bodies: list[pa.Array], rows: npt.NDArray[np.int64]
+    ) -> list[pa.Array]:
+        """Both sides with what is inside their bytes decoded, and without secrets."""
+        reveal = self.options.reveal_secrets
+        request, response, faults = add_decoded(api_key, bodies[0], bodies[1], reveal)
+        for fault in faults:
+            kind = _EMBEDDED_FAULTS.get(fault.status, Anomaly.MALFORMED_EMBEDDED)
+            detail = f"{catalog.api(api_key).name} {SIDES[fault.side]} > {fault.detail}"
+            self._message_anomaly(chunk, kind, int(rows[fault.row]), fault.side, detail)
+        if reveal:
+            return [request, response]
+        return [redact_body(request, api_key, REQUEST), redact_body(response, api_key, RESPONSE)]
+
     def _side_columns(
         self, chunk: _Chunk, api_key: int, side: int, rows: npt.NDArray[np.int64]
     ) -> tuple[pa.Array, pa.Array]:
@@ -382,8 +404,6 @@ class Decoder:
             kind = body_type(api_key, SIDES[side])
             return pa.nulls(len(rows), kind), pa.nulls(len(rows), UNKNOWN_TAGS)
         body = decoded.columns.body
-        if not self.options.reveal_secrets:
-            body = redact_body(body, api_key, side)
         if len(decoded.rows) == len(rows) and bool(np.all(decoded.rows == rows)):
             return body, decoded.columns.unknown_tags
         at = np.searchsorted(decoded.rows, rows)

@@ -74,6 +74,7 @@ class Anomaly(IntEnum):
     SURPLUS_BYTES = 22
     MALFORMED_RECORDS = 23
     PARTIAL_FRAME = 24
+    MALFORMED_EMBEDDED = 25
 
 
 INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity
