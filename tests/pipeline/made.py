@@ -1,0 +1,101 @@
+"""Captures made for a test: one connection that carries given messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kdissect import Message, encode_message
+from kdissect.wire.records_reference import encode_batch
+from tests.capture.build import ethernet, ipv4, pcap, tcp
+
+SYN, ACK, PSH = 2, 16, 8
+SEGMENT_BYTES = 40_000
+CLIENT, BROKER = "10.0.0.1", "10.0.0.2"
+PRODUCE, FETCH, FETCH_SNAPSHOT = 0, 1, 59
+
+Exchange = tuple[bytes, bytes]  # frames of a request and of its response
+
+
+def write_capture(path: Path, exchanges: Iterable[Exchange]) -> Path:
+    """A pcap with one connection from its handshake on, exchanges one after another."""
+    seq = {CLIENT: 1000, BROKER: 7000}
+    packets: list[bytes] = []
+
+    def send(source: str, payload: bytes, flags: int) -> None:
+        target = BROKER if source == CLIENT else CLIENT
+        ports = (50000, 9092) if source == CLIENT else (9092, 50000)
+        ack = seq[target] if flags & ACK else 0
+        segment = tcp(payload, ports=ports, seq=seq[source] % 2**32, ack=ack, flags=flags)
+        packets.append(
+            ethernet(ipv4(segment, addresses=(source, target), ip_id=len(packets) % 65536))
+        )
+        seq[source] += len(payload) + (flags & SYN != 0)
+
+    send(CLIENT, b"", SYN)
+    send(BROKER, b"", SYN | ACK)
+    send(CLIENT, b"", ACK)
+    for request, response in exchanges:
+        for source, frame in ((CLIENT, request), (BROKER, response)):
+            data = len(frame).to_bytes(4, "big") + frame
+            for at in range(0, len(data), SEGMENT_BYTES):
+                send(source, data[at : at + SEGMENT_BYTES], PSH | ACK)
+    times = [(1_700_000_000 + n // 1000, n % 1000 * 1000) for n in range(len(packets))]
+    path.write_bytes(pcap(packets, times=times))
+    return path
+
+
+def exchange(
+    number: int, api_key: int, version: int, request: dict[str, Any], response: dict[str, Any]
+) -> Exchange:
+    header = {"correlation_id": number, "client_id": "made"}
+    return (
+        encode_message(Message(api_key, version, "request", header, request)),
+        encode_message(
+            Message(api_key, version, "response", {"correlation_id": number}, response)
+        ),
+    )
+
+
+def fetch(number: int, topic: Any, records: Sequence[bytes], version: int = 12) -> Exchange:
+    """A Fetch of a topic (a name, or from v13 on an id); one record set per partition."""
+    key = "topic" if version < 13 else "topic_id"
+    asked = [{"partition": at} for at in range(len(records))]
+    given = [{"partition_index": at, "records": data} for at, data in enumerate(records)]
+    return exchange(
+        number,
+        FETCH,
+        version,
+        {"topics": [{key: topic, "partitions": asked}]},
+        {"responses": [{key: topic, "partitions": given}]},
+    )
+
+
+def snapshot_piece(number: int, position: int, size: int, data: bytes) -> Exchange:
+    """A FetchSnapshot of the metadata log: bytes of the snapshot from a position on."""
+    place = {"snapshot_id": {"end_offset": 100, "epoch": 1}, "position": position}
+    topic = "__cluster_metadata"
+    return exchange(
+        number,
+        FETCH_SNAPSHOT,
+        0,
+        {"topics": [{"name": topic, "partitions": [{"partition": 0, **place}]}]},
+        {
+            "topics": [
+                {
+                    "name": topic,
+                    "partitions": [{"index": 0, "size": size, "unaligned_records": data, **place}],
+                }
+            ]
+        },
+    )
+
+
+def batch(pairs: Sequence[tuple[bytes | None, bytes | None]], first: int = 0, **how: Any) -> bytes:
+    """A record batch of these keys and values."""
+    records = [
+        {"offset": first + at, "timestamp_ms": 1_600_000_000_000 + at, "key": key, "value": value}
+        for at, (key, value) in enumerate(pairs)
+    ]
+    return encode_batch(records, **how)
