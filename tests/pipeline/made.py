@@ -52,9 +52,7 @@ def exchange(
     header = {"correlation_id": number, "client_id": "made"}
     return (
         encode_message(Message(api_key, version, "request", header, request)),
-        encode_message(
-            Message(api_key, version, "response", {"correlation_id": number}, response)
-        ),
+        encode_message(Message(api_key, version, "response", {"correlation_id": number}, response)),
     )
 
 

@@ -24,7 +24,6 @@ from kdissect.wire.internal import (
 from .internal_vectors import LOGS, check_row, internal_vectors, value_definition
 from .message_vectors import same
 
-
 CUT_MAX = 2000
 
 

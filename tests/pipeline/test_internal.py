@@ -1,0 +1,299 @@
+"""Internal topics, control records, snapshots and the topics they tell, through captures."""
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import kdissect
+from kdissect.protocol import catalog
+from kdissect.wire import reference
+from kdissect.wire.compression import Codec, compress
+from kdissect.wire.records_reference import encode_message, encode_messages
+from tests.pipeline.made import batch, exchange, fetch, snapshot_piece, write_capture
+from tests.wire.internal_vectors import LOGS, check_row, internal_vectors
+
+RECORDS = Path(__file__).parents[3] / "shared/kafka/vectors/records.jsonl.gz"
+METADATA_ID = UUID(int=1)
+ORDERS_ID = UUID("6ec0a6cc-6ac1-44b6-8f1b-3c1e6b0f0001")
+ORDERS_TEXT = "bsCmzGrBRLaPGzweaw8AAQ"
+
+
+def metadata(record: str, version: int = 0, /, **fields: Any) -> bytes:
+    """The value of a record of the metadata log."""
+    number, definition = next(
+        (number, one) for number, one in catalog.metadata_records().items() if one.name == record
+    )
+    return bytes([1, number, version]) + reference.encode(definition, version, fields)
+
+
+def rows(tables: kdissect.Tables, name: str) -> list[dict[str, Any]]:
+    return tables[name].to_arrow().to_pylist()
+
+
+def kinds(tables: kdissect.Tables) -> list[str]:
+    return sorted(row["kind"] for row in rows(tables, "anomalies"))
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_vectors_through_a_capture(tmp_path: Path, kind: str) -> None:
+    """Every record of Kafka's own writers, several to a batch, some batches compressed."""
+    vectors = internal_vectors()[kind]
+    topic = LOGS[kind][1]
+    pairs = [(vector["key"], vector["value"]) for vector in vectors]
+    exchanges = []
+    for at in range(0, len(pairs), 20):
+        codec = ("none", "zstd", "lz4")[at // 20 % 3]
+        data = batch(pairs[at : at + 20], at, codec=codec, is_control=kind == "control_record")
+        exchanges.append(fetch(at, topic, [data]))
+    tables = kdissect.read(write_capture(tmp_path / "made.pcap", exchanges), reveal_secrets=True)
+    assert kinds(tables) == []
+    assert len(tables.records) == len(vectors)
+    of_offset = {
+        row["offset"]: (name, row)
+        for name in tables.names
+        if name.startswith("internal/")
+        for row in rows(tables, name)
+    }
+    assert sorted(of_offset) == list(range(len(vectors)))
+    for at, vector in enumerate(vectors):
+        name, row = of_offset[at]
+        assert name == f"internal/{vector['name']}"
+        assert (row["topic"], row["partition"], row["record_index"]) == (topic, 0, at % 20)
+        check_row(vector, row)
+    sent = [(row["key"], row["value"]) for row in rows(tables, "records")]
+    assert sent == pairs
+
+
+def test_malformed_ones_are_anomalies_and_records(tmp_path: Path) -> None:
+    key = b"\0\x01\0\x01g\0\x01t\0\0\0\x07"
+    good = b"\0\0" + bytes(8) + b"\0\0" + bytes(8)
+    pairs = [(key, good), (key, good[:-1]), (key, None), (b"\0\x63", b"x"), (key, good[:5])]
+    path = write_capture(tmp_path / "made.pcap", [fetch(1, "__consumer_offsets", [batch(pairs)])])
+    tables = kdissect.read(path)
+    commits = rows(tables, "internal/OffsetCommit")
+    assert [row["offset"] for row in commits] == [0, 2]
+    assert [row["value_version"] for row in commits] == [0, None]
+    assert commits[1]["value"] is None
+    assert commits[0]["key"] == {"group": "g", "topic": "t", "partition": 7}
+    assert len(tables.records) == len(pairs)
+    assert kinds(tables) == ["malformed_records", "unknown_version"]
+    malformed = next(row for row in rows(tables, "anomalies") if row["kind"] != "unknown_version")
+    assert malformed["detail"].startswith("record batch 0, record 1: OffsetCommitValue > commit_t")
+    assert malformed["detail"].endswith("(so are 1 more of it)")
+    assert malformed["data"] == good[:-1]
+    assert malformed["direction"] == "response"
+
+
+def test_other_topics_have_no_internal_tables(tmp_path: Path) -> None:
+    data = batch([(b"\0\x01\0\0\0\0\0\0\0\0", b"\0\0")])
+    path = write_capture(tmp_path / "made.pcap", [fetch(1, "consumer_offsets", [data])])
+    tables = kdissect.read(path)
+    assert not [name for name in tables.names if name.startswith("internal/")]
+    assert kinds(tables) == []
+
+
+def test_topics_that_only_the_metadata_log_told(tmp_path: Path) -> None:
+    """A later raft fetch names the topic of an earlier fetch by id; its own topic has a name."""
+    told = batch([(None, metadata("TopicRecord", name="orders", topic_id=ORDERS_ID))])
+    exchanges = [
+        fetch(1, ORDERS_ID, [batch([(b"k", b"v")])], version=17),
+        fetch(2, METADATA_ID, [told], version=17),
+    ]
+    tables = kdissect.read(write_capture(tmp_path / "made.pcap", exchanges))
+    assert [(row["topic"], row["topic_id"], row["source"]) for row in rows(tables, "records")] == [
+        ("orders", ORDERS_TEXT, "fetch"),
+        ("__cluster_metadata", "AAAAAAAAAAAAAAAAAAAAAQ", "raft_fetch"),
+    ]
+    assert [(row["topic"], row["topic_id"], row["source"]) for row in rows(tables, "topics")] == [
+        ("orders", ORDERS_TEXT, "Fetch")
+    ]
+    assert [row["topics"] for row in rows(tables, "exchanges")] == [
+        ["orders"],
+        ["__cluster_metadata"],
+    ]
+    (topic,) = rows(tables, "internal/TopicRecord")
+    assert topic["value"] == {"name": "orders", "topic_id": ORDERS_TEXT}
+
+
+def test_topic_records_of_other_topics_tell_nothing(tmp_path: Path) -> None:
+    told = batch([(None, metadata("TopicRecord", name="orders", topic_id=ORDERS_ID))])
+    path = write_capture(tmp_path / "made.pcap", [fetch(1, "__cluster_metadata_", [told])])
+    tables = kdissect.read(path)
+    assert rows(tables, "topics") == []
+    assert not [name for name in tables.names if name.startswith("internal/")]
+
+
+def test_snapshots_in_pieces(tmp_path: Path) -> None:
+    """Pieces are cut anywhere: whole batches of each are decoded, the rest is counted."""
+    batches = [
+        batch(
+            [
+                (None, metadata("TopicRecord", name=f"t{at}-{n}", topic_id=UUID(int=at * 10 + n)))
+                for n in range(1, 4)
+            ],
+            at * 3,
+        )
+        for at in range(1, 7)
+    ]
+    snapshot = b"".join(batches)
+    cuts = [0, 200, 500, len(batches[0]) * 4, len(snapshot)]
+    exchanges = [
+        snapshot_piece(at, low, len(snapshot), snapshot[low:high])
+        for at, (low, high) in enumerate(pairwise(cuts))
+    ]
+    tables = kdissect.read(write_capture(tmp_path / "made.pcap", exchanges))
+    assert kinds(tables) == []
+    starts = [sum(map(len, batches[:at])) for at in range(len(batches))]
+    whole = [
+        at
+        for at, start in enumerate(starts)
+        if any(low <= start and start + len(batches[at]) <= high for low, high in pairwise(cuts))
+    ]
+    assert 0 < len(whole) < len(batches)
+    listed = rows(tables, "record_batches")
+    assert {row["source"] for row in listed} == {"snapshot"}
+    assert sum(row["size"] for row in listed) == len(snapshot)
+    complete = [row for row in listed if not row["is_partial"]]
+    assert [row["base_offset"] for row in complete] == [3 * (at + 1) for at in whole]
+    # pieces start with the end of a batch, of which nothing is known, or on a boundary
+    leads = [row for row in listed if row["magic"] is None]
+    assert len(leads) == sum(cut not in starts for cut in cuts[1:-1])
+    assert all(row["is_partial"] and row["batch_index"] == 0 for row in leads)
+    pairs = [(row["exchange_id"], row["batch_index"]) for row in listed]
+    assert len(set(pairs)) == len(pairs)
+    complete_pairs = {(row["exchange_id"], row["batch_index"]) for row in complete}
+    records = rows(tables, "records")
+    assert {(row["exchange_id"], row["batch_index"]) for row in records} == complete_pairs
+    names = {row["value"]["name"] for row in rows(tables, "internal/TopicRecord")}
+    assert names == {f"t{at + 1}-{n}" for at in whole for n in range(1, 4)}
+    assert {row["topic"] for row in rows(tables, "topics")} == names
+    assert {row["source"] for row in rows(tables, "topics")} == {"FetchSnapshot"}
+
+
+def test_secrets_of_the_metadata_log(tmp_path: Path) -> None:
+    values = [
+        metadata("UserScramCredentialRecord", name="eve", mechanism=1, salt=b"salt",
+                 stored_key=b"stored", server_key=b"server", iterations=4096),
+        metadata("ConfigRecord", resource_type=4, resource_name="1",
+                 name="ssl.keystore.password", value="hunter2"),
+        metadata("ConfigRecord", resource_type=2, resource_name="orders",
+                 name="retention.ms", value="1000"),
+        metadata("UserScramCredentialRecord", name="eve", salt=b"hunter2")[:-3],
+    ]  # fmt: skip
+    data = batch([(None, value) for value in values])
+    damaged = data[:-1] + bytes([data[-1] ^ 1])
+    exchanges = [fetch(1, METADATA_ID, [data, damaged], version=17)]
+    path = write_capture(tmp_path / "made.pcap", exchanges)
+    tables = kdissect.read(path)
+    scram = rows(tables, "internal/UserScramCredentialRecord")[0]["value"]
+    assert scram["name"] == "eve"
+    assert scram["salt"] == scram["stored_key"] == scram["server_key"] == b"[redacted]"
+    configs = [row["value"]["value"] for row in rows(tables, "internal/ConfigRecord")[:2]]
+    assert configs == ["[redacted]", "1000"]
+    shown = [row["value"] for row in rows(tables, "records")[:4]]
+    assert shown == [b"[redacted]", b"[redacted]", values[2], b"[redacted]"]
+    for name in tables.names:
+        assert "hunter2" not in repr(rows(tables, name)), name
+        assert "stored'" not in repr(rows(tables, name)), name
+    open_tables = kdissect.read(path, reveal_secrets=True)
+    assert [row["value"] for row in rows(open_tables, "records")[:4]] == values
+    assert rows(open_tables, "internal/UserScramCredentialRecord")[0]["value"]["salt"] == b"salt"
+
+
+def _record_vectors() -> list[dict[str, Any]]:
+    if not RECORDS.exists():
+        pytest.skip(f"no vectors at {RECORDS}")
+    with gzip.open(RECORDS, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def test_record_vectors_through_a_capture(tmp_path: Path) -> None:
+    """Every record set of Kafka's own writers, magic 0 to 2, in one Fetch each."""
+    vectors = _record_vectors()
+    exchanges = [
+        fetch(at, "orders", [bytes.fromhex(vector["data"])], version=4)
+        for at, vector in enumerate(vectors)
+    ]
+    tables = kdissect.read(write_capture(tmp_path / "made.pcap", exchanges))
+    of_exchange = {row["exchange_id"]: row["correlation_id"] for row in rows(tables, "exchanges")}
+    batches: dict[int, list[dict[str, Any]]] = {at: [] for at in range(len(vectors))}
+    records: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in rows(tables, "record_batches"):
+        batches[of_exchange[row["exchange_id"]]].append(row)
+    for row in rows(tables, "records"):
+        place = of_exchange[row["exchange_id"]], row["batch_index"]
+        records.setdefault(place, []).append(row)
+    wrong_crc = 0
+    for at, vector in enumerate(vectors):
+        assert len(batches[at]) == len(vector["batches"]), vector["name"]
+        for index, (row, expected) in enumerate(zip(batches[at], vector["batches"], strict=True)):
+            for name in ("size", "base_offset", "last_offset", "magic", "codec", "crc_ok",
+                         "is_partial", "record_count", "timestamp_type", "producer_id",
+                         "base_sequence", "is_transactional", "is_control"):  # fmt: skip
+                if expected.get("error") is None and not expected["is_partial"]:
+                    assert row[name] == expected[name], (vector["name"], name)
+            wrong_crc += expected.get("crc_ok") is False
+            got = [
+                (r["offset"], r["timestamp_ms"], r["key"], r["value"], r["control_type"],
+                 [(h["key"], h["value"]) for h in r["headers"]])
+                for r in records.get((at, index), [])
+            ]  # fmt: skip
+            wanted = [
+                (r["offset"], r["timestamp"], _bytes(r["key"]), _bytes(r["value"]),
+                 r["control_type"], [(k, _bytes(v)) for k, v in r["headers"]])
+                for r in expected["records"] or []
+            ]  # fmt: skip
+            assert got == wanted, vector["name"]
+    assert wrong_crc
+    told = [row for row in rows(tables, "anomalies") if row["kind"] == "wrong_crc"]
+    assert len(told) >= wrong_crc
+
+
+def _bytes(value: Any) -> bytes | None:
+    if isinstance(value, dict):
+        value = value["$bytes"]
+    return None if value is None else bytes.fromhex(value)
+
+
+def test_a_wrong_crc_inside_a_wrapper_is_told(tmp_path: Path) -> None:
+    record = {"offset": 0, "timestamp_ms": 5, "key": b"k", "value": b"v"}
+    inner = bytearray(encode_messages([record], 1))
+    inner[12] ^= 1  # its own CRC
+    wrapper = encode_message(
+        record | {"key": None, "value": compress(Codec.GZIP, bytes(inner))}, 1, int(Codec.GZIP)
+    )
+    path = write_capture(tmp_path / "made.pcap", [fetch(1, "orders", [wrapper], version=4)])
+    assert kinds(kdissect.read(path)) == ["wrong_crc"]
+
+
+def test_control_records_of_any_topic(tmp_path: Path) -> None:
+    pairs = [(b"\0\0\0\x01", b"\0\0\0\0\0\x07"), (b"\0\0\0\x63", b"?"), (b"\0", b"")]
+    data = batch(pairs, is_control=True, is_transactional=True)
+    path = write_capture(tmp_path / "made.pcap", [fetch(1, "orders", [data])])
+    tables = kdissect.read(path)
+    (marker,) = rows(tables, "internal/EndTxnMarker")
+    assert (marker["topic"], marker["key"]) == ("orders", {"type": 1})
+    assert marker["value"] == {"coordinator_epoch": 7}
+    types = [row["control_type"] for row in rows(tables, "records")]
+    assert types == ["COMMIT", "UNKNOWN", "UNKNOWN"]
+    assert kinds(tables) == []
+
+
+def test_produced_to_internal_topics(tmp_path: Path) -> None:
+    key = b"\0\0\0\x02tx"
+    value = b"\0\0" + bytes(8) + b"\0\0" + bytes(4) + b"\0" + bytes(4) + bytes(16)
+    given = {"name": "__transaction_state", "partition_data": [{"index": 3, "records":
+             batch([(key, value), (key, None)])}]}  # fmt: skip
+    answer = {"name": "__transaction_state",
+              "partition_responses": [{"index": 3, "base_offset": 500}]}  # fmt: skip
+    one = exchange(1, 0, 9, {"acks": 1, "topic_data": [given]}, {"responses": [answer]})
+    tables = kdissect.read(write_capture(tmp_path / "made.pcap", [one]))
+    logged = rows(tables, "internal/TransactionLog")
+    assert [(row["offset"], row["partition"]) for row in logged] == [(500, 3), (501, 3)]
+    assert logged[0]["key"] == {"transactional_id": "tx"}
+    assert logged[1]["value"] is None
