@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from .rows import Row
 pytestmark = needs_material
 
 SHOWN = 8
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ANONYMOUS = "User:ANONYMOUS"
 ZERO_UUID = "A" * 22
 METADATA_TOPIC, METADATA_TOPIC_ID = "__cluster_metadata", "A" * 21 + "Q"
@@ -193,3 +195,24 @@ def _token_ids(capture: Capture) -> set[str]:
     """Ids of delegation tokens that were created in the capture."""
     bodies = (entry.response for entry in request_log.load(capture.request_log_path))
     return {body["tokenId"] for body in bodies if isinstance(body, dict) and "tokenId" in body}
+
+
+@pytest.mark.parametrize("capture", ALL, ids=str)
+def test_times_and_durations_of_an_exchange_agree(capture: Capture) -> None:
+    """Latency is from the request's last byte to the answer's first, duration from end to end."""
+    for row in capture.rows("exchanges"):
+        for side in ("request", "response"):
+            start, end = row[f"{side}_time"], row[f"{side}_end_time"]
+            assert (start is None) == (row[f"{side}_size"] is None) == (end is None), row
+            if start is not None:
+                assert start <= end, row
+                microseconds = (start - EPOCH) // timedelta(microseconds=1)
+                assert microseconds == row[f"{side}_time_ns"] // 1000, row
+        if row["request_time"] is None or row["response_time"] is None:
+            assert row["latency_ms"] is None, row
+            assert row["duration_ms"] is None, row
+        else:
+            latency = (row["response_time"] - row["request_end_time"]) / timedelta(milliseconds=1)
+            duration = (row["response_end_time"] - row["request_time"]) / timedelta(milliseconds=1)
+            assert row["latency_ms"] == pytest.approx(latency, abs=1e-6), row
+            assert row["duration_ms"] == pytest.approx(duration, abs=1e-6), row

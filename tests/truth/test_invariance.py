@@ -12,7 +12,7 @@ import pytest
 
 import kdissect
 
-from .material import CAPTURES, SHAPES_BASE, Capture, needs_material, read, shapes
+from .material import ALL, CAPTURES, SHAPES_BASE, Capture, needs_material, read, shapes
 from .rows import IDS, PACKETS, Row, as_rows, differences, set_differences, without
 
 pytestmark = needs_material
@@ -231,3 +231,36 @@ def _named(tables: Any, table: str, drop: set[str], in_us: bool) -> list[Row]:
             if in_us and row.get(f"{side}_time_ns") is not None:
                 row[f"{side}_time_ns"] //= 1000
     return without(rows, {*IDS, *drop})
+
+
+# Many captures at once.
+
+
+def test_captures_read_together_do_not_mix() -> None:
+    """Other clusters on the same addresses, one after the other: the rows of each, and no more."""
+    captures = [
+        *(c for c in ALL if c.name.startswith(("old_clients/", "zookeeper/", "odd/"))),
+        Capture("sasl/sasl_handshake_v0"),
+    ]
+    together = read(*(capture.path for capture in captures))
+    for name in ("captures", "connections", "exchanges", "record_batches", "anomalies"):
+        # what a topic's name or id is follows from all captures, which reuse names
+        learnt = {"topics", "topic", "topic_id"}
+        alone = [row for capture in captures for row in capture.rows(name)]
+        found = as_rows(together[name].to_arrow())
+        if name == "captures":
+            alone, found = without(alone, ["ignored_reasons"]), without(found, ["ignored_reasons"])
+        _same(differences(name, without(found, learnt), without(alone, learnt)))
+
+
+def test_packets_captured_twice_count_once() -> None:
+    """The same traffic on two interfaces, in two files: one set of exchanges, half duplicates."""
+    both = read(SHAPES_BASE.path, SHAPES / "sll2.pcap")
+    taken = [row["duplicate_packet_count"] for row in both.captures.to_arrow().to_pylist()]
+    assert sum(taken) == SHAPES_BASE.check["packets"]
+    drop = {*IDS, *PACKETS}
+    for name in ("exchanges", "records", "record_batches", "apis/Fetch"):
+        ours, theirs = (
+            without(as_rows(tables[name].to_arrow()), drop) for tables in (both, SHAPES_BASE.tables)
+        )
+        _same(differences(name, ours, theirs))
