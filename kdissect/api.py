@@ -84,6 +84,8 @@ class Tables:
     exchanges: Table
     record_batches: Table
     records: Table
+    group_events: Table
+    transactions: Table
     topics: Table
     brokers: Table
     anomalies: Table

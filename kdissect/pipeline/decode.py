@@ -16,12 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect.analysis.events import Collector
+from kdissect.analysis.messages import Messages
 from kdissect.capture.source import Sources
 from kdissect.pipeline.facts import Facts
 from kdissect.pipeline.frames import Frames
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.record_sets import record_sets
 from kdissect.pipeline.slices import SIDES
+from kdissect.pipeline.stories import ChunkStories
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field, Type
 from kdissect.protocol.plan import Role, role_of
@@ -145,11 +148,13 @@ class Decoder:
         facts: Facts,
         options: Options,
         sink: Sink,
+        events: Collector,
     ) -> None:
         self.sources = sources
         self.capture_ids = capture_ids
         self.options = options
         self.sink = sink
+        self.events = events
         self.names_by_id = facts.names_by_id()
         self.ids_by_name = facts.ids_by_name()
 
@@ -189,9 +194,12 @@ class Decoder:
             len(rows),
             self.names_by_id,
         )
-        self._write_exchanges(chunk, marks)
+        client_ids = self._client_ids(frames)
+        self._write_exchanges(chunk, marks, client_ids)
         self._write_apis(chunk)
-        self._write_records(chunk, marks)
+        stories = self._stories(chunk, marks, client_ids)
+        stories.add_messages()
+        self._write_records(chunk, marks, stories)
         if chunk.anomalies:
             self.sink("anomalies", anomalies_table(chunk.anomalies))
 
@@ -327,7 +335,21 @@ class Decoder:
         texts, _ = strings(frames.buf, start + 10, np.where(fits, length, -1))
         return texts.dictionary_encode()
 
-    def _write_exchanges(self, chunk: _Chunk, marks: ChunkMarks) -> None:
+    def _stories(self, chunk: _Chunk, marks: ChunkMarks, client_ids: pa.Array) -> ChunkStories:
+        exchanges = chunk.frames.exchanges
+        captures = np.array([*self.capture_ids, 0], np.int64)
+        messages = Messages(
+            exchanges=exchanges,
+            connection_id=self.assembly.connections["connection_id"][exchanges["connection"]],
+            capture_id=captures[exchanges["request"]["source"]],
+            client_id=client_ids,
+            error_code=marks.error_columns()[0],
+            decoded={key: (one.rows, one.columns) for key, one in chunk.decoded.items()},
+            topic_names=self.names_by_id,
+        )
+        return ChunkStories(self.events, messages, chunk.frames, marks)
+
+    def _write_exchanges(self, chunk: _Chunk, marks: ChunkMarks, client_ids: pa.Array) -> None:
         has_error = np.zeros(len(chunk.status), bool)
         for (api_key, side), decoded in chunk.decoded.items():
             if side == RESPONSE:
@@ -335,7 +357,6 @@ class Decoder:
                 has_error[decoded.rows] = error_versions(api_key)[versions] & (
                     decoded.columns.status == 0
                 )
-        client_ids = self._client_ids(chunk.frames)
         facts = ExchangeFacts(chunk.status, chunk.version_source, has_error, client_ids)
         self.sink(
             "exchanges",
@@ -415,7 +436,7 @@ class Decoder:
 
     # -- records ----------------------------------------------------------------------------
 
-    def _write_records(self, chunk: _Chunk, marks: ChunkMarks) -> None:
+    def _write_records(self, chunk: _Chunk, marks: ChunkMarks, stories: ChunkStories) -> None:
         frames = chunk.frames
         sets, lead = record_sets(marks, frames.exchanges, frames.buf)
         if not len(sets.row):
@@ -434,7 +455,9 @@ class Decoder:
         start = np.ascontiguousarray(sets.start + lead, np.int64)
         length = np.ascontiguousarray(sets.length - lead, np.int64)
         for part in iter_record_chunks(frames.buf, start, length, Limits()):
-            batches, records = rows.add(pa.table(part.batches), pa.table(part.records))
+            raw = pa.table(part.batches)
+            batches, records = rows.add(raw, pa.table(part.records))
+            stories.add_batches(sets, facts.source, raw, batches)
             if batches.num_rows:
                 self.sink("record_batches", batches)
             if records.num_rows:

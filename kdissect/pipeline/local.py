@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import Any
 
 from kdissect.pipeline.decode import Sink
-from kdissect.pipeline.steps import Row, RunPlan, assemble_step, decode_step, scan_step
+from kdissect.pipeline.steps import (
+    Kind,
+    Row,
+    RunPlan,
+    analyse_step,
+    assemble_step,
+    decode_step,
+    scan_step,
+)
 
 
 def run(plan: RunPlan, sink: Sink) -> dict[str, Any]:
@@ -23,10 +32,20 @@ def run(plan: RunPlan, sink: Sink) -> dict[str, Any]:
         for row in assemble_step(plan, sources, in_order(buckets.pop(bucket))):
             slots[row.key].append(row)
     timings: dict[str, float] = defaultdict(float)
-    for slot in sorted(slots):
-        result = decode_step(plan, sources, in_order(slots.pop(slot)), sink)
+
+    def count(result: dict[str, Any]) -> None:
         for name, value in result["timings"].items():
             timings[name] += value
+
+    events: dict[int, list[bytes]] = defaultdict(list)
+    for slot in sorted(slots):
+        for row in decode_step(plan, sources, in_order(slots.pop(slot)), sink):
+            if row.kind == Kind.RESULT:
+                count(json.loads(row.data))
+            else:
+                events[row.key].append(row.data)
+    for key in sorted(events):
+        count(analyse_step(events.pop(key), sink))
     return {"timings": dict(timings)}
 
 

@@ -1,8 +1,9 @@
-"""The run on Spark: three mapInArrow stages with explicit partitioning. The only pyspark import.
+"""The run on Spark: four mapInArrow stages with explicit partitioning. The only pyspark import.
 
     spark.range(splits).mapInArrow(scan)
       -> repartition by bucket, sorted -> mapInArrow(assemble)
       -> repartition by slot, sorted   -> mapInArrow(decode, writes staged Parquet)
+      -> repartition by key of events  -> mapInArrow(analyse, writes staged Parquet)
       -> collect: one small row of file names per task
 
 What is shuffled is an index, packed into binary values of at most 4 MB. Works in the caller's
@@ -29,7 +30,15 @@ from pyspark.sql import functions as F
 
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline.sink import ParquetSink, StagedFile
-from kdissect.pipeline.steps import Row, RunPlan, assemble_step, decode_step, scan_step
+from kdissect.pipeline.steps import (
+    Kind,
+    Row,
+    RunPlan,
+    analyse_step,
+    assemble_step,
+    decode_step,
+    scan_step,
+)
 
 ROWS = "key long, kind int, ord long, data binary"
 _SCHEMA = pa.schema(
@@ -209,10 +218,39 @@ def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], B
             yield first
             yield from rows
 
-        sink = ParquetSink(out, run_id, f"s{first.key:05d}")
-        result = decode_step(plan, plan.sources(), all_rows(), sink)
-        result["files"] = [asdict(file) for file in sink.close()]
-        yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
+        yield from _batches(
+            _decoded(plan, all_rows(), ParquetSink(out, run_id, f"s{first.key:05d}"))
+        )
+
+    return stage
+
+
+def _decoded(plan: RunPlan, rows: Iterator[Row], sink: ParquetSink) -> Iterator[Row]:
+    """The rows of the decode step; its result also names the files that it staged."""
+    for row in decode_step(plan, plan.sources(), rows, sink):
+        if row.kind == Kind.RESULT:
+            result = json.loads(row.data)
+            result["files"] = [asdict(file) for file in sink.close()]
+            row = row._replace(data=json.dumps(result).encode())
+        yield row
+
+
+def _analyse_stage(out: str, run_id: str) -> Callable[[Batches], Batches]:
+    def stage(batches: Batches) -> Batches:
+        for group in _groups(_rows(batches)):
+            events: list[bytes] = []
+            key = 0
+            for row in group:
+                key = row.key
+                if row.kind == Kind.RESULT:
+                    yield pa.RecordBatch.from_pydict({"result": [row.data.decode()]})
+                else:
+                    events.append(row.data)
+            if events:
+                sink = ParquetSink(out, run_id, f"e{key:05d}")
+                result = analyse_step(events, sink)
+                result["files"] = [asdict(file) for file in sink.close()]
+                yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
 
     return stage
 
@@ -228,11 +266,12 @@ def run(
     scanned = numbers.mapInArrow(_scan_stage(plan), ROWS)
     tasks = min(plan.bucket_count, max(1, 2 * cores))
     assembled = _by_key(scanned, tasks).mapInArrow(_assemble_stage(plan), ROWS)
-    decoded = _by_key(assembled, plan.slot_count).mapInArrow(
-        _decode_stage(plan, out, run_id), "result string"
+    decoded = _by_key(assembled, plan.slot_count).mapInArrow(_decode_stage(plan, out, run_id), ROWS)
+    analysed = _by_key(decoded, plan.event_key_count).mapInArrow(
+        _analyse_stage(out, run_id), "result string"
     )
     try:
-        results = [json.loads(row.result) for row in decoded.collect()]
+        results = [json.loads(row.result) for row in analysed.collect()]
     except KeyboardInterrupt:
         _cancel(spark)
         raise

@@ -1,9 +1,10 @@
-"""The three steps of a run as plain functions over rows; `local` and `spark` only move the rows.
+"""The four steps of a run as plain functions over rows; `local` and `spark` only move the rows.
 
 scan      one split      -> SEGMENTS rows keyed by bucket (a hash of the endpoints), STATS
 assemble  one bucket     -> EXCHANGES rows keyed by slot (a range of the captures' bytes),
                             FACTS to every slot, TABLE rows (connections, anomalies), STATS
-decode    one slot       -> tables into a sink
+decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT
+analyse   one such key   -> tables into a sink (stories over many messages)
 
 A bucket holds whole connections, a slot about equal bytes whatever the connections; both depend
 on the input and the options alone, so the rows are the same however many workers there are.
@@ -22,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kdissect.analysis.analyse import analyse
+from kdissect.analysis.events import Collector
 from kdissect.capture.index import SegmentBatch
 from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.source import Sources
@@ -42,6 +45,7 @@ ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold severa
 BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
 SLOT_BYTES_MAX = 64 * MB
 SLOT_BYTES_MIN = 8 * MB
+EVENT_KEY_BYTES = 128 * MB  # of capture per key of events; a small input has one
 
 
 class Kind(IntEnum):
@@ -52,10 +56,12 @@ class Kind(IntEnum):
     TABLE = 2
     SEGMENTS = 3
     EXCHANGES = 4
+    EVENTS = 5
+    RESULT = 6
 
 
 class Row(NamedTuple):
-    """A row between steps: key is the bucket or the slot."""
+    """A row between steps: key is the bucket, the slot or the events' key."""
 
     key: int
     kind: int
@@ -88,6 +94,11 @@ class RunPlan:
     @property
     def slot_count(self) -> int:
         return max(1, -(-self.byte_count // self.slot_bytes))
+
+    @property
+    def event_key_count(self) -> int:
+        """Keys over which events of groups and producers are spread."""
+        return max(1, min(4096, -(-self.byte_count // EVENT_KEY_BYTES)))
 
     def sources(self) -> Sources:
         return Sources(list(self.paths))
@@ -264,15 +275,17 @@ def _slot_rows(plan: RunPlan, assembly: Assembly, bucket: int) -> Iterator[Row]:
 # -- decode ---------------------------------------------------------------------------------
 
 
-def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink) -> dict[str, Any]:
-    """All rows of one slot to tables; returns what the driver sums up."""
+def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink) -> Iterator[Row]:
+    """All rows of one slot to tables; gives events, and last a RESULT that the driver sums up."""
     began = time.perf_counter()
+    slot = 0
     facts = Facts()
     parts: list[tuple[int, bytes]] = []
     stats: list[dict[str, Any]] = []
     is_first = False
     byte_count = 0
     for row in rows:
+        slot = row.key
         is_first = is_first or row.key == 0
         if row.kind == Kind.FACTS:
             facts.merge(Facts.from_bytes(row.data))
@@ -293,13 +306,25 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
     for side in slices.SIDES:
         column = assembly.exchanges[side]
         byte_count += int(column["size"][column["size"] > 0].sum())
-    Decoder(sources, list(plan.capture_ids), facts, plan.options, sink).run(assembly)
+    events = Collector(plan.event_key_count)
+    Decoder(sources, list(plan.capture_ids), facts, plan.options, sink, events).run(assembly)
+    for packed in events.packed():
+        yield Row(packed.key, Kind.EVENTS, (slot << 20) + packed.number, packed.data)
     timings: Counter[str] = Counter()
     for entry in stats:
         timings.update(entry.get("timings", {}))
     timings["decode_s"] += time.perf_counter() - began  # type: ignore[assignment]
     timings["decode_bytes"] += byte_count
-    return {"timings": dict(timings)}
+    result = json.dumps({"timings": dict(timings)}).encode()
+    yield Row(slot % plan.event_key_count, Kind.RESULT, slot, result)
+
+
+def analyse_step(events: list[bytes], sink: Sink) -> dict[str, Any]:
+    """All events of one key to tables; returns what the driver sums up."""
+    began = time.perf_counter()
+    for name, table in analyse(events):
+        sink(name, table)
+    return {"timings": {"analyse_s": time.perf_counter() - began}}
 
 
 def _cut_captures(plan: RunPlan) -> pa.Table:

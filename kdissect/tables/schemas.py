@@ -179,6 +179,36 @@ RECORDS = pa.schema(
     ]
 )
 
+GROUP_EVENTS = pa.schema(
+    [
+        ("group_id", _string),
+        ("group_type", _string),
+        ("time", TIME),
+        ("event", _string),
+        ("member_id", _string),
+        ("client_id", _string),
+        ("generation", _i32),
+        ("duration_ms", _f64),
+        ("exchange_id", _i64),
+        ("detail", _string),
+    ]
+)
+
+TRANSACTIONS = pa.schema(
+    [
+        ("transactional_id", _string),
+        ("producer_id", _i64),
+        ("producer_epoch", _i16),
+        ("begin_time", TIME),
+        ("end_time", TIME),
+        ("outcome", _string),
+        ("duration_ms", _f64),
+        ("partitions", pa.list_(pa.struct([("topic", _string), ("partition", _i32)]))),
+        ("record_count", _i64),
+        ("exchange_ids", pa.list_(_i64)),
+    ]
+)
+
 TOPICS = pa.schema(
     [("topic", _string), ("topic_id", _string), ("first_time", TIME), ("source", _string)]
 )
@@ -217,6 +247,8 @@ FIXED_TABLES: dict[str, Any] = {
     "exchanges": EXCHANGES,
     "record_batches": RECORD_BATCHES,
     "records": RECORDS,
+    "group_events": GROUP_EVENTS,
+    "transactions": TRANSACTIONS,
     "topics": TOPICS,
     "brokers": BROKERS,
     "anomalies": ANOMALIES,
@@ -236,6 +268,7 @@ DICTIONARY_COLUMNS = frozenset(
         *("group_id", "transactional_id", "source", "topic", "topic_id", "partition"),
         *("batch_index", "magic", "codec", "timestamp_type", "producer_id", "producer_epoch"),
         *("control_type", "kind", "severity", "direction"),
+        *("group_type", "event", "member_id", "outcome"),
     )
 )
 

@@ -1,0 +1,1 @@
+"""What messages tell only together: groups, transactions, producers' sequences."""

@@ -1,0 +1,25 @@
+"""All events of some keys to the rows of the tables that tell stories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from kdissect.analysis.events import unpack
+from kdissect.analysis.groups import group_events_table
+from kdissect.analysis.sequences import sequence_anomalies
+from kdissect.analysis.transactions import in_order, transactions_table
+from kdissect.tables.anomalies import anomalies_table
+
+
+def analyse(parts: list[bytes]) -> Iterator[tuple[str, pa.Table]]:
+    """(table name, rows) of packed events; all events of a key must be there."""
+    events = unpack(parts)
+    groups = in_order(events["groups"])
+    if groups.num_rows:
+        yield "group_events", group_events_table(groups)
+    producers = in_order(events["producers"])
+    if producers.num_rows:
+        yield "transactions", transactions_table(producers)
+        yield "anomalies", anomalies_table(sequence_anomalies(producers))

@@ -1,0 +1,450 @@
+"""Rows of `group_events`: who joined, led, synced and left, and how long a rebalance stood still.
+
+Every event makes a row of its own; then two more kinds are read from all of them together:
+
+rebalance  of a classic group: a generation, from the first join that was answered with it to the
+           last sync of it. Of the others (KIP-848, KIP-932, KIP-1071): a member epoch, from the
+           first request that was answered with it until every member known here has it.
+stable     where a rebalance ends: all that synced have their assignment.
+
+A member known here is one whose joining or heartbeat was captured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kdissect.analysis.events import NO_TIME
+from kdissect.analysis.group_messages import (
+    CONSUMER_HEARTBEAT,
+    EPOCH_HEARTBEATS,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    SHARE_HEARTBEAT,
+    STREAMS_HEARTBEAT,
+    SYNC_GROUP,
+)
+from kdissect.protocol.errors import error_name
+from kdissect.tables.schemas import GROUP_EVENTS
+from kdissect.tables.values import times_from_ns
+
+CLASSIC = "classic"
+TYPES = {
+    CONSUMER_HEARTBEAT: "consumer",
+    SHARE_HEARTBEAT: "share",
+    STREAMS_HEARTBEAT: "streams",
+}
+_CLASSIC_APIS = (JOIN_GROUP, SYNC_GROUP, LEAVE_GROUP, HEARTBEAT)
+STATIC_LEAVE = -2
+
+# Reasons of clients that only say that they follow others.
+_FOLLOWS = ("group is already rebalancing", "need to re-join with the given member-id")
+
+
+@dataclass(slots=True)
+class _Event:
+    """An event with its JSON read; error is None without an answer."""
+
+    group_id: str
+    api_key: int
+    time_ns: int
+    end_ns: int
+    exchange_id: int
+    client_id: str | None
+    member_id: str | None
+    generation: int | None
+    error: int | None
+    data: dict[str, Any]
+
+    @property
+    def answer_ns(self) -> int:
+        return self.end_ns if self.end_ns != NO_TIME else self.time_ns
+
+    @property
+    def is_good(self) -> bool:
+        return self.error == 0
+
+    @property
+    def waited_ms(self) -> float | None:
+        return (self.end_ns - self.time_ns) / 1e6 if self.end_ns != NO_TIME else None
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of `group_events`; time in nanoseconds."""
+
+    group_id: str
+    group_type: str
+    time_ns: int
+    event: str
+    member_id: str | None
+    client_id: str | None
+    generation: int | None
+    duration_ms: float | None
+    exchange_id: int
+    detail: str
+
+
+@dataclass(slots=True)
+class _Generation:
+    """A generation of a classic group as its answers told it."""
+
+    number: int
+    leader: str
+    protocol: str | None
+    joins: list[_Event] = field(default_factory=list)
+    syncs: list[_Event] = field(default_factory=list)
+    listed: list[str] = field(default_factory=list)  # members, as the leader was told
+
+    @property
+    def members(self) -> list[str]:
+        return self.listed or sorted({join.member_id or "" for join in self.joins})
+
+
+def group_events_table(events: pa.Table) -> pa.Table:
+    """`group_events` of GROUP_STEPS that are in order of time."""
+    read = [
+        _Event(
+            row["group_id"],
+            row["api_key"],
+            row["time_ns"],
+            row["end_ns"],
+            row["exchange_id"],
+            row["client_id"],
+            row["member_id"],
+            row["generation"],
+            row["error_code"],
+            json.loads(row["data"]),
+        )
+        for row in events.to_pylist()
+    ]
+    read.sort(key=lambda event: event.group_id)  # stable: stays in order of time
+    rows: list[_Row] = []
+    for _, group in groupby(read, key=lambda event: event.group_id):
+        rows += _group_rows(list(group))
+    return _table(rows)
+
+
+def _table(rows: list[_Row]) -> pa.Table:
+    times = times_from_ns(np.array([row.time_ns for row in rows], np.int64))
+    columns: dict[str, Any] = {
+        name: [getattr(row, name) for row in rows] for name in GROUP_EVENTS.names if name != "time"
+    }
+    columns["time"] = times
+    return pa.table([columns[name] for name in GROUP_EVENTS.names], schema=GROUP_EVENTS)
+
+
+def _group_rows(events: list[_Event]) -> Iterator[_Row]:
+    types = _types(events)
+    for event, group_type in zip(events, types, strict=True):
+        yield from _own_rows(event, group_type)
+    yield from _classic_rebalances(events)
+    for api_key, group_type in TYPES.items():
+        yield from _epoch_rebalances(
+            [event for event in events if event.api_key == api_key], group_type
+        )
+
+
+def _types(events: list[_Event]) -> list[str]:
+    """Type per event; a commit does not tell its own: it is what its member, or its group, is."""
+    by_member: dict[str | None, str] = {}
+    first = CLASSIC
+    for event in reversed(events):
+        known = TYPES.get(event.api_key) or (CLASSIC if event.api_key in _CLASSIC_APIS else None)
+        if known:
+            by_member[event.member_id] = first = known
+    return [
+        TYPES.get(event.api_key)
+        or (CLASSIC if event.api_key in _CLASSIC_APIS else by_member.get(event.member_id, first))
+        for event in events
+    ]
+
+
+# -- rows of single events --------------------------------------------------------------------
+
+
+def _own_rows(event: _Event, group_type: str) -> Iterator[_Row]:
+    def row(name: str, parts: list[str], duration_ms: float | None = None) -> _Row:
+        return _Row(
+            event.group_id,
+            group_type,
+            event.time_ns,
+            name,
+            event.member_id,
+            event.client_id,
+            event.generation,
+            duration_ms,
+            event.exchange_id,
+            "; ".join(part for part in parts if part),
+        )
+
+    data = event.data
+    if event.api_key == JOIN_GROUP:
+        yield row("join", _join_detail(event), event.waited_ms)
+    elif event.api_key == SYNC_GROUP:
+        assigned = data.get("assigned")
+        gives = f"gives {data['gives']} assignments" if data["gives"] else ""
+        got = f"assigned {assigned}" if event.is_good and assigned is not None else ""
+        yield row("sync", [_error(event), gives, got], event.waited_ms)
+    elif event.api_key == LEAVE_GROUP:
+        yield row("leave", [_error(event), data["reason"] or "", _instance(event)])
+    elif event.api_key == HEARTBEAT:
+        yield row("heartbeat_error", [_error(event)])
+    elif event.api_key in EPOCH_HEARTBEATS:
+        yield from _heartbeat_rows(event, row)
+    else:
+        yield row("commit_error", [data["refused"] or _error(event)])
+
+
+def _heartbeat_rows(event: _Event, row: Any) -> Iterator[_Row]:
+    data = event.data
+    refused = [_error(event), data.get("message") or ""]
+    if data["epoch"] == 0:
+        subscribed = data["subscribed"]
+        topics = f"subscribes {', '.join(subscribed)}" if subscribed else ""
+        pattern = f"subscribes by {data['regex']}" if data["regex"] else ""
+        yield row("join", [*refused, topics, pattern, _instance(event)], event.waited_ms)
+    elif data["epoch"] < 0:
+        why = "a static member, to come back" if data["epoch"] == STATIC_LEAVE else ""
+        yield row("leave", [*refused, why, _instance(event)])
+    elif not event.is_good and event.error is not None:
+        yield row("heartbeat_error", refused)
+    if event.is_good and "assigned" in data:
+        yield row("sync", [f"assigned {data['assigned']}"], event.waited_ms)
+
+
+def _join_detail(event: _Event) -> list[str]:
+    data = event.data
+    parts = [_error(event)]
+    if not event.is_good and event.error == 79:
+        parts.append("told its member id, to join again with")
+    if event.is_good:
+        role = "leads" if data["leader"] == event.member_id else f"led by {data['leader']}"
+        parts += [role, f"protocol {data['protocol']}"]
+        if data["members"]:
+            parts.append(f"{len(data['members'])} members")
+    else:
+        parts.append(f"offers {', '.join(data['offered'])}")
+    if data["type"] not in ("consumer", ""):
+        parts.append(f"protocol type {data['type']}")
+    parts.append(data["reason"] or "")
+    return [*parts, _instance(event)]
+
+
+def _instance(event: _Event) -> str:
+    instance = event.data.get("instance")
+    return f"static member {instance}" if instance else ""
+
+
+def _error(event: _Event) -> str:
+    if event.error is None:
+        return "not answered"
+    return error_name(event.error) if event.error else ""
+
+
+# -- classic groups -----------------------------------------------------------------------------
+
+
+def _classic_rebalances(events: list[_Event]) -> Iterator[_Row]:
+    generations = _generations(events)
+    leaves = [event for event in events if event.api_key == LEAVE_GROUP and event.is_good]
+    before: _Generation | None = None
+    for index, one in enumerate(generations):
+        began = min(join.answer_ns for join in one.joins) if one.joins else None
+        left = []
+        while leaves and began is not None and leaves[0].time_ns <= began:
+            left.append(leaves.pop(0))
+        later = generations[index + 1] if index + 1 < len(generations) else None
+        yield from _generation_rows(one, before, left, later)
+        before = one
+
+
+def _generations(events: list[_Event]) -> list[_Generation]:
+    """Generations in the order in which they were told, with their joins and syncs."""
+    told = [event for event in events if event.api_key in (JOIN_GROUP, SYNC_GROUP)]
+    told.sort(key=lambda event: event.answer_ns)  # stable
+    found: list[_Generation] = []
+    for event in told:
+        number = event.generation
+        if number is None or number < 0:
+            continue
+        last = found[-1] if found else None
+        if event.api_key == SYNC_GROUP:
+            known = next((one for one in found[:-4:-1] if one.number == number), None)
+            if known is None and event.is_good:
+                known = _Generation(number, "", None)
+                found.append(known)
+            if known is not None:
+                known.syncs.append(event)
+        elif event.is_good:
+            data = event.data
+            if last is None or last.number != number or last.leader not in ("", data["leader"]):
+                found.append(_Generation(number, data["leader"], data["protocol"]))
+            one = found[-1]
+            one.leader, one.protocol = data["leader"], data["protocol"]
+            one.joins.append(event)
+            one.listed = one.listed or sorted(data["members"])
+    return found
+
+
+def _generation_rows(
+    one: _Generation, before: _Generation | None, left: list[_Event], later: _Generation | None
+) -> Iterator[_Row]:
+    good = [sync for sync in one.syncs if sync.is_good]
+    ended = max((good or one.syncs), key=lambda sync: sync.answer_ns, default=None)
+    if one.joins:
+        first = min(one.joins, key=lambda join: join.time_ns)
+        duration = (ended.answer_ns - first.time_ns) / 1e6 if ended is not None else None
+        members = one.members
+        parts = [
+            f"generation {one.number} of {_count(members)}: {', '.join(members)}",
+            f"led by {one.leader}",
+            f"protocol {one.protocol}",
+            f"why: {_why(one, before, left)}",
+        ]
+        if not good:
+            parts.append("did not become stable" if later else "no sync captured")
+        row = _row_of(first, CLASSIC, first.time_ns, "rebalance", one.number, parts)
+        row.duration_ms = duration
+        yield row
+    if good and ended is not None:
+        synced = {sync.member_id or "": sync.data.get("assigned", "") for sync in good}
+        shares = [f"{member}: {assigned}" for member, assigned in sorted(synced.items())]
+        missing = sorted(set(one.members) - set(synced)) if one.joins else []
+        parts = ["; ".join(shares)]
+        if missing:
+            parts.append(f"without a sync: {', '.join(missing)}")
+        yield _row_of(ended, CLASSIC, ended.answer_ns, "stable", one.number, parts)
+
+
+def _count(members: list[str]) -> str:
+    return "1 member" if len(members) == 1 else f"{len(members)} members"
+
+
+def _why(one: _Generation, before: _Generation | None, left: list[_Event]) -> str:
+    """What happened since the generation before: joins, leaves, those who stayed away, reasons."""
+    members = one.members
+    known = before.members if before is not None and before.number == one.number - 1 else None
+    gone = {leave.member_id or "": leave.data["reason"] for leave in left}
+    reasons = [
+        f"{member} left ({reason})" if reason else f"{member} left"
+        for member, reason in sorted(gone.items())
+    ]
+    fresh = {
+        join.member_id or ""
+        for join in one.joins
+        if not join.data["asked_as"] or _is_new(join, known)
+    }
+    if known is not None:
+        fresh |= set(members) - set(known)
+        away = sorted(set(known) - set(members) - set(gone))
+        reasons += [f"{member} did not come back" for member in away]
+    reasons = [f"{member} joined" for member in sorted(fresh)] + reasons
+    for join in one.joins:
+        said = join.data["reason"]
+        if said and not said.startswith(_FOLLOWS):
+            reasons.append(f"{join.member_id} rejoined ({said})")
+    if not reasons and known is None:
+        return "the generation before was not captured"
+    return ", ".join(reasons) or "its members rejoined without a reason"
+
+
+def _is_new(join: _Event, known: list[str] | None) -> bool:
+    """A member that was told its id (KIP-394) asks with it in its second join."""
+    said = join.data["reason"] or ""
+    return known is None and said.startswith("need to re-join with the given member-id")
+
+
+# -- groups with member epochs --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """A member epoch on its way through the group; settled when all known members have it."""
+
+    number: int
+    first: _Event
+    joined: list[str]
+    left: list[str]
+    is_settled: bool = False
+
+
+def _epoch_rebalances(events: list[_Event], group_type: str) -> Iterator[_Row]:
+    """A row when an epoch first appears, and one when all known members have it."""
+    members: dict[str, int] = {}
+    assigned: dict[str, str] = {}
+    current: _Epoch | None = None
+    joined: list[str] = []
+    left: list[str] = []
+    for event in sorted(events, key=lambda event: event.answer_ns):
+        if not event.is_good or event.member_id is None or event.generation is None:
+            continue
+        member, asked = event.member_id, event.data["epoch"]
+        if asked < 0:
+            members.pop(member, None)
+            assigned.pop(member, None)
+            left.append(member)
+        else:
+            if asked == 0:
+                joined.append(member)
+            if "assigned" in event.data:
+                assigned[member] = event.data["assigned"]
+            members[member] = event.generation
+            # an epoch that starts over is that of a new group with the same id
+            starts_over = asked == 0 and len(members) == 1
+            if current is None or event.generation > current.number or starts_over:
+                if current is not None and not current.is_settled:
+                    yield _epoch_row(current, group_type, None, f"then came {event.generation}")
+                current = _Epoch(event.generation, event, joined, left)
+                joined, left = [], []
+        if current is None or current.is_settled or not members:
+            continue
+        if min(members.values()) >= current.number:
+            current.is_settled = True
+            yield _epoch_row(current, group_type, event, _count(sorted(members)))
+            shares = [f"{name}: {assigned.get(name, 'not told')}" for name in sorted(members)]
+            yield _row_of(event, group_type, event.answer_ns, "stable", current.number, shares)
+    if current is not None and not current.is_settled:
+        yield _epoch_row(current, group_type, None, "not all members were seen with it")
+
+
+def _epoch_row(epoch: _Epoch, group_type: str, last: _Event | None, end: str) -> _Row:
+    reasons = [f"{member} joined" for member in epoch.joined]
+    reasons += [f"{member} left" for member in epoch.left]
+    first = epoch.first
+    row = _row_of(
+        first,
+        group_type,
+        first.time_ns,
+        "rebalance",
+        epoch.number,
+        [f"epoch {epoch.number}", end, f"why: {', '.join(reasons) or 'not told'}"],
+    )
+    row.duration_ms = (last.answer_ns - first.time_ns) / 1e6 if last is not None else None
+    return row
+
+
+def _row_of(
+    event: _Event, group_type: str, time_ns: int, name: str, number: int, parts: list[str]
+) -> _Row:
+    """A row about the group as a whole, told by an event of one member."""
+    return _Row(
+        event.group_id,
+        group_type,
+        time_ns,
+        name,
+        None,
+        None,
+        number,
+        None,
+        event.exchange_id,
+        "; ".join(parts),
+    )
