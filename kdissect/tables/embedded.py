@@ -8,17 +8,114 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kdissect.status import Status
-from kdissect.wire.embedded import DECODED, Embedded, assignments, subscriptions
+from kdissect.errors import DecodeError
+from kdissect.protocol import catalog
+from kdissect.status import REASONS, Status
+from kdissect.tables.redact import TEXT, is_sensitive_name, redact_values
+from kdissect.tables.schemas import TIME
+from kdissect.wire.embedded import (
+    DECODED,
+    Embedded,
+    Fault,
+    assignments,
+    principals,
+    subscriptions,
+)
+from kdissect.wire.message import Message, decode_message
+from kdissect.wire.otlp import read_metrics
+from kdissect.wire.plain import to_json, without_records
+from kdissect.wire.sasl import read_token
 
 REQUEST, RESPONSE = 0, 1
+SIDE_NAMES = ("request", "response")
 Rows = NDArray[np.int64]
+
+_NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
+_ATTRIBUTES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+
+SASL_TOKEN = pa.struct(
+    [
+        ("mechanism", pa.string()),
+        ("step", pa.string()),
+        ("authzid", pa.string()),
+        ("authcid", pa.string()),
+        ("password", pa.string()),
+        ("nonce", pa.string()),
+        ("salt", pa.string()),
+        ("iterations", pa.int32()),
+        ("channel_binding", pa.string()),
+        ("proof", pa.string()),
+        ("server_signature", pa.string()),
+        ("error", pa.string()),
+        ("token", pa.string()),
+        ("claims", _NAMED),
+        ("extensions", _NAMED),
+    ]
+)
+_TOKEN_SECRETS = ("password", "salt", "proof", "server_signature", "token")
+_TOKEN_AUTH = "tokenauth"  # KIP-48: says that a delegation token's id is the user; no secret
+
+INNER_MESSAGE = pa.struct(
+    [
+        ("api_key", pa.int16()),
+        ("api_name", pa.string()),
+        ("api_version", pa.int16()),
+        ("correlation_id", pa.int32()),
+        ("client_id", pa.string()),
+        ("body", pa.string()),
+    ]
+)
+
+_BUCKETS = pa.struct([("offset", pa.int32()), ("bucket_counts", pa.list_(pa.int64()))])
+DATA_POINT = pa.struct(
+    [
+        ("attributes", _ATTRIBUTES),
+        ("start_time", TIME),
+        ("time", TIME),
+        ("start_time_ns", pa.int64()),
+        ("time_ns", pa.int64()),
+        ("value", pa.float64()),
+        ("int_value", pa.int64()),
+        ("count", pa.int64()),
+        ("sum", pa.float64()),
+        ("min", pa.float64()),
+        ("max", pa.float64()),
+        ("bucket_counts", pa.list_(pa.int64())),
+        ("explicit_bounds", pa.list_(pa.float64())),
+        ("scale", pa.int32()),
+        ("zero_count", pa.int64()),
+        ("positive", _BUCKETS),
+        ("negative", _BUCKETS),
+        (
+            "quantiles",
+            pa.list_(pa.struct([("quantile", pa.float64()), ("value", pa.float64())])),
+        ),
+    ]
+)
+METRICS = pa.list_(
+    pa.struct(
+        [
+            ("resource_attributes", _ATTRIBUTES),
+            ("scope_name", pa.string()),
+            ("scope_version", pa.string()),
+            ("name", pa.string()),
+            ("description", pa.string()),
+            ("unit", pa.string()),
+            ("type", pa.string()),
+            ("aggregation_temporality", pa.string()),
+            ("is_monotonic", pa.bool_()),
+            ("data_points", pa.list_(DATA_POINT)),
+        ]
+    )
+)
+_STATUS_OF = {reason: status for status, reason in REASONS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +249,110 @@ def _describe_groups(sides: _Sides) -> None:
     sides.bodies[RESPONSE] = _inside(response, "groups", _top(response), groups)
 
 
+def _sasl_authenticate(sides: _Sides) -> None:
+    for side, body in enumerate(sides.bodies):
+        given = body.field("auth_bytes").to_pylist()
+        tokens = [None if data is None else read_token(data, side) for data in given]
+        if not sides.reveal_secrets:
+            for token in tokens:
+                _hide_token(token)
+        found = Embedded(pa.array(tokens, SASL_TOKEN))
+        sides.bodies[side] = sides.beside(body, "auth_bytes", found, side, _top(body))
+
+
+def _hide_token(token: dict[str, Any] | None) -> None:
+    if token is None:
+        return
+    for name in _TOKEN_SECRETS:
+        if token.get(name) is not None:
+            token[name] = TEXT
+    for pair in (token.get("claims") or []) + (token.get("extensions") or []):
+        if is_sensitive_name(pair["name"]) and pair["name"] != _TOKEN_AUTH:
+            pair["value"] = TEXT
+
+
+def _envelope(sides: _Sides) -> None:
+    request, response = sides.bodies
+    asked: list[Message | None] = []
+    columns = []
+    for side, name in ((REQUEST, "request_data"), (RESPONSE, "response_data")):
+        values: list[dict[str, Any] | None] = []
+        faults: list[Fault] = []
+        for row, data in enumerate(sides.bodies[side].field(name).to_pylist()):
+            message = None
+            try:
+                if not data:
+                    pass
+                elif side == REQUEST:
+                    message = decode_message(data, side="request")
+                elif (inner := asked[row]) is not None:
+                    key, api_version = inner.api_key, inner.api_version
+                    message = decode_message(
+                        data, side="response", api_key=key, api_version=api_version
+                    )
+            except DecodeError as error:
+                faults.append(_fault(row, error))
+            if side == REQUEST:
+                asked.append(message)
+            values.append(_shown(message, side, sides.reveal_secrets))
+        columns.append(Embedded(pa.array(values, INNER_MESSAGE), faults))
+    at = _top(request)
+    found = principals(request.field("request_principal"))
+    request = sides.beside(request, "request_data", columns[REQUEST], REQUEST, at)
+    request = sides.beside(request, "request_principal", found, REQUEST, at)
+    response = sides.beside(response, "response_data", columns[RESPONSE], RESPONSE, at)
+    sides.bodies = [request, response]
+
+
+def _shown(message: Message | None, side: int, reveal: bool) -> dict[str, Any] | None:
+    """An inner message as a row, its body as JSON without record data and secrets."""
+    if message is None:
+        return None
+    definition = catalog.api(message.api_key).side(SIDE_NAMES[side])
+    body = without_records(definition, message.body)
+    if not reveal:
+        body = redact_values(body, message.api_key, side)
+    client_id = message.header.get("client_id")
+    if client_id is not None:
+        client_id = client_id.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return {
+        "api_key": message.api_key,
+        "api_name": message.api_name,
+        "api_version": message.api_version,
+        "correlation_id": message.header["correlation_id"],
+        "client_id": client_id,
+        "body": to_json(body),
+    }
+
+
+def _push_telemetry(sides: _Sides) -> None:
+    request = sides.bodies[REQUEST]
+    codecs = request.field("compression_type").to_pylist()
+    rows: list[list[dict[str, Any]] | None] = []
+    faults = []
+    for row, data in enumerate(request.field("metrics").to_pylist()):
+        metrics = None
+        if data is not None:
+            try:
+                metrics = read_metrics(data, codecs[row])
+            except DecodeError as error:
+                faults.append(_fault(row, error))
+        rows.append(metrics)
+    found = Embedded(pa.array(rows, METRICS), faults)
+    sides.bodies[REQUEST] = sides.beside(request, "metrics", found, REQUEST, _top(request))
+
+
+def _fault(row: int, error: DecodeError) -> Fault:
+    return Fault(row, _STATUS_OF.get(error.reason, Status.TRUNCATED), str(error))
+
+
 _APIS: dict[int, Callable[[_Sides], None]] = {
     11: _join_group,
     14: _sync_group,
     15: _describe_groups,
+    36: _sasl_authenticate,
+    58: _envelope,
+    72: _push_telemetry,
 }
 
 

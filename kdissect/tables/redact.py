@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from kdissect.wire.reference import UNKNOWN_TAGS
 
 TEXT = "[redacted]"
 
@@ -69,6 +72,54 @@ def redact_body(body: pa.StructArray, api_key: int, side: int) -> pa.StructArray
 
         body = _at(body, path.split("."), hide)
     return body
+
+
+def redact_values(body: dict[str, Any], api_key: int, side: int) -> dict[str, Any]:
+    """`redact_body` for one message as plain values, to be shown as text (bytes become a str too);
+    changes `body` and gives it back.
+
+    Unknown tags of a message with secrets hide too: nobody knows what they hold.
+    """
+    always = ALWAYS.get((api_key, side), ())
+    configs = CONFIGS.get((api_key, side), ())
+    for path in always:
+        *outer, name = path.split(".")
+        for holder in _holders(body, outer):
+            holder[name] = _hidden(holder.get(name))
+    for path, name, value, flag in configs:
+        for entry in _holders(body, path.split(".")):
+            if is_sensitive_name(entry.get(name) or "") or entry.get(flag):
+                entry[value] = _hidden(entry.get(value))
+    if always or configs:
+        _hide_tags(body)
+    return body
+
+
+def _holders(body: dict[str, Any], path: list[str]) -> list[dict[str, Any]]:
+    """The structs at a path; lists on the way stand for all their elements."""
+    found = [body]
+    for name in path:
+        inner = [one.get(name) for one in found]
+        found = []
+        for each in inner:
+            found += each if isinstance(each, list) else [each] if each is not None else []
+    return found
+
+
+def _hidden(value: Any) -> str | None:
+    return None if value is None else TEXT
+
+
+def _hide_tags(value: Any) -> None:
+    if isinstance(value, list):
+        for each in value:
+            _hide_tags(each)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if name == UNKNOWN_TAGS:
+                value[name] = dict.fromkeys(each, TEXT)
+            else:
+                _hide_tags(each)
 
 
 def redact_record(value: pa.StructArray, name: str) -> tuple[pa.StructArray, np.ndarray]:
