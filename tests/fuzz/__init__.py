@@ -1,0 +1,1 @@
+"""Mutated captures, with what must hold for any of them."""

@@ -1,0 +1,164 @@
+"""What is mutated: some whole connections of a real capture, or a conversation of vectors."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import random
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kdissect
+from tests.fuzz.packets import Key, Packet, conversation, pcap_bytes, read_pcap
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared" / "captures"
+VECTORS = ROOT / "tests" / "golden" / "messages.jsonl"
+PACKETS_MAX = 250  # of a base, so that a case takes a fraction of a second
+BYTES_MAX = 200_000
+
+OWN = ("captures/java_2_0_1.pcap", "captures/librdkafka.pcap", "captures/sarama.pcap.gz")
+OTHERS = (
+    "admin/admin.pcap", "java_latest/java_latest.pcap", "odd/odd_conversations.pcap",
+    "old_clients/java_0_10_2_2.pcap", "old_clients/java_0_8_2_2.pcap",
+    "other_clients/kafka_python.pcap", "sasl/sasl.pcap", "sasl/sasl_handshake_v0.pcap",
+    "share_streams/share.pcap", "share_streams/streams.pcap", "tls/tls13.pcap",
+    "transactions/transactions.pcap", "zookeeper/zk_1_1_1.pcap", "zookeeper/zk_3_9_1_ibp_2_4.pcap",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame of the unchanged capture: where its size prefix stands in its direction."""
+
+    exchange_id: int
+    side: int
+    pos: int
+    size: int
+    body: int  # bytes of header in front of the body, without the size prefix
+
+
+@dataclass(frozen=True)
+class Base:
+    name: str
+    packets: list[Packet]
+    positions: list[int]  # of each packet's first payload byte in its direction
+    tables: Any
+    frames: dict[tuple[tuple[bytes, int], Key], list[Frame]]  # by who sent them and connection
+
+
+def sources() -> list[Path]:
+    found = [ROOT / name for name in OWN]
+    return found + [SHARED / name for name in OTHERS if (SHARED / name).exists()]
+
+
+@cache
+def _connections(path: Path) -> list[list[Packet]]:
+    by_key: dict[Key, list[Packet]] = defaultdict(list)
+    for packet in read_pcap(path):
+        if packet.is_tcp:
+            by_key[packet.key].append(packet)
+    return list(by_key.values())
+
+
+def captured(path: Path, choose: random.Random) -> list[Packet]:
+    """Some whole connections; of a long one the first packets."""
+    connections = _connections(path)
+    packets: list[Packet] = []
+    for number in choose.sample(range(len(connections)), len(connections)):
+        room = min(PACKETS_MAX - len(packets), 150)
+        room_bytes = BYTES_MAX - sum(len(packet.data) for packet in packets)
+        if room < 10 or room_bytes <= 0:
+            break
+        for packet in connections[number][:room]:
+            room_bytes -= len(packet.data)
+            if room_bytes < 0:
+                break
+            packets.append(packet)
+    return sorted(packets, key=lambda packet: packet.time_ns)
+
+
+@cache
+def _vectors() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in VECTORS.read_text(encoding="utf-8").splitlines()]
+
+
+def composed(choose: random.Random) -> list[Packet]:
+    """Connections of golden messages: requests, each with its response."""
+    pairs: dict[tuple[int, int], dict[str, bytes]] = defaultdict(dict)
+    for vector in _vectors():
+        frame = bytes.fromhex(vector["frame"])
+        of = pairs[vector["api_key"], vector["api_version"]]
+        of[vector["side"]] = len(frame).to_bytes(4, "big") + frame
+    packets: list[Packet] = []
+    for connection in range(4):
+        sent: list[tuple[int, bytes]] = []
+        for key in choose.sample(sorted(pairs), 12):
+            if key != (17, 0):  # bare tokens would follow
+                sent += [(0, pairs[key]["request"]), (1, pairs[key]["response"])]
+        ports = (50000 + connection, choose.choice((9092, 9094, 1234)))
+        packets += conversation(sent, ports, segment_size=choose.choice((100, 1400, 9000)))
+    return sorted(packets, key=lambda packet: packet.time_ns)
+
+
+@cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="kdissect-fuzz-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def read_bytes(data: bytes, **options: Any) -> Any:
+    """kdissect.read of a capture in memory."""
+    path = _folder() / "case.pcap"  # one name: the capture's id comes from it
+    path.write_bytes(data)
+    return kdissect.read(path, **options)
+
+
+def _positions(packets: list[Packet]) -> list[int]:
+    first: dict[Any, int] = {}
+    for packet in packets:
+        at = (packet.source, packet.key)
+        if packet.flags & 2:
+            first[at] = packet.seq + 1
+        elif at not in first:
+            first[at] = packet.seq
+    return [
+        (packet.seq + (packet.flags >> 1 & 1) - first[packet.source, packet.key]) % 2**32
+        for packet in packets
+    ]
+
+
+def _frames(tables: Any) -> dict[Any, list[Frame]]:
+    found: dict[Any, list[Frame]] = defaultdict(list)
+    for row in tables.exchanges.to_arrow().to_pylist():
+        ends = [
+            (bytes(int(part) for part in row[f"{end}_ip"].split(".")), row[f"{end}_port"])
+            for end in ("client", "broker")
+        ]
+        for side, name in enumerate(("request", "response")):
+            if row[f"{name}_size"] is not None:
+                client = row["client_id"] or ""
+                body = 10 + len(client.encode()) if side == 0 else 4
+                frame = Frame(
+                    row["exchange_id"], side, row[f"{name}_pos"], row[f"{name}_size"], body
+                )
+                found[ends[side], frozenset(ends)].append(frame)
+    return found
+
+
+@cache
+def base(number: int, source: int) -> Base:
+    """The base of that number from a source; the last source is the vectors."""
+    choose = random.Random(f"base {number} {source}")
+    paths = sources()
+    if source < len(paths):
+        name, packets = paths[source].stem, captured(paths[source], choose)
+    else:
+        name, packets = "vectors", composed(choose)
+    tables = read_bytes(pcap_bytes(packets))
+    return Base(f"{name} {number}", packets, _positions(packets), tables, _frames(tables))

@@ -1,0 +1,174 @@
+"""What must hold for the tables of any capture, and for a mutated one beside the original."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import resource
+import time
+from collections import Counter, defaultdict
+from typing import Any
+
+from kdissect.errors import CaptureError
+from tests.fuzz.bases import Base, base, read_bytes, sources
+from tests.fuzz.mutate import Mutated, mutated
+from tests.truth.rows import set_differences
+
+CPU_SECONDS_MAX = 15.0  # of one case: a few hundred packets
+RESIDENT_BYTES_MAX = 2 << 30  # of the process, whatever it has read so far
+SIDES = ("request", "response")
+# Columns that facts of the whole capture fill, or that hold the place in the file.
+OF_THE_CAPTURE = {"topics", "topic", "topic_id", "capture_id", "request_capture_id",
+                  "response_capture_id"}  # fmt: skip
+OF_CONNECTIONS = {"connections", "exchanges", "record_batches", "records", "anomalies"}
+PLACES = {"packet", "request_packet", "response_packet"}
+
+
+class Broken(AssertionError):
+    """An invariant does not hold; the message says which and where."""
+
+
+def need(holds: bool, *what: Any) -> None:
+    if not holds:
+        raise Broken(" ".join(map(str, what)))
+
+
+def check_tables(tables: Any, packet_count: int | None) -> None:
+    """Counts, identities and bytes of a table set add up."""
+    (capture,) = tables.captures.to_arrow().to_pylist()
+    if packet_count is not None:
+        need(capture["packet_count"] == packet_count, "packets", capture, packet_count)
+    ignored = sum(count for _, count in capture["ignored_reasons"])
+    need(capture["ignored_packet_count"] == ignored, "ignored", capture)
+    need(capture["packet_count"] == capture["tcp_packet_count"] + ignored, "packets apart", capture)
+    connections = tables.connections.to_arrow().to_pylist()
+    exchanges = tables.exchanges.to_arrow().to_pylist()
+    by_id = {row["connection_id"]: row for row in connections}
+    need(len(by_id) == len(connections), "connection ids repeat")
+    exchange_ids = {row["exchange_id"] for row in exchanges}
+    need(len(exchange_ids) == len(exchanges), "exchange ids repeat")
+    told: Counter[tuple[int, str, str]] = Counter()
+    for row in tables.anomalies.to_arrow().to_pylist():
+        need(row["connection_id"] is None or row["connection_id"] in by_id, "no connection", row)
+        need(row["exchange_id"] is None or row["exchange_id"] in exchange_ids, "no exchange", row)
+        last = capture["packet_count"] + (row["kind"] == "capture_cut")  # the one that is not whole
+        need(row["packet"] is None or 0 < row["packet"] <= last, "packet", row)
+        need(row["data"] is None or len(row["data"]) <= 4096, "data", row)
+        told[row["connection_id"], row["direction"], row["kind"]] += row["byte_count"] or 0
+    whole: Counter[tuple[int, str]] = Counter()
+    for row in exchanges:
+        for side in SIDES:
+            if row[f"{side}_size"] is not None:
+                need(0 <= row[f"{side}_size"], "size", row)
+                if row[f"{side}_decode_status"] not in ("partial", None):
+                    whole[row["connection_id"], side] += 4 + row[f"{side}_size"]
+    segments = 0
+    for row in connections:
+        for side in SIDES:
+            count = {
+                name: row[f"{side}_{name}_count"]
+                for name in ("byte", "framed_byte", "unframed_byte", "missing_byte", "segment")
+            }
+            segments += count["segment"] + row[f"{side}_duplicate_segment_count"]
+            where = row["connection_id"], side
+            need(min(count.values()) >= 0, "negative", row)
+            need(count["byte"] == count["framed_byte"] + count["unframed_byte"], "bytes", row)
+            if row["is_kafka"]:
+                for kind, name in (("unframed_bytes", "unframed_byte"), ("gap", "missing_byte")):
+                    need(told[(*where, kind)] == count[name], kind, told[(*where, kind)], row)
+            else:
+                need(count["framed_byte"] == 0, "framed bytes of no Kafka", row)
+    need(segments == capture["tcp_packet_count"], "segments", segments, capture)
+    for name in tables.names:
+        if name in ("record_batches", "records") or name.startswith(("apis/", "internal/")):
+            for value in tables[name].to_arrow(columns=["exchange_id"]).column(0).to_pylist():
+                need(value in exchange_ids, name, "row of no exchange", value)
+
+
+def _untouched_rows(base: Base, tables: Any, result: Mutated, known: set[int]) -> dict[str, Any]:
+    """Rows of connections whose packets were not changed, by table, as a multiset of texts."""
+    assert result.touched is not None
+    out = set(OF_THE_CAPTURE) | (PLACES if result.is_renumbered else set())
+    touched = set()
+    for row in tables.connections.to_arrow().to_pylist():
+        ends = frozenset(
+            (ipaddress.ip_address(row[f"{end}_ip"]).packed, row[f"{end}_port"])
+            for end in ("client", "broker")
+        )
+        if ends in result.touched or row["connection_id"] not in known:
+            touched.add(row["connection_id"])
+    own: dict[int, int] = {}
+    for row in tables.exchanges.to_arrow(["exchange_id", "connection_id"]).to_pylist():
+        own[row["exchange_id"]] = row["connection_id"]
+    rows: dict[str, Any] = defaultdict(Counter)
+    for name in tables.names:
+        if name not in OF_CONNECTIONS and not name.startswith(("apis/", "internal/")):
+            continue  # made of several connections
+        for row in tables[name].to_arrow().to_pylist():
+            exchange = row.get("exchange_id")
+            connection = own.get(exchange) if exchange else row.get("connection_id")
+            if connection in touched or exchange in result.frames or connection is None:
+                continue
+            if name == "connections" and result.frames:
+                continue  # names and users come from bodies
+            if name == "anomalies" and exchange is None and result.frames:
+                continue
+            shown = {key: value for key, value in row.items() if key not in out}
+            rows[name][repr(shown)] += 1
+    return rows
+
+
+def check_untouched(base: Base, tables: Any, result: Mutated) -> int:
+    """What the mutation cannot have changed is as it was; the count of rows compared."""
+    if result.touched is None:
+        return 0
+    known = set(base.tables.connections.to_arrow(["connection_id"]).column(0).to_pylist())
+    before = _untouched_rows(base, base.tables, result, known)
+    after = _untouched_rows(base, tables, result, known)
+    compared = 0
+    for name in before.keys() | after.keys():
+        lost, new = before[name] - after[name], after[name] - before[name]
+        need(
+            not lost and not new, f"{name}: untouched rows changed:", list(lost)[:2], "became",
+            list(new)[:2],
+        )  # fmt: skip
+        compared += sum(before[name].values())
+    return compared
+
+
+def made(seed: int) -> tuple[Base, str, Mutated, random.Random]:
+    """The case of a seed: always the same one where the same captures are at hand."""
+    choose = random.Random(seed)
+    source = choose.randrange(len(sources()) + 2)  # the vectors twice as often
+    origin = base(choose.randrange(4), min(source, len(sources())))
+    what, result = mutated(origin, choose)
+    return origin, what, result, choose
+
+
+def check_bytes(
+    data: bytes, packet_count: int | None = None, may_refuse: bool = True, split_bytes: int = 0
+) -> Any:
+    """Tables of a capture, with all that holds for any; None where it is refused as no capture."""
+    began = time.process_time()
+    try:
+        tables = read_bytes(data)
+    except CaptureError:
+        need(may_refuse, "refused")
+        return None
+    need(time.process_time() - began < CPU_SECONDS_MAX, "seconds", time.process_time() - began)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    need(resident < RESIDENT_BYTES_MAX, "resident bytes", resident)
+    check_tables(tables, packet_count)
+    if split_bytes:
+        found = set_differences(tables, read_bytes(data, split_bytes=split_bytes))
+        need(not found, "other rows with splits of", split_bytes, *found[:2])
+    return tables
+
+
+def check_case(seed: int) -> tuple[str, int]:
+    """Run one case; (what it was, rows compared). Raises Broken, or whatever kdissect raised."""
+    origin, what, result, choose = made(seed)
+    split_bytes = choose.choice((0, 0, 0, 1, 5000, 40_000))
+    tables = check_bytes(result.data, result.packet_count, result.may_refuse, split_bytes)
+    compared = 0 if tables is None else check_untouched(origin, tables, result)
+    return f"{origin.name}: {what}", compared

@@ -1,0 +1,51 @@
+"""Mutated captures hold what any capture holds: a short run here, a long one when asked for.
+
+`KDISSECT_FUZZ_MINUTES` sets the CPU minutes of the long run, `KDISSECT_FUZZ_SEED` its first case.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import run
+from tests.fuzz.check import check_bytes, check_case
+
+SHORT_CPU_SECONDS = 15.0
+SHORT_CASES = range(1, 41)
+
+
+def test_some_cases_hold() -> None:
+    """The first cases, as many as a short time allows."""
+    began = time.process_time()
+    count = compared = 0
+    for seed in SHORT_CASES:
+        what, rows = check_case(seed)
+        assert what
+        count += 1
+        compared += rows
+        if time.process_time() - began > SHORT_CPU_SECONDS:
+            break
+    print(f"{count} cases, {compared} rows that no mutation touched")
+    assert count
+    assert compared
+
+
+@pytest.mark.parametrize(
+    "path", sorted(run.GOLDEN.glob("*.pcap")), ids=lambda path: path.stem
+)  # fmt: skip
+def test_what_failed_once_holds(path: Path) -> None:
+    """Inputs that broke something before it was mended, whole and in small splits."""
+    check_bytes(path.read_bytes(), split_bytes=5000)
+
+
+@pytest.mark.heavy
+def test_many_cases_hold(tmp_path: Path) -> None:
+    minutes = float(os.environ.get("KDISSECT_FUZZ_MINUTES", "5"))
+    first = int(os.environ.get("KDISSECT_FUZZ_SEED", "1000"))
+    result = run.supervise(minutes, first, tmp_path)
+    print(result)
+    assert not result["failures"], result["failures"]
