@@ -85,11 +85,13 @@ def redact_values(body: dict[str, Any], api_key: int, side: int) -> dict[str, An
     for path in always:
         *outer, name = path.split(".")
         for holder in _holders(body, outer):
-            holder[name] = _hidden(holder.get(name))
+            if holder.get(name) is not None:
+                holder[name] = TEXT
     for path, name, value, flag in configs:
         for entry in _holders(body, path.split(".")):
-            if is_sensitive_name(entry.get(name) or "") or entry.get(flag):
-                entry[value] = _hidden(entry.get(value))
+            sensitive = is_sensitive_name(entry.get(name) or "") or entry.get(flag)
+            if sensitive and entry.get(value) is not None:
+                entry[value] = TEXT
     if always or configs:
         _hide_tags(body)
     return body
@@ -104,10 +106,6 @@ def _holders(body: dict[str, Any], path: list[str]) -> list[dict[str, Any]]:
         for each in inner:
             found += each if isinstance(each, list) else [each] if each is not None else []
     return found
-
-
-def _hidden(value: Any) -> str | None:
-    return None if value is None else TEXT
 
 
 def _hide_tags(value: Any) -> None:

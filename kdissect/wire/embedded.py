@@ -104,7 +104,8 @@ def principals(values: pa.Array) -> Embedded:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Values to decode: behind their version, which is `number`; `there` where that is whole."""
+    """Values to decode: behind their version, which is `number` (-1 where it is cut short);
+    there: those with any bytes."""
 
     places: Places
     number: Ints
@@ -114,6 +115,7 @@ class _Given:
     def of(values: pa.Array) -> _Given:
         places = Places.of(values)
         number, there = places.int16()
+        number = np.where(there, number, -1)
         return _Given(places.without(np.where(there, 2, 0)), number, places.length > 0)
 
 
@@ -210,7 +212,7 @@ def _read(
     place = np.zeros(len(wanted), np.int64)
     place[rows] = np.arange(len(rows))
     body = columns.body.take(pa.array(place, mask=~good))
-    wrong = fits & ~decoded
+    wrong = (fits | (versions < definition.versions.first)) & ~decoded
     faults = [
         Fault(int(rows[at]), *_fault(definition, columns, at))
         for at in np.flatnonzero(told[rows] & (wrong | (decoded & columns.invalid_utf8))).tolist()
