@@ -24,7 +24,7 @@ class Match:
     sasl_tokens: list[Row] = field(default_factory=list)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def match(capture: Capture) -> Match:
     entries = request_log.by_key(direct(capture))
     found = Match()

@@ -17,6 +17,7 @@ import pytest
 import kdissect
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
+ROW_TABLES_KEPT = 64  # a capture has about forty
 CAPTURES = SHARED / "captures"
 DEFINITIONS = SHARED / "kafka" / "definitions"
 
@@ -91,6 +92,11 @@ PRODUCED = [c for c in ALL if c.produced_path.is_file() and not c.is_tls]
 SHAPES_BASE = Capture("other_clients/librdkafka")
 
 
+def each(name: str, things: list[Any]) -> pytest.MarkDecorator:
+    """A test for each of them; all tests of a module for one come together, and its rows go."""
+    return pytest.mark.parametrize(name, things, ids=str, scope="module")
+
+
 @functools.cache
 def read(*paths: Path) -> Any:
     """The tables of captures, read in process once per test session, nothing redacted."""
@@ -98,7 +104,7 @@ def read(*paths: Path) -> Any:
     return kdissect.read(names[0] if len(names) == 1 else names, reveal_secrets=True)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=ROW_TABLES_KEPT)
 def rows(tables: Any, table: str) -> list[dict[str, Any]]:
-    """A table (`exchanges`, `apis/Fetch`) as Python rows, made once; empty where it is not."""
+    """A table (`exchanges`, `apis/Fetch`) as Python rows; empty where it is not."""
     return tables[table].to_arrow().to_pylist() if table in tables.names else []

@@ -34,7 +34,7 @@ class Entry:
         )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def load(path: Path) -> list[Entry]:
     """All entries of NAME.requests.jsonl.gz, in the order in which they were completed."""
     entries = []

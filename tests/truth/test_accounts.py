@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from . import packets
-from .material import ALL, CAPTURES, Capture, needs_material, read, rows, shapes
+from .material import ALL, CAPTURES, Capture, each, needs_material, read, rows, shapes
 
 pytestmark = needs_material
 
@@ -69,7 +69,7 @@ def _ports(connection: str) -> tuple[int, int]:
     return int(client.rpartition(":")[2]), int(broker.rpartition(":")[2])
 
 
-every_input = pytest.mark.parametrize("source", _inputs(), ids=str)
+every_input = each("source", _inputs())
 
 
 @every_input

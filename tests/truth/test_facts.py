@@ -13,7 +13,7 @@ import pytest
 from . import definitions, request_log
 from .definitions import Layout
 from .matching import direct, match
-from .material import ALL, LOGGED, Capture, needs_material
+from .material import ALL, LOGGED, Capture, each, needs_material
 from .request_log import Entry
 from .rows import Row
 
@@ -26,7 +26,7 @@ ZERO_UUID = "A" * 22
 METADATA_TOPIC, METADATA_TOPIC_ID = "__cluster_metadata", "A" * 21 + "Q"
 API_VERSIONS, METADATA, DESCRIBE_CLUSTER = 18, 3, 60
 JSON_LOGGED = [c for c in LOGGED if c.name != "zookeeper/zk_1_1_1"]  # its log is text
-every_capture = pytest.mark.parametrize("capture", JSON_LOGGED, ids=str)
+every_capture = each("capture", JSON_LOGGED)
 
 
 def _sides(entry: Entry) -> Iterator[tuple[str, Layout, dict[str, Any]]]:
@@ -42,7 +42,7 @@ def _is_whole(row: Row) -> bool:
     return row["status"] == "paired" and row["response_decode_status"] == "ok"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def _topic_names(capture: Capture) -> dict[str, str]:
     """Topic id -> name, from every struct of the log that has both, and Kafka's own constant."""
     found = {}
@@ -138,7 +138,7 @@ def test_topics_are_those_that_messages_told(capture: Capture) -> None:
     assert told <= {name for name, _ in found}, told - {name for name, _ in found}
 
 
-@pytest.mark.parametrize("capture", ALL, ids=str)
+@each("capture", ALL)
 def test_every_record_batch_has_the_name_of_its_topic(capture: Capture) -> None:
     """All these captures tell the names of their topic ids, or they are Kafka's constants."""
     for row in capture.rows("record_batches"):
@@ -197,7 +197,7 @@ def _token_ids(capture: Capture) -> set[str]:
     return {body["tokenId"] for body in bodies if isinstance(body, dict) and "tokenId" in body}
 
 
-@pytest.mark.parametrize("capture", ALL, ids=str)
+@each("capture", ALL)
 def test_times_and_durations_of_an_exchange_agree(capture: Capture) -> None:
     """Latency is from the request's last byte to the answer's first, duration from end to end."""
     for row in capture.rows("exchanges"):

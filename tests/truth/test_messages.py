@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import pytest
-
 import kdissect
 
 from . import definitions, packets
 from .compare import Comparison, plain
 from .matching import match
-from .material import LOGGED, Capture, needs_material
+from .material import LOGGED, Capture, each, needs_material
 from .rows import Row
 
 pytestmark = needs_material
@@ -19,7 +17,7 @@ pytestmark = needs_material
 SHOWN = 8
 API_VERSIONS = 18
 SMALL = [c for c in LOGGED if not c.name.startswith("perf/")]
-every_small_capture = pytest.mark.parametrize("capture", SMALL, ids=str)
+every_small_capture = each("capture", SMALL)
 
 
 def _frames(capture: Capture) -> Iterator[tuple[Row, str, bytes]]:

@@ -6,14 +6,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
-
 from . import produced
-from .material import PRODUCED, Capture, needs_material
+from .material import PRODUCED, Capture, each, needs_material
 from .produced import FETCHES
 
 pytestmark = needs_material
-every_capture_with_a_list = pytest.mark.parametrize("capture", PRODUCED, ids=str)
+every_capture_with_a_list = each("capture", PRODUCED)
 
 SHOWN = 8
 PERF_TSHARK = Capture("perf/perf_tshark")

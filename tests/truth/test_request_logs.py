@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import pytest
-
 import kdissect
 
 from . import definitions, request_log
 from .compare import Comparison, plain, records_sizes, text_records_sizes
 from .matching import direct, match
-from .material import LOGGED, Capture, needs_material
+from .material import LOGGED, Capture, each, needs_material
 from .request_log import Entry
 from .rows import Row
 
 pytestmark = needs_material
-every_logged_capture = pytest.mark.parametrize("capture", LOGGED, ids=str)
+every_logged_capture = each("capture", LOGGED)
 
 PRODUCE, FETCH, LEADER_AND_ISR, UPDATE_METADATA = 0, 1, 4, 6
 SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 17, 18, 36
