@@ -54,6 +54,7 @@ _PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS = range(7)
 # A row of the walk's table of splits.
 _AT, _PACKETS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(6)
 _ROW = 6
+_PACKETS_PER_MAP = 16384  # some 24 MB of Ethernet's packets
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,14 @@ def order_inputs(files: Sequence[InputFile]) -> list[InputFile]:
     return sorted((file for file in files if file.is_capture), key=key)
 
 
+def _walked(path: str, split_bytes: int) -> _Walk:
+    """A walk to the end; mapped anew now and then, so that the pages it saw do not add up."""
+    walk = _Walk(Sources([path]).data(0), split_bytes)
+    while walk.run(int(walk.counts[_PACKETS]) + _PACKETS_PER_MAP).outcome == STEP_PACKET:
+        walk.data = Sources([path]).data(0)
+    return walk
+
+
 def plan_splits(
     files: Sequence[InputFile], split_bytes: int = SPLIT_BYTES
 ) -> tuple[Sources, list[CaptureInfo], list[Split]]:
@@ -281,7 +290,7 @@ def plan_splits(
     captures: list[CaptureInfo] = []
     splits: list[Split] = []
     for source, file in enumerate(ordered):
-        walk = _Walk(sources.data(source), split_bytes).run()
+        walk = _walked(file.data_path, split_bytes)
         captures.append(walk.info(source, file))
         splits.extend(walk.make_splits(source))
     captures.extend(
