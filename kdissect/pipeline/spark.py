@@ -217,9 +217,9 @@ def _scan_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
 
 def _assemble_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
     def stage(batches: Batches) -> Batches:
-        sources = plan.sources()
         for group in _groups(_rows(batches)):
-            yield from _batches(assemble_step(plan, sources, group))
+            # mapped for each bucket alone: a task may have many, anywhere in the captures
+            yield from _batches(assemble_step(plan, plan.sources(), group))
         _settle("assemble")
 
     return stage
