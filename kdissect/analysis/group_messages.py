@@ -164,26 +164,19 @@ def _epoch_heartbeat(
     data["message"] = response["error_message"]
     if api_key == STREAMS_HEARTBEAT:
         if response["active_tasks"] is not None:
-            data["assigned"] = _tasks(response)
+            data["given"] = _merged(
+                (f"{kind} task {task['subtopology_id']}", task["partitions"])
+                for kind in ("active", "standby", "warmup")
+                for task in response[f"{kind}_tasks"] or ()
+            )
     elif response["assignment"] is not None:
-        given = response["assignment"]["topic_partitions"] or ()
-        data["assigned"] = places(
+        data["given"] = _merged(
             (topic_names.get(item["topic_id"], item["topic_id"]), item["partitions"])
-            for item in given
+            for item in response["assignment"]["topic_partitions"] or ()
         )
     member = response["member_id"] or request["member_id"]
     epoch = request["member_epoch"] if response["error_code"] else response["member_epoch"]
     return member, epoch, data
-
-
-def _tasks(response: Body) -> str:
-    texts = []
-    for kind in ("active", "standby", "warmup"):
-        tasks = response[f"{kind}_tasks"]
-        if tasks:
-            listed = places((task["subtopology_id"], task["partitions"]) for task in tasks)
-            texts.append(f"{kind} tasks {listed}")
-    return "; ".join(texts) or "nothing"
 
 
 def _refused(request: Body, response: Body | None, topic_names: dict[str, str]) -> str:
@@ -197,7 +190,9 @@ def _refused(request: Body, response: Body | None, topic_names: dict[str, str]) 
             code = partition["error_code"]
             if code:
                 found.setdefault(code, []).append((name, [partition["partition_index"]]))
-    return "; ".join(f"{error_name(code)}: {places(some)}" for code, some in sorted(found.items()))
+    return "; ".join(
+        f"{error_name(code)}: {places(_merged(some))}" for code, some in sorted(found.items())
+    )
 
 
 def _assigned(protocol_type: str | None, data: bytes | None) -> str:
@@ -215,17 +210,24 @@ def _assigned(protocol_type: str | None, data: bytes | None) -> str:
                 end, values = -1, {}
             if end == len(data) or (version > last and end > 0):
                 given = values["assigned_partitions"] or ()
-                return places((item["topic"], item["partitions"]) for item in given)
+                return places(_merged((item["topic"], item["partitions"]) for item in given))
     return f"{len(data)} bytes"
 
 
-def places(pairs: Iterable[tuple[str, list[int] | None]]) -> str:
-    """``orders[0-2,5] payments[1]``: topics in order of their names, partitions as ranges."""
+Places = dict[str, list[int]]  # partitions of each topic, or of each subtopology's tasks
+
+
+def _merged(pairs: Iterable[tuple[str, list[int] | None]]) -> Places:
+    """Each name once, in order, with its distinct partitions in order."""
     merged: dict[str, set[int]] = {}
     for name, partitions in pairs:
         merged.setdefault(name, set()).update(partitions or ())
-    texts = [f"{name}[{_ranges(sorted(parts))}]" for name, parts in sorted(merged.items())]
-    return " ".join(texts) or "nothing"
+    return {name: sorted(partitions) for name, partitions in sorted(merged.items())}
+
+
+def places(given: Places) -> str:
+    """``orders[0-2,5] payments[1]``: partitions as ranges."""
+    return " ".join(f"{name}[{_ranges(parts)}]" for name, parts in given.items()) or "nothing"
 
 
 def _ranges(numbers: list[int]) -> str:

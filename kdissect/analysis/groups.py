@@ -13,6 +13,7 @@ A member known here is one whose joining or heartbeat was captured.
 from __future__ import annotations
 
 import json
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -31,6 +32,8 @@ from kdissect.analysis.group_messages import (
     SHARE_HEARTBEAT,
     STREAMS_HEARTBEAT,
     SYNC_GROUP,
+    Places,
+    places,
 )
 from kdissect.protocol.errors import error_name
 from kdissect.tables.schemas import GROUP_EVENTS
@@ -217,8 +220,8 @@ def _heartbeat_rows(event: _Event, row: Any) -> Iterator[_Row]:
         yield row("leave", [*refused, why, _instance(event)])
     elif not event.is_good and event.error is not None:
         yield row("heartbeat_error", refused)
-    if event.is_good and "assigned" in data:
-        yield row("sync", [f"assigned {data['assigned']}"], event.waited_ms)
+    if event.is_good and "given" in data:
+        yield row("sync", [f"assigned {places(data['given'])}"], event.waited_ms)
 
 
 def _join_detail(event: _Event) -> list[str]:
@@ -230,7 +233,7 @@ def _join_detail(event: _Event) -> list[str]:
         role = "leads" if data["leader"] == event.member_id else f"led by {data['leader']}"
         parts += [role, f"protocol {data['protocol']}"]
         if data["members"]:
-            parts.append(f"{len(data['members'])} members")
+            parts.append(_count(data["members"]))
     else:
         parts.append(f"offers {', '.join(data['offered'])}")
     if data["type"] not in ("consumer", ""):
@@ -255,15 +258,21 @@ def _error(event: _Event) -> str:
 
 def _classic_rebalances(events: list[_Event]) -> Iterator[_Row]:
     generations = _generations(events)
-    leaves = [event for event in events if event.api_key == LEAVE_GROUP and event.is_good]
+    leaves = deque(event for event in events if event.api_key == LEAVE_GROUP and event.is_good)
+    waiting: list[_Event] = []
     before: _Generation | None = None
     for index, one in enumerate(generations):
-        began = min(join.answer_ns for join in one.joins) if one.joins else None
-        left = []
-        while leaves and began is not None and leaves[0].time_ns <= began:
-            left.append(leaves.pop(0))
-        later = generations[index + 1] if index + 1 < len(generations) else None
-        yield from _generation_rows(one, before, left, later)
+        left: list[_Event] = []
+        if one.joins:
+            began = min(join.answer_ns for join in one.joins)
+            while leaves and leaves[0].time_ns <= began:
+                waiting.append(leaves.popleft())
+            # one that is listed all the same left too late for this generation
+            members = set(one.members)
+            left = [leave for leave in waiting if leave.member_id not in members]
+            waiting = [leave for leave in waiting if leave.member_id in members]
+        is_last = index + 1 == len(generations)
+        yield from _generation_rows(one, before, left, is_last)
         before = one
 
 
@@ -296,7 +305,7 @@ def _generations(events: list[_Event]) -> list[_Generation]:
 
 
 def _generation_rows(
-    one: _Generation, before: _Generation | None, left: list[_Event], later: _Generation | None
+    one: _Generation, before: _Generation | None, left: list[_Event], is_last: bool
 ) -> Iterator[_Row]:
     good = [sync for sync in one.syncs if sync.is_good]
     ended = max((good or one.syncs), key=lambda sync: sync.answer_ns, default=None)
@@ -311,7 +320,7 @@ def _generation_rows(
             f"why: {_why(one, before, left)}",
         ]
         if not good:
-            parts.append("did not become stable" if later else "no sync captured")
+            parts.append("no sync was captured" if is_last else "did not become stable")
         row = _row_of(first, CLASSIC, first.time_ns, "rebalance", one.number, parts)
         row.duration_ms = duration
         yield row
@@ -368,19 +377,28 @@ def _is_new(join: _Event, known: list[str] | None) -> bool:
 
 @dataclass(slots=True)
 class _Epoch:
-    """A member epoch on its way through the group; settled when all known members have it."""
+    """A member epoch on its way through the group.
+
+    last: the answer with which the last member got it, or got what the others gave up for it.
+    """
 
     number: int
     first: _Event
     joined: list[str]
     left: list[str]
-    is_settled: bool = False
+    last: _Event | None = None
+    shares: dict[str, Places | None] = field(default_factory=dict)
 
 
 def _epoch_rebalances(events: list[_Event], group_type: str) -> Iterator[_Row]:
-    """A row when an epoch first appears, and one when all known members have it."""
+    """A row for each epoch that appears, and one when all known members have it.
+
+    Members give up partitions while they still have the epoch before; they get more partitions
+    with the new one, or later, when others have given them up.
+    """
     members: dict[str, int] = {}
-    assigned: dict[str, str] = {}
+    numbers: Counter[int] = Counter()  # of members with each epoch
+    assigned: dict[str, Places] = {}
     current: _Epoch | None = None
     joined: list[str] = []
     left: list[str] = []
@@ -388,48 +406,61 @@ def _epoch_rebalances(events: list[_Event], group_type: str) -> Iterator[_Row]:
         if not event.is_good or event.member_id is None or event.generation is None:
             continue
         member, asked = event.member_id, event.data["epoch"]
+        known = members.pop(member, None)
+        if known is not None:
+            numbers[known] -= 1
+        is_news = known != event.generation
         if asked < 0:
-            members.pop(member, None)
             assigned.pop(member, None)
             left.append(member)
+            is_news = current is not None and current.last is None
         else:
             if asked == 0:
                 joined.append(member)
-            if "assigned" in event.data:
-                assigned[member] = event.data["assigned"]
+                is_news = current is None or current.last is None  # who comes later waits
+            if "given" in event.data:
+                is_news |= _gains(assigned.get(member, {}), event.data["given"])
+                assigned[member] = event.data["given"]
             members[member] = event.generation
+            numbers[event.generation] += 1
             # an epoch that starts over is that of a new group with the same id
             starts_over = asked == 0 and len(members) == 1
             if current is None or event.generation > current.number or starts_over:
-                if current is not None and not current.is_settled:
-                    yield _epoch_row(current, group_type, None, f"then came {event.generation}")
+                if current is not None:
+                    yield from _epoch_rows(current, group_type)
                 current = _Epoch(event.generation, event, joined, left)
                 joined, left = [], []
-        if current is None or current.is_settled or not members:
+        if current is None or not is_news or not members:
             continue
-        if min(members.values()) >= current.number:
-            current.is_settled = True
-            yield _epoch_row(current, group_type, event, _count(sorted(members)))
-            shares = [f"{name}: {assigned.get(name, 'not told')}" for name in sorted(members)]
-            yield _row_of(event, group_type, event.answer_ns, "stable", current.number, shares)
-    if current is not None and not current.is_settled:
-        yield _epoch_row(current, group_type, None, "not all members were seen with it")
+        if numbers[current.number] == len(members):
+            if current.last is None:
+                current.shares = {name: assigned.get(name) for name in sorted(members)}
+            elif member in members:
+                current.shares[member] = assigned.get(member)
+            current.last = event
+    if current is not None:
+        yield from _epoch_rows(current, group_type)
 
 
-def _epoch_row(epoch: _Epoch, group_type: str, last: _Event | None, end: str) -> _Row:
+def _gains(before: Places, after: Places) -> bool:
+    return any(set(parts) - set(before.get(name, ())) for name, parts in after.items())
+
+
+def _epoch_rows(epoch: _Epoch, group_type: str) -> Iterator[_Row]:
     reasons = [f"{member} joined" for member in epoch.joined]
     reasons += [f"{member} left" for member in epoch.left]
-    first = epoch.first
-    row = _row_of(
-        first,
-        group_type,
-        first.time_ns,
-        "rebalance",
-        epoch.number,
-        [f"epoch {epoch.number}", end, f"why: {', '.join(reasons) or 'not told'}"],
-    )
-    row.duration_ms = (last.answer_ns - first.time_ns) / 1e6 if last is not None else None
-    return row
+    first, last = epoch.first, epoch.last
+    who = _count(list(epoch.shares)) if last is not None else "not all known members got it"
+    parts = [f"epoch {epoch.number}", who, f"why: {', '.join(reasons) or 'not told'}"]
+    row = _row_of(first, group_type, first.time_ns, "rebalance", epoch.number, parts)
+    if last is not None:
+        row.duration_ms = (last.answer_ns - first.time_ns) / 1e6
+        shares = [
+            f"{name}: {'not told' if given is None else places(given)}"
+            for name, given in sorted(epoch.shares.items())
+        ]
+        yield _row_of(last, group_type, last.answer_ns, "stable", epoch.number, shares)
+    yield row
 
 
 def _row_of(
