@@ -160,6 +160,7 @@ def read(
     reveal_secrets: bool = False,
     payload: str = "full",
     decode_values: str | None = None,
+    keylog: PathLike | Sequence[PathLike] = (),
     split_bytes: int | None = None,
     spool: str | None = None,
 ) -> Tables:
@@ -167,6 +168,7 @@ def read(
 
     payload: "full", "keys", "hash" or "none", how much of the records' keys and values is shown.
     decode_values: "json", "string" or "schema-registry-id" adds columns to `records`.
+    keylog: files with the secrets of TLS connections, in the format of SSLKEYLOGFILE.
     Raises ValueError for an option's value, CaptureError when a named file is missing or is no
     capture.
     """
@@ -176,6 +178,7 @@ def read(
         split_bytes=split_bytes,
         payload=payload,
         decode_values=decode_values,
+        keylog=tuple(_paths(keylog)),
     )
     began = time.perf_counter()
     sink = MemorySink(fixed_tables(decode_values))
@@ -214,6 +217,7 @@ def dissect(
     reveal_secrets: bool = False,
     payload: str = "full",
     decode_values: str | None = None,
+    keylog: PathLike | Sequence[PathLike] = (),
     split_bytes: int | None = None,
     spool: str | None = None,
     session_start_s: float = 0.0,
@@ -235,6 +239,7 @@ def dissect(
         split_bytes=split_bytes,
         payload=payload,
         decode_values=decode_values,
+        keylog=tuple(_paths(keylog)),
     )
     cores = on_spark.parallelism(spark)
     with planned(_paths(paths), options, cores, spool) as plan, staging(target) as run_id:

@@ -117,6 +117,14 @@ def dissect_command(
             "the xxh3_64 of keys and values); none (keys and values are null).",
         ),
     ] = Payload.FULL,
+    keylog: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keylog",
+            metavar="FILE",
+            help="Secrets of TLS connections (SSLKEYLOGFILE format); repeatable.",
+        ),
+    ] = None,
     decode_values: Annotated[
         DecodeValues | None,
         typer.Option(
@@ -153,11 +161,13 @@ def dissect_command(
     # what can be refused is refused before anything is started
     from kdissect.capture.inputs import find_captures
     from kdissect.pipeline.commit import check_out
+    from kdissect.pipeline.plan import check_key_logs
 
     check_out(out, overwrite)
     if spool is not None and not os.path.isdir(spool):
         raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
     inputs = find_captures(captures)
+    check_key_logs(keylog or ())
     _check_disk(out, inputs)
     if master.startswith("local"):
         check_java()
@@ -178,6 +188,7 @@ def dissect_command(
             ports=port or (),
             reveal_secrets=reveal_secrets,
             payload=payload.value,
+            keylog=keylog or (),
             decode_values=decode_values.value if decode_values else None,
             split_bytes=split_bytes,
             spool=spool,

@@ -158,6 +158,13 @@ class Sources:
         assert self._sizes is not None
         return self._sizes
 
+    def carrying(self, carried: npt.NDArray[np.uint8]) -> Sources:
+        """These sources and, as the one behind them, bytes that are in no file."""
+        _ = self.bases  # mapped once for both
+        other = Sources([*self.paths, "carried bytes"])
+        other._maps = {**self._maps, len(self.paths): carried}
+        return other
+
     def gather(self, extents: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
         """The bytes of EXTENT[n] one behind the other; zeros where source is -1.
 

@@ -20,6 +20,7 @@ class Options:
     split_bytes: of a capture per scan task; None chooses from the input and the cores.
     payload: how much of the records' own bytes is shown (kdissect/tables/payload.py).
     decode_values: a reading of values that adds columns to `records`, one of DECODE_VALUES.
+    keylog: files with the secrets of TLS connections (SSLKEYLOGFILE); every worker reads them.
     frame_size_max: Kafka's own default of socket.request.max.bytes.
     chunk_bytes: of frames decoded at a time; fits the caches of a core.
     """
@@ -29,6 +30,7 @@ class Options:
     split_bytes: int | None = None
     payload: str = "full"
     decode_values: str | None = None
+    keylog: tuple[str, ...] = ()
     frame_size_max: int = 104_857_600
     chunk_bytes: int = 8 * MB
 
@@ -47,4 +49,4 @@ class Options:
                 raise ValueError(f"ports: {port} is no TCP port")
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "ports": list(self.ports)}
+        return {**asdict(self), "ports": list(self.ports), "keylog": list(self.keylog)}

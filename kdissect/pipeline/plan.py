@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kdissect.capture.inputs import InputFile, find_captures, spool
+from kdissect.capture.source import Sources
 from kdissect.capture.split import plan_splits
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.steps import RunPlan, sized
+from kdissect.stream.tls_keys import holds_secrets, is_blank
 
 SPLIT_BYTES_MAX = 128 * MB
 SPLIT_BYTES_MIN = 4 * MB
@@ -43,6 +45,7 @@ def make_plan(
 
     Raises CaptureError when none of them is a capture.
     """
+    check_key_logs(options.keylog)
     files = [spool(item, spool_dir) for item in inputs]
     if not any(item.is_capture for item in files):
         raise CaptureError(f"{inputs[0].path}: {inputs[0].error}")
@@ -63,6 +66,15 @@ def make_plan(
         slot_bytes=slot_bytes,
         options=options,
     )
+
+
+def check_key_logs(paths: Sequence[str]) -> None:
+    """Raise CaptureError for a key log that cannot be read, or has other lines only."""
+    files = Sources(list(paths))
+    for number, path in enumerate(paths):
+        text = memoryview(files.data(number))  # type: ignore[arg-type]
+        if not holds_secrets(text) and not is_blank(text):
+            raise CaptureError(f"{path}: no line of it is one of a TLS key log (SSLKEYLOGFILE)")
 
 
 def capture_id(path: str) -> int:

@@ -6,7 +6,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.index import ENDPOINTS
-from kdissect.stream.index import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly
+from kdissect.stream.index import (
+    ANOMALY,
+    CARRIED,
+    CONNECTION,
+    EXCHANGE,
+    EXTENT,
+    NO_CARRIED,
+    Assembly,
+    Carried,
+)
 
 SIDES = ("request", "response")
 _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
@@ -23,7 +32,10 @@ def gather_ranges(
 
 
 def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
-    """The exchanges `rows` with the connections and extents they use (no anomalies)."""
+    """The exchanges `rows` with the connections, extents and carried bytes they use.
+
+    Without anomalies and TLS facts, which are tables by now.
+    """
     exchanges = assembly.exchanges[rows]
     used, connection = np.unique(exchanges["connection"], return_inverse=True)
     connections = assembly.connections[used]
@@ -39,13 +51,46 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
         extents.append(assembly.extents[indices])
         exchanges[side]["extent_start"] = new_start + base
         base += len(indices)
+    chosen = np.concatenate(extents)
     return Assembly(
         assembly.endpoints[pairs],
         connections,
         exchanges,
-        np.concatenate(extents),
+        chosen,
         np.zeros(0, ANOMALY),
+        carried=_take_carried(assembly.carried, chosen),
     )
+
+
+def _take_carried(carried: Carried, extents: npt.NDArray[np.void]) -> Carried:
+    """The carried bytes of the extents, which then point at their new places."""
+    rows = np.flatnonzero(extents["transform"] == CARRIED)
+    if not len(rows):
+        return NO_CARRIED
+    pos, length = extents["pos"][rows], extents["length"][rows]
+    parts = [
+        carried.data[at : at + size] for at, size in zip(pos.tolist(), length.tolist(), strict=True)
+    ]
+    extents["pos"][rows] = np.cumsum(length) - length
+    return _carrying(carried.source, np.concatenate(parts))
+
+
+def _carrying(source: int, data: npt.NDArray[np.uint8]) -> Carried:
+    """Bytes on their way, which tell no more where they came from."""
+    return Carried(source, data, NO_CARRIED.start, NO_CARRIED.file_source, NO_CARRIED.file_pos)
+
+
+def carried_sizes(
+    exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void]
+) -> npt.NDArray[np.int64]:
+    """int64[n]: carried bytes of each exchange."""
+    lengths = np.where(extents["transform"] == CARRIED, extents["length"], 0)
+    before = np.concatenate([[0], np.cumsum(lengths)])
+    sizes = np.zeros(len(exchanges), np.int64)
+    for side in SIDES:
+        start = exchanges[side]["extent_start"]
+        sizes += before[start + exchanges[side]["extent_count"]] - before[start]
+    return sizes
 
 
 def concat(parts: list[Assembly]) -> Assembly:
@@ -56,7 +101,8 @@ def concat(parts: list[Assembly]) -> Assembly:
         empty = [np.zeros(0, kind) for kind in _KINDS]
         return Assembly(empty[0], empty[1], empty[2], empty[3], empty[4])
     endpoints, connections, exchanges, extents = [], [], [], []
-    endpoint_base = connection_base = extent_base = 0
+    endpoint_base = connection_base = extent_base = carried_base = 0
+    source = max(part.carried.source for part in parts)
     for part in parts:
         connection = part.connections.copy()
         connection["endpoints"] += endpoint_base
@@ -67,7 +113,12 @@ def concat(parts: list[Assembly]) -> Assembly:
         endpoints.append(part.endpoints)
         connections.append(connection)
         exchanges.append(exchange)
-        extents.append(part.extents)
+        moved = part.extents
+        if len(part.carried.data):
+            moved = moved.copy()
+            moved["pos"][moved["transform"] == CARRIED] += carried_base
+        extents.append(moved)
+        carried_base += len(part.carried.data)
         endpoint_base += len(part.endpoints)
         connection_base += len(part.connections)
         extent_base += len(part.extents)
@@ -77,30 +128,40 @@ def concat(parts: list[Assembly]) -> Assembly:
         np.concatenate(exchanges),
         np.concatenate(extents),
         np.zeros(0, ANOMALY),
+        carried=_carrying(source, np.concatenate([part.carried.data for part in parts])),
     )
 
 
 def to_bytes(assembly: Assembly) -> bytes:
     """Everything but the anomalies, packed for a shuffle."""
     arrays = (assembly.endpoints, assembly.connections, assembly.exchanges, assembly.extents)
-    counts = np.array([len(array) for array in arrays], "<i8")
-    return b"".join([counts.tobytes(), *(array.tobytes() for array in arrays)])
+    counts = np.array([*(len(array) for array in arrays), assembly.carried.source], "<i8")
+    carried = assembly.carried.data.tobytes()
+    return b"".join([counts.tobytes(), *(array.tobytes() for array in arrays), carried])
 
 
 def from_bytes(data: bytes) -> Assembly:
     """What `to_bytes` packed; the arrays are copies and may be changed."""
-    counts = np.frombuffer(data, "<i8", 4)
+    counts = np.frombuffer(data, "<i8", 5)
     arrays = []
     pos = counts.nbytes
-    for kind, count in zip(_KINDS, counts, strict=False):
+    for kind, count in zip(_KINDS[:4], counts[:4], strict=True):
         array = np.frombuffer(data, kind, int(count), pos).copy()
         pos += array.nbytes
         arrays.append(array)
-    return Assembly(arrays[0], arrays[1], arrays[2], arrays[3], np.zeros(0, ANOMALY))
+    carried = _carrying(int(counts[4]), np.frombuffer(data, np.uint8, offset=pos))
+    return Assembly(
+        arrays[0], arrays[1], arrays[2], arrays[3], np.zeros(0, ANOMALY), carried=carried
+    )
 
 
-def places(exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Of each exchange the extent with its first captured byte (source -1 where there is none)."""
+def places(
+    exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void], carried: Carried = NO_CARRIED
+) -> npt.NDArray[np.void]:
+    """Of each exchange the extent with its first captured byte (source -1 where there is none).
+
+    That of carried bytes is the one which they came from.
+    """
     asked = exchanges["request"]["size"] >= 0
     start = np.where(
         asked, exchanges["request"]["extent_start"], exchanges["response"]["extent_start"]
@@ -111,4 +172,10 @@ def places(exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void]) -> np
     nowhere = np.zeros(1, EXTENT)
     nowhere["source"] = -1
     padded = np.concatenate([extents, nowhere])
-    return padded[np.where(count > 0, start, len(extents))]
+    found = padded[np.where(count > 0, start, len(extents))]
+    rows = np.flatnonzero(found["transform"] == CARRIED)
+    if len(rows):
+        record = np.searchsorted(carried.start, found["pos"][rows], "right") - 1
+        found["source"][rows] = carried.file_source[record]
+        found["pos"][rows] = carried.file_pos[record]
+    return found

@@ -45,6 +45,7 @@ ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold severa
 BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
 SLOT_BYTES_MAX = 64 * MB
 SLOT_BYTES_MIN = 8 * MB
+TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
 EVENT_KEY_BYTES = 128 * MB  # of capture per key of events; a small input has one
 
 
@@ -102,6 +103,16 @@ class RunPlan:
 
     def sources(self) -> Sources:
         return Sources(list(self.paths))
+
+    def key_logs(self, sources: Sources) -> list[memoryview]:
+        """The texts of key log files and of the secrets inside captures."""
+        files = Sources(list(self.options.keylog))
+        texts = [files.data(number) for number in range(len(files))]
+        for info in self.captures:
+            for kind, pos, length in info.secrets:
+                if kind == TLS_KEY_LOG and info.source >= 0:
+                    texts.append(sources.data(info.source)[pos : pos + length])
+        return [memoryview(text) for text in texts]  # type: ignore[arg-type]
 
 
 def sized(byte_count: int, parallelism: int) -> tuple[int, int]:
@@ -205,7 +216,10 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
         batch,
         sources,
         StreamOptions(ports=plan.options.ports, frame_size_max=plan.options.frame_size_max),
+        plan.key_logs(sources),
     )
+    if len(assembly.carried.data):
+        sources = sources.carrying(assembly.carried.data)
     facts, connection_facts = learn(assembly, sources, plan.options.chunk_bytes)
     packed_facts = facts.to_bytes()
     slot_count = plan.slot_count
@@ -213,7 +227,9 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
         yield Row(slot, Kind.FACTS, bucket, packed_facts)
     here = bucket % slot_count
     if len(assembly.connections):
-        table = connections_table(assembly.endpoints, assembly.connections, connection_facts)
+        table = connections_table(
+            assembly.endpoints, assembly.connections, connection_facts, assembly.tls
+        )
         for part in _sliced(table):
             yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part))
     for part in _sliced(_assembly_anomalies(plan, sources, assembly)):
@@ -255,10 +271,11 @@ def _slot_rows(plan: RunPlan, assembly: Assembly, bucket: int) -> Iterator[Row]:
     exchanges = assembly.exchanges
     if not len(exchanges):
         return
-    place = slices.places(exchanges, assembly.extents)
+    place = slices.places(exchanges, assembly.extents, assembly.carried)
     starts = np.array([*plan.source_start, 0], np.int64)
     slot = (starts[place["source"]] + place["pos"]) // plan.slot_bytes
     slot = np.clip(np.where(place["source"] < 0, 0, slot), 0, plan.slot_count - 1)
+    carried = slices.carried_sizes(exchanges, assembly.extents)
     order = np.argsort(slot, kind="stable")
     bounds = np.flatnonzero(np.diff(slot[order])) + 1
     for rows in np.split(order, bounds):
@@ -266,6 +283,7 @@ def _slot_rows(plan: RunPlan, assembly: Assembly, bucket: int) -> Iterator[Row]:
         cost = exchanges.itemsize + 24 * (
             exchanges["request"]["extent_count"][rows] + exchanges["response"]["extent_count"][rows]
         )
+        cost += carried[rows]
         number = np.cumsum(cost) // ROW_BYTES_MAX
         for index, part in enumerate(np.split(rows, np.flatnonzero(np.diff(number)) + 1)):
             data = slices.to_bytes(slices.take(assembly, part))
@@ -302,6 +320,8 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
         sink("anomalies", _cut_captures(plan))
     parts.sort()
     assembly = slices.concat([slices.from_bytes(data) for _, data in parts])
+    if len(assembly.carried.data):
+        sources = sources.carrying(assembly.carried.data)
     del parts
     for side in slices.SIDES:
         column = assembly.exchanges[side]

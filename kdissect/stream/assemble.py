@@ -6,6 +6,7 @@ kernels over all connections of the batch; what is here only joins their columns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,6 +20,7 @@ from kdissect.protocol import catalog
 from kdissect.stream import framing, pairing
 from kdissect.stream.columns import (
     BYTE_COUNT,
+    CLIENT_SIDE,
     CLOSE_REASON,
     CONFLICT_WIDTH,
     CONNECTION_WIDTH,
@@ -42,11 +44,14 @@ from kdissect.stream.framing import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
 from kdissect.stream.ids import connection_ids, exchange_ids
 from kdissect.stream.index import (
     ANOMALY,
+    AS_CAPTURED,
+    CARRIED,
     CONNECTION,
     EXCHANGE,
     EXTENT,
     INFO,
     NO_API,
+    NO_DIRECTION,
     REQUEST,
     RESPONSE,
     SIDE,
@@ -61,6 +66,14 @@ from kdissect.stream.options import MappedSources, StreamOptions, check_batch
 from kdissect.stream.pairing import OUT_OF_ORDER, SECOND, UNASKED
 from kdissect.stream.reassembly import Streams, reassemble
 from kdissect.stream.recognise import recognise
+from kdissect.stream.tls import Tls, read_tls
+from kdissect.stream.tls_pieces import (
+    PlainStreams,
+    account,
+    faults_of,
+    plain_streams,
+    recognise_plain,
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -101,6 +114,19 @@ class _Frames:
             start.astype(np.int64),
         )
 
+    def settled(
+        self,
+        plain: PlainStreams,
+        streams: Streams,
+        direction: int,
+        client_side: npt.NDArray[np.uint8],
+        protocol: npt.NDArray[np.uint8],
+    ) -> _Frames:
+        """With what was found in decrypted streams told of packets and the TCP stream."""
+        plain.settle(self.table, self.faults)
+        faults = faults_of(plain, streams, direction, client_side, protocol, self.faults)
+        return _Frames(self.table, self.extents, faults, self.start)
+
     def column(self, number: int) -> Ints:
         return np.ascontiguousarray(self.table[:, number])
 
@@ -117,14 +143,18 @@ def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.ui
 
 
 def assemble(
-    batch: SegmentBatch, sources: MappedSources, options: StreamOptions | None = None
+    batch: SegmentBatch,
+    sources: MappedSources,
+    options: StreamOptions | None = None,
+    key_logs: Sequence[Any] = (),
 ) -> Assembly:
     """Connections, exchanges and anomalies of all segments of some endpoint pairs.
 
     The batch must hold all segments of each of its pairs; what other pairs it holds changes
     nothing. Payload is read at sources.bases + pos, only size prefixes and headers, and what a
-    search or the comparison of overlapping segments needs. Raises ValueError when the batch points
-    outside of the sources.
+    search or the comparison of overlapping segments needs. key_logs: buffers of text with the
+    secrets of TLS connections (`tls_keys`). Raises ValueError when the batch points outside of the
+    sources.
     """
     options = options or StreamOptions()
     check_batch(batch, sources)
@@ -132,8 +162,6 @@ def assemble(
     connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
     sides = streams.sides.reshape(-1, SIDE_WIDTH)
     pair = connections[:, PAIR]
-    times = np.ascontiguousarray(streams.segments["time_ns"])
-    source = np.ascontiguousarray(streams.segments["source"])
     has_origin = np.ascontiguousarray(sides[:, HAS_SYN] != 0).astype(np.uint8)
     kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
 
@@ -142,17 +170,28 @@ def assemble(
     hinted = np.isin(batch.endpoints["port_a"], options.ports)
     hinted |= np.isin(batch.endpoints["port_b"], options.ports)
     nobody = Asked(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    likely = hinted.astype(np.uint8)[pair]
     recognise(
-        streams.pieces, times, streams.sides, streams.connections, has_origin,
-        hinted.astype(np.uint8)[pair], kafka, nobody, client_side, protocol,
+        streams.pieces, np.ascontiguousarray(streams.segments["time_ns"]), streams.sides,
+        streams.connections, has_origin, likely, kafka, nobody, client_side, protocol,
     )  # fmt: skip
+    is_tls = protocol == Protocol.TLS
+    tls = read_tls(streams, has_origin, np.flatnonzero(is_tls).tolist(), key_logs)
+    for connection, side in tls.hello_side.items():
+        if connections[connection, CLIENT_SIDE] < 0:
+            client_side[connection] = side
+    plain = plain_streams(streams, tls, len(sources.sizes))
+    recognise_plain(
+        plain, streams.connections, has_origin, likely, kafka, nobody, client_side, protocol
+    )
+    times, source = plain.times, plain.source
 
     requests = _Frames.of(
         framing.frame_requests(
-            streams.pieces, source, streams.sides, client_side, protocol, has_origin, kafka
+            plain.pieces, source, plain.sides, client_side, protocol, has_origin, kafka
         ),
         len(connections),
-    )
+    ).settled(plain, streams, REQUEST, client_side, protocol)
     asked = Asked(
         requests.column(framing.ID),
         times[requests.column(framing.FIRST)],
@@ -160,11 +199,11 @@ def assemble(
     )
     responses = _Frames.of(
         framing.frame_responses(
-            streams.pieces, source, times, streams.sides, client_side, protocol, has_origin, kafka,
+            plain.pieces, source, times, plain.sides, client_side, protocol, has_origin, kafka,
             asked, requests.start,
         ),
         len(connections),
-    )  # fmt: skip
+    ).settled(plain, streams, RESPONSE, client_side, protocol)  # fmt: skip
 
     rows = np.arange(len(connections))
     of_requests, of_responses = 2 * rows + client_side, 2 * rows + 1 - client_side
@@ -181,6 +220,7 @@ def assemble(
     )  # fmt: skip
 
     table = _connections(batch, streams, client_side, protocol)
+    table["is_tls"] = is_tls
     for direction, of, frames in (
         (REQUEST, of_requests, requests),
         (RESPONSE, of_responses, responses),
@@ -191,6 +231,11 @@ def assemble(
         counts["framed_byte_count"] = framed
         counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
         counts["missing_byte_count"] = missing[of]
+        for row in plain.opened:
+            if protocol[row] == Protocol.KAFKA:
+                counts["framed_byte_count"][row], counts["unframed_byte_count"][row] = account(
+                    plain, streams.sides, int(of[row]), int(framed[row])
+                )
 
     exchanges, of_request, of_response = _exchanges(
         streams.segments, table["connection_id"], requests, responses, answer_of, request_of, status
@@ -199,10 +244,10 @@ def assemble(
     both = np.concatenate([requests.extents, responses.extents])
     for column, name in enumerate(("pos", "length", "source")):
         extents[name] = both[:, column]
-    extents["transform"] = 0
+    extents["transform"] = np.where(extents["source"] == plain.carried.source, CARRIED, AS_CAPTURED)
     anomalies = _anomalies(
         streams, protocol, client_side, requests, responses, exchanges, of_request, of_response,
-        request_of, came,
+        request_of, came, tls,
     )  # fmt: skip
     duplicates = streams.segments["source"][streams.mark == DUPLICATE]
     return Assembly(
@@ -212,6 +257,8 @@ def assemble(
         extents,
         anomalies,
         np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
+        tls.facts,
+        plain.carried,
     )
 
 
@@ -234,7 +281,6 @@ def _connections(
     table["endpoints"] = pair
     table["client_side"] = client_side
     table["handshake_seen"] = (sides[0::2, HAS_SYN] != 0) & (sides[1::2, HAS_SYN] != 0)
-    table["is_tls"] = protocol == Protocol.TLS
     table["protocol"] = protocol
     table["close_reason"] = connections[:, CLOSE_REASON]
     rows = np.arange(len(connections))
@@ -392,6 +438,7 @@ def _anomalies(
     of_response: Ints,
     request_of: Ints,
     came: npt.NDArray[np.uint8],
+    tls: Tls,
 ) -> npt.NDArray[np.void]:
     segments = streams.segments
     parts = [
@@ -410,6 +457,7 @@ def _anomalies(
     _place(made, segments, conflicts[:, 1])
     parts.append(made)
 
+    parts.append(_encrypted(tls))
     ids = exchanges["exchange_id"]
     for direction, frames, of in (
         (REQUEST, requests, of_request),
@@ -450,6 +498,18 @@ def _anomalies(
         (anomalies["kind"], anomalies["pos"], anomalies["direction"], anomalies["connection"])
     )
     return anomalies[order]
+
+
+def _encrypted(tls: Tls) -> npt.NDArray[np.void]:
+    """A row for each TLS connection whose secrets are not in the key logs that there are."""
+    made = np.zeros(len(tls.failed), ANOMALY)
+    made["kind"] = Anomaly.NOT_DECRYPTED
+    made["severity"] = INFO
+    made["direction"] = NO_DIRECTION
+    made["connection"] = list(tls.failed.keys())
+    made["a"] = list(tls.failed.values())
+    made["source"] = made["packet"] = made["pos"] = -1
+    return made
 
 
 def _passed(number: Ints, request_of: Ints, rows: Ints) -> Ints:

@@ -79,7 +79,7 @@ EXTENT_WIDTH = 3  # place in the source, length, source (-1: missing)
 FAULT_WIDTH = 12
 
 # Why bytes are unframed, `a` of the anomaly; `b` is the size that was read there, or -1.
-AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY = 0, 1, 2, 3
+AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
 
 SHOWN_MAX = 256  # unframed bytes to show with their anomaly
 TOKEN_SIZE_MAX = 1 << 20  # a SASL token larger than this is no token

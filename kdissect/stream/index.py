@@ -75,12 +75,16 @@ class Anomaly(IntEnum):
     MALFORMED_RECORDS = 23
     PARTIAL_FRAME = 24
     MALFORMED_EMBEDDED = 25
+    NOT_DECRYPTED = 26
 
 
 INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity
 
+AS_CAPTURED, CARRIED = 0, 1  # EXTENT.transform
+
 # Bytes of a stream, where they lie. source -1: `length` bytes that are missing (a gap or a cut).
-# `transform` is 0: the bytes are in the file as they are (TLS and IP fragments come as others).
+# `transform` 0: the bytes are in the file as they are; CARRIED: `pos` is a place in the assembly's
+# carried bytes, and `source` the number behind those of the captures.
 EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i4"), ("transform", "<i4")])
 
 # Counters of one direction; see "Accounts" in docs/tables.md for what each counts.
@@ -168,10 +172,44 @@ ANOMALY = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFacts:
+    """What a connection's TLS handshake tells; None or () where it does not.
+
+    certificate_names: common name and alternative names of the server's own certificate.
+    client_subject: of the client's certificate, where it sent one (RFC 4514 text).
+    """
+
+    version: str | None = None
+    sni: str | None = None
+    cipher: str | None = None
+    certificate_names: tuple[str, ...] = ()
+    client_subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Bytes that are in no capture as they are (decrypted ones); they go where the rows go.
+
+    source: the number that extents name them by. data uint8. The bytes from start int64[n] on
+    (ascending) came from the packet at file_pos int64[n] of capture file_source int32[n].
+    """
+
+    source: int
+    data: npt.NDArray[np.uint8]
+    start: npt.NDArray[np.int64]
+    file_source: npt.NDArray[np.int32]
+    file_pos: npt.NDArray[np.int64]
+
+
+NO_CARRIED = Carried(-2, np.zeros(0, "u1"), np.zeros(0, "i8"), np.zeros(0, "i4"), np.zeros(0, "i8"))
+
+
+@dataclass(frozen=True, slots=True)
 class Assembly:
     """The result of assembling a SegmentBatch; rows refer to each other by index.
 
     duplicate_packets: int64[n], segments per source that are second copies of a packet.
+    tls: what handshakes told, by connection. carried: the bytes of extents that are in no capture.
     """
 
     endpoints: npt.NDArray[np.void]  # capture.index.ENDPOINTS
@@ -180,3 +218,5 @@ class Assembly:
     extents: npt.NDArray[np.void]  # EXTENT
     anomalies: npt.NDArray[np.void]  # ANOMALY
     duplicate_packets: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    tls: dict[int, TlsFacts] = field(default_factory=dict)
+    carried: Carried = NO_CARRIED

@@ -43,6 +43,7 @@ SEVERITY: dict[Anomaly, int] = {
     Anomaly.NEGATIVE_LATENCY: INFO,
     Anomaly.CLOCK_STEP: INFO,
     Anomaly.SURPLUS_BYTES: INFO,
+    Anomaly.NOT_DECRYPTED: INFO,
 }
 
 # What a fault of a stream says; {a} and {b} are the numbers of its ANOMALY row.
@@ -59,6 +60,15 @@ STREAM_DETAILS: dict[Anomaly, str] = {
     Anomaly.LIMIT: "limit reached: {a} of at most {b}",
     Anomaly.PACKET_CUT: "the capture holds {a} of the {b} bytes of a segment",
 }
+
+
+# Why TLS stayed encrypted, by `a` of its ANOMALY row (stream.tls).
+_NOT_DECRYPTED = (
+    "the beginning of the TLS handshake is not in the capture",
+    "no key log has the secret of this TLS connection",
+    "the version or cipher suite of this TLS connection is not supported",
+    "the key log's secret does not fit this TLS connection",
+)
 
 
 @dataclass(slots=True)
@@ -109,6 +119,8 @@ def stream_anomalies(
     for row, shown in zip(anomalies, data, strict=True):
         kind = Anomaly(int(row["kind"]))
         text = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
+        if kind is Anomaly.NOT_DECRYPTED:
+            text = _NOT_DECRYPTED[int(row["a"])]
         connection, source = int(row["connection"]), int(row["source"])
         rows.append(
             AnomalyRow(

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.stream.index import CloseReason, Protocol
+from kdissect.stream.index import CloseReason, Protocol, TlsFacts
 from kdissect.tables.schemas import CONNECTIONS, COUNTERS
-from kdissect.tables.values import ints, ip_text, labels, names_of, nulls, times_from_ns
+from kdissect.tables.values import ints, ip_text, labels, names_of, times_from_ns
 
 
 @dataclass(slots=True)
@@ -56,12 +56,25 @@ def _texts(facts: dict[int, str], count: int) -> pa.Array:
     return pa.array([facts.get(row) for row in range(count)], pa.string())
 
 
+def _tls_columns(tls: dict[int, TlsFacts], count: int) -> list[pa.Array]:
+    nothing = TlsFacts()
+    rows = [tls.get(row, nothing) for row in range(count)] if tls else [nothing] * count
+    return [
+        pa.array([row.version for row in rows], pa.string()),
+        pa.array([row.sni for row in rows], pa.string()),
+        pa.array([row.cipher for row in rows], pa.string()),
+        pa.array([list(row.certificate_names) for row in rows], pa.list_(pa.string())),
+        pa.array([row.client_subject for row in rows], pa.string()),
+    ]
+
+
 def connections_table(
     endpoints: npt.NDArray[np.void],
     connections: npt.NDArray[np.void],
     facts: ConnectionFacts,
+    tls: dict[int, TlsFacts],
 ) -> pa.Table:
-    """`connections` for the rows of CONNECTION; facts are keyed by row."""
+    """`connections` for the rows of CONNECTION; facts and tls are keyed by row."""
     count = len(connections)
     where = endpoint_columns(endpoints, connections)
     rtt_ns = connections["handshake_rtt_ns"]
@@ -80,9 +93,7 @@ def connections_table(
         pa.array(connections["protocol"] == Protocol.KAFKA),
         pa.array(connections["is_tls"] != 0),
         labels(connections["protocol"], names_of(Protocol)),
-        nulls(pa.string(), count),
-        nulls(pa.string(), count),
-        nulls(pa.string(), count),
+        *_tls_columns(tls, count),
         _texts(facts.mechanism, count),
         _texts(facts.principal, count),
         pa.array([name for name, _ in software], pa.string()),

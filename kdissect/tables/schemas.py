@@ -72,6 +72,8 @@ CONNECTIONS = pa.schema(
         ("tls_version", _string),
         ("tls_sni", _string),
         ("tls_cipher", _string),
+        ("tls_certificate_names", STRINGS),
+        ("tls_client_subject", _string),
         ("sasl_mechanism", _string),
         ("principal", _string),
         ("client_software_name", _string),

@@ -1,0 +1,228 @@
+"""What the readable part of a TLS handshake says: versions, names, cipher suite, certificates.
+
+RFC 5246 section 7.4, RFC 8446 section 4, RFC 6066 (server name). Every length is compared with the
+bytes that are left; a message that does not make sense tells nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+
+CLIENT_HELLO, SERVER_HELLO, CERTIFICATE, CLIENT_KEY_EXCHANGE, FINISHED = 1, 2, 11, 16, 20
+KEY_UPDATE = 24
+TLS_12, TLS_13 = 0x0303, 0x0304
+MESSAGE_MAX = 1 << 16  # bytes of a handshake message, and of a direction's handshake, looked at
+NAMES_MAX = 64  # names of a certificate that are listed
+RANDOM_SIZE = 32
+
+_SERVER_NAME, _ENCRYPT_THEN_MAC, _EXTENDED, _VERSIONS = 0, 22, 23, 43
+_VERSION_NAMES = {0x0300: "SSLv3", 0x0301: "TLSv1", 0x0302: "TLSv1.1", 0x0303: "TLSv1.2",
+                  0x0304: "TLSv1.3"}  # fmt: skip
+
+# The random of a ServerHello that asks for another ClientHello (RFC 8446 section 4.1.3).
+RETRY_RANDOM = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHello:
+    random: bytes
+    session_id: bytes
+    versions: tuple[int, ...]
+    server_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHello:
+    random: bytes
+    session_id: bytes
+    version: int
+    suite: int
+    is_encrypt_then_mac: bool
+    is_extended: bool
+
+    @property
+    def is_retry(self) -> bool:
+        return self.random == RETRY_RANDOM
+
+
+# What the library raises on certificates that are none, when they are loaded or looked into.
+_BAD_CERTIFICATE = (
+    ValueError, TypeError, OverflowError, UnsupportedAlgorithm, x509.InvalidVersion,
+    x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType,
+    x509.AttributeNotFound,
+)  # fmt: skip
+
+
+class _Short(Exception):
+    """A length announces more bytes than there are."""
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.pos = 0
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.data) - self.pos:
+            raise _Short
+        self.pos += count
+        return self.data[self.pos - count : self.pos]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def vector(self, size: int) -> _Reader:
+        """The bytes behind a length of that many bytes."""
+        return _Reader(self.take(self.number(size)))
+
+    def rest(self) -> bytes:
+        return self.take(len(self.data) - self.pos)
+
+    @property
+    def is_done(self) -> bool:
+        return self.pos >= len(self.data)
+
+
+def version_name(version: int) -> str:
+    return _VERSION_NAMES.get(version, f"0x{version:04X}")
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(type, end in data, body) of each whole message in the joined bodies of handshake records."""
+    pos = 0
+    while len(data) - pos >= 4:
+        end = pos + 4 + int.from_bytes(data[pos + 1 : pos + 4], "big")
+        if end > len(data):
+            return
+        yield data[pos], end, data[pos + 4 : end]
+        pos = end
+
+
+def _extensions(reader: _Reader) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    if reader.is_done:
+        return found
+    block = reader.vector(2)
+    while not block.is_done:
+        kind = block.number(2)
+        found.setdefault(kind, block.vector(2).rest())
+    return found
+
+
+def client_hello(body: bytes) -> ClientHello | None:
+    reader = _Reader(body)
+    try:
+        legacy = reader.number(2)
+        random = reader.take(RANDOM_SIZE)
+        session_id = reader.vector(1).rest()
+        reader.vector(2)
+        reader.vector(1)
+        extensions = _extensions(reader)
+    except _Short:
+        return None
+    return ClientHello(random, session_id, _offered(extensions, legacy), _server_name(extensions))
+
+
+def _offered(extensions: dict[int, bytes], legacy: int) -> tuple[int, ...]:
+    try:
+        listed = _Reader(extensions.get(_VERSIONS, b"")).vector(1)
+        return tuple(listed.number(2) for _ in range(len(listed.data) // 2))
+    except _Short:
+        return (legacy,)
+
+
+def _server_name(extensions: dict[int, bytes]) -> str | None:
+    try:
+        listed = _Reader(extensions.get(_SERVER_NAME, b"")).vector(2)
+        while not listed.is_done:
+            kind = listed.number(1)
+            name = listed.vector(2).rest()
+            if kind == 0:
+                return name.decode("ascii", "replace")
+    except _Short:
+        pass
+    return None
+
+
+def server_hello(body: bytes) -> ServerHello | None:
+    reader = _Reader(body)
+    try:
+        version = reader.number(2)
+        random = reader.take(RANDOM_SIZE)
+        session_id = reader.vector(1).rest()
+        suite = reader.number(2)
+        reader.number(1)
+        extensions = _extensions(reader)
+    except _Short:
+        return None
+    chosen = extensions.get(_VERSIONS, b"")
+    if len(chosen) == 2:
+        version = int.from_bytes(chosen, "big")
+    return ServerHello(
+        random, session_id, version, suite, _ENCRYPT_THEN_MAC in extensions,
+        _EXTENDED in extensions,
+    )  # fmt: skip
+
+
+def certificate(body: bytes, version: int) -> bytes | None:
+    """DER of the first certificate, the sender's own, of a Certificate message."""
+    reader = _Reader(body)
+    try:
+        if version == TLS_13:
+            reader.vector(1)
+        return reader.vector(3).vector(3).rest() or None
+    except _Short:
+        return None
+
+
+def encrypted_secret(body: bytes) -> bytes:
+    """The client's RSA-encrypted pre-master secret, of its key exchange; b"" for others."""
+    try:
+        return _Reader(body).vector(2).rest()
+    except _Short:
+        return b""
+
+
+def certificate_names(der: bytes) -> tuple[str, ...]:
+    """Common names, then alternative DNS names and addresses, each once."""
+    loaded = _load(der)
+    if loaded is None:
+        return ()
+    names: list[str] = []
+    try:
+        for attribute in loaded.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME):
+            names.append(str(attribute.value))
+        alternative = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names += alternative.get_values_for_type(x509.DNSName)
+        names += [str(ip) for ip in alternative.get_values_for_type(x509.IPAddress)]
+    except _BAD_CERTIFICATE:
+        pass
+    return tuple(dict.fromkeys(map(_clean, names[:NAMES_MAX])))
+
+
+def certificate_subject(der: bytes) -> str | None:
+    loaded = _load(der)
+    if loaded is None:
+        return None
+    try:
+        return _clean(loaded.subject.rfc4514_string())
+    except _BAD_CERTIFICATE:
+        return None
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _load(der: bytes) -> x509.Certificate | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd but readable certificates
+            return x509.load_der_x509_certificate(der)
+    except _BAD_CERTIFICATE:
+        return None

@@ -1,0 +1,126 @@
+"""Secrets of a key log to the keys of records: the key schedules of TLS 1.2 and 1.3.
+
+A key log is what browsers, OpenSSL and Java agents write for the variable SSLKEYLOGFILE: lines of a
+label, the client random (or another name of the session) and a secret, both in hexadecimal. TLS 1.2
+is RFC 5246 and RFC 7627 (extended master secret), TLS 1.3 RFC 8446 section 7.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+# (label, what names the session) -> secret
+Secrets = dict[tuple[str, bytes], bytes]
+
+MASTER = "CLIENT_RANDOM"  # the master secret of TLS 1.2
+RSA = "RSA"  # the pre-master secret, by the first 8 bytes of its encrypted form
+SESSION = "SESSION"  # the master secret, by session id
+HANDSHAKE = ("CLIENT_HANDSHAKE_TRAFFIC_SECRET", "SERVER_HANDSHAKE_TRAFFIC_SECRET")
+TRAFFIC = ("CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0")
+MASTER_SIZE = 48
+
+_LINE = re.compile(
+    rb"^[ \t]*(?:(CLIENT_RANDOM|(?:CLIENT|SERVER)_(?:HANDSHAKE_)?TRAFFIC_SECRET(?:_0)?)"
+    rb"[ \t]+([0-9a-fA-F]{64})[ \t]+([0-9a-fA-F]{64,128})"
+    rb"|RSA[ \t]+([0-9a-fA-F]{16})[ \t]+([0-9a-fA-F]{96})"
+    rb"|RSA[ \t]+Session-ID:([0-9a-fA-F]{0,64})[ \t]+Master-Key:([0-9a-fA-F]{96}))[ \t]*\r?$",
+    re.MULTILINE,
+)
+
+_CONTENT = re.compile(rb"^[ \t]*[^ \t\r\n#]", re.MULTILINE)
+
+
+def holds_secrets(text: Any) -> bool:
+    """Whether the bytes have at least one line of a key log."""
+    return _LINE.search(text) is not None
+
+
+def is_blank(text: Any) -> bool:
+    """Whether there are only comments and empty lines."""
+    return _CONTENT.search(text) is None
+
+
+def read_secrets(texts: Iterable[Any], wanted: set[bytes]) -> Secrets:
+    """The secrets of sessions in `wanted` (client randoms, session ids, heads of RSA secrets).
+
+    texts are buffers of bytes. Lines of another form are passed over, as all readers of key logs
+    do; the first line for a session counts.
+    """
+    secrets: Secrets = {}
+    for text in texts:
+        for line in _LINE.finditer(text):
+            label, random, secret, head, early, session, master = line.groups()
+            if label is not None:
+                name, key, value = label.decode(), random, secret
+            elif head is not None:
+                name, key, value = RSA, head, early
+            else:
+                name, key, value = SESSION, session, master
+            key = bytes.fromhex(key.decode())
+            if key in wanted and len(value) % 2 == 0:
+                secrets.setdefault((name, key), bytes.fromhex(value.decode()))
+    return secrets
+
+
+def prf(secret: bytes, label: bytes, seed: bytes, size: int, hash_name: str) -> bytes:
+    """The pseudo-random function of TLS 1.2 (RFC 5246 section 5)."""
+    seed = label + seed
+    made = b""
+    block = seed
+    while len(made) < size:
+        block = hmac.digest(secret, block, hash_name)
+        made += hmac.digest(secret, block + seed, hash_name)
+    return made[:size]
+
+
+def expand_label(secret: bytes, label: bytes, size: int, hash_name: str) -> bytes:
+    """HKDF-Expand-Label of TLS 1.3 with an empty context (RFC 8446 section 7.1)."""
+    name = b"tls13 " + label
+    info = size.to_bytes(2, "big") + bytes([len(name)]) + name + b"\0"
+    made = b""
+    block = b""
+    number = 1
+    while len(made) < size:
+        block = hmac.digest(secret, block + info + bytes([number]), hash_name)
+        made += block
+        number += 1
+    return made[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the handshake says of the keys; `encrypted_secret` is the client's key exchange."""
+
+    client_random: bytes
+    server_random: bytes
+    session_id: bytes = b""
+    encrypted_secret: bytes = b""
+    transcript: bytes = field(default=b"", repr=False)  # up to the client's key exchange
+    is_extended: bool = False  # extended master secret
+
+
+def names_of(session: Session) -> set[bytes]:
+    """What may name the session in a key log."""
+    return {session.client_random, session.session_id, session.encrypted_secret[:8]} - {b""}
+
+
+def master_secret(session: Session, secrets: Secrets, hash_name: str) -> bytes | None:
+    """The master secret of a TLS 1.2 session, None where the key log does not tell."""
+    known = secrets.get((MASTER, session.client_random))
+    if known is None:
+        known = secrets.get((SESSION, session.session_id))
+    if known is not None:
+        return known if len(known) == MASTER_SIZE else None
+    early = secrets.get((RSA, session.encrypted_secret[:8]))
+    if early is None:
+        return None
+    if session.is_extended:
+        digest = hashlib.new(hash_name, session.transcript).digest()
+        return prf(early, b"extended master secret", digest, MASTER_SIZE, hash_name)
+    randoms = session.client_random + session.server_random
+    return prf(early, b"master secret", randoms, MASTER_SIZE, hash_name)
