@@ -86,7 +86,8 @@ class Facts:
         for name, ident in self.topics:
             if ident not in ("", ZERO_UUID):
                 found.setdefault(name, set()).add(ident)
-        return {name: next(iter(ids)) for name, ids in found.items() if len(ids) == 1}
+        told = {name: next(iter(ids)) for name, ids in found.items() if len(ids) == 1}
+        return {METADATA_TOPIC: METADATA_TOPIC_ID, **told}
 
 
 def _binds(definition: Definition) -> bool:

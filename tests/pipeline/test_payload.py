@@ -151,6 +151,18 @@ def test_decoded_columns_are_there_without_records(tmp_path: Path) -> None:
     assert written.records.schema == tables.records.schema
 
 
+@pytest.mark.spark
+def test_spark_gives_the_rows_of_read(spark: Any, capture: Path, tmp_path: Path) -> None:
+    options = {"payload": "hash", "decode_values": "json"}
+    here = kdissect.read(capture, **options)
+    there = kdissect.dissect(spark, capture, tmp_path / "out", **options)
+    assert "internal/OffsetCommit" in there.names
+    assert there.manifest["options"]["payload"] == "hash"
+    for name in here.names:
+        assert there[name].schema == here[name].schema
+        assert sorted(map(repr, rows(there, name))) == sorted(map(repr, rows(here, name)))
+
+
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=9), st.integers(0, 3))
 def test_hashes_are_those_of_the_library(values: list[bytes | None], skip: int) -> None:
     array = pa.array(values, pa.binary()).slice(skip)
