@@ -87,8 +87,9 @@ def _all_captures() -> list[Capture]:
 
 
 ALL = _all_captures()
-LOGGED = [c for c in ALL if c.request_log_path.is_file() and not c.is_tls]
-PRODUCED = [c for c in ALL if c.produced_path.is_file() and not c.is_tls]
+LOGGED = [c for c in ALL if c.request_log_path.is_file()]
+CHECKED = [c for c in LOGGED if not c.is_tls]  # the independent check has no keys
+PRODUCED = [c for c in ALL if c.produced_path.is_file()]
 SHAPES_BASE = Capture("other_clients/librdkafka")
 
 
@@ -99,9 +100,15 @@ def each(name: str, things: list[Any]) -> pytest.MarkDecorator:
 
 @functools.cache
 def read(*paths: Path) -> Any:
-    """The tables of captures, read in process once per test session, nothing redacted."""
+    """The tables of captures, read in process once per test session, nothing redacted.
+
+    TLS is decrypted where a key log lies beside the capture.
+    """
     names = [str(path) for path in paths]
-    return kdissect.read(names[0] if len(names) == 1 else names, reveal_secrets=True)
+    key_logs = [log for path in paths if (log := path.with_suffix(".keylog")).is_file()]
+    return kdissect.read(
+        names[0] if len(names) == 1 else names, reveal_secrets=True, keylog=key_logs
+    )
 
 
 @functools.lru_cache(maxsize=ROW_TABLES_KEPT)

@@ -9,14 +9,14 @@ import kdissect
 from . import definitions, packets
 from .compare import Comparison, plain
 from .matching import match
-from .material import LOGGED, Capture, each, needs_material
+from .material import CHECKED, Capture, each, needs_material
 from .rows import Row
 
 pytestmark = needs_material
 
 SHOWN = 8
 API_VERSIONS = 18
-SMALL = [c for c in LOGGED if not c.name.startswith("perf/")]
+SMALL = [c for c in CHECKED if not c.name.startswith("perf/")]
 every_small_capture = each("capture", SMALL)
 
 

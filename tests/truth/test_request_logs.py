@@ -10,12 +10,13 @@ import kdissect
 from . import definitions, request_log
 from .compare import Comparison, plain, records_sizes, text_records_sizes
 from .matching import direct, match
-from .material import LOGGED, Capture, each, needs_material
+from .material import CHECKED, LOGGED, Capture, each, needs_material
 from .request_log import Entry
 from .rows import Row
 
 pytestmark = needs_material
 every_logged_capture = each("capture", LOGGED)
+every_checked_capture = each("capture", CHECKED)
 
 PRODUCE, FETCH, LEADER_AND_ISR, UPDATE_METADATA = 0, 1, 4, 6
 SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 17, 18, 36
@@ -72,7 +73,7 @@ def test_every_logged_request_is_one_row(capture: Capture) -> None:
     assert not differ, differ[:SHOWN]
 
 
-@every_logged_capture
+@every_checked_capture
 def test_every_row_without_a_log_entry_is_explained(capture: Capture) -> None:
     """Logins, requests in flight at a shutdown, requests that the broker closed on: as counted."""
     found = match(capture)
@@ -96,7 +97,7 @@ def test_every_row_without_a_log_entry_is_explained(capture: Capture) -> None:
     assert len(found.envelopes) == check["envelopes_in_capture"]
 
 
-@every_logged_capture
+@every_checked_capture
 def test_requests_and_responses_are_as_many_as_the_independent_check_counts(
     capture: Capture,
 ) -> None:
