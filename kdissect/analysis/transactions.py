@@ -156,7 +156,12 @@ class _Piece:
         self.begins = rows[np.isin(step, [int(s) for s in _BEGINS])]
         self.ends = rows[step == Step.END]
         self.markers: list[int] = []
-        self.is_transaction = bool(len(self.begins) or np.any(self._closing()))
+        errors = events.error[rows]
+        begun = np.isin(events.error[self.begins], (0, NOT_ANSWERED))
+        # one of which everything was refused never began, unless the producer was fenced
+        self.is_transaction = bool(
+            begun.any() or self._closing().any() or np.isin(errors, FENCING).any()
+        )
         at = self.begins[0] if len(self.begins) else rows[0]
         self.producer = int(events.producer[at])
         self.epoch = int(events.epoch[at])
