@@ -1,5 +1,6 @@
 """Records of internal topics: Kafka's own, cut and damaged ones, embedded structs."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,47 @@ def test_any_bytes_give_rows_or_faults(
     assert set(seen) | told == set(range(len(pairs)))
     for fault in faults:
         assert all(fault.detail(at) for at in range(len(fault.rows)))
+
+
+def _outcome(vector: dict[str, Any], value: bytes) -> tuple[bool, int] | None:
+    """(decodes, bytes behind it) of a coordinator's value as the reference sees it."""
+    definition = value_definition(vector)
+    version = int.from_bytes(value[:2], "big", signed=True)
+    if len(value) < 2 or version not in definition.versions:
+        return None
+    try:
+        _, pos = reference.decode(definition, version, value[2:])
+    except reference.DecodeError:
+        return None
+    return True, len(value) - 2 - pos
+
+
+@pytest.mark.parametrize("kind", ["group_coordinator", "share_coordinator", "transaction"])
+def test_changed_bytes_are_judged_as_by_the_reference(kind: str) -> None:
+    draw = random.Random(7)
+    changed = []
+    for vector in internal_vectors()[kind]:
+        if not vector["value"]:
+            continue
+        for _ in range(25):
+            value = bytearray(vector["value"])
+            at = draw.randrange(min(len(value), 300))
+            value[at] = draw.choice([0, 1, 2, 127, 128, 255, value[at] ^ (1 << draw.randrange(8))])
+            changed.append(vector | {"value": bytes(value)})
+    decoded, faults = decode_internal(LOGS[kind][0], *columns(changed))
+    good = {int(row) for part in decoded for row in part.rows}
+    surplus = {
+        int(row): int(number)
+        for fault in faults
+        if fault.status is Status.SIZE_MISMATCH
+        for row, number in zip(fault.rows, fault.number, strict=True)
+    }
+    outcomes = [_outcome(vector, vector["value"]) for vector in changed]
+    assert {at for at, outcome in enumerate(outcomes) if outcome} == good
+    assert {at: outcome[1] for at, outcome in enumerate(outcomes) if outcome and outcome[1]} == (
+        surplus
+    )
+    assert 0 < len(good) < len(changed)
 
 
 def test_slices_of_columns_are_read_at_their_places() -> None:
