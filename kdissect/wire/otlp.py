@@ -38,41 +38,54 @@ _INT64_MAX = 2**63 - 1
 Values = dict[str, Any]
 
 
+class _Reading:
+    """What all parts of one push share: how many more there may be, and the attributes met."""
+
+    __slots__ = ("pairs", "parts")
+
+    def __init__(self) -> None:
+        self.parts = PARTS_MAX
+        self.pairs: dict[bytes, Values] = {}  # metrics repeat the same few attributes
+
+
 class _Message:
     """A protobuf message within a buffer: yields (field number, wire type, value).
 
     Varints and fixed ones come as unsigned integers, what has a length as a message of its own.
     """
 
-    __slots__ = ("buf", "end", "parts", "start")
+    __slots__ = ("buf", "end", "reading", "start")
 
-    def __init__(self, buf: bytes, start: int, end: int, parts: list[int]) -> None:
-        self.buf, self.start, self.end = buf, start, end
-        self.parts = parts  # how many more there may be, one number for all
+    def __init__(self, buf: bytes, start: int, end: int, reading: _Reading) -> None:
+        self.buf, self.start, self.end, self.reading = buf, start, end, reading
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        pos = self.start
-        while pos < self.end:
+        buf, pos, end, reading = self.buf, self.start, self.end, self.reading
+        while pos < end:
             at = pos
-            tag, pos = self._varint(pos)
+            tag = buf[pos]
+            if tag < 0x80:
+                pos += 1
+            else:
+                tag, pos = self._varint(pos)
             number, kind = tag >> 3, tag & 7
             value: Any
-            if kind == _VARINT:
+            if kind == _LENGTH:
+                size, pos = self._varint(pos)
+                if size > end - pos:
+                    raise _fault(Status.TRUNCATED, at)
+                if not reading.parts:
+                    raise _fault(Status.LIMIT, at)
+                reading.parts -= 1
+                value = _Message(buf, pos, pos + size, reading)
+                pos += size
+            elif kind == _VARINT:
                 value, pos = self._varint(pos)
             elif kind in (_FIXED64, _FIXED32):
                 size = 8 if kind == _FIXED64 else 4
-                if size > self.end - pos:
+                if size > end - pos:
                     raise _fault(Status.TRUNCATED, at)
-                value = int.from_bytes(self.buf[pos : pos + size], "little")
-                pos += size
-            elif kind == _LENGTH:
-                size, pos = self._varint(pos)
-                if size > self.end - pos:
-                    raise _fault(Status.TRUNCATED, at)
-                if not self.parts[0]:
-                    raise _fault(Status.LIMIT, at)
-                self.parts[0] -= 1
-                value = _Message(self.buf, pos, pos + size, self.parts)
+                value = int.from_bytes(buf[pos : pos + size], "little")
                 pos += size
             else:
                 raise DecodeError("no protobuf wire type", pos=at)
@@ -81,6 +94,8 @@ class _Message:
             yield number, kind, value
 
     def _varint(self, pos: int) -> tuple[int, int]:
+        if pos < self.end and self.buf[pos] < 0x80:
+            return self.buf[pos], pos + 1
         value = 0
         for count in range(10):
             if pos + count >= self.end:
@@ -126,7 +141,7 @@ def read_metrics(data: bytes, codec: int) -> list[Values]:
     nanoseconds. Raises DecodeError; its `pos` counts in the decompressed bytes.
     """
     message = _decompressed(data, codec)
-    return _flattened(_Message(message, 0, len(message), [PARTS_MAX]))
+    return _flattened(_Message(message, 0, len(message), _Reading()))
 
 
 def _decompressed(data: bytes, codec: int) -> bytes:
@@ -172,8 +187,8 @@ def _resource_metrics(message: _Message) -> tuple[list[Values], int, list[_Messa
         if kind != _LENGTH:
             continue
         if number == 1:
-            size = value.end - value.start
-            attributes = _attributes(value, 1)
+            size += value.end - value.start
+            attributes += [_attribute(one) for n, k, one in value if (n, k) == (1, _LENGTH)]
         elif number == 2:
             scopes.append(value)
     return attributes, size, scopes
@@ -222,10 +237,14 @@ def _metric(message: _Message) -> Values:
 
 def _point(message: _Message, metric_kind: int) -> Values:
     """A data point of any kind of metric; the numbers of fields mostly agree between them."""
-    point: Values = {"attributes": _attributes(message, _ATTRIBUTES_FIELD[metric_kind])}
+    attributes: list[Values] = []
+    point: Values = {"attributes": attributes}
+    attributes_field = _ATTRIBUTES_FIELD[metric_kind]
     is_number = metric_kind in (5, 7)
     for number, kind, value in message:
-        if kind == _FIXED64 and number in (2, 3):
+        if number == attributes_field and kind == _LENGTH:
+            attributes.append(_attribute(value))
+        elif kind == _FIXED64 and number in (2, 3):
             name = "start_time" if number == 2 else "time"
             if 0 < value <= _INT64_MAX:  # 0 is unknown
                 point[name], point[name + "_ns"] = value // 1000, value
@@ -294,13 +313,15 @@ def _zigzag(value: int) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
-def _attributes(message: _Message, field: int) -> list[Values]:
-    found = []
-    for number, kind, value in message:
-        if (number, kind) == (field, _LENGTH):
-            key, any_value = _key_value(value, 0)
-            is_text = any_value is None or isinstance(any_value, str)
-            found.append({"key": key, "value": any_value if is_text else json.dumps(any_value)})
+def _attribute(message: _Message) -> Values:
+    """A key with its value as text: strings as they are, bytes in base64, others as JSON."""
+    data = message.data()
+    found = message.reading.pairs.get(data)
+    if found is None:
+        key, any_value = _key_value(message, 0)
+        is_text = any_value is None or isinstance(any_value, str)
+        found = {"key": key, "value": any_value if is_text else json.dumps(any_value)}
+        message.reading.pairs[data] = found
     return found
 
 
