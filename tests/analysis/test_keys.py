@@ -1,4 +1,4 @@
-"""Events moved by key: the same stories however many keys there are, and nothing lost on the way."""
+"""Events moved by key: the same stories however many keys, and nothing lost on the way."""
 
 from __future__ import annotations
 
