@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from kdissect import __version__
+from kdissect.background import Background
 from kdissect.errors import CaptureError
 from kdissect.pipeline import local
 from kdissect.pipeline.commit import check_out, commit, read_manifest, staging
@@ -183,11 +184,13 @@ def read(
     began = time.perf_counter()
     sink = MemorySink(fixed_tables(decode_values))
     with planned(_paths(paths), options, 1, spool) as plan:
+        inputs = Background(lambda: manifest_inputs(plan))
         result = local.run(plan, sink)
         timings = {"session_start_s": 0.0, **result["timings"]}
         timings["total_s"] = time.perf_counter() - began
         tables = sink.tables()
-        manifest = _manifest(plan, timings, {name: t.num_rows for name, t in tables.items()})
+        rows = {name: table.num_rows for name, table in tables.items()}
+        manifest = _manifest(plan, inputs.result(), timings, rows)
     return Tables(
         {name: Table(name, pads.dataset(table)) for name, table in tables.items()}, manifest
     )
@@ -243,6 +246,7 @@ def dissect(
     )
     cores = on_spark.parallelism(spark)
     with planned(_paths(paths), options, cores, spool) as plan, staging(target) as run_id:
+        inputs = Background(lambda: manifest_inputs(plan))
         files: list[StagedFile]
         if plan.splits:
             files, result = on_spark.run(spark, plan, os.path.abspath(target), run_id)
@@ -255,11 +259,16 @@ def dissect(
             rows[file.table] = rows.get(file.table, 0) + file.row_count
         timings = {"session_start_s": session_start_s, **result["timings"]}
         timings["total_s"] = time.perf_counter() - began
-        commit(target, run_id, files, _manifest(plan, timings, rows))
+        commit(target, run_id, files, _manifest(plan, inputs.result(), timings, rows))
     return open_tables(target)
 
 
-def _manifest(plan: RunPlan, timings: dict[str, float], rows: dict[str, int]) -> dict[str, Any]:
+def _manifest(
+    plan: RunPlan,
+    inputs: list[dict[str, Any]],
+    timings: dict[str, float],
+    rows: dict[str, int],
+) -> dict[str, Any]:
     totals = {
         "captures": sum(info.source >= 0 for info in plan.captures),
         "packets": sum(info.packet_count for info in plan.captures),
@@ -269,7 +278,7 @@ def _manifest(plan: RunPlan, timings: dict[str, float], rows: dict[str, int]) ->
     return {
         "program_version": __version__,
         "options": plan.options.to_json(),
-        "inputs": manifest_inputs(plan),
+        "inputs": inputs,
         "totals": totals,
         "timings": {name: round(value, 6) for name, value in timings.items()},
     }

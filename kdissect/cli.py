@@ -11,19 +11,16 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kdissect import __version__
+from kdissect.background import Background
 from kdissect.errors import EnvironmentFailed, Error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 2, 3, 130
 JAVA_MIN = 17
@@ -172,7 +169,7 @@ def dissect_command(
     if master.startswith("local"):
         check_java()
     began = time.perf_counter()
-    start = _Background(lambda: _start_spark(master, settings))
+    start = Background(lambda: _start_spark(master, settings))
     from kdissect import api
     from kdissect.summary import print_summary, summarise
 
@@ -322,29 +319,6 @@ def check_java() -> None:
     major = number.split(".")[0]
     if major.isdigit() and int(major) < JAVA_MIN:
         raise EnvironmentFailed(f"Java {JAVA_MIN} or newer is needed, {java} is {number}; {hint}")
-
-
-class _Background:
-    """A call in a thread of its own; `result` gives its value or raises its error."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._value = self._call()
-        except BaseException as error:  # handed to the thread that asks
-            self._error = error
-
-    def result(self) -> Any:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._value
 
 
 def _progress(spark: Any, byte_count: int, quiet: bool) -> Any:

@@ -84,15 +84,20 @@ def capture_id(path: str) -> int:
 
 
 def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
-    """`inputs` of the manifest: path, size and sha256 of each file as the user has it."""
+    """`inputs` of the manifest: path, size and sha256 of each file as the user has it.
+
+    Of a stream, which cannot be read twice, those of its spooled bytes.
+    """
     listed = []
     for info in plan.captures:
         path = Path(info.path)
+        if not path.is_file():
+            path = Path(plan.paths[info.source])
         digest = hashlib.sha256()
+        size = 0
         with path.open("rb") as stream:
             while block := stream.read(4 * MB):
                 digest.update(block)
-        listed.append(
-            {"path": info.path, "size": path.stat().st_size, "sha256": digest.hexdigest()}
-        )
+                size += len(block)
+        listed.append({"path": info.path, "size": size, "sha256": digest.hexdigest()})
     return listed
