@@ -27,8 +27,8 @@ from kdissect.pipeline.metadata import learn_metadata
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Definition, Field
 from kdissect.protocol.plan import Role, role_of
-from kdissect.stream.index import Assembly
-from kdissect.tables.connections import ConnectionFacts
+from kdissect.stream.index import Assembly, Protocol
+from kdissect.tables.connections import ConnectionFacts, endpoint_columns
 from kdissect.tables.marks import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from kdissect.tables.schemas import BROKERS, TOPICS
 from kdissect.tables.values import strings, times_from_ns, uuid_texts
@@ -43,10 +43,14 @@ BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port,
 
 @dataclass(slots=True)
 class Facts:
-    """topics: (name, id text or "") -> (first time in ns, API that told it)."""
+    """topics: (name, id text or "") -> (first time in ns, API that told it).
+
+    listeners: address and port of the broker's end of each Kafka connection.
+    """
 
     topics: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     brokers: set[BrokerKey] = field(default_factory=set)
+    listeners: set[tuple[str, int]] = field(default_factory=set)
 
     def add_topic(self, name: str, topic_id: str, time_ns: int, source: str) -> None:
         known = self.topics.get((name, topic_id))
@@ -57,18 +61,20 @@ class Facts:
         for (name, topic_id), (time_ns, source) in other.topics.items():
             self.add_topic(name, topic_id, time_ns, source)
         self.brokers |= other.brokers
+        self.listeners |= other.listeners
 
     def to_bytes(self) -> bytes:
         topics = [[*key, *value] for key, value in self.topics.items()]
         brokers = sorted(self.brokers, key=repr)
-        return json.dumps([topics, brokers]).encode()
+        return json.dumps([topics, brokers, sorted(self.listeners)]).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> Facts:
-        topics, brokers = json.loads(data)
+        topics, brokers, listeners = json.loads(data)
         return Facts(
             {(name, ident): (time_ns, source) for name, ident, time_ns, source in topics},
             {tuple(row) for row in brokers},
+            {(ip, port) for ip, port in listeners},
         )
 
     def names_by_id(self) -> dict[str, str]:
@@ -138,6 +144,9 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> tuple[Facts
             for api_key in np.unique(exchanges["api_key"][chunk]):
                 _read(assembly, frames, int(api_key), side, facts, connection_facts)
     _raw_tokens(assembly, sources, connection_facts)
+    kafka = assembly.connections[assembly.connections["protocol"] == Protocol.KAFKA]
+    where = endpoint_columns(assembly.endpoints, kafka)
+    facts.listeners = set(zip(where.broker_ip.to_pylist(), where.broker_port.tolist(), strict=True))
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
     return facts, connection_facts
 
@@ -415,15 +424,9 @@ def topics_table(facts: Facts) -> pa.Table:
 
 
 def brokers_table(facts: Facts) -> pa.Table:
-    """Rows of `brokers`; ip where the host is an address itself."""
-
-    def ip(host: str) -> str | None:
-        try:
-            return str(ipaddress.ip_address(host))
-        except ValueError:
-            return None
-
+    """Rows of `brokers`; ip where the host is an address, or a name that connections resolve."""
     rows = sorted(facts.brokers, key=lambda row: tuple("" if v is None else str(v) for v in row))
+    known = _addresses(facts)
     return pa.table(
         {
             "node_id": [row[0] for row in rows],
@@ -431,7 +434,29 @@ def brokers_table(facts: Facts) -> pa.Table:
             "port": [row[2] for row in rows],
             "rack": [row[3] for row in rows],
             "cluster_id": [row[4] for row in rows],
-            "ip": [ip(row[1]) for row in rows],
+            "ip": [known.get(row[1]) for row in rows],
         },
         schema=BROKERS,
     )
+
+
+def _addresses(facts: Facts) -> dict[str, str]:
+    """host -> ip. A name has the address that is left when only one host and one address of
+    Kafka connections share its port, those of brokers told by address taken away."""
+    found: dict[str, str] = {}
+    names: dict[int, set[str]] = {}  # port -> hosts that are names
+    for _, host, port, _, _ in facts.brokers:
+        try:
+            found[host] = str(ipaddress.ip_address(host))
+        except ValueError:
+            names.setdefault(port, set()).add(host)
+    taken = {(found[host], port) for _, host, port, _, _ in facts.brokers if host in found}
+    ips: dict[int, set[str]] = {}
+    for ip, port in facts.listeners - taken:
+        ips.setdefault(port, set()).add(ip)
+    resolved: dict[str, set[str]] = {}
+    for port, hosts in names.items():
+        if len(hosts) == 1 and len(ips.get(port, ())) == 1:
+            resolved.setdefault(next(iter(hosts)), set()).update(ips[port])
+    found.update({host: next(iter(some)) for host, some in resolved.items() if len(some) == 1})
+    return found
