@@ -12,9 +12,10 @@ seen on this connection, and a correlation id a little above the last one.
 *Responses* have a size and a correlation id only. What looks like them inside of other responses:
 a record batch (batch length, leader epoch), arrays of small integers, legacy message sets. So an id
 counts when its request was sent before this packet, is not answered, and is next in order or
-nearly; ids of unseen requests only while they rise by small steps. The byte behind the id tells
-more than it seems: it is the high byte of a throttle time, an error code or an array length, or the
-tag count, so it is 0 (255 for the error -1), where a record batch has its magic.
+nearly; ids of unseen requests only while they rise, by small steps as long as there are others. The
+byte behind the id tells more than it seems: it is the high byte of a throttle time, an error code
+or an array length, or the tag count, so it is 0 (255 for the error -1), where a record batch has
+its magic.
 
 Numbers of headers go into a small int64 array, see `SIZE` and following.
 """
@@ -47,7 +48,10 @@ SASL_HANDSHAKE = 17
 LOCK_POINTS = 4  # a place needs so many to start a chain of frames
 LOCK_POINTS_UNASKED = 5  # a response whose request is not in the capture
 STEP_MAX = 64  # ids of unseen requests may rise by so much
+RISE_MAX = 1 << 16  # by so much behind a gap where no request of a connection was captured
 REQUEST_STEP_MAX = 1000
+NAMELESS_POINTS = 2  # what a request without a client id owes: zeros read like one
+LOOKED_BEHIND, LOOKED_BEHIND_NAMELESS = 2, 4  # frames behind a place that must agree
 WINDOW = 64  # outstanding requests looked at around the guessed place
 CLOCK_SLACK_NS = 5_000_000  # two taps, and `-i any`, may be so far apart
 
@@ -186,10 +190,16 @@ def request_points(
     for number in range(client_count):
         if clients[number] == header[CLIENT_HASH]:
             is_seen = True
+    looked_behind = LOOKED_BEHIND
     if header[CLIENT_LENGTH] > 0:
         points += 2 if is_seen else (1 if client_count == 0 else 0)
     elif is_seen:
         points += 1
+    elif header[KEY] != CONTROLLED_SHUTDOWN:
+        if client_count > 0:
+            return -1
+        points -= NAMELESS_POINTS
+        looked_behind = LOOKED_BEHIND_NAMELESS
     if last_id >= 0:
         risen = step(header[CORRELATION], last_id)
         if 0 < risen <= REQUEST_STEP_MAX:
@@ -203,7 +213,7 @@ def request_points(
     correlation = header[CORRELATION]
     client = header[CLIENT_HASH]
     key = header[KEY]
-    for _ in range(2):
+    for _ in range(looked_behind):
         if key == SASL_HANDSHAKE:
             break  # what follows may be a token
         at += 4 + size
@@ -329,6 +339,15 @@ def find_asked(asked: Any, first: int, stop: int, correlation: int, sent_before:
 
 
 @inlined
+def _is_of_the_future(asked: Any, first: int, last: int, correlation: int, now: int) -> bool:
+    """Whether a request with a lower id, of the next WINDOW, was sent only after `now`."""
+    for row in range(first, min(last, first + WINDOW)):
+        if asked.time[row] > now:
+            return step(correlation, asked.correlation[row]) <= RISE_MAX
+    return False
+
+
+@inlined
 def expecting(asked: Any, first: int, stop: int) -> int:
     """The next request of [first, stop) that is to be answered, `stop` without one."""
     while first < stop and asked.kind[first] == 2:
@@ -339,12 +358,13 @@ def expecting(asked: Any, first: int, stop: int) -> int:
 @kernel
 def response_points(
     stream: Any, index: int, pos: int, limit: int, asked: Any, first: int, last: int, last_id: int,
-    time: int, header: Any, following: Any,
+    rise_max: int, time: int, header: Any, following: Any,
 ) -> int:  # fmt: skip
     """How much speaks for a response at `pos`, -1 when something speaks against it.
 
     asked[first:last] are the requests not answered so far; last_id the id of the last response,
-    -1 none; time of the packet with `pos`. A response whose request was not captured must be worth
+    -1 none; rise_max: by how much ids of unseen requests may rise here (RISE_MAX or STEP_MAX);
+    time of the packet with `pos`. A response whose request was not captured must be worth
     LOCK_POINTS_UNASKED, so its points come reduced by the difference.
     """
     pieces = stream.pieces
@@ -357,11 +377,14 @@ def response_points(
     if row >= 0:
         points = 3 if row == expecting(asked, first, last) else 2
     else:
+        if _is_of_the_future(asked, first, last, correlation, time + CLOCK_SLACK_NS):
+            return -1
         points = LOCK_POINTS - LOCK_POINTS_UNASKED
         if last_id >= 0:
-            if not 0 < step(correlation, last_id) <= STEP_MAX:
+            risen = step(correlation, last_id)
+            if not 0 < risen <= rise_max:
                 return -1
-            points += 1
+            points += 1 if risen <= STEP_MAX else 0
         elif first < last:
             if not 0 < step(asked.correlation[first], correlation) <= STEP_MAX:
                 return -1
@@ -405,7 +428,7 @@ def response_points(
 @kernel
 def find_response(
     stream: Any, index: int, pos: int, limit: int, asked: Any, first: int, last: int, last_id: int,
-    times: Any, header: Any, following: Any,
+    rise_max: int, times: Any, header: Any, following: Any,
 ) -> int:  # fmt: skip
     """The first place at or behind `pos` with LOCK_POINTS for a response, -1 without any.
 
@@ -426,8 +449,9 @@ def find_response(
                 if size > RESPONSE_SIZE_MIN and byte != 0 and byte != 255:
                     continue
             points = response_points(
-                stream, number, at, limit, asked, first, last, last_id, time, header, following
-            )
+                stream, number, at, limit, asked, first, last, last_id, rise_max, time, header,
+                following,
+            )  # fmt: skip
             if points >= LOCK_POINTS:
                 return at
     return -1

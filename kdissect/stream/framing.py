@@ -47,8 +47,10 @@ from kdissect.stream.evidence import (
     KEY,
     POOR,
     RESPONSE_SIZE_MIN,
+    RISE_MAX,
     SASL_HANDSHAKE,
     SIZE,
+    STEP_MAX,
     Stream,
     find_asked,
     find_request,
@@ -528,6 +530,7 @@ def frame_responses(
         last_id = int64(-1)
         first = asked_start[connection]  # the first request that is not answered or passed over
         last = asked_start[connection + 1]
+        rise_max = int64(STEP_MAX if first < last else RISE_MAX)
         while True:
             while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
                 index += 1
@@ -535,8 +538,9 @@ def frame_responses(
                 break
             if not certain:
                 pos = find_response(
-                    stream, index, pos, limit, asked, first, last, last_id, times, header, following
-                )
+                    stream, index, pos, limit, asked, first, last, last_id, rise_max, times, header,
+                    following,
+                )  # fmt: skip
                 if pos < 0:
                     break
                 while pieces.pos[index] + pieces.length[index] <= pos:

@@ -20,11 +20,15 @@ from kdissect.stream.evidence import (
     GOOD,
     LOCK_POINTS,
     LOCK_POINTS_UNASKED,
+    LOOKED_BEHIND,
+    LOOKED_BEHIND_NAMELESS,
+    NAMELESS_POINTS,
     NEVER,
     POOR,
     REQUEST_SIZE_MIN,
     REQUEST_STEP_MAX,
     RESPONSE_SIZE_MIN,
+    RISE_MAX,
     SASL_HANDSHAKE,
     STEP_MAX,
     WINDOW,
@@ -161,6 +165,11 @@ def request_points(
         points += 2 if is_seen else 0 if clients else 1
     elif is_seen:
         points += 1
+    elif header.key != CONTROLLED_SHUTDOWN:
+        if clients:
+            return -1
+        points -= NAMELESS_POINTS
+    is_nameless = not has_name(header) and not is_seen and header.key != CONTROLLED_SHUTDOWN
     if last_id is not None:
         if rises(header.correlation_id, last_id, REQUEST_STEP_MAX):
             points += 2
@@ -168,7 +177,7 @@ def request_points(
             return -1
     points += pos in stream.starts
     at, this = pos, header
-    for _ in range(2):
+    for _ in range(LOOKED_BEHIND_NAMELESS if is_nameless else LOOKED_BEHIND):
         if this.key == SASL_HANDSHAKE:
             break
         assert this.size is not None
@@ -346,11 +355,15 @@ def response_points(
     if row is not None:
         points = 3 if row == waiting[0] else 2
     else:
+        now = time_ns + CLOCK_SLACK_NS
+        later = [request for request in asked[first : first + WINDOW] if request.time_ns > now]
+        if later and (correlation_id - later[0].correlation_id) % 2**32 <= RISE_MAX:
+            return -1
         points = LOCK_POINTS - LOCK_POINTS_UNASKED
         if last_id is not None:
-            if not rises(correlation_id, last_id, STEP_MAX):
+            if not rises(correlation_id, last_id, STEP_MAX if asked else RISE_MAX):
                 return -1
-            points += 1
+            points += rises(correlation_id, last_id, STEP_MAX)
         elif first < len(asked):
             if not rises(asked[first].correlation_id, correlation_id, STEP_MAX):
                 return -1

@@ -10,7 +10,8 @@ In this order, the first that holds decides:
    TLS records, the HTTP/2 preface, HTTP methods or status lines at the start of a stream;
 4. Kafka requests found by a search, for starts in the middle;
 5. responses, for captures of one direction: two from the first byte on with rising ids, or the
-   ApiVersions response that most connections begin with, or a chain that a search finds;
+   ApiVersions response that most connections begin with, or a chain that a search finds (4 and 5
+   first with the guessed client, then with the other side as the client);
 6. a port that the user named: Kafka;
 7. TLS or HTTP in the middle (at the start of some segment); else other.
 
@@ -32,6 +33,7 @@ from kdissect.stream.evidence import (
     ABSENT,
     API_VERSION,
     API_VERSIONS,
+    CLIENT_HASH,
     CLIENT_LENGTH,
     CLIENTS_MAX,
     CORRELATION,
@@ -40,6 +42,7 @@ from kdissect.stream.evidence import (
     HEADER_WIDTH,
     KEY,
     KEYS,
+    RISE_MAX,
     SIZE,
     STEP_MAX,
     find_request,
@@ -149,8 +152,9 @@ def _begins_with_requests(
 ) -> bool:
     """Rule 2 of the top, at the first captured byte.
 
-    is_named: the client ids must not be empty. A response reads like a request of Produce with an
-    empty one while correlation ids are small, which matters where nothing else tells the client.
+    is_named: the client ids must be the same and not empty. A response reads like a request of
+    Produce with an empty one while correlation ids are small, which matters where nothing else
+    tells the client.
     """
     pieces = stream.pieces
     index = stream.start
@@ -161,6 +165,7 @@ def _begins_with_requests(
         grade = request_header(pieces, index, stream.stop, pos, kafka, header)
         size = header[SIZE]
         end = pos + 4 + size
+        client = header[CLIENT_HASH]
         if is_named and grade == GOOD and header[CLIENT_LENGTH] == 0:
             return False
         if grade in (GOOD, FAIR):
@@ -171,7 +176,7 @@ def _begins_with_requests(
             behind = find(pieces, index, stream.stop, end)
             after = request_header(pieces, behind, stream.stop, end, kafka, header)
             if after == GOOD:
-                return True
+                return not is_named or header[CLIENT_HASH] == client
             if grade == GOOD:
                 # Something else may follow a request of which every byte makes sense.
                 return after == ABSENT or (has_origin and number == 0)
@@ -217,8 +222,8 @@ def _is_api_versions(pieces: Any, index: int, stop: int, size: int) -> bool:
 
 
 @kernel
-def _begins_with_responses(stream: Any, limit: int, header: Any) -> bool:
-    """Rule 5 of the top, at the first byte of a stream that began with a SYN."""
+def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: Any) -> bool:
+    """Rule 5 of the top, at the first byte; without a SYN it must be an ApiVersions response."""
     pieces = stream.pieces
     index = stream.start
     if index >= stream.stop or pieces.pos[index] != 0:
@@ -231,7 +236,7 @@ def _begins_with_responses(stream: Any, limit: int, header: Any) -> bool:
         return False
     if _is_api_versions(pieces, index, stream.stop, size):
         return True
-    if 4 + size == stream.end:
+    if not has_origin or 4 + size == stream.end:
         return False
     behind = find(pieces, index, stream.stop, 4 + size)
     if not response_header(pieces, behind, stream.stop, 4 + size, limit, header):
@@ -265,10 +270,10 @@ def recognise(
             continue
         found = _NONE
         zookeeper = _is_zookeeper(one) or _is_zookeeper(two)
-        guessed = client_side[connection]
+        guessed = client_side[connection] if told < 0 else told
         for turn in range(3):
-            # The client's side if it is known. Else both, then the guess without a client's name.
-            side = turn if turn < 2 else guessed
+            # The client's side if it is known. Else the guess, the other, the guess without names.
+            side = 1 - guessed if turn == 1 else guessed
             if found or zookeeper or (told >= 0 and side != told):
                 continue
             stream = one if side == 0 else two
@@ -288,32 +293,33 @@ def recognise(
                     found = _TLS
                 elif pos == 0:
                     found = _is_text(peek(pieces, stream.start, stream.stop, 0, 4))
-        for side in range(2):
-            stream = one if side == 0 else two
-            if not found and stream.start < stream.stop and not (told >= 0 and side != told):
+        for turn in range(2):
+            # The guess first, both ways: either direction can read like the other one.
+            client = 1 - guessed if turn == 1 else guessed
+            if found or (told >= 0 and client != told):
+                continue
+            stream = one if client == 0 else two
+            if stream.start < stream.stop:
                 at = find_request(
                     stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0),
                     header, following,
                 )  # fmt: skip
                 if at >= 0:
                     found = _KAFKA
-                    if told < 0:
-                        client_side[connection] = side
-        for side in range(2):
-            stream = one if side == 0 else two
-            if not found and stream.start < stream.stop and side != told:
-                origin = has_origin[2 * connection + side] != 0
-                if origin and _begins_with_responses(stream, kafka.limit[0], header):
+            stream = two if client == 0 else one
+            if not found and stream.start < stream.stop:
+                origin = has_origin[2 * connection + 1 - client] != 0
+                if _begins_with_responses(stream, kafka.limit[0], origin, header):
                     found = _KAFKA
-                    continue
-                at = find_response(
-                    stream, stream.start, int64(0), kafka.limit[0], asked, int64(0),
-                    int64(0), int64(-1), times, header, following,
-                )  # fmt: skip
-                if at >= 0:
-                    found = _KAFKA
-                    if told < 0:
-                        client_side[connection] = 1 - side
+                else:
+                    at = find_response(
+                        stream, stream.start, int64(0), kafka.limit[0], asked, int64(0),
+                        int64(0), int64(-1), int64(RISE_MAX), times, header, following,
+                    )  # fmt: skip
+                    if at >= 0:
+                        found = _KAFKA
+            if found:
+                client_side[connection] = client
         if not found and hinted[connection]:
             found = _KAFKA
         for side in range(2):

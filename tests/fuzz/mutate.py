@@ -300,8 +300,8 @@ def change_batch(m: Mutation) -> None:
         size = int.from_bytes(payload[start + 8 : start + 12], "big")
         whole = start + 12 + size <= len(payload)
         field_at, width = m.choose.choice(
-            ((8, 4), (12, 4), (16, 1), (17, 4), (21, 2), (22, 1), (23, 4), (57, 4), (57, 4), (61, 9),
-             (61, 0))
+            ((8, 4), (12, 4), (16, 1), (17, 4), (21, 2), (22, 1), (23, 4), (57, 4), (57, 4),
+             (61, 9), (61, 0))
         )  # fmt: skip
         if width == 0:
             field_at = m.choose.randint(61, max(61, min(12 + size, len(payload) - start) - 1))

@@ -20,6 +20,12 @@ from pathlib import Path
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "fuzz"
 WALL_SECONDS_MAX = 180.0  # a case that takes longer hangs; the first one compiles kernels
 CASES_PER_WORKER = 4000
+WORK = """
+import sys
+from pathlib import Path
+from tests.fuzz.run import work
+work(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
+"""
 
 
 def keep(seed: int, folder: Path) -> Path:
@@ -64,10 +70,8 @@ def supervise(minutes: float, first: int, folder: Path) -> dict[str, object]:
     while used < minutes * 60:
         log.write_text("")
         left = minutes * 60 - used
-        command = [sys.executable, "-c", "import sys; from pathlib import Path; "
-                   "from tests.fuzz.run import work; "
-                   "work(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))",
-                   str(seed), str(CASES_PER_WORKER), str(left), str(log)]  # fmt: skip
+        numbers = [str(seed), str(CASES_PER_WORKER), str(left), str(log)]
+        command = [sys.executable, "-c", WORK, *numbers]
         worker = subprocess.Popen(command, cwd=GOLDEN.parents[2], env=os.environ)
         size, since, hangs = -1, time.monotonic(), False
         while worker.poll() is None:
