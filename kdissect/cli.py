@@ -7,11 +7,14 @@ environment failed, 130 interrupted.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,7 +179,7 @@ def dissect_command(
     own = start.result()
     spark = own.spark
     session_start_s = time.perf_counter() - began
-    with _progress(spark, sum(item.size for item in inputs), quiet):
+    with _spark_log(own.log_path), _progress(spark, sum(item.size for item in inputs), quiet):
         tables = api.dissect(
             spark,
             captures,
@@ -191,7 +194,6 @@ def dissect_command(
             spool=spool,
             session_start_s=session_start_s,
         )
-    Path(own.log_path).unlink(missing_ok=True)
     document = summarise(tables, out)
     if not document["kafka_connections"]:
         _say(f"warning: no Kafka traffic found in {', '.join(captures)}")
@@ -321,6 +323,22 @@ def check_java() -> None:
         raise EnvironmentFailed(f"Java {JAVA_MIN} or newer is needed, {java} is {number}; {hint}")
 
 
+@contextmanager
+def _spark_log(path: str) -> Iterator[None]:
+    """Keep Spark's log only where the environment or the program failed, and name it there."""
+    try:
+        yield
+    except EnvironmentFailed as error:
+        raise EnvironmentFailed(f"{error} (Spark's log: {path})") from error
+    except (Error, KeyboardInterrupt):
+        Path(path).unlink(missing_ok=True)
+        raise
+    except Exception:
+        _say(f"Spark's log: {path}")
+        raise
+    Path(path).unlink(missing_ok=True)
+
+
 def _progress(spark: Any, byte_count: int, quiet: bool) -> Any:
     from kdissect.progress import Progress
 
@@ -333,14 +351,13 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """Entry point of the `kdissect` command."""
+    # py4j logs an interrupt with its traceback before it raises it
+    logging.disable(logging.CRITICAL)
     try:
         status = app(standalone_mode=False)
     except typer.Exit as stop:
         status = stop.exit_code
-    except typer.Abort:
-        status = EXIT_INTERRUPTED
-    except KeyboardInterrupt:
-        _say("interrupted; nothing was written")
+    except (typer.Abort, KeyboardInterrupt):
         status = EXIT_INTERRUPTED
     except EnvironmentFailed as error:
         _say(str(error))
@@ -356,6 +373,8 @@ def main() -> None:
             raise
         _say(_usage_text(error))
         status = EXIT_USAGE
+    if status == EXIT_INTERRUPTED:
+        _say("interrupted; nothing was written")
     sys.stdout.flush()
     sys.stderr.flush()
     # the JVM needs a second to stop in order, and has nothing left to save

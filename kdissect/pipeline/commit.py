@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,11 +37,14 @@ def check_out(out: str, overwrite: bool) -> None:
             raise OutputError(f"{out}: holds a table set already; add --overwrite to replace it")
     elif path.is_dir() and any(entry.name != STAGING for entry in path.iterdir()):
         raise OutputError(f"{out}: is a folder with other files; name a new or an empty one")
-    probe = path
-    while not probe.exists():
-        probe = probe.parent
-    if not probe.is_dir() or not os.access(probe, os.W_OK | os.X_OK):
-        raise OutputError(f"{out}: cannot be written ({probe} is not a writable folder)")
+    place = path
+    while not place.exists():
+        place = place.parent
+    try:
+        # asking for permissions is not enough: some file systems refuse even root
+        os.rmdir(tempfile.mkdtemp(prefix=".kdissect-", dir=place))
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({place}: {error.strerror})") from error
 
 
 @contextmanager
