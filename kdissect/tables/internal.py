@@ -24,6 +24,12 @@ from kdissect.wire.internal import (
     decode_internal,
 )
 
+_PLACE = [
+    *("exchange_id", "batch_index", "record_index"),
+    *("topic", "partition", "offset", "timestamp"),
+]
+_COLUMNS = [*_PLACE, "key", "value"]
+
 _KINDS = {
     Status.UNKNOWN_API: Anomaly.UNKNOWN_VERSION,
     Status.UNKNOWN_VERSION: Anomaly.UNKNOWN_VERSION,
@@ -86,7 +92,7 @@ def _decode(
     payload: str,
     reveal_secrets: bool,
 ) -> None:
-    some = records.take(pa.array(rows))
+    some = _taken(records.select(_COLUMNS), rows)
     keys, values = some["key"].combine_chunks(), some["value"].combine_chunks()
     decoded, faults = decode_internal(log, keys, values)
     for columns in decoded:
@@ -105,18 +111,19 @@ def _decode(
         )
 
 
+def _taken(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """These rows, ascending; all of them cost nothing."""
+    return table if len(rows) == table.num_rows else table.take(pa.array(rows))
+
+
 def _table(some: pa.Table, columns: InternalColumns, value: Any, payload: str) -> pa.Table:
-    via = pa.array(columns.rows)
     count = len(columns.rows)
     tags = columns.value_unknown_tags
     if payload != FULL:
         value, tags = pa.nulls(count, value.type), pa.nulls(count, tags.type)
-    data = {
-        name: some[name].take(via)
-        for name in ("exchange_id", "batch_index", "record_index", "partition", "offset")
-    }
-    data["topic"] = some["topic"].combine_chunks().take(via).cast(pa.string())
-    data["timestamp"] = some["timestamp"].take(via)
+    place = _taken(some.select(_PLACE), columns.rows)
+    data = {name: place[name] for name in _PLACE}
+    data["topic"] = data["topic"].cast(pa.string())
     data["value_version"] = ints(columns.value_version, pa.int16(), columns.has_value)
     data["value"] = value
     data["value_unknown_tags"] = tags
