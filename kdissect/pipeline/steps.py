@@ -38,6 +38,7 @@ from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
 from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table, stream_anomalies
 from kdissect.tables.connections import connections_table
+from kdissect.tables.redact import TEXT
 from kdissect.tables.schemas import FIXED_TABLES
 from kdissect.tables.values import plain
 
@@ -252,9 +253,10 @@ def _assembly_anomalies(plan: RunPlan, sources: Sources, assembly: Assembly) -> 
     data: list[bytes | None] = []
     for row in anomalies:
         start, count = int(row["extent_start"]), int(row["extent_count"])
-        # bytes of a stream may be those of records
+        # bytes of a stream may be those of records, or of a token or an admin's request
         is_shown = count and plan.options.payload == "full"
-        data.append(_shown(sources, assembly, start, count) if is_shown else None)
+        shown = _shown(sources, assembly, start, count) if is_shown else None
+        data.append(TEXT.encode() if shown and not plan.options.reveal_secrets else shown)
     ids = assembly.connections["connection_id"]
     return anomalies_table(stream_anomalies(anomalies, ids, list(plan.capture_ids), data))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import dpkt
 import pyarrow as pa
 import pytest
 
@@ -223,6 +226,30 @@ def test_no_secret_is_in_any_table(capture: Capture) -> None:
     if capture in WITH_SECRETS:
         assert len(secrets) >= 4
     tables = kdissect.read(str(capture.path))
+    for name in tables.names:
+        data = _bytes_of(tables[name].to_arrow())
+        assert not [secret for secret in secrets if secret in data], name
+
+
+@pytest.mark.parametrize("capture", WITH_SECRETS, ids=str)
+@pytest.mark.parametrize("loss", [None, 0.2, 0.6])
+def test_no_secret_is_in_what_a_damaged_capture_left(
+    capture: Capture, loss: float | None, tmp_path: Path
+) -> None:
+    """Packets with passwords stay, others around them are lost (None: all of them)."""
+    secrets = {secret for secret in _secrets(capture) if secret.endswith(b"-pw")}
+    chance = random.Random(1)
+    with capture.path.open("rb") as given, (tmp_path / "cut.pcap").open("wb") as made:
+        reader = dpkt.pcap.Reader(given)
+        writer = dpkt.pcap.Writer(made, linktype=reader.datalink())
+        kept = 0
+        for time, packet in reader:
+            has_secret = any(secret in packet for secret in secrets)
+            kept += has_secret
+            if has_secret or (loss is not None and chance.random() > loss):
+                writer.writepkt(packet, time)
+    assert kept
+    tables = kdissect.read(str(tmp_path / "cut.pcap"))
     for name in tables.names:
         data = _bytes_of(tables[name].to_arrow())
         assert not [secret for secret in secrets if secret in data], name
