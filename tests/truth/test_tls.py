@@ -1,0 +1,188 @@
+"""TLS captures: what is decrypted, what stays closed, and the same rows however run."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdissect
+
+from .material import CAPTURES, Capture, each, needs_material, read
+from .rows import Row, as_rows, set_differences, without
+
+pytestmark = needs_material
+
+TLS_12, TLS_13 = Capture("tls/tls12"), Capture("tls/tls13")
+both = each("capture", [TLS_12, TLS_13])
+CAPTURE_IDS = ("capture_id", "request_capture_id", "response_capture_id")
+
+
+def _key_log(capture: Capture) -> Path:
+    return capture.path.with_suffix(".keylog")
+
+
+def _rows(tables: Any, name: str) -> list[Row]:
+    return as_rows(tables[name].to_arrow())
+
+
+@both
+def test_every_tls_connection_is_told_and_decrypted(capture: Capture) -> None:
+    version = {TLS_12: "TLSv1.2", TLS_13: "TLSv1.3"}[capture]
+    rows = [row for row in capture.rows("connections") if row["is_tls"]]
+    with_keys = sum(
+        line.startswith(("CLIENT_RANDOM", "CLIENT_TRAFFIC")) for line in _lines(capture)
+    )
+    assert len(rows) == with_keys
+    for row in rows:
+        assert row["is_kafka"], row
+        assert row["tls_version"] == version
+        assert row["tls_cipher"].startswith("TLS_")
+        assert row["tls_certificate_names"] == ["localhost", "127.0.0.1", "::1"]
+        for side in ("request", "response"):
+            assert row[f"{side}_unframed_byte_count"] == 0, row
+            assert row[f"{side}_framed_byte_count"] == row[f"{side}_byte_count"] > 0, row
+    assert all(row["broker_port"] == 9095 for row in rows)
+
+
+def _lines(capture: Capture) -> list[str]:
+    return _key_log(capture).read_text().splitlines()
+
+
+def test_secrets_inside_a_pcapng_are_used() -> None:
+    """tls_dsb.pcapng is tls13.pcap with its key log inside: the same rows."""
+    inside = read(CAPTURES / "shapes" / "tls_dsb.pcapng")
+
+    def prepare(name: str, rows: list[Row]) -> list[Row]:
+        return [] if name == "captures" else without(rows, CAPTURE_IDS)
+
+    assert not set_differences(inside, TLS_13.tables, prepare)
+
+
+@both
+def test_without_keys_connections_are_named_and_counted(capture: Capture) -> None:
+    closed = kdissect.read(str(capture.path), reveal_secrets=True)
+    opened = {row["connection_id"]: row for row in capture.rows("connections")}
+    tls = {row["connection_id"] for row in _rows(closed, "connections") if row["is_tls"]}
+    assert tls == {key for key, row in opened.items() if row["is_tls"]}
+    for row in _rows(closed, "connections"):
+        if row["connection_id"] not in tls:
+            continue
+        assert (row["protocol"], row["is_kafka"]) == ("tls", False)
+        for side in ("request", "response"):
+            assert row[f"{side}_framed_byte_count"] == 0
+            assert row[f"{side}_byte_count"] == opened[row["connection_id"]][f"{side}_byte_count"]
+    assert not tls & {row["connection_id"] for row in _rows(closed, "exchanges")}
+    assert not tls & {row["connection_id"] for row in _rows(closed, "anomalies")}
+
+
+@both
+def test_lines_taken_out_of_the_key_log(capture: Capture, tmp_path: Path) -> None:
+    """Every third connection's lines: these are reported, the others give what they gave."""
+    lines = _lines(capture)
+    sessions = list(dict.fromkeys(line.split()[1] for line in lines if line.startswith("CLIENT_")))
+    gone = set(sessions[::3])
+    log = tmp_path / "some.keylog"
+    kept = [line for line in lines if line.split()[1] not in gone and not line.startswith("RSA")]
+    log.write_text("\n".join(kept))
+    some = kdissect.read(str(capture.path), reveal_secrets=True, keylog=log)
+    reported = [row for row in _rows(some, "anomalies") if row["kind"] == "not_decrypted"]
+    assert len(reported) == len(gone)
+    assert {row["detail"] for row in reported} == {
+        "no key log has the secret of this TLS connection"
+    }
+    closed = {row["connection_id"] for row in reported}
+    for row in _rows(some, "connections"):
+        if row["connection_id"] in closed:
+            assert (row["protocol"], row["is_tls"], row["is_kafka"]) == ("tls", True, False)
+    expected = {
+        row["exchange_id"]
+        for row in capture.rows("exchanges")
+        if row["connection_id"] not in closed
+    }
+    assert {row["exchange_id"] for row in _rows(some, "exchanges")} == expected
+
+
+@both
+@pytest.mark.parametrize("split_bytes", [10_007, 200_000])
+def test_split_sizes_change_nothing(capture: Capture, split_bytes: int) -> None:
+    split = kdissect.read(
+        str(capture.path), reveal_secrets=True, split_bytes=split_bytes, keylog=_key_log(capture)
+    )
+    assert not set_differences(capture.tables, split)
+
+
+@pytest.mark.spark
+@both
+def test_spark_gives_the_rows_of_read(spark: Any, tmp_path: Path, capture: Capture) -> None:
+    ours = kdissect.dissect(
+        spark,
+        [str(capture.path)],
+        str(tmp_path / "out"),
+        reveal_secrets=True,
+        split_bytes=100_000,
+        keylog=str(_key_log(capture)),
+    )
+    assert not set_differences(ours, capture.tables)
+
+
+def test_what_is_no_key_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("no secrets here\n")
+    with pytest.raises(kdissect.CaptureError, match=r"notes\.txt.*key log"):
+        kdissect.read(str(TLS_13.path), keylog=path)
+    with pytest.raises(kdissect.CaptureError, match="nowhere"):
+        kdissect.read(str(TLS_13.path), keylog=tmp_path / "nowhere")
+
+
+@both
+@pytest.mark.parametrize("share", [0.01, 0.05])
+def test_lost_packets_lose_what_they_touch(
+    capture: Capture, share: float, tmp_path: Path, say: Any
+) -> None:
+    """Of the exchanges of connections whose hello is there most are found; none is made up."""
+    path, kept = _thinned(capture.path, tmp_path, share)
+    tables = kdissect.read(str(path), reveal_secrets=True, keylog=_key_log(capture))
+
+    def key(row: Row) -> tuple[Any, ...]:
+        names = ("client_port", "broker_port", "correlation_id", "api_key", "api_version")
+        return (*(row[name] for name in names), row["client_id"], row["request_size"])
+
+    whole = Counter(key(row) for row in capture.rows("exchanges"))
+    found = [row for row in _rows(tables, "exchanges") if row["request_decode_status"] == "ok"]
+    assert not Counter(map(key, found)) - whole
+    closed = {
+        (row["client_port"], row["broker_port"])
+        for row in _rows(tables, "connections")
+        if not row["is_kafka"]
+    }
+    hoped = [
+        row
+        for row in capture.rows("exchanges")
+        if (row["client_port"], row["broker_port"]) not in closed and row["request_packet"] in kept
+    ]
+    say(f"{capture}: {len(found)} of {len(hoped)} requests at {share:.0%} loss")
+    assert len(found) >= 0.97 * len(hoped)
+
+
+def _thinned(path: Path, folder: Path, share: float) -> tuple[Path, set[int]]:
+    """The capture without a share of its packets, and the numbers of those that are left."""
+    data = path.read_bytes()
+    rng = random.Random(int(share * 100))
+    out = bytearray(data[:24])
+    kept = set()
+    pos, number = 24, 0
+    while pos < len(data):
+        size = 16 + struct.unpack_from("<I", data, pos + 8)[0]
+        number += 1
+        if rng.random() >= share:
+            out += data[pos : pos + size]
+            kept.add(number)
+        pos += size
+    target = folder / "thinned.pcap"
+    target.write_bytes(out)
+    return target, kept
