@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kdissect
@@ -164,6 +164,7 @@ def test_spark_gives_the_rows_of_read(spark: Any, capture: Path, tmp_path: Path)
 
 
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=9), st.integers(0, 3))
+@settings(deadline=None)
 def test_hashes_are_those_of_the_library(values: list[bytes | None], skip: int) -> None:
     array = pa.array(values, pa.binary()).slice(skip)
     assert hashes(array).to_pylist() == [digest(value) for value in values[skip:]]
@@ -198,6 +199,7 @@ def test_json_never_fails(value: bytes, expected: str | None) -> None:
 
 
 @given(st.lists(st.none() | st.binary(max_size=8), max_size=6))
+@settings(deadline=None)
 def test_any_bytes_have_decoded_columns(values: list[bytes | None]) -> None:
     array = pa.array(values, pa.binary())
     for value, text, number in zip(
