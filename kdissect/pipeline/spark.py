@@ -6,8 +6,9 @@
       -> repartition by key of events  -> mapInArrow(analyse, writes staged Parquet)
       -> collect: one small row of file names per task
 
-What is shuffled is an index, packed into binary values of at most 4 MB. Works in the caller's
-session: needs no launch-time settings and no SparkContext, so Spark Connect is fine too.
+What is shuffled is an index, packed into binary values of at most 4 MB. A capture that is one split
+and one slot takes all steps in one task: a stage costs more than its work there. Works in the
+caller's session: needs no launch-time settings and no SparkContext, so Spark Connect is fine too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kdissect.errors import CaptureError, EnvironmentFailed
+from kdissect.pipeline import local
 from kdissect.pipeline.sink import ParquetSink, StagedFile
 from kdissect.pipeline.steps import (
     Kind,
@@ -275,23 +277,41 @@ def _analyse_stage(out: str, run_id: str) -> Callable[[Batches], Batches]:
     return stage
 
 
+def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], Batches]:
+    """All steps in one task, for a capture that is one split and one slot."""
+
+    def stage(batches: Batches) -> Batches:
+        for _ in batches:
+            sink = ParquetSink(out, run_id, "s00000")
+            result = local.run(plan, sink)
+            result["files"] = [asdict(file) for file in sink.close()]
+            yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
+        _settle("whole")
+
+    return stage
+
+
+def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFrame:
+    """The job: a row of its last stage is the result of a task, as JSON."""
+    numbers = spark.range(0, len(plan.splits), 1, max(1, len(plan.splits)))
+    if len(plan.splits) == 1 and plan.slot_count == 1:
+        return numbers.mapInArrow(_whole_stage(plan, out, run_id), "result string")
+    scanned = numbers.mapInArrow(_scan_stage(plan), ROWS)
+    tasks = min(plan.bucket_count, max(1, 2 * parallelism(spark)))
+    assembled = _by_key(scanned, tasks).mapInArrow(_assemble_stage(plan), ROWS)
+    decoded = _by_key(assembled, plan.slot_count).mapInArrow(_decode_stage(plan, out, run_id), ROWS)
+    return _by_key(decoded, plan.event_key_count).mapInArrow(
+        _analyse_stage(out, run_id), "result string"
+    )
+
+
 def run(
     spark: SparkSession, plan: RunPlan, out: str, run_id: str
 ) -> tuple[list[StagedFile], dict[str, Any]]:
     """Run all stages; (staged files of the successful attempts, sums of the timings)."""
     began = time.perf_counter()
-    split_count = max(1, len(plan.splits))
-    cores = parallelism(spark)
-    numbers = spark.range(0, len(plan.splits), 1, split_count)
-    scanned = numbers.mapInArrow(_scan_stage(plan), ROWS)
-    tasks = min(plan.bucket_count, max(1, 2 * cores))
-    assembled = _by_key(scanned, tasks).mapInArrow(_assemble_stage(plan), ROWS)
-    decoded = _by_key(assembled, plan.slot_count).mapInArrow(_decode_stage(plan, out, run_id), ROWS)
-    analysed = _by_key(decoded, plan.event_key_count).mapInArrow(
-        _analyse_stage(out, run_id), "result string"
-    )
     try:
-        results = [json.loads(row.result) for row in analysed.collect()]
+        results = [json.loads(row.result) for row in _stages(spark, plan, out, run_id).collect()]
     except KeyboardInterrupt:
         _cancel(spark)
         raise
