@@ -87,6 +87,7 @@ class Tables:
     records: Table
     group_events: Table
     transactions: Table
+    fetch_sessions: Table
     topics: Table
     brokers: Table
     anomalies: Table

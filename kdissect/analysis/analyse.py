@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from kdissect.analysis.events import unpack
+from kdissect.analysis.fetch_sessions import fetch_sessions_table
 from kdissect.analysis.groups import group_events_table
 from kdissect.analysis.sequences import sequence_anomalies
 from kdissect.analysis.transactions import in_order, transactions_table
@@ -19,6 +20,9 @@ def analyse(parts: list[bytes]) -> Iterator[tuple[str, pa.Table]]:
     groups = in_order(events["groups"])
     if groups.num_rows:
         yield "group_events", group_events_table(groups)
+    fetches = in_order(events["fetches"])
+    if fetches.num_rows:
+        yield "fetch_sessions", fetch_sessions_table(fetches)
     producers = in_order(events["producers"])
     if producers.num_rows:
         yield "transactions", transactions_table(producers)

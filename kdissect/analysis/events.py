@@ -1,9 +1,9 @@
 """Events: what a message says about a group or a producer, small enough to be moved by key.
 
 Decoding sees messages slot by slot; a story (a rebalance, a transaction) runs over many slots and
-connections. So decoding emits events, each with a key: a hash of the group id or of the producer
-id. All events of a key come to one place, where `groups`, `transactions` and `sequences` put them
-in order and read the story. Frequent messages that tell nothing new (a heartbeat without an error)
+connections. So decoding emits events, each with a key: a hash of the id of its group, producer or
+fetch session. All events of a key come to one place, where `groups`, `transactions` and others put
+them in order and read the story. Frequent messages that tell nothing new (a heartbeat without an error)
 make no event; produced batches of idempotent producers make one row of about 100 bytes each.
 """
 
@@ -83,11 +83,27 @@ PRODUCER_STEPS = pa.schema(
     ]
 )
 
-SCHEMAS = {"groups": GROUP_STEPS, "producers": PRODUCER_STEPS}
+# broker: address and port, with a space between. `order` is an `Ask`.
+FETCH_STEPS = pa.schema(
+    [
+        ("broker", pa.string()),
+        ("session_id", pa.int32()),
+        *_PLACE,
+        ("client_id", pa.string()),
+        ("epoch", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+    ]
+)
+
+SCHEMAS = {"groups": GROUP_STEPS, "producers": PRODUCER_STEPS, "fetches": FETCH_STEPS}
 _REPEATED = {
     "groups": ("group_id", "client_id", "member_id"),
     "producers": ("transactional_id", "topic"),
+    "fetches": ("broker", "client_id", "topic"),
 }
+
+_KEY = {"producers": "producer_id", "fetches": "session_id"}
 
 
 class Packed(NamedTuple):
@@ -152,8 +168,8 @@ class Collector:
     def _keys(self, name: str, table: pa.Table) -> npt.NDArray[np.int64]:
         if self.key_count == 1:
             return np.zeros(table.num_rows, np.int64)
-        if name == "producers":
-            ids = table["producer_id"].to_numpy().astype(np.uint64)
+        if name != "groups":
+            ids = table[_KEY[name]].to_numpy().astype(np.int64).astype(np.uint64)
             return (mix64(ids) % np.uint64(self.key_count)).astype(np.int64)
         encoded = table["group_id"].combine_chunks().dictionary_encode()
         digests = np.array(

@@ -24,7 +24,8 @@ class Messages:
     """A chunk of exchanges with what was decoded of them.
 
     exchanges: EXCHANGE[n]; connection_id, capture_id (of the request): int64[n]; client_id: string
-    or dictionary [n]; error_code: int16[n], the first that is not 0 in the response, else 0.
+    or dictionary [n]; broker: string[n], address and port; error_code: int16[n], the first that is
+    not 0 in the response, else 0.
     decoded: (api key, side) -> rows of the chunk and their columns, in the order of the rows.
     topic_names: topic id text -> name.
     """
@@ -33,6 +34,7 @@ class Messages:
     connection_id: Rows
     capture_id: Rows
     client_id: pa.Array
+    broker: pa.Array
     error_code: npt.NDArray[np.int16]
     decoded: dict[tuple[int, int], tuple[Rows, MessageColumns]]
     topic_names: dict[str, str]

@@ -67,7 +67,7 @@ def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
 
     An id and epoch given twice are those of two clusters, whose captures were read together.
     """
-    producer = _codes(events["producer_id"], events["producer_epoch"])
+    producer = codes(events["producer_id"], events["producer_epoch"])
     given = step == Step.INIT
     order = np.argsort(producer, kind="stable")
     times = np.cumsum(given[order])
@@ -75,7 +75,7 @@ def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
     before = times[first] - given[order][first]
     life = np.zeros(len(step), np.int64)
     life[order] = times - before
-    return _codes(
+    return codes(
         pa.array(producer[rows]),
         pa.array(life[rows]),
         events["topic"].take(pa.array(rows)),
@@ -83,7 +83,7 @@ def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
     )
 
 
-def _codes(*columns: pa.Array | pa.ChunkedArray) -> Ints:
+def codes(*columns: pa.Array | pa.ChunkedArray) -> Ints:
     """A dense number per distinct combination of values."""
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:

@@ -31,6 +31,7 @@ from kdissect.protocol.plan import Role, role_of
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table
+from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.exchanges import (
     DecodeStatus,
@@ -161,6 +162,9 @@ class Decoder:
     def run(self, assembly: Assembly) -> None:
         """All exchanges of the assembly, in order of time."""
         self.assembly = assembly
+        where = endpoint_columns(assembly.endpoints, assembly.connections)
+        pairs = zip(where.broker_ip.to_pylist(), where.broker_port.tolist(), strict=True)
+        self.brokers = pa.array([f"{ip} {port}" for ip, port in pairs], pa.string())
         for rows in self._chunks(assembly.exchanges):
             self._chunk(rows)
 
@@ -343,6 +347,7 @@ class Decoder:
             connection_id=self.assembly.connections["connection_id"][exchanges["connection"]],
             capture_id=captures[exchanges["request"]["source"]],
             client_id=client_ids,
+            broker=self.brokers.take(pa.array(exchanges["connection"])),
             error_code=marks.error_columns()[0],
             decoded={key: (one.rows, one.columns) for key, one in chunk.decoded.items()},
             topic_names=self.names_by_id,

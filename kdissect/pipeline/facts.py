@@ -186,7 +186,9 @@ def _topic_facts(
     buf: npt.NDArray[np.uint8], decoded: MessageColumns, time_ns: Any, api_name: str, facts: Facts
 ) -> None:
     marks = decoded.marks
-    marks = marks[marks["role"] == Role.TOPIC_BINDING]
+    # a request may ask by id alone, with a null name
+    named = (marks["a"] & 0x7FFFFFFF) > 0
+    marks = marks[(marks["role"] == Role.TOPIC_BINDING) & named]
     if not len(marks):
         return
     names, _ = strings(buf, marks["a"] >> 31, marks["a"] & 0x7FFFFFFF)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.analysis.events import Collector
+from kdissect.analysis.fetch_messages import fetch_events
 from kdissect.analysis.group_messages import group_events
 from kdissect.analysis.messages import Messages
 from kdissect.analysis.producer_messages import ProducedBatches, produce_events, producer_events
@@ -39,6 +40,8 @@ class ChunkStories:
             self.collector.add("groups", table)
         for table in producer_events(self.messages):
             self.collector.add("producers", table)
+        for table in fetch_events(self.messages):
+            self.collector.add("fetches", table)
 
     def add_batches(
         self, sets: RecordSets, source: npt.NDArray[Any], raw: pa.Table, shown: pa.Table

@@ -211,6 +211,24 @@ TRANSACTIONS = pa.schema(
     ]
 )
 
+FETCH_SESSIONS = pa.schema(
+    [
+        ("broker_ip", _string),
+        ("broker_port", _i32),
+        ("session_id", _i32),
+        ("client_id", _string),
+        ("state", _string),
+        ("topic", _string),
+        ("partition", _i32),
+        ("first_epoch", _i32),
+        ("last_epoch", _i32),
+        ("first_time", TIME),
+        ("last_time", TIME),
+        ("exchange_id", _i64),
+        ("end_exchange_id", _i64),
+    ]
+)
+
 TOPICS = pa.schema(
     [("topic", _string), ("topic_id", _string), ("first_time", TIME), ("source", _string)]
 )
@@ -251,6 +269,7 @@ FIXED_TABLES: dict[str, Any] = {
     "records": RECORDS,
     "group_events": GROUP_EVENTS,
     "transactions": TRANSACTIONS,
+    "fetch_sessions": FETCH_SESSIONS,
     "topics": TOPICS,
     "brokers": BROKERS,
     "anomalies": ANOMALIES,
