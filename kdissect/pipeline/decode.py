@@ -34,6 +34,7 @@ from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.exchanges import (
+    SASL_TOKEN,
     DecodeStatus,
     ExchangeFacts,
     VersionSource,
@@ -65,7 +66,8 @@ from kdissect.tables.values import ints, strings, times_from_ns
 from kdissect.wire.body import MessageColumns, body_type
 from kdissect.wire.records import FaultStage, Limits, iter_record_chunks
 
-REQUEST, RESPONSE = 0, 1
+REQUEST, RESPONSE = SIDE_NUMBERS = 0, 1
+SASL_AUTHENTICATE = 36
 CHUNK_ROWS = 1 << 16
 
 Sink = Callable[[str, pa.Table], None]
@@ -201,6 +203,7 @@ class Decoder:
         client_ids = self._client_ids(frames)
         self._write_exchanges(chunk, marks, client_ids)
         self._write_apis(chunk)
+        self._write_tokens(chunk)
         stories = self._stories(chunk, marks, client_ids)
         stories.add_messages()
         self._write_records(chunk, marks, stories)
@@ -392,21 +395,55 @@ class Decoder:
                 body, tag = self._side_columns(chunk, api_key, side, rows)
                 bodies.append(body)
                 tags.append(tag)
-            bodies = self._embedded(chunk, api_key, bodies, rows)
-            some = exchanges[rows]
-            ids = self.assembly.connections["connection_id"][some["connection"]]
-            request, response = some["request"], some["response"]
-            columns = [
-                ints(some["exchange_id"], pa.int64()),
-                ints(ids, pa.int64()),
-                ints(some["api_version"], pa.int16()),
-                times_from_ns(request["time_ns"], request["size"] >= 0),
-                times_from_ns(response["time_ns"], response["size"] >= 0),
-                *bodies,
-                *tags,
+            api_version = ints(exchanges["api_version"][rows], pa.int16())
+            self._write_api(chunk, api_key, name, rows, api_version, bodies, tags)
+
+    def _write_tokens(self, chunk: _Chunk) -> None:
+        """Raw SASL tokens, as SaslAuthenticate's; they have no version."""
+        frames = chunk.frames
+        is_token = frames.exchanges["is_sasl_token"] != 0
+        there = [frames.whole(s) & (frames.exchanges[SIDES[s]]["size"] >= 0) for s in SIDE_NUMBERS]
+        rows = np.flatnonzero(is_token & (there[REQUEST] | there[RESPONSE]))
+        if not len(rows):
+            return
+        bodies = []
+        for side in SIDE_NUMBERS:
+            start, end = frames.start[rows, side].tolist(), frames.end[rows, side].tolist()
+            tokens = [
+                {"auth_bytes": frames.buf[a:b].tobytes()} if is_there else None
+                for a, b, is_there in zip(start, end, there[side][rows], strict=True)
             ]
-            schema = api_schema(bodies[0].type, bodies[1].type)
-            self.sink(f"apis/{name}", pa.table(columns, schema=schema))
+            bodies.append(pa.array(tokens, pa.struct([("auth_bytes", pa.binary())])))
+        none = pa.nulls(len(rows), pa.int16())
+        tags = [pa.nulls(len(rows), UNKNOWN_TAGS)] * 2
+        self._write_api(chunk, SASL_AUTHENTICATE, SASL_TOKEN, rows, none, bodies, tags)
+
+    def _write_api(
+        self,
+        chunk: _Chunk,
+        api_key: int,
+        name: str,
+        rows: npt.NDArray[np.int64],
+        api_version: pa.Array,
+        bodies: list[pa.Array],
+        tags: list[pa.Array],
+    ) -> None:
+        """The table of one API, with what is inside its bytes."""
+        bodies = self._embedded(chunk, api_key, bodies, rows)
+        some = chunk.frames.exchanges[rows]
+        ids = self.assembly.connections["connection_id"][some["connection"]]
+        request, response = some["request"], some["response"]
+        columns = [
+            ints(some["exchange_id"], pa.int64()),
+            ints(ids, pa.int64()),
+            api_version,
+            times_from_ns(request["time_ns"], request["size"] >= 0),
+            times_from_ns(response["time_ns"], response["size"] >= 0),
+            *bodies,
+            *tags,
+        ]
+        schema = api_schema(bodies[0].type, bodies[1].type)
+        self.sink(f"apis/{name}", pa.table(columns, schema=schema))
 
     def _embedded(
         self, chunk: _Chunk, api_key: int, bodies: list[pa.Array], rows: npt.NDArray[np.int64]

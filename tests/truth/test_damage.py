@@ -113,6 +113,8 @@ def test_what_is_whole_is_decoded_alike(shape: str) -> None:
         side = frame[2]
         if row[f"{side}_decode_status"] != "ok" or row["status"] == "request_missing":
             continue
+        if row["api_name"] == "Envelope" and row["request_decode_status"] != "ok":
+            continue  # what its inner response is, only the inner request tells
         name = f"apis/{row['api_name']}"
         body = _bodies(damaged, name)[row["exchange_id"]][side]
         assert body == _bodies(SHAPES_BASE.tables, name)[whole[frame]["exchange_id"]][side], row
