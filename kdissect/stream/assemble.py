@@ -66,9 +66,9 @@ from kdissect.stream.options import MappedSources, StreamOptions, check_batch
 from kdissect.stream.pairing import OUT_OF_ORDER, SECOND, UNASKED
 from kdissect.stream.reassembly import Streams, reassemble
 from kdissect.stream.recognise import recognise
-from kdissect.stream.tls import Tls, read_tls
 from kdissect.stream.tls_pieces import (
     PlainStreams,
+    Tls,
     account,
     faults_of,
     plain_streams,
@@ -176,7 +176,11 @@ def assemble(
         streams.connections, has_origin, likely, kafka, nobody, client_side, protocol,
     )  # fmt: skip
     is_tls = protocol == Protocol.TLS
-    tls = read_tls(streams, has_origin, np.flatnonzero(is_tls).tolist(), key_logs)
+    tls = Tls()
+    if is_tls.any():
+        from kdissect.stream.tls import read_tls  # its ciphers take a while to load
+
+        tls = read_tls(streams, has_origin, np.flatnonzero(is_tls).tolist(), key_logs)
     for connection, side in tls.hello_side.items():
         if connections[connection, CLIENT_SIDE] < 0:
             client_side[connection] = side

@@ -42,7 +42,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,7 @@ from kdissect.stream.tls_keys import (
     names_of,
     read_secrets,
 )
+from kdissect.stream.tls_pieces import OPENED_WIDTH, OpenedStream, Tls
 from kdissect.stream.tls_records import HEADER_SIZE, RECORD_WIDTH, walk_records
 from kdissect.stream.tls_suites import Suite, suite_name, suite_of
 
@@ -91,37 +92,6 @@ ROWS_AT_ONCE = 4096
 
 # Why a connection was not decrypted, `a` of the anomaly `not_decrypted`.
 NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET = range(4)
-
-# Columns of a decrypted record. PLAIN: position in the decrypted stream; PLACE: of its first byte
-# of ciphertext in the TCP stream; FIRST, LAST: segments.
-PLAIN, LENGTH, CARRIED, PLACE, FIRST, LAST = range(6)
-OPENED_WIDTH = 6
-
-
-@dataclass(slots=True)
-class OpenedStream:
-    """What came of a stream: table int64[n, OPENED_WIDTH]; lost: (pos, bytes, segment) runs."""
-
-    table: Ints
-    lost: list[tuple[int, int, int]]
-
-    @property
-    def lost_byte_count(self) -> int:
-        return sum(count for _, count, _ in self.lost)
-
-
-@dataclass(slots=True)
-class Tls:
-    """What the TLS connections of a batch told; keys are rows of the connections.
-
-    hello_side: who sent the ClientHello. opened: both streams, by side. failed: reasons.
-    """
-
-    facts: dict[int, TlsFacts] = field(default_factory=dict)
-    hello_side: dict[int, int] = field(default_factory=dict)
-    opened: dict[int, tuple[OpenedStream, OpenedStream]] = field(default_factory=dict)
-    failed: dict[int, int] = field(default_factory=dict)
-    spool: Spool = field(default_factory=Spool)
 
 
 @dataclass(frozen=True, slots=True)

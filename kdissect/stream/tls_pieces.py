@@ -7,12 +7,13 @@ is turned back into packets and places of the TCP stream here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.capture.spool import Spool
 from kdissect.stream import framing
 from kdissect.stream.columns import (
     BYTE_COUNT,
@@ -24,23 +25,50 @@ from kdissect.stream.columns import (
 )
 from kdissect.stream.evidence import Asked, Kafka
 from kdissect.stream.framing import FAULT_WIDTH
-from kdissect.stream.index import NO_CARRIED, WARNING, Anomaly, Carried, Protocol
+from kdissect.stream.index import (
+    NO_CARRIED,
+    WARNING,
+    Anomaly,
+    Carried,
+    Protocol,
+    TlsFacts,
+)
 from kdissect.stream.pieces import Pieces
 from kdissect.stream.reassembly import Streams
 from kdissect.stream.recognise import recognise
-from kdissect.stream.tls import (
-    CARRIED,
-    FIRST,
-    LAST,
-    LENGTH,
-    OPENED_WIDTH,
-    PLACE,
-    PLAIN,
-    OpenedStream,
-    Tls,
-)
 
 Ints = npt.NDArray[np.int64]
+
+# Columns of a decrypted record. PLAIN: position in the decrypted stream; PLACE: of its first byte
+# of ciphertext in the TCP stream; FIRST, LAST: segments.
+PLAIN, LENGTH, CARRIED, PLACE, FIRST, LAST = range(6)
+OPENED_WIDTH = 6
+
+
+@dataclass(slots=True)
+class OpenedStream:
+    """What came of a stream: table int64[n, OPENED_WIDTH]; lost: (pos, bytes, segment) runs."""
+
+    table: Ints
+    lost: list[tuple[int, int, int]]
+
+    @property
+    def lost_byte_count(self) -> int:
+        return sum(count for _, count, _ in self.lost)
+
+
+@dataclass(slots=True)
+class Tls:
+    """What the TLS connections of a batch told; keys are rows of the connections.
+
+    hello_side: who sent the ClientHello. opened: both streams, by side. failed: reasons.
+    """
+
+    facts: dict[int, TlsFacts] = field(default_factory=dict)
+    hello_side: dict[int, int] = field(default_factory=dict)
+    opened: dict[int, tuple[OpenedStream, OpenedStream]] = field(default_factory=dict)
+    failed: dict[int, int] = field(default_factory=dict)
+    spool: Spool = field(default_factory=Spool)
 
 
 @dataclass(frozen=True, slots=True)
