@@ -58,6 +58,7 @@ from kdissect.stream.pieces import find, int64, peek
 TOKENS_MAX = 8  # bare tokens before the first request of a 0.9 client
 PARTIAL_SIZE_MAX = 1 << 20  # a request of which only the start is there must not claim more
 TLS_RECORD_MAX = 16384 + 2048
+REPLIES_LOOKED_AT = 16  # of ZooKeeper, in a row
 SEGMENTS_LOOKED_AT = 8  # for TLS and HTTP in the middle of a connection
 
 _NONE = int(Protocol.NONE)
@@ -144,6 +145,43 @@ def _is_zookeeper(stream: Any) -> bool:
             return False
         index = find(pieces, index, stream.stop, pos)
     return False
+
+
+@kernel
+def _are_zookeeper_replies(stream: Any, index: int, pos: int) -> bool:
+    """Whether the frames from `pos` on are ZooKeeper's replies, which read like Kafka's responses.
+
+    A reply is xid, zxid, error code, body. Zxids never fall, and their upper half is the leader's
+    epoch; where that is 0 (a server alone) an answered ping must be among them.
+    """
+    pieces = stream.pieces
+    last = int64(-1)
+    has_epochs = True
+    has_ping = False
+    count = 0
+    for _ in range(REPLIES_LOOKED_AT):
+        if pos >= stream.end:
+            break
+        index = find(pieces, index, stream.stop, pos)
+        size = peek(pieces, index, stream.stop, pos, 4)
+        xid = peek(pieces, index, stream.stop, pos + 4, 4)
+        epoch = peek(pieces, index, stream.stop, pos + 8, 4)
+        low = peek(pieces, index, stream.stop, pos + 12, 4)
+        error = peek(pieces, index, stream.stop, pos + 16, 4)
+        if size < 0 or xid < 0 or epoch < 0 or low < 0 or error < 0:
+            break
+        if size < 16 or not (error == 0 or error > 0xFFFFFF00):
+            return False
+        if xid != 0xFFFFFFFF:  # of a watch's event, whose zxid is -1
+            zxid = (epoch << 32) | low
+            if zxid < last:
+                return False
+            last = zxid
+            has_ping |= xid == 0xFFFFFFFE and size == 16
+            has_epochs &= 0 < epoch < 0x100000
+        count += 1
+        pos += 4 + size
+    return count >= 3 and (has_ping or has_epochs)
 
 
 @kernel
@@ -317,7 +355,9 @@ def recognise(
                         int64(0), int64(-1), int64(RISE_MAX), times, header, following,
                     )  # fmt: skip
                     if at >= 0:
-                        found = _KAFKA
+                        index = find(pieces, stream.start, stream.stop, at)
+                        is_other = _are_zookeeper_replies(stream, index, at)
+                        found = _ZOOKEEPER if is_other else _KAFKA
             if found:
                 client_side[connection] = client
         if not found and hinted[connection]:

@@ -1,0 +1,148 @@
+"""Captures made to exhaust a reader: time stays linear in the packets, memory bounded.
+
+The default suite runs small ones and compares a size with one ten times as large; `heavy` runs
+those of a million packets.
+"""
+
+from __future__ import annotations
+
+import resource
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kdissect
+
+PACKET = np.dtype(
+    [
+        ("seconds", "<u4"), ("fraction", "<u4"), ("captured", "<u4"), ("length", "<u4"),
+        ("ethernet", "u1", 14), ("version", "u1"), ("tos", "u1"), ("total", ">u2"), ("id", ">u2"),
+        ("fragment", ">u2"), ("ttl", "u1"), ("protocol", "u1"), ("ip_sum", ">u2"),
+        ("source", ">u4"), ("target", ">u4"), ("port", ">u2"), ("target_port", ">u2"),
+        ("seq", ">u4"), ("ack", ">u4"), ("offset", "u1"), ("flags", "u1"), ("window", ">u2"),
+        ("tcp_sum", ">u2"), ("urgent", ">u2"),
+    ]
+)  # fmt: skip
+MEMORY_MAX = 1500 << 20  # bytes that a million packets may add
+
+
+def write(path: Path, count: int, payload: bytes, **columns: Any) -> Path:
+    """A capture of `count` packets with one payload; columns of PACKET as given."""
+    kind = np.dtype(
+        [*PACKET.descr, ("payload", "u1", (len(payload),))] if payload else PACKET.descr
+    )
+    rows = np.zeros(count, kind)
+    number = np.arange(count)
+    rows["seconds"] = 1_700_000_000 + number // 100_000
+    rows["fraction"] = number % 100_000 * 10
+    rows["captured"] = rows["length"] = 54 + len(payload)
+    rows["ethernet"][:, 12] = 8
+    rows["version"], rows["ttl"], rows["protocol"] = 0x45, 64, 6
+    rows["total"], rows["id"] = 40 + len(payload), number & 0xFFFF
+    rows["source"], rows["target"], rows["port"] = 0x0A000002, 0x0A000001, 50000
+    rows["target_port"], rows["offset"], rows["flags"], rows["window"] = 9092, 0x50, 24, 512
+    for name, values in columns.items():
+        rows[name] = values
+    if payload:
+        rows["payload"] = np.frombuffer(payload, np.uint8)
+    head = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, 1)
+    path.write_bytes(head + rows.tobytes())
+    return path
+
+
+REQUEST = struct.pack(">ihhih", 20, 3, 1, 5, 6) + b"orders" + bytes(4)
+
+
+def flood(path: Path, count: int) -> Path:
+    """A SYN each, from as many clients."""
+    number = np.arange(count)
+    return write(path, count, b"", source=0x0B000000 + number, seq=number, flags=2)
+
+
+def gaps(path: Path, count: int) -> Path:
+    """One connection with as many gaps."""
+    return write(path, count, REQUEST, seq=np.arange(count) * 48 % 2**32)
+
+
+def retransmissions(path: Path, count: int) -> Path:
+    """Every other packet repeats, shifted, bytes sent any time before."""
+    choose = np.random.default_rng(1)
+    number = np.arange(count)
+    earlier = choose.integers(0, np.maximum(number // 2, 1))
+    seq = np.where(number % 2 == 0, number // 2, earlier) * len(REQUEST)
+    seq = seq + 100 - np.where(number % 2 == 0, 0, choose.integers(0, 20, count))
+    return write(path, count, REQUEST, seq=seq)
+
+
+def giant(path: Path, count: int) -> Path:
+    """Sound requests, then a frame of the largest size whose bytes never come."""
+    write(path, 1, REQUEST, seq=1)
+    data = path.read_bytes()
+    start = struct.pack(">ihhih", 104_857_600, 0, 9, 6, 6) + b"orders" + bytes(4)
+    for number in range(count):
+        write(path, 1, start if number == 0 else bytes(24), seq=1 + 24 * (number + 1))
+        data += path.read_bytes()[24:]
+    path.write_bytes(data)
+    return path
+
+
+def measured(path: Path) -> tuple[Any, float, int]:
+    """(tables, CPU seconds, bytes by which the process grew)."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    tables = kdissect.read(path)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return tables, time.process_time() - began, grown * 1024
+
+
+def check(make: Any, count: int, tables: Any) -> None:
+    (capture,) = tables.captures.to_arrow().to_pylist()
+    assert capture["tcp_packet_count"] == count
+    if make is flood:
+        assert tables.connections.num_rows == count
+        return
+    (row,) = tables.connections.to_arrow().to_pylist()
+    assert row["request_byte_count"] == (
+        row["request_framed_byte_count"] + row["request_unframed_byte_count"]
+    )
+    if make is gaps:
+        assert row["request_gap_count"] == count - 1
+    if make is retransmissions:
+        assert row["request_framed_byte_count"] == (count + 1) // 2 * len(REQUEST)
+        assert tables.exchanges.num_rows == (count + 1) // 2
+
+
+@pytest.mark.parametrize("make", [flood, gaps, retransmissions])
+def test_ten_times_the_packets_take_ten_times_as_long(make: Any, tmp_path: Path) -> None:
+    measured(make(tmp_path / "first.pcap", 100))  # compiles
+    _, few, _ = measured(make(tmp_path / "few.pcap", 3000))
+    tables, many, grown = measured(make(tmp_path / "many.pcap", 30_000))
+    check(make, 30_000, tables)
+    assert many < 25 * few + 0.5, (few, many)
+    assert grown < MEMORY_MAX
+
+
+def test_a_frame_that_never_comes_is_no_memory(tmp_path: Path) -> None:
+    tables, _, grown = measured(giant(tmp_path / "giant.pcap", 100))
+    check(giant, 101, tables)
+    rows = tables.exchanges.to_arrow().to_pylist()
+    assert [row["request_size"] for row in rows] == [20, 104_857_600]
+    assert rows[1]["request_decode_status"] == "partial"
+    assert "partial_frame" in tables.anomalies.to_arrow().column("kind").to_pylist()
+    assert grown < 200 << 20
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("make", "count"), [(flood, 1_000_000), (gaps, 1_000_000), (retransmissions, 100_000)]
+)
+def test_a_million_packets(make: Any, count: int, tmp_path: Path) -> None:
+    tables, seconds, grown = measured(make(tmp_path / "made.pcap", count))
+    check(make, count, tables)
+    print(f"{make.__name__} {count}: {seconds:.1f} s CPU, {grown >> 20} MB more")
+    assert seconds < 120
+    assert grown < MEMORY_MAX
