@@ -6,6 +6,7 @@ import argparse
 import atexit
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +22,9 @@ def main() -> None:
     if given.settings == "kdissect":
         from kdissect.pipeline.spark import session
 
-        own = session(given.master, {})
-        atexit.register(Path(own.log_path).unlink, missing_ok=True)
-        spark = own.spark
+        log_path = Path(tempfile.mkstemp(suffix=".log")[1])
+        atexit.register(log_path.unlink, missing_ok=True)
+        spark = session(given.master, {}, log_path)
     else:
         from pyspark.sql import SparkSession
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,13 @@ def main() -> None:
     """Command: product.py --master local[2,4], then requests on stdin."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--master", required=True)
-    own = session(parser.parse_args().master, {})
-    atexit.register(Path(own.log_path).unlink, missing_ok=True)
+    log_path = Path(tempfile.mkstemp(suffix=".log")[1])
+    atexit.register(log_path.unlink, missing_ok=True)
+    spark = session(parser.parse_args().master, {}, log_path)
 
     def answer(path: str, out: str) -> dict[str, Any]:
         began = time.perf_counter()
-        kdissect.dissect(own.spark, path, out, overwrite=True)
+        kdissect.dissect(spark, path, out, overwrite=True)
         return {"seconds": time.perf_counter() - began, **result_of(Path(out))}
 
     serve(answer)

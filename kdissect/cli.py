@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -172,28 +173,28 @@ def dissect_command(
     if master.startswith("local"):
         check_java()
     began = time.perf_counter()
-    start = Background(lambda: _start_spark(master, settings))
-    from kdissect import api
-    from kdissect.summary import print_summary, summarise
+    with _spark_log() as log_path:
+        start = Background(lambda: _start_spark(master, settings, log_path))
+        from kdissect import api
+        from kdissect.summary import print_summary, summarise
 
-    own = start.result()
-    spark = own.spark
-    session_start_s = time.perf_counter() - began
-    with _spark_log(own.log_path), _progress(spark, sum(item.size for item in inputs), quiet):
-        tables = api.dissect(
-            spark,
-            captures,
-            out,
-            overwrite=overwrite,
-            ports=port or (),
-            reveal_secrets=reveal_secrets,
-            payload=payload.value,
-            keylog=keylog or (),
-            decode_values=decode_values.value if decode_values else None,
-            split_bytes=split_bytes,
-            spool=spool,
-            session_start_s=session_start_s,
-        )
+        spark = start.result()
+        session_start_s = time.perf_counter() - began
+        with _progress(spark, sum(item.size for item in inputs), quiet):
+            tables = api.dissect(
+                spark,
+                captures,
+                out,
+                overwrite=overwrite,
+                ports=port or (),
+                reveal_secrets=reveal_secrets,
+                payload=payload.value,
+                keylog=keylog or (),
+                decode_values=decode_values.value if decode_values else None,
+                split_bytes=split_bytes,
+                spool=spool,
+                session_start_s=session_start_s,
+            )
     document = summarise(tables, out)
     if not document["kafka_connections"]:
         _say(f"warning: no Kafka traffic found in {', '.join(captures)}")
@@ -294,10 +295,10 @@ def _check_disk(out: str, inputs: list[Any]) -> None:
         )
 
 
-def _start_spark(master: str, settings: dict[str, str]) -> Any:
+def _start_spark(master: str, settings: dict[str, str], log_path: str) -> Any:
     from kdissect.pipeline import spark as on_spark
 
-    return on_spark.session(master, settings)
+    return on_spark.session(master, settings, log_path)
 
 
 def check_java() -> None:
@@ -324,10 +325,12 @@ def check_java() -> None:
 
 
 @contextmanager
-def _spark_log(path: str) -> Iterator[None]:
-    """Keep Spark's log only where the environment or the program failed, and name it there."""
+def _spark_log() -> Iterator[str]:
+    """A file for Spark's log, kept and named only where the environment or the program failed."""
+    descriptor, path = tempfile.mkstemp(prefix="kdissect-spark-", suffix=".log")
+    os.close(descriptor)
     try:
-        yield
+        yield path
     except EnvironmentFailed as error:
         raise EnvironmentFailed(f"{error} (Spark's log: {path})") from error
     except (Error, KeyboardInterrupt):
@@ -351,6 +354,8 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """Entry point of the `kdissect` command."""
+    # our own words go to the terminal also while a starting JVM is given a file as its stderr
+    sys.stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace", buffering=1)
     # py4j logs an interrupt with its traceback before it raises it
     logging.disable(logging.CRITICAL)
     try:

@@ -32,11 +32,10 @@ def kdissect() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One session for all tests that need Spark: two cores, failed tasks are tried again."""
     from kdissect.pipeline.spark import session
 
-    own = session("local[2]", {})
-    yield own.spark
-    own.spark.stop()
-    Path(own.log_path).unlink()
+    started = session("local[2]", {}, tmp_path_factory.mktemp("spark") / "spark.log")
+    yield started
+    started.stop()

@@ -18,11 +18,10 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -50,18 +49,11 @@ _SCHEMA = pa.schema(
 Batches = Iterator[pa.RecordBatch]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnSession:
-    """A session that we started, and the file that its JVM and workers log to."""
+def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str]) -> SparkSession:
+    """A session of our own: quick to start, four tries per task.
 
-    spark: SparkSession
-    log_path: str
-
-
-def session(master: str, conf: dict[str, str]) -> OwnSession:
-    """A session of our own: quick to start, four tries per task, its log in a file.
-
-    Raises EnvironmentFailed where Spark does not start. The caller removes the log.
+    What the JVM and its workers print goes to the file `log_path`. Raises EnvironmentFailed where
+    Spark does not start.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -83,13 +75,13 @@ def session(master: str, conf: dict[str, str]) -> OwnSession:
     builder = SparkSession.builder.appName("kdissect").master(_with_retries(master))
     for name, value in settings.items():
         builder = builder.config(name, value)
-    descriptor, log_path = tempfile.mkstemp(prefix="kdissect-spark-", suffix=".log")
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         with _stderr_to(descriptor):
-            return OwnSession(builder.getOrCreate(), log_path)
+            return builder.getOrCreate()
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise EnvironmentFailed(f"Spark did not start: {reason[0]} (log: {log_path})") from error
+        raise EnvironmentFailed(f"Spark did not start: {reason[0]}") from error
     finally:
         os.close(descriptor)
 
