@@ -162,7 +162,7 @@ def test_every_token_is_read(say: Callable[[str], None]) -> None:
     steps: dict[tuple[str, str], int] = defaultdict(int)
     users = set()
     for capture in WITH_SECRETS:
-        for row in capture.rows("apis/SaslAuthenticate"):
+        for row in _token_rows(capture):
             for side in (row["request"], row["response"]):
                 if side is None or not side["auth_bytes"]:
                     continue
@@ -175,12 +175,19 @@ def test_every_token_is_read(say: Callable[[str], None]) -> None:
     say(f"SASL tokens read: {dict(steps)}")
 
 
+def _token_rows(capture: Capture) -> list[dict[str, Any]]:
+    """Tokens within SaslAuthenticate, and the raw ones that follow a SaslHandshake v0."""
+    raw = capture.rows("apis/SaslToken")
+    assert len(raw) == capture.check.get("raw_sasl_tokens", 0)
+    return capture.rows("apis/SaslAuthenticate") + raw
+
+
 def _secrets(capture: Capture) -> set[bytes]:
     """What must not be shown: passwords of the manifest, and what the tokens and HMACs were."""
     text = json.dumps(capture.manifest)
     found = set(re.findall(r'(?:password|user_\w+)=\\+"([^"\\]+)', text))
     found.update(re.findall(r'"delegation.token.secret.key": "([^"]+)', text))
-    for row in capture.rows("apis/SaslAuthenticate"):
+    for row in _token_rows(capture):
         for side in (row["request"], row["response"]):
             token = (side or {}).get("auth_bytes_decoded") or {}
             for name in ("password", "salt", "proof", "server_signature", "token"):
