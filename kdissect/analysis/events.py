@@ -3,8 +3,8 @@
 Decoding sees messages slot by slot; a story (a rebalance, a transaction) runs over many slots and
 connections. So decoding emits events, each with a key: a hash of the id of its group, producer or
 fetch session. All events of a key come to one place, where `groups`, `transactions` and others put
-them in order and read the story. Frequent messages that tell nothing new (a heartbeat without an error)
-make no event; produced batches of idempotent producers make one row of about 100 bytes each.
+them in order and read the story. Frequent messages that tell nothing new (a heartbeat without an
+error) make no event; produced batches of idempotent producers make one row of about 100 bytes each.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ How a transaction ended, the first that applies:
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ import pyarrow.compute as pc
 
 from kdissect.analysis.events import NO_TIME, Step
 from kdissect.tables.schemas import TRANSACTIONS
-from kdissect.tables.values import times_from_ns
+from kdissect.tables.values import lists, times_from_ns
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -112,165 +113,162 @@ class _Pieces:
         return (events.step[rows] == Step.INIT) & ~new
 
     def table(self) -> pa.Table:
-        pieces = [
-            _Piece(self.events, self.rows[a:b]) for a, b in zip(self.start, self.end, strict=True)
-        ]
-        kept = [piece for piece in pieces if piece.is_transaction]
-        _add_markers(self.events, kept)
-        later = _Later(self.events, self.rows)
-        found = [piece.row(later) for piece in kept]
-        loose = TRANSACTIONS
-        for name in ("begin_time", "end_time"):
-            loose = loose.set(loose.get_field_index(name), pa.field(name, pa.int64()))
-        table = pa.Table.from_pylist(found, schema=loose)
-        for name in ("begin_time", "end_time"):
-            index = loose.get_field_index(name)
-            column = table[name].combine_chunks()
-            valid = column.is_valid().to_numpy(zero_copy_only=False)
-            times = times_from_ns(column.fill_null(0).to_numpy(), valid)
-            table = table.set_column(index, TRANSACTIONS.field(name), times)
-        return table
-
-
-class _Later:
-    """Whether a producer was seen again: its last event, and who got its transactional id when."""
-
-    def __init__(self, events: _Events, rows: Ints) -> None:
-        self.last: dict[tuple[int, int], int] = {}
-        going_on = rows[events.error[rows] == 0]
-        for at in np.sort(going_on).tolist():
-            self.last[int(events.producer[at]), int(events.name_code[at])] = at
-        self.taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for at in np.sort(rows[(events.step[rows] == Step.INIT) & ~events.flag[rows]]).tolist():
-            key = int(events.producer[at]), int(events.name_code[at])
-            self.taken.setdefault(key, []).append((at, int(events.epoch[at])))
-
-
-class _Piece:
-    """One transaction: its events, and the markers that belong to it."""
-
-    def __init__(self, events: _Events, rows: Ints) -> None:
-        self.events = events
-        self.rows = rows
-        step = events.step[rows]
-        self.begins = rows[np.isin(step, [int(s) for s in _BEGINS])]
-        self.ends = rows[step == Step.END]
-        self.markers: list[int] = []
-        errors = events.error[rows]
-        begun = np.isin(events.error[self.begins], (0, NOT_ANSWERED))
-        # one of which everything was refused never began, unless the producer was fenced
-        self.is_transaction = bool(
-            begun.any() or self._closing().any() or np.isin(errors, FENCING).any()
+        """One row for each piece that is a transaction."""
+        events, rows, count = self.events, self.rows, len(self.start)
+        self.piece = np.repeat(np.arange(count), self.end - self.start)
+        self.producer, self.epoch, self.name = (
+            column[rows[self.start]] for column in (events.producer, events.epoch, events.name_code)
         )
-        at = self.begins[0] if len(self.begins) else rows[0]
-        self.producer = int(events.producer[at])
-        self.epoch = int(events.epoch[at])
-        answered = self.begins[events.error[self.begins] == 0]
-        self.accepted_ns = int(events.end_ns[answered].min()) if len(answered) else NEVER
-
-    def _closing(self) -> Mask:
-        result: Mask = np.isin(self.events.error[self.ends], (0, NOT_ANSWERED))
-        return result
-
-    def row(self, later: _Later) -> dict[str, Any]:
-        events = self.events
-        outcome, end_ns = self._outcome(later)
-        begin_ns = int(events.time_ns[self.begins[0]]) if len(self.begins) else None
-        duration = None
-        if begin_ns is not None and end_ns is not None:
-            duration = (end_ns - begin_ns) / 1e6
-        used = np.concatenate([self.rows, np.array(self.markers, np.int64)])
-        used.sort()
-        _, index = np.unique(events.exchange_id[used], return_index=True)
-        name = int(events.name_code[self.rows[0]])
-        return {
-            "transactional_id": events.name.dictionary[name].as_py(),
-            "producer_id": self.producer,
-            "producer_epoch": self.epoch,
-            "begin_time": begin_ns,
-            "end_time": end_ns,
-            "outcome": outcome,
-            "duration_ms": duration,
-            "partitions": self._partitions(),
-            "record_count": self._record_count(),
-            "exchange_ids": events.exchange_id[used[np.sort(index)]].tolist(),
-        }
-
-    def _outcome(self, later: _Later) -> tuple[str, int | None]:
-        """(outcome, when it was known: the answer's time, or the marker's)."""
-        events = self.events
-        done = self.ends[events.error[self.ends] == 0]
-        if len(done):
-            return _asked(events, int(done[-1])), _answer_time(events, int(done[-1]))
-        fenced = self.rows[np.isin(events.error[self.rows], FENCING)]
-        if len(fenced):
-            return "fenced", _answer_time(events, int(fenced[0]))
-        if self.markers:
-            return _asked(events, self.markers[-1]), int(events.time_ns[self.markers[-1]])
-        key = self.producer, int(events.name_code[self.rows[0]])
-        tried = self.ends[events.error[self.ends] == NOT_ANSWERED]
-        if len(tried) and later.last.get(key, -1) > int(self.rows[-1]):
-            return _asked(events, int(tried[-1])), int(events.time_ns[tried[-1]])
-        for at, epoch in later.taken.get(key, ()):
-            if at > int(self.rows[-1]) and epoch > self.epoch:
-                return "fenced", _answer_time(events, at)
-        return "open", None
-
-    def _partitions(self) -> list[dict[str, Any]]:
-        """Those that a broker did not refuse, by topic and partition."""
-        events = self.events
-        rows = self.rows
         step, error = events.step[rows], events.error[rows]
         agreed = np.isin(error, (0, NOT_ANSWERED))
-        chosen = rows[
-            (np.isin(step, (int(Step.ADD), int(Step.PRODUCE))) & agreed)
-            | ((step == Step.VERIFY) & (error == 0))
+        begins = np.isin(step, [int(begin) for begin in _BEGINS])
+        ends = step == Step.END
+        self.begin = self._edge(begins)
+        self.done = self._edge(ends & (error == 0), last=True)
+        self.tried = self._edge(ends & (error == NOT_ANSWERED), last=True)
+        self.fenced = self._edge(np.isin(error, FENCING))
+        # one of which everything was refused never began, unless the producer was fenced
+        begun = self._edge(begins & agreed)
+        kept = np.max([begun, self.done, self.tried, self.fenced], axis=0) >= 0
+        pairs = self._markers(begins & (error == 0), kept)
+        self.marker = np.full(count, -1, np.int64)
+        self.marker[pairs[0]] = pairs[1]  # in order of time: the last one stays
+        taken = (step == Step.PRODUCE) & agreed
+        added = taken | ((step == Step.ADD) & agreed) | ((step == Step.VERIFY) & (error == 0))
+        outcomes = [self._outcome(at) if kept[at] else ("", NO_TIME) for at in range(count)]
+        begin_ns = np.where(self.begin >= 0, events.time_ns[self.begin], NO_TIME)
+        end_ns = np.array([end for _, end in outcomes], np.int64)
+        has_both = (begin_ns != NO_TIME) & (end_ns != NO_TIME)
+        duration = np.where(has_both, end_ns - np.where(has_both, begin_ns, end_ns), 0) / 1e6
+        columns = [
+            events.name.dictionary.take(pa.array(self.name)),
+            pa.array(self.producer),
+            pa.array(self.epoch.astype(np.int16)),
+            times_from_ns(begin_ns, begin_ns != NO_TIME),
+            times_from_ns(end_ns, end_ns != NO_TIME),
+            pa.array([outcome for outcome, _ in outcomes], pa.string()),
+            pa.array(duration, mask=~has_both),
+            self._partitions(rows[added], self.piece[added], pairs),
+            self._record_count(rows[taken], self.piece[taken]),
+            self._exchange_ids(pairs),
         ]
-        chosen = np.concatenate([chosen, np.array(self.markers, np.int64)])
-        pairs = set(
-            zip(events.topic_code[chosen].tolist(), events.partition[chosen].tolist(), strict=True)
-        )
-        names = {code: events.topic.dictionary[code].as_py() for code, _ in pairs if code >= 0}
-        listed = [(names[code], partition) for code, partition in pairs if code >= 0]
-        return [{"topic": topic, "partition": part} for topic, part in sorted(listed)]
+        return pa.table(columns, schema=TRANSACTIONS).filter(pa.array(kept))
 
-    def _record_count(self) -> int:
+    def _edge(self, chosen: Mask, last: bool = False) -> Ints:
+        """Per piece the first (or last) of the chosen events, -1 where there is none."""
+        result = np.full(len(self.start), -1, np.int64)
+        at = np.flatnonzero(chosen)
+        at = at if last else at[::-1]
+        result[self.piece[at]] = self.rows[at]  # what is written last stays
+        return result
+
+    def _markers(self, accepted: Mask, kept: Mask) -> tuple[Ints, Ints]:
+        """(pieces, markers): each marker with the transaction that was open then, of its epoch or
+        of the one below.
+
+        Transactions v2 writes markers with the next epoch, and so does a coordinator that fences.
+        A transaction counts as open from its first accepted request on: the next one asks already
+        while the markers of the last are on their way, and is told to wait.
+        """
+        events = self.events
+        since = np.full(len(self.start), NEVER, np.int64)
+        np.minimum.at(since, self.piece[accepted], events.end_ns[self.rows[accepted]])
+        begun: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for at in np.argsort(since, kind="stable").tolist():
+            if kept[at]:
+                key = int(self.producer[at]), int(self.epoch[at])
+                times, pieces = begun.setdefault(key, ([], []))
+                times.append(int(since[at]))
+                pieces.append(at)
+        found: list[tuple[int, int]] = []
+        for marker in np.flatnonzero(events.of(Step.MARKER)).tolist():
+            producer, epoch = int(events.producer[marker]), int(events.epoch[marker])
+            best, best_since = -1, NO_TIME
+            for key in ((producer, epoch), (producer, epoch - 1)):
+                times, pieces = begun.get(key, ([], []))
+                index = bisect_right(times, int(events.time_ns[marker])) - 1
+                if index >= 0 and times[index] > best_since:
+                    best, best_since = pieces[index], times[index]
+            if best >= 0:
+                found.append((best, marker))
+        pairs = np.array(found, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    @cached_property
+    def _last_seen(self) -> dict[tuple[int, int], int]:
+        """The last event of a producer that was not refused."""
+        events = self.events
+        rows = np.sort(self.rows[events.error[self.rows] == 0])
+        keys = zip(events.producer[rows].tolist(), events.name_code[rows].tolist(), strict=True)
+        return dict(zip(keys, rows.tolist(), strict=True))
+
+    @cached_property
+    def _given(self) -> dict[tuple[int, int], list[int]]:
+        """Where others than the producer itself were given its id, in order of time."""
+        events = self.events
+        found: dict[tuple[int, int], list[int]] = {}
+        others = (events.step[self.rows] == Step.INIT) & ~events.flag[self.rows]
+        for at in np.sort(self.rows[others]).tolist():
+            key = int(events.producer[at]), int(events.name_code[at])
+            found.setdefault(key, []).append(at)
+        return found
+
+    def _outcome(self, at: int) -> tuple[str, int]:
+        """(outcome, when it was known: the answer's time, or the marker's)."""
+        events = self.events
+        if self.done[at] >= 0:
+            return _asked(events, int(self.done[at])), _answer_time(events, int(self.done[at]))
+        if self.fenced[at] >= 0:
+            return "fenced", _answer_time(events, int(self.fenced[at]))
+        marker, tried = int(self.marker[at]), int(self.tried[at])
+        if marker >= 0:
+            return _asked(events, marker), int(events.time_ns[marker])
+        key = int(self.producer[at]), int(self.name[at])
+        final = int(self.rows[self.end[at] - 1])
+        if tried >= 0 and self._last_seen.get(key, -1) > final:
+            return _asked(events, tried), int(events.time_ns[tried])
+        given = self._given.get(key, [])
+        for other in given[bisect_right(given, final) :]:
+            if events.epoch[other] > self.epoch[at]:
+                return "fenced", _answer_time(events, other)
+        return "open", NO_TIME
+
+    def _partitions(self, rows: Ints, piece: Ints, pairs: tuple[Ints, Ints]) -> pa.Array:
+        """Those that a broker did not refuse, and those that markers name, in order."""
+        events = self.events
+        rows, piece = np.concatenate([rows, pairs[1]]), np.concatenate([piece, pairs[0]])
+        named = events.topic_code[rows] >= 0
+        rows, piece = rows[named], piece[named]
+        names = events.topic.dictionary
+        order = np.array(pc.sort_indices(names)).astype(np.int64)
+        rank = np.argsort(order, kind="stable")
+        keys = np.column_stack([piece, rank[events.topic_code[rows]], events.partition[rows]])
+        keys = np.unique(keys.astype(np.int64), axis=0)
+        kind = TRANSACTIONS.field("partitions").type.value_type
+        topics = names.take(pa.array(order[keys[:, 1]]))
+        places = pa.StructArray.from_arrays(
+            [topics, pa.array(keys[:, 2].astype(np.int32))], fields=list(kind)
+        )
+        return lists(keys[:, 0], places, len(self.start))
+
+    def _record_count(self, rows: Ints, piece: Ints) -> pa.Array:
         """Records of the batches that were not refused, each sequence once."""
-        events, rows = self.events, self.rows
-        taken = rows[
-            (events.step[rows] == Step.PRODUCE) & np.isin(events.error[rows], (0, NOT_ANSWERED))
-        ]
-        if not len(taken):
-            return 0
-        keys = np.column_stack(
-            [events.topic_code[taken], events.partition[taken], events.base_sequence[taken]]
-        )
+        events = self.events
+        parts = (piece, events.topic_code[rows], events.partition[rows], events.base_sequence[rows])
+        _, first = np.unique(np.column_stack(parts).astype(np.int64), axis=0, return_index=True)
+        total = np.zeros(len(self.start), np.int64)
+        np.add.at(total, piece[first], events.record_count[rows[first]])
+        return pa.array(total)
+
+    def _exchange_ids(self, pairs: tuple[Ints, Ints]) -> pa.Array:
+        """Each exchange once, in order of time."""
+        rows = np.concatenate([self.rows, pairs[1]])
+        piece = np.concatenate([self.piece, pairs[0]])
+        order = np.lexsort((rows, piece))
+        keys = np.column_stack([piece[order], self.events.exchange_id[rows[order]]])
         _, first = np.unique(keys, axis=0, return_index=True)
-        return int(events.record_count[taken[first]].sum())
-
-
-def _add_markers(events: _Events, pieces: list[_Piece]) -> None:
-    """Give each marker to the transaction that was open then, of its epoch or of the one below.
-
-    Transactions v2 writes markers with the next epoch, and so does a coordinator that fences. A
-    transaction counts as open from its first accepted request on: the next one asks already while
-    the markers of the last are on their way, and is told to wait.
-    """
-    begun: dict[tuple[int, int], list[_Piece]] = {}
-    for piece in sorted(pieces, key=lambda piece: piece.accepted_ns):
-        begun.setdefault((piece.producer, piece.epoch), []).append(piece)
-    accepted = {key: [piece.accepted_ns for piece in some] for key, some in begun.items()}
-    for at in np.flatnonzero(events.of(Step.MARKER)).tolist():
-        producer, epoch = int(events.producer[at]), int(events.epoch[at])
-        best: _Piece | None = None
-        for key in ((producer, epoch), (producer, epoch - 1)):
-            index = bisect_right(accepted.get(key, ()), int(events.time_ns[at])) - 1
-            if index >= 0:
-                piece = begun[key][index]
-                if best is None or piece.accepted_ns > best.accepted_ns:
-                    best = piece
-        if best is not None:
-            best.markers.append(at)
+        keys = keys[np.sort(first)]
+        return lists(keys[:, 0], pa.array(keys[:, 1]), len(self.start))
 
 
 def _asked(events: _Events, at: int) -> str:
