@@ -237,6 +237,7 @@ class Decoder:
             frames.response_version != exchanges["api_version"]
         )
         version_source[fell_back] = VersionSource.FALLBACK_V0
+        version_source[exchanges["confidence"] > 0] = VersionSource.INFERRED
         return status, version_source
 
     def _decode_side(self, chunk: _Chunk, api_key: int, side: int) -> None:

@@ -32,6 +32,7 @@ from kdissect.capture.split import CaptureInfo, Split
 from kdissect.pipeline import slices
 from kdissect.pipeline.decode import Decoder, Sink
 from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table
+from kdissect.pipeline.infer import infer
 from kdissect.pipeline.options import MB, Options
 from kdissect.stream.assemble import assemble
 from kdissect.stream.index import Anomaly, Assembly
@@ -221,6 +222,7 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
     )
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
+    infer(assembly, sources)
     facts, connection_facts = learn(assembly, sources, plan.options.chunk_bytes)
     packed_facts = facts.to_bytes()
     slot_count = plan.slot_count

@@ -146,6 +146,7 @@ EXCHANGE = np.dtype(
         ("api_version", "<i2"),
         ("status", "u1"),  # PairStatus
         ("is_sasl_token", "u1"),
+        ("confidence", "<f4"),  # of an api_key and api_version that only a response tells; else 0
         ("request", SIDE),
         ("response", SIDE),
     ]

@@ -91,7 +91,8 @@ def exchanges_table(
     both = asked & answered
     where = endpoint_columns(endpoints, connections)
     via = pa.array(exchanges["connection"], pa.int32())
-    has_api = (exchanges["api_key"] != NO_API) & asked & (exchanges["is_sasl_token"] == 0)
+    told = asked | (exchanges["confidence"] > 0)
+    has_api = (exchanges["api_key"] != NO_API) & told & (exchanges["is_sasl_token"] == 0)
     has_id = exchanges["is_sasl_token"] == 0
     error, error_codes = marks.error_columns()
     distinct_errors, error_codes_of = np.unique(error, return_inverse=True)
@@ -100,6 +101,8 @@ def exchanges_table(
     decode_names = names_of(DecodeStatus)
     version_source = facts.version_source
     confidence = np.where(version_source == VersionSource.UNKNOWN, 0.0, 1.0)
+    inferred = version_source == VersionSource.INFERRED
+    confidence = np.where(inferred, exchanges["confidence"], confidence)
     columns = [
         ints(exchanges["exchange_id"], pa.int64()),
         ints(connections["connection_id"][exchanges["connection"]], pa.int64()),

@@ -1,0 +1,47 @@
+"""Responses whose requests were not captured: the API and version that their bytes tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import kdissect
+from tests.fuzz.packets import pcap_bytes, read_pcap
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+
+
+@pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"])
+def test_responses_alone(name: str, tmp_path: Path) -> None:
+    """No API is wrong; a version that is sure is right; every response stays a row."""
+    whole = kdissect.read(CAPTURES / name).exchanges.to_arrow().to_pylist()
+    truth = {
+        (row["client_port"], row["correlation_id"], row["response_size"]): row
+        for row in whole
+        if row["response_size"] is not None
+    }
+    brokers = {row["broker_port"] for row in whole}
+    path = tmp_path / "responses.pcap"
+    packets = [p for p in read_pcap(CAPTURES / name) if p.is_tcp and p.source[1] in brokers]
+    path.write_bytes(pcap_bytes(packets))
+    counts: Counter[str] = Counter()
+    for row in kdissect.read(path).exchanges.to_arrow().to_pylist():
+        if row["response_size"] is None:
+            continue  # what one broker asked another
+        of = truth[row["client_port"], row["correlation_id"], row["response_size"]]
+        if row["version_source"] == "unknown":
+            assert row["api_key"] is None
+            assert row["version_confidence"] == 0
+            counts["unknown"] += 1
+            continue
+        assert row["version_source"] == "inferred"
+        assert row["response_decode_status"] == "ok"
+        assert row["api_name"] == of["api_name"], (row, of)
+        is_right = row["api_version"] == of["api_version"]
+        assert is_right or row["version_confidence"] < 1, (row, of)
+        counts["right" if is_right else "another version that reads alike"] += 1
+    print(name, dict(counts))
+    assert counts["right"]
+    assert counts.total() > 0.95 * len(truth)
