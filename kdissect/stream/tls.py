@@ -33,6 +33,9 @@ last ones, as a record can be read only when all of it has arrived.
 records that could not be decrypted; everything else, handshake and record headers included, lies
 within known boundaries: framed.
 
+*Not decrypted*: records behind a renegotiation of TLS 1.2, early data of TLS 1.3 (no Kafka client
+uses either), versions before 1.2; they are reported like other records without a key.
+
 The cipher library takes one call per record, so this loop is Python; records of TLS connections
 with keys are the only bytes that pay for it.
 """
@@ -323,7 +326,7 @@ class _Direction:
 
     def __init__(self, streams: Streams, stream: int, keys: _Keys, spool: Spool) -> None:
         self._streams, self._stream, self._spool = streams, stream, spool
-        self._is_13 = keys.is_13
+        self._is_13, self._has_handshake = keys.is_13, keys.has_handshake
         self._openers = keys.openers
         self._epoch = 0  # index of the opener in use
         self._next = 0  # number behind the last opened record
@@ -471,7 +474,7 @@ class _Direction:
             done = end
             if kind == CERTIFICATE and self.certificate is None:
                 self.certificate = handshake.certificate(body, TLS_13)
-            elif kind == FINISHED and self._epoch + 1 < len(self._openers):
+            elif kind == FINISHED and self._has_handshake and self._epoch == 0:
                 self._turn(self._epoch + 1, 0)
             elif kind == KEY_UPDATE:
                 last = self._openers[self._epoch]

@@ -1,0 +1,74 @@
+"""Decrypted bytes on their way: cut with their exchanges, packed, put together again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kdissect.capture.source import Sources
+from kdissect.capture.spool import Spool
+from kdissect.pipeline import slices
+from kdissect.stream.assemble import assemble
+from kdissect.stream.index import CARRIED, Assembly
+from tests.stream.playbook import BROKER, CLIENT, request, response
+from tests.stream.tls_talk import Parties, Talk
+
+
+def _frames(assembly: Assembly) -> list[bytes]:
+    found = []
+    for row in assembly.exchanges:
+        for side in slices.SIDES:
+            start = row[side]["extent_start"]
+            rows = assembly.extents[start : start + row[side]["extent_count"]]
+            parts = (assembly.carried.data[r["pos"] : r["pos"] + r["length"]] for r in rows)
+            found.append(b"".join(part.tobytes() for part in parts))
+    return found
+
+
+def test_slices_take_their_bytes_with_them(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = Talk(parties)
+    for number in range(20):
+        talk.say(CLIENT, request(number, body=bytes([number]) * 1000 * number))
+        talk.say(BROKER, response(number, body=bytes([0, number]) * 1000))
+    book = talk.playbook()
+    batch, memory = book.batch()
+    whole = assemble(batch, memory, book.options, [parties.key_log()])
+    assert (whole.extents["transform"] == CARRIED).all()
+    rows = np.random.default_rng(1).permutation(20)
+    parts = [
+        slices.from_bytes(slices.to_bytes(slices.take(whole, some)))
+        for some in np.array_split(rows, 3)
+    ]
+    again = slices.concat(parts)
+    expected = _frames(whole)
+    assert _frames(again) == [expected[2 * row + side] for row in rows for side in (0, 1)]
+    sizes = slices.carried_sizes(whole.exchanges, whole.extents)
+    assert sizes.sum() == len(again.carried.data) == sum(map(len, expected))
+    assert again.carried.source == whole.carried.source
+    place: Any = slices.places(whole.exchanges, whole.extents, whole.carried)
+    assert (place["source"] == 0).all()
+    assert (np.diff(place["pos"]) > 0).all()
+
+
+def test_a_slice_without_carried_bytes_mixes_with_others(tmp_path: Path) -> None:
+    plain = slices.concat([])
+    packed = slices.from_bytes(slices.to_bytes(plain))
+    both = slices.concat([packed, plain])
+    assert not len(both.carried.data)
+
+
+def test_carried_bytes_are_a_source(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abcdef")
+    spool = Spool()
+    assert [spool.write(part) for part in (b"xyz", b"", b"12")] == [0, 3, 3]
+    sources = Sources([path])
+    more = sources.carrying(spool.data())
+    extents = np.zeros(2, slices.EXTENT)
+    extents["source"], extents["pos"], extents["length"] = [1, 0], [2, 1], [3, 2]
+    assert more.gather(extents).tobytes() == b"z12bc"
+    assert len(sources) == 1
+    assert not len(Spool().data())
