@@ -497,7 +497,8 @@ class Decoder:
         rows = RecordRows(facts, lead)
         start = np.ascontiguousarray(sets.start + lead, np.int64)
         length = np.ascontiguousarray(sets.length - lead, np.int64)
-        for part in iter_record_chunks(frames.buf, start, length, Limits()):
+        limits = Limits(self.options.decompressed_size_max, self.options.ratio_max)
+        for part in iter_record_chunks(frames.buf, start, length, limits):
             raw = pa.table(part.batches)
             batches, records = rows.add(raw, pa.table(part.records))
             stories.add_batches(sets, facts.source, raw, batches)

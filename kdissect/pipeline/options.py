@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kdissect.tables.schemas import DECODE_VALUES
+from kdissect.wire.compression import Limits
 
 MB = 1 << 20
 PAYLOADS = ("full", "keys", "hash", "none")
@@ -21,7 +22,9 @@ class Options:
     payload: how much of the records' own bytes is shown (kdissect/tables/payload.py).
     decode_values: a reading of values that adds columns to `records`, one of DECODE_VALUES.
     keylog: files with the secrets of TLS connections (SSLKEYLOGFILE); every worker reads them.
-    frame_size_max: Kafka's own default of socket.request.max.bytes.
+    frame_size_max: Kafka's own default of socket.request.max.bytes; a larger size is no frame.
+    decompressed_size_max, ratio_max: what the records of a batch may unpack to, in bytes and as a
+        multiple; beyond it is a decompression_limit anomaly (kdissect/wire/compression.py).
     chunk_bytes: of frames decoded at a time; fits the caches of a core.
     """
 
@@ -32,6 +35,8 @@ class Options:
     decode_values: str | None = None
     keylog: tuple[str, ...] = ()
     frame_size_max: int = 104_857_600
+    decompressed_size_max: int = Limits().decompressed_size_max
+    ratio_max: int = Limits().ratio_max
     chunk_bytes: int = 8 * MB
 
     def __post_init__(self) -> None:
