@@ -53,13 +53,14 @@ def spread(values: list[float]) -> list[float]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and versions: nothing that names the machine."""
+    """Processor, memory, load and versions: nothing that names the machine."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     memory_kb = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
     tshark = subprocess.run(["tshark", "--version"], capture_output=True, text=True, check=False)
     return {
         "date": time.strftime("%Y-%m-%d"),
+        "load": round(os.getloadavg()[0], 1),
         "processor": cpu[1] if cpu else platform.machine(),
         "core_count": len(os.sched_getaffinity(0)),
         "memory_gb": round(int(memory_kb[1]) / (1 << 20)) if memory_kb else None,

@@ -51,7 +51,9 @@ def _mb(size: float) -> str:
 
 def _made_by(result: dict[str, Any]) -> str:
     machine = result["machine"]
-    return f"Made on {machine['date']} by `{result['command']}`.\n"
+    busy = f"; load average before it: {machine['load']} on {machine['core_count']} cores"
+    note = f" {result['note']}" if "note" in result else ""
+    return f"Made on {machine['date']} by `{result['command']}`{busy}.{note}\n"
 
 
 # -- ratios ---------------------------------------------------------------------------------

@@ -34,9 +34,10 @@ def main() -> None:
     for name in given.names or BENCHMARKS:
         began = time.perf_counter()
         print(f"{name} ...", file=sys.stderr, flush=True)
+        before = machine()
         results[name] = BENCHMARKS[name](given.quick)
         results[name]["command"] = f"python bench/run.py {'--quick ' * given.quick}{name}"
-        results[name]["machine"] = machine()
+        results[name]["machine"] = before
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     text = report.text(results)

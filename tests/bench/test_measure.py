@@ -68,7 +68,8 @@ def test_the_floor_finds_the_whole_batches() -> None:
 def test_a_page_without_results_says_so() -> None:
     """Benchmarks that were not run are named; those that were have their command and ratios."""
     machine = {
-        "date": "2026-01-02", "processor": "a processor", "core_count": 2, "memory_gb": 8,
+        "date": "2026-01-02", "load": 0.5, "processor": "a processor", "core_count": 2,
+        "memory_gb": 8,
         "system": "Linux 6", "python": "3.11", "java": "17", "tshark": None, "pyspark": "4",
         "pyarrow": "22", "numpy": "2", "numba": "0", "cramjam": "2", "crc32c": "2",
     }  # fmt: skip
