@@ -210,8 +210,13 @@ def _assigned(protocol_type: str | None, data: bytes | None) -> str:
                 end, values = -1, {}
             if end == len(data) or (version > last and end > 0):
                 given = values["assigned_partitions"] or ()
-                return places(_merged((item["topic"], item["partitions"]) for item in given))
+                return places(_merged((_text(item["topic"]), item["partitions"]) for item in given))
     return f"{len(data)} bytes"
+
+
+def _text(name: str) -> str:
+    """The name with U+FFFD for bytes that are no UTF-8, which the decoder keeps as surrogates."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 Places = dict[str, list[int]]  # partitions of each topic, or of each subtopology's tasks
