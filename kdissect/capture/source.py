@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 
 from ..accelerate import JIT_ENABLED, kernel
 from ..errors import CaptureError, EnvironmentFailed
+from . import resident
 
 _PROT_READ, _MAP_PRIVATE = 1, 2
 _OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
@@ -107,8 +108,8 @@ def _map(path: str) -> npt.NDArray[np.uint8]:
     finally:
         os.close(descriptor)
     memory = (ctypes.c_uint8 * size).from_address(address)
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    weakref.finalize(memory, libc.munmap, address, size)
+    weakref.finalize(memory, resident.unmap, address, size)
+    resident.watch(address, size)
     data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
     data.flags.writeable = False
     return data

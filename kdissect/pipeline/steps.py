@@ -118,9 +118,15 @@ class RunPlan:
 
 
 def sized(byte_count: int, parallelism: int) -> tuple[int, int]:
-    """(bucket_count, slot_bytes) for an input of that size on so many cores."""
-    slot_bytes = byte_count // max(1, 2 * parallelism)
-    slot_bytes = min(max(slot_bytes, SLOT_BYTES_MIN), SLOT_BYTES_MAX)
+    """(bucket_count, slot_bytes) for an input of that size on so many cores.
+
+    Slots are alike and a multiple of the cores, so that none waits for the others at the end.
+    """
+    slot_count = min(2 * parallelism, byte_count // SLOT_BYTES_MIN)
+    slot_count = max(1, slot_count, -(-byte_count // SLOT_BYTES_MAX))
+    if slot_count > 1:
+        slot_count = -(-slot_count // parallelism) * parallelism
+    slot_bytes = max(1, -(-byte_count // slot_count))
     return max(1, min(4096, -(-byte_count // BUCKET_BYTES) * 2)), slot_bytes
 
 

@@ -1,0 +1,67 @@
+"""Keeps the resident part of mapped captures small: what was read is let go after a moment.
+
+A kernel that reads size prefixes all over a capture leaves every page it touched mapped, and the
+kernel (the operating system's) maps sixteen around each. These pages are clean and belong to the
+page cache, but they count as the process's memory: with many workers on a large capture that is
+the file several times over. So a thread drops the mappings of large files a few times a second;
+a page that is read again is found in the page cache. Small files are left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on it is watched
+INTERVAL_S = 0.05
+
+_MADV_DONTNEED = 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+_lock = threading.RLock()
+_watched: dict[int, int] = {}
+_deferred: list[tuple[int, int]] = []
+_threads: list[threading.Thread] = []  # the one that runs, or none
+
+
+def watch(address: int, size: int) -> None:
+    """Drop the pages of the read-only file mapping at `address` from time to time."""
+    if size < WATCHED_SIZE_MIN:
+        return
+    with _lock:
+        _watched[address] = size
+        # a fork takes the table along, but not the thread
+        if not any(thread.is_alive() for thread in _threads):
+            _threads[:] = [threading.Thread(target=_run, daemon=True, name="resident")]
+            _threads[0].start()
+
+
+def unmap(address: int, size: int) -> None:
+    """Unmap; nothing may read there any more."""
+    if threading.current_thread() in _threads:
+        # a collection of garbage within `_run`: not between its look at the table and its call
+        _deferred.append((address, size))
+        return
+    with _lock:
+        _watched.pop(address, None)
+        _libc.munmap(address, size)
+
+
+def _run() -> None:
+    pause = threading.Event()
+    while True:
+        pause.wait(INTERVAL_S)
+        with _lock:
+            for address, size in list(_watched.items()):
+                # private and never written: the pages come back from the file
+                _libc.madvise(address, size, _MADV_DONTNEED)
+            while _deferred:
+                address, size = _deferred.pop()
+                _watched.pop(address, None)
+                _libc.munmap(address, size)
+            if not _watched:
+                _threads.clear()
+                return
