@@ -1,4 +1,4 @@
-"""Rate of decoding messages to Arrow columns, beside kio, which makes Python objects.
+"""Rate of decoding messages to Arrow columns, beside kio (objects) and generated Python (tuples).
 
     python bench/bench_body.py [--megabytes 8] [--runs 5]
 
@@ -21,6 +21,7 @@ from uuid import UUID
 import numpy as np
 from kio.serial import entity_reader
 
+from bench.generated import generate
 from kdissect.protocol import catalog
 from kdissect.wire import reference
 from kdissect.wire.body import decode_columns
@@ -101,7 +102,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    print(f"{'message':30}{'bytes':>7}{'batch':>8}{'k msg/s':>9}{'MB/s':>7}{'kio':>7}{'ratio':>7}")
+    ours = f"{'message':30}{'bytes':>7}{'batch':>8}{'k msg/s':>9}{'MB/s':>7}"
+    print(ours + f"{'kio':>7}{'ratio':>7}{'python':>8}{'ratio':>7}")
     for case in cases():
         frame, body_start = frame_of(case)
         count = max(5000, (options.megabytes << 20) // len(frame))
@@ -111,7 +113,9 @@ def main() -> None:
         versions = np.full(count, case.api_version, np.int16)
         reader = kio_reader(case)
         body = frame[body_start:]
-        ours, theirs = [], []
+        written = generate(catalog.api(case.key).side(case.side), case.api_version)
+        assert written(body, 0)[1] == len(body)
+        ours, theirs, plain = [], [], []
         columns = decode_columns(case.key, case.side, buf, start, end, versions)
         assert not columns.status.any()
         assert not columns.surplus.any()
@@ -125,10 +129,14 @@ def main() -> None:
             for _ in range(peer_count):
                 reader(body, 0)
             theirs.append(peer_count / (time.perf_counter() - began))
-        rate, peer = statistics.median(ours), statistics.median(theirs)
+            began = time.perf_counter()
+            for _ in range(peer_count):
+                written(body, 0)
+            plain.append(peer_count / (time.perf_counter() - began))
+        rate, peer, python = (statistics.median(rates) for rates in (ours, theirs, plain))
         print(
             f"{case.name:30}{len(frame):7}{count:8}{rate / 1e3:9.0f}{rate * len(frame) / 1e6:7.0f}"
-            f"{peer / 1e3:7.1f}{rate / peer:7.0f}"
+            f"{peer / 1e3:7.1f}{rate / peer:7.0f}{python / 1e3:8.1f}{rate / python:7.0f}"
         )
 
 
