@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint bench java clean
+.PHONY: setup demo test test-all lint bench lock java clean
 
 setup: $(STAMP) java
 
@@ -39,6 +39,13 @@ lint: $(STAMP)
 
 bench: $(STAMP) java
 	$(PY) bench/run.py
+
+# Versions and hashes only: lines that name where packages come from belong to a machine.
+lock: $(STAMP)
+	$(VENV)/bin/pip-compile --quiet --generate-hashes --strip-extras --no-header --no-annotate \
+	  --allow-unsafe --extra dev -o requirements.new pyproject.toml
+	sed '/^--/d' requirements.new > requirements.lock
+	rm requirements.new
 
 clean:
 	rm -rf out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
