@@ -1,10 +1,11 @@
 """Rate of decoding messages to Arrow columns, beside kio (objects) and generated Python (tuples).
 
-    python bench/bench_body.py [--megabytes 8] [--runs 5]
+    python -m bench.bench_body [--megabytes 8] [--runs 5]
 
 Each case repeats one message to a batch of that many megabytes (5000 messages at least). kdissect
-decodes headers, bodies and marks and makes the Arrow columns; kio decodes bodies alone, of a
-fortieth of the batch. Runs are interleaved, medians printed; kio's objects are dropped at once.
+decodes headers, bodies and marks and makes the Arrow columns; `kernel` is the column
+kernel alone, and the ratios are its. The peers decode bodies alone, of a fortieth of the batch. Runs
+are interleaved, medians printed; the peers' objects are dropped at once.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from kio.serial import entity_reader
 
 from bench.generated import generate
 from kdissect.protocol import catalog
+from kdissect.protocol.plan import plan as plan_of
 from kdissect.wire import reference
+from kdissect.wire.body import _run as run_programs
 from kdissect.wire.body import decode_columns
+from kdissect.wire.builders import give_back, take_builders
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     ours = f"{'message':30}{'bytes':>7}{'batch':>8}{'k msg/s':>9}{'MB/s':>7}"
-    print(ours + f"{'kio':>7}{'ratio':>7}{'python':>8}{'ratio':>7}")
+    print(ours + f"{'kernel':>9}{'kio':>7}{'ratio':>7}{'python':>8}{'ratio':>7}")
     for case in cases():
         frame, body_start = frame_of(case)
         count = max(5000, (options.megabytes << 20) // len(frame))
@@ -115,13 +119,19 @@ def main() -> None:
         body = frame[body_start:]
         written = generate(catalog.api(case.key).side(case.side), case.api_version)
         assert written(body, 0)[1] == len(body)
-        ours, theirs, plain = [], [], []
+        programs = plan_of(case.key, case.side)
+        kernel, ours, theirs, plain = [], [], [], []
         columns = decode_columns(case.key, case.side, buf, start, end, versions)
         assert not columns.status.any()
         assert not columns.surplus.any()
         del columns
         peer_count = max(20, count // 40)
         for _ in range(options.runs):
+            builders = take_builders(programs)
+            began = time.perf_counter()
+            run_programs(builders, buf, start, end, versions)
+            kernel.append(count / (time.perf_counter() - began))
+            give_back(builders)
             began = time.perf_counter()
             decode_columns(case.key, case.side, buf, start, end, versions)
             ours.append(count / (time.perf_counter() - began))
@@ -133,10 +143,11 @@ def main() -> None:
             for _ in range(peer_count):
                 written(body, 0)
             plain.append(peer_count / (time.perf_counter() - began))
-        rate, peer, python = (statistics.median(rates) for rates in (ours, theirs, plain))
+        alone, rate, peer, python = map(statistics.median, (kernel, ours, theirs, plain))
         print(
             f"{case.name:30}{len(frame):7}{count:8}{rate / 1e3:9.0f}{rate * len(frame) / 1e6:7.0f}"
-            f"{peer / 1e3:7.1f}{rate / peer:7.0f}{python / 1e3:8.1f}{rate / python:7.0f}"
+            f"{alone / 1e3:9.0f}{peer / 1e3:7.1f}{alone / peer:7.1f}"
+            f"{python / 1e3:8.1f}{alone / python:7.1f}"
         )
 
 
