@@ -3,9 +3,9 @@
     python -m bench.bench_body [--megabytes 8] [--runs 5]
 
 Each case repeats one message to a batch of that many megabytes (5000 messages at least). kdissect
-decodes headers, bodies and marks and makes the Arrow columns; `kernel` is the column
-kernel alone, and the ratios are its. The peers decode bodies alone, of a fortieth of the batch. Runs
-are interleaved, medians printed; the peers' objects are dropped at once.
+decodes headers, bodies and marks and makes the Arrow columns; `kernel` is the column kernel alone,
+and the ratios are its. The peers decode bodies alone, of a fortieth of the batch. Runs are
+interleaved, medians printed; the peers' objects are dropped at once.
 """
 
 from __future__ import annotations
