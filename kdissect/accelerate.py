@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -35,24 +36,46 @@ BOUNDSCHECK = os.environ.get("KDISSECT_BOUNDSCHECK", "") in ("1", "true")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+_ROOT = Path(__file__).parent
+_IMPORT = re.compile(r"^\s*from kdissect(?:\.([\w.]+))? import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
 @cache
-def _sources_stamp(folder: Path) -> str:
-    """Changes with any module of a package, and with this one: no kernel outlives its helpers."""
+def _imported(path: Path) -> frozenset[Path]:
+    """The package's modules that a module imports by name."""
+    found: set[Path] = set()
+    for module, names in _IMPORT.findall(path.read_text("utf-8")):
+        place = _ROOT.joinpath(*module.split(".")) if module else _ROOT
+        places = [place, *(place / name for name in re.findall(r"\w+", names))]
+        found.update(file for item in places if (file := item.with_suffix(".py")).is_file())
+    return frozenset(found)
+
+
+@cache
+def _sources_stamp(path: Path) -> str:
+    """Changes with any module that a kernel's module imports, directly or not."""
+    needed = {path, Path(__file__)}
+    waiting = [path]
+    while waiting:
+        more = _imported(waiting.pop()) - needed
+        needed |= more
+        waiting += more
     digest = hashlib.sha256()
-    for path in (*sorted(folder.glob("*.py")), Path(__file__)):
-        state = path.stat()
-        digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    for file in sorted(needed):
+        state = file.stat()
+        digest.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
 class _KernelCache(FunctionCache):
     """Numba's cache on disk; by itself it looks at the kernel's own file only.
 
-    Helpers of a kernel live in its package (or here), so a change of any module there counts.
+    Helpers and constants of a kernel live in modules it imports, so a change there counts; one in
+    a neighbour that it does not use costs no compilation.
     """
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        stamp = _sources_stamp(Path(self._py_func.__code__.co_filename).parent)
+        stamp = _sources_stamp(Path(self._py_func.__code__.co_filename))
         return (*super()._index_key(sig, codegen), stamp, BOUNDSCHECK)
 
 
