@@ -23,7 +23,7 @@ def kdissect() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command line as a user does: a process of its own."""
 
     def run(*args: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "kdissect.cli", *args]
+        command = [sys.executable, "-m", "kdissect", *args]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
         )

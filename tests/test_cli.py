@@ -93,7 +93,7 @@ def test_no_java(tmp_path: Path, captures: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "kdissect.cli",
+        "kdissect",
         "dissect",
         capture,
         "--out",

@@ -87,7 +87,7 @@ def test_spark_gives_the_rows_of_read(
 def test_the_command_on_one_core_gives_the_rows_of_read(tmp_path: Path) -> None:
     """Another worker count, another process, another split size."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "kdissect.cli", "dissect", str(SHAPES_BASE.path)]
+    command = [sys.executable, "-m", "kdissect", "dissect", str(SHAPES_BASE.path)]
     options = ["--out", str(out), "--master", "local[1]", "--split-bytes", "100000", "--quiet"]
     done = subprocess.run(
         [*command, *options, "--reveal-secrets"],

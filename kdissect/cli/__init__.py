@@ -1,0 +1,66 @@
+"""The command line: thin verbs over the Python API. Results on stdout, everything else on stderr.
+
+Exit codes: 0 done, 1 a finding the user asked to fail on, 2 bad usage or unusable input, 3 the
+environment failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import typer
+
+# each verb attaches itself; what it needs to run is imported when it runs
+from kdissect.cli import definitions, dissect
+from kdissect.cli.app import app
+from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
+from kdissect.errors import EnvironmentFailed, Error
+
+__all__ = ["app", "definitions", "dissect", "main"]
+
+
+def main() -> None:
+    """Entry point of the `kdissect` command."""
+    # our own words go to the terminal also while a starting JVM is given a file as its stderr
+    sys.stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace", buffering=1)
+    # py4j logs an interrupt with its traceback before it raises it
+    logging.disable(logging.CRITICAL)
+    try:
+        status = app(standalone_mode=False)
+    except typer.Exit as stop:
+        status = stop.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        status = EXIT_INTERRUPTED
+    except EnvironmentFailed as error:
+        say(str(error))
+        status = EXIT_ENVIRONMENT
+    except Error as error:
+        say(str(error))
+        status = EXIT_USAGE
+    except OSError as error:
+        say(f"{error.filename or 'system'}: {error.strerror or error}")
+        status = EXIT_ENVIRONMENT
+    except Exception as error:
+        if not _is_usage(error):
+            raise
+        say(_usage_text(error))
+        status = EXIT_USAGE
+    if status == EXIT_INTERRUPTED:
+        say("interrupted; nothing was written")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # the JVM needs a second to stop in order, and has nothing left to save
+    os._exit(status or 0)
+
+
+def _is_usage(error: Exception) -> bool:
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _usage_text(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f" (see '{context.command_path} --help')" if context is not None else ""
+    return f"{error.format_message()}{hint}"

@@ -1,0 +1,108 @@
+"""What verbs share: exit codes, common options, lines to the user, checks before work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kdissect.errors import EnvironmentFailed
+
+EXIT_FINDING, EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 1, 2, 3, 130
+JAVA_MIN = 17
+
+
+class Payload(StrEnum):
+    """--payload"""
+
+    FULL = "full"
+    KEYS = "keys"
+    HASH = "hash"
+    NONE = "none"
+
+
+class DecodeValues(StrEnum):
+    """--decode-values"""
+
+    JSON = "json"
+    STRING = "string"
+    SCHEMA_REGISTRY_ID = "schema-registry-id"
+
+
+Ports = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--port",
+        metavar="N",
+        min=1,
+        max=65535,
+        help="A port that speaks Kafka: a hint, not a filter.",
+    ),
+]
+RevealSecrets = Annotated[
+    bool, typer.Option("--reveal-secrets", help="Show passwords, tokens and sensitive configs.")
+]
+ShownPayload = Annotated[
+    Payload,
+    typer.Option(
+        "--payload",
+        help="Record data that is shown: full; keys (values are null); hash (16 hex digits of "
+        "the xxh3_64 of keys and values); none (keys and values are null).",
+    ),
+]
+KeyLogs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keylog",
+        metavar="FILE",
+        help="Secrets of TLS connections (SSLKEYLOGFILE format); repeatable.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+
+
+def say(line: str) -> None:
+    typer.echo(f"kdissect: {line}", err=True)
+
+
+def check_disk(out: str, inputs: list[Any]) -> None:
+    """Tables take about as much room as the captures at most, compressed ones their spool too."""
+    needed = sum(item.size for item in inputs if item.error is None)
+    place = Path(out).absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise EnvironmentFailed(
+            f"{place}: {free >> 20} MB free, about {needed >> 20} MB needed; free some space "
+            "or name another --out"
+        )
+
+
+def check_java() -> None:
+    """Raise EnvironmentFailed, saying what to install, unless Java 17 or newer is there."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    hint = "install a JRE, for example: apt-get install openjdk-17-jre-headless"
+    if not java or not os.access(java, os.X_OK):
+        raise EnvironmentFailed(
+            f"Java {JAVA_MIN} or newer is needed for Spark and none is found; {hint}"
+        )
+    release = Path(java).resolve().parent.parent / "release"
+    if release.exists():
+        text = release.read_text(errors="replace")
+    else:
+        text = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=False
+        ).stderr
+        text = text.replace('version "', 'JAVA_VERSION="')
+    number = text.partition('JAVA_VERSION="')[2].split('"')[0]
+    major = number.split(".")[0]
+    if major.isdigit() and int(major) < JAVA_MIN:
+        raise EnvironmentFailed(f"Java {JAVA_MIN} or newer is needed, {java} is {number}; {hint}")

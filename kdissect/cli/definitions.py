@@ -1,0 +1,76 @@
+"""`kdissect definitions`: what is known of Kafka's APIs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from kdissect.cli.app import app
+from kdissect.cli.common import AsJson
+
+DEFINITIONS_EXAMPLES = """
+Examples:
+
+  kdissect definitions
+
+  kdissect definitions Fetch
+
+  kdissect definitions 1 12 --json
+
+  kdissect definitions fetch 12 13
+"""
+
+
+@app.command("definitions", epilog=DEFINITIONS_EXAMPLES)
+def definitions_command(
+    api: Annotated[
+        str | None, typer.Argument(metavar="[API]", help="Name or key; other definitions by name.")
+    ] = None,
+    api_version: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", help="Show this version only.")
+    ] = None,
+    other_version: Annotated[
+        int | None, typer.Argument(metavar="[OTHER]", help="Compare VERSION with this one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is known of Kafka's APIs: fields, types, versions, and what changed between two."""
+    from kdissect.protocol import describe
+
+    try:
+        document: dict[str, Any] | None
+        if api is None:
+            text, document = describe.api_list_text(), describe.api_list_json()
+        else:
+            name = int(api) if api.lstrip("-").isdigit() else api
+            if other_version is not None and api_version is not None:
+                text = describe.comparison_text(name, api_version, other_version)
+                document = describe.comparison_json(name, api_version, other_version)
+            elif _is_api(name):
+                text = describe.api_text(name, api_version)
+                document = describe.api_json(name, api_version)
+            else:
+                text, document = describe.definition_text(api), None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="API") from None
+    if as_json and document is None:
+        raise typer.BadParameter(f"{api} is no API; --json describes APIs", param_hint="--json")
+    typer.echo(json.dumps(document, indent=1) if as_json else text.rstrip("\n"))
+
+
+def _is_api(name: int | str) -> bool:
+    """True for an API, and for a name that nothing has (its error suggests near ones)."""
+    from kdissect.protocol import catalog
+
+    try:
+        catalog.api(name)
+    except ValueError:
+        if isinstance(name, str):
+            try:
+                catalog.definition(name)
+            except ValueError:
+                return True
+            return False
+    return True

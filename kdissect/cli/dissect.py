@@ -1,0 +1,175 @@
+"""`kdissect dissect`: captures to Parquet tables, on Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kdissect.background import Background
+from kdissect.cli.app import app
+from kdissect.cli.common import (
+    DecodeValues,
+    KeyLogs,
+    Payload,
+    Ports,
+    Quiet,
+    RevealSecrets,
+    ShownPayload,
+    check_disk,
+    check_java,
+    say,
+)
+from kdissect.errors import EnvironmentFailed, Error
+
+DISSECT_EXAMPLES = """
+Examples:
+
+  kdissect dissect trace.pcap --out tables/
+
+  kdissect dissect '/data/dump-*.pcap.gz' --out tables/ --overwrite
+
+  kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
+"""
+
+
+@app.command("dissect", epilog=DISSECT_EXAMPLES)
+def dissect_command(
+    captures: Annotated[
+        list[str],
+        typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin."),
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the tables.")],
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace the table set in DIR once this one is whole."),
+    ] = False,
+    port: Ports = None,
+    reveal_secrets: RevealSecrets = False,
+    payload: ShownPayload = Payload.FULL,
+    keylog: KeyLogs = None,
+    decode_values: Annotated[
+        DecodeValues | None,
+        typer.Option(
+            "--decode-values",
+            help="Add columns to records: value_json, value_text, or value_schema_id and "
+            "key_schema_id; null where the bytes are something else.",
+        ),
+    ] = None,
+    split_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--split-bytes",
+            metavar="N",
+            min=1,
+            help="Bytes of a capture per task (default: by size and cores).",
+        ),
+    ] = None,
+    spool: Annotated[
+        str | None,
+        typer.Option(
+            "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
+        ),
+    ] = None,
+    master: Annotated[str, typer.Option("--master", help="Spark master.")] = "local[*]",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Packet captures to Parquet tables, on Spark."""
+    settings = dict(_setting(item) for item in conf or [])
+    # what can be refused is refused before anything is started
+    from kdissect.capture.inputs import find_captures
+    from kdissect.pipeline.commit import check_out
+    from kdissect.pipeline.plan import check_key_logs
+
+    check_out(out, overwrite)
+    if spool is not None and not os.path.isdir(spool):
+        raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
+    inputs = find_captures(captures)
+    check_key_logs(keylog or ())
+    check_disk(out, inputs)
+    if master.startswith("local"):
+        check_java()
+    began = time.perf_counter()
+    with _spark_log() as log_path:
+        start = Background(lambda: _start_spark(master, settings, log_path))
+        from kdissect import api
+        from kdissect.summary import print_summary, summarise
+
+        spark = start.result()
+        session_start_s = time.perf_counter() - began
+        with _progress(spark, sum(item.size for item in inputs), quiet):
+            tables = api.dissect(
+                spark,
+                captures,
+                out,
+                overwrite=overwrite,
+                ports=port or (),
+                reveal_secrets=reveal_secrets,
+                payload=payload.value,
+                keylog=keylog or (),
+                decode_values=decode_values.value if decode_values else None,
+                split_bytes=split_bytes,
+                spool=spool,
+                session_start_s=session_start_s,
+            )
+    document = summarise(tables, out)
+    if not document["kafka_connections"]:
+        say(f"warning: no Kafka traffic found in {', '.join(captures)}")
+    for row in document["damaged"]:
+        say(f"warning: {row['path']}: {row['error']}")
+    if as_json:
+        typer.echo(json.dumps(document, indent=1, default=str))
+    elif not quiet:
+        from rich.console import Console
+
+        print_summary(document, Console())
+
+
+def _setting(item: str) -> tuple[str, str]:
+    key, equals, value = item.partition("=")
+    if not equals or not key:
+        raise typer.BadParameter(f"{item!r} is not KEY=VALUE", param_hint="--conf")
+    return key, value
+
+
+def _start_spark(master: str, settings: dict[str, str], log_path: str) -> Any:
+    from kdissect.pipeline import spark as on_spark
+
+    return on_spark.session(master, settings, log_path)
+
+
+@contextmanager
+def _spark_log() -> Iterator[str]:
+    """A file for Spark's log, kept and named only where the environment or the program failed."""
+    descriptor, path = tempfile.mkstemp(prefix="kdissect-spark-", suffix=".log")
+    os.close(descriptor)
+    try:
+        yield path
+    except EnvironmentFailed as error:
+        raise EnvironmentFailed(f"{error} (Spark's log: {path})") from error
+    except (Error, KeyboardInterrupt):
+        Path(path).unlink(missing_ok=True)
+        raise
+    except Exception:
+        say(f"Spark's log: {path}")
+        raise
+    Path(path).unlink(missing_ok=True)
+
+
+def _progress(spark: Any, byte_count: int, quiet: bool) -> Any:
+    from kdissect.progress import Progress
+
+    return Progress(spark, byte_count, shown=not quiet and sys.stderr.isatty())
