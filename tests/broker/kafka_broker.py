@@ -1,0 +1,259 @@
+"""A real Apache Kafka broker for tests: jars from Maven Central, KRaft, loopback, free ports.
+
+`jars()` fetches a release once into a cache outside the checkout; `Broker` formats a folder,
+starts one process (broker and controller), waits until it serves, and ends it by its pid. Where
+Maven, Java or the network are missing `Unavailable` says which; fixtures turn it into a skip.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+LATEST, BEFORE = "4.3.1", "3.9.1"
+POMS = Path(__file__).parent / "poms"
+CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
+START_S, STOP_S = 60, 20
+_FETCH_S = 420
+_HEAP = ["-Xmx400m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+
+_LOG4J2 = """status=error
+appender.file.type=File
+appender.file.name=file
+appender.file.fileName={log}
+appender.file.layout.type=PatternLayout
+appender.file.layout.pattern=%d %p %c - %m%n
+rootLogger.level=info
+rootLogger.appenderRef.file.ref=file
+"""
+_LOG4J = """log4j.rootLogger=INFO, file
+log4j.appender.file=org.apache.log4j.FileAppender
+log4j.appender.file.File={log}
+log4j.appender.file.layout=org.apache.log4j.PatternLayout
+log4j.appender.file.layout.ConversionPattern=%d %p %c - %m%n
+"""
+
+
+class Unavailable(Exception):
+    """No broker can be started here; the text says what is missing."""
+
+
+def cache() -> Path:
+    """Where jars are kept: $KDISSECT_BROKERS, else ~/.cache/kdissect-brokers."""
+    chosen = os.environ.get("KDISSECT_BROKERS")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "kdissect-brokers"
+
+
+def jars(kafka_version: str) -> Path:
+    """The folder with all jars of a release, fetched by Maven the first time."""
+    folder = cache() / kafka_version
+    if (folder / ".complete").exists():
+        return folder
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Unavailable("Maven (mvn) is not installed, and the broker's jars are not cached")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f"{kafka_version}-", dir=folder.parent))
+    command = [maven, "-q", "-B", "-f", str(POMS / f"kafka-{kafka_version}.pom.xml")]
+    command += ["dependency:copy-dependencies", f"-DoutputDirectory={fresh}"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, check=False)
+        if run.returncode:
+            reason = (run.stdout + run.stderr).strip().splitlines() or ["no message"]
+            raise Unavailable(f"Maven cannot fetch Kafka {kafka_version}: {reason[0][:300]}")
+        (fresh / ".complete").touch()
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"Maven did not fetch Kafka {kafka_version} in {_FETCH_S} s") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def java() -> str:
+    """The java command, from JAVA_HOME or the path."""
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if not found or not os.access(found, os.X_OK):
+        raise Unavailable("Java 17 or newer is not installed")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on, below the ephemeral range's end."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
+
+
+class Broker:
+    """One broker process, with statement or start() / stop().
+
+    settings: further lines of server.properties. scram: user -> password, made while formatting.
+    listeners: further listeners, name -> security protocol (all on 127.0.0.1, ports in `ports`).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kafka_version: str = LATEST,
+        *,
+        settings: Mapping[str, str] | None = None,
+        listeners: Mapping[str, str] | None = None,
+        scram: Mapping[str, str] | None = None,
+        cluster_id: str = CLUSTER_ID,
+        port: int | None = None,
+    ) -> None:
+        self.folder, self.kafka_version, self.cluster_id = folder, kafka_version, cluster_id
+        self.settings, self.scram = dict(settings or {}), dict(scram or {})
+        self.protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(listeners or {})}
+        names = list(self.protocols)
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        if port is not None:
+            self.ports["PLAINTEXT"] = port
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port of the plain listener."""
+        return self.address_of("PLAINTEXT")
+
+    def address_of(self, listener: str) -> str:
+        return f"127.0.0.1:{self.ports[listener]}"
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _properties(self) -> dict[str, str]:
+        quorum = f"127.0.0.1:{self.ports['CONTROLLER']}"
+        where = {name: f"{name}://{self.address_of(name)}" for name in self.protocols}
+        lines = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "listeners": ",".join(where.values()),
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": ",".join(
+                f"{name}:{protocol}" for name, protocol in self.protocols.items()
+            ),
+            "log.dirs": str(self.folder / "data"),
+            "num.partitions": "1",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "share.coordinator.state.topic.num.partitions": "4",
+            "group.initial.rebalance.delay.ms": "300",
+            "log.cleaner.dedupe.buffer.size": "2097152",
+        }
+        if self._is_old:
+            lines["controller.quorum.voters"] = f"1@{quorum}"
+        else:
+            lines["controller.quorum.bootstrap.servers"] = quorum
+        return lines | self.settings
+
+    @property
+    def _is_old(self) -> bool:
+        return int(self.kafka_version.split(".")[0]) < 4
+
+    def _java(self, *options: str) -> list[str]:
+        config = self.folder / "log4j.properties"
+        text = _LOG4J if self._is_old else _LOG4J2
+        config.write_text(text.format(log=self.folder / "server.log"))
+        logging = (
+            f"-Dlog4j.configuration=file:{config}"
+            if self._is_old
+            else f"-Dlog4j2.configurationFile={config}"
+        )
+        classes = f"{jars(self.kafka_version)}/*"
+        return [java(), *_HEAP, logging, "-cp", classes, *options]
+
+    def start(self) -> Broker:
+        """Format the folder the first time, start, wait until the broker serves."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        properties = self.folder / "server.properties"
+        properties.write_text("".join(f"{k}={v}\n" for k, v in self._properties().items()))
+        if not (self.folder / "data" / "meta.properties").exists():
+            self._format(properties)
+        starts_before = self._starts()
+        with open(self.folder / "console.log", "ab") as console:
+            self.process = subprocess.Popen(
+                self._java("kafka.Kafka", str(properties)),
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait(starts_before)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _format(self, properties: Path) -> None:
+        command = self._java("kafka.tools.StorageTool", "format", "-t", self.cluster_id)
+        command += ["-c", str(properties), *([] if self._is_old else ["--standalone"])]
+        for user, password in self.scram.items():
+            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+                command += ["--add-scram", f"{mechanism}=[name={user},password={password}]"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+        if run.returncode:
+            raise Unavailable(f"Kafka {self.kafka_version} cannot format: {run.stderr[-400:]}")
+
+    def _starts(self) -> int:
+        """How often the log says that this broker serves."""
+        log = self.folder / "server.log"
+        return log.read_text(errors="replace").count("Kafka Server started") if log.exists() else 0
+
+    def _wait(self, starts_before: int) -> None:
+        end = time.monotonic() + START_S
+        assert self.process is not None
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                console = (self.folder / "console.log").read_text(errors="replace")[-600:]
+                raise Unavailable(f"Kafka {self.kafka_version} ended while starting: {console}")
+            if self._starts() > starts_before:
+                return
+            time.sleep(0.05)
+        raise Unavailable(f"Kafka {self.kafka_version} did not serve within {START_S} s")
+
+    def stop(self) -> None:
+        """End in order; by force where that takes too long."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.process = None
+
+    def kill(self) -> None:
+        """End at once, as a power cut does."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(STOP_S)
+            self.process = None

@@ -1,0 +1,28 @@
+"""The harness itself: a broker that serves, records what it is asked, and ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kdissect
+from tests.broker.kafka_broker import Broker
+from tests.broker.record import recording
+
+
+@pytest.mark.broker
+def test_a_session_is_recorded(
+    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
+) -> None:
+    """A client's calls to a broker of our own are found in the recording."""
+    from kafka import KafkaProducer
+
+    broker = start_broker()
+    with recording(tmp_path / "session.pcap", [broker.ports["PLAINTEXT"]]) as path:
+        producer = KafkaProducer(bootstrap_servers=broker.address, acks="all")
+        producer.send("orders", key=b"k", value=b"v").get(timeout=20)
+        producer.close()
+    tables = kdissect.read(path)
+    names = set(tables.exchanges.to_pandas().api_name)
+    assert {"ApiVersions", "Metadata", "Produce"} <= names
+    assert list(tables.records.to_pandas().topic) == ["orders"]
