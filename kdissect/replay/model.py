@@ -1,0 +1,373 @@
+"""The words of replay: a workload is planned to steps, run to outcomes, judged to verdicts.
+
+Plain data, no sockets, no files. Times are int64 nanoseconds: ``*_time_ns`` since 1970 as captured,
+``at_ns`` since the workload's first request. -1 is unknown. A *frame* is without its size prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN = "read", "produce", "groups", "transactions", "admin"
+CLASSES = (READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN)
+WRITING_CLASSES = CLASSES[1:]  # each has to be allowed by name
+
+
+# -- what was captured ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A captured request with its response, or a request alone.
+
+    connection: number of its connection in the workload. index: its place there.
+    request, response: frames; None where it was not captured whole, or cannot be rebuilt, and then
+        `request_missing` / `response_missing` says why in one clause ("" where none was due).
+    expects_response: False for Produce with acks 0.
+    internal_reason: why this is traffic among brokers and controllers, "" where it is a client's.
+    request_packet, response_packet: Wireshark's frame numbers, -1 unknown. capture: the file's
+        path.
+    """
+
+    exchange_id: int
+    connection: int
+    index: int
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    request: bytes | None
+    response: bytes | None
+    request_time_ns: int
+    request_end_time_ns: int
+    response_time_ns: int = -1
+    response_end_time_ns: int = -1
+    expects_response: bool = True
+    request_missing: str = ""
+    response_missing: str = ""
+    internal_reason: str = ""
+    request_packet: int = -1
+    response_packet: int = -1
+    capture: str = ""
+
+    @property
+    def latency_ns(self) -> int:
+        """Last byte of the request to first byte of the response; -1 unknown."""
+        if self.response_time_ns < 0 or self.request_end_time_ns < 0:
+            return -1
+        return self.response_time_ns - self.request_end_time_ns
+
+
+@dataclass(slots=True)
+class Connection:
+    """A captured connection; its exchanges in the order of their requests.
+
+    node_id: of the broker it went to, as the capture tells, None unknown.
+    """
+
+    connection_id: int
+    number: int
+    client: tuple[str, int]
+    broker: tuple[str, int]
+    start_time_ns: int
+    end_time_ns: int
+    node_id: int | None = None
+    is_tls: bool = False
+    sasl_mechanism: str | None = None
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TopicFacts:
+    """A topic as the capture shows it.
+
+    partition_count, replication_factor: 0 unknown. configs: those seen set or told as not default.
+    is_created: a CreateTopics of the workload makes it (with success); so nobody else has to.
+    first_time_ns: when it was first known to exist, -1 never (asked for, and not there).
+    """
+
+    name: str
+    topic_ids: list[str] = field(default_factory=list)  # uuid text, str(uuid.UUID)
+    partition_count: int = 0
+    replication_factor: int = 0
+    configs: dict[str, str] = field(default_factory=dict)
+    is_created: bool = False
+    is_internal: bool = False
+    first_time_ns: int = -1
+
+
+@dataclass(slots=True)
+class WorkloadFacts:
+    """What the whole capture tells.
+
+    brokers: node id -> (host, port) as advertised; listeners: (ip, port) that connections went to.
+    topics: by name, `__cluster_metadata` and other internal ones included and marked.
+    """
+
+    cluster_ids: list[str] = field(default_factory=list)
+    brokers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    listeners: list[tuple[str, int]] = field(default_factory=list)
+    topics: dict[str, TopicFacts] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Workload:
+    """Connections in the order of their first request (or start), and what they tell together.
+
+    source: what it was read from, as text for people. kind: "capture", "tables" or "saved".
+    notes: what a user should know about the source (frames that could not be rebuilt, redaction).
+    """
+
+    source: str
+    kind: str
+    connections: list[Connection]
+    facts: WorkloadFacts
+    notes: list[str] = field(default_factory=list)
+
+    def exchanges(self) -> Iterator[Exchange]:
+        for connection in self.connections:
+            yield from connection.exchanges
+
+    @property
+    def start_time_ns(self) -> int:
+        """Of the first request; 0 in an empty workload."""
+        return min((each.request_time_ns for each in self.exchanges()), default=0)
+
+
+# -- what is to be done -----------------------------------------------------------------------
+
+
+class SkipCode(Enum):
+    """Why a step is not sent; the value is what outputs show."""
+
+    INTERNAL = "internal"  # brokers and controllers among themselves; never sent
+    TARGET_OWN = "target_own"  # SASL and the like: the runner speaks the target's own
+    NOT_ALLOWED = "not_allowed"  # a writing class that --allow does not name
+    NOT_CAPTURED = "not_captured"  # the request is not there whole, or cannot be rebuilt
+    UNKNOWN_API = "unknown_api"  # no definition: it cannot be translated
+    API_VERSION = "api_version"  # the target does not speak this api_version: a finding
+    NOT_TRANSLATABLE = "not_translatable"  # an id in it has no counterpart at the target
+    FILTERED = "filtered"  # left out by an option
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Instead of a frame: this is not sent. `reason` is one clause for people.
+
+    is_finding: counts as a difference (a version that the target no longer speaks).
+    """
+
+    code: SkipCode
+    reason: str
+    is_finding: bool = False
+
+
+@dataclass(slots=True)
+class Step:
+    """One request to send.
+
+    number: its place in `Plan.steps`, which is in order of captured request times.
+    skipped: why it is not sent at all, or None.
+    depends_on: steps that must be *settled* before this is sent: answered, failed, timed out or
+        skipped; a step that expects no response is settled when it is sent.
+    follows: steps that must have been *sent* (or settled) before this is sent.
+        Order within the connection is not in either list where requests were pipelined: the runner
+        sends a connection's steps in the order of `Plan.scripts` always.
+    at_ns: captured time of sending since the workload's first request.
+    blocks: the answer may wait for other steps (Fetch with max_wait, JoinGroup, SyncGroup).
+    """
+
+    number: int
+    connection: int
+    exchange: Exchange
+    api_name: str
+    step_class: str
+    at_ns: int
+    expects_response: bool
+    blocks: bool = False
+    skipped: Skipped | None = None
+    depends_on: tuple[int, ...] = ()
+    follows: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class PlanOptions:
+    """What of a workload is replayed, and how strictly in order.
+
+    allow: writing classes that may be sent. apis, topics, groups, client_ids: when not empty, only
+        these (by name; names that the capture has).
+    keep_log_order: requests in flight at the same time on several connections, writing the same
+        partition, wait for each other so that the log gets its captured order.
+    wait_for_data: a Fetch waits until the requests that produced what it returned are answered,
+        even when they came while it waited at the broker (for paces other than the recorded).
+    """
+
+    allow: frozenset[str] = frozenset()
+    apis: frozenset[str] = frozenset()
+    topics: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+    client_ids: frozenset[str] = frozenset()
+    keep_log_order: bool = True
+    wait_for_data: bool = False
+
+
+@dataclass(slots=True)
+class ApiCount:
+    """Counts of an API in a plan; `skipped` by SkipCode value."""
+
+    api_name: str
+    step_class: str
+    planned: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Plan:
+    """steps in order of time; scripts: for each connection the numbers of its steps, in order."""
+
+    workload: Workload
+    options: PlanOptions
+    steps: list[Step]
+    scripts: list[list[int]]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def duration_ns(self) -> int:
+        """First to last request that is sent, at recorded pace."""
+        sent = [step.at_ns for step in self.steps if step.skipped is None]
+        return max(sent) - min(sent) if sent else 0
+
+    def counts(self) -> list[ApiCount]:
+        """Per API, in order of their keys."""
+        found: dict[tuple[int, str], ApiCount] = {}
+        for step in self.steps:
+            key = (step.exchange.api_key, step.step_class)
+            count = found.setdefault(key, ApiCount(step.api_name, step.step_class))
+            if step.skipped is None:
+                count.planned += 1
+            else:
+                code = step.skipped.code.value
+                count.skipped[code] = count.skipped.get(code, 0) + 1
+        return [found[key] for key in sorted(found)]
+
+
+# -- ids and names of the target --------------------------------------------------------------
+
+
+class Translation(Protocol):
+    """From the capture's ids to the target's; `replay.translate.Translator` is the one there is.
+
+    Not thread-safe and without waiting: the runner calls it in the order in which things happen.
+    Before the first request: `learn_versions` and `learn_metadata` (the runner's own ApiVersions
+    and Metadata, repeated after topics were made and when `wants_metadata` asks for it).
+    """
+
+    def learn_versions(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """api_key -> (min, max) that the target speaks."""
+
+    def learn_metadata(self, body: Mapping[str, Any]) -> None:
+        """A decoded Metadata response of the target (the newest api_version both know)."""
+
+    def wants_metadata(self, step: Step) -> list[str]:
+        """The target's names of topics that `step` needs and nothing is known of yet."""
+
+    def target_node(self, step: Step) -> int | None:
+        """The target's node that this request goes to; None: any (the bootstrap address)."""
+
+    def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
+        """The frame to send, with the target's ids; call it just before sending."""
+
+    def api_version(self, step: Step) -> int:
+        """In which api_version `request` encodes the step (another one only with `reencode`)."""
+
+    def learn(self, step: Step, response: bytes) -> None:
+        """What the answer tells; called for every answer, before any later `request`."""
+
+    def failed(self, step: Step) -> None:
+        """The step was sent and no answer came, or it was skipped by the runner."""
+
+
+@dataclass(slots=True)
+class TranslateOptions:
+    """offsets: "captured", "earliest" or "relative". renames: (kind, old, new), kind "topic",
+    "group" or "transactional-id". reencode: send at the nearest version that the target speaks."""
+
+    offsets: str = "relative"
+    renames: tuple[tuple[str, str, str], ...] = ()
+    reencode: bool = False
+
+
+# -- what came back ---------------------------------------------------------------------------
+
+
+class Verdict(Enum):
+    """Of an outcome; outputs show the value."""
+
+    SAME = "same"  # nothing differs but what had to be translated
+    TOLERATED = "tolerated"  # differs as a rule allows
+    DIFFERENT = "different"
+    ERROR = "error"  # no answer, or one that cannot be decoded
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two values that differ at a place of a response.
+
+    path: ``responses[0].partitions[3].error_code``. captured, answered: as text for people.
+    rule: the name of the rule that tolerates it, "" where none does. note: what it means, or "".
+    """
+
+    path: str
+    captured: str
+    answered: str
+    rule: str = ""
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What `compare` says of one answer."""
+
+    verdict: Verdict
+    differences: list[Difference] = field(default_factory=list)
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A step after the run.
+
+    sent: the frame as it went out; answer: the frame that came. sent_ns, answered_ns: nanoseconds
+    since the run's start; lag_ns: behind its schedule. error: why there is no answer, or "".
+    node_id: of the target. api_version: in which it was sent.
+    """
+
+    step: Step
+    sent: bytes | None = None
+    answer: bytes | None = None
+    sent_ns: int = -1
+    answered_ns: int = -1
+    lag_ns: int = 0
+    node_id: int | None = None
+    api_version: int = -1
+    error: str = ""
+    skipped: Skipped | None = None
+    judgement: Judgement | None = None
+
+    @property
+    def latency_ns(self) -> int:
+        return self.answered_ns - self.sent_ns if self.answered_ns >= 0 else -1
+
+
+class Comparison(Protocol):
+    """Judges answers; `replay.compare.Comparator` is the one there is."""
+
+    def judge(self, outcome: Outcome) -> Judgement:
+        """Compare the answer with the captured one; after `Translation.learn` of it."""
+
+    def finish(self) -> dict[int, Judgement]:
+        """Judgements that other answers have changed, by step number; once, after the last."""
