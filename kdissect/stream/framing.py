@@ -90,6 +90,11 @@ TAGS_MAX = 64  # tagged fields of a request header that are skipped to find acks
 
 FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 
+# Bits of a stream's `has_origin`. ORIGIN: position 0 is a boundary. RESUMED: frames came before it,
+# which the caller has had (`resumed.py`); the last of them began bare SASL tokens (IN_TOKENS), or
+# was a request that a response may be told by (HAS_ASKED).
+ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED = 1, 2, 4, 8
+
 
 @kernel
 def put_extents(
@@ -345,8 +350,8 @@ def frame_requests(
 ) -> Any:  # fmt: skip
     """Frames of the request streams of all Kafka connections: (frames, extents, faults, used).
 
-    client_side uint8, protocol uint8 of each connection; has_origin uint8 of each stream: it began
-    with a SYN, so that position 0 is a boundary.
+    client_side uint8, protocol uint8 of each connection; has_origin uint8 of each stream: 0, or
+    bits that begin with ORIGIN, where it began with a SYN, so that position 0 is a boundary.
     """
     frames = np.empty(1024 * FRAME_WIDTH, np.int64)
     extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
@@ -368,8 +373,8 @@ def frame_requests(
         certain = has_origin[number] != 0
         reason = AFTER_GAP if certain else NO_BOUNDARY
         bad_size = int64(-1)
-        in_tokens = False
-        is_first = True
+        in_tokens = has_origin[number] & IN_TOKENS != 0
+        is_first = has_origin[number] & RESUMED == 0
         last_id = int64(-1)
         client_count = 0
         while True:
@@ -530,7 +535,8 @@ def frame_responses(
         last_id = int64(-1)
         first = asked_start[connection]  # the first request that is not answered or passed over
         last = asked_start[connection + 1]
-        rise_max = int64(STEP_MAX if first < last else RISE_MAX)
+        has_asked = first < last or has_origin[number] & HAS_ASKED != 0
+        rise_max = int64(STEP_MAX if has_asked else RISE_MAX)
         while True:
             while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
                 index += 1

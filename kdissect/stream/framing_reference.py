@@ -54,6 +54,9 @@ class PlainStream:
     starts: set[int]
     times: Sequence[int]
     has_origin: bool
+    is_resumed: bool = False  # these and the next: see the bits of `has_origin` in `framing.py`
+    is_in_tokens: bool = False
+    has_asked: bool = False
     end: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -250,7 +253,7 @@ def frame_requests(stream: PlainStream, kafka: Kafka) -> list[Frame]:
     clients: list[str] = []
     last_id: int | None = None
     pos = 0
-    certain, in_tokens = stream.has_origin, False
+    certain, in_tokens = stream.has_origin, stream.is_in_tokens
     while stream.next_byte(pos) is not None:
         if not certain:
             found = next(
@@ -271,7 +274,8 @@ def frame_requests(stream: PlainStream, kafka: Kafka) -> list[Frame]:
             certain = False
             pos = stream.next_byte(pos) or 0
             continue
-        if not frames and grade < FAIR and stream.has_origin and size <= TOKEN_SIZE_MAX:
+        is_first = not frames and not stream.is_resumed
+        if is_first and grade < FAIR and stream.has_origin and size <= TOKEN_SIZE_MAX:
             in_tokens = grade != ABSENT
         if in_tokens and grade != GOOD and size <= TOKEN_SIZE_MAX:
             frames.append(Frame(pos, size, -1, -1, -1, TOKEN))
@@ -361,7 +365,8 @@ def response_points(
             return -1
         points = LOCK_POINTS - LOCK_POINTS_UNASKED
         if last_id is not None:
-            if not rises(correlation_id, last_id, STEP_MAX if asked else RISE_MAX):
+            has_asked = asked or stream.has_asked
+            if not rises(correlation_id, last_id, STEP_MAX if has_asked else RISE_MAX):
                 return -1
             points += rises(correlation_id, last_id, STEP_MAX)
         elif first < len(asked):

@@ -34,7 +34,7 @@ PLAIN_KNOWN = {divmod(int(place), API_VERSIONS) for place in np.flatnonzero(KNOW
 class Laid:
     """One stream as pieces in memory (as the request stream of a connection) and as plain bytes."""
 
-    def __init__(self, data: bytes, cuts: list[int], lost: list[bool], has_origin: bool) -> None:
+    def __init__(self, data: bytes, cuts: list[int], lost: list[bool], has_origin: int) -> None:
         edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
         self.memory = Memory(data)
         kept: list[int | None] = list(data)
@@ -60,7 +60,11 @@ class Laid:
         self.sides[columns.PIECE_STOP] = len(rows)
         self.sides[columns.END] = len(data)
         self.has_origin = np.array([has_origin, has_origin], np.uint8)
-        self.plain = plain.PlainStream(kept, {begin for begin, _ in rows}, times, has_origin)
+        self.plain = plain.PlainStream(
+            kept, {begin for begin, _ in rows}, times, has_origin != 0,
+            has_origin & framing.RESUMED != 0, has_origin & framing.IN_TOKENS != 0,
+            has_origin & framing.HAS_ASKED != 0,
+        )  # fmt: skip
 
 
 def rows_of(found: Any) -> list[tuple[int, ...]]:
@@ -108,12 +112,16 @@ def requests(draw: st.DrawFn) -> bytes:
 
 lost = st.lists(st.sampled_from((False, False, False, True)), min_size=1, max_size=9)
 cuts = st.lists(st.integers(0, 400), max_size=9)
+RESUMED = framing.ORIGIN | framing.RESUMED
+origins = st.sampled_from(
+    (0, framing.ORIGIN, RESUMED, RESUMED | framing.IN_TOKENS, RESUMED | framing.HAS_ASKED)
+)
 
 
 @settings(max_examples=400, deadline=None)
-@given(requests(), cuts, lost, st.booleans())
+@given(requests(), cuts, lost, origins)
 def test_request_kernel_and_definition_agree(
-    data: bytes, cuts: list[int], lost: list[bool], has_origin: bool
+    data: bytes, cuts: list[int], lost: list[bool], has_origin: int
 ) -> None:
     laid = Laid(data, cuts, lost, has_origin)
     found = framing.frame_requests(
@@ -150,9 +158,9 @@ def conversations(draw: st.DrawFn) -> tuple[bytes, list[Request]]:
 
 
 @settings(max_examples=400, deadline=None)
-@given(conversations(), cuts, lost, st.booleans())
+@given(conversations(), cuts, lost, origins)
 def test_response_kernel_and_definition_agree(
-    told: tuple[bytes, list[Request]], cuts: list[int], lost: list[bool], has_origin: bool
+    told: tuple[bytes, list[Request]], cuts: list[int], lost: list[bool], has_origin: int
 ) -> None:
     data, requests = told
     laid = Laid(data, cuts, lost, has_origin)
