@@ -10,10 +10,11 @@ a page that is read again is found in the page cache. Small files are left alone
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 
 WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on it is watched
-INTERVAL_S = 0.05
+INTERVAL_S = 0.02
 
 _MADV_DONTNEED = 4
 
@@ -37,6 +38,12 @@ def watch(address: int, size: int) -> None:
         if not any(thread.is_alive() for thread in _threads):
             _threads[:] = [threading.Thread(target=_run, daemon=True, name="resident")]
             _threads[0].start()
+
+
+def drop(address: int, size: int) -> None:
+    """Drop the whole pages that bytes of a read-only file mapping lie in, and theirs alone."""
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    _libc.madvise(start, address + size - start, _MADV_DONTNEED)
 
 
 def unmap(address: int, size: int) -> None:

@@ -3,14 +3,21 @@
 Files are mapped read-only when a process first asks for their bytes; a `Sources` travels between
 processes as a list of paths. The maps are made with the system's own `mmap`, because Python's
 keeps a file descriptor open per map and a run may have thousands of rotated files.
+
+Who reads a little here and there all over a large capture makes all of it resident, since the
+system maps much around each page that is touched. `staged` is for them: it copies the segments
+that they will read aside, in the order of the file and window by window, and `addresses` then
+leads there instead of into the map.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +30,9 @@ from numba.extending import intrinsic
 from ..accelerate import JIT_ENABLED, kernel
 from ..errors import CaptureError, EnvironmentFailed
 from . import resident
+
+STAGED_BYTES_MAX = 64 << 20  # payload that is copied aside; more lies so close that maps will do
+WINDOW_BYTES = 16 << 20  # of a capture that are mapped at a time meanwhile
 
 _PROT_READ, _MAP_PRIVATE = 1, 2
 _OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
@@ -71,16 +81,47 @@ def _check_extents(pos: Any, length: Any, source: Any, sizes: Any) -> Any:
 
 
 @kernel
-def _copy_extents(pos: Any, length: Any, source: Any, bases: Any, rows: Any, out: Any) -> Any:
-    """Copy checked extents, in the order of `rows`, one behind the other; the bytes written."""
-    at = 0
+def _addresses(
+    pos: Any, length: Any, source: Any, bases: Any, starts: Any, place: Any, end: Any, offset: Any,
+    staged: int, out: Any,
+) -> None:  # fmt: skip
+    """The address of each checked extent: of its copy where [place, end) hold it, else in the map.
+
+    starts: where each source begins in the run's bytes, which `place` (ascending) and `end` count.
+    offset: of each copy behind the address `staged`. 0 for what is in no file.
+    """
+    at = 0  # the copy where the last one was found: neighbours mostly follow one another
+    for row in range(len(pos)):
+        if source[row] < 0:
+            out[row] = np.uint64(0)
+            continue
+        out[row] = bases[source[row]] + np.uint64(pos[row])
+        here = starts[source[row]] + pos[row]
+        if at + 1 < len(place) and place[at + 1] <= here:
+            at += 1
+        if at >= len(place) or place[at] > here or here >= end[at]:
+            low, high = 0, len(place)
+            while low < high:
+                middle = (low + high) >> 1
+                if place[middle] <= here:
+                    low = middle + 1
+                else:
+                    high = middle
+            at = max(0, low - 1)
+        if at < len(place) and place[at] <= here and here + length[row] <= end[at]:
+            out[row] = np.uint64(staged) + np.uint64(offset[at] + here - place[at])
+
+
+@kernel
+def _copy_extents(address: Any, length: Any, rows: Any, out: Any, at: int) -> Any:
+    """Copy extents, in the order of `rows`, to `out` from `at` on; where they end there."""
     for number in range(len(rows)):
         row = rows[number]
         count = length[row]
-        if source[row] < 0:
+        if address[row] == 0:
             out[at : at + count] = 0
         elif count > 0:
-            _copy(bases[source[row]] + np.uint64(pos[row]), out, at, count)
+            _copy(address[row], out, at, count)
         at += count
     return at
 
@@ -120,6 +161,20 @@ def _columns(extents: npt.NDArray[np.void]) -> tuple[Any, Any, Any]:
     return pos, length, source
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """Copies of segments: [place, end) of the run's bytes, ascending, at `offset` in `data`."""
+
+    place: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    data: npt.NDArray[np.uint8]
+
+
+_NONE = np.zeros(0, np.int64)
+_NOTHING = _Staged(_NONE, _NONE, _NONE, np.zeros(0, np.uint8))
+
+
 class Sources:
     """The files of a run, by the index that `SEGMENT.source` and `EXTENT.source` hold."""
 
@@ -129,6 +184,7 @@ class Sources:
         self._bases: npt.NDArray[np.uint64] | None = None
         self._sizes: npt.NDArray[np.int64] | None = None
         self._buffer = np.zeros(0, np.uint8)
+        self._staged = _NOTHING
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sources, (self.paths,)
@@ -164,7 +220,67 @@ class Sources:
         _ = self.bases  # mapped once for both
         other = Sources([*self.paths, "carried bytes"])
         other._maps = {**self._maps, len(self.paths): carried}
+        other._staged = self._staged
         return other
+
+    def staged(self, segments: npt.NDArray[np.void]) -> Sources:
+        """These sources with the bytes of SEGMENT[n] at hand, so that reading maps nothing.
+
+        Small captures stay as they are, and so do more bytes than STAGED_BYTES_MAX. Raises
+        ValueError for a segment that is not inside its file.
+        """
+        rows = np.flatnonzero(segments["captured"] > 0)
+        length = segments["captured"][rows].astype(np.int64)
+        total = int(length.sum())
+        is_small = int(self.sizes.sum()) < resident.WATCHED_SIZE_MIN
+        if is_small or not 0 < total <= STAGED_BYTES_MAX:
+            return self
+        source = segments["source"][rows].astype(np.int64)
+        starts = self._starts()
+        pos = segments["pos"][rows]
+        if (pos < 0).any() or (pos > self.sizes[source] - length).any():
+            raise ValueError("segments: one does not lie inside its file")
+        place = starts[source] + pos
+        if (np.diff(place) < 0).any():
+            order = np.argsort(place, kind="stable")
+            place, length, source = place[order], length[order], source[order]
+        address = self.bases[source] + (place - starts[source]).astype(np.uint64)
+        data = np.empty(total, np.uint8)
+        window = (source << 32) + (place - starts[source]) // WINDOW_BYTES
+        first = np.concatenate(([0], np.flatnonzero(np.diff(window)) + 1, [len(window)]))
+        at = 0
+        for low, high in itertools.pairwise(first.tolist()):
+            at = _copy_extents(address, length, np.arange(low, high), data, at)
+            end = int(address[high - 1]) + int(length[high - 1])
+            resident.drop(int(address[low]), end - int(address[low]))
+        other = Sources(self.paths)
+        other._maps, other._bases, other._sizes = self._maps, self._bases, self._sizes
+        other._staged = _Staged(place, place + length, np.cumsum(length) - length, data)
+        return other
+
+    def addresses(
+        self,
+        source: npt.NDArray[np.int32],
+        pos: npt.NDArray[np.int64],
+        length: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.uint64]:
+        """uint64[n]: where the bytes of extents can be read (0 where source is -1).
+
+        The extents must lie inside their sources; these sources must outlive the addresses.
+        """
+        found = np.empty(len(pos), np.uint64)
+        staged = self._staged
+        _addresses(
+            np.ascontiguousarray(pos), np.ascontiguousarray(length, np.int64),
+            np.ascontiguousarray(source), self.bases, self._starts(), staged.place, staged.end,
+            staged.offset, staged.data.ctypes.data, found,
+        )  # fmt: skip
+        return found
+
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """int64[n]: where each file begins in the run's bytes."""
+        starts: npt.NDArray[np.int64] = np.cumsum(self.sizes) - self.sizes
+        return starts
 
     def gather(self, extents: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
         """The bytes of EXTENT[n] one behind the other; zeros where source is -1.
@@ -216,4 +332,5 @@ class Sources:
         rows: npt.NDArray[np.int64],
         out: npt.NDArray[np.uint8],
     ) -> None:
-        _copy_extents(*_columns(extents), self.bases, rows, out)
+        pos, length, source = _columns(extents)
+        _copy_extents(self.addresses(source, pos, length), length, rows, out, 0)

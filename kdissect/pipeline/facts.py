@@ -326,37 +326,30 @@ def _raw_tokens(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
 
 @kernel
 def _client_id_kernel(
-    bases: npt.NDArray[np.uint64],
-    extent_source: npt.NDArray[np.int32],
-    extent_pos: npt.NDArray[np.int64],
-    extent_length: npt.NDArray[np.int64],
-    first: npt.NDArray[np.int64],
-    count: npt.NDArray[np.int64],
+    address: npt.NDArray[np.uint64],
+    available: npt.NDArray[np.int64],
     digest: npt.NDArray[np.int64],
     length: npt.NDArray[np.int64],
 ) -> None:
     """FNV-1a digest and length of each request's client id; length -1 null, -2 out of reach.
 
-    Out of reach: the header is not within the first extent (rare: it straddles two segments).
+    Out of reach: the header is not in the `available` bytes of the first extent at `address` (rare:
+    it straddles two segments).
     """
-    for row in range(first.size):
+    for row in range(address.size):
         length[row] = -2
-        if count[row] < 1:
+        if available[row] < 10:
             continue
-        extent = first[row]
-        source = extent_source[extent]
-        if source < 0 or extent_length[extent] < 10:
-            continue
-        address = bases[source] + np.uint64(extent_pos[extent])
-        size = load_u16(address + np.uint64(8))
+        size = load_u16(address[row] + np.uint64(8))
         if size > 32767:
             length[row] = -1
             continue
-        if extent_length[extent] < 10 + size:
+        if available[row] < 10 + size:
             continue
         value = np.int64(-3750763034362895579)
         for k in range(size):
-            value = (value ^ load_u8(address + np.uint64(10 + k))) * np.int64(1099511628211)
+            byte = load_u8(address[row] + np.uint64(10 + k))
+            value = (value ^ byte) * np.int64(1099511628211)
         digest[row] = value
         length[row] = size
 
@@ -375,17 +368,13 @@ def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
         return
     digest = np.zeros(len(rows), np.int64)
     length = np.zeros(len(rows), np.int64)
-    first = request["extent_start"][rows].astype(np.int64)
-    _client_id_kernel(
-        sources.bases,
-        np.ascontiguousarray(extents["source"]),
-        np.ascontiguousarray(extents["pos"]),
-        np.ascontiguousarray(extents["length"]),
-        first,
-        request["extent_count"][rows].astype(np.int64),
-        digest,
-        length,
-    )
+    has_bytes = request["extent_count"][rows] > 0
+    first = extents[request["extent_start"][rows[has_bytes]]]
+    available = np.zeros(len(rows), np.int64)
+    available[has_bytes] = np.where(first["source"] < 0, 0, first["length"])
+    address = np.zeros(len(rows), np.uint64)
+    address[has_bytes] = sources.addresses(first["source"], first["pos"], first["length"])
+    _client_id_kernel(address, available, digest, length)
     connection = exchanges["connection"][rows]
     key = np.zeros(len(rows), [("connection", "<i4"), ("length", "<i8"), ("digest", "<i8")])
     key["connection"], key["length"], key["digest"] = connection, length, digest

@@ -220,11 +220,13 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
     segments.sort()
     batch = SegmentBatch.concat([SegmentBatch.from_bytes(data) for _, data in segments])
     del segments
+    key_logs = plan.key_logs(sources)
+    sources = sources.staged(batch.segments)
     assembly = assemble(
         batch,
         sources,
         StreamOptions(ports=plan.options.ports, frame_size_max=plan.options.frame_size_max),
-        plan.key_logs(sources),
+        key_logs,
     )
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)

@@ -142,6 +142,36 @@ def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.ui
     return is_b.astype(np.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the first connection of each endpoint pair from segments before the batch.
+
+    has_origin: uint8[2 * pairs], by pair and side, bits of `framing` for streams that begin with a
+    SYN here. is_kafka, client_side: uint8[pairs]; the latter counts where is_kafka is 1.
+    """
+
+    has_origin: npt.NDArray[np.uint8]
+    is_kafka: npt.NDArray[np.uint8]
+    client_side: npt.NDArray[np.uint8]
+
+
+def _recognise_others(
+    streams: Streams, has_origin: Any, likely: Any, kafka: Kafka, nobody: Asked, client_side: Any,
+    protocol: Any,
+) -> None:  # fmt: skip
+    """Recognise the connections of which nothing is known."""
+    rows = np.flatnonzero(protocol == Protocol.NONE)
+    both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
+    side, found = client_side[rows], protocol[rows]
+    recognise(
+        streams.pieces, np.ascontiguousarray(streams.segments["time_ns"]),
+        streams.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
+        streams.connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
+        has_origin[both], likely[rows], kafka, nobody, side, found,
+    )  # fmt: skip
+    client_side[rows], protocol[rows] = side, found
+
+
 def assemble(
     batch: SegmentBatch,
     sources: MappedSources,
@@ -151,12 +181,22 @@ def assemble(
     """Connections, exchanges and anomalies of all segments of some endpoint pairs.
 
     The batch must hold all segments of each of its pairs; what other pairs it holds changes
-    nothing. Payload is read at sources.bases + pos, only size prefixes and headers, and what a
+    nothing. Payload is read where `sources` has it, only size prefixes and headers, and what a
     search or the comparison of overlapping segments needs. key_logs: buffers of text with the
     secrets of TLS connections (`tls_keys`). Raises ValueError when the batch points outside of the
     sources.
     """
-    options = options or StreamOptions()
+    return assemble_streams(batch, sources, options or StreamOptions(), key_logs)[0]
+
+
+def assemble_streams(
+    batch: SegmentBatch,
+    sources: MappedSources,
+    options: StreamOptions,
+    key_logs: Sequence[Any] = (),
+    known: Known | None = None,
+) -> tuple[Assembly, Streams]:
+    """`assemble`, and the streams behind it; `known` where a batch goes on with connections."""
     check_batch(batch, sources)
     streams = reassemble(batch, sources, options.duplicate_window_ns)
     connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
@@ -171,10 +211,15 @@ def assemble(
     hinted |= np.isin(batch.endpoints["port_b"], options.ports)
     nobody = Asked(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     likely = hinted.astype(np.uint8)[pair]
-    recognise(
-        streams.pieces, np.ascontiguousarray(streams.segments["time_ns"]), streams.sides,
-        streams.connections, has_origin, likely, kafka, nobody, client_side, protocol,
-    )  # fmt: skip
+    if known is not None:
+        first = np.flatnonzero(connections[:, INCARNATION] == 0)
+        for side in (0, 1):
+            bits = known.has_origin[2 * pair[first] + side]
+            has_origin[2 * first + side] |= np.where(has_origin[2 * first + side], bits, 0)
+        first = first[known.is_kafka[pair[first]] != 0]
+        protocol[first] = Protocol.KAFKA
+        client_side[first] = known.client_side[pair[first]]
+    _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol)
     is_tls = protocol == Protocol.TLS
     tls = Tls()
     if is_tls.any():
@@ -254,7 +299,7 @@ def assemble(
         request_of, came, tls,
     )  # fmt: skip
     duplicates = streams.segments["source"][streams.mark == DUPLICATE]
-    return Assembly(
+    assembly = Assembly(
         batch.endpoints,
         table,
         exchanges,
@@ -264,6 +309,7 @@ def assemble(
         tls.facts,
         plain.carried,
     )
+    return assembly, streams
 
 
 def _connections(

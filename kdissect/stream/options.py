@@ -26,13 +26,12 @@ class StreamOptions:
 
 
 class MappedSources(Protocol):
-    """bases: uint64[n] addresses of the mapped captures; sizes: int64[n] bytes."""
-
-    @property
-    def bases(self) -> npt.NDArray[np.uint64]: ...
+    """sizes: int64[n] bytes of the captures; addresses: uint64[m], of extents inside of them."""
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]: ...
+
+    def addresses(self, source: Any, pos: Any, length: Any) -> npt.NDArray[np.uint64]: ...
 
 
 def check_batch(batch: SegmentBatch, sources: MappedSources) -> None:

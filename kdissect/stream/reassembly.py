@@ -476,10 +476,7 @@ def reassemble(batch: SegmentBatch, sources: MappedSources, window_ns: int) -> S
     """The connections and ordered pieces of a checked batch (see `options.check_batch`)."""
     segments, pair_start = ordered(batch.segments, len(batch.endpoints))
     count = len(segments)
-    bases = np.asarray(sources.bases, np.uint64)
-    address = np.zeros(count, np.uint64)
-    if count:
-        address = bases[segments["source"]] + segments["pos"].astype(np.uint64)
+    address = sources.addresses(segments["source"], segments["pos"], segments["captured"])
     connection = np.empty(count, np.int32)
     number = np.empty(count, np.int64)
     acknowledged = np.empty(count, np.int64)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from kdissect.capture import resident
+from kdissect.capture.index import SEGMENT
 from kdissect.capture.source import Sources
 
 
@@ -46,3 +47,18 @@ def test_mappings_end_with_their_arrays(tmp_path: Path) -> None:
     assert address in resident._watched
     del sources
     assert address not in resident._watched
+
+
+def test_staging_segments_leaves_nothing_of_the_file_resident(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(resident.WATCHED_SIZE_MIN))
+    sources = Sources([path])
+    segments = np.zeros(4096, SEGMENT)
+    segments["pos"] = np.arange(4096) * (resident.WATCHED_SIZE_MIN // 4096)
+    segments["captured"] = 100
+    resident._watched.clear()  # by itself, not by the thread
+    staged = sources.staged(segments)
+    assert resident_bytes(sources.data(0).ctypes.data) <= 1 << 20
+    zeros = np.zeros(4096, np.int32)
+    staged.addresses(zeros, segments["pos"], segments["captured"])
+    assert resident_bytes(sources.data(0).ctypes.data) <= 1 << 20

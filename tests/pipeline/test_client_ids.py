@@ -26,11 +26,7 @@ def test_kernel_and_definition_agree(extents: list[bytes | None]) -> None:
     data = np.frombuffer(b"".join(one or b"" for one in extents) + b"\0", np.uint8)
     sizes = np.array([len(one or b"") for one in extents], np.int64)
     digest, length = np.zeros(len(extents), np.int64), np.zeros(len(extents), np.int64)
-    _client_id_kernel(
-        np.array([data.ctypes.data], np.uint64),
-        np.array([-1 if one is None else 0 for one in extents], np.int32),
-        np.cumsum(sizes) - sizes, sizes, np.arange(len(extents)),
-        np.ones(len(extents), np.int64), digest, length,
-    )  # fmt: skip
+    address = np.uint64(data.ctypes.data) + (np.cumsum(sizes) - sizes).astype(np.uint64)
+    _client_id_kernel(address, sizes, digest, length)
     found = list(zip(digest.tolist(), length.tolist(), strict=True))
     assert found == [client_id(one) for one in extents]

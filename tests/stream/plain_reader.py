@@ -21,6 +21,9 @@ class Memory:
         self.bases = np.array([array.ctypes.data for array in self.arrays], np.uint64)
         self.sizes = np.array([len(data) for data in contents], np.int64)
 
+    def addresses(self, source: np.ndarray, pos: np.ndarray, _: np.ndarray) -> np.ndarray:
+        return self.bases[source] + pos.astype(np.uint64)
+
 
 def read_capture(path: Path, source: int = 0) -> tuple[SegmentBatch, bytes]:
     """The TCP segments of an Ethernet pcap (microseconds or nanoseconds)."""
