@@ -151,6 +151,7 @@ class SkipCode(Enum):
     API_VERSION = "api_version"  # the target does not speak this api_version: a finding
     NOT_TRANSLATABLE = "not_translatable"  # an id in it has no counterpart at the target
     FILTERED = "filtered"  # left out by an option
+    NOT_REACHED = "not_reached"  # the run was interrupted before
 
 
 @dataclass(frozen=True, slots=True)

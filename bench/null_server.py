@@ -1,0 +1,123 @@
+"""A server that answers every Kafka request at once with nothing in it: what clients can do alone.
+
+One process, one epoll loop, no asyncio: its cost a request is a few microseconds, so that what a
+client reaches against it is the client's own limit. ApiVersions tells every API that is known here,
+Metadata one node (itself) and the topics that are asked for with one partition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import select
+import socket
+import struct
+import sys
+from typing import Any
+
+from kdissect.protocol import catalog
+from kdissect.wire.message import Message, decode_message, encode_message
+
+_API_VERSIONS, _METADATA = 18, 3
+
+
+class NullServer:
+    """Listens on a free port of the loopback interface."""
+
+    def __init__(self, topics: list[str] | None = None) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self.port = self.listener.getsockname()[1]
+        self.topics = topics or []
+        self.count = 0
+        self._answers: dict[bytes, bytes] = {}
+
+    def answer(self, frame: bytes) -> bytes:
+        """With its size prefix; b"" where none is due."""
+        key = frame[:4]
+        kept = self._answers.get(key)
+        if kept is None:
+            kept = self._make(frame)
+            if frame[:2] != b"\0\3":  # Metadata depends on what is asked
+                self._answers[key] = kept
+        return kept[:4] + frame[4:8] + kept[8:]
+
+    def _make(self, frame: bytes) -> bytes:
+        api_key, api_version = struct.unpack_from(">hh", frame)
+        body: dict[str, Any] = {}
+        if api_key == _API_VERSIONS:
+            body["api_keys"] = [
+                {"api_key": key, "min_version": first, "max_version": last}
+                for key, api in catalog.apis().items()
+                for first, last in [tuple(api.request.versions)]
+            ]
+            if api_version not in catalog.api(api_key).request.versions:
+                api_version = 0
+        elif api_key == _METADATA:
+            asked = decode_message(frame, side="request").body["topics"]
+            names = self.topics if not asked else [each["name"] for each in asked]
+            body["brokers"] = [{"node_id": 1, "host": "127.0.0.1", "port": self.port}]
+            body["topics"] = [
+                {
+                    "name": name,
+                    "partitions": [
+                        {"partition_index": 0, "leader_id": 1, "replica_nodes": [1],
+                         "isr_nodes": [1]}
+                    ],
+                }
+                for name in names
+            ]  # fmt: skip
+        data = encode_message(Message(api_key, api_version, "response", {}, body))
+        return len(data).to_bytes(4, "big") + data
+
+    def serve(self) -> None:
+        """Until the process is ended."""
+        poll = select.epoll()
+        poll.register(self.listener, select.EPOLLIN)
+        clients: dict[int, tuple[socket.socket, bytearray]] = {}
+        listening = self.listener.fileno()
+        while True:
+            for number, _ in poll.poll():
+                if number == listening:
+                    client, _ = self.listener.accept()
+                    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    clients[client.fileno()] = client, bytearray()
+                    poll.register(client, select.EPOLLIN)
+                    continue
+                client, waiting = clients[number]
+                try:
+                    data = client.recv(1 << 18)
+                    if data:
+                        waiting += data
+                        client.sendall(self._take(waiting))
+                except OSError:
+                    data = b""
+                if not data:
+                    poll.unregister(number)
+                    client.close()
+                    del clients[number]
+
+    def _take(self, waiting: bytearray) -> bytes:
+        """The answers to the whole frames that came."""
+        answers, pos = [], 0
+        while len(waiting) - pos >= 12:
+            size = int.from_bytes(waiting[pos : pos + 4], "big")
+            if len(waiting) - pos - 4 < size:
+                break
+            answers.append(self.answer(bytes(waiting[pos + 4 : pos + 4 + size])))
+            self.count += 1
+            pos += 4 + size
+        del waiting[:pos]
+        return b"".join(answers)
+
+
+def main() -> None:
+    """Command: null_server.py [--topic NAME]...; prints its port."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topic", action="append")
+    server = NullServer(parser.parse_args().topic)
+    sys.stdout.write(f"{server.port}\n")
+    sys.stdout.flush()
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

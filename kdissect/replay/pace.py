@@ -1,0 +1,96 @@
+"""When each step is due: the recorded times, stretched or squeezed, with long pauses cut."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from kdissect.errors import Error
+from kdissect.replay.model import Plan
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class PaceError(Error, ValueError):
+    """A pace or a span of time that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """speed: 1 as recorded, 4 four times as fast, inf without waiting.
+
+    max_gap_s: no pause of the replay between two requests is longer; None: as recorded.
+    """
+
+    speed: float = 1.0
+    max_gap_s: float | None = None
+
+    @property
+    def is_max(self) -> bool:
+        return math.isinf(self.speed)
+
+    def __str__(self) -> str:
+        if self.is_max:
+            return "max"
+        name = "recorded" if self.speed == 1 else f"x{self.speed:g}"
+        return name if self.max_gap_s is None else f"{name}, pauses up to {self.max_gap_s:g} s"
+
+
+def parse_pace(text: str, max_gap: str | None = None) -> Pace:
+    """``recorded``, ``max``, ``x4``, ``x0.5``; `max_gap` as in `parse_span`. Raises PaceError."""
+    gap = None if max_gap is None else parse_span(max_gap)
+    if text == "recorded":
+        return Pace(1.0, gap)
+    if text == "max":
+        return Pace(math.inf, gap)
+    found = re.fullmatch(r"x(\d+(?:\.\d+)?)", text)
+    if not found or not 0 < float(found[1]) <= 1e6:
+        raise PaceError(f"pace {text!r} is none of recorded, max, x2, x0.5 and the like")
+    return Pace(float(found[1]), gap)
+
+
+def parse_span(text: str) -> float:
+    """Seconds of ``250ms``, ``5s``, ``2m``, ``1.5``. Raises PaceError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)?", text.strip())
+    if not found:
+        raise PaceError(f"{text!r} is no span of time such as 250ms, 5s or 2m")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def schedule(plan: Plan, pace: Pace) -> tuple[list[int], list[int]]:
+    """When steps are due and when connections end, ns since the run's start.
+
+    The first list is by step number (steps that are not sent take no time; at pace max all are 0),
+    the second by connection: its captured end on the same time scale.
+    """
+    ends = [0] * len(plan.scripts)
+    if pace.is_max:
+        return [0] * len(plan.steps), ends
+    max_gap_ns = math.inf if pace.max_gap_s is None else pace.max_gap_s * 1e9
+    due = [0] * len(plan.steps)
+    origin = plan.workload.start_time_ns
+    marks: list[tuple[int, bool, int]] = [
+        (step.at_ns, False, step.number) for step in plan.steps if step.skipped is None
+    ]
+    marks += [
+        (connection.end_time_ns - origin, True, connection.number)
+        for connection in plan.workload.connections
+    ]
+    marks.sort()
+    now, before, has_begun = 0.0, 0, False
+    for at_ns, is_end, number in marks:
+        moment = now + min((at_ns - before) / pace.speed, max_gap_ns) if has_begun else 0.0
+        if is_end:
+            ends[number] = int(moment)
+        else:
+            now, before, has_begun = moment, at_ns, True
+            due[number] = int(moment)
+    return due, ends
+
+
+def duration_ns(plan: Plan, pace: Pace) -> int | None:
+    """From the first to the last request of the replay; None where nothing is timed."""
+    if pace.is_max:
+        return None
+    return max(schedule(plan, pace)[0], default=0)

@@ -1,0 +1,673 @@
+"""The run: every captured connection plays its script over connections of its own, in one loop.
+
+Theory of operation. A `_Script` is a captured connection with a place in its list of steps. It is
+*advanced* when something happened that may let its next step go: the clock, an answer, a
+connection that is ready, room in a buffer. `advance` sends as many steps as may go and returns at
+the first that may not; whatever that one waits for puts the script back into `_ready` later. So
+nothing ever waits in line behind a long poll of another connection, and a step costs no task.
+
+A step may go when the steps that it depends on are settled (`Plan` tells them; counted down in
+`_waits`), when it is due, when a link to the node that the translation names is open, and when
+neither that link's buffer nor the run's bytes in flight are over their limits. Kafka answers in
+order on a connection: the first pending step of a link is the one that an answer belongs to, and
+its correlation id has to agree.
+
+What goes wrong becomes an outcome with an error and settles the step, so the rest goes on: a
+connection that ends fails what was in flight and is opened again for the next step; an answer that
+does not come in time gives up its connection. Only a target that is gone altogether, or that has
+stopped answering at all, ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.errors import Error
+from kdissect.replay.model import (
+    Comparison,
+    Outcome,
+    Plan,
+    SkipCode,
+    Skipped,
+    Step,
+    Translation,
+)
+from kdissect.replay.pace import Pace, schedule
+from kdissect.replay.target import Target
+from kdissect.replay.transport import ConnectFailed, Link, connect
+
+CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
+CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
+RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
+METADATA_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4)  # a topic just made takes a moment to be known
+GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
+SCRIPT_TIMEOUTS = 3  # the same for one connection
+SWEEP_S, GRACE_S = 0.1, 1.0
+JUDGE_SLICE_NS, JUDGE_ROOM_NS = 2_000_000, 20_000_000
+PUMP_SLICE = 200  # scripts advanced before the loop may look at its sockets again
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """answer_timeout_s: for an answer, beyond the captured latency where the answer may block.
+
+    in_flight_bytes: sent and not answered, over all connections, before sending pauses.
+    """
+
+    pace: Pace = field(default_factory=Pace)
+    answer_timeout_s: float = 30.0
+    in_flight_bytes: int = 64 << 20
+
+
+@dataclass(slots=True)
+class LinkRecord:
+    """A connection as it was, for the table set of the run. Times in ns since its start."""
+
+    ours: tuple[str, int]
+    theirs: tuple[str, int]
+    opened_ns: int
+    closed_ns: int = -1
+
+
+@dataclass
+class RunResult:
+    """What a run did.
+
+    outcomes: by step number; every step has one. own_lag_ns: by step number, the part of the lag
+    that is ours (ready to go and not yet sent), -1 where not sent or not timed. link_of: by step
+    number the index in `links`, -1 none. ended: "" or why the run ended early; is_interrupted: by
+    the user. start_time_ns: wall clock at the run's start.
+    """
+
+    outcomes: list[Outcome]
+    own_lag_ns: array[int]
+    link_of: array[int]
+    links: list[LinkRecord]
+    start_time_ns: int
+    elapsed_ns: int = 0
+    ended: str = ""
+    is_interrupted: bool = False
+    reconnects: int = 0
+
+
+class _Conn(Link):
+    """A link of a script: what is pending on it, in order (step number, correlation id, time)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: deque[tuple[int, int, int]] = deque()
+        self.correlation_id = 0
+        self.record = -1
+        self.relogin_at_ns = 0  # 0: never
+        self.node_id: int | None = None
+
+
+class _Script:
+    __slots__ = ("close_timer", "is_busy", "is_queued", "links", "number", "numbers", "pos",
+                 "ready_ns", "timeouts", "timer")  # fmt: skip
+
+    def __init__(self, number: int, numbers: list[int]) -> None:
+        self.number, self.numbers, self.pos = number, numbers, 0
+        self.links: dict[int | None, _Conn] = {}
+        self.is_busy = self.is_queued = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.close_timer: asyncio.TimerHandle | None = None
+        self.ready_ns = -1  # when the next step had everything but its time and its turn
+        self.timeouts = 0
+
+
+class Runner:
+    """One run of a plan against one target; `run` once."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        translation: Translation,
+        comparison: Comparison | None,
+        target: Target,
+        options: RunOptions,
+    ) -> None:
+        self.plan, self.translation, self.comparison = plan, translation, comparison
+        self.target, self.options = target, options
+        count = len(plan.steps)
+        self.outcomes: list[Outcome | None] = [None] * count
+        self.left = count
+        self.sent_count = self.answered_count = 0
+        self.due, self.ends = schedule(plan, options.pace)
+        self._own_lag = array("q", [-1]) * count
+        self._link_of = array("i", [-1]) * count
+        self._links: list[LinkRecord] = []
+        self._is_sent, self._is_settled = bytearray(count), bytearray(count)
+        self._waits = array("i", [0]) * count
+        self._on_settled: dict[int, list[int]] = {}
+        self._on_sent: dict[int, list[int]] = {}
+        self._scripts = [_Script(n, numbers) for n, numbers in enumerate(plan.scripts)]
+        self._ready: deque[_Script] = deque()
+        self._throttled: deque[_Script] = deque()
+        self._live: set[_Conn] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unjudged: deque[Outcome] = deque()
+        self._is_judging = False
+        self._is_pumping = False
+        self._in_flight_bytes = 0
+        self._asked: set[str] = set()
+        self._timeouts = 0
+        self._timer_count = 0
+        self._reconnects = 0
+        self._ended, self._is_interrupted, self._is_stopping = "", False, False
+        self._began_ns = 0
+        self._idle_since = 0
+
+    # -- the whole run ----------------------------------------------------------------------
+
+    async def run(self) -> RunResult:
+        """Play the plan; the result has an outcome for every step, however the run ends."""
+        self._loop = asyncio.get_running_loop()
+        self._done = asyncio.Event()
+        self._connect_slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        _allow_many_files()
+        start_time_ns = time.time_ns()
+        gc.collect()
+        gc.freeze()  # the plan is large and stays: no pause to look through it
+        gc.disable()
+        try:
+            self._begin()
+            sweeper = self._loop.create_task(self._sweep())
+            await self._done.wait()
+            sweeper.cancel()
+            elapsed_ns = self._now()
+            await self._end()
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        self._judge_all()
+        return RunResult(
+            [outcome for outcome in self.outcomes if outcome is not None],
+            self._own_lag,
+            self._link_of,
+            self._links,
+            start_time_ns,
+            elapsed_ns,
+            self._ended,
+            self._is_interrupted,
+            self._reconnects,
+        )
+
+    def interrupt(self) -> None:
+        """The user wants to stop: nothing more is sent, what was done is kept."""
+        self._is_interrupted = True
+        self._stop("interrupted")
+
+    def _begin(self) -> None:
+        self._began_ns = time.monotonic_ns()
+        self._began_s = self._loop.time()
+        for step in self.plan.steps:
+            for other in step.depends_on:
+                self._on_settled.setdefault(other, []).append(step.number)
+            for other in step.follows:
+                self._on_sent.setdefault(other, []).append(step.number)
+            self._waits[step.number] = len(step.depends_on) + len(step.follows)
+        for step in self.plan.steps:
+            if step.skipped is not None:
+                self._skip(step, step.skipped)
+        for script in self._scripts:
+            self._queue(script)
+        self._pump()
+
+    def _stop(self, reason: str) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._ended = reason
+            self._done.set()
+
+    async def _end(self) -> None:
+        """Close what is open; whatever has no outcome gets one."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._is_stopping and any(link.pending for link in self._live):
+            end = self._loop.time() + GRACE_S  # answers that are on their way still count
+            while self._loop.time() < end and any(link.pending for link in self._live):
+                await asyncio.sleep(0.02)
+        self._is_stopping = True
+        for script in self._scripts:
+            _cancel(script)
+        for link in list(self._live):
+            for number, _, _ in link.pending:
+                self._fail(number, f"{self._ended or 'the run ended'} before the answer came")
+            link.pending.clear()
+            self._close(link)
+        for step in self.plan.steps:
+            if self.outcomes[step.number] is not None:
+                continue
+            if self._is_interrupted:
+                self._skip(step, Skipped(SkipCode.NOT_REACHED, "the run was interrupted before"))
+            else:
+                self._fail(step.number, f"not sent: {self._ended}")
+        self.target.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=GRACE_S)
+        await asyncio.sleep(0)  # transports close in the loop's next round
+
+    def _now(self) -> int:
+        return time.monotonic_ns() - self._began_ns
+
+    # -- advancing scripts ------------------------------------------------------------------
+
+    def _queue(self, script: _Script) -> None:
+        if not script.is_queued:
+            script.is_queued = True
+            self._ready.append(script)
+
+    def _pump(self) -> None:
+        """Advance what is ready; the loop looks at its sockets in between."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        for _ in range(PUMP_SLICE):
+            if not self._ready:
+                break
+            script = self._ready.popleft()
+            script.is_queued = False
+            self._advance(script)
+        self._is_pumping = False
+        if self._ready and not self._is_stopping:
+            self._loop.call_soon(self._pump)
+        if self.left == 0:
+            self._done.set()
+        elif self._unjudged and not self._is_judging and not self.options.pace.is_max:
+            self._is_judging = True
+            self._loop.call_soon(self._judge_some)
+
+    def _advance(self, script: _Script) -> None:
+        numbers, steps = script.numbers, self.plan.steps
+        while script.pos < len(numbers):
+            number = numbers[script.pos]
+            if self._is_settled[number]:
+                script.pos += 1
+                continue
+            if self._waits[number] or script.is_busy or self._is_stopping:
+                return
+            step, now, due = steps[number], self._now(), self.due[number]
+            if due - CONNECT_AHEAD_NS > now:
+                self._wake(script, due - CONNECT_AHEAD_NS)
+                return
+            if script.ready_ns < 0:
+                script.ready_ns = now
+            names = self.translation.wants_metadata(step)
+            if names and not self._asked.issuperset(names):
+                self._work(script, self._ask_metadata(names))
+                return
+            node_id = self.translation.target_node(step)
+            link = script.links.get(node_id)
+            if link is None:
+                self._work(script, self._open(script, node_id, number))
+                return
+            if due > now:
+                self._wake(script, due)
+                return
+            if link.is_full:
+                return
+            if self._in_flight_bytes >= self.options.in_flight_bytes:
+                self._throttled.append(script)
+                return
+            if link.relogin_at_ns and now >= link.relogin_at_ns:
+                if not link.pending:
+                    self._work(script, self._log_in_again(link))
+                return
+            self._send(script, link, step, now)
+            script.pos += 1
+            script.ready_ns = -1
+        self._finish(script)
+
+    def _send(self, script: _Script, link: _Conn, step: Step, now: int) -> None:
+        link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
+        number = step.number
+        try:
+            frame = self.translation.request(step, link.correlation_id)
+        except Error as error:
+            frame = Skipped(SkipCode.NOT_TRANSLATABLE, str(error))
+        if isinstance(frame, Skipped):
+            self.translation.failed(step)
+            self._skip(step, frame)
+            return
+        link.send(frame)
+        now = self._now()
+        outcome = Outcome(step, frame, None, now, node_id=link.node_id)
+        outcome.api_version = self.translation.api_version(step)
+        self.outcomes[number] = outcome
+        self._link_of[number] = link.record
+        self.sent_count += 1
+        if not self.options.pace.is_max:
+            due = self.due[number]
+            outcome.lag_ns = max(now - due, 0)
+            self._own_lag[number] = max(now - max(due, script.ready_ns), 0)
+        self._is_sent[number] = 1
+        self._count_down(self._on_sent.pop(number, ()))
+        if step.expects_response:
+            link.pending.append((number, link.correlation_id, now))
+            self._in_flight_bytes += len(frame)
+        else:
+            self._settle(number, outcome)
+
+    def _finish(self, script: _Script) -> None:
+        """After the last step: links close when their answers are in, or were not captured."""
+        pending = [entry for link in script.links.values() for entry in link.pending]
+        if not pending:
+            for link in list(script.links.values()):
+                self._close(link)
+            script.links.clear()
+        elif script.close_timer is None and not any(
+            self._is_answer_captured(number) for number, _, _ in pending
+        ):
+            # the client went away with requests open: so do we, at its time
+            wait_s = max((self.ends[script.number] - self._now()) / 1e9, GRACE_S)
+            script.close_timer = self._loop.call_later(wait_s, self._leave, script)
+            self._timer_count += 1
+
+    def _is_answer_captured(self, number: int) -> bool:
+        exchange = self.plan.steps[number].exchange
+        return exchange.response is not None or exchange.response_time_ns >= 0
+
+    def _leave(self, script: _Script) -> None:
+        script.close_timer = None
+        self._timer_count -= 1
+        for link in list(script.links.values()):
+            for number, _, _ in link.pending:
+                self._fail(number, "")
+            link.pending.clear()
+            self._close(link)
+        script.links.clear()
+        self._pump()
+
+    # -- settling ---------------------------------------------------------------------------
+
+    def _settle(self, number: int, outcome: Outcome) -> None:
+        if self._is_settled[number]:
+            return
+        self.outcomes[number] = outcome
+        self._is_settled[number] = 1
+        self.left -= 1
+        self._unjudged.append(outcome)
+        self._count_down(self._on_sent.pop(number, ()))
+        self._count_down(self._on_settled.pop(number, ()))
+
+    def _count_down(self, numbers: list[int] | tuple[()]) -> None:
+        for number in numbers:
+            self._waits[number] -= 1
+            if not self._waits[number]:
+                self._queue(self._scripts[self.plan.steps[number].connection])
+
+    def _skip(self, step: Step, skipped: Skipped) -> None:
+        self._settle(step.number, Outcome(step, skipped=skipped))
+
+    def _fail(self, number: int, reason: str) -> None:
+        """No answer; an empty reason: none was waited for, as in the capture."""
+        step = self.plan.steps[number]
+        outcome = self.outcomes[number] or Outcome(step)
+        outcome.error = reason
+        if outcome.sent is not None and step.expects_response:
+            self._in_flight_bytes -= len(outcome.sent)
+        self.translation.failed(step)
+        self._settle(number, outcome)
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def _on_answer(self, script: _Script, link: _Conn, frame: bytes) -> None:
+        now = self._now()
+        if not link.pending:
+            link.fail("an answer came that nothing had asked for")
+            return
+        number, correlation_id, _ = link.pending[0]
+        found = int.from_bytes(frame[:4], "big")
+        if found != correlation_id:
+            link.fail(f"an answer has correlation id {found} where {correlation_id} was due")
+            return
+        link.pending.popleft()
+        outcome = self.outcomes[number]
+        assert outcome is not None
+        assert outcome.sent is not None
+        self._in_flight_bytes -= len(outcome.sent)
+        self._timeouts = script.timeouts = 0
+        self.answered_count += 1
+        outcome.answer, outcome.answered_ns = frame, now
+        try:
+            self.translation.learn(outcome.step, frame)
+        except Error as error:
+            outcome.error = f"the answer cannot be understood: {error}"
+        self._settle(number, outcome)
+        if self._throttled and self._in_flight_bytes < self.options.in_flight_bytes:
+            while self._throttled:
+                self._queue(self._throttled.popleft())
+        if script.pos >= len(script.numbers) or link.relogin_at_ns:
+            self._queue(script)
+        self._pump()
+
+    def _on_lost(self, script: _Script, link: _Conn, reason: str) -> None:
+        pending = list(link.pending)
+        link.pending.clear()
+        self._drop(script, link)
+        for number, _, _ in pending:
+            self._fail(number, reason)
+        self._queue(script)
+        self._pump()
+
+    async def _sweep(self) -> None:
+        """Look for answers that are overdue, and for a run that cannot go on."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = self._now()
+            for link in list(self._live):
+                if not link.pending:
+                    continue
+                number, _, sent_ns = link.pending[0]
+                limit_s = self._limit_s(number)
+                if now - sent_ns > limit_s * 1e9:
+                    self._give_up(link, number, limit_s)
+            is_idle = not (self._tasks or self._timer_count or self._ready or self._is_stopping)
+            if is_idle and not any(link.pending for link in self._live):
+                self._idle_since = self._idle_since or now
+                if now - self._idle_since > GRACE_S * 1e9:
+                    self._stop(f"{self.left} steps wait for each other")
+            else:
+                self._idle_since = 0
+
+    def _limit_s(self, number: int) -> float:
+        step = self.plan.steps[number]
+        latency_s = max(step.exchange.latency_ns, 0) / 1e9
+        return self.options.answer_timeout_s + (latency_s if step.blocks else 0)
+
+    def _give_up(self, link: _Conn, number: int, limit_s: float) -> None:
+        script = self._scripts[self.plan.steps[number].connection]
+        link.pending.popleft()
+        self._timeouts += 1
+        script.timeouts += 1
+        self._fail(number, f"no answer within {limit_s:g} s")
+        link.fail("the connection was given up: an earlier answer did not come")
+        if self._timeouts >= GONE_TIMEOUTS:
+            self._stop(
+                f"the target stopped answering ({self._timeouts} answers in a row did not come)"
+            )
+        elif script.timeouts >= SCRIPT_TIMEOUTS:
+            for later in script.numbers[script.pos :]:
+                if not self._is_settled[later]:
+                    self._fail(later, "not sent: answers before on this connection did not come")
+        self._pump()
+
+    # -- links ------------------------------------------------------------------------------
+
+    def _work(self, script: _Script, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that takes time for a script, which waits for it."""
+        script.is_busy = True
+
+        async def guarded() -> None:
+            try:
+                await work
+            finally:
+                script.is_busy = False
+
+        task = self._loop.create_task(guarded())
+        self._tasks.add(task)
+
+        def done(finished: asyncio.Task[None]) -> None:
+            self._tasks.discard(finished)
+            if finished.cancelled():
+                return
+            if finished.exception() is not None:
+                self._stop(f"an error of kdissect's own: {finished.exception()!r}")
+                return
+            self._queue(script)
+            self._pump()
+
+        task.add_done_callback(done)
+
+    async def _open(self, script: _Script, node_id: int | None, number: int) -> None:
+        """A link to a node, tried for a while; without one the step at hand has failed."""
+        host, port = self.target.address(node_id)
+        pauses = list(RECONNECT_PAUSES_S)
+        while True:
+            try:
+                async with self._connect_slots:
+                    opened = await connect(host, port, self.target.access, _Conn)
+                break
+            except ConnectFailed as error:
+                if error.kind in ("tls", "login") or not pauses:
+                    self._no_link(number, f"no connection to {host}:{port}: {error}")
+                    return
+                await asyncio.sleep(pauses.pop(0))
+        if self._is_stopping:
+            opened.close()
+            return
+        self._adopt(script, opened, node_id)
+
+    def _no_link(self, number: int, reason: str) -> None:
+        self._fail(number, reason)
+        if not self._live:
+            self._stop(f"the target is gone ({reason})")
+
+    def _adopt(self, script: _Script, link: _Conn, node_id: int | None) -> None:
+        now = self._now()
+        link.node_id = node_id
+        link.record = len(self._links)
+        self._links.append(LinkRecord(*link.addresses(), opened_ns=now))
+        if link.relogin_s is not None:
+            link.relogin_at_ns = now + int(link.relogin_s * 1e9)
+        link.on_frame = _bind(self._on_answer, script, link)
+        link.on_lost = _bind(self._on_lost, script, link)
+        link.on_writable = lambda: self._on_writable(script)
+        script.links[node_id] = link
+        self._live.add(link)
+        if link.lost is not None:
+            self._drop(script, link)
+
+    def _on_writable(self, script: _Script) -> None:
+        self._queue(script)
+        self._pump()
+
+    def _drop(self, script: _Script, link: _Conn) -> None:
+        if link in self._live:
+            self._live.discard(link)
+            self._links[link.record].closed_ns = self._now()
+            self._reconnects += script.pos < len(script.numbers)
+        for node_id, each in list(script.links.items()):
+            if each is link:
+                del script.links[node_id]
+
+    def _close(self, link: _Conn) -> None:
+        self._live.discard(link)
+        if self._links[link.record].closed_ns < 0:
+            self._links[link.record].closed_ns = self._now()
+        link.close()
+
+    async def _log_in_again(self, link: _Conn) -> None:
+        """KIP-368: a session's time is up; a new login over the same connection."""
+        sasl = self.target.access.sasl
+        assert sasl is not None
+        try:
+            async with asyncio.timeout(self.target.access.connect_timeout):
+                await link.log_in(sasl)
+        except (ConnectFailed, TimeoutError) as error:
+            link.fail(f"the new login failed: {error}")
+            return
+        seconds = link.relogin_s
+        link.relogin_at_ns = 0 if seconds is None else self._now() + int(seconds * 1e9)
+
+    async def _ask_metadata(self, names: list[str]) -> None:
+        """Of topics that are unknown; asked a few times the first time they turn up."""
+        for pause_s in METADATA_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                body = await self.target.learn_metadata(names)
+            except ConnectFailed:
+                break  # the step itself will tell
+            self.translation.learn_metadata(body)
+            if not any(topic["error_code"] for topic in body["topics"]):
+                break
+        self._asked.update(names)
+
+    # -- time -------------------------------------------------------------------------------
+
+    def _wake(self, script: _Script, at_ns: int) -> None:
+        if script.timer is None:
+            script.timer = self._loop.call_at(self._began_s + at_ns / 1e9, self._awake, script)
+            self._timer_count += 1
+
+    def _awake(self, script: _Script) -> None:
+        script.timer = None
+        self._timer_count -= 1
+        self._queue(script)
+        self._pump()
+
+    # -- judging ----------------------------------------------------------------------------
+
+    def _judge_some(self) -> None:
+        """While there is time: answers are judged in the order in which they were settled."""
+        end = time.monotonic_ns() + JUDGE_SLICE_NS
+        while self._unjudged and time.monotonic_ns() < end:
+            self._judge(self._unjudged.popleft())
+        if self._unjudged and not self._is_stopping:
+            self._loop.call_later(JUDGE_ROOM_NS / 1e9, self._judge_some)
+        else:
+            self._is_judging = False
+
+    def _judge(self, outcome: Outcome) -> None:
+        if self.comparison is not None:
+            outcome.judgement = self.comparison.judge(outcome)
+
+    def _judge_all(self) -> None:
+        while self._unjudged:
+            self._judge(self._unjudged.popleft())
+        if self.comparison is not None:
+            for number, judgement in self.comparison.finish().items():
+                outcome = self.outcomes[number]
+                assert outcome is not None
+                outcome.judgement = judgement
+
+
+def _bind(
+    call: Callable[[_Script, _Conn, Any], None], script: _Script, link: _Conn
+) -> Callable[[Any], None]:
+    def bound(value: Any) -> None:
+        call(script, link, value)
+
+    return bound
+
+
+def _cancel(script: _Script) -> None:
+    for timer in (script.timer, script.close_timer):
+        if timer is not None:
+            timer.cancel()
+
+
+def _allow_many_files() -> None:
+    """As many open connections as the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,152 @@
+"""The target before and beside the replay: who it is, what it speaks, where its nodes are.
+
+One control connection asks ApiVersions, DescribeCluster's facts (from Metadata), and Metadata again
+when a topic turns up that nothing is known of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.errors import EnvironmentFailed, Error
+from kdissect.protocol import catalog
+from kdissect.replay.transport import Access, ConnectFailed, Link, connect, request
+from kdissect.wire.message import Message
+
+_API_VERSIONS, _METADATA, _DESCRIBE_CLUSTER = 18, 3, 60
+_UNSUPPORTED_VERSION = 35
+ASK_TIMEOUT_S = 15.0
+
+
+class TargetError(Error, ValueError):
+    """A target's address that cannot be read."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``host:port``, ``[::1]:9092``. Raises TargetError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not host or ("::" in host and not text.startswith("[")) or not port.isdigit():
+        raise TargetError(f"{text!r} is no HOST:PORT ([HOST]:PORT for IPv6)")
+    if not 0 < int(port) < 65536:
+        raise TargetError(f"{text!r}: no such port")
+    return host, int(port)
+
+
+def show_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(eq=False)
+class Target:
+    """A cluster that is replayed to.
+
+    host, port: as given by the user. nodes: node id -> address as the target tells it.
+    versions: api_key -> (min, max). metadata: the body of the last full Metadata answer.
+    """
+
+    host: str
+    port: int
+    access: Access = field(default_factory=Access)
+    nodes: dict[int, tuple[str, int]] = field(default_factory=dict)
+    cluster_id: str | None = None
+    controller_id: int | None = None
+    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    _control: Link | None = None
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __str__(self) -> str:
+        return show_address(self.host, self.port)
+
+    def address(self, node_id: int | None) -> tuple[str, int]:
+        """Where a node is reached; a cluster of one is where the user said that it is."""
+        if node_id is None or len(self.nodes) < 2 or node_id not in self.nodes:
+            return self.host, self.port
+        return self.nodes[node_id]
+
+    def newest(self, api_key: int) -> int | None:
+        """The newest api_version that both sides know; None where there is none."""
+        if api_key not in self.versions:
+            return None
+        ours = catalog.api(api_key).request.versions
+        first, last = self.versions[api_key]
+        newest = min(last, ours[1])
+        return newest if newest >= max(first, ours[0]) else None
+
+    async def ask(self, api_key: int, api_version: int, body: Mapping[str, Any]) -> Message:
+        """One question over the control connection, which is opened again where it ended.
+
+        Raises ConnectFailed.
+        """
+        async with self._asking:
+            try:
+                async with asyncio.timeout(ASK_TIMEOUT_S + self.access.connect_timeout):
+                    if self._control is None or self._control.lost is not None:
+                        self._control = await connect(self.host, self.port, self.access)
+                    return await self._control.ask(request(api_key, api_version, dict(body)))
+            except TimeoutError:
+                self.close()
+                raise ConnectFailed("timeout", f"no answer within {ASK_TIMEOUT_S:g} s") from None
+            except ConnectFailed:
+                self.close()
+                raise
+            except asyncio.CancelledError:
+                self.close()  # an answer may still come, and would be taken for another's
+                raise
+
+    async def probe(self) -> None:
+        """Versions, cluster id, nodes, all topics. Raises EnvironmentFailed."""
+        try:
+            await self._learn_versions()
+            await self.learn_metadata(None)
+        except ConnectFailed as error:
+            raise EnvironmentFailed(f"{self}: {error}") from None
+
+    async def _learn_versions(self) -> None:
+        software = {"client_software_name": "kdissect", "client_software_version": "1"}
+        answer = await self.ask(_API_VERSIONS, 3, software)
+        if answer.body["error_code"] == _UNSUPPORTED_VERSION:
+            answer = await self.ask(_API_VERSIONS, 0, {})
+        if answer.body["error_code"]:
+            code = answer.body["error_code"]
+            raise ConnectFailed("unreachable", f"ApiVersions was answered with error {code}")
+        self.versions = {
+            each["api_key"]: (each["min_version"], each["max_version"])
+            for each in answer.body["api_keys"]
+        }
+
+    async def learn_metadata(self, topics: list[str] | None) -> dict[str, Any]:
+        """The body of a Metadata answer for some topics, None for all; nodes are kept.
+
+        Raises ConnectFailed.
+        """
+        version = self.newest(_METADATA)
+        if version is None:
+            raise ConnectFailed("unreachable", "the target speaks no Metadata that is known here")
+        body: dict[str, Any] = {"topics": None}
+        if topics is not None:
+            body["topics"] = [{"name": name} for name in topics]
+        elif version == 0:
+            body["topics"] = []  # before version 1 an empty list asks for all topics
+        if version >= 4:
+            body["allow_auto_topic_creation"] = False
+        answer = (await self.ask(_METADATA, version, body)).body
+        self.nodes = {each["node_id"]: (each["host"], each["port"]) for each in answer["brokers"]}
+        self.cluster_id = answer.get("cluster_id", self.cluster_id)
+        self.controller_id = answer.get("controller_id", self.controller_id)
+        if topics is None:
+            self.metadata = answer
+        return answer
+
+    def topic_names(self) -> set[str]:
+        """Of the topics that are there, as last asked."""
+        return {each["name"] for each in self.metadata.get("topics", []) if each["error_code"] == 0}
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
