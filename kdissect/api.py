@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from kdissect import __version__
 from kdissect.background import Background
 from kdissect.errors import CaptureError
 from kdissect.pipeline import local
+from kdissect.pipeline.choose import time_ns
 from kdissect.pipeline.commit import check_out, commit, read_manifest, staging
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import manifest_inputs, planned
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
 
+    from kdissect.sql import Database
+
 PathLike = str | os.PathLike[str]
+Time = str | float | datetime  # as `kdissect.pipeline.choose.time_ns` reads it
 Filter = Any  # a pyarrow.dataset.Expression, or None
 _LISTED_ROWS = 10
 
@@ -41,6 +46,11 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         return self._source.schema
+
+    @property
+    def dataset(self) -> pads.Dataset:
+        """The rows as a pyarrow dataset, for libraries that take one."""
+        return self._source
 
     @property
     def num_rows(self) -> int:
@@ -124,6 +134,22 @@ class Tables:
         """Decoded records of internal topics, by the definition's name ("OffsetCommit")."""
         return self[f"internal/{name}"]
 
+    def sql(self, query: str, *, memory_limit: str | None = None) -> pa.Table:
+        """Rows of a query that DuckDB answers; every table is a view.
+
+        Views are `exchanges`, `api_fetch` for ``apis/Fetch``, `internal_offset_commit`. A query is
+        one statement that reads; anything else, and wrong SQL, raises ValueError (`QueryError`).
+        """
+        with self.database(memory_limit=memory_limit) as database:
+            return database.query(query)
+
+    def database(self, *, memory_limit: str | None = None) -> Database:
+        """The tables as views of a DuckDB database: for several queries, or streamed results."""
+        from kdissect.sql import Database
+
+        sources = {name: self._tables[name].dataset for name in self.names}
+        return Database(sources, memory_limit=memory_limit)
+
     def write(self, out: PathLike, *, overwrite: bool = False) -> Tables:
         """Write the table set that `dissect` would write; returns it, opened."""
         target = os.fspath(out)
@@ -163,6 +189,9 @@ def read(
     payload: str = "full",
     decode_values: str | None = None,
     keylog: PathLike | Sequence[PathLike] = (),
+    hosts: Sequence[str] = (),
+    time_from: Time | None = None,
+    time_to: Time | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
 ) -> Tables:
@@ -171,6 +200,8 @@ def read(
     payload: "full", "keys", "hash" or "none", how much of the records' keys and values is shown.
     decode_values: "json", "string" or "schema-registry-id" adds columns to `records`.
     keylog: files with the secrets of TLS connections, in the format of SSLKEYLOGFILE.
+    hosts: addresses; only connections of theirs. time_from, time_to: only exchanges that begin in
+    this range (datetime, RFC 3339 or seconds since 1970; the end is outside).
     Raises ValueError for an option's value, CaptureError when a named file is missing or is no
     capture.
     """
@@ -181,6 +212,9 @@ def read(
         payload=payload,
         decode_values=decode_values,
         keylog=tuple(_paths(keylog)),
+        hosts=tuple(hosts),
+        time_from_ns=None if time_from is None else time_ns(time_from),
+        time_to_ns=None if time_to is None else time_ns(time_to),
     )
     began = time.perf_counter()
     sink = MemorySink(fixed_tables(decode_values))
@@ -222,6 +256,9 @@ def dissect(
     payload: str = "full",
     decode_values: str | None = None,
     keylog: PathLike | Sequence[PathLike] = (),
+    hosts: Sequence[str] = (),
+    time_from: Time | None = None,
+    time_to: Time | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
     session_start_s: float = 0.0,
@@ -244,6 +281,9 @@ def dissect(
         payload=payload,
         decode_values=decode_values,
         keylog=tuple(_paths(keylog)),
+        hosts=tuple(hosts),
+        time_from_ns=None if time_from is None else time_ns(time_from),
+        time_to_ns=None if time_to is None else time_ns(time_to),
     )
     cores = on_spark.parallelism(spark)
     with planned(_paths(paths), options, cores, spool) as plan, staging(target) as run_id:

@@ -63,12 +63,47 @@ KeyLogs = Annotated[
         help="Secrets of TLS connections (SSLKEYLOGFILE format); repeatable.",
     ),
 ]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", metavar="IP", help="Connections of this address only; repeatable."),
+]
+FromTime = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help="Exchanges from this time on: RFC 3339, UTC where no zone is given, or seconds "
+        "since 1970.",
+    ),
+]
+ToTime = Annotated[
+    str | None,
+    typer.Option("--to", metavar="TIME", help="Exchanges before this time."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 
 def say(line: str) -> None:
     typer.echo(f"kdissect: {line}", err=True)
+
+
+def check_choice(hosts: list[str] | None, first: str | None, last: str | None) -> None:
+    """Raise BadParameter for a host that is no address, or a time that is none."""
+    from kdissect.pipeline.choose import host_bytes, time_ns
+
+    for name, values, read in (
+        ("--host", hosts or [], host_bytes),
+        ("--from", [first] if first is not None else [], time_ns),
+        ("--to", [last] if last is not None else [], time_ns),
+    ):
+        for value in values:
+            try:
+                read(value)
+            except ValueError as error:
+                raise typer.BadParameter(str(error), param_hint=name) from None
+    if first is not None and last is not None and time_ns(first) >= time_ns(last):
+        raise typer.BadParameter(f"{last} is not after {first}", param_hint="--to")
 
 
 def check_disk(out: str, inputs: list[Any]) -> None:

@@ -18,12 +18,16 @@ from kdissect.background import Background
 from kdissect.cli.app import app
 from kdissect.cli.common import (
     DecodeValues,
+    FromTime,
+    Hosts,
     KeyLogs,
     Payload,
     Ports,
     Quiet,
     RevealSecrets,
     ShownPayload,
+    ToTime,
+    check_choice,
     check_disk,
     check_java,
     say,
@@ -36,6 +40,8 @@ Examples:
   kdissect dissect trace.pcap --out tables/
 
   kdissect dissect '/data/dump-*.pcap.gz' --out tables/ --overwrite
+
+  kdissect dissect trace.pcap --out tables/ --host 10.0.0.7 --from 2026-11-21T07:30:00Z
 
   kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
 """
@@ -64,6 +70,9 @@ def dissect_command(
             "key_schema_id; null where the bytes are something else.",
         ),
     ] = None,
+    from_time: FromTime = None,
+    to_time: ToTime = None,
+    host: Hosts = None,
     split_bytes: Annotated[
         int | None,
         typer.Option(
@@ -95,6 +104,7 @@ def dissect_command(
     from kdissect.pipeline.plan import check_key_logs
 
     check_out(out, overwrite)
+    check_choice(host, from_time, to_time)
     if spool is not None and not os.path.isdir(spool):
         raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
     inputs = find_captures(captures)
@@ -121,6 +131,9 @@ def dissect_command(
                 payload=payload.value,
                 keylog=keylog or (),
                 decode_values=decode_values.value if decode_values else None,
+                hosts=host or (),
+                time_from=from_time,
+                time_to=to_time,
                 split_bytes=split_bytes,
                 spool=spool,
                 session_start_s=session_start_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kdissect.pipeline.choose import host_bytes
 from kdissect.tables.schemas import DECODE_VALUES
 from kdissect.wire.compression import Limits
 
@@ -25,6 +26,8 @@ class Options:
     frame_size_max: Kafka's own default of socket.request.max.bytes; a larger size is no frame.
     decompressed_size_max, ratio_max: what the records of a batch may unpack to, in bytes and as a
         multiple; beyond it is a decompression_limit anomaly (kdissect/wire/compression.py).
+    hosts: addresses; only connections of theirs, or all (kdissect/pipeline/choose.py).
+    time_from_ns, time_to_ns: ns since 1970; only exchanges that begin in this range, or all.
     chunk_bytes: of frames decoded at a time; fits the caches of a core.
     """
 
@@ -37,6 +40,9 @@ class Options:
     frame_size_max: int = 104_857_600
     decompressed_size_max: int = Limits().decompressed_size_max
     ratio_max: int = Limits().ratio_max
+    hosts: tuple[str, ...] = ()
+    time_from_ns: int | None = None
+    time_to_ns: int | None = None
     chunk_bytes: int = 8 * MB
 
     def __post_init__(self) -> None:
@@ -53,5 +59,17 @@ class Options:
             if not 0 < port < 65536:
                 raise ValueError(f"ports: {port} is no TCP port")
 
+        for host in self.hosts:
+            host_bytes(host)
+        if None not in (self.time_from_ns, self.time_to_ns) and (
+            self.time_from_ns >= self.time_to_ns  # type: ignore[operator]
+        ):
+            raise ValueError("the range of times is empty: its end is not after its start")
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "ports": list(self.ports), "keylog": list(self.keylog)}
+        return {
+            **asdict(self),
+            "ports": list(self.ports),
+            "keylog": list(self.keylog),
+            "hosts": list(self.hosts),
+        }

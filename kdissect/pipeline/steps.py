@@ -30,6 +30,7 @@ from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.source import Sources
 from kdissect.capture.split import CaptureInfo, Split
 from kdissect.pipeline import slices
+from kdissect.pipeline.choose import is_within, of_hosts, of_times
 from kdissect.pipeline.decode import Decoder, Sink
 from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table
 from kdissect.pipeline.infer import infer
@@ -137,7 +138,7 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
     """Split `number` to rows keyed by bucket."""
     began = time.perf_counter()
     split = plan.splits[number]
-    result = scan(split, sources)
+    result = of_hosts(scan(split, sources), plan.options.hosts)
     stats: dict[str, Any] = {
         "source": split.source,
         "packet_count": result.packet_count,
@@ -157,7 +158,9 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
 
 def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:
     """A packet_cut anomaly for each segment that a snap length cut."""
+    options = plan.options
     segments = result.batch.segments[result.cut_segments]
+    segments = segments[is_within(segments["time_ns"], options.time_from_ns, options.time_to_ns)]
     return anomalies_table(
         AnomalyRow(
             Anomaly.PACKET_CUT,
@@ -237,11 +240,12 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
     for slot in range(slot_count) if facts.topics or facts.brokers else [0]:
         yield Row(slot, Kind.FACTS, bucket, packed_facts)
     here = bucket % slot_count
-    if len(assembly.connections):
+    assembly, is_wanted = of_times(assembly, plan.options.time_from_ns, plan.options.time_to_ns)
+    if is_wanted.any():
         table = connections_table(
             assembly.endpoints, assembly.connections, connection_facts, assembly.tls
         )
-        for part in _sliced(table):
+        for part in _sliced(table.filter(pa.array(is_wanted))):
             yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part))
     for part in _sliced(_assembly_anomalies(plan, sources, assembly)):
         yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
