@@ -42,7 +42,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.pace import Pace, schedule
 from kdissect.replay.target import Target
-from kdissect.replay.transport import ConnectFailed, Link, connect
+from kdissect.replay.transport import ConnectFailed, Link, connect_as
 
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
 CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
@@ -535,7 +535,7 @@ class Runner:
         while True:
             try:
                 async with self._connect_slots:
-                    opened = await connect(host, port, self.target.access, _Conn)
+                    opened = await connect_as(_Conn, host, port, self.target.access)
                 break
             except ConnectFailed as error:
                 if error.kind in ("tls", "login") or not pauses:

@@ -210,8 +210,13 @@ def request(api_key: int, api_version: int, body: dict[str, object]) -> Message:
     return Message(api_key, api_version, "request", header, dict(body))
 
 
-async def connect(host: str, port: int, access: Access, make: type[L] = Link) -> L:  # type: ignore[assignment]
-    """A connection that is ready for requests, a Link or a kind of it. Raises ConnectFailed."""
+async def connect(host: str, port: int, access: Access) -> Link:
+    """A connection that is ready for requests. Raises ConnectFailed."""
+    return await connect_as(Link, host, port, access)
+
+
+async def connect_as(make: type[L], host: str, port: int, access: Access) -> L:
+    """The same, as a kind of Link of the caller's own."""
     loop = asyncio.get_running_loop()
     context = access.tls.context() if access.tls else None
     name = (access.tls.server_name or host) if access.tls else None
