@@ -1,4 +1,4 @@
-"""Keeps the resident part of mapped captures small: what was read is let go after a moment.
+"""Keeps the resident part of a process small: what was read of captures is let go after a moment.
 
 A kernel that reads size prefixes all over a capture leaves every page it touched mapped, and the
 kernel (the operating system's) maps sixteen around each. These pages are clean and belong to the
@@ -21,6 +21,8 @@ _MADV_DONTNEED = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+if hasattr(_libc, "malloc_trim"):
+    _libc.malloc_trim.argtypes = (ctypes.c_size_t,)
 
 _lock = threading.RLock()
 _watched: dict[int, int] = {}
@@ -38,6 +40,12 @@ def watch(address: int, size: int) -> None:
         if not any(thread.is_alive() for thread in _threads):
             _threads[:] = [threading.Thread(target=_run, daemon=True, name="resident")]
             _threads[0].start()
+
+
+def release() -> None:
+    """Give back to the system what was freed; glibc keeps it for later otherwise."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
 
 
 def drop(address: int, size: int) -> None:

@@ -29,6 +29,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from kdissect.capture import resident
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import local
 from kdissect.pipeline.sink import ParquetSink, StagedFile
@@ -129,8 +130,9 @@ def _by_key(frame: DataFrame, count: int) -> DataFrame:
 
 def _rows(batches: Batches) -> Iterator[Row]:
     for batch in batches:
-        columns = batch.to_pydict()
-        yield from map(Row, columns["key"], columns["kind"], columns["ord"], columns["data"])
+        columns = [batch.column(name) for name in _SCHEMA.names]
+        for row in range(batch.num_rows):  # one at a time: they are megabytes
+            yield Row(*(column[row].as_py() for column in columns))
 
 
 def _batches(rows: Iterator[Row]) -> Batches:
@@ -184,6 +186,14 @@ def _job_error(error: Exception) -> Exception:
 
 
 _settled: set[str] = set()
+_stage_here = [""]  # of this process's last task
+
+
+def _enter(stage: str) -> None:
+    """Before a task: what the stage before left free is of other sizes than this one needs."""
+    if _stage_here[0] != stage:
+        _stage_here[0] = stage
+        resident.release()
 
 
 def _settle(stage: str) -> None:
@@ -200,6 +210,7 @@ def _settle(stage: str) -> None:
 
 def _scan_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
     def stage(batches: Batches) -> Batches:
+        _enter("scan")
         sources = plan.sources()
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -211,6 +222,7 @@ def _scan_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
 
 def _assemble_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
     def stage(batches: Batches) -> Batches:
+        _enter("assemble")
         for group in _groups(_rows(batches)):
             # mapped for each bucket alone: a task may have many, anywhere in the captures
             yield from _batches(assemble_step(plan, plan.sources(), group))
@@ -221,6 +233,7 @@ def _assemble_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
 
 def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], Batches]:
     def stage(batches: Batches) -> Batches:
+        _enter("decode")
         rows = _rows(batches)
         first = next(rows, None)
         if first is None:
@@ -250,6 +263,7 @@ def _decoded(plan: RunPlan, rows: Iterator[Row], sink: ParquetSink) -> Iterator[
 
 def _analyse_stage(out: str, run_id: str) -> Callable[[Batches], Batches]:
     def stage(batches: Batches) -> Batches:
+        _enter("analyse")
         for group in _groups(_rows(batches)):
             events: list[bytes] = []
             key = 0

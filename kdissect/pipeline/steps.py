@@ -314,7 +314,7 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
     began = time.perf_counter()
     slot = 0
     facts = Facts()
-    parts: list[tuple[int, bytes]] = []
+    parts: dict[int, Assembly] = {}
     stats: list[dict[str, Any]] = []
     is_first = False
     byte_count = 0
@@ -328,14 +328,13 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
         elif row.kind == Kind.TABLE:
             sink(*_unpacked_table(row.data))
         else:
-            parts.append((row.order, row.data))
+            parts[row.order] = slices.from_bytes(row.data)
     if is_first:
         sink("topics", topics_table(facts))
         sink("brokers", brokers_table(facts))
         sink("captures", captures_table(plan, stats))
         sink("anomalies", _cut_captures(plan))
-    parts.sort()
-    assembly = slices.concat([slices.from_bytes(data) for _, data in parts])
+    assembly = slices.concat([parts[order] for order in sorted(parts)])
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
     del parts
