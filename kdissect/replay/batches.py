@@ -1,0 +1,91 @@
+"""Headers of record batches, read and patched in place: no record is decompressed or moved."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import crc32c
+
+_ENTRY = struct.Struct(">qi")  # base offset, length of what follows
+_MAGIC_AT = 16
+_CRC_AT, _CRC_FROM = 17, 21
+_LEADER_EPOCH_AT = 12
+_PRODUCER_AT = 43
+_PRODUCER = struct.Struct(">qhi")  # producer id, epoch, base sequence
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_SIZE = _HEADER.size  # 61
+_LENGTH_MIN = 14
+_TRANSACTIONAL, _CONTROL = 16, 32
+
+
+class BatchHeader(NamedTuple):
+    """A batch of magic 2 in a record set; pos and size of the entry; size may exceed what is there.
+
+    Of magic 0 and 1 an entry is told with its offset, the rest is -1 and count 1.
+    """
+
+    pos: int
+    size: int
+    magic: int
+    base_offset: int
+    last_offset: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    is_transactional: bool
+    is_control: bool
+    is_partial: bool
+
+
+def headers(data: bytes) -> Iterator[BatchHeader]:
+    """The entries of a record set, as far as their headers are there."""
+    pos = 0
+    while pos + _MAGIC_AT < len(data):
+        base_offset, length = _ENTRY.unpack_from(data, pos)
+        if length < _LENGTH_MIN:
+            return
+        size = length + _ENTRY.size
+        magic = data[pos + _MAGIC_AT]
+        is_partial = pos + size > len(data)
+        if magic == 2 and pos + HEADER_SIZE <= len(data) and size >= HEADER_SIZE:
+            (_, _, _, _, _, attributes, delta, _, _, producer_id, epoch, sequence, count) = (
+                _HEADER.unpack_from(data, pos)
+            )
+            yield BatchHeader(
+                pos, size, magic, base_offset, base_offset + delta, producer_id, epoch, sequence,
+                count, bool(attributes & _TRANSACTIONAL), bool(attributes & _CONTROL), is_partial,
+            )  # fmt: skip
+        elif magic != 2:
+            yield BatchHeader(
+                pos, size, magic, base_offset, base_offset, -1, -1, -1, 1, False, False, is_partial
+            )
+        pos += size
+
+
+def patch_producer(
+    data: bytearray, header: BatchHeader, producer_id: int, epoch: int, base_sequence: int
+) -> None:
+    """Give the batch another producer, and the CRC-32C that goes with it."""
+    _PRODUCER.pack_into(data, header.pos + _PRODUCER_AT, producer_id, epoch, base_sequence)
+    _seal(data, header)
+
+
+def clear_transactional(data: bytearray, header: BatchHeader) -> None:
+    """Take the transactional bit away (its producer id is unknown to the target)."""
+    data[header.pos + 22] &= ~_TRANSACTIONAL & 0xFF
+    _seal(data, header)
+
+
+def _seal(data: bytearray, header: BatchHeader) -> None:
+    covered = memoryview(data)[header.pos + _CRC_FROM : header.pos + header.size]
+    struct.pack_into(">I", data, header.pos + _CRC_AT, crc32c.crc32c(covered))
+
+
+def is_sealed(data: bytes, header: BatchHeader) -> bool:
+    """Whether the CRC-32C of a whole batch of magic 2 is right."""
+    stored = int.from_bytes(data[header.pos + _CRC_AT : header.pos + _CRC_FROM], "big")
+    covered = memoryview(data)[header.pos + _CRC_FROM : header.pos + header.size]
+    return bool(crc32c.crc32c(covered) == stored)
