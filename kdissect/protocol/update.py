@@ -35,6 +35,7 @@ from kdissect.protocol.model import (
     Type,
     VersionRange,
 )
+from kdissect.protocol.names import snake_case
 
 DEFINITIONS = Path(__file__).parent / "definitions"
 
@@ -48,16 +49,10 @@ CONTROL_TYPES = {
     "VotersRecord": 6,
 }
 _LOGS = {"ShareSnapshot": "share", "ShareUpdate": "share", "TransactionLog": "transaction"}
-_SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*')
 _TYPES = {kind.value: kind for kind in Type if kind is not Type.STRUCT}
 
 Facts = dict[str, Any]
-
-
-def snake_case(name: str) -> str:
-    """Kafka's field name in ours: ``ThrottleTimeMs`` is ``throttle_time_ms``."""
-    return _SNAKE.sub("_", name).lower()
 
 
 # Facts to definitions

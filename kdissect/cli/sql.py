@@ -1,0 +1,115 @@
+"""`kdissect sql`: SQL over the tables of a set, answered by DuckDB."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from kdissect.cli.app import app
+from kdissect.errors import EnvironmentFailed, OutputError
+
+SQL_EXAMPLES = """
+Examples:
+
+  kdissect sql tables/ "select api_name, count(*) n from exchanges group by all order by n desc"
+
+  kdissect sql tables/ "select request.acks, count(*) from api_produce group by all" --format csv
+
+  kdissect sql tables/ - --format parquet --out slow.parquet < slow.sql
+
+  kdissect sql tables/ "show tables"
+
+  kdissect sql tables/ "describe exchanges"
+"""
+
+
+class Format(StrEnum):
+    """--format"""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+@app.command("sql", epilog=SQL_EXAMPLES)
+def sql_command(
+    tables: Annotated[str, typer.Argument(metavar="DIR", help="A table set.")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="One statement that reads; '-' is stdin.")
+    ] = "-",
+    form: Annotated[Format, typer.Option("--format", help="How rows are written.")] = Format.TABLE,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Write to FILE, not to stdout.")
+    ] = None,
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory", metavar="SIZE", help="What the query may hold before it uses the disk."
+        ),
+    ] = "1GiB",
+) -> None:
+    """SQL over the tables: each is a view, exchanges, api_fetch, internal_offset_commit, ..."""
+    if form is Format.PARQUET and out is None and sys.stdout.isatty():
+        raise typer.BadParameter(
+            "binary, and stdout is a terminal; add --out", param_hint="--format"
+        )
+    if query == "-":
+        if sys.stdin.isatty():
+            raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
+        query = sys.stdin.read()
+    from kdissect import api
+
+    with api.open_tables(tables).database(memory_limit=memory) as database:
+        schema, batches = database.stream(query)
+        if out is None:
+            _to_stdout(form, schema, batches)
+        else:
+            _to_file(form, schema, batches, out)
+
+
+def _write(form: Format, schema: Any, batches: Any, binary: Any) -> None:
+    import io
+
+    from kdissect.sql import formats
+
+    if form is Format.PARQUET:
+        formats.write_parquet(schema, batches, binary)
+        return
+    text = io.TextIOWrapper(binary, "utf-8", errors="surrogateescape", newline="")
+    formats.TEXT_FORMATS[form.value](schema, batches, text)
+    text.flush()
+    text.detach()
+
+
+def _to_stdout(form: Format, schema: Any, batches: Any) -> None:
+    try:
+        _write(form, schema, batches, sys.stdout.buffer)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # who reads has enough; what is left in the buffer has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the old one's buffer is gone)
+
+
+def _to_file(form: Format, schema: Any, batches: Any, out: str) -> None:
+    """The file appears when it is whole: a query that fails leaves what was there before."""
+    partial = f"{out}.{os.getpid()}.part"
+    try:
+        try:
+            binary = open(partial, "xb")  # noqa: SIM115  (closed below, removed on failure)
+        except OSError as error:
+            raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+        try:
+            with binary:
+                _write(form, schema, batches, binary)
+            os.replace(partial, out)
+        except OSError as error:
+            raise EnvironmentFailed(f"{out}: {error.strerror or error}") from error
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)

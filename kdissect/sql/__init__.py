@@ -1,0 +1,5 @@
+"""SQL over a table set with DuckDB: every table is a view, and a query reads nothing else."""
+
+from kdissect.sql.database import MEMORY_LIMIT, Database, QueryError, view_name
+
+__all__ = ["MEMORY_LIMIT", "Database", "QueryError", "view_name"]

@@ -1,0 +1,274 @@
+"""A DuckDB database in memory whose views are the tables of a set, and which reaches nothing else.
+
+Two fences keep a query inside. DuckDB's own: once the views are made, only their files may be
+opened, extensions stay out, Python's variables are no tables, and the settings are locked. And
+ours, since what DuckDB may open it may also write, a COPY may hide in a WITH, and some table
+functions write files: a query from outside is one statement whose syntax tree, as DuckDB gives it,
+holds nothing but the nodes of reading and the table functions listed here.
+
+Results are streamed as record batches, what does not fit the memory limit goes to a temporary
+folder that is removed when the database is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from kdissect.errors import EnvironmentFailed, Error
+from kdissect.protocol.names import snake_case
+
+MEMORY_LIMIT = "1GiB"
+BATCH_ROWS = 8192
+
+_PREFIXES = {"apis/": "api_", "internal/": "internal_"}
+_NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
+_TABLE_FUNCTIONS = frozenset(
+    (
+        *("range", "generate_series", "repeat", "repeat_row", "unnest", "summary"),
+        *("json_each", "json_tree", "pragma_table_info", "pragma_show", "pragma_version"),
+        *("duckdb_columns", "duckdb_functions", "duckdb_keywords", "duckdb_settings"),
+        *("duckdb_tables", "duckdb_types", "duckdb_views", "pg_timezone_names"),
+    )
+)
+_NOT_CODE = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/", re.DOTALL)
+_EXPLAIN = re.compile(r"explain\b(\s*\([^)]*\)|\s+analyze\b|\s+(?:verbose)\b)*", re.IGNORECASE)
+_OUT_OF_MEMORY = "Out of Memory Error"
+_READS = (
+    "a query is one statement that reads (SELECT, FROM, WITH, SUMMARIZE, DESCRIBE, SHOW, EXPLAIN)"
+)
+
+
+class QueryError(Error, ValueError):
+    """A query cannot be run: its SQL is wrong, or it is none that only reads."""
+
+
+def view_name(table: str) -> str:
+    """The view of a table: ``exchanges``, ``api_fetch`` for ``apis/Fetch``, ``internal_...``."""
+    for prefix, short in _PREFIXES.items():
+        if table.startswith(prefix):
+            return short + snake_case(table.removeprefix(prefix))
+    return table
+
+
+class Database:
+    """The views of some tables; a context manager, for one thread at a time.
+
+    tables: name of a table (``apis/Fetch``) to its rows. Parquet files are read by DuckDB itself,
+    other datasets through pyarrow.
+    memory_limit: what DuckDB may hold before it uses temporary files, such as ``512MiB``; None is
+    `MEMORY_LIMIT`.
+    threads: None is one per core.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, pads.Dataset],
+        *,
+        memory_limit: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._spill = tempfile.mkdtemp(prefix="kdissect-sql-")
+        settings: dict[str, Any] = {
+            "temp_directory": self._spill,
+            "memory_limit": memory_limit or MEMORY_LIMIT,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "python_enable_replacements": False,
+        }
+        if threads is not None:
+            settings["threads"] = threads
+        try:
+            self._connection = duckdb.connect(":memory:", config=settings)
+        except duckdb.Error as error:
+            self.close()
+            raise QueryError(f"memory limit {memory_limit}: {one_line(error)}") from error
+        try:
+            self._fence(self._make_views(tables))
+        except duckdb.Error as error:
+            self.close()
+            raise QueryError(one_line(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_views(self, tables: Mapping[str, pads.Dataset]) -> list[str]:
+        """Make the views; returns the files that they read."""
+        files: list[str] = []
+        for name, dataset in tables.items():
+            view = view_name(name)
+            paths = _parquet_files(dataset)
+            if paths:
+                patterns = [_glob_escaped(path) for path in paths]
+                files += {*paths, *patterns}  # both are asked for
+                listed = ", ".join(map(_literal, patterns))
+                self._connection.execute(
+                    f'create view "{view}" as select * from read_parquet([{listed}])'
+                )
+            else:
+                self._connection.register(view, dataset)
+        return files
+
+    def _fence(self, files: list[str]) -> None:
+        listed = ", ".join(_literal(path) for path in files)
+        self._connection.execute("set TimeZone = 'UTC'")
+        self._connection.execute(f"set allowed_paths = [{listed}]")
+        self._connection.execute("set enable_external_access = false")
+        self._connection.execute("set lock_configuration = true")
+
+    def stream(self, query: str, rows: int = BATCH_ROWS) -> tuple[pa.Schema, Iterator[Any]]:
+        """The schema and the record batches of a query from outside, in bounded memory.
+
+        Raises QueryError for a query that is wrong, or that does anything but read; also while
+        the batches are drawn. EnvironmentFailed where memory and disk do not suffice.
+        """
+        self._check(query)
+        with _errors():
+            relation = self._connection.sql(query)
+            if relation is None:
+                raise QueryError("the query gives no rows")
+            reader = relation.to_arrow_reader(rows)
+        return reader.schema, _batches(reader)
+
+    def query(self, query: str) -> pa.Table:
+        """All rows of a query from outside; errors as of `stream`."""
+        schema, batches = self.stream(query)
+        return pa.Table.from_batches(list(batches), schema)
+
+    def run(self, statements: str) -> list[dict[str, Any]]:
+        """Rows of our own statements (temporary tables and macros too), as plain values."""
+        with _errors():
+            relation = self._connection.sql(statements)
+            return [] if relation is None else relation.to_arrow_table().to_pylist()
+
+    def _check(self, query: str) -> None:
+        try:
+            found = duckdb.extract_statements(query)
+        except duckdb.Error as error:
+            raise QueryError(one_line(error)) from error
+        if not found:
+            raise QueryError("the query is empty")
+        if len(found) > 1:
+            raise QueryError(f"{len(found)} statements; give one")
+        kind = found[0].type
+        if kind == duckdb.StatementType.EXPLAIN:
+            inner = _EXPLAIN.sub("", _uncommented(query), count=1)
+            if _EXPLAIN.match(inner):
+                raise QueryError(f"{_READS}; this explains an EXPLAIN")
+            self._check(inner)
+            return
+        if kind == duckdb.StatementType.MULTI:
+            raise QueryError("name the columns that a PIVOT makes: PIVOT t ON c IN ('a', 'b') ...")
+        if kind != duckdb.StatementType.SELECT:
+            raise QueryError(f"{_READS}; this is {kind.name}")
+        text = self._connection.execute("select json_serialize_sql($1)", [query]).fetchall()[0][0]
+        tree = json.loads(text)
+        if tree["error"]:
+            raise QueryError(f"{_READS}; {tree['error_message']}")
+        _check_tree(tree["statements"])
+
+    def close(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.close()
+        shutil.rmtree(self._spill, ignore_errors=True)
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check_tree(tree: Any) -> None:
+    """Raise QueryError for anything in the syntax tree but reading."""
+    waiting = [tree]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += item
+            continue
+        if not isinstance(item, dict):
+            continue
+        waiting += item.values()
+        kind = item.get("type")
+        if not isinstance(kind, str):
+            continue
+        if kind.endswith("_NODE") and kind not in _NODES:
+            raise QueryError(f"{_READS}; {kind.partition('_')[0]} is none")
+        if kind == "TABLE_FUNCTION":
+            function = item.get("function") or {}
+            name = str(function.get("function_name", "")).lower()
+            if name not in _TABLE_FUNCTIONS:
+                raise QueryError(f"table function {name!r} is not available; query the views")
+
+
+def _parquet_files(dataset: pads.Dataset) -> list[str]:
+    files = getattr(dataset, "files", None)
+    if files is None or getattr(dataset.format, "default_extname", "") != "parquet":
+        return []
+    return [os.path.abspath(path) for path in files]
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _glob_escaped(path: str) -> str:
+    """The path as a pattern that only itself matches."""
+    return re.sub(r"([*?\[])", r"[\1]", path)
+
+
+def _uncommented(query: str) -> str:
+    """The query from its first word on."""
+    pos = 0
+    while found := _NOT_CODE.match(query, pos):
+        pos = found.end()
+    return query[pos:]
+
+
+def _batches(reader: Any) -> Iterator[Any]:
+    with _errors():
+        yield from reader
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """DuckDB's errors as ours, one line each; while rows are drawn they come as OSError."""
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise KeyboardInterrupt from error
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        text = one_line(error)
+        if text.startswith(_OUT_OF_MEMORY):
+            raise EnvironmentFailed(f"{text}; --memory gives a query more") from error
+        if text.startswith("IO Error") or getattr(error, "errno", None):
+            raise EnvironmentFailed(text) from error
+        raise QueryError(text) from error
+
+
+def one_line(error: Exception) -> str:
+    """An error of DuckDB in one line, without the drawing of the place."""
+    text = re.split(r"\n\n(?:LINE |\s*Possible solutions)|\nPossible solutions", str(error))[0]
+    place = re.search(r"LINE (\d+): (.*)\n(\s*)\^", str(error))
+    words = " ".join(text.split())
+    if place is not None and int(place[1]) > 1:
+        words = f"{words} (line {place[1]})"
+    return words

@@ -1,0 +1,81 @@
+"""Commands with their output in documents: ```console blocks, run and compared, or written anew.
+
+    python -m tests.console docs/sql.md    # writes the outputs into the page
+
+Commands run where `captures/` is the project's and `tables/` is the table set of
+`captures/librdkafka.pcap`; `tables-NAME/` that of another capture, `captures/NAME.*`.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT = "librdkafka"
+
+_BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
+_COMMAND = re.compile(r"^\$ ", re.MULTILINE)
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Each command of a page with the output that the page shows."""
+    for block in _BLOCK.findall(text):
+        for part in _COMMAND.split(block)[1:]:
+            lines = part.splitlines(keepends=True)
+            count = 1
+            while lines[count - 1].endswith("\\\n"):
+                count += 1
+            yield "".join(lines[:count]), "".join(lines[count:])
+
+
+def prepare(folder: Path, text: str) -> None:
+    """Lay out what the commands of a page name."""
+    import kdissect
+
+    (folder / "captures").symlink_to(ROOT / "captures")
+    for name in sorted(set(re.findall(r"\btables(?:-(\w+))?/", text))):
+        (capture,) = (ROOT / "captures").glob(f"{name or DEFAULT}.pcap*")
+        kdissect.read(capture).write(folder / (f"tables-{name}" if name else "tables"))
+
+
+def run(command: str, folder: Path) -> str:
+    """What a command prints, stdout and stderr in their order."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**environment, "COLUMNS": "100", "TERM": "dumb"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout
+
+
+def rewritten(text: str, folder: Path) -> str:
+    """The page with the outputs that its commands have now."""
+
+    def block(found: re.Match[str]) -> str:
+        inside = f"```console\n{found[0]}```"
+        return "".join(f"$ {command}{run(command, folder)}" for command, _ in commands(inside))
+
+    return _BLOCK.sub(block, text)
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        page = Path(name)
+        with tempfile.TemporaryDirectory() as folder:
+            prepare(Path(folder), page.read_text())
+            page.write_text(rewritten(page.read_text(), Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

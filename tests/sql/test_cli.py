@@ -1,0 +1,90 @@
+"""`kdissect sql` as a user meets it."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import ROOT
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def piped(tail: str, table_set: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = shlex.join([sys.executable, "-m", "kdissect", "sql", str(table_set), *args])
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | {tail}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_rows_on_stdout(kdissect: Run, table_set: Path) -> None:
+    """A table by default, a document with --format json."""
+    query = "select api_name, count(*) n from exchanges group by all order by n desc limit 1"
+    shown = kdissect("sql", str(table_set), query)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.split()[:2] == ["api_name", "n"]
+    document = json.loads(kdissect("sql", str(table_set), query, "--format", "json").stdout)
+    assert document["rows"][0]["n"] == 41
+
+
+def test_a_query_from_stdin_to_a_file(table_set: Path, tmp_path: Path) -> None:
+    """`-`, or no query at all, reads stdin; --out appears whole, or not at all."""
+    out = tmp_path / "o.parquet"
+    command = [sys.executable, "-m", "kdissect", "sql", str(table_set), "--format", "parquet"]
+    for query in ("from exchanges", "from nowhere", "select error('late') from range(10)"):
+        result = subprocess.run(
+            [*command, "-", "--out", str(out)],
+            input=query,
+            text=True,
+            capture_output=True,
+            check=False,
+            cwd=ROOT,
+        )
+        assert result.returncode == (0 if query == "from exchanges" else 2), result.stderr
+        assert pq.read_table(out).num_rows == 319
+        assert os.listdir(tmp_path) == ["o.parquet"]
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "parquet"])
+def test_a_closed_pipe_is_quiet(table_set: Path, form: str) -> None:
+    """Who reads has enough: no error, no traceback."""
+    result = piped("head -c 20 >/dev/null", table_set, "from range(5000000)", "--format", form)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["select * form exchanges"], "Parser Error"),
+        (["select nothing from exchanges"], '"nothing" not found'),
+        (["copy exchanges to 'x.csv'"], "this is COPY"),
+        (["select 1", "--memory", "lots"], "memory limit lots"),
+        (["select 1", "--format", "xml"], "xml"),
+        (["select 1", "--out", "no/such/folder/x"], "no/such/folder/x"),
+    ],
+)
+def test_bad_usage(kdissect: Run, table_set: Path, arguments: list[str], words: str) -> None:
+    """One line on stderr, exit 2, nothing on stdout."""
+    result = kdissect("sql", str(table_set), *arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_no_table_set(kdissect: Run, tmp_path: Path) -> None:
+    """A folder that is none is named."""
+    result = kdissect("sql", str(tmp_path), "select 1")
+    assert result.returncode == 2
+    assert str(tmp_path) in result.stderr

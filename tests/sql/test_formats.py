@@ -1,0 +1,138 @@
+"""Rows as text, CSV, JSON and Parquet."""
+
+import csv
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kdissect.sql import Database
+from kdissect.sql.formats import TEXT_FORMATS, write_parquet
+
+HOSTILE = "\x1b[31mred\x07\r\n\u202e"
+
+
+@pytest.fixture(scope="module")
+def database():
+    with Database({}) as opened:
+        yield opened
+
+
+def written(database: Database, form: str, query: str) -> str:
+    out = io.StringIO()
+    TEXT_FORMATS[form](*database.stream(query), out)
+    return out.getvalue()
+
+
+EVERYTHING = """
+select 9007199254740993 big, -5 small, 1.5::double d, 'nan'::double nan, null::int nothing,
+  timestamptz '2026-01-02 03:04:05.5+00' t, timestamp '2026-01-02 03:04:05' local,
+  date '2026-01-02' as day,
+  '\\x00a\\x5C'::blob b, ['x', null] list, {'a': {'b': 12345678901234567}} nested, map{'k': 1} m,
+  12345678901234567890::hugeint huge, 1.50::decimal(5, 2) dec, true yes, '' empty,
+  interval '1 month 2 days 3.25 seconds' gap, uuid '00000000-0000-0000-0000-000000000001' id
+"""
+
+
+def test_json_values(database: Database) -> None:
+    """One document; integers beyond 2^53 are strings, times RFC 3339, bytes base64."""
+    document = json.loads(written(database, "json", EVERYTHING))
+    assert document["format_version"] == 1
+    assert document["columns"][0] == {"name": "big", "type": "int64"}
+    assert document["rows"] == [
+        {
+            "big": "9007199254740993",
+            "small": -5,
+            "d": 1.5,
+            "nan": "nan",
+            "nothing": None,
+            "t": "2026-01-02T03:04:05.500000Z",
+            "local": "2026-01-02T03:04:05",
+            "day": "2026-01-02",
+            "b": "AGFc",
+            "list": ["x", None],
+            "nested": {"a": {"b": "12345678901234567"}},
+            "m": {"k": 1},
+            "huge": "12345678901234567890",
+            "dec": "1.50",
+            "yes": True,
+            "empty": "",
+            "gap": "P1M2DT3.25S",
+            "id": "00000000-0000-0000-0000-000000000001",
+        }
+    ]
+
+
+def test_csv_values(database: Database) -> None:
+    """Null is nothing, the empty text is quoted, nested values are JSON; a CSV reader agrees."""
+    text = written(database, "csv", EVERYTHING)
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert row["big"] == "9007199254740993"
+    assert row["nothing"] == ""
+    assert row["b"] == "\\x00a\\x5C"
+    assert json.loads(row["list"]) == ["x", None]
+    assert json.loads(row["nested"]) == {"a": {"b": "12345678901234567"}}
+    assert row["t"] == "2026-01-02T03:04:05.500000Z"
+    assert ',true,"",P1M2DT3.25S' in text
+    quoted = written(database, "csv", "select 'a,\"b\"' x, 'line\nline' y")
+    assert list(csv.reader(io.StringIO(quoted))) == [["x", "y"], ['a,"b"', "line\nline"]]
+
+
+def test_table_text(database: Database) -> None:
+    """Columns are aligned, numbers to the right; nothing is cut off."""
+    text = written(database, "table", "values ('a', 1), ('bbb', 22), ('東京', 333), (null, null)")
+    assert text.splitlines() == [
+        "col0  col1",
+        "----  ----",
+        "a        1",
+        "bbb     22",
+        "東京   333",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("form", TEXT_FORMATS)
+def test_hostile_text(database: Database, form: str) -> None:
+    """Text of a capture does not reach the terminal's controls, and JSON stays JSON."""
+    literal = " || ".join(f"chr({ord(each)})" for each in HOSTILE)
+    text = written(database, form, f"select {literal} as evil")
+    if form == "table":
+        assert text.splitlines()[2] == "\\x1b[31mred\\x07\\x0d\\x0a\\u202e"
+    if form == "json":
+        assert json.loads(text)["rows"] == [{"evil": HOSTILE}]
+        assert text.isascii()
+    if form == "csv":
+        assert list(csv.reader(io.StringIO(text, newline=""))) == [["evil"], [HOSTILE]]
+
+
+def test_equal_names(database: Database) -> None:
+    """Columns of one name stay apart."""
+    query = "select 1 a, 2 a, 3 a_1"
+    assert json.loads(written(database, "json", query))["rows"] == [{"a": 1, "a_1": 2, "a_1_1": 3}]
+    out = io.BytesIO()
+    write_parquet(*database.stream(query), out)
+    assert pq.read_table(out).to_pylist() == [{"a": 1, "a_1": 2, "a_1_1": 3}]
+
+
+@pytest.mark.parametrize("form", TEXT_FORMATS)
+def test_no_rows(database: Database, form: str) -> None:
+    """The head alone."""
+    text = written(database, form, "select 1 a where false")
+    if form == "json":
+        assert json.loads(text)["rows"] == []
+    else:
+        assert text.splitlines()[0] == "a"
+
+
+def test_many_batches(database: Database) -> None:
+    """Rows of all batches, in order."""
+    query = "select range a, 'x' || range b from range(30000)"
+    document = json.loads(written(database, "json", query))
+    assert [row["a"] for row in document["rows"]] == list(range(30000))
+    assert len(written(database, "table", query).splitlines()) == 30002
+    out = io.BytesIO()
+    write_parquet(*database.stream(query), out)
+    assert pq.read_table(out)["a"].to_pylist() == list(range(30000))
+    assert isinstance(pq.read_schema(out), pa.Schema)
