@@ -130,8 +130,9 @@ def _pairs(assembly: Assembly) -> list[Any]:
 
 def read_whole(path: Path, folder: Path) -> Whole:
     file = spool(find_captures([path])[0], folder)
-    sources, _, splits = plan_splits([file], 1 << 30)
-    batch = SegmentBatch.concat([scan(split, sources).batch for split in splits])
+    plan = plan_splits([file], 1 << 30)
+    sources = plan.sources
+    batch = SegmentBatch.concat([scan(split, sources).batch for split in plan.splits])
     batch = SegmentBatch(batch.endpoints, batch.segments[:PACKETS_MAX])
     assembly = assemble(batch, sources)
     starts = batch.segments["pos"].astype(np.int64)  # one file: rising

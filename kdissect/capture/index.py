@@ -36,7 +36,7 @@ SEGMENT = np.dtype(
         ("length", "<i4"),
         ("source", "<i4"),  # index into the run's list of captures, ordered by first packet
         ("endpoints", "<i4"),  # index into SegmentBatch.endpoints
-        ("ip_id", "<u4"),
+        ("ip_id", "<u4"),  # 16 bits of it, and FRAGMENT_PART
         ("flags", "u1"),  # TCP's: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32
         ("side", "u1"),
         ("window", "<u2"),
@@ -44,6 +44,9 @@ SEGMENT = np.dtype(
 )
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
+
+# In ip_id: bytes of an IP fragment that count as no segment of their own (see `fragments`).
+FRAGMENT_PART = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)

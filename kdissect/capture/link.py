@@ -38,9 +38,13 @@ OTHER_PROTOCOL, OTHER_LINK_TYPE = 64, 320
 REASON_COUNT = OTHER_LINK_TYPE + 65536
 _PROTOCOL_NAMES = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_header", 132: "sctp"}
 
-# What `find_tcp` finds.
-ADDRESS_POS, IS_IPV6, TCP_POS, END, WIRE_END, NETWORK, IP_ID = range(7)
-FOUND_SIZE = 7
+# What `find_tcp` finds; of an IP fragment what it carries: END and WIRE_END as of a segment, BODY
+# the position of its bytes, AT where these belong in the datagram, MORE 0 in the last fragment.
+(
+    ADDRESS_POS, IS_IPV6, TCP_POS, END, WIRE_END, NETWORK, IP_ID,
+    BODY, AT, MORE, FRAGMENT_ID, PROTOCOL,
+) = range(12)  # fmt: skip
+FOUND_SIZE = 12
 
 _P_ARP, _P_IPV4, _P_IPV6, _P_BRIDGED = 0x0806, 0x0800, 0x86DD, 0x6558
 _P_MPLS, _P_MPLS_MULTICAST, _P_PPPOE = 0x8847, 0x8848, 0x8864
@@ -75,7 +79,8 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
 
     buf[pos:end] is the captured packet, wire_end >= end where it ended on the wire.
     found[ADDRESS_POS] points at the two IP addresses, found[TCP_POS] at a whole TCP header
-    without its options; found[NETWORK] is 1 + the innermost VXLAN or GENEVE network id.
+    without its options; found[NETWORK] is 1 + the innermost VXLAN or GENEVE network id. For
+    IP_FRAGMENT `found` says what `fragments` needs to know.
     """
     found[NETWORK] = 0
     ethertype = 0
@@ -181,13 +186,21 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
                 end = min(end, wire_end)
             if end - pos < header:
                 return _short(pos, wire_end, header, IP_MALFORMED)
-            if read_u16(buf, pos + 6) & 0x3FFF:
-                return IP_FRAGMENT
             found[ADDRESS_POS] = pos + 12
             found[IS_IPV6] = 0
             found[IP_ID] = read_u16(buf, pos + 4)
             protocol = read_u8(buf, pos + 9)
+            fragment = read_u16(buf, pos + 6)
             pos += header
+            if fragment & 0x3FFF:
+                found[BODY] = pos
+                found[END] = end
+                found[WIRE_END] = wire_end
+                found[AT] = (fragment & 0x1FFF) * 8
+                found[MORE] = fragment & 0x2000
+                found[FRAGMENT_ID] = found[IP_ID]
+                found[PROTOCOL] = protocol
+                return IP_FRAGMENT
             layer = _L_PROTOCOL
         elif layer == _L_IPV6:
             if end - pos < 40:
@@ -273,7 +286,15 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
             following = read_u8(buf, pos)
             units = read_u8(buf, pos + 1)
             if protocol == _FRAGMENT:
-                if read_u16(buf, pos + 2) & 0xFFF9:
+                fragment = read_u16(buf, pos + 2)
+                if fragment & 0xFFF9:
+                    found[BODY] = pos + 8
+                    found[END] = end
+                    found[WIRE_END] = wire_end
+                    found[AT] = fragment & 0xFFF8
+                    found[MORE] = fragment & 1
+                    found[FRAGMENT_ID] = read_u32(buf, pos + 4)
+                    found[PROTOCOL] = following
                     return IP_FRAGMENT
                 header = 8
             elif protocol == _AUTHENTICATION:

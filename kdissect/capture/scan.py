@@ -39,10 +39,12 @@ from .cursor import (
     TIME,
     TIME_NS,
 )
+from .fragments import FragmentFault, Joined
 from .index import ENDPOINTS, SEGMENT, SegmentBatch
 from .link import (
     ADDRESS_POS,
     FOUND_SIZE,
+    IP_FRAGMENT,
     IP_ID,
     IS_IPV6,
     MALFORMED_BLOCK,
@@ -65,6 +67,7 @@ _PACKETS, _SEGMENTS, _ENDPOINTS, _CUT = range(4)  # counters of the kernel
 _ENDPOINTS_SIZE = ENDPOINTS.itemsize
 _MULTIPLIERS = np.array([random_source.randbits(62) | 1 for _ in range(11)], np.int64)
 _EMPTY = -1
+_FRAGMENT_REASON = reason_name(IP_FRAGMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class ScanResult:
     tcp_packet_count: int
     truncated_packet_count: int
     ignored_reasons: dict[str, int]
+    fragment_faults: tuple[FragmentFault, ...] = ()
 
     @property
     def cut_segments(self) -> npt.NDArray[np.int64]:
@@ -237,8 +241,11 @@ def _scan_packets(
         counts[_SEGMENTS] = segment + 1
 
 
-def scan(split: Split, sources: Sources) -> ScanResult:
-    """The segments of one split. Raises CaptureError when its file cannot be opened."""
+def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> ScanResult:
+    """The segments of one split, those of `fragments` in its packets among them.
+
+    Raises CaptureError when its file cannot be opened.
+    """
     buf = sources.data(split.source)
     cursor = np.zeros(CURSOR_SIZE, np.int64)
     cursor[[POS, END, FORMAT]] = split.pos, min(split.end, len(buf)), split.format
@@ -274,4 +281,21 @@ def scan(split: Split, sources: Sources) -> ScanResult:
         for reason in np.flatnonzero(reasons)
         if reason != TCP_FOUND
     }
-    return ScanResult(split.source, batch, packet_count, segment_count, cut_count, ignored)
+    faults: tuple[FragmentFault, ...] = ()
+    if fragments is not None:
+        here = fragments.of_split(split.source, split.first_packet, split.packet_count)
+        batch = _merged(batch, here.batch)
+        segment_count += len(here.completed)
+        ignored[_FRAGMENT_REASON] = ignored.get(_FRAGMENT_REASON, 0) - len(here.completed)
+        ignored = {reason: count for reason, count in ignored.items() if count}
+        faults = tuple(FragmentFault(*row) for row in here.faults.tolist())
+    return ScanResult(split.source, batch, packet_count, segment_count, cut_count, ignored, faults)
+
+
+def _merged(batch: SegmentBatch, more: SegmentBatch) -> SegmentBatch:
+    """Both batches' segments, by packet."""
+    if not len(more.segments):
+        return batch
+    joined = SegmentBatch.concat([batch, more])
+    order = np.argsort(joined.segments["packet"], kind="stable")
+    return SegmentBatch(joined.endpoints, joined.segments[order])

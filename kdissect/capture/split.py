@@ -1,7 +1,8 @@
 """Where captures are cut into splits: one walk over the packet headers of each file.
 
 A split starts at a record and carries what is needed to read on from there: byte order, the
-section's interfaces, the first packet's number. The walk also tells a capture's times and counts.
+section's interfaces, the first packet's number. The walk also tells a capture's times and counts,
+and where its IP fragments are (`fragments`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerate import kernel
+from ..accelerate import inlined, kernel, read_u8, read_u16
 from . import pcap, pcapng
 from .cursor import (
     CAPTURED,
+    DATA_POS,
     END,
     FAULT,
     FAULT_TEXT,
     FORMAT,
+    INTERFACE,
     INTERFACE_COUNT,
     INTERFACE_SIZE,
     LENGTH,
@@ -43,14 +46,17 @@ from .cursor import (
     TIME_MIN,
     TIME_NS,
 )
+from .fragments import FRAGMENT_WIDTH, Joined, join, note_fragment
 from .inputs import InputFile
-from .link import LINK_TYPE_NAMES
+from .link import ETHERNET, FOUND_SIZE, IP_FRAGMENT, LINK_TYPE_NAMES, find_tcp
 from .source import Sources
 
 SPLIT_BYTES = 128 * 2**20  # the default: tasks of a second or less, and few of them
 
+FRAGMENT_MAX = 1_000_000  # the default: IP fragments that are joined, of all captures together
+
 # Counters of the walk.
-_PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS = range(7)
+_PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS, _FRAGMENTS, _PASSED_OVER = range(9)
 # A row of the walk's table of splits.
 _AT, _PACKETS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(6)
 _ROW = 6
@@ -105,6 +111,17 @@ class CaptureInfo:
     secrets: tuple[tuple[int, int, int], ...] = ()
 
 
+@inlined
+def _is_plain_tcp(buf: Any, start: Any, captured: Any) -> Any:
+    """Whether an Ethernet frame is TCP over IPv4 and no fragment: the usual case, told quickly."""
+    return (
+        captured >= 34
+        and read_u16(buf, start + 12) == 0x0800
+        and read_u16(buf, start + 20) & 0x3FFF == 0
+        and read_u8(buf, start + 23) == 6
+    )
+
+
 @kernel
 def _walk(
     buf: Any,
@@ -113,16 +130,22 @@ def _walk(
     secrets: Any,
     counts: Any,
     splits: Any,
+    fragments: Any,
     split_bytes: Any,
     packet_max: Any,
+    fragment_max: Any,
 ) -> Any:
     """Step to the end, or past `packet_max` packets; the last step's outcome.
 
     `splits` has room for a row per `split_bytes` of the file. Resumes after ROOM_NEEDED.
     """
     packet = np.zeros(PACKET_SIZE, np.int64)
+    found = np.zeros(FOUND_SIZE, np.int64)
     outcome = np.int64(STEP_PACKET)
     while counts[_PACKETS] < packet_max:
+        row = counts[_FRAGMENTS]
+        if (row + 1) * FRAGMENT_WIDTH > len(fragments):
+            return np.int64(STEP_ROOM_NEEDED)
         time_before = cursor[TIME]
         if cursor[FORMAT] == PCAP:
             outcome = pcap.pcap_step(buf, cursor, interfaces, packet)
@@ -148,20 +171,38 @@ def _walk(
             counts[_CUT] += 1
         counts[_FIRST] = min(counts[_FIRST], packet[TIME_NS])
         counts[_LAST] = max(counts[_LAST], packet[TIME_NS])
+        if packet[INTERFACE] < 0:
+            continue
+        link_type = interfaces[packet[INTERFACE] * INTERFACE_SIZE + LINK_TYPE]
+        start = packet[DATA_POS]
+        captured = packet[CAPTURED]
+        if link_type == ETHERNET and _is_plain_tcp(buf, start, captured):
+            continue
+        wire_end = start + max(captured, packet[LENGTH])
+        if find_tcp(buf, start, start + captured, wire_end, link_type, found) == IP_FRAGMENT:
+            if row == fragment_max:
+                counts[_PASSED_OVER] += 1
+            else:
+                number = counts[_PACKETS]
+                counts[_FRAGMENTS] += note_fragment(buf, found, packet, number, fragments, row)
     return outcome
 
 
 class _Walk:
     """A walk over one file and its tables."""
 
-    def __init__(self, data: npt.NDArray[np.uint8], split_bytes: int) -> None:
+    def __init__(
+        self, data: npt.NDArray[np.uint8], split_bytes: int, fragment_max: int = 0
+    ) -> None:
         is_pcapng = data[:4].tobytes() == pcapng.MAGIC
         opened = pcapng.open_pcapng(data) if is_pcapng else pcap.open_pcap(data)
         self.cursor, self.interfaces = opened
         self.data = data
         self.split_bytes = split_bytes
         self.secrets = np.zeros(4 * SECRET_SIZE, np.int64)
-        self.counts = np.zeros(7, np.int64)
+        self.fragment_max = fragment_max
+        self.fragments = np.zeros(64 * FRAGMENT_WIDTH, np.int64)
+        self.counts = np.zeros(9, np.int64)
         self.counts[_FIRST], self.counts[_LAST] = TIME_MAX, TIME_MIN
         self.splits = np.zeros((len(data) // split_bytes + 2) * _ROW, np.int64)
         self.outcome = STEP_PACKET
@@ -170,16 +211,24 @@ class _Walk:
         while True:
             self.outcome = _walk(
                 self.data, self.cursor, self.interfaces, self.secrets, self.counts, self.splits,
-                self.split_bytes, packet_max,
+                self.fragments, self.split_bytes, packet_max, self.fragment_max,
             )  # fmt: skip
             if self.outcome != STEP_ROOM_NEEDED:
                 return self
+            if (self.counts[_FRAGMENTS] + 1) * FRAGMENT_WIDTH > len(self.fragments):
+                self.fragments = np.concatenate((self.fragments, np.zeros_like(self.fragments)))
+                continue
             self.interfaces = np.concatenate((self.interfaces, np.zeros_like(self.interfaces)))
             self.secrets = np.concatenate((self.secrets, np.zeros_like(self.secrets)))
 
     @property
     def start_time_ns(self) -> int | None:
         return int(self.counts[_START]) if self.counts[_PACKETS] else None
+
+    def fragment_table(self) -> npt.NDArray[np.int64]:
+        """int64[n, FRAGMENT_WIDTH]: the IP fragments that may carry TCP."""
+        table = self.fragments[: self.counts[_FRAGMENTS] * FRAGMENT_WIDTH]
+        return table.reshape(-1, FRAGMENT_WIDTH).copy()
 
     def error(self) -> str | None:
         """One clause with its place when the file could not be read to its end, else None."""
@@ -266,22 +315,36 @@ def order_inputs(files: Sequence[InputFile]) -> list[InputFile]:
     return sorted((file for file in files if file.is_capture), key=key)
 
 
-def _walked(path: str, split_bytes: int) -> _Walk:
+def _walked(path: str, split_bytes: int, fragment_max: int) -> _Walk:
     """A walk to the end; mapped anew now and then, so that the pages it saw do not add up."""
-    walk = _Walk(Sources([path]).data(0), split_bytes)
+    walk = _Walk(Sources([path]).data(0), split_bytes, fragment_max)
     while walk.run(int(walk.counts[_PACKETS]) + _PACKETS_PER_MAP).outcome == STEP_PACKET:
         walk.data = Sources([path]).data(0)
     return walk
 
 
-def plan_splits(
-    files: Sequence[InputFile], split_bytes: int = SPLIT_BYTES
-) -> tuple[Sources, list[CaptureInfo], list[Split]]:
-    """The run's sources, a CaptureInfo for every input, and the splits in order.
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """captures[i] describes sources.paths[i]; inputs that are no captures follow behind, with
+    source -1 and their error. splits: by source, then by position. fragments: what the IP
+    fragments of all captures make together, None where there are none."""
 
-    `files` come from `inputs.spool`. captures[i] describes sources.paths[i]; inputs that are no
-    captures follow behind, with source -1 and their error. Splits are by source, then by position.
-    Raises ValueError for split_bytes below 1, CaptureError for a file that cannot be opened.
+    sources: Sources
+    captures: list[CaptureInfo]
+    splits: list[Split]
+    fragments: Joined | None
+
+
+def plan_splits(
+    files: Sequence[InputFile],
+    split_bytes: int = SPLIT_BYTES,
+    fragment_max: int = FRAGMENT_MAX,
+) -> Splits:
+    """The run's sources and splits, by one walk over each of them.
+
+    `files` come from `inputs.spool`. fragment_max: IP fragments that are joined; the rest is
+    counted. Raises ValueError for split_bytes below 1, CaptureError for a file that cannot be
+    opened.
     """
     if split_bytes < 1:
         raise ValueError(f"split_bytes: {split_bytes} is not positive")
@@ -289,13 +352,17 @@ def plan_splits(
     sources = Sources([file.data_path for file in ordered])
     captures: list[CaptureInfo] = []
     splits: list[Split] = []
+    fragments: list[npt.NDArray[np.int64]] = []
+    passed_over = 0
     for source, file in enumerate(ordered):
-        walk = _walked(file.data_path, split_bytes)
+        walk = _walked(file.data_path, split_bytes, fragment_max - sum(map(len, fragments)))
         captures.append(walk.info(source, file))
         splits.extend(walk.make_splits(source))
+        fragments.append(walk.fragment_table())
+        passed_over += int(walk.counts[_PASSED_OVER])
     captures.extend(
         CaptureInfo(-1, file.path, file.format, file.compression, error=file.error)
         for file in files
         if not file.is_capture
     )
-    return sources, captures, splits
+    return Splits(sources, captures, splits, join(fragments, sources, passed_over))

@@ -54,14 +54,16 @@ def make_plan(
     if split_bytes is None:
         split_bytes = byte_count // max(1, 2 * parallelism)
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
-    sources, captures, splits = plan_splits(files, split_bytes)
+    found = plan_splits(files, split_bytes)
+    sources = found.sources
     bucket_count, slot_bytes = sized(byte_count, parallelism)
     return RunPlan(
         paths=tuple(sources.paths),
         sizes=tuple(int(size) for size in sources.sizes),
-        captures=tuple(captures),
-        capture_ids=tuple(capture_id(info.path) for info in captures),
-        splits=tuple(splits),
+        captures=tuple(found.captures),
+        capture_ids=tuple(capture_id(info.path) for info in found.captures),
+        splits=tuple(found.splits),
+        fragments=found.fragments,
         bucket_count=bucket_count,
         slot_bytes=slot_bytes,
         options=options,

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from kdissect.analysis.analyse import analyse
 from kdissect.analysis.events import Collector
+from kdissect.capture.fragments import CONFLICT, Joined
 from kdissect.capture.index import SegmentBatch
 from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.source import Sources
@@ -82,6 +83,7 @@ class RunPlan:
     captures: tuple[CaptureInfo, ...]  # in the order of `source` numbers
     capture_ids: tuple[int, ...]
     splits: tuple[Split, ...]
+    fragments: Joined | None
     bucket_count: int
     slot_bytes: int
     options: Options
@@ -138,15 +140,14 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
     """Split `number` to rows keyed by bucket."""
     began = time.perf_counter()
     split = plan.splits[number]
-    result = of_hosts(scan(split, sources), plan.options.hosts)
+    result = of_hosts(scan(split, sources, plan.fragments), plan.options.hosts)
     stats: dict[str, Any] = {
         "source": split.source,
         "packet_count": result.packet_count,
         "tcp_packet_count": result.tcp_packet_count,
         "ignored": result.ignored_reasons,
     }
-    cut = _cut_packets(plan, result)
-    for part in _sliced(cut):
+    for part in _sliced(_scan_anomalies(plan, result, is_first=number == 0)):
         yield Row(0, Kind.TABLE, number, _packed_table("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number)
     stats["timings"] = {
@@ -156,26 +157,58 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
     yield Row(0, Kind.STATS, number, json.dumps(stats).encode())
 
 
-def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:
+def _scan_anomalies(plan: RunPlan, result: ScanResult, is_first: bool) -> pa.Table:
+    """Anomalies of packets; those of the whole run come with the first split."""
+    rows = [*_cut_packets(plan, result), *_fragment_faults(plan, result)]
+    if is_first and plan.fragments is not None and plan.fragments.ignored_count:
+        count = plan.fragments.ignored_count
+        detail = f"{count} IP fragments beyond the limit of fragments were not joined"
+        rows.append(AnomalyRow(Anomaly.LIMIT, detail))
+    return anomalies_table(rows)
+
+
+def _cut_packets(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
     """A packet_cut anomaly for each segment that a snap length cut."""
     options = plan.options
     segments = result.batch.segments[result.cut_segments]
     segments = segments[is_within(segments["time_ns"], options.time_from_ns, options.time_to_ns)]
-    return anomalies_table(
-        AnomalyRow(
+    for packet, captured, length in zip(
+        segments["packet"].tolist(),
+        segments["captured"].tolist(),
+        segments["length"].tolist(),
+        strict=True,
+    ):
+        yield AnomalyRow(
             Anomaly.PACKET_CUT,
             f"the capture holds {captured} of the {length} bytes of a segment",
             capture_id=plan.capture_ids[result.source],
             packet=packet,
             byte_count=length - captured,
         )
-        for packet, captured, length in zip(
-            segments["packet"].tolist(),
-            segments["captured"].tolist(),
-            segments["length"].tolist(),
-            strict=True,
+
+
+def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
+    """Anomalies of IP fragments that never came, or differ where they overlap."""
+    options = plan.options
+    faults = result.fragment_faults
+    times = np.array([fault.time_ns for fault in faults], np.int64)
+    within = is_within(times, options.time_from_ns, options.time_to_ns)
+    for fault in (faults[row] for row in np.flatnonzero(within).tolist()):
+        count = max(fault.byte_count, 0)
+        kind = Anomaly.LOST_FRAGMENTS
+        detail = f"{count} bytes of an IP datagram are in no fragment of the capture"
+        if fault.byte_count < 0:
+            detail = "the last fragment of an IP datagram is not in the capture"
+        if fault.kind == CONFLICT:
+            kind = Anomaly.OVERLAP_CONFLICT
+            detail = f"{count} bytes of an IP fragment differ from those before, which count"
+        yield AnomalyRow(
+            kind,
+            detail,
+            capture_id=plan.capture_ids[fault.source],
+            packet=fault.packet,
+            byte_count=count if fault.byte_count >= 0 else None,
         )
-    )
 
 
 def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterator[Row]:

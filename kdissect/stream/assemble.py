@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.accelerate import kernel
-from kdissect.capture.index import SegmentBatch
+from kdissect.capture.index import FRAGMENT_PART, SegmentBatch
 from kdissect.protocol import catalog
 from kdissect.stream import framing, pairing
 from kdissect.stream.columns import (
@@ -298,7 +298,8 @@ def assemble_streams(
         streams, protocol, client_side, requests, responses, exchanges, of_request, of_response,
         request_of, came, tls,
     )  # fmt: skip
-    duplicates = streams.segments["source"][streams.mark == DUPLICATE]
+    second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
+    duplicates = streams.segments["source"][second]
     assembly = Assembly(
         batch.endpoints,
         table,

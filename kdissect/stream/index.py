@@ -76,6 +76,7 @@ class Anomaly(IntEnum):
     PARTIAL_FRAME = 24
     MALFORMED_EMBEDDED = 25
     NOT_DECRYPTED = 26
+    LOST_FRAGMENTS = 27
 
 
 INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kdissect.accelerate import inlined, kernel, load_u8
+from kdissect.capture.index import FRAGMENT_PART
 from kdissect.stream.columns import (
     ACK_HIGH,
     BYTE_COUNT,
@@ -209,8 +210,9 @@ def _lay_messy(
         place = number[row] - origin
         is_back = (index > 0 or place < 0) and place < highest
         captured = int64(segments[row]["captured"])
+        counted = 0 if segments[row]["ip_id"] & FRAGMENT_PART else 1
         if won[index] < captured or (is_back and captured == 0):
-            sides[at + RETRANSMITTED_COUNT] += 1
+            sides[at + RETRANSMITTED_COUNT] += counted
             pos, differing = _conflict(
                 pieces, begin, count, row, first[index], last[index], address[row], place
             )
@@ -222,7 +224,7 @@ def _lay_messy(
                 conflicts[to + 3] = differing
                 conflict_count += 1
         elif is_back:
-            sides[at + OUT_OF_ORDER_COUNT] += 1
+            sides[at + OUT_OF_ORDER_COUNT] += counted
         highest = max(highest, place + int64(segments[row]["length"]))
     return count, conflict_count
 

@@ -30,7 +30,8 @@ pieces is missing, and so is what the peer acknowledged, or the FIN counted, beh
 *Counters* of a direction: a segment is *retransmitted* when one of its captured bytes had been
 captured before, *out of order* when it starts before the highest byte seen so far and all its bytes
 are new. A keep-alive probe (at most one byte, just before the next expected one) is neither, and
-its byte is no data. Payload on SYN, FIN and RST segments is data like any other.
+its byte is no data. Payload on SYN, FIN and RST segments is data like any other. Parts of a
+segment that IP cut into fragments (`FRAGMENT_PART`) bring bytes and are not counted.
 
 The definition to compare with is `reassembly_reference.py`.
 """
@@ -44,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel, load_u8
-from kdissect.capture.index import ACK, FIN, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.capture.index import ACK, FIN, FRAGMENT_PART, RST, SEGMENT, SYN, SegmentBatch
 from kdissect.stream.columns import (
     ACK_HIGH,
     ACK_LOW,
@@ -375,8 +376,9 @@ def measure(
         which = int64(connection[row])
         c = which * CONNECTION_WIDTH
         at = (2 * which + side) * SIDE_WIDTH
+        counted = 0 if s["ip_id"] & FRAGMENT_PART else 1
         if mark[row] == DUPLICATE:
-            sides[at + DUPLICATE_COUNT] += 1
+            sides[at + DUPLICATE_COUNT] += counted
             continue
         if which != last_connection:
             pair = int64(s["endpoints"])
@@ -399,7 +401,7 @@ def measure(
             connections[c + FIRST_SEGMENT] = row
         connections[c + FIRST_TIME] = min(connections[c + FIRST_TIME], time)
         connections[c + LAST_TIME] = max(connections[c + LAST_TIME], time)
-        sides[at + SEGMENT_COUNT] += 1
+        sides[at + SEGMENT_COUNT] += counted
         _close_and_open(connections, sides, c, at, flags, side, time, number[row])
         if acknowledged[row] != NO_ACK:
             peer = (2 * which + 1 - side) * SIDE_WIDTH

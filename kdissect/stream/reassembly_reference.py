@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kdissect.capture.index import ACK, FIN, RST, SYN
+from kdissect.capture.index import ACK, FIN, FRAGMENT_PART, RST, SYN
 from kdissect.stream.reassembly import FAR, FAR_ONCE_CLOSED, REORDERED, distance
 
 
@@ -29,6 +29,11 @@ class Segment:
     def first(self) -> int:
         """Sequence number of the first payload byte."""
         return (self.seq + 1) % 2**32 if self.flags & SYN else self.seq
+
+    @property
+    def counted(self) -> int:
+        """0 for a part of a segment that is counted already."""
+        return 0 if self.ip_id & FRAGMENT_PART else 1
 
 
 @dataclass
@@ -106,7 +111,7 @@ def reassemble(
         copy_of = [one for one in firsts if is_copy(segments[one], segment, window_ns)]
         if copy_of:
             belongs.append(belongs[copy_of[0]])
-            connections[belongs[-1]][segment.side].duplicate_count += 1
+            connections[belongs[-1]][segment.side].duplicate_count += segment.counted
             continue
         firsts.append(row)
         if not connections or starts_anew(segment, connections[-1], closed):
@@ -138,7 +143,7 @@ def _add(segment: Segment, row: int, sides: list[Side]) -> None:
         away = distance(segment.ack, peer.last[0])
         if abs(away) <= FAR:
             peer.acknowledged.append(peer.last[1] + away)
-    own.segment_count += 1
+    own.segment_count += segment.counted
     if segment.flags & SYN:
         own.syn = segment.first
         own.syn_acked = segment.ack if segment.flags & ACK else None
@@ -179,11 +184,11 @@ def _stream(side: Side, segments: Sequence[Segment]) -> Stream:
             owner.setdefault(at, row)
             value.setdefault(at, byte)
         if not is_new or (is_back and not payload):
-            retransmitted += 1
+            retransmitted += segments[row].counted
             if differing:
                 conflicts[row] = (differing[0], len(differing))
         elif is_back:
-            out_of_order += 1
+            out_of_order += segments[row].counted
         highest = max(highest, pos + segments[row].length)
     end = max(0, side.end - origin) if side.data and side.end is not None else 0
     if side.fin is not None:

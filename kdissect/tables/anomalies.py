@@ -44,6 +44,7 @@ SEVERITY: dict[Anomaly, int] = {
     Anomaly.CLOCK_STEP: INFO,
     Anomaly.SURPLUS_BYTES: INFO,
     Anomaly.NOT_DECRYPTED: INFO,
+    Anomaly.LOST_FRAGMENTS: WARNING,
 }
 
 # What a fault of a stream says; {a} and {b} are the numbers of its ANOMALY row.

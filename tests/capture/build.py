@@ -149,8 +149,9 @@ def write(folder: Path, data: bytes, name: str = "made.pcap") -> InputFile:
 def read(
     file: InputFile, split_bytes: int = 1 << 30
 ) -> tuple[CaptureInfo, list[Split], list[ScanResult], Sources]:
-    sources, captures, splits = plan_splits([file], split_bytes)
-    return captures[0], splits, [scan(split, sources) for split in splits], sources
+    plan = plan_splits([file], split_bytes)
+    results = [scan(split, plan.sources, plan.fragments) for split in plan.splits]
+    return plan.captures[0], plan.splits, results, plan.sources
 
 
 def written_out(batch: SegmentBatch) -> list[Segment]:

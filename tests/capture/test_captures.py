@@ -54,7 +54,7 @@ def test_packet_count_is_the_manifest_s(name: str, tmp_path: Path) -> None:
 
 def test_every_capture_has_a_count(tmp_path: Path) -> None:
     files = [file for file in find_captures([SHARED]) if file.is_capture]
-    _, captures, _ = plan_splits([spool(file, tmp_path) for file in files])
+    captures = plan_splits([spool(file, tmp_path) for file in files]).captures
     assert {Path(capture.path).relative_to(SHARED).as_posix() for capture in captures} == set(
         COUNTS
     )
@@ -89,8 +89,9 @@ def test_split_size_changes_nothing(name: str, split_bytes: int, tmp_path: Path)
 
 
 def planned(files: list[InputFile]) -> tuple[list[CaptureInfo], list[int]]:
-    sources, captures, splits = plan_splits(files)
-    batches = [scan(split, sources).batch for split in splits]
+    plan = plan_splits(files)
+    sources, captures = plan.sources, plan.captures
+    batches = [scan(split, sources).batch for split in plan.splits]
     times = np.concatenate([batch.segments["time_ns"] for batch in batches])
     return captures, times.tolist()
 
@@ -109,7 +110,8 @@ def test_rotated_files_come_in_order_of_time(tmp_path: Path) -> None:
 
 def test_what_is_no_capture_is_listed_behind(tmp_path: Path) -> None:
     files = [spool(file, tmp_path) for file in find_captures([SHARED / "tls"])]
-    sources, captures, _ = plan_splits(files)
+    plan = plan_splits(files)
+    sources, captures = plan.sources, plan.captures
     assert [capture.source for capture in captures] == [0, 1] + [-1] * (len(captures) - 2)
     assert all(capture.error for capture in captures[2:])
     assert [capture.path for capture in captures[:2]] == sources.paths

@@ -49,7 +49,8 @@ def dpkt_segments(data: bytes, path: Path) -> Iterator[tuple[Any, ...]]:
 
 def our_segments(path: Path, folder: Path) -> tuple[bytes, Path, list[tuple[Any, ...]]]:
     file = spool(find_captures([path])[0], folder)
-    sources, _, splits = plan_splits([file], 100_000)
+    planned = plan_splits([file], 100_000)
+    sources, splits = planned.sources, planned.splits
     data = Path(file.data_path).read_bytes()
     rows = []
     for split in splits:

@@ -10,7 +10,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdissect.capture.index import ACK, ENDPOINTS, FIN, PSH, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.capture.index import (
+    ACK,
+    ENDPOINTS,
+    FIN,
+    FRAGMENT_PART,
+    PSH,
+    RST,
+    SEGMENT,
+    SYN,
+    SegmentBatch,
+)
 from kdissect.stream import columns as c
 from kdissect.stream import reassembly as r
 from kdissect.stream import reassembly_reference as plain
@@ -89,10 +99,11 @@ def conversations(draw: st.DrawFn) -> list[plain.Segment]:
         length = draw(st.sampled_from((0, 0, 1, 1, 2, 5, 9)))
         payload = bytes(draw(st.integers(65, 67)) for _ in range(length))
         cut = draw(st.sampled_from((length,) * 5 + (length // 2,)))
+        part = draw(st.sampled_from((0, 0, 0, FRAGMENT_PART)))
         made.append(
             plain.Segment(
                 clock, side, draw(flags), (isn[side] + draw(st.integers(0, 30)) + jump) % 2**32,
-                (isn[1 - side] + draw(st.integers(0, 34))) % 2**32, number % 7, 0, length,
+                (isn[1 - side] + draw(st.integers(0, 34))) % 2**32, number % 7 + part, 0, length,
                 payload[:cut],
             )
         )  # fmt: skip
