@@ -1,0 +1,314 @@
+"""A capture read once, front to back, a window of packets at a time: also from a pipe, as it comes.
+
+A window is a piece of the file in a buffer that the next one uses again, so memory depends on the
+windows' size alone. Windows are small at first, so that something is there at once. What can be
+waited for (a pipe) gives what it has: a window then holds the packets that came.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CaptureError
+from . import inputs, pcap, pcapng
+from .cursor import (
+    END,
+    FAULT,
+    FAULT_TEXT,
+    INTERFACE_COUNT,
+    INTERFACE_SIZE,
+    NEEDED,
+    POS,
+    SECRET_COUNT,
+    SECRET_SIZE,
+    SECTION_BASE,
+    STEP_BAD,
+    STEP_CUT,
+)
+from .fragments import PACKET, Joined, join
+from .index import ENDPOINTS, SEGMENT, SegmentBatch
+from .scan import scan
+from .source import Sources
+from .split import FRAGMENT_MAX, _Walk
+
+WINDOW_BYTES_MIN = 256 << 10  # the first one; each one is twice as large as the one before
+WINDOW_BYTES_MAX = 8 << 20
+RECORD_BYTES_MAX = 256 << 20  # no packet is that large; a damaged length must not fill the memory
+PIECE_BYTES = 64 << 10  # decompressed at a time
+TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
+
+
+class WindowSources(Sources):
+    """The buffer of a window under the number of every capture: places are in the buffer."""
+
+    def __init__(self, paths: list[str], buffer: npt.NDArray[np.uint8]) -> None:
+        super().__init__(paths)
+        self._maps = dict.fromkeys(range(len(paths)), buffer)
+
+
+@dataclass(slots=True)
+class Window:
+    """Packets that came, and room behind them for bytes that are still needed of earlier ones.
+
+    batch: their segments, with places in `buffer`, of which `used` bytes are taken. secrets: key
+    logs that a pcapng carries, among these packets.
+    """
+
+    batch: SegmentBatch
+    buffer: npt.NDArray[np.uint8]
+    used: int
+    secrets: list[bytes]
+
+    def reserve(self, size: int) -> int:
+        """Place of `size` free bytes of the buffer, which may be another one afterwards."""
+        start = self.used
+        self.used += size
+        if self.used > len(self.buffer):
+            larger = np.empty(self.used + self.used // 4, np.uint8)
+            larger[:start] = self.buffer[:start]
+            self.buffer = larger
+        return start
+
+
+class _Plain:
+    """The bytes of a file or a pipe."""
+
+    def __init__(self, descriptor: int, head: bytes) -> None:
+        self._descriptor = descriptor
+        self._head = head
+        self._waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+    def into(self, room: memoryview) -> int:
+        """Fill `room` with what comes next, at least a byte; 0 at the end.
+
+        A file fills it; a pipe gives what it has now.
+        """
+        done = len(self._head)
+        if done:
+            done = min(done, len(room))
+            room[:done] = self._head[:done]
+            self._head = self._head[done:]
+        while done < len(room):
+            if done and self._waits and not select.select([self._descriptor], [], [], 0)[0]:
+                break
+            count = os.readv(self._descriptor, [room[done:]])
+            if not count:
+                break
+            done += count
+        return done
+
+    def read(self, size: int) -> bytes:
+        """For decompression: up to `size` bytes, fewer only from a pipe or at the end."""
+        data = bytearray(size)
+        return bytes(data[: self.into(memoryview(data))])
+
+    @property
+    def error(self) -> str | None:
+        return None
+
+
+class _Unpacked:
+    """The plain bytes of a compressed file or pipe."""
+
+    def __init__(self, raw: _Plain, compression: str, path: str) -> None:
+        self._raw, self._compression, self._path = raw, compression, path
+        self._pieces: Iterator[bytes] = self._all()
+        self._rest = b""
+        self.error: str | None = None
+
+    def _all(self) -> Iterator[bytes]:
+        import pyarrow as pa
+
+        done = 0
+        try:
+            raw = pa.PythonFile(_Readable(self._raw))
+            with pa.CompressedInputStream(raw, self._compression) as plain:
+                while piece := plain.read(PIECE_BYTES):
+                    done += len(piece)
+                    yield piece
+            return
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+        # a failing read gives nothing, not even what it had
+        if self._path != inputs.STDIN and os.path.isfile(self._path):
+            try:
+                for piece in inputs._pieces(self._path, self._compression, 1, done):
+                    done += 1
+                    yield piece
+            except (pa.ArrowException, OSError):
+                pass
+        self.error = f"{self._compression} data is damaged after {done} plain bytes: {reason}"
+
+    def into(self, room: memoryview) -> int:
+        done = 0
+        while done < len(room):
+            piece = self._rest or next(self._pieces, b"")
+            if not piece:
+                break
+            count = min(len(piece), len(room) - done)
+            room[done : done + count] = piece[:count]
+            self._rest = piece[count:]
+            done += count
+        return done
+
+
+class _Readable:
+    """What pyarrow asks of a file object."""
+
+    def __init__(self, raw: _Plain) -> None:
+        self._raw = raw
+        self.closed = False
+
+    def read(self, size: int = -1) -> bytes:
+        return self._raw.read(PIECE_BYTES if size < 0 else size)
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class WindowReader:
+    """One capture, as windows. Raises CaptureError where it is none.
+
+    source: its number among the captures of the run. After the last window `error` says why the
+    capture could not be read to its end, if so.
+    """
+
+    def __init__(self, path: str, source: int, paths: list[str]) -> None:
+        self.path, self.source, self._paths = path, source, paths
+        self.packet_count = 0
+        self.error: str | None = None
+        self._buffer = np.zeros(0, np.uint8)
+        self._bytes, head = _opened(path)
+        if inputs.detect_format(head[:4]) == "unknown":
+            reason = "the file is empty" if not head else "not a pcap or pcapng file"
+            raise CaptureError(f"{path}: {reason}")
+        self._walk = _Walk(np.frombuffer(head, np.uint8), 2**62, FRAGMENT_MAX)
+        self._left = head[int(self._walk.cursor[POS]) :]
+        if len(head) < pcap.FILE_HEADER_SIZE and head[:4] != pcapng.MAGIC:
+            self.error = f"the file header is cut: {len(head)} bytes"
+        self._base = len(head) - len(
+            self._left
+        )  # place in the file of the next window's first byte
+
+    def windows(self) -> Iterator[Window]:
+        """The windows, each to be used up before the next one is asked for."""
+        size = WINDOW_BYTES_MIN
+        needed = 0
+        while self.error is None:
+            left = self._left
+            # room behind the packets for what the reader's user keeps of earlier windows
+            room = max(size, needed) + size // 2
+            if len(self._buffer) < room:
+                self._buffer = np.empty(room, np.uint8)
+            buffer = self._buffer
+            buffer[: len(left)] = np.frombuffer(left, np.uint8)
+            view = memoryview(buffer)[len(left) : max(size, needed)]  # type: ignore[arg-type]
+            count = self._bytes.into(view)
+            filled = len(left) + count
+            if not count:
+                if left:
+                    self._say_cut(len(left))
+                break
+            window = self._window(buffer, filled)
+            needed = int(self._walk.cursor[NEEDED]) if self._walk.outcome == STEP_CUT else 0
+            if needed > RECORD_BYTES_MAX:
+                self._say_cut(len(self._left))
+            if self._walk.outcome == STEP_BAD:
+                place = self._base
+                self.error = (
+                    f"packet {self.packet_count + 1} at byte {place} cannot be read: "
+                    f"{FAULT_TEXT[int(self._walk.cursor[FAULT])]}"
+                )
+            size = min(2 * size, WINDOW_BYTES_MAX)
+            yield window
+            if len(window.buffer) > len(self._buffer):
+                self._buffer = window.buffer
+        self.error = self.error or self._bytes.error
+
+    def _say_cut(self, left: int) -> None:
+        self.error = (
+            f"packet {self.packet_count + 1} at byte {self._base} is cut: it needs "
+            f"{int(self._walk.cursor[NEEDED])} bytes, {left} are left"
+        )
+
+    def _window(self, buffer: npt.NDArray[np.uint8], filled: int) -> Window:
+        """The packets that are whole among the buffer's first bytes."""
+        data = buffer[:filled]
+        walk, cursor = self._walk, self._walk.cursor
+        walk.data = data
+        cursor[[POS, END, SECRET_COUNT]] = 0, filled, 0
+        walk.counts[:] = 0
+        walk.run()
+        sources = WindowSources(self._paths, data)
+        batch = SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
+        for split in walk.make_splits(self.source):
+            split = replace(split, first_packet=self.packet_count + 1)
+            batch = scan(split, sources, self._joined(sources)).batch
+            self.packet_count += split.packet_count
+        end = int(cursor[POS])
+        self._left = data[end:].tobytes()
+        self._base += end
+        self._forget_sections()
+        rows = walk.secrets.reshape(-1, SECRET_SIZE)[: cursor[SECRET_COUNT]].tolist()
+        texts = [
+            data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == TLS_KEY_LOG
+        ]
+        return Window(batch, buffer, filled, texts)
+
+    def _joined(self, sources: Sources) -> Joined | None:
+        """What the IP fragments of the window make together."""
+        table = self._walk.fragment_table()
+        if not len(table):
+            return None
+        table[:, PACKET] += self.packet_count
+        return join([table[:0]] * self.source + [table], sources, 0)
+
+    def _forget_sections(self) -> None:
+        """Interfaces of sections before this one are met no more."""
+        cursor = self._walk.cursor
+        base = int(cursor[SECTION_BASE])
+        if base:
+            kept = self._walk.interfaces[base * INTERFACE_SIZE :].copy()
+            self._walk.interfaces[: len(kept)] = kept
+            cursor[INTERFACE_COUNT] -= base
+            cursor[SECTION_BASE] = 0
+
+
+def _opened(path: str) -> tuple[_Plain | _Unpacked, bytes]:
+    """(the plain bytes behind the first ones, those: enough for a file header if there are)."""
+    try:
+        descriptor = sys.stdin.fileno() if path == inputs.STDIN else os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    raw = _Plain(descriptor, b"")
+    head = _head(raw)
+    compression = inputs.detect_compression(head[:4])
+    if compression == "none":
+        return raw, head
+    unpacked = _Unpacked(_Plain(descriptor, head), compression, path)
+    return unpacked, _head(unpacked)
+
+
+def _head(data: _Plain | _Unpacked) -> bytes:
+    room = bytearray(pcap.FILE_HEADER_SIZE)
+    done = 0
+    while done < len(room) and (count := data.into(memoryview(room)[done:])):
+        done += count
+    return bytes(room[:done])
