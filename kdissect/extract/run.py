@@ -1,0 +1,245 @@
+"""Two passes over the captures: what is asked for, then the packets that carry it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kdissect import __version__
+from kdissect.capture.index import SegmentBatch
+from kdissect.capture.pick import pick
+from kdissect.capture.source import Sources
+from kdissect.errors import CaptureError
+from kdissect.extract.choose import Choice, Chosen
+from kdissect.extract.frames import connection_segments, frame_segments, is_carried
+from kdissect.extract.pcapng import PcapngWriter
+from kdissect.pipeline import local
+from kdissect.pipeline.options import Options
+from kdissect.pipeline.plan import planned
+from kdissect.pipeline.steps import Kind, RunPlan, scan_step
+from kdissect.stream.assemble import assemble
+from kdissect.stream.options import StreamOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """What was written: numbers of packets, exchanges and connections, and bytes of secrets."""
+
+    path: str
+    packet_count: int
+    exchange_count: int
+    connection_count: int
+    secrets_byte_count: int
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """Packets by source, and what to say of them."""
+
+    packets: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    comments: dict[tuple[int, int], list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, segments: Any) -> None:
+        for source in np.unique(segments["source"]):
+            of_source = segments["packet"][segments["source"] == source]
+            self.packets[int(source)].append(of_source)
+
+
+def extract(
+    paths: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    choice: Choice,
+    options: Options,
+    *,
+    overwrite: bool = False,
+    spool: str | None = None,
+) -> Extracted:
+    """Write the packets of what `choice` and the options' hosts and times ask for to `out`.
+
+    Exchanges give the packets with a byte of their frames, retransmitted copies included;
+    connections all of their packets, handshakes too. An exchange inside TLS gives its connection,
+    since its records cannot be decrypted without those before; secrets that were given (key logs,
+    or those inside a capture) are written too. The first packet of each request and response has a
+    comment. Raises CaptureError where a named exchange or connection is not in the captures.
+    """
+    target = Path(out)
+    if target.exists() and not overwrite:
+        raise CaptureError(f"{target}: is there already; --overwrite replaces it")
+    with planned(paths, options, 1, spool) as plan:
+        chosen = Chosen(choice)
+        local.run(plan, chosen)
+        exchanges = _joined(chosen.exchanges)
+        connections = _joined(chosen.connections)
+        _check_named(choice, exchanges, connections, paths)
+        if choice.is_of_exchanges or _has_times(options):
+            connection_ids = set(exchanges["connection_id"].to_pylist())
+            exchange_ids = np.sort(exchanges["exchange_id"].to_numpy())
+        else:
+            connection_ids = set(connections["connection_id"].to_pylist())
+            exchange_ids = None
+        wanted = _wanted(plan, connection_ids, exchange_ids)
+        _comment(plan, wanted, exchanges, connection_ids)
+        secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
+        with _replacing(target) as stream:
+            writer = PcapngWriter(stream, f"kdissect {__version__}", _described(choice, options))
+            if secrets:
+                writer.secrets(secrets)
+            count = _write(plan, wanted, writer)
+    return Extracted(str(target), count, len(exchanges), len(connection_ids), len(secrets))
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(parts) if parts else pa.table({"connection_id": [], "exchange_id": []})
+
+
+def _has_times(options: Options) -> bool:
+    return options.time_from_ns is not None or options.time_to_ns is not None
+
+
+def _check_named(
+    choice: Choice, exchanges: pa.Table, connections: pa.Table, paths: Sequence[Any]
+) -> None:
+    """Raise CaptureError for an id that was named and is not there."""
+    names = ", ".join(os.fspath(path) for path in paths)
+    missing = set(choice.exchanges) - set(exchanges["exchange_id"].to_pylist())
+    if missing:
+        raise CaptureError(f"{names}: no exchange {min(missing)} among what is asked for")
+    if choice.connections and not len(connections):
+        raise CaptureError(f"{names}: no connection {choice.connections[0]}")
+
+
+def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> _Wanted:
+    """The packets of exchanges (int64[n], sorted), or of whole connections where that is None."""
+    sources = plan.sources()
+    wanted = _Wanted()
+    key_logs = plan.key_logs(sources) if exchange_ids is not None else []
+    for batch in _batches(plan, sources):
+        assembly = assemble(
+            batch,
+            sources,
+            StreamOptions(ports=plan.options.ports, frame_size_max=plan.options.frame_size_max),
+            key_logs,
+        )
+        ids = assembly.connections["connection_id"].tolist()
+        for connection in [row for row, name in enumerate(ids) if name in connection_ids]:
+            rows = connection_segments(batch, assembly, connection)
+            if exchange_ids is not None:
+                own = np.flatnonzero(assembly.exchanges["connection"] == connection)
+                own = own[np.isin(assembly.exchanges["exchange_id"][own], exchange_ids)]
+                if not any(is_carried(assembly, int(row)) for row in own):
+                    rows = frame_segments(batch, assembly, connection, own)
+            wanted.add(batch.segments[rows])
+    return wanted
+
+
+def _batches(plan: RunPlan, sources: Sources) -> Iterator[SegmentBatch]:
+    """The segments of each bucket."""
+    parts: dict[int, list[bytes]] = defaultdict(list)
+    for number in range(len(plan.splits)):
+        for row in scan_step(plan, sources, number):
+            if row.kind == Kind.SEGMENTS:
+                parts[row.key].append(row.data)
+    for bucket in sorted(parts):
+        yield SegmentBatch.concat([SegmentBatch.from_bytes(data) for data in parts.pop(bucket)])
+
+
+def _comment(plan: RunPlan, wanted: _Wanted, exchanges: pa.Table, connection_ids: set[int]) -> None:
+    """Say on the first packet of each frame what it is."""
+    source_of = {name: number for number, name in enumerate(plan.capture_ids)}
+    for row in exchanges.to_pylist() if len(exchanges) else ():
+        if row["connection_id"] not in connection_ids:
+            continue
+        version = "" if row["api_version"] is None else f" v{row['api_version']}"
+        what = f"{row['api_name'] or 'unknown API'}{version}"
+        tail = f"correlation id {row['correlation_id']}, exchange {row['exchange_id']}"
+        if row["request_packet"] is not None:
+            client = f" from {row['client_id']}" if row["client_id"] else ""
+            topics = f", topics {', '.join(row['topics'])}" if row["topics"] else ""
+            group = f", group {row['group_id']}" if row["group_id"] else ""
+            text = f"{what} request{client}{topics}{group}, {tail}"
+            if row["status"] != "paired":
+                text += f", {row['status'].replace('_', ' ')}"
+            key = (source_of[row["request_capture_id"]], row["request_packet"])
+            wanted.comments[key].append(text)
+        if row["response_packet"] is not None:
+            latency = row["latency_ms"]
+            after = "" if latency is None else f" after {latency:.3f} ms"
+            error = row["error_name"]
+            said = f", {error}" if error and error != "NONE" else ""
+            key = (source_of[row["response_capture_id"]], row["response_packet"])
+            wanted.comments[key].append(f"{what} response{after}{said}, {tail}")
+
+
+def _write(plan: RunPlan, wanted: _Wanted, writer: PcapngWriter) -> int:
+    """Copy the packets, by capture in the order of their times, then as they lie there."""
+    sources = plan.sources()
+    count = 0
+    numbers = {source: np.unique(np.concatenate(parts)) for source, parts in wanted.packets.items()}
+    for split in plan.splits:
+        if split.source not in numbers:
+            continue
+        data = sources.data(split.source)
+        for place in pick(split, sources, numbers[split.source]):
+            pos, captured = int(place["pos"]), int(place["captured"])
+            comments = wanted.comments.get((split.source, int(place["packet"])), [])
+            writer.packet(
+                int(place["link_type"]),
+                int(place["time_ns"]),
+                data[pos : pos + captured].tobytes(),
+                int(place["length"]),
+                "\n".join(comments),
+            )
+            count += 1
+    return count
+
+
+def _lines(text: memoryview) -> bytes:
+    data = bytes(text)
+    return data if not data or data.endswith(b"\n") else data + b"\n"
+
+
+def _described(choice: Choice, options: Options) -> str:
+    """The question in words, for the section's comment."""
+    parts = [
+        f"{name} {', '.join(str(value) for value in values)}"
+        for name, values in (
+            ("exchange", choice.exchanges),
+            ("connection", choice.connections),
+            ("client", choice.clients),
+            ("topic", choice.topics),
+            ("group", choice.groups),
+            ("host", options.hosts),
+        )
+        if values
+    ]
+    if options.time_from_ns is not None:
+        parts.append(f"from {options.time_from_ns} ns since 1970")
+    if options.time_to_ns is not None:
+        parts.append(f"before {options.time_to_ns} ns since 1970")
+    return f"packets of {'; '.join(parts) or 'all connections'}"
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[Any]:
+    """A file that takes the target's place once it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            yield stream
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

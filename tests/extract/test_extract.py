@@ -1,0 +1,215 @@
+"""kdissect extract: the packets that are written are those which carry what was asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kdissect
+from kdissect.capture.packets_reference import read_capture
+from kdissect.capture.pick import pick
+from kdissect.capture.source import Sources
+from kdissect.extract import extract
+from kdissect.extract.choose import Choice
+from kdissect.pipeline.options import Options
+from kdissect.pipeline.plan import planned
+from tests.conftest import CAPTURES, ROOT
+
+CAPTURE = CAPTURES / "librdkafka.pcap"
+SHARED = ROOT.parent / "shared" / "captures"
+NOTHING_LOST = ("api_name", "api_version", "correlation_id", "client_id", "request_size",
+                "response_size", "request_time_ns", "response_time_ns", "latency_ms", "topics",
+                "error_codes", "decode_status")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return kdissect.read(CAPTURE)
+
+
+def _run(tmp_path: Path, choice: Choice, *captures: Path, **options: object):
+    out = tmp_path / "out.pcapng"
+    done = extract(captures or (CAPTURE,), out, choice, Options(payload="none", **options))
+    return done, out
+
+
+def _rows(table: pa.Table, columns=NOTHING_LOST) -> list[tuple]:
+    rows = table.select(list(columns)).to_pylist()
+    return sorted(tuple(str(value) for value in row.values()) for row in rows)
+
+
+def _packets(path: Path) -> list[tuple[int, bytes, int]]:
+    data = path.read_bytes()
+    return [
+        (packet.time_ns, data[packet.data_pos : packet.data_pos + packet.captured], packet.length)
+        for packet in read_capture(data).packets
+    ]
+
+
+def test_everything_is_every_packet(tmp_path):
+    done, out = _run(tmp_path, Choice())
+    assert _packets(out) == _packets(CAPTURE)
+    assert (done.packet_count, done.exchange_count, done.connection_count) == (1265, 319, 38)
+
+
+def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
+    exchanges = whole.exchanges.to_arrow()
+    largest = exchanges.take(
+        [int(pc.index(exchanges["response_size"], pc.max(exchanges["response_size"])).as_py())]
+    )
+    done, out = _run(tmp_path, Choice(exchanges=(largest["exchange_id"][0].as_py(),)))
+    found = kdissect.read(out, ports=[9092]).exchanges.to_arrow()
+    # a topic's id was told elsewhere in the capture
+    columns = [name for name in NOTHING_LOST if name != "topics"]
+    assert _rows(found, columns) == _rows(largest, columns)
+    original = set(_packets(CAPTURE))
+    assert 0 < done.packet_count == len(_packets(out))
+    assert set(_packets(out)) < original
+
+
+@pytest.mark.parametrize(
+    ("choice", "column", "value"),
+    [
+        (Choice(clients=("sample-producer",)), "client_id", "sample-producer"),
+        (Choice(groups=("rd-classic",)), "group_id", "rd-classic"),
+    ],
+)
+def test_filters_take_the_exchanges_that_hold(tmp_path, whole, choice, column, value):
+    exchanges = whole.exchanges.to_arrow()
+    expected = exchanges.filter(pc.fill_null(pc.equal(exchanges[column], value), False))
+    done, out = _run(tmp_path, choice)
+    assert done.exchange_count == len(expected)
+    original, written = _packets(CAPTURE), set(_packets(out))
+    for side in ("request", "response"):
+        for number in expected[f"{side}_packet"].drop_null().to_pylist():
+            assert original[number - 1] in written
+    assert (done.packet_count == 0) == (len(expected) == 0)
+
+
+def test_topics_and_clients_must_both_hold(tmp_path, whole):
+    one, _ = _run(tmp_path, Choice(topics=("rd-events",)))
+    (tmp_path / "out.pcapng").unlink()
+    both, _ = _run(tmp_path, Choice(topics=("rd-events",), groups=("rd-classic",)))
+    assert 0 < both.exchange_count < one.exchange_count
+    topics = whole.exchanges.to_arrow(["topics"])["topics"].to_pylist()
+    assert one.exchange_count == sum("rd-events" in (row or ()) for row in topics)
+
+
+def test_a_connection_comes_with_its_handshake(tmp_path, whole):
+    row = whole.connections.to_arrow().filter(pc.field("is_kafka")).slice(3, 1).to_pylist()[0]
+    place = f"{row['client_ip']}:{row['client_port']}"
+    _, out = _run(tmp_path, Choice(connections=(place,)))
+    found = kdissect.read(out).connections.to_arrow().to_pylist()
+    assert len(found) == 1
+    same = [name for name in row if name not in ("connection_id",)]
+    assert {name: found[0][name] for name in same} == {name: row[name] for name in same}
+
+
+def test_several_captures_keep_their_order(tmp_path):
+    captures = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
+    if not captures:
+        pytest.skip("no shared captures on this machine")
+    _, out = _run(tmp_path, Choice(), *captures)
+    assert _packets(out) == [packet for path in captures for packet in _packets(path)]
+
+
+@pytest.mark.parametrize("name", ["shapes/any_sll2.pcap",
+                                  "shapes/reordered.pcap", "shapes/seqwrap.pcap",
+                                  "shapes/vlan_vxlan.pcap"])  # fmt: skip
+def test_all_frames_asked_for_one_by_one_are_found_again(tmp_path, name):
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip("no shared captures on this machine")
+    tables = kdissect.read(path, payload="none")
+    exchanges = tables.exchanges.to_arrow()
+    _, out = _run(tmp_path, Choice(exchanges=tuple(exchanges["exchange_id"].to_pylist())), path)
+    again = kdissect.read(out, ports=[9092, 9093]).exchanges.to_arrow()
+    names = ("api_name", "correlation_id", "request_size", "response_size", "decode_status")
+    lost = set(_rows(exchanges, names)) - set(_rows(again, names))
+    assert not lost, lost
+
+
+def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
+    path, keys = SHARED / "tls" / "tls13.pcap", SHARED / "tls" / "tls13.keylog"
+    if not path.exists():
+        pytest.skip("no shared captures on this machine")
+    tables = kdissect.read(path, keylog=keys)
+    tls = tables.connections.to_arrow().filter(pc.field("is_tls") & pc.field("is_kafka"))
+    exchanges = tables.exchanges.to_arrow().filter(
+        pc.field("connection_id") == tls["connection_id"][0].as_py()
+    )
+    done, out = _run(
+        tmp_path, Choice(exchanges=(exchanges["exchange_id"][0].as_py(),)), path,
+        keylog=(str(keys),),
+    )  # fmt: skip
+    assert done.secrets_byte_count >= keys.stat().st_size
+    found = kdissect.read(out).exchanges.to_arrow()
+    assert _rows(found) == _rows(exchanges)
+
+
+def test_comments_say_what_a_packet_is_and_others_can_read_it(tmp_path, whole):
+    if shutil.which("tshark") is None:
+        pytest.skip("tshark is not installed")
+    done, out = _run(tmp_path, Choice(groups=("rd-classic",)))
+    shown = subprocess.run(
+        ["tshark", "-r", out, "-T", "fields", "-e", "frame.comment"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert len(shown.splitlines()) >= done.packet_count
+    assert shown.count(" request ") == done.exchange_count
+    assert "JoinGroup v" in shown
+    counted = subprocess.run(
+        ["capinfos", "-c", "-M", out], capture_output=True, text=True, check=True
+    ).stdout
+    assert str(done.packet_count) in counted
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    command = [sys.executable, "-m", "kdissect", "extract", str(CAPTURE), "--out"]
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, str(tmp_path / "x.pcapng"), *args], capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+
+    missing = run("--exchange", "12345")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "no exchange 12345" in missing.stderr
+    assert not list(tmp_path.iterdir())
+    empty = run("--topic", "nowhere", "--json")
+    assert empty.returncode == 0
+    assert "nothing in the captures matches" in empty.stderr
+    assert json.loads(empty.stdout)["packets"] == 0
+    again = run("--topic", "nowhere")
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["pcapng_two_interfaces.pcapng", "be_ns.pcap"])
+def test_packets_are_picked_where_the_reference_reads_them(name):
+    path = SHARED / "shapes" / name
+    if not path.exists():
+        pytest.skip("no shared captures on this machine")
+    data = path.read_bytes()
+    expected = {
+        packet.number: (packet.data_pos, packet.captured, packet.length, packet.time_ns,
+                        packet.link_type)
+        for packet in read_capture(data).packets
+    }  # fmt: skip
+    wanted = np.arange(1, len(expected) + 1, 7)
+    with planned([path], Options(split_bytes=20_000), 1) as plan:
+        sources = Sources([str(path)])
+        found = {}
+        for split in plan.splits:
+            for row in pick(split, sources, wanted).tolist():
+                found[row[0]] = tuple(row[1:])
+    assert found == {number: expected[number] for number in wanted.tolist()}
