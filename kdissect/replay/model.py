@@ -272,6 +272,10 @@ class Translation(Protocol):
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         """A decoded Metadata response of the target (the newest api_version both know)."""
 
+    def learn_log_starts(self, starts: Mapping[tuple[str, int], int]) -> None:
+        """Earliest offsets of the target, by (its name of a topic, partition): what ListOffsets
+        with timestamp -2 gives. For `offsets` "earliest" and "relative"."""
+
     def wants_metadata(self, step: Step) -> list[str]:
         """The target's names of topics that `step` needs and nothing is known of yet."""
 
@@ -284,8 +288,17 @@ class Translation(Protocol):
     def api_version(self, step: Step) -> int:
         """In which api_version `request` encodes the step (another one only with `reencode`)."""
 
+    def retry(self, step: Step, response: bytes) -> str:
+        """Why the request should be sent again, "" where the answer is final.
+
+        As a client does when a leader or coordinator is not ready yet, and the captured answer was
+        none of that kind. The runner asks first, waits a moment, and sends what `request` gives
+        then; after some attempts the answer is final whatever this says. Only what is final is
+        learnt.
+        """
+
     def learn(self, step: Step, response: bytes) -> None:
-        """What the answer tells; called for every answer, before any later `request`."""
+        """What the final answer tells; called for every one, before any later `request`."""
 
     def failed(self, step: Step) -> None:
         """The step was sent and no answer came, or it was skipped by the runner."""
@@ -344,7 +357,7 @@ class Outcome:
 
     sent: the frame as it went out; answer: the frame that came. sent_ns, answered_ns: nanoseconds
     since the run's start; lag_ns: behind its schedule. error: why there is no answer, or "".
-    node_id: of the target. api_version: in which it was sent.
+    node_id: of the target. api_version: in which it was sent. attempts: how often it was sent.
     """
 
     step: Step
@@ -355,6 +368,7 @@ class Outcome:
     lag_ns: int = 0
     node_id: int | None = None
     api_version: int = -1
+    attempts: int = 1
     error: str = ""
     skipped: Skipped | None = None
     judgement: Judgement | None = None
