@@ -48,6 +48,7 @@ from kdissect.stream.columns import (
     CLOSE_REASON,
     CONNECTION_WIDTH,
     DUPLICATE,
+    END,
     FIN_AT,
     FIRST_TIME,
     GAP_COUNT,
@@ -100,6 +101,7 @@ CONFIRMED_BY = 3  # exchanges without an answer that make a connection Kafka's
 FINISHED_AT_ONCE = 64 << 20  # carried bytes that are worked on together at the end
 
 NO_NUMBER = -1  # sequence number that is not known
+NO_IDS = np.zeros(0, np.int64)
 NOTHING, WHOLE, REST = 0, 1, 2  # what of a connection is carried
 
 
@@ -114,10 +116,16 @@ class CarryLimits:
 
 
 class State(IntEnum):
+    """Of a connection between windows."""
+
     LOOKING = 0  # not recognised yet: all of it is carried
     KAFKA = 1
     TLS = 2  # with key logs: all of it is carried
     LEFT = 3  # something else, or over: nothing is carried, a SYN begins anew
+
+
+LOOKING, KAFKA, TLS, LEFT = _STATES = tuple(State)
+OPENING = ("time_ns", "seq", "ack", "endpoints", "flags", "side")  # fields of the SYNs we make
 
 
 @dataclass(slots=True)
@@ -125,12 +133,13 @@ class _Flow:
     """A connection between windows; lists of two are by side.
 
     base: stream position of the first carried byte; seq: its sequence number; certain: it is the
-    first byte of a frame. parts: carried segments, whose `pos` is a place in the bytes beside them.
+    first byte of a frame. parts: carried segments (packed SEGMENT), whose `pos` is a place in the
+    bytes beside them.
     shown: ids of finished exchanges that have carried bytes.
     """
 
     endpoints: bytes
-    state: State = State.LOOKING
+    state: State = LOOKING
     incarnation: int = 0
     first_time: int = 2**63 - 1
     last_time: int = -(2**63)
@@ -139,20 +148,19 @@ class _Flow:
     seq: list[int] = field(default_factory=lambda: [NO_NUMBER, NO_NUMBER])
     certain: list[bool] = field(default_factory=lambda: [False, False])
     bits: list[int] = field(default_factory=lambda: [0, 0])
-    parts: list[tuple[Any, bytes]] = field(default_factory=list)
+    parts: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
-    row_count: int = 0
     looked_at: int = 0
     needed: int = 0  # bytes of side `needed_side` that the open frame still needs
     needed_side: int = 0
-    shown: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    shown: Ints = field(default_factory=lambda: NO_IDS)
     open_count: int = 0  # exchanges begun
+    has_loss: bool = False  # bytes of its responses are missing
     closed_at: int | None = None
 
-    def keep(self, segments: Any, data: bytes) -> None:
+    def keep(self, segments: bytes, data: bytes) -> None:
         self.parts.append((segments, data))
         self.size += len(data)
-        self.row_count += len(segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,7 @@ class Resumed:
 
         `window` gives its buffer, which the next result uses again.
         """
-        waiting = [key for key, flow in self._flows.items() if flow.row_count]
+        waiting = [key for key, flow in self._flows.items() if flow.parts]
         while waiting:
             some: set[bytes] = set()
             size = 0
@@ -234,7 +242,7 @@ class Resumed:
             if flow is None:
                 flow = _Flow(key)
             self._flows[key] = flow
-            if flow.state is State.LEFT:
+            if flow.state is LEFT:
                 begins = np.flatnonzero(segments["flags"][rows] & SYN)
                 if not len(begins):
                     continue
@@ -255,7 +263,7 @@ class Resumed:
             flow.needed -= sizes[side]
             return flow.needed > 0 and sizes[1 - side] == 0
         grown = 2 * (flow.size + sum(sizes)) >= 3 * flow.looked_at
-        return flow.state is not State.KAFKA and flow.looked_at > LOOKED_AT_SMALL and not grown
+        return flow.state is not KAFKA and flow.looked_at > LOOKED_AT_SMALL and not grown
 
     def _defer(self, flow: _Flow, window: Window, rows: Ints) -> None:
         some = window.batch.segments[rows]
@@ -267,7 +275,7 @@ class Resumed:
         captured = some["captured"].astype(np.int64)
         some["pos"] = np.cumsum(captured) - captured
         self._size -= flow.size
-        flow.keep(some, np.concatenate(parts).tobytes() if parts else b"")
+        flow.keep(some.tobytes(), np.concatenate(parts).tobytes() if parts else b"")
         self._size += flow.size
 
     def _beyond_limits(self) -> set[bytes]:
@@ -330,7 +338,7 @@ class Resumed:
         bits = np.array([flow.bits for flow in flows], np.uint8).reshape(-1)
         known = Known(
             bits,
-            np.array([flow.state is State.KAFKA for flow in flows], np.uint8),
+            np.array([flow.state is KAFKA for flow in flows], np.uint8),
             np.array([flow.client_side for flow in flows], np.uint8),
         )
         assembly, streams = assemble_streams(batch, sources, self.options, self.key_logs, known)
@@ -349,7 +357,7 @@ class Resumed:
         for key, flow in zip(keys, flows, strict=True):
             if key in forced:
                 self._forget(key)
-            elif flow.closed_at is not None and flow.state is not State.LEFT:
+            elif flow.closed_at is not None and flow.state is not LEFT:
                 self._closing[key] = flow.closed_at
             else:
                 self._closing.pop(key, None)
@@ -363,21 +371,16 @@ class Resumed:
         """Openings, carried segments and the window's rows (of the first connections) together."""
         endpoints = np.frombuffer(b"".join(flow.endpoints for flow in flows), ENDPOINTS)
         parts = [_openings(flows)]
-        data: list[bytes] = []
-        place = window.used
-        carried = []
-        for number, flow in enumerate(flows):
-            for segments, bytes_of in flow.parts:
-                moved = segments.copy()
-                moved["pos"] += place
-                moved["endpoints"] = number
-                carried.append(moved)
-                data.append(bytes_of)
-                place += len(bytes_of)
-        if carried:
-            start = window.reserve(place - window.used)
-            window.buffer[start:place] = np.frombuffer(b"".join(data), np.uint8)
-            some = np.concatenate(carried)
+        kept = [(number, *part) for number, flow in enumerate(flows) for part in flow.parts]
+        if kept:
+            data = b"".join(part[2] for part in kept)
+            start = window.reserve(len(data))
+            window.buffer[start : start + len(data)] = np.frombuffer(data, np.uint8)
+            some = np.frombuffer(b"".join(part[1] for part in kept), SEGMENT).copy()
+            counts = [len(part[1]) // SEGMENT.itemsize for part in kept]
+            sizes = np.array([len(part[2]) for part in kept], np.int64)
+            some["pos"] += np.repeat(start + np.cumsum(sizes) - sizes, counts)
+            some["endpoints"] = np.repeat(np.array([part[0] for part in kept], np.int32), counts)
             if bool((some["packet"][1:] < some["packet"][:-1]).any()):
                 some = some[np.lexsort((some["packet"], some["source"]))]
             parts.append(some)
@@ -393,24 +396,21 @@ class Resumed:
 
 def _openings(flows: list[_Flow]) -> Any:
     """The SYNs that make the carried bytes of recognised connections begin at a boundary."""
-    made = []
+    made: list[tuple[int, int, int, int, int, int]] = []
     for number, flow in enumerate(flows):
-        if flow.state is not State.KAFKA:
+        if flow.state is not KAFKA:
             continue
         client = flow.client_side
         for side in (client, 1 - client):
-            if not flow.certain[side]:
-                continue
-            answers = side != client and flow.seq[client] != NO_NUMBER
-            row = np.zeros(1, SEGMENT)
-            row["time_ns"] = flow.first_time
-            row["seq"] = (flow.seq[side] - 1) & 0xFFFFFFFF
-            row["ack"] = flow.seq[client] if answers else 0
-            row["endpoints"] = number
-            row["flags"] = SYN | ACK if answers else SYN
-            row["side"] = side
-            made.append(row)
-    return np.concatenate(made) if made else np.zeros(0, SEGMENT)
+            if flow.certain[side]:
+                acked = flow.seq[client] if side != client else NO_NUMBER
+                flags = SYN if acked == NO_NUMBER else SYN | ACK
+                before = (flow.seq[side] - 1) & 0xFFFFFFFF
+                made.append((flow.first_time, before, max(0, acked), number, flags, side))
+    rows = np.zeros(len(made), SEGMENT)
+    for name, values in zip(OPENING, zip(*made, strict=True), strict=False):
+        rows[name] = values
+    return rows
 
 
 class _Settling:
@@ -491,14 +491,28 @@ class _Settling:
         before = np.zeros(len(exchanges), np.bool_)
         if shown:
             before = np.isin(exchanges["exchange_id"], np.concatenate(shown))
-        confirmed = np.array([flow.state is not State.LOOKING for flow in self.flows])
+        confirmed = np.array([flow.state is not LOOKING for flow in self.flows])
         confirmed = confirmed[self.pair] & self.is_first | self.is_over
         confirmed[of[is_answered]] = True
         confirmed |= np.bincount(of[done], minlength=self.count) >= CONFIRMED_BY
         self.confirmed = confirmed
         done &= confirmed[of]
         self.rows = np.flatnonzero(done & ~before)
+        self._tell_losses(of, before & ~is_silent, waiting)
         self._places(of, number, has, pos, end, done | before, limit, ids)
+
+    def _tell_losses(self, of: Ints, before: Any, waiting: Any) -> None:
+        """An answer that did not come before those of later requests, which are known no more to
+        `pairing`, was lost in the capture."""
+        had_loss = np.array([flow.has_loss for flow in self.flows])[self.pair] & self.is_first
+        response = self.sides[self.stream_of[1]]
+        self.has_loss = had_loss | (response[:, END] > response[:, BYTE_COUNT])
+        exchanges = self.assembly.exchanges
+        last = np.full(self.count, -1, np.int64)
+        last[of[before]] = np.flatnonzero(before)
+        is_closed = exchanges["status"] == PairStatus.CONNECTION_CLOSED
+        lost = waiting & is_closed & self.has_loss[of] & (np.arange(len(of)) < last[of])
+        exchanges["status"][lost] = PairStatus.RESPONSE_MISSING
 
     def _tell_connections(self) -> None:
         """Connection ids from what is known of the connections' beginnings."""
@@ -632,52 +646,41 @@ class _Settling:
         """Bring the flows up to date; how many of them turned out to be Kafka's."""
         states = self._states()
         seq_of_start = self._numbers()
-        mode = np.full(self.count, NOTHING, np.int64)
-        for connection in np.flatnonzero(self.is_last).tolist():
-            state = states[connection]
-            if state is State.KAFKA:
-                mode[connection] = REST
-            elif state is not State.LEFT:
-                mode[connection] = WHOLE
+        by_state = {LOOKING: WHOLE, TLS: WHOLE, KAFKA: REST, LEFT: NOTHING}
+        mode = np.array([by_state[state] for state in states], np.int64)
+        mode[~self.is_last] = NOTHING
         kept, data = self._kept(mode, seq_of_start, sources)
-        bounds = np.searchsorted(kept["endpoints"], np.arange(self.count + 1)).tolist()
+        bounds = np.searchsorted(kept["endpoints"], np.arange(self.count + 1))
         byte_bounds = np.concatenate([[0], np.cumsum(kept["captured"], dtype=np.int64)])
+        first_byte = byte_bounds[bounds]
+        kept["pos"] = byte_bounds[:-1] - first_byte[kept["endpoints"]]
+        packed, plain = kept.tobytes(), data.tobytes()
+        at, byte_at = (bounds * SEGMENT.itemsize).tolist(), first_byte.tolist()
+        facts = _Facts(self, seq_of_start)
         found = 0
         for connection in np.flatnonzero(self.is_last).tolist():
             flow = self.flows[self.pair[connection]]
             state = states[connection]
-            found += state in (State.KAFKA, State.TLS) and flow.state is State.LOOKING
-            start, stop = bounds[connection], bounds[connection + 1]
-            first_byte, last_byte = int(byte_bounds[start]), int(byte_bounds[stop])
-            segments = kept[start:stop].copy()
-            segments["pos"] = byte_bounds[start:stop] - first_byte
-            self._update(flow, connection, state, seq_of_start)
-            flow.parts, flow.size, flow.row_count = [], 0, 0
-            if len(segments):
-                flow.keep(segments, data[first_byte:last_byte].tobytes())
+            found += state in (KAFKA, TLS) and flow.state is LOOKING
+            facts.tell(flow, connection, state)
+            flow.parts, flow.size = [], 0
+            if at[connection] < at[connection + 1]:
+                here = slice(byte_at[connection], byte_at[connection + 1])
+                flow.keep(packed[at[connection] : at[connection + 1]], plain[here])
             flow.looked_at = flow.size
         return found
 
     def _states(self) -> list[State]:
         sides = self.sides
         captured = sides[:, BYTE_COUNT].reshape(-1, 2).sum(axis=1)
-        states = []
-        for connection in range(self.count):
-            flow = self.flows[self.pair[connection]]
-            if self.is_over[connection]:
-                states.append(State.LEFT)
-            elif self.is_tls[connection]:
-                is_small = captured[connection] <= TLS_BYTES_MAX
-                states.append(State.TLS if self.has_key_logs and is_small else State.LEFT)
-            elif self.is_kafka[connection]:
-                is_known = self.confirmed[connection] or (
-                    flow.state is State.KAFKA and bool(self.is_first[connection])
-                )
-                states.append(State.KAFKA if is_known else State.LOOKING)
-            else:
-                is_small = captured[connection] <= LOOKED_AT_MAX
-                states.append(State.LOOKING if is_small else State.LEFT)
-        return states
+        known = np.array([flow.state is KAFKA for flow in self.flows])[self.pair] & self.is_first
+        known |= self.confirmed
+        states = np.where(captured <= LOOKED_AT_MAX, LOOKING, LEFT)
+        states = np.where(self.is_kafka, np.where(known, KAFKA, LOOKING), states)
+        is_kept = (captured <= TLS_BYTES_MAX) & self.has_key_logs
+        states = np.where(self.is_tls, np.where(is_kept, TLS, LEFT), states)
+        states = np.where(self.is_over, LEFT, states)
+        return [_STATES[state] for state in states.tolist()]
 
     def _numbers(self) -> Ints:
         """By stream: the sequence number of its position 0, NO_NUMBER where nothing tells it."""
@@ -742,37 +745,63 @@ class _Settling:
                 rows += mine[-1:].tolist()
         return np.array(rows, np.int64)
 
-    def _update(self, flow: _Flow, connection: int, state: State, seq_of_start: Ints) -> None:
-        last = connection
-        is_first = bool(self.is_first[last])
-        flow.first_time = int(self.first_time[last])
-        times = int(self.connections[last, LAST_TIME])
-        flow.last_time = max(flow.last_time, times) if is_first else times
-        flow.incarnation = int(self.incarnation[last])
-        flow.client_side = int(self.client[last])
+
+class _Facts:
+    """What `_Settling` found, as plain numbers for the flows."""
+
+    def __init__(self, settling: _Settling, seq_of_start: Ints) -> None:
+        sides, connections = settling.sides, settling.connections
+        self.is_first = settling.is_first.tolist()
+        self.first_time = settling.first_time.tolist()
+        self.last_time = connections[:, LAST_TIME].tolist()
+        self.incarnation = settling.incarnation.tolist()
+        self.client = settling.client.tolist()
+        self.has_loss = settling.has_loss.tolist()
+        self.open_count = settling.open_count.tolist()
+        self.resume = settling.resume.tolist()
+        self.base = settling.base.tolist()
+        self.seq = seq_of_start.tolist()
+        self.is_certain = settling.is_certain.tolist()
+        self.bits = settling.new_bits.tolist()
+        self.missing = settling.missing.tolist()
+        has_fin = (sides[:, FIN_AT] != NO_ACK).reshape(-1, 2).all(axis=1)
+        self.is_closed = (has_fin | (connections[:, CLOSE_REASON] == CloseReason.RST)).tolist()
+        self.shown: dict[int, list[int]] = {}
+        for connection, ident in zip(
+            settling.kept_of.tolist(), settling.kept_ids.tolist(), strict=True
+        ):
+            self.shown.setdefault(connection, []).append(ident)
+
+    def tell(self, flow: _Flow, connection: int, state: State) -> None:
+        """Bring a flow up to date with its last connection."""
+        is_first = self.is_first[connection]
+        last_time = self.last_time[connection]
+        flow.first_time = self.first_time[connection]
+        flow.last_time = max(flow.last_time, last_time) if is_first else last_time
+        flow.incarnation = self.incarnation[connection]
+        flow.client_side = self.client[connection]
+        flow.has_loss = self.has_loss[connection]
         flow.needed = 0
-        for side in (0, 1):
-            stream = 2 * last + side
-            resume = int(self.resume[stream]) if state is State.KAFKA else 0
-            if seq_of_start[stream] != NO_NUMBER:
-                flow.seq[side] = (int(seq_of_start[stream]) + resume) & 0xFFFFFFFF
-            elif not is_first:
-                flow.seq[side] = NO_NUMBER
-            flow.base[side] = int(self.base[stream]) + resume
-            flow.certain[side] = bool(self.is_certain[stream])
-            flow.bits[side] = int(self.new_bits[stream]) if state is State.KAFKA else 0
-            if state is State.KAFKA and self.missing[stream] >= DEFERRED_MIN:
-                flow.needed, flow.needed_side = int(self.missing[stream]), side
-        flow.state = state
-        flow.shown = self.kept_ids[self.kept_of == last]
-        flow.open_count = int(self.open_count[last])
-        reason = self.connections[last, CLOSE_REASON]
-        fins = self.sides[2 * last : 2 * last + 2, FIN_AT]
-        is_closed = reason == CloseReason.RST or bool((fins != NO_ACK).all())
-        if not is_closed:
+        if not self.is_closed[connection]:
             flow.closed_at = None
         elif flow.closed_at is None or not is_first:
             flow.closed_at = flow.last_time
-        if state is State.LEFT:
-            flow.shown = np.zeros(0, np.int64)
-            flow.bits, flow.open_count = [0, 0], 0
+        flow.state = state
+        if state is LEFT:
+            flow.shown, flow.bits, flow.open_count = NO_IDS, [0, 0], 0
+            return
+        ids = self.shown.get(connection)
+        flow.shown = NO_IDS if ids is None else np.array(ids, np.int64)
+        flow.open_count = self.open_count[connection]
+        for side in (0, 1):
+            stream = 2 * connection + side
+            resume = self.resume[stream] if state is KAFKA else 0
+            if self.seq[stream] != NO_NUMBER:
+                flow.seq[side] = (self.seq[stream] + resume) & 0xFFFFFFFF
+            elif not is_first:
+                flow.seq[side] = NO_NUMBER
+            flow.base[side] = self.base[stream] + resume
+            flow.certain[side] = self.is_certain[stream]
+            flow.bits[side] = self.bits[stream] if state is KAFKA else 0
+            if state is KAFKA and self.missing[stream] >= DEFERRED_MIN:
+                flow.needed, flow.needed_side = self.missing[stream], side
