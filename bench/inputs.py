@@ -7,10 +7,12 @@ from pathlib import Path
 
 from bench.measure import ROOT
 from bench.multiply import multiply
-from bench.synthesise import synthesise
+from bench.synthesise import Recipe, synthesise
+from kdissect.wire.compression import CODEC_NAMES
 
 PERF = ROOT.parent / "shared" / "captures" / "perf"
 WORK = ROOT / "out" / "bench"
+ONE_CODEC_RECORDS, ONE_CODEC_BATCH = 24_000, 40
 START_UP = ROOT / "captures" / "librdkafka.pcap"
 
 
@@ -47,8 +49,17 @@ def five_codecs() -> Input:
     path = WORK / "codecs.pcap"
     if not path.exists():
         WORK.mkdir(parents=True, exist_ok=True)
-        synthesise(path)
+        synthesise(path, [Recipe(codec) for codec in CODEC_NAMES])
     return Input("codecs", "record-heavy, all five codecs", path)
+
+
+def one_codec(codec: str, magic: int = 2) -> Input:
+    """The same conversation in one codec and magic, in batches of about 16 kB as Java's are."""
+    path = WORK / f"{codec}-m{magic}.pcap"
+    if not path.exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        synthesise(path, [Recipe(codec, magic, ONE_CODEC_RECORDS, ONE_CODEC_BATCH)])
+    return Input(path.stem, f"{codec}, magic {magic}", path)
 
 
 def _absent(path: Path) -> str:

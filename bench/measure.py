@@ -122,6 +122,20 @@ def serve(answer: Callable[..., dict[str, Any]]) -> None:
         print(text, flush=True)
 
 
+# -- processor time -------------------------------------------------------------------------
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process and all its descendants have used, ended ones too."""
+    ticks = 0
+    for member in family(pid):
+        _, _, rest = _read(f"/proc/{member}/stat").rpartition(")")
+        ticks += sum(int(value) for value in rest.split()[11:15])
+    return ticks / _TICKS
+
+
 # -- memory ---------------------------------------------------------------------------------
 
 

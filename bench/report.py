@@ -87,6 +87,7 @@ def _ratios(results: dict[str, Any]) -> list[str]:
                 ratio = other[f"{kind}_marginal"] / cost
                 what = f"{title}: tshark -T {kind} / kdissect, marginal"
                 rows.append((what, f"{ratio:.1f}", GOALS.get((name, kind), "")))
+    rows += _codec_ratios(results.get("codecs", {}).get("rows", []))
     if "startup" in results:
         seconds = {name: spread[0] for name, spread in results["startup"]["seconds"].items()}
         for name, what in EMPTY.items():
@@ -97,6 +98,22 @@ def _ratios(results: dict[str, Any]) -> list[str]:
         ratio = large["python"] / small["python"]
         rows.append((f"{one['title']}: peak memory, 4x input / 1x", f"{ratio:.2f}", "about 1"))
     return [*parts, _table(("ratio", "value", "goal"), rows)]
+
+
+def _codec_ratios(given: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    rows = []
+    new = {one["codec"]: one for one in given if one["magic"] == 2}
+    for codec, one in new.items():
+        what = f"records of 200-600 B, {codec}: floor / kdissect, marginal"
+        cpu, wall = (one[f"floor_{name}"] / one[f"product_{name}"] for name in ("cpu", "seconds"))
+        rows.append((f"{what} CPU time", f"{cpu:.0%}", "at least 60 %"))
+        rows.append((f"{what} wall time", f"{wall:.0%}", "at least 60 %"))
+    for one in given:
+        if one["magic"] < 2:
+            ratio = one["product_cpu"] / new[one["codec"]]["product_cpu"]
+            what = f"magic {one['magic']} / magic 2, {one['codec']}, marginal CPU time"
+            rows.append((what, f"{ratio:.2f}", "at most 3"))
+    return rows
 
 
 EMPTY = {
@@ -167,6 +184,36 @@ def _marginal_section(result: dict[str, Any]) -> list[str]:
 COSTS = ("T of 1", "T of 5", "marginal", "floor of 1", "floor of 5")
 TSHARK_COSTS = ("JSON of 1", "of 5", "marginal", "fields of 1", "of 5", "marginal")
 STAGES = ("scan_s", "assemble_s", "decode_s", "stages_s", "total_s")
+
+
+def _codecs_section(result: dict[str, Any]) -> list[str]:
+    rows = [
+        (
+            f"{one['codec']}, magic {one['magic']}",
+            _mb(one["byte_count"]),
+            *(
+                f"{one[name] * 1000:.0f}" if name in one else ""
+                for who in ("product", "floor")
+                for name in (f"{who}_seconds", f"{who}_cpu")
+            ),
+            f"{result['records'] / one['product_cpu'] / 1e6:.2f}",
+            f"{one['table_bytes'] / one['floor_bytes']:.3f}" if "floor_bytes" in one else "",
+        )
+        for one in result["rows"]
+    ]
+    return [
+        "## Each codec alone\n",
+        f"{_made_by(result)}\nCaptures of `bench/synthesise.py`, each with "
+        f"{result['records']:,} records of 200 to 600 bytes in batches of about 16 kB, produced "
+        f"and fetched. Warm session and warm floor in turns as above, {result['rounds']} rounds; "
+        "marginal milliseconds, by the wall clock and of the processor (user and system time of "
+        "all processes, Spark's and the driver's too). The floor knows magic 2 only.\n",
+        _table(
+            ("codec", "MB", "kdissect ms", "CPU ms", "floor ms", "CPU ms", "M records/CPU s",
+             "our files / the floor's"),
+            rows,
+        ),
+    ]  # fmt: skip
 
 
 def _process_section(result: dict[str, Any]) -> list[str]:
@@ -263,6 +310,7 @@ def _startup_section(result: dict[str, Any]) -> list[str]:
 
 SECTIONS = {
     "marginal": _marginal_section,
+    "codecs": _codecs_section,
     "process": _process_section,
     "tshark": _tshark_section,
     "memory": _memory_section,

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from bench import inputs
-from bench.measure import ROOT, Helper, MemoryWatch, interleaved, median, spread, timed
+from bench.measure import (
+    ROOT,
+    Helper,
+    MemoryWatch,
+    cpu_seconds,
+    interleaved,
+    median,
+    spread,
+    timed,
+)
+from kdissect.wire.compression import CODEC_NAMES
 
 CORES = 2
 MASTER = f"local[{CORES},4]"
@@ -85,6 +95,59 @@ def _compared(source: inputs.Input, one: Path, runs: dict[str, list[Any]]) -> di
             for number in (1, COPIES)
         },
     }
+
+
+OLD_MAGICS = [(codec, magic) for magic in (0, 1) for codec in CODEC_NAMES[:4]]  # no zstd yet
+
+
+def codecs(quick: bool) -> dict[str, Any]:
+    """Each codec alone, against the floor; the old magics against magic 2. Wall and CPU time."""
+    rounds = 3 if quick else 7
+    rows = []
+    with Helper("product", "--master", MASTER) as product:
+        for codec, magic in [(codec, 2) for codec in CODEC_NAMES] + OLD_MAGICS:
+            source = inputs.one_codec(codec, magic)
+            paths = [str(inputs.copies_of(source, n)) for n in (1, COPIES)]
+            jobs = {f"product_{n}": _metered(product, path, "p") for n, path in enumerate(paths)}
+            if magic < 2:
+                interleaved(jobs, 2)
+                rows.append(_codec_row(codec, magic, source, interleaved(jobs, rounds)))
+                continue
+            with Helper("floor", "--workers", str(CORES), *paths) as floor:
+                jobs |= {f"floor_{n}": _metered(floor, path, "f") for n, path in enumerate(paths)}
+                interleaved(jobs, 2)
+                rows.append(_codec_row(codec, magic, source, interleaved(jobs, rounds)))
+    return {"rounds": rounds, "records": 2 * inputs.ONE_CODEC_RECORDS, "rows": rows}
+
+
+def _metered(helper: Helper, path: str, out: str) -> Callable[[], dict[str, Any]]:
+    """A job: a helper's answer, with the processor time of all its processes beside it."""
+
+    def job() -> dict[str, Any]:
+        before = cpu_seconds(helper.pid)
+        answer: dict[str, Any] = helper(path=path, out=_fresh(out))
+        return answer | {"cpu": cpu_seconds(helper.pid) - before}
+
+    return job
+
+
+def _codec_row(
+    codec: str, magic: int, source: inputs.Input, runs: dict[str, list[Any]]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "codec": codec,
+        "magic": magic,
+        "byte_count": source.path.stat().st_size,
+        "table_bytes": sum(runs["product_1"][-1]["table_bytes"].values()),
+    }
+    for who in ("product", "floor"):
+        if f"{who}_0" in runs:
+            for what in ("seconds", "cpu"):
+                one, five = ([run[what] for run in runs[f"{who}_{n}"]] for n in (0, 1))
+                row[f"{who}_{what}"] = _marginal(one, five)
+    if magic == 2:
+        row["floor_bytes"] = runs["floor_1"][-1]["byte_count"]
+    return row
 
 
 def process(quick: bool) -> dict[str, Any]:
@@ -201,6 +264,7 @@ def startup(quick: bool) -> dict[str, Any]:
 
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "marginal": marginal,
+    "codecs": codecs,
     "process": process,
     "tshark": tshark,
     "memory": memory,

@@ -1,8 +1,9 @@
-"""A record-heavy capture in all five codecs, made by hand: produced and fetched over plain TCP.
+"""Record-heavy captures made by hand, in any codec and magic: produced and fetched over plain TCP.
 
 The record-heavy capture of real clients has no zstd; that needs Produce v7 and Fetch v10 (KIP-110).
 Records have 200 to 600 bytes, look like events in JSON and compress about as such do; the same
-seed gives the same file.
+seed gives the same file. Magic 0 and 1 travel in the versions that old clients speak: Produce v1
+and v2, Fetch v1 and v2.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import itertools
 import os
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from kdissect.wire.compression import CODEC_NAMES
-from kdissect.wire.records_reference import encode_batch
+from kdissect.wire.records_reference import encode_batch, encode_messages
 
 SEED = 20_26
 RECORDS_PER_CODEC = 8000
@@ -39,6 +41,16 @@ VOCABULARY = (
 WORDS = VOCABULARY.split()
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One topic of a capture: what its records are packed in."""
+
+    codec: str
+    magic: int = 2
+    record_count: int = RECORDS_PER_CODEC
+    batch_records: int = BATCH_RECORDS
+
+
 # -- records --------------------------------------------------------------------------------
 
 
@@ -53,15 +65,19 @@ def event(rng: random.Random) -> tuple[bytes, bytes]:
     return key, ",".join(parts).encode()[: wanted - 1] + b"}"
 
 
-def record_batch(codec: str, base_offset: int, time_ms: int, rng: random.Random) -> bytes:
-    """A batch of BATCH_RECORDS events, as a broker stores it."""
+def record_set(
+    codec: str, magic: int, count: int, base_offset: int, time_ms: int, rng: random.Random
+) -> bytes:
+    """`count` events as a broker stores them: one batch, or a message set of an old magic."""
     records = []
-    for index in range(BATCH_RECORDS):
+    for index in range(count):
         key, value = event(rng)
         records.append(
             {"offset": base_offset + index, "timestamp_ms": time_ms, "key": key, "value": value}
         )
-    return encode_batch(records, codec=codec)
+    if magic == 2:
+        return encode_batch(records, codec=codec)
+    return encode_messages(records, magic, codec=codec)
 
 
 # -- messages -------------------------------------------------------------------------------
@@ -88,43 +104,58 @@ def _response(correlation_id: int, body: bytes) -> bytes:
     return _data(struct.pack(">i", correlation_id) + body)
 
 
-def produce(topic: bytes, correlation_id: int, base_offset: int, batches: list[bytes]) -> Exchange:
-    """Produce v7: a batch for each partition, acks=all."""
-    asked = struct.pack(">hhii", -1, -1, 30_000, 1) + _text(topic)
-    asked += struct.pack(">i", len(batches))
-    told = struct.pack(">i", 1) + _text(topic) + struct.pack(">i", len(batches))
-    for partition, batch in enumerate(batches):
-        asked += struct.pack(">i", partition) + _data(batch)
-        told += struct.pack(">ihqqq", partition, 0, base_offset, -1, 0)
+def produce(
+    magic: int, topic: bytes, correlation_id: int, base_offset: int, sets: list[bytes]
+) -> Exchange:
+    """Produce v7, or v2 and v1 for the old magics: a set for each partition, acks=all."""
+    api_version = (1, 2, 7)[magic]
+    asked = struct.pack(">h", -1) if magic == 2 else b""  # no transactional id
+    asked += struct.pack(">hii", -1, 30_000, 1) + _text(topic) + struct.pack(">i", len(sets))
+    told = struct.pack(">i", 1) + _text(topic) + struct.pack(">i", len(sets))
+    for partition, data in enumerate(sets):
+        asked += struct.pack(">i", partition) + _data(data)
+        told += struct.pack(">ihq", partition, 0, base_offset)
+        told += struct.pack(">qq", -1, 0)[: 8 * magic]  # log append time, log start
     told += struct.pack(">i", 0)
-    return _request(0, 7, correlation_id, asked), _response(correlation_id, told)
+    return _request(0, api_version, correlation_id, asked), _response(correlation_id, told)
 
 
-def fetch(topic: bytes, correlation_id: int, base_offset: int, batches: list[bytes]) -> Exchange:
-    """Fetch v10: what was produced, in one response."""
-    asked = struct.pack(">iiiibiii", -1, 500, 1, 50 << 20, 0, 0, -1, 1) + _text(topic)
-    asked += struct.pack(">i", len(batches))
-    told = struct.pack(">ihii", 0, 0, 0, 1) + _text(topic) + struct.pack(">i", len(batches))
-    end = base_offset + BATCH_RECORDS
-    for partition, batch in enumerate(batches):
-        asked += struct.pack(">iiqqi", partition, -1, base_offset, 0, 1 << 20)
-        told += struct.pack(">ihqqqi", partition, 0, end, end, 0, -1) + _data(batch)
-    asked += struct.pack(">i", 0)
-    return _request(1, 10, correlation_id, asked), _response(correlation_id, told)
+def fetch(
+    magic: int, topic: bytes, correlation_id: int, base_offset: int, end: int, sets: list[bytes]
+) -> Exchange:
+    """Fetch v10, or v2 and v1 for the old magics: what was produced, in one response."""
+    api_version = (1, 2, 10)[magic]
+    is_new = magic == 2
+    asked = struct.pack(">iii", -1, 500, 1)
+    asked += struct.pack(">ibii", 50 << 20, 0, 0, -1) if is_new else b""
+    asked += struct.pack(">i", 1) + _text(topic) + struct.pack(">i", len(sets))
+    told = struct.pack(">i", 0) + (struct.pack(">hi", 0, 0) if is_new else b"")
+    told += struct.pack(">i", 1) + _text(topic) + struct.pack(">i", len(sets))
+    for partition, data in enumerate(sets):
+        asked += struct.pack(">i", partition) + (struct.pack(">i", -1) if is_new else b"")
+        asked += struct.pack(">q", base_offset) + (struct.pack(">q", 0) if is_new else b"")
+        asked += struct.pack(">i", 1 << 20)
+        told += struct.pack(">ihq", partition, 0, end)
+        told += (struct.pack(">qqi", end, 0, -1) if is_new else b"") + _data(data)
+    asked += struct.pack(">i", 0) if is_new else b""  # nothing forgotten
+    return _request(1, api_version, correlation_id, asked), _response(correlation_id, told)
 
 
-def exchanges(number: int, codec: str, record_count: int) -> Iterator[Exchange]:
-    """What a producer and a consumer of the codec's topic exchange with the broker."""
+def exchanges(number: int, recipe: Recipe) -> Iterator[Exchange]:
+    """What a producer and a consumer of the recipe's topic exchange with the broker."""
     rng = random.Random(SEED + number)
-    topic = f"bench-{codec}".encode()
-    for turn in range(max(1, record_count // (PARTITIONS * BATCH_RECORDS))):
-        offset = turn * BATCH_RECORDS
+    topic = f"bench-{recipe.codec}".encode()
+    size, magic = recipe.batch_records, recipe.magic
+    for turn in range(max(1, recipe.record_count // (PARTITIONS * size))):
+        offset = turn * size
         time_ms = START_TIME_NS // 10**6 + turn
-        batches = [record_batch(codec, offset, time_ms, rng) for _ in range(PARTITIONS)]
+        sets = [
+            record_set(recipe.codec, magic, size, offset, time_ms, rng) for _ in range(PARTITIONS)
+        ]
         # a client counts a batch's offsets from 0, the broker sets the base
-        sent = [bytes(8) + batch[8:] for batch in batches]
-        yield produce(topic, 2 * turn, offset, sent)
-        yield fetch(topic, 2 * turn + 1, offset, batches)
+        sent = [bytes(8) + data[8:] for data in sets] if magic == 2 else sets
+        yield produce(magic, topic, 2 * turn, offset, sent)
+        yield fetch(magic, topic, 2 * turn + 1, offset, offset + size, sets)
 
 
 # -- packets --------------------------------------------------------------------------------
@@ -180,26 +211,32 @@ def _checksum(data: bytes) -> bytes:
     return struct.pack(">H", total ^ 0xFFFF)
 
 
-def synthesise(target: str | os.PathLike[str], record_count: int = RECORDS_PER_CODEC) -> None:
-    """Write the capture: for each codec, a connection that produces and fetches its topic."""
+def synthesise(target: str | os.PathLike[str], recipes: Iterable[Recipe]) -> None:
+    """Write the capture: for each recipe, a connection that produces and fetches its topic."""
     clock = itertools.count(START_TIME_NS, PACKET_GAP_NS)
     with Path(target).open("wb") as out:
         out.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262_144, 1))
-        for number, codec in enumerate(CODEC_NAMES):
+        for number, recipe in enumerate(recipes):
             connection = Connection(out, 40_000 + number, clock)
-            for request, response in exchanges(number, codec, record_count):
+            for request, response in exchanges(number, recipe):
                 connection.send(0, request)
                 connection.send(1, response)
             connection.close()
 
 
 def main() -> None:
-    """Command: synthesise.py TARGET [RECORDS]."""
-    parser = argparse.ArgumentParser(description="A record-heavy capture in all five codecs.")
+    """Command: synthesise.py TARGET [--codec NAME]... [--magic N] [--records N] [--batch N]."""
+    parser = argparse.ArgumentParser(description="A record-heavy capture, all five codecs or some.")
     parser.add_argument("target")
-    parser.add_argument("records", type=int, nargs="?", default=RECORDS_PER_CODEC, help="per codec")
+    parser.add_argument("--codec", action="append", choices=CODEC_NAMES, default=[])
+    parser.add_argument("--magic", type=int, choices=(0, 1, 2), default=2)
+    parser.add_argument("--records", type=int, default=RECORDS_PER_CODEC, help="per codec")
+    parser.add_argument("--batch", type=int, default=BATCH_RECORDS, help="records in a batch")
     given = parser.parse_args()
-    synthesise(given.target, given.records)
+    codecs = given.codec or CODEC_NAMES
+    synthesise(
+        given.target, [Recipe(name, given.magic, given.records, given.batch) for name in codecs]
+    )
 
 
 if __name__ == "__main__":

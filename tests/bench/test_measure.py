@@ -11,7 +11,7 @@ import pytest
 
 from bench import report
 from bench.floor import batches_of
-from bench.measure import MemoryWatch, family, interleaved, spread
+from bench.measure import MemoryWatch, cpu_seconds, family, interleaved, spread
 from kdissect.wire.compression import CODEC_NAMES
 from kdissect.wire.records_reference import decode_record_set, encode_batch
 
@@ -27,6 +27,31 @@ def test_jobs_take_turns() -> None:
     assert calls == ["a", "b", "a", "b"]
     assert results == {"a": [1, 3], "b": [2, 4]}
     assert spread([3.0, 1.0, 2.0]) == [2.0, 1.0, 3.0]
+
+
+def test_processor_time_of_a_family_is_summed() -> None:
+    """A child that has ended counts with its parent."""
+    burn = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 20
+        while (used := cpu_seconds(process.pid)) < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.communicate(b"\n")
+    assert 0.3 <= used < 5
+
+
+def test_codecs_have_their_ratios() -> None:
+    """The floor's share for magic 2; the old magics beside magic 2 of their codec."""
+    new = {
+        "codec": "lz4", "magic": 2, "product_seconds": 0.1, "product_cpu": 0.2, "floor_cpu": 0.15,
+        "floor_seconds": 0.09, "byte_count": 1, "table_bytes": 1, "floor_bytes": 1,
+    }  # fmt: skip
+    old = {"codec": "lz4", "magic": 0, "product_seconds": 0.1, "product_cpu": 0.5}
+    rows = report._codec_ratios([new, old])
+    assert [value for _, value, _ in rows] == ["75%", "90%", "2.50"]
 
 
 def test_memory_of_a_family_is_summed() -> None:
@@ -82,4 +107,4 @@ def test_a_page_without_results_says_so() -> None:
     assert "| start-up / an empty PySpark job with our settings | 1.50 | at most 1.5 |" in page
     assert "6.00 [5.00-7.00]" in page
     assert "`python bench/run.py startup`" in page
-    assert page.count("Not run.") == 4
+    assert page.count("Not run.") == 5

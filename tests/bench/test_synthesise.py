@@ -5,10 +5,14 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+import pytest
 from scapy.all import IP, TCP, rdpcap
 
-from bench.synthesise import BATCH_RECORDS, PARTITIONS, synthesise
+from bench.synthesise import PARTITIONS, Recipe, synthesise
+from kdissect.wire.compression import CODEC_NAMES
+from kdissect.wire.message import decode_message
 from kdissect.wire.records_reference import decode_record_set
 
 
@@ -21,10 +25,12 @@ def _frames(data: bytes) -> list[bytes]:
     return frames
 
 
-def test_the_synthetic_capture_holds_every_codec(tmp_path: Path) -> None:
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_the_synthetic_capture_holds_every_codec(tmp_path: Path, magic: int) -> None:
     """Segments follow each other, checksums are right, each codec's records come back twice."""
     path = tmp_path / "codecs.pcap"
-    synthesise(path, record_count=BATCH_RECORDS * PARTITIONS)
+    names = CODEC_NAMES if magic == 2 else CODEC_NAMES[:4]
+    synthesise(path, [Recipe(codec, magic, 50 * PARTITIONS, 50) for codec in names])
     streams: dict[tuple[int, int], bytearray] = defaultdict(bytearray)
     start: dict[tuple[int, int], int] = {}
     for number, packet in enumerate(rdpcap(str(path))):
@@ -40,25 +46,39 @@ def test_the_synthetic_capture_holds_every_codec(tmp_path: Path) -> None:
             del again[TCP].chksum, again[IP].chksum
             assert bytes(again) == bytes(packet)
     codecs = set()
-    for (source, _), data in streams.items():
+    asked: dict[tuple[int, int], tuple[int, int]] = {}  # per client's port and correlation id
+    for (source, target), data in sorted(streams.items(), key=lambda item: item[0][0] == 9092):
         frames = _frames(bytes(data))
         assert len(frames) == 2
-        # the record sets are what starts with a batch: its magic lies 16 bytes on
-        sets = [frame for frame in frames if len(frame) > 1000]
-        assert len(sets) == 1
-        frame, pos, found = sets[0], 0, 0
-        while (pos := frame.find(b"bench-", pos + 1)) >= 0 and found < PARTITIONS:
-            topic_end = frame.index(b"\0", pos)
-            at = topic_end + 4
-            for _ in range(PARTITIONS):
-                at += 4 if source != 9092 else 34
-                size = struct.unpack_from(">i", frame, at)[0]
-                result = decode_record_set(frame[at + 4 : at + 4 + size])
+        for frame in frames:
+            if source != 9092:
+                message = decode_message(frame, side="request")
+                asked[source, message.header["correlation_id"]] = (
+                    message.api_key,
+                    message.api_version,
+                )
+            else:
+                (number,) = struct.unpack_from(">i", frame)
+                key, version = asked[target, number]
+                message = decode_message(frame, side="response", api_key=key, api_version=version)
+            assert not message.surplus
+            for data in _record_sets(message.body):
+                result = decode_record_set(data)
                 assert not result.faults
-                assert len(result.records) == BATCH_RECORDS
+                assert len(result.records) == 50
                 assert all(200 <= len(record["value"]) <= 600 for record in result.records)
+                assert {batch["magic"] for batch in result.batches} == {magic}
                 codecs.add((source == 9092, result.batches[0]["codec"]))
-                at += 4 + size
-                found += 1
-        assert found == PARTITIONS
-    assert len(codecs) == 10
+    assert len(codecs) == 2 * len(names)
+
+
+def _record_sets(value: Any) -> list[bytes]:
+    if isinstance(value, dict):
+        return [
+            found
+            for name, item in value.items()
+            for found in ([item] if name == "records" else _record_sets(item))
+        ]
+    return (
+        [found for item in value for found in _record_sets(item)] if isinstance(value, list) else []
+    )
