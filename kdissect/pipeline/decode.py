@@ -30,7 +30,7 @@ from kdissect.protocol.model import Field, Type
 from kdissect.protocol.plan import Role, role_of
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
-from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table
+from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.exchanges import (
@@ -64,7 +64,7 @@ from kdissect.tables.redact import TEXT, redact_body
 from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
 from kdissect.tables.values import ints, strings, times_from_ns
 from kdissect.wire.body import MessageColumns, body_type
-from kdissect.wire.records import FaultStage, Limits, iter_record_chunks
+from kdissect.wire.records import FaultStage, iter_record_chunks
 
 REQUEST, RESPONSE = SIDE_NUMBERS = 0, 1
 SASL_AUTHENTICATE = 36
@@ -208,7 +208,8 @@ class Decoder:
         stories.add_messages()
         self._write_records(chunk, marks, stories)
         if chunk.anomalies:
-            self.sink("anomalies", anomalies_table(chunk.anomalies))
+            data_max = self.options.limits.anomaly_data
+            self.sink("anomalies", anomalies_table(chunk.anomalies, data_max))
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -299,7 +300,8 @@ class Decoder:
         api_key = int(exchange["api_key"])
         start, end = place or (int(frames.start[row, side]), int(frames.end[row, side]))
         if data is None:
-            data = frames.buf[start : min(end, start + DATA_MAX)].tobytes()
+            shown = self.options.limits.anomaly_data
+            data = frames.buf[start : min(end, start + shown)].tobytes()
         if not self.options.reveal_secrets and api_key in _SECRET_APIS:
             data = TEXT.encode()
         if self.options.payload != FULL and _carries_records(api_key, side):
@@ -497,8 +499,7 @@ class Decoder:
         rows = RecordRows(facts, lead)
         start = np.ascontiguousarray(sets.start + lead, np.int64)
         length = np.ascontiguousarray(sets.length - lead, np.int64)
-        limits = Limits(self.options.decompressed_size_max, self.options.ratio_max)
-        for part in iter_record_chunks(frames.buf, start, length, limits):
+        for part in iter_record_chunks(frames.buf, start, length, self.options.limits.of_records):
             raw = pa.table(part.batches)
             batches, records = rows.add(raw, pa.table(part.records))
             stories.add_batches(sets, facts.source, raw, batches)

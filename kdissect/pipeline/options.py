@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kdissect.pipeline.choose import host_bytes
+from kdissect.pipeline.limits import Limits
 from kdissect.tables.schemas import DECODE_VALUES
-from kdissect.wire.compression import Limits
 
 MB = 1 << 20
 PAYLOADS = ("full", "keys", "hash", "none")
@@ -15,7 +15,7 @@ PAYLOADS = ("full", "keys", "hash", "none")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to dissect; every limit has a default and a visible effect when crossed.
+    """How to dissect.
 
     ports: hints that a port speaks Kafka (recognition stays by content).
     reveal_secrets: show passwords, tokens and sensitive config values.
@@ -23,9 +23,7 @@ class Options:
     payload: how much of the records' own bytes is shown (kdissect/tables/payload.py).
     decode_values: a reading of values that adds columns to `records`, one of DECODE_VALUES.
     keylog: files with the secrets of TLS connections (SSLKEYLOGFILE); every worker reads them.
-    frame_size_max: Kafka's own default of socket.request.max.bytes; a larger size is no frame.
-    decompressed_size_max, ratio_max: what the records of a batch may unpack to, in bytes and as a
-        multiple; beyond it is a decompression_limit anomaly (kdissect/wire/compression.py).
+    limits: how far an input may go before it is a fault (kdissect/pipeline/limits.py).
     hosts: addresses; only connections of theirs, or all (kdissect/pipeline/choose.py).
     time_from_ns, time_to_ns: ns since 1970; only exchanges that begin in this range, or all.
     chunk_bytes: of frames decoded at a time; fits the caches of a core.
@@ -37,9 +35,7 @@ class Options:
     payload: str = "full"
     decode_values: str | None = None
     keylog: tuple[str, ...] = ()
-    frame_size_max: int = 104_857_600
-    decompressed_size_max: int = Limits().decompressed_size_max
-    ratio_max: int = Limits().ratio_max
+    limits: Limits = field(default_factory=Limits)
     hosts: tuple[str, ...] = ()
     time_from_ns: int | None = None
     time_to_ns: int | None = None
@@ -65,6 +61,10 @@ class Options:
             self.time_from_ns >= self.time_to_ns  # type: ignore[operator]
         ):
             raise ValueError("the range of times is empty: its end is not after its start")
+
+    @property
+    def frame_size_max(self) -> int:
+        return self.limits.frame_size
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -54,7 +54,7 @@ def make_plan(
     if split_bytes is None:
         split_bytes = byte_count // max(1, 2 * parallelism)
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
-    found = plan_splits(files, split_bytes)
+    found = plan_splits(files, split_bytes, options.limits.fragments)
     sources = found.sources
     bucket_count, slot_bytes = sized(byte_count, parallelism)
     return RunPlan(

@@ -34,12 +34,14 @@ from kdissect.pipeline import slices
 from kdissect.pipeline.choose import is_within, of_hosts, of_times
 from kdissect.pipeline.decode import Decoder, Sink
 from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table
+from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
+from kdissect.pipeline.follow import follow
 from kdissect.pipeline.infer import infer
 from kdissect.pipeline.options import MB, Options
 from kdissect.stream.assemble import assemble
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
-from kdissect.tables.anomalies import DATA_MAX, AnomalyRow, anomalies_table, stream_anomalies
+from kdissect.tables.anomalies import AnomalyRow, anomalies_table, stream_anomalies
 from kdissect.tables.connections import connections_table
 from kdissect.tables.redact import TEXT
 from kdissect.tables.schemas import FIXED_TABLES
@@ -254,14 +256,19 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
         else:
             yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
     segments.sort()
-    batch = SegmentBatch.concat([SegmentBatch.from_bytes(data) for _, data in segments])
+    limits = plan.options.limits
+    followed = follow(
+        SegmentBatch.concat([SegmentBatch.from_bytes(data) for _, data in segments]),
+        limits.connections,
+    )
+    batch = followed.batch
     del segments
     key_logs = plan.key_logs(sources)
     sources = sources.staged(batch.segments)
     assembly = assemble(
         batch,
         sources,
-        StreamOptions(ports=plan.options.ports, frame_size_max=plan.options.frame_size_max),
+        StreamOptions(plan.options.ports, limits.frame_size, limits.gaps),
         key_logs,
     )
     if len(assembly.carried.data):
@@ -280,11 +287,12 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
         )
         for part in _sliced(table.filter(pa.array(is_wanted))):
             yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part))
-    for part in _sliced(_assembly_anomalies(plan, sources, assembly)):
+    for part in _sliced(_assembly_anomalies(plan, sources, assembly, followed.pair_count)):
         yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
     yield from _slot_rows(plan, assembly, bucket)
     stats = {
         "duplicates": _duplicates(assembly),
+        "given_up": followed.given_up,
         "timings": {"assemble_s": time.perf_counter() - began},
     }
     yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
@@ -295,23 +303,31 @@ def _duplicates(assembly: Assembly) -> dict[str, int]:
     return {str(source): int(count) for source, count in enumerate(counts) if count}
 
 
-def _assembly_anomalies(plan: RunPlan, sources: Sources, assembly: Assembly) -> pa.Table:
+def _assembly_anomalies(
+    plan: RunPlan, sources: Sources, assembly: Assembly, given_up: int
+) -> pa.Table:
     anomalies = assembly.anomalies
+    data_max = plan.options.limits.anomaly_data
     data: list[bytes | None] = []
     for row in anomalies:
         start, count = int(row["extent_start"]), int(row["extent_count"])
         # bytes of a stream may be those of records, or of a token or an admin's request
         is_shown = count and plan.options.payload == "full"
-        shown = _shown(sources, assembly, start, count) if is_shown else None
+        shown = _shown(sources, assembly, start, count, data_max) if is_shown else None
         data.append(TEXT.encode() if shown and not plan.options.reveal_secrets else shown)
     ids = assembly.connections["connection_id"]
-    return anomalies_table(stream_anomalies(anomalies, ids, list(plan.capture_ids), data))
+    rows = stream_anomalies(anomalies, ids, list(plan.capture_ids), data)
+    if given_up:
+        limit = plan.options.limits.connections
+        detail = f"{given_up} pairs of endpoints beyond the limit of {limit} were not followed"
+        rows.append(AnomalyRow(Anomaly.LIMIT, detail))
+    return anomalies_table(rows, data_max)
 
 
-def _shown(sources: Sources, assembly: Assembly, start: int, count: int) -> bytes:
+def _shown(sources: Sources, assembly: Assembly, start: int, count: int, data_max: int) -> bytes:
     extents = assembly.extents[start : start + count].copy()
     done = np.cumsum(extents["length"]) - extents["length"]
-    extents["length"] = np.clip(DATA_MAX - done, 0, extents["length"])
+    extents["length"] = np.clip(data_max - done, 0, extents["length"])
     extents = extents[(extents["source"] >= 0) & (extents["length"] > 0)]
     return sources.gather(extents).tobytes() if len(extents) else b""
 
@@ -419,6 +435,9 @@ def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
     for entry in stats:
         for source, number in entry.get("duplicates", {}).items():
             duplicates[int(source)] += number
+        for source, number in entry.get("given_up", {}).items():
+            tcp[int(source)] -= number
+            ignored[int(source)][NOT_FOLLOWED] += number
         if "source" in entry:
             source = entry["source"]
             packets[source] += entry["packet_count"]

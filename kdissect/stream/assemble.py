@@ -18,6 +18,7 @@ from kdissect.accelerate import kernel
 from kdissect.capture.index import FRAGMENT_PART, SegmentBatch
 from kdissect.protocol import catalog
 from kdissect.stream import framing, pairing
+from kdissect.stream.bounds import bounded
 from kdissect.stream.columns import (
     BYTE_COUNT,
     CLIENT_SIDE,
@@ -298,6 +299,7 @@ def assemble_streams(
         streams, protocol, client_side, requests, responses, exchanges, of_request, of_response,
         request_of, came, tls,
     )  # fmt: skip
+    anomalies = bounded(anomalies, options)
     second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
     assembly = Assembly(

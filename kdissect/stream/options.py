@@ -12,16 +12,20 @@ from kdissect.capture.index import SegmentBatch
 
 # Default of Kafka's socket.request.max.bytes (100 MiB). A larger size is reported, not believed.
 FRAME_SIZE_MAX = 104_857_600
+GAPS_MAX = 100_000  # gaps that are listed one by one, of each direction of a connection
+CONNECTIONS_MAX = 500_000  # connections followed at once: those of a batch of segments
 # Mirror ports and `-i any` deliver the second copy of a packet within this time (design.md 6).
 DUPLICATE_WINDOW_NS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """ports: hints that a connection is Kafka; frame_size_max: bytes a size prefix may claim."""
+    """ports: hints that a connection is Kafka; frame_size_max: bytes a size prefix may claim;
+    gaps_max: gaps, and unframed runs of bytes, listed one by one of a direction."""
 
     ports: tuple[int, ...] = ()
     frame_size_max: int = FRAME_SIZE_MAX
+    gaps_max: int = GAPS_MAX
     duplicate_window_ns: int = DUPLICATE_WINDOW_NS
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from kdissect.stream.index import ERROR, INFO, WARNING, Anomaly
 from kdissect.tables.schemas import ANOMALIES
 
-DATA_MAX = 4096  # bytes of an anomaly that `data` shows; byte_count tells how many there are
+DATA_MAX = 4096  # the default: bytes that `data` shows; byte_count tells how many there are
 SEVERITIES = ("info", "warning", "error")
 DIRECTIONS = ("request", "response", None)
 
@@ -88,8 +88,8 @@ class AnomalyRow:
     data: bytes | None = None
 
 
-def anomalies_table(rows: Iterable[AnomalyRow]) -> pa.Table:
-    """`anomalies` from rows."""
+def anomalies_table(rows: Iterable[AnomalyRow], data_max: int = DATA_MAX) -> pa.Table:
+    """`anomalies` from rows; of their data `data_max` bytes."""
     listed = list(rows)
     return pa.table(
         {
@@ -103,7 +103,7 @@ def anomalies_table(rows: Iterable[AnomalyRow]) -> pa.Table:
             "pos": [row.pos for row in listed],
             "byte_count": [row.byte_count for row in listed],
             "detail": [row.detail for row in listed],
-            "data": [None if row.data is None else row.data[:DATA_MAX] for row in listed],
+            "data": [None if row.data is None else row.data[:data_max] for row in listed],
         },
         schema=ANOMALIES,
     )

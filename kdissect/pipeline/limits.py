@@ -1,0 +1,99 @@
+"""How far an input may go before it is a fault: each limit by name, with its default.
+
+Crossing one is an anomaly (docs/limits.md says which), never a crash and never silent.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+
+from kdissect.capture.split import FRAGMENT_MAX
+from kdissect.stream.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, GAPS_MAX
+from kdissect.tables.anomalies import DATA_MAX
+from kdissect.wire import compression, otlp
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a run, all positive.
+
+    frame_size: bytes that a size prefix may claim (Kafka's socket.request.max.bytes).
+    decompressed_size: bytes that the records of a batch may unpack to.
+    decompression_ratio: the same, as a multiple of their compressed size.
+    record_headers: headers of one record.
+    nesting: how deep the values of pushed metrics may nest.
+    gaps: gaps that are listed one by one, of each direction of a connection.
+    connections: connections that are followed at once.
+    fragments: IP fragments that are joined, of all captures together.
+    anomaly_data: bytes of a fault that `anomalies.data` shows.
+    """
+
+    frame_size: int = FRAME_SIZE_MAX
+    decompressed_size: int = compression.Limits().decompressed_size_max
+    decompression_ratio: int = compression.Limits().ratio_max
+    record_headers: int = compression.Limits().record_headers_max
+    nesting: int = otlp.DEPTH_MAX
+    gaps: int = GAPS_MAX
+    connections: int = CONNECTIONS_MAX
+    fragments: int = FRAGMENT_MAX
+    anomaly_data: int = DATA_MAX
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"limit {name}: {value!r} is no positive number")
+            most = _MOST.get(name)
+            if most is not None and value > most:
+                raise ValueError(f"limit {name}: {value} is more than {most}")
+
+    @staticmethod
+    def names() -> list[str]:
+        return [field.name for field in fields(Limits)]
+
+    @staticmethod
+    def of(given: Limits | Mapping[str, int] | None) -> Limits:
+        """Limits with those given instead of the defaults. Raises ValueError for a wrong name."""
+        if given is None:
+            return Limits()
+        if isinstance(given, Limits):
+            return given
+        for name in given:
+            if name not in Limits.names():
+                near = difflib.get_close_matches(name, Limits.names(), 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"no limit {name!r}, there are {', '.join(Limits.names())}{hint}")
+        return Limits(**given)
+
+    @staticmethod
+    def parse(items: Iterable[str]) -> Limits:
+        """Limits from NAME=VALUE texts. Raises ValueError for what is none."""
+        given = {}
+        for item in items:
+            name, equals, text = item.partition("=")
+            if not equals:
+                raise ValueError(f"{item!r} is not NAME=VALUE")
+            try:
+                given[name.strip().replace("-", "_")] = int(text)
+            except ValueError:
+                raise ValueError(f"limit {name}: {text!r} is no positive number") from None
+        return Limits.of(given)
+
+    @property
+    def of_records(self) -> compression.Limits:
+        return compression.Limits(
+            decompressed_size_max=self.decompressed_size,
+            ratio_max=self.decompression_ratio,
+            record_headers_max=self.record_headers,
+        )
+
+
+# Where something else ends first: Kafka's int32 sizes, Arrow's 32-bit places, Python's own stack.
+_MOST = {
+    "frame_size": 2**31 - 1,
+    "decompressed_size": 1 << 30,
+    "record_headers": 2**31 - 1,
+    "nesting": 200,
+    "anomaly_data": 1 << 20,
+}
