@@ -14,6 +14,7 @@ from kdissect.replay.prepare import Prepared
 from kdissect.replay.run import RunResult
 
 FORMAT_VERSION = 1
+_PARTS = (0.5, 0.95, 0.99)
 FAIL_ON_DEFAULT = frozenset({Verdict.DIFFERENT, Verdict.ERROR})
 EXIT_DONE, EXIT_FINDING, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 0, 1, 3, 130
 
@@ -55,10 +56,8 @@ class Span:
         found = sorted(values)
         if not found:
             return cls()
-        picked = (
-            found[min(int(len(found) * share), len(found) - 1)] for share in (0.5, 0.95, 0.99)
-        )
-        return cls(len(found), *picked, found[-1])
+        p50, p95, p99 = (found[min(int(len(found) * part), len(found) - 1)] for part in _PARTS)
+        return cls(len(found), p50, p95, p99, found[-1])
 
     def as_us(self) -> dict[str, float | int | None]:
         """For JSON: microseconds."""

@@ -47,6 +47,7 @@ from kdissect.replay.transport import ConnectFailed, Link, connect_as
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
 CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
 RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
+RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers that say: not yet
 METADATA_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4)  # a topic just made takes a moment to be known
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
 SCRIPT_TIMEOUTS = 3  # the same for one connection
@@ -77,6 +78,17 @@ class LinkRecord:
     closed_ns: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A request that was answered with "not yet" and sent again. link: index in `links`."""
+
+    link: int
+    sent: bytes
+    sent_ns: int
+    answer: bytes
+    answered_ns: int
+
+
 @dataclass
 class RunResult:
     """What a run did.
@@ -96,6 +108,7 @@ class RunResult:
     ended: str = ""
     is_interrupted: bool = False
     reconnects: int = 0
+    retried: list[Attempt] = field(default_factory=list)
 
 
 class _Conn(Link):
@@ -111,13 +124,14 @@ class _Conn(Link):
 
 
 class _Script:
-    __slots__ = ("close_timer", "is_busy", "is_queued", "links", "number", "numbers", "pos",
+    __slots__ = ("busy", "close_timer", "is_queued", "links", "number", "numbers", "pos",
                  "ready_ns", "timeouts", "timer")  # fmt: skip
 
     def __init__(self, number: int, numbers: list[int]) -> None:
         self.number, self.numbers, self.pos = number, numbers, 0
         self.links: dict[int | None, _Conn] = {}
-        self.is_busy = self.is_queued = False
+        self.is_queued = False
+        self.busy = 0  # tasks that it waits for
         self.timer: asyncio.TimerHandle | None = None
         self.close_timer: asyncio.TimerHandle | None = None
         self.ready_ns = -1  # when the next step had everything but its time and its turn
@@ -145,7 +159,7 @@ class Runner:
         self._own_lag = array("q", [-1]) * count
         self._link_of = array("i", [-1]) * count
         self._links: list[LinkRecord] = []
-        self._is_sent, self._is_settled = bytearray(count), bytearray(count)
+        self._is_settled = bytearray(count)
         self._waits = array("i", [0]) * count
         self._on_settled: dict[int, list[int]] = {}
         self._on_sent: dict[int, list[int]] = {}
@@ -162,6 +176,7 @@ class Runner:
         self._timeouts = 0
         self._timer_count = 0
         self._reconnects = 0
+        self._retried: list[Attempt] = []
         self._ended, self._is_interrupted, self._is_stopping = "", False, False
         self._began_ns = 0
         self._idle_since = 0
@@ -199,6 +214,7 @@ class Runner:
             self._ended,
             self._is_interrupted,
             self._reconnects,
+            self._retried,
         )
 
     def interrupt(self) -> None:
@@ -245,7 +261,7 @@ class Runner:
             link.pending.clear()
             self._close(link)
         for step in self.plan.steps:
-            if self.outcomes[step.number] is not None:
+            if self._is_settled[step.number]:
                 continue
             if self._is_interrupted:
                 self._skip(step, Skipped(SkipCode.NOT_REACHED, "the run was interrupted before"))
@@ -293,7 +309,7 @@ class Runner:
             if self._is_settled[number]:
                 script.pos += 1
                 continue
-            if self._waits[number] or script.is_busy or self._is_stopping:
+            if self._waits[number] or script.busy or self._is_stopping:
                 return
             step, now, due = steps[number], self._now(), self.due[number]
             if due - CONNECT_AHEAD_NS > now:
@@ -322,23 +338,17 @@ class Runner:
                 if not link.pending:
                     self._work(script, self._log_in_again(link))
                 return
-            self._send(script, link, step, now)
+            self._send(script, link, step)
             script.pos += 1
             script.ready_ns = -1
         self._finish(script)
 
-    def _send(self, script: _Script, link: _Conn, step: Step, now: int) -> None:
-        link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
+    def _send(self, script: _Script, link: _Conn, step: Step) -> None:
+        """The first time; `_send_again` the next ones."""
         number = step.number
-        try:
-            frame = self.translation.request(step, link.correlation_id)
-        except Error as error:
-            frame = Skipped(SkipCode.NOT_TRANSLATABLE, str(error))
-        if isinstance(frame, Skipped):
-            self.translation.failed(step)
-            self._skip(step, frame)
+        frame = self._frame(link, step)
+        if frame is None:
             return
-        link.send(frame)
         now = self._now()
         outcome = Outcome(step, frame, None, now, node_id=link.node_id)
         outcome.api_version = self.translation.api_version(step)
@@ -349,13 +359,49 @@ class Runner:
             due = self.due[number]
             outcome.lag_ns = max(now - due, 0)
             self._own_lag[number] = max(now - max(due, script.ready_ns), 0)
-        self._is_sent[number] = 1
         self._count_down(self._on_sent.pop(number, ()))
         if step.expects_response:
-            link.pending.append((number, link.correlation_id, now))
-            self._in_flight_bytes += len(frame)
+            self._expect(link, number, len(frame), now)
         else:
             self._settle(number, outcome)
+
+    def _frame(self, link: _Conn, step: Step) -> bytes | None:
+        """Translate and send; None where the step cannot be translated, and is settled so."""
+        link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
+        try:
+            frame = self.translation.request(step, link.correlation_id)
+        except Error as error:
+            frame = Skipped(SkipCode.NOT_TRANSLATABLE, str(error))
+        if isinstance(frame, Skipped):
+            self.translation.failed(step)
+            self._skip(step, frame)
+            return None
+        link.send(frame)
+        return frame
+
+    def _expect(self, link: _Conn, number: int, size: int, now: int) -> None:
+        link.pending.append((number, link.correlation_id, now))
+        self._in_flight_bytes += size
+
+    async def _send_again(self, script: _Script, outcome: Outcome) -> None:
+        """After a pause, what the translation makes of the request by then."""
+        step = outcome.step
+        await asyncio.sleep(RETRY_PAUSES_S[outcome.attempts - 1])
+        outcome.attempts += 1
+        node_id = self.translation.target_node(step)
+        if node_id not in script.links:
+            await self._open(script, node_id, step.number)
+        link = script.links.get(node_id)
+        if link is None:
+            if not self._is_settled[step.number]:
+                self._fail(step.number, "the connection ended before it could be sent again")
+            return
+        frame = self._frame(link, step)
+        if frame is None:
+            return
+        outcome.sent, outcome.sent_ns, outcome.node_id = frame, self._now(), node_id
+        self._link_of[step.number] = link.record
+        self._expect(link, step.number, len(frame), outcome.sent_ns)
 
     def _finish(self, script: _Script) -> None:
         """After the last step: links close when their answers are in, or were not captured."""
@@ -437,18 +483,29 @@ class Runner:
         self._in_flight_bytes -= len(outcome.sent)
         self._timeouts = script.timeouts = 0
         self.answered_count += 1
-        outcome.answer, outcome.answered_ns = frame, now
-        try:
-            self.translation.learn(outcome.step, frame)
-        except Error as error:
-            outcome.error = f"the answer cannot be understood: {error}"
-        self._settle(number, outcome)
+        if outcome.attempts <= len(RETRY_PAUSES_S) and self._is_not_yet(outcome.step, frame):
+            attempt = Attempt(link.record, outcome.sent, outcome.sent_ns, frame, now)
+            self._retried.append(attempt)
+            self._work(script, self._send_again(script, outcome))
+        else:
+            outcome.answer, outcome.answered_ns = frame, now
+            try:
+                self.translation.learn(outcome.step, frame)
+            except Error as error:
+                outcome.error = f"the answer cannot be understood: {error}"
+            self._settle(number, outcome)
         if self._throttled and self._in_flight_bytes < self.options.in_flight_bytes:
             while self._throttled:
                 self._queue(self._throttled.popleft())
         if script.pos >= len(script.numbers) or link.relogin_at_ns:
             self._queue(script)
         self._pump()
+
+    def _is_not_yet(self, step: Step, frame: bytes) -> bool:
+        try:
+            return bool(self.translation.retry(step, frame))
+        except Error:
+            return False
 
     def _on_lost(self, script: _Script, link: _Conn, reason: str) -> None:
         pending = list(link.pending)
@@ -505,13 +562,13 @@ class Runner:
 
     def _work(self, script: _Script, work: Coroutine[Any, Any, None]) -> None:
         """Do something that takes time for a script, which waits for it."""
-        script.is_busy = True
+        script.busy += 1
 
         async def guarded() -> None:
             try:
                 await work
             finally:
-                script.is_busy = False
+                script.busy -= 1
 
         task = self._loop.create_task(guarded())
         self._tasks.add(task)

@@ -16,7 +16,8 @@ from kdissect.protocol import catalog
 from kdissect.replay.transport import Access, ConnectFailed, Link, connect, request
 from kdissect.wire.message import Message
 
-_API_VERSIONS, _METADATA, _DESCRIBE_CLUSTER = 18, 3, 60
+_API_VERSIONS, _METADATA, _LIST_OFFSETS = 18, 3, 2
+_EARLIEST = -2
 _UNSUPPORTED_VERSION = 35
 ASK_TIMEOUT_S = 15.0
 
@@ -142,6 +143,44 @@ class Target:
             self.metadata = answer
         return answer
 
+    async def learn_log_starts(self) -> dict[tuple[str, int], int]:
+        """The earliest offset of every partition that has a leader, asked of the leaders.
+
+        Raises EnvironmentFailed.
+        """
+        version = self.newest(_LIST_OFFSETS)
+        if version is None:
+            return {}
+        by_leader: dict[int, dict[str, list[int]]] = {}
+        for topic in self.metadata.get("topics", []):
+            for each in topic["partitions"]:
+                if topic["error_code"] == 0 and each["leader_id"] >= 0:
+                    names = by_leader.setdefault(each["leader_id"], {})
+                    names.setdefault(topic["name"], []).append(each["partition_index"])
+        found: dict[tuple[str, int], int] = {}
+        for leader, topics in by_leader.items():
+            body = _earliest(topics, version)
+            host, port = self.address(leader)
+            try:
+                link = await connect(host, port, self.access)
+                try:
+                    async with asyncio.timeout(ASK_TIMEOUT_S):
+                        answer = await link.ask(request(_LIST_OFFSETS, version, body))
+                finally:
+                    link.close()
+            except (ConnectFailed, TimeoutError) as error:
+                raise EnvironmentFailed(
+                    f"{show_address(host, port)}: ListOffsets was not answered: "
+                    f"{error or 'time is up'}"
+                ) from None
+            for topic in answer.body["topics"]:
+                for each in topic["partitions"]:
+                    if each["error_code"] == 0:
+                        # version 0 gives a list of offsets
+                        offset = each["offset"] if version else each["old_style_offsets"][-1]
+                        found[topic["name"], each["partition_index"]] = offset
+        return found
+
     def topic_names(self) -> set[str]:
         """Of the topics that are there, as last asked."""
         return {each["name"] for each in self.metadata.get("topics", []) if each["error_code"] == 0}
@@ -150,3 +189,17 @@ class Target:
         if self._control is not None:
             self._control.close()
             self._control = None
+
+
+def _earliest(topics: Mapping[str, list[int]], api_version: int) -> dict[str, Any]:
+    """The body of a ListOffsets request for the first offset of partitions."""
+    entry: dict[str, Any] = {"timestamp": _EARLIEST}
+    if api_version == 0:
+        entry["max_num_offsets"] = 1
+    return {
+        "replica_id": -1,
+        "topics": [
+            {"name": name, "partitions": [{"partition_index": each, **entry} for each in numbers]}
+            for name, numbers in topics.items()
+        ],
+    }

@@ -93,6 +93,9 @@ def _events(result: RunResult) -> Iterator[tuple[int, int, str, bytes]]:
             yield outcome.sent_ns, link, "sent", outcome.sent
             if outcome.answer is not None:
                 yield outcome.answered_ns, link, "answer", outcome.answer
+    for attempt in result.retried:
+        yield attempt.sent_ns, attempt.link, "sent", attempt.sent
+        yield attempt.answered_ns, attempt.link, "answer", attempt.answer
     for number, record in enumerate(result.links):
         if record.closed_ns >= 0:
             yield record.closed_ns, number, "close", b""

@@ -1,0 +1,227 @@
+"""Plans made by hand, a translation that only counts, and a server that misbehaves as told."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kdissect.protocol import catalog
+from kdissect.replay.model import (
+    Connection,
+    Exchange,
+    Outcome,
+    Plan,
+    PlanOptions,
+    Skipped,
+    Step,
+    Workload,
+    WorkloadFacts,
+)
+from kdissect.wire.message import Message, encode_message
+
+HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
+MS = 1_000_000
+
+
+def request(api_key: int, api_version: int, correlation_id: int = 7, **body: Any) -> bytes:
+    header = {"correlation_id": correlation_id, "client_id": "test"}
+    return encode_message(Message(api_key, api_version, "request", header, body))
+
+
+def response(api_key: int, api_version: int, correlation_id: int = 7, **body: Any) -> bytes:
+    header = {"correlation_id": correlation_id}
+    return encode_message(Message(api_key, api_version, "response", header, body))
+
+
+class PlanMaker:
+    """Steps one after the other; `plan` when all are there."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.connections: list[Connection] = []
+
+    def add(
+        self,
+        connection: int,
+        at_ms: float = 0.0,
+        *,
+        after: tuple[int, ...] = (),
+        follows: tuple[int, ...] = (),
+        expects_response: bool = True,
+        answered: bool = True,
+        skipped: Skipped | None = None,
+        **body: Any,
+    ) -> int:
+        """A Heartbeat; its number."""
+        while len(self.connections) <= connection:
+            number = len(self.connections)
+            self.connections.append(
+                Connection(number, number, ("10.0.0.1", 1000 + number), ("10.0.0.2", 9092), 0, 0)
+            )
+        number, at_ns = len(self.steps), int(at_ms * MS)
+        owner = self.connections[connection]
+        exchange = Exchange(
+            exchange_id=1000 + number,
+            connection=connection,
+            index=len(owner.exchanges),
+            api_key=HEARTBEAT,
+            api_version=4,
+            correlation_id=7,
+            client_id="test",
+            request=request(HEARTBEAT, 4, group_id="g", **body),
+            response=response(HEARTBEAT, 4) if answered else None,
+            request_time_ns=at_ns,
+            request_end_time_ns=at_ns,
+            response_time_ns=at_ns + MS if answered else -1,
+            response_end_time_ns=at_ns + MS if answered else -1,
+            expects_response=expects_response,
+        )
+        owner.exchanges.append(exchange)
+        owner.end_time_ns = at_ns + 2 * MS
+        self.steps.append(
+            Step(number, connection, exchange, "Heartbeat", "groups", at_ns, expects_response,
+                 skipped=skipped, depends_on=after, follows=follows)
+        )  # fmt: skip
+        return number
+
+    def plan(self) -> Plan:
+        scripts: list[list[int]] = [[] for _ in self.connections]
+        for step in self.steps:
+            scripts[step.connection].append(step.number)
+        workload = Workload("made", "capture", self.connections, WorkloadFacts())
+        return Plan(workload, PlanOptions(), self.steps, scripts)
+
+
+class Counting:
+    """A translation of correlation ids only; keeps what it was asked, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int]] = []
+        self.retries: dict[int, int] = {}
+        self.refused: dict[int, Skipped] = {}
+
+    def learn_versions(self, ranges: Mapping[int, tuple[int, int]]) -> None: ...
+
+    def learn_metadata(self, body: Mapping[str, Any]) -> None: ...
+
+    def learn_log_starts(self, starts: Mapping[tuple[str, int], int]) -> None: ...
+
+    def wants_metadata(self, step: Step) -> list[str]:
+        return []
+
+    def target_node(self, step: Step) -> int | None:
+        return 1
+
+    def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
+        if step.number in self.refused:
+            return self.refused[step.number]
+        self.said.append(("sent", step.number))
+        frame = step.exchange.request
+        assert frame is not None
+        return frame[:4] + correlation_id.to_bytes(4, "big") + frame[8:]
+
+    def api_version(self, step: Step) -> int:
+        return step.exchange.api_version
+
+    def retry(self, step: Step, response: bytes) -> str:
+        left = self.retries.get(step.number, 0)
+        self.retries[step.number] = left - 1
+        return "not yet" if left > 0 else ""
+
+    def learn(self, step: Step, response: bytes) -> None:
+        self.said.append(("answered", step.number))
+
+    def failed(self, step: Step) -> None:
+        self.said.append(("failed", step.number))
+
+
+Answer = Callable[[int, bytes], "bytes | float | None"]
+"""(number of the request, frame) -> the answer; seconds to wait before the usual one; None to end
+the connection."""
+
+
+def empty_answer(frame: bytes) -> bytes:
+    """What a broker with nothing in it says."""
+    api_key = int.from_bytes(frame[:2], "big")
+    api_version = int.from_bytes(frame[2:4], "big")
+    body: dict[str, Any] = {}
+    if api_key == API_VERSIONS:
+        body["api_keys"] = [
+            {"api_key": key, "min_version": api.request.versions[0],
+             "max_version": api.request.versions[1]}
+            for key, api in catalog.apis().items()
+        ]  # fmt: skip
+    return response(api_key, api_version, int.from_bytes(frame[4:8], "big"), **body)
+
+
+class FakeBroker:
+    """Answers in order, on a thread of its own, as `answer` says (default: with nothing in it)."""
+
+    def __init__(self, answer: Answer | None = None, ssl: Any = None) -> None:
+        self._answer, self._ssl = answer, ssl
+        self.port = 0
+        self.connections = self.requests = 0
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                frame = await reader.readexactly(size)
+                self.requests += 1
+                told = self._answer(self.requests, frame) if self._answer else 0.0
+                if told is None:
+                    return
+                if isinstance(told, float):
+                    await asyncio.sleep(told)
+                    told = empty_answer(frame)
+                writer.write(len(told).to_bytes(4, "big") + told)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def close(self) -> None:
+        """No more connections; those that are there end."""
+
+        def stop() -> None:
+            assert self._server is not None
+            self._server.close()
+            for writer in list(self._writers):
+                writer.transport.abort()
+
+        self._loop.call_soon_threadsafe(stop)
+
+    @contextmanager
+    def running(self) -> Iterator[FakeBroker]:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=2000)
+        self.port = listener.getsockname()[1]
+
+        async def begin() -> None:
+            self._server = await asyncio.start_server(self._serve, sock=listener, ssl=self._ssl)
+
+        self._loop.run_until_complete(begin())
+        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.close()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join(5)
+
+
+def verdict_of(outcome: Outcome) -> str:
+    """In a word, without a comparison."""
+    if outcome.skipped is not None:
+        return "skipped"
+    return "answered" if outcome.answer is not None else "failed"

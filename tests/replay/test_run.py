@@ -1,0 +1,310 @@
+"""The runner against a server that does as it is told."""
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import pytest
+
+from kdissect.replay.model import SkipCode, Skipped
+from kdissect.replay.pace import Pace
+from kdissect.replay.run import Runner, RunOptions, RunResult
+from kdissect.replay.target import Target
+from tests.replay.made import Counting, FakeBroker, PlanMaker, empty_answer, verdict_of
+
+MAX = Pace(math.inf)
+
+
+def play(
+    maker: PlanMaker,
+    server: FakeBroker,
+    pace: Pace = MAX,
+    translation: Counting | None = None,
+    **options: Any,
+) -> tuple[RunResult, Counting]:
+    said = translation or Counting()
+
+    async def run() -> RunResult:
+        target = Target("127.0.0.1", server.port)
+        runner = Runner(maker.plan(), said, None, target, RunOptions(pace, **options))
+        return await asyncio.wait_for(runner.run(), 30)
+
+    return asyncio.run(run()), said
+
+
+def verdicts(result: RunResult) -> list[str]:
+    return [verdict_of(outcome) for outcome in result.outcomes]
+
+
+def test_every_step_is_answered() -> None:
+    """Three connections, each with five requests, one connection to the target for each."""
+    maker = PlanMaker()
+    for number in range(15):
+        maker.add(number % 3, number)
+    with FakeBroker().running() as server:
+        result, _ = play(maker, server)
+        assert server.connections == 3
+    assert verdicts(result) == ["answered"] * 15
+    assert not result.ended
+    assert all(outcome.latency_ns > 0 for outcome in result.outcomes)
+
+
+def test_dependencies_across_connections() -> None:
+    """>> 0 on a, 1 on b after 0, 2 on a after 1: sent in this order, each after the answer."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    second = maker.add(1, after=(first,))
+    maker.add(0, after=(second,))
+    with FakeBroker().running() as server:
+        _, said = play(maker, server)
+    assert said.said == [
+        ("sent", 0), ("answered", 0), ("sent", 1), ("answered", 1), ("sent", 2), ("answered", 2),
+    ]  # fmt: skip
+
+
+def test_follows_waits_for_sending_only() -> None:
+    """A step that follows one that waits long is sent while that one is open."""
+    maker = PlanMaker()
+    waiting = maker.add(0)
+    maker.add(1, follows=(waiting,))
+    slow = {1: 0.4}
+    with FakeBroker(lambda number, frame: slow.get(number, 0.0)).running() as server:
+        _, said = play(maker, server)
+    assert said.said == [("sent", 0), ("sent", 1), ("answered", 1), ("answered", 0)]
+
+
+def test_pipelined_requests_stay_pipelined() -> None:
+    """Without dependencies all requests of a connection are sent before the first answer."""
+    maker = PlanMaker()
+    for _ in range(4):
+        maker.add(0)
+    with FakeBroker(lambda number, frame: 0.1).running() as server:
+        _, said = play(maker, server)
+    assert [what for what, _ in said.said] == ["sent"] * 4 + ["answered"] * 4
+
+
+def test_no_response_is_settled_when_sent() -> None:
+    """acks=0: the next step goes on without an answer."""
+    maker = PlanMaker()
+    quiet = maker.add(0, expects_response=False)
+    maker.add(1, after=(quiet,))
+
+    def answer(number: int, frame: bytes) -> Any:
+        return 30.0 if number == 1 else 0.0
+
+    with FakeBroker(answer).running() as server:
+        result, _ = play(maker, server)
+    assert result.outcomes[0].sent is not None
+    assert not result.outcomes[0].error
+    assert result.outcomes[1].answer is not None
+
+
+def test_recorded_pace_and_lag() -> None:
+    """Requests 40 ms apart are sent 40 ms apart, and twice as fast at x2."""
+    for speed in (1.0, 2.0):
+        maker = PlanMaker()
+        for number in range(6):
+            maker.add(number % 2, 40 * number)
+        with FakeBroker().running() as server:
+            result, _ = play(maker, server, Pace(speed))
+        sent = [outcome.sent_ns for outcome in result.outcomes]
+        for number, at_ns in enumerate(sent):
+            due = 40e6 * number / speed
+            assert due <= at_ns < due + 35e6
+            assert result.outcomes[number].lag_ns == pytest.approx(at_ns - due, abs=2e6)
+
+
+def test_an_answer_that_does_not_come() -> None:
+    """The step fails, its connection is opened again, the rest goes on."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    second = maker.add(0, after=(first,))
+    maker.add(0, after=(second,))
+    answers = {2: 60.0}
+    with FakeBroker(lambda number, frame: answers.get(number, 0.0)).running() as server:
+        result, said = play(maker, server, answer_timeout_s=0.3)
+        assert server.connections == 2
+    assert verdicts(result) == ["answered", "failed", "answered"]
+    assert result.outcomes[1].error == "no answer within 0.3 s"
+    assert ("failed", 1) in said.said
+    assert not result.ended
+
+
+def test_a_target_that_stalls_ends_the_run() -> None:
+    """Every answer missing: the run is given up after a few, and says so in every row."""
+    maker = PlanMaker()
+    for number in range(60):
+        maker.add(number % 10)
+    began = time.monotonic()
+    with FakeBroker(lambda number, frame: 600.0).running() as server:
+        result, _ = play(maker, server, answer_timeout_s=0.2)
+    assert time.monotonic() - began < 10
+    assert "stopped answering" in result.ended
+    assert len(result.outcomes) == 60
+    assert all(outcome.error for outcome in result.outcomes)
+
+
+def test_a_connection_that_ends() -> None:
+    """What was in flight fails with the reason, what follows is sent over a new connection."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    maker.add(0, after=(first,))
+    with FakeBroker(lambda number, frame: None if number == 1 else 0.0).running() as server:
+        result, _ = play(maker, server)
+    assert verdicts(result) == ["failed", "answered"]
+    assert result.outcomes[0].error == "closed by the target"
+
+
+def test_a_target_that_goes_away() -> None:
+    """No connection any more: the run ends, nothing hangs, every step has a row."""
+    maker = PlanMaker()
+    before = maker.add(0)
+    for _ in range(20):
+        before = maker.add(0, after=(before,))
+    with FakeBroker().running() as server:
+        kept = server
+
+        def answer(number: int, frame: bytes) -> Any:
+            if number == 5:
+                kept.close()
+                return None
+            return 0.0
+
+        server._answer = answer
+        result, _ = play(maker, server)
+    assert result.ended.startswith("the target is gone (no connection to 127.0.0.1:")
+    assert verdicts(result)[:4] == ["answered"] * 4
+    assert all(outcome.error for outcome in result.outcomes[4:])
+
+
+def test_a_wrong_correlation_id() -> None:
+    """An answer to something else is an error of that step, and costs the connection."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    maker.add(0, after=(first,))
+
+    def answer(number: int, frame: bytes) -> Any:
+        said = empty_answer(frame)
+        return said if number > 1 else b"\0\0\xff\xff" + said[4:]
+
+    with FakeBroker(answer).running() as server:
+        result, _ = play(maker, server)
+    assert "an answer has correlation id 65535" in result.outcomes[0].error
+    assert result.outcomes[1].answer is not None
+
+
+def test_bytes_that_are_no_kafka() -> None:
+    """A size that cannot be is told, and nothing is allocated for it."""
+    maker = PlanMaker()
+    maker.add(0)
+
+    class Http(FakeBroker):
+        async def _serve(self, reader: Any, writer: Any) -> None:
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.2)
+            writer.close()
+
+    with Http().running() as server:
+        result, _ = play(maker, server)
+    assert "no Kafka answer" in result.outcomes[0].error
+
+
+def test_skipped_steps_settle_what_waits_for_them() -> None:
+    """Skipped in the plan or by the translation: later steps go on."""
+    maker = PlanMaker()
+    skipped = Skipped(SkipCode.NOT_ALLOWED, "not allowed")
+    first = maker.add(0, skipped=skipped)
+    second = maker.add(1, after=(first,))
+    maker.add(0, after=(second,))
+    said = Counting()
+    said.refused[1] = Skipped(SkipCode.NOT_TRANSLATABLE, "no such topic")
+    with FakeBroker().running() as server:
+        result, _ = play(maker, server, translation=said)
+    assert verdicts(result) == ["skipped", "skipped", "answered"]
+
+
+def test_not_yet_is_asked_again() -> None:
+    """An answer that says "not yet" is not final; the attempts before the last one are kept."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    maker.add(0, after=(first,))
+    said = Counting()
+    said.retries[0] = 2
+    with FakeBroker().running() as server:
+        result, _ = play(maker, server, translation=said)
+        assert server.requests == 4
+    assert verdicts(result) == ["answered", "answered"]
+    assert result.outcomes[0].attempts == 3
+    assert len(result.retried) == 2
+
+
+def test_no_answer_was_captured_either() -> None:
+    """The client went away with a request open: so does the replay, without an error."""
+    maker = PlanMaker()
+    maker.add(0, answered=False)
+    with FakeBroker(lambda number, frame: 60.0).running() as server:
+        result, _ = play(maker, server)
+    outcome = result.outcomes[0]
+    assert outcome.sent is not None
+    assert outcome.answer is None
+    assert not outcome.error
+
+
+def test_bytes_in_flight_are_bounded() -> None:
+    """Sending pauses while answers are due for more than the limit."""
+    maker = PlanMaker()
+    for number in range(8):
+        maker.add(number, member_id="m" * 1000)
+    seen: list[int] = []
+
+    def answer(number: int, frame: bytes) -> Any:
+        seen.append(number)
+        return 0.05
+
+    with FakeBroker(answer).running() as server:
+        result, said = play(maker, server, in_flight_bytes=2500)
+    assert verdicts(result) == ["answered"] * 8
+    open_now = most = 0
+    for what, _ in said.said:
+        open_now += 1 if what == "sent" else -1
+        most = max(most, open_now)
+    assert most == 3  # the third goes out while 2 * 1 kB are under the limit
+
+
+def test_interrupted() -> None:
+    """Nothing more is sent, what was done is kept, the rest is told as not reached."""
+    maker = PlanMaker()
+    for number in range(10):
+        maker.add(0, 100 * number)
+
+    async def run(port: int) -> RunResult:
+        target = Target("127.0.0.1", port)
+        runner = Runner(maker.plan(), Counting(), None, target, RunOptions(Pace()))
+        asyncio.get_running_loop().call_later(0.35, runner.interrupt)
+        return await asyncio.wait_for(runner.run(), 10)
+
+    with FakeBroker().running() as server:
+        result = asyncio.run(run(server.port))
+    assert result.is_interrupted
+    assert verdicts(result)[:3] == ["answered"] * 3
+    last = result.outcomes[-1].skipped
+    assert last is not None
+    assert last.code is SkipCode.NOT_REACHED
+    assert len(result.outcomes) == 10
+
+
+def test_a_long_poll_does_not_stall_others() -> None:
+    """One connection waits a second; twenty requests of another are answered meanwhile."""
+    maker = PlanMaker()
+    maker.add(0)
+    before = maker.add(1)
+    for _ in range(20):
+        before = maker.add(1, after=(before,))
+    slow = {1: 1.0}
+    with FakeBroker(lambda number, frame: slow.get(number, 0.0)).running() as server:
+        result, _ = play(maker, server)
+    assert result.outcomes[0].latency_ns > 0.9e9
+    assert result.outcomes[-1].answered_ns < 0.9e9
