@@ -15,11 +15,9 @@ from kdissect.protocol.plan import Leaf, Plan
 from kdissect.protocol.plan import plan as plan_of
 from kdissect.status import Status
 from kdissect.wire.body_kernel import (
-    FRAME,
-    S_ELEMENT,
+    FAILED_AT,
     S_FIRST,
     S_MARKS,
-    S_OPEN,
     S_ROW,
     S_TAGS,
     run_plan,
@@ -61,27 +59,26 @@ class MessageColumns:
     unknown_tags: pa.ListArray
     marks: NDArray[np.void]
     _plan: Plan = field(repr=False)
-    _source: tuple[NDArray[Any], ...] = field(repr=False)
+    _error_pc: NDArray[np.int32] = field(repr=False)
+    _error_at: NDArray[np.int64] = field(repr=False)  # [m, FAILED_AT]
 
     def error_path(self, row: int) -> str:
-        """Where message `row` failed, ``responses[0].partitions[3].records``; "" for the whole.
+        """Where message `row` failed, ``responses[0].partitions[3].records``; "" for the whole."""
+        return str(self.error_paths(np.array([row]))[0].as_py())
 
-        Decodes that message once more, to see in which elements it was.
-        """
-        status = int(self.status[row])
-        if status in (Status.OK, Status.UNKNOWN_VERSION):
+    def error_paths(self, rows: NDArray[np.integer[Any]]) -> pa.StringArray:
+        """`error_path` of many messages."""
+        in_body = ~np.isin(self.status[rows], (Status.OK, Status.UNKNOWN_VERSION))
+        pc = np.where(in_body, self._error_pc[rows], -1)
+        places = np.column_stack([pc, np.where(in_body[:, None], self._error_at[rows], 0)])
+        _, first, which = np.unique(places, axis=0, return_index=True, return_inverse=True)
+        paths = [self._path(*places[row].tolist()) for row in first.tolist()]
+        return pa.array(paths, pa.string()).take(pa.array(which.reshape(-1)))
+
+    def _path(self, pc: int, element: int, *indices: int) -> str:
+        if pc < 0:
             return ""
-        buf, start, end, api_version, _ = self._source
-        one = slice(row, row + 1)
-        builders = take_builders(self._plan)
-        result = _run(builders, buf, start[one], end[one], api_version[one])
-        assert int(result.status[0]) == status, "a message decodes the same way twice"
-        path = self._plan.paths[int(result.error_pc[0])]
-        stack = builders.stack[: builders.state[S_OPEN]].reshape(-1, FRAME)
-        arrays = stack[stack[:, 0] == 0]
-        path = place_filled(path, (arrays[:, 2] - arrays[:, 1]).tolist())
-        element = int(builders.state[S_ELEMENT])
-        give_back(builders)
+        path = place_filled(self._plan.paths[pc], list(indices))
         return path if element < 0 else f"{path}[{element}]"
 
 
@@ -90,6 +87,7 @@ class _Result:
     status: NDArray[np.int8]
     error_pos: NDArray[np.int64]
     error_pc: NDArray[np.int32]
+    error_at: NDArray[np.int64]
     surplus: NDArray[np.int64]
 
 
@@ -134,7 +132,6 @@ def decode_plan(
     api_version: NDArray[np.int16],
 ) -> MessageColumns:
     """`decode_columns` for a plan."""
-    given = buf
     buf, start, end, api_version = _checked(buf, start, end, api_version)
     rows = len(start)
     builders = take_builders(plan)
@@ -163,7 +160,8 @@ def decode_plan(
         unknown_tags=unknown_tags(plan, buf, start, builders.unknown[: state[S_TAGS]], rows),
         marks=builders.marks[: state[S_MARKS]].copy(),
         _plan=plan,
-        _source=(buf, start, end, api_version, given),
+        _error_pc=result.error_pc,
+        _error_at=result.error_at.reshape(rows, FAILED_AT),
     )
     give_back(builders)
     return columns
@@ -225,6 +223,7 @@ def _run(
         np.zeros(rows, np.int8),
         np.zeros(rows, np.int64),
         np.full(rows, -1, np.int32),
+        np.zeros(rows * FAILED_AT, np.int64),
         np.zeros(rows, np.int64),
     )
     state = builders.state
@@ -234,7 +233,8 @@ def _run(
         done = run_plan(
             plan.program, plan.entries, buf, start, end, api_version, builders.data_at,
             builders.valid_at, plan.level_first, builders.room, builders.count, builders.saved,
-            builders.stack, result.status, result.error_pos, result.error_pc, result.surplus, state,
+            builders.stack, result.status, result.error_pos, result.error_pc, result.error_at,
+            result.surplus, state,
         )  # fmt: skip
         if done == rows:
             break

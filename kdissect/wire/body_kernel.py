@@ -74,8 +74,8 @@ from kdissect.status import Status
 
 # Places in `state`.
 (S_ROW, S_MARKS, S_MARKS_ROOM, S_MARKS_AT, S_TAGS, S_TAGS_ROOM, S_TAGS_AT, S_FULL, S_NEEDED,
- S_HEADER, S_FIRST, S_ELEMENT, S_OPEN) = range(13)  # fmt: skip
-STATE_SIZE = 13
+ S_HEADER, S_FIRST) = range(11)  # fmt: skip
+STATE_SIZE = 11
 FULL_MARKS, FULL_TAGS = -1, -2  # in S_FULL, else the level
 
 # An open array: (0, elements left, elements). An open tagged section: (1, tags left, last tag,
@@ -89,6 +89,8 @@ INDICES = 7
 UNKNOWN = np.dtype([("row", "<i4"), ("pc", "<i4"), ("tag", "<i4"), ("length", "<i4"),
                     ("pos", "<i4"), ("index", "<i4", (INDICES,))])  # fmt: skip
 UNKNOWN_SIZE = UNKNOWN.itemsize
+# Where a message failed: element of an array of plain values (-1: none), element indices around it.
+FAILED_AT = 1 + INDICES
 
 _OK = int(Status.OK)
 _TRUNCATED = int(Status.TRUNCATED)
@@ -167,6 +169,7 @@ def run_plan(
     status: Any,
     error_pos: Any,
     error_pc: Any,
+    error_at: Any,
     surplus: Any,
     state: Any,
 ) -> int:
@@ -619,8 +622,14 @@ def run_plan(
             status[i] = code
             error_pos[i] = fault - start[i]
             error_pc[i] = pc
-            state[S_ELEMENT] = element
-            state[S_OPEN] = sp
+            at = i * FAILED_AT
+            error_at[at] = element
+            frame = 0
+            while frame < sp:
+                if stack[frame] == 0:
+                    at += 1
+                    error_at[at] = stack[frame + 2] - stack[frame + 1]
+                frame += FRAME
         i += 1
     state[S_ROW] = i
     state[S_MARKS] = marks

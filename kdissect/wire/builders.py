@@ -17,6 +17,7 @@ from kdissect.wire.body_kernel import (
     FRAME,
     FULL_MARKS,
     FULL_TAGS,
+    INDICES,
     MARK,
     S_FULL,
     S_HEADER,
@@ -44,6 +45,8 @@ class Builders:
     """Buffers of a plan: per column `data` (uint8[rows * width]) and `valid` (uint8[rows])."""
 
     def __init__(self, plan: Plan) -> None:
+        if any(path.count("[]") > INDICES for path in plan.paths):
+            raise ValueError(f"a plan with arrays more than {INDICES} deep in one another")
         self.plan = plan
         self.byte_count = 0
         levels = len(plan.level_first) - 1
