@@ -14,12 +14,12 @@ from typing import Any
 import typer
 
 # each verb attaches itself; what it needs to run is imported when it runs
-from kdissect.cli import definitions, dissect, extract, sql
+from kdissect.cli import definitions, dissect, extract, replay, report, sql
 from kdissect.cli.app import app
 from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
 from kdissect.errors import EnvironmentFailed, Error
 
-__all__ = ["app", "definitions", "dissect", "extract", "main", "sql"]
+__all__ = ["app", "definitions", "dissect", "extract", "main", "replay", "report", "sql"]
 
 
 def main() -> None:
@@ -33,6 +33,7 @@ def main() -> None:
     except typer.Exit as stop:
         status = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
+        say("interrupted; nothing was written")
         status = EXIT_INTERRUPTED
     except EnvironmentFailed as error:
         say(str(error))
@@ -48,8 +49,6 @@ def main() -> None:
             raise
         say(_usage_text(error))
         status = EXIT_USAGE
-    if status == EXIT_INTERRUPTED:
-        say("interrupted; nothing was written")
     sys.stdout.flush()
     sys.stderr.flush()
     # the JVM needs a second to stop in order, and has nothing left to save

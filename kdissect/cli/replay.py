@@ -13,12 +13,15 @@ import typer
 from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_INTERRUPTED,
+    FromTime,
+    Hosts,
     KeyLogs,
     Payload,
     Ports,
     Quiet,
     RevealSecrets,
     ShownPayload,
+    check_choice,
     say,
 )
 
@@ -166,13 +169,12 @@ def replay_command(
         list[str] | None,
         typer.Option("--client", metavar="ID", help="Only this client id.", rich_help_panel=CHOICE),
     ] = None,
-    host: Annotated[
-        list[str] | None,
+    host: Hosts = None,
+    from_time: FromTime = None,
+    until_time: Annotated[
+        str | None,
         typer.Option(
-            "--host",
-            metavar="IP",
-            help="Only connections with this address.",
-            rich_help_panel=CHOICE,
+            "--until", metavar="TIME", help="Exchanges before this time.", rich_help_panel=CHOICE
         ),
     ] = None,
     port: Ports = None,
@@ -303,6 +305,12 @@ def replay_command(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    spool: Annotated[
+        str | None,
+        typer.Option(
+            "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
+        ),
+    ] = None,
     payload: ShownPayload = Payload.FULL,
     reveal_secrets: RevealSecrets = False,
     tls: Annotated[
@@ -383,6 +391,7 @@ def replay_command(
 
     Reads only, unless --allow names more. Exit code 1 when a verdict of --fail-on was found.
     """
+    from kdissect.pipeline.choose import time_ns
     from kdissect.replay import guard
     from kdissect.replay.model import PlanOptions, TranslateOptions
     from kdissect.replay.pace import parse_pace, parse_span
@@ -397,6 +406,7 @@ def replay_command(
                                  param_hint="--to")  # fmt: skip
     if against is not None and baseline is not None:
         raise typer.BadParameter("name one of --against and --baseline", param_hint="--against")
+    check_choice(host, from_time, until_time)
     allowed = guard.parse_allow(allow or ())
     paced = parse_pace(pace, max_gap)
     access = _access(
@@ -439,6 +449,9 @@ def replay_command(
         ports=port or (),
         keylog=keylog or (),
         hosts=host or (),
+        from_ns=None if from_time is None else time_ns(from_time),
+        to_ns=None if until_time is None else time_ns(until_time),
+        spool=spool,
     )
     if save is not None:
         _save(workload, save, payload.value, reveal_secrets, quiet)
