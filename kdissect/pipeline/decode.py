@@ -7,7 +7,8 @@ is still in the cache when the next one reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kdissect.analysis.events import Collector
 from kdissect.analysis.messages import Messages
@@ -30,9 +32,9 @@ from kdissect.protocol.model import Field, Type
 from kdissect.protocol.plan import Role, role_of
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
-from kdissect.tables.anomalies import AnomalyRow, anomalies_table
+from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
 from kdissect.tables.connections import endpoint_columns
-from kdissect.tables.embedded import add_decoded
+from kdissect.tables.embedded import EmbeddedFault, add_decoded
 from kdissect.tables.exchanges import (
     SASL_TOKEN,
     DecodeStatus,
@@ -62,13 +64,16 @@ from kdissect.tables.records import (
 )
 from kdissect.tables.redact import TEXT, redact_body
 from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
-from kdissect.tables.values import ints, strings, times_from_ns
+from kdissect.tables.values import binaries, ints, strings, times_from_ns
 from kdissect.wire.body import MessageColumns, body_type
 from kdissect.wire.records import FaultStage, iter_record_chunks
 
 REQUEST, RESPONSE = SIDE_NUMBERS = 0, 1
 SASL_AUTHENTICATE = 36
 CHUNK_ROWS = 1 << 16
+_NO_BYTES = pa.scalar(None, pa.binary())
+
+Ints = npt.NDArray[Any]
 
 Sink = Callable[[str, pa.Table], None]
 
@@ -111,7 +116,6 @@ class _Chunk:
     status: npt.NDArray[np.int8]  # DecodeStatus [n, 2]
     version_source: npt.NDArray[np.int8]
     decoded: dict[tuple[int, int], _Decoded] = field(default_factory=dict)
-    anomalies: list[AnomalyRow] = field(default_factory=list)
 
 
 @cache
@@ -207,9 +211,6 @@ class Decoder:
         stories = self._stories(chunk, marks, client_ids)
         stories.add_messages()
         self._write_records(chunk, marks, stories)
-        if chunk.anomalies:
-            data_max = self.options.limits.anomaly_data
-            self.sink("anomalies", anomalies_table(chunk.anomalies, data_max))
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -249,24 +250,32 @@ class Decoder:
         chunk.decoded[api_key, side] = _Decoded(rows, columns)
         failed = np.flatnonzero(columns.status)
         chunk.status[rows[failed], side] = DecodeStatus.MALFORMED
+        if len(failed):
+            self._malformed(chunk, api_key, side, rows[failed], failed)
         name = catalog.api(api_key).name
-        for at in failed.tolist():
-            path = columns.error_path(at)
-            reason = REASONS[Status(int(columns.status[at]))]
-            version = int(chunk.frames.versions(side)[rows[at]])
-            where = " > ".join(part for part in (f"{name} v{version} {SIDES[side]}", path) if part)
-            detail = f"{where}, pos {int(columns.error_pos[at])}: {reason}"
-            self._message_anomaly(chunk, Anomaly.MALFORMED_MESSAGE, int(rows[at]), side, detail)
-        for at in np.flatnonzero(columns.surplus > 0).tolist():
-            surplus = int(columns.surplus[at])
-            detail = f"{surplus} bytes after the end of a {name} {SIDES[side]}"
-            end = int(chunk.frames.end[rows[at], side])
-            self._message_anomaly(
-                chunk, Anomaly.SURPLUS_BYTES, int(rows[at]), side, detail, (end - surplus, end)
-            )
-        for at in np.flatnonzero(columns.invalid_utf8).tolist():
-            detail = f"a string of a {name} {SIDES[side]} is no UTF-8"
-            self._message_anomaly(chunk, Anomaly.INVALID_UTF8, int(rows[at]), side, detail)
+        at = np.flatnonzero(columns.surplus > 0)
+        surplus, end = columns.surplus[at], chunk.frames.end[rows[at], side]
+        detail = texts(f"{{n}} bytes after the end of a {name} {SIDES[side]}", len(at), n=surplus)
+        place = (end - surplus, end)
+        self._message_anomalies(chunk, Anomaly.SURPLUS_BYTES, rows[at], side, detail, place)
+        at = np.flatnonzero(columns.invalid_utf8)
+        detail = texts(f"a string of a {name} {SIDES[side]} is no UTF-8", len(at))
+        self._message_anomalies(chunk, Anomaly.INVALID_UTF8, rows[at], side, detail)
+
+    def _malformed(self, chunk: _Chunk, api_key: int, side: int, rows: Ints, failed: Ints) -> None:
+        """Anomalies of the messages `rows` of the chunk, which are `failed` of those decoded."""
+        columns = chunk.decoded[api_key, side].columns
+        status = columns.status[failed]
+        path = columns.error_paths(failed)
+        detail = texts(
+            f"{catalog.api(api_key).name} v{{version}} {SIDES[side]}{{path}}, pos {{pos}}: {{why}}",
+            len(failed),
+            version=chunk.frames.versions(side)[rows],
+            path=pc.if_else(pc.equal(path, ""), "", pc.binary_join_element_wise(" > ", path, "")),
+            pos=columns.error_pos[failed],
+            why=texts_of_kinds(status, lambda code, some: texts(REASONS[Status(code)], len(some))),
+        )
+        self._message_anomalies(chunk, Anomaly.MALFORMED_MESSAGE, rows, side, detail)
 
     def _unknown(self, chunk: _Chunk) -> None:
         """Anomalies of messages without a definition; their bytes are kept there."""
@@ -274,54 +283,68 @@ class Decoder:
             (DecodeStatus.UNKNOWN_API, Anomaly.UNKNOWN_API),
             (DecodeStatus.UNKNOWN_VERSION, Anomaly.UNKNOWN_VERSION),
         ):
-            for row, side in np.argwhere(chunk.status == state).tolist():
-                exchange = chunk.frames.exchanges[row]
-                if exchange["request"]["size"] < 0:
-                    continue  # a response without its request has an anomaly already
-                key, version = int(exchange["api_key"]), int(exchange["api_version"])
-                detail = f"no definition for api key {key} version {version}"
-                self._message_anomaly(chunk, kind, row, side, detail)
+            # a response without its request has an anomaly already
+            asked = chunk.frames.exchanges["request"]["size"] >= 0
+            for side in SIDE_NUMBERS:
+                rows = np.flatnonzero((chunk.status[:, side] == state) & asked)
+                some = chunk.frames.exchanges[rows]
+                detail = texts(
+                    "no definition for api key {key} version {version}",
+                    len(rows),
+                    key=some["api_key"],
+                    version=some["api_version"],
+                )
+                self._message_anomalies(chunk, kind, rows, side, detail)
 
-    def _message_anomaly(
+    def _message_anomalies(
         self,
         chunk: _Chunk,
         kind: Anomaly,
-        row: int,
+        rows: Ints,
         side: int,
-        detail: str,
-        place: tuple[int, int] | None = None,
-        packet_pos: int = 0,
-        data: bytes | None = None,
+        detail: pa.Array,
+        place: tuple[Ints, Ints] | None = None,
+        packet_pos: Ints | None = None,
+        data: pa.Array | None = None,
     ) -> None:
-        """An anomaly of a message; `place` is that of its bytes, `data` others to show instead."""
-        frames = chunk.frames
-        exchange = frames.exchanges[row]
-        column = exchange[SIDES[side]]
-        api_key = int(exchange["api_key"])
-        start, end = place or (int(frames.start[row, side]), int(frames.end[row, side]))
-        if data is None:
-            shown = self.options.limits.anomaly_data
-            data = frames.buf[start : min(end, start + shown)].tobytes()
-        if not self.options.reveal_secrets and api_key in _SECRET_APIS:
-            data = TEXT.encode()
-        if self.options.payload != FULL and _carries_records(api_key, side):
-            data = None
-        source = int(column["source"])
-        connection = self.assembly.connections[exchange["connection"]]
-        chunk.anomalies.append(
-            AnomalyRow(
-                kind,
-                detail,
-                connection_id=int(connection["connection_id"]),
-                exchange_id=int(exchange["exchange_id"]),
-                capture_id=self.capture_ids[source] if source >= 0 else None,
-                packet=int(column["packet"]) if source >= 0 else None,
-                direction=side,
-                pos=int(column["pos"]) + packet_pos,
-                byte_count=end - start,
-                data=data,
+        """Anomalies of a side of the exchanges `rows` of the chunk (a row may come repeatedly).
+
+        place: where their bytes start and end in the chunk's buffer, if not all of the message.
+        packet_pos: what to add to its stream position. data: bytes to show, where not null.
+        """
+        frames, options = chunk.frames, self.options
+        start, end = place or (frames.start[rows, side], frames.end[rows, side])
+        data_max = options.limits.anomaly_data
+        size = np.minimum(end - start, data_max)
+        for part in in_parts(size):
+            exchanges = frames.exchanges[rows[part]]
+            column = exchanges[SIDES[side]]
+            shown = binaries(frames.buf, start[part], size[part])
+            if data is not None:
+                shown = pc.coalesce(pc.binary_slice(data[part], 0, data_max), shown)
+            api_key = exchanges["api_key"]
+            if not options.reveal_secrets:
+                secret = pa.array(np.isin(api_key, list(_SECRET_APIS)))
+                shown = pc.if_else(secret, pa.scalar(TEXT.encode()), shown)
+            if options.payload != FULL:
+                keys = [key for key in np.unique(api_key).tolist() if _carries_records(key, side)]
+                shown = pc.if_else(pa.array(np.isin(api_key, keys)), _NO_BYTES, shown)
+            pos, there = column["pos"], column["source"] >= 0
+            connections = self.assembly.connections["connection_id"][exchanges["connection"]]
+            captures = np.array([*self.capture_ids, 0], np.int64)[column["source"]]
+            table = anomaly_columns(
+                np.full(len(exchanges), kind, np.uint8),
+                detail[part],
+                connection_id=ints(connections, pa.int64()),
+                exchange_id=ints(exchanges["exchange_id"], pa.int64()),
+                capture_id=ints(captures, pa.int64(), there),
+                packet=ints(column["packet"], pa.int64(), there),
+                direction=np.full(len(exchanges), side),
+                pos=ints(pos if packet_pos is None else pos + packet_pos[part], pa.int64()),
+                byte_count=ints((end - start)[part], pa.int64()),
+                data=shown,
             )
-        )
+            self.sink("anomalies", table)
 
     # -- tables -----------------------------------------------------------------------------
 
@@ -453,11 +476,17 @@ class Decoder:
     ) -> list[pa.Array]:
         """Both sides with what is inside their bytes decoded, and without secrets."""
         reveal = self.options.reveal_secrets
-        request, response, faults = add_decoded(api_key, bodies[0], bodies[1], reveal)
+        nesting = self.options.limits.nesting
+        request, response, faults = add_decoded(api_key, bodies[0], bodies[1], reveal, nesting)
+        alike: dict[tuple[Anomaly, int], list[EmbeddedFault]] = defaultdict(list)
         for fault in faults:
             kind = _EMBEDDED_FAULTS.get(fault.status, Anomaly.MALFORMED_EMBEDDED)
-            detail = f"{catalog.api(api_key).name} {SIDES[fault.side]} > {fault.detail}"
-            self._message_anomaly(chunk, kind, int(rows[fault.row]), fault.side, detail)
+            alike[kind, fault.side].append(fault)
+        for (kind, side), some in alike.items():
+            where = f"{catalog.api(api_key).name} {SIDES[side]} > "
+            detail = pa.array([where + fault.detail for fault in some], pa.string())
+            at = rows[[fault.row for fault in some]]
+            self._message_anomalies(chunk, kind, at, side, detail)
         if reveal:
             return [request, response]
         return [redact_body(request, api_key, REQUEST), redact_body(response, api_key, RESPONSE)]
@@ -508,8 +537,7 @@ class Decoder:
             if records.num_rows:
                 set_index = part.records.column("set_index").to_numpy()
                 self.sink("records", self._record_values(chunk, sets, records, set_index))
-            for fault in part.faults:
-                self._record_anomaly(chunk, sets, marks.topics, fault)
+            self._record_anomalies(chunk, sets, marks.topics, part.faults)
         if lead.any():
             self.sink("record_batches", rows.pieces())
 
@@ -522,15 +550,7 @@ class Decoder:
         if internal is not None:
             for name, table in internal.tables:
                 self.sink(f"internal/{name}", table)
-            for fault in internal.faults:
-                at = set_index[fault.row]
-                row, side, start = int(sets.row[at]), int(sets.side[at]), int(sets.start[at])
-                data = TEXT.encode() if fault.is_secret else fault.data
-                place = (start, start + int(sets.length[at]))
-                packet_pos = 4 + start - int(chunk.frames.start[row, side])
-                self._message_anomaly(
-                    chunk, fault.kind, row, side, fault.detail, place, packet_pos, data
-                )
+            self._internal_anomalies(chunk, sets, internal.faults, set_index)
             records = without_secrets(records, internal.secret)
         records = shown(records, options.payload)
         if options.decode_values is not None:
@@ -574,26 +594,50 @@ class Decoder:
         found = (known[at] == wanted) & (sets.side == REQUEST)
         return np.where(found, given.start[first[at]], offset)
 
-    @staticmethod
-    def _is_metadata(sets: RecordSets, topics: list[str], at: int) -> bool:
-        code = int(sets.topic[at])
-        return code >= 0 and topics[code] == METADATA_TOPIC
-
-    def _record_anomaly(
-        self, chunk: _Chunk, sets: RecordSets, topics: list[str], fault: Any
+    def _record_anomalies(
+        self, chunk: _Chunk, sets: RecordSets, topics: list[str], faults: npt.NDArray[np.void]
     ) -> None:
-        status = Status(int(fault["kind"]))
-        stage = FaultStage(int(fault["stage"]))
-        kind = _RECORD_FAULTS.get((stage, status), Anomaly.MALFORMED_RECORDS)
-        reason = REASONS[status]
-        if stage is FaultStage.TEXT:
-            kind, reason = Anomaly.INVALID_UTF8, f"{int(fault['a'])} header keys are no UTF-8"
-        at = int(fault["set_index"])
-        row, side = int(sets.row[at]), int(sets.side[at])
-        pos, size = int(fault["pos"]), int(fault["byte_count"])
-        detail = f"record batch {int(fault['batch_index'])}: {reason}"
-        frame_start = int(chunk.frames.start[row, side])
-        place = (pos, pos + size)
-        is_secret = not self.options.reveal_secrets and self._is_metadata(sets, topics, at)
-        data = TEXT.encode() if is_secret else None
-        self._message_anomaly(chunk, kind, row, side, detail, place, 4 + pos - frame_start, data)
+        told = (faults["stage"].astype(np.int64) << 8) | faults["kind"]
+        told = (told << 1) | sets.side[faults["set_index"]]
+        metadata = [code for code, name in enumerate(topics) if name == METADATA_TOPIC]
+        for code in np.unique(told).tolist():
+            some = faults[told == code]
+            stage, status, side = FaultStage(code >> 9), Status((code >> 1) & 255), code & 1
+            kind, reason = _RECORD_FAULTS.get((stage, status)), REASONS[status]
+            if stage is FaultStage.TEXT:
+                kind, reason = Anomaly.INVALID_UTF8, "{number} header keys are no UTF-8"
+            batch, number, at = some["batch_index"], some["a"], some["set_index"]
+            rows, pos = sets.row[at], some["pos"].astype(np.int64)
+            secret = np.isin(sets.topic[at], metadata) & (not self.options.reveal_secrets)
+            self._message_anomalies(
+                chunk,
+                Anomaly.MALFORMED_RECORDS if kind is None else kind,
+                rows,
+                side,
+                texts(f"record batch {{batch}}: {reason}", len(some), batch=batch, number=number),
+                (pos, pos + some["byte_count"]),
+                4 + pos - chunk.frames.start[rows, side],
+                pc.if_else(pa.array(secret), pa.scalar(TEXT.encode()), _NO_BYTES),
+            )
+
+    def _internal_anomalies(
+        self, chunk: _Chunk, sets: RecordSets, faults: Sequence[Any], set_index: Ints
+    ) -> None:
+        """Anomalies of records of internal topics; each shows its own value."""
+        alike: dict[tuple[Anomaly, int], list[Any]] = defaultdict(list)
+        for fault in faults:
+            alike[fault.kind, int(sets.side[set_index[fault.row]])].append(fault)
+        for (kind, side), some in alike.items():
+            at = set_index[[fault.row for fault in some]]
+            rows, start = sets.row[at], sets.start[at].astype(np.int64)
+            data = [TEXT.encode() if fault.is_secret else fault.data for fault in some]
+            self._message_anomalies(
+                chunk,
+                kind,
+                rows,
+                side,
+                pa.array([fault.detail for fault in some], pa.string()),
+                (start, start + sets.length[at]),
+                4 + start - chunk.frames.start[rows, side],
+                pa.array(data, pa.binary()),
+            )

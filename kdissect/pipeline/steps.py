@@ -21,7 +21,9 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kdissect.analysis.analyse import analyse
 from kdissect.analysis.events import Collector
@@ -41,11 +43,11 @@ from kdissect.pipeline.options import MB, Options
 from kdissect.stream.assemble import assemble
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
-from kdissect.tables.anomalies import AnomalyRow, anomalies_table, stream_anomalies
+from kdissect.tables.anomalies import AnomalyRow, anomalies_table, in_parts, stream_anomalies
 from kdissect.tables.connections import connections_table
 from kdissect.tables.redact import TEXT
 from kdissect.tables.schemas import FIXED_TABLES
-from kdissect.tables.values import plain
+from kdissect.tables.values import binaries, plain
 
 ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold several
 BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
@@ -287,8 +289,9 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
         )
         for part in _sliced(table.filter(pa.array(is_wanted))):
             yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part))
-    for part in _sliced(_assembly_anomalies(plan, sources, assembly, followed.pair_count)):
-        yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
+    for table in _assembly_anomalies(plan, sources, assembly, followed.pair_count):
+        for part in _sliced(table):
+            yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
     yield from _slot_rows(plan, assembly, bucket)
     stats = {
         "duplicates": _duplicates(assembly),
@@ -305,31 +308,43 @@ def _duplicates(assembly: Assembly) -> dict[str, int]:
 
 def _assembly_anomalies(
     plan: RunPlan, sources: Sources, assembly: Assembly, given_up: int
-) -> pa.Table:
+) -> Iterator[pa.Table]:
     anomalies = assembly.anomalies
-    data_max = plan.options.limits.anomaly_data
-    data: list[bytes | None] = []
-    for row in anomalies:
-        start, count = int(row["extent_start"]), int(row["extent_count"])
-        # bytes of a stream may be those of records, or of a token or an admin's request
-        is_shown = count and plan.options.payload == "full"
-        shown = _shown(sources, assembly, start, count, data_max) if is_shown else None
-        data.append(TEXT.encode() if shown and not plan.options.reveal_secrets else shown)
-    ids = assembly.connections["connection_id"]
-    rows = stream_anomalies(anomalies, ids, list(plan.capture_ids), data)
+    ids, capture_ids = assembly.connections["connection_id"], list(plan.capture_ids)
+    count = anomalies["extent_count"].astype(np.int64)
+    if plan.options.payload != "full":
+        count[:] = 0  # bytes of a stream may be those of records
+    extents, owner = _shown(
+        assembly, anomalies["extent_start"], count, plan.options.limits.anomaly_data
+    )
+    size = np.bincount(owner, extents["length"], len(anomalies)).astype(np.int64)
+    start = np.append(0, np.cumsum(np.bincount(owner, minlength=len(anomalies))))
+    for part in in_parts(size):
+        if plan.options.reveal_secrets:
+            buf = sources.gather(extents[start[part.start] : start[part.stop]])
+            data = binaries(buf, np.cumsum(size[part]) - size[part], size[part])
+        else:  # or of a token, or an admin's request
+            data = pa.array([b"", TEXT.encode()]).take(pa.array((size[part] > 0).astype(np.int8)))
+        data = pc.if_else(pa.array(count[part] > 0), data, pa.scalar(None, pa.binary()))
+        yield stream_anomalies(anomalies[part], ids, capture_ids, data)
     if given_up:
         limit = plan.options.limits.connections
         detail = f"{given_up} pairs of endpoints beyond the limit of {limit} were not followed"
-        rows.append(AnomalyRow(Anomaly.LIMIT, detail))
-    return anomalies_table(rows, data_max)
+        yield anomalies_table([AnomalyRow(Anomaly.LIMIT, detail)])
 
 
-def _shown(sources: Sources, assembly: Assembly, start: int, count: int, data_max: int) -> bytes:
-    extents = assembly.extents[start : start + count].copy()
+def _shown(
+    assembly: Assembly, start: Any, count: Any, data_max: int
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    """Of ranges of extents those with the first `data_max` bytes, and the range that each is of."""
+    indices, first = slices.gather_ranges(start, count)
+    extents = assembly.extents[indices]
+    owner = np.repeat(np.arange(len(count)), count)
     done = np.cumsum(extents["length"]) - extents["length"]
+    done -= np.append(done, 0)[first][owner]
     extents["length"] = np.clip(data_max - done, 0, extents["length"])
-    extents = extents[(extents["source"] >= 0) & (extents["length"] > 0)]
-    return sources.gather(extents).tobytes() if len(extents) else b""
+    chosen = (extents["source"] >= 0) & (extents["length"] > 0)
+    return extents[chosen], owner[chosen]
 
 
 def _slot_rows(plan: RunPlan, assembly: Assembly, bucket: int) -> Iterator[Row]:
