@@ -19,6 +19,7 @@ _PUBLIC = {
     "DecodeError": "kdissect.errors",
     "EncodeError": "kdissect.errors",
     "Error": "kdissect.errors",
+    "Limits": "kdissect.pipeline.limits",
     "Message": "kdissect.wire.message",
     "OutputError": "kdissect.errors",
     "Table": "kdissect.api",

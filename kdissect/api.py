@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from kdissect.errors import CaptureError
 from kdissect.pipeline import local
 from kdissect.pipeline.choose import time_ns
 from kdissect.pipeline.commit import check_out, commit, read_manifest, staging
+from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import manifest_inputs, planned
 from kdissect.pipeline.sink import MemorySink, ParquetSink, StagedFile
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
 
+    from kdissect.plot import Plots
     from kdissect.sql import Database
 
 PathLike = str | os.PathLike[str]
@@ -150,6 +152,13 @@ class Tables:
         sources = {name: self._tables[name].dataset for name in self.names}
         return Database(sources, memory_limit=memory_limit)
 
+    @property
+    def plot(self) -> Plots:
+        """Plots for notebooks (Altair): timeline, latency, topics_by_client, group, sequence."""
+        from kdissect.plot import Plots
+
+        return Plots(self)
+
     def write(self, out: PathLike, *, overwrite: bool = False) -> Tables:
         """Write the table set that `dissect` would write; returns it, opened."""
         target = os.fspath(out)
@@ -192,6 +201,7 @@ def read(
     hosts: Sequence[str] = (),
     time_from: Time | None = None,
     time_to: Time | None = None,
+    limits: Limits | Mapping[str, int] | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
 ) -> Tables:
@@ -202,6 +212,7 @@ def read(
     keylog: files with the secrets of TLS connections, in the format of SSLKEYLOGFILE.
     hosts: addresses; only connections of theirs. time_from, time_to: only exchanges that begin in
     this range (datetime, RFC 3339 or seconds since 1970; the end is outside).
+    limits: how far an input may go before it is a fault, by name (docs/limits.md).
     Raises ValueError for an option's value, CaptureError when a named file is missing or is no
     capture.
     """
@@ -215,6 +226,7 @@ def read(
         hosts=tuple(hosts),
         time_from_ns=None if time_from is None else time_ns(time_from),
         time_to_ns=None if time_to is None else time_ns(time_to),
+        limits=Limits.of(limits),
     )
     began = time.perf_counter()
     sink = MemorySink(fixed_tables(decode_values))
@@ -259,6 +271,7 @@ def dissect(
     hosts: Sequence[str] = (),
     time_from: Time | None = None,
     time_to: Time | None = None,
+    limits: Limits | Mapping[str, int] | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
     session_start_s: float = 0.0,
@@ -284,6 +297,7 @@ def dissect(
         hosts=tuple(hosts),
         time_from_ns=None if time_from is None else time_ns(time_from),
         time_to_ns=None if time_to is None else time_ns(time_to),
+        limits=Limits.of(limits),
     )
     cores = on_spark.parallelism(spark)
     with planned(_paths(paths), options, cores, spool) as plan, staging(target) as run_id:

@@ -215,8 +215,8 @@ def _in_order(
             size = 32 if row[IS_IPV6] else 8
             protocol = 0 if row[IS_IPV6] else row[PROTOCOL]  # of IPv6 the first fragment has it
             key = Key(row[IS_IPV6], address.tobytes()[:size], protocol, row[ID], row[NETWORK])
-            place = (row[name] for name in (TIME, PACKET, BODY, CAPTURED, LENGTH, AT, MORE))
-            yield key, row[PROTOCOL], Fragment(*place, source=of)
+            place = [row[name] for name in (TIME, PACKET, BODY, CAPTURED, LENGTH, AT, MORE)]
+            yield key, row[PROTOCOL], Fragment(*place, of)
 
 
 class _Joiner:

@@ -80,8 +80,26 @@ ToTime = Annotated[
     str | None,
     typer.Option("--to", metavar="TIME", help="Exchanges before this time."),
 ]
+LimitItems = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=VALUE",
+        help="How far an input may go before it is a fault (docs/limits.md); repeatable.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+
+
+def limits_of(items: list[str] | None) -> Any:
+    """The `Limits` of --limit. Raises BadParameter that lists them for a wrong one."""
+    from kdissect.pipeline.limits import Limits
+
+    try:
+        return Limits.parse(items or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--limit") from None
 
 
 def say(line: str) -> None:

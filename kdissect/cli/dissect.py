@@ -21,6 +21,7 @@ from kdissect.cli.common import (
     FromTime,
     Hosts,
     KeyLogs,
+    LimitItems,
     Payload,
     Ports,
     Quiet,
@@ -30,6 +31,7 @@ from kdissect.cli.common import (
     check_choice,
     check_disk,
     check_java,
+    limits_of,
     say,
 )
 from kdissect.errors import EnvironmentFailed, Error
@@ -73,6 +75,7 @@ def dissect_command(
     from_time: FromTime = None,
     to_time: ToTime = None,
     host: Hosts = None,
+    limit: LimitItems = None,
     split_bytes: Annotated[
         int | None,
         typer.Option(
@@ -105,6 +108,7 @@ def dissect_command(
 
     check_out(out, overwrite)
     check_choice(host, from_time, to_time)
+    limits = limits_of(limit)
     if spool is not None and not os.path.isdir(spool):
         raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
     inputs = find_captures(captures)
@@ -134,6 +138,7 @@ def dissect_command(
                 hosts=host or (),
                 time_from=from_time,
                 time_to=to_time,
+                limits=limits,
                 split_bytes=split_bytes,
                 spool=spool,
                 session_start_s=session_start_s,

@@ -47,7 +47,7 @@ def _limit_rows(rows: Any, a: Any, limit: int, byte_count: Any) -> Any:
 
 
 def _listed(parts: list[Any], kind: Anomaly, most: int) -> list[Any]:
-    """parts[0] with at most `most` rows of the kind for each direction, and what covers the rest."""
+    """parts[0] with at most `most` rows of the kind of a direction, and what covers the rest."""
     anomalies = parts[0]
     places = np.flatnonzero(anomalies["kind"] == kind)
     rows = anomalies[places]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kdissect.stream.index import ERROR, INFO, WARNING, Anomaly
+from kdissect.stream.index import ERROR, INFO, NO_DIRECTION, WARNING, Anomaly
 from kdissect.tables.schemas import ANOMALIES
+from kdissect.tables.values import ints, names_of
+
+Ints = npt.NDArray[Any]
 
 DATA_MAX = 4096  # the default: bytes that `data` shows; byte_count tells how many there are
 SEVERITIES = ("info", "warning", "error")
@@ -58,10 +65,13 @@ STREAM_DETAILS: dict[Anomaly, str] = {
     Anomaly.OUT_OF_ORDER_RESPONSE: "correlation id {a} came behind the answer to {b}",
     Anomaly.NEGATIVE_LATENCY: "the response is {a} ns older than the end of its request",
     Anomaly.CLOCK_STEP: "packet times step back by {a} ns",
-    Anomaly.LIMIT: "limit reached: {a} of at most {b}",
     Anomaly.PACKET_CUT: "the capture holds {a} of the {b} bytes of a segment",
 }
 
+
+# LIMIT rows of a stream: of a frame's size, which cover no bytes, and of rows that are not listed.
+_FRAME_LIMIT = "a size prefix of {a} bytes is beyond the limit of frame_size, {b}"
+_LISTED_LIMIT = "{a} runs of bytes, of which the limit of gaps lists {b}; one row covers the others"
 
 # Why TLS stayed encrypted, by `a` of its ANOMALY row (stream.tls).
 _NOT_DECRYPTED = (
@@ -74,7 +84,7 @@ _NOT_DECRYPTED = (
 
 @dataclass(slots=True)
 class AnomalyRow:
-    """One anomaly, by value; None where a column does not apply."""
+    """One anomaly, by value; None where a column does not apply. For those that are few."""
 
     kind: Anomaly
     detail: str
@@ -91,50 +101,115 @@ class AnomalyRow:
 def anomalies_table(rows: Iterable[AnomalyRow], data_max: int = DATA_MAX) -> pa.Table:
     """`anomalies` from rows; of their data `data_max` bytes."""
     listed = list(rows)
+    return anomaly_columns(
+        np.array([row.kind for row in listed], np.uint8),
+        pa.array([row.detail for row in listed], pa.string()),
+        connection_id=pa.array([row.connection_id for row in listed], pa.int64()),
+        exchange_id=pa.array([row.exchange_id for row in listed], pa.int64()),
+        capture_id=pa.array([row.capture_id for row in listed], pa.int64()),
+        packet=pa.array([row.packet for row in listed], pa.int64()),
+        direction=np.array([row.direction for row in listed], np.uint8),
+        pos=pa.array([row.pos for row in listed], pa.int64()),
+        byte_count=pa.array([row.byte_count for row in listed], pa.int64()),
+        data=pa.array(
+            [None if row.data is None else row.data[:data_max] for row in listed], pa.binary()
+        ),
+    )
+
+
+def anomaly_columns(
+    kind: Ints, detail: pa.Array, *, direction: Ints | None = None, **columns: pa.Array
+) -> pa.Table:
+    """`anomalies` from columns of one length; those that are not given are null.
+
+    kind: stream.index.Anomaly; direction: 0, 1, or 2 for neither.
+    """
+    count = len(kind)
+    if direction is None:
+        direction = np.full(count, NO_DIRECTION)
+    columns |= {
+        "kind": _KIND_NAMES.take(pa.array(kind)),
+        "severity": _SEVERITY_NAMES.take(pa.array(kind)),
+        "direction": pa.array(DIRECTIONS, pa.string()).take(pa.array(direction)),
+        "detail": detail,
+    }
     return pa.table(
-        {
-            "kind": [row.kind.name.lower() for row in listed],
-            "severity": [SEVERITIES[SEVERITY[row.kind]] for row in listed],
-            "connection_id": [row.connection_id for row in listed],
-            "exchange_id": [row.exchange_id for row in listed],
-            "capture_id": [row.capture_id for row in listed],
-            "packet": [row.packet for row in listed],
-            "direction": [DIRECTIONS[row.direction] for row in listed],
-            "pos": [row.pos for row in listed],
-            "byte_count": [row.byte_count for row in listed],
-            "detail": [row.detail for row in listed],
-            "data": [None if row.data is None else row.data[:data_max] for row in listed],
-        },
+        [
+            columns[field.name] if field.name in columns else pa.nulls(count, field.type)
+            for field in ANOMALIES
+        ],
         schema=ANOMALIES,
     )
+
+
+def in_parts(sizes: Ints, rows_max: int = 1 << 14, bytes_max: int = 16 << 20) -> list[slice]:
+    """Slices of rows whose shown bytes, `sizes`, are not too many to copy at a time."""
+    number = np.cumsum(sizes) // bytes_max + np.arange(len(sizes)) // rows_max
+    edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(sizes)]
+    return [slice(low, high) for low, high in itertools.pairwise(edges) if low < high]
+
+
+_KIND_NAMES = pa.array(names_of(Anomaly), pa.string())
+_SEVERITY_NAMES = pa.array([SEVERITIES[SEVERITY[kind]] for kind in sorted(Anomaly)], pa.string())
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+def texts(template: str, count: int, **columns: Ints | pa.Array) -> pa.Array:
+    """string[count]: the template with the row's values of the columns in its {places}."""
+    parts = _PLACE.split(template)
+    if len(parts) == 1:
+        return pa.repeat(pa.scalar(template, pa.string()), count)
+    joined = [
+        pc.cast(pa.array(columns[part]), pa.string()) if number % 2 else pa.scalar(part)
+        for number, part in enumerate(parts)
+    ]
+    return pc.binary_join_element_wise(*joined, "")
+
+
+def texts_of_kinds(codes: Ints, text: Callable[[int, Ints], pa.Array]) -> pa.Array:
+    """string[n]: what `text` says of each code and its rows, in the order of the rows."""
+    parts, rows = [pa.array([], pa.string())], [np.zeros(0, np.int64)]
+    for code in np.unique(codes).tolist():
+        rows.append(np.flatnonzero(codes == code))
+        parts.append(text(code, rows[-1]))
+    return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(rows))))
 
 
 def stream_anomalies(
     anomalies: npt.NDArray[np.void],
     connection_ids: npt.NDArray[np.int64],
     capture_ids: list[int],
-    data: list[bytes | None],
-) -> list[AnomalyRow]:
-    """Rows for the ANOMALY array of an assembly; data[i] shows the bytes of row i."""
-    rows = []
-    for row, shown in zip(anomalies, data, strict=True):
-        kind = Anomaly(int(row["kind"]))
-        text = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
+    data: pa.Array,
+) -> pa.Table:
+    """`anomalies` of an assembly's ANOMALY rows; data[i] shows the bytes of row i."""
+
+    def text(code: int, rows: Ints) -> pa.Array:
+        kind = Anomaly(code)
+        some = anomalies[rows]
         if kind is Anomaly.NOT_DECRYPTED:
-            text = _NOT_DECRYPTED[int(row["a"])]
-        connection, source = int(row["connection"]), int(row["source"])
-        rows.append(
-            AnomalyRow(
-                kind=kind,
-                detail=text.format(a=int(row["a"]), b=int(row["b"]), n=int(row["byte_count"])),
-                connection_id=int(connection_ids[connection]) if connection >= 0 else None,
-                exchange_id=int(row["exchange_id"]) or None,
-                capture_id=capture_ids[source] if source >= 0 else None,
-                packet=int(row["packet"]) if row["packet"] >= 0 else None,
-                direction=int(row["direction"]),
-                pos=int(row["pos"]) if row["pos"] >= 0 else None,
-                byte_count=int(row["byte_count"]),
-                data=shown,
+            return pa.array(_NOT_DECRYPTED, pa.string()).take(pa.array(some["a"]))
+        if kind is Anomaly.LIMIT:
+            numbers = {"a": some["a"], "b": some["b"]}
+            return pc.if_else(
+                pa.array(some["byte_count"] > 0),
+                texts(_LISTED_LIMIT, len(some), **numbers),
+                texts(_FRAME_LIMIT, len(some), **numbers),
             )
-        )
-    return rows
+        template = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
+        return texts(template, len(some), a=some["a"], b=some["b"], n=some["byte_count"])
+
+    connection, source = anomalies["connection"], anomalies["source"]
+    return anomaly_columns(
+        anomalies["kind"],
+        texts_of_kinds(anomalies["kind"], text),
+        connection_id=ints(
+            np.append(connection_ids, 0)[connection], pa.int64(), valid=connection >= 0
+        ),
+        exchange_id=ints(anomalies["exchange_id"], pa.int64(), anomalies["exchange_id"] != 0),
+        capture_id=ints(np.array([*capture_ids, 0], np.int64)[source], pa.int64(), source >= 0),
+        packet=ints(anomalies["packet"], pa.int64(), anomalies["packet"] >= 0),
+        direction=anomalies["direction"],
+        pos=ints(anomalies["pos"], pa.int64(), anomalies["pos"] >= 0),
+        byte_count=ints(anomalies["byte_count"], pa.int64()),
+        data=data,
+    )

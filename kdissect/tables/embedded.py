@@ -29,7 +29,7 @@ from kdissect.wire.embedded import (
     subscriptions,
 )
 from kdissect.wire.message import Message, decode_message
-from kdissect.wire.otlp import read_metrics
+from kdissect.wire.otlp import DEPTH_MAX, read_metrics
 from kdissect.wire.plain import to_json, without_records
 from kdissect.wire.sasl import read_token
 
@@ -131,8 +131,11 @@ class EmbeddedFault:
 class _Sides:
     """Request and response of the same exchanges, and the faults met so far."""
 
-    def __init__(self, request: pa.StructArray, response: pa.StructArray, reveal: bool) -> None:
+    def __init__(
+        self, request: pa.StructArray, response: pa.StructArray, reveal: bool, nesting: int
+    ) -> None:
         self.bodies = [request, response]
+        self.nesting = nesting
         self.reveal_secrets = reveal
         self.faults: list[EmbeddedFault] = []
 
@@ -334,7 +337,7 @@ def _push_telemetry(sides: _Sides) -> None:
         metrics = None
         if data is not None:
             try:
-                metrics = read_metrics(data, codecs[row])
+                metrics = read_metrics(data, codecs[row], sides.nesting)
             except DecodeError as error:
                 faults.append(_fault(row, error))
         rows.append(metrics)
@@ -357,16 +360,21 @@ _APIS: dict[int, Callable[[_Sides], None]] = {
 
 
 def add_decoded(
-    api_key: int, request: pa.StructArray, response: pa.StructArray, reveal_secrets: bool
+    api_key: int,
+    request: pa.StructArray,
+    response: pa.StructArray,
+    reveal_secrets: bool,
+    nesting: int = DEPTH_MAX,
 ) -> tuple[pa.StructArray, pa.StructArray, list[EmbeddedFault]]:
     """Both sides of the same exchanges with their `_decoded` columns, and the faults inside.
 
     request, response: `wire.body.body_type` of that API, not redacted. Without `reveal_secrets` the
-    decoded columns hold no secrets; the bytes beside them are for `redact_body`.
+    decoded columns hold no secrets; the bytes beside them are for `redact_body`. nesting: how deep
+    the values of pushed metrics may nest.
     """
     decode = _APIS.get(api_key)
     if decode is None:
         return request, response, []
-    sides = _Sides(request, response, reveal_secrets)
+    sides = _Sides(request, response, reveal_secrets, nesting)
     decode(sides)
     return sides.bodies[REQUEST], sides.bodies[RESPONSE], sides.faults

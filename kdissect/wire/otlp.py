@@ -5,7 +5,8 @@ of the messages of opentelemetry/proto/metrics/v1. Each metric becomes a row wit
 its resource. Unknown fields are skipped, as protobuf wants it. Every length is compared with the
 bytes of the message around it, values nest `DEPTH_MAX` deep at most, and what a message may take
 is bounded: its decompressed size by `LIMITS`, its parts by `PARTS_MAX`, and the copies of resource
-attributes and scope names by `COPIED_MAX`. More is a fault with the reason "limit reached".
+attributes and scope names by `COPIED_MAX`. More is a fault with the reason "limit reached", or
+`TOO_DEEP`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from kdissect.wire.compression import Codec, Limits, decompress
 
 # Brokers take `telemetry.max.bytes` (1 MB by default) of compressed metrics; text repeats itself.
 LIMITS = Limits(decompressed_size_max=16 << 20, ratio_max=200, ratio_free_size=1 << 20)
-DEPTH_MAX = 16
+DEPTH_MAX = 16  # the default
+TOO_DEEP = "nested too deep"
 PARTS_MAX = 1 << 19  # strings and inner messages; a Java client's push has some 5000
 COPIED_MAX = 4  # bytes of copied attributes and names, per byte of the message
 COPIED_FREE = 1 << 16
@@ -39,11 +41,13 @@ Values = dict[str, Any]
 
 
 class _Reading:
-    """What all parts of one push share: how many more there may be, and the attributes met."""
+    """What all parts of one push share: how many more there may be and how deep, and the
+    attributes met."""
 
-    __slots__ = ("pairs", "parts")
+    __slots__ = ("depth_max", "pairs", "parts")
 
-    def __init__(self) -> None:
+    def __init__(self, depth_max: int) -> None:
+        self.depth_max = depth_max
         self.parts = PARTS_MAX
         self.pairs: dict[bytes, Values] = {}  # metrics repeat the same few attributes
 
@@ -132,16 +136,17 @@ def _fault(status: Status, pos: int) -> DecodeError:
     return DecodeError(REASONS[status], pos=pos)
 
 
-def read_metrics(data: bytes, codec: int) -> list[Values]:
+def read_metrics(data: bytes, codec: int, depth_max: int = DEPTH_MAX) -> list[Values]:
     """The metrics of a PushTelemetry request, in wire order.
 
-    codec: its compression_type. Per metric: resource_attributes, scope_name, scope_version, name,
-    description, unit, type, aggregation_temporality, is_monotonic, data_points; see
-    `tables.embedded.METRICS` for the values. Times of points are microseconds, beside the
-    nanoseconds. Raises DecodeError; its `pos` counts in the decompressed bytes.
+    codec: its compression_type. depth_max: how deep values may nest. Per metric:
+    resource_attributes, scope_name, scope_version, name, description, unit, type,
+    aggregation_temporality, is_monotonic, data_points; see `tables.embedded.METRICS` for the
+    values. Times of points are microseconds, beside the nanoseconds. Raises DecodeError; its `pos`
+    counts in the decompressed bytes.
     """
     message = _decompressed(data, codec)
-    return _flattened(_Message(message, 0, len(message), _Reading()))
+    return _flattened(_Message(message, 0, len(message), _Reading(depth_max)))
 
 
 def _decompressed(data: bytes, codec: int) -> bytes:
@@ -337,8 +342,8 @@ def _key_value(message: _Message, depth: int) -> tuple[str, Any]:
 
 def _any_value(message: _Message, depth: int) -> Any:
     """A string, number, bool, list or dict; bytes in base64; None where nothing is said."""
-    if depth > DEPTH_MAX:
-        raise DecodeError(REASONS[Status.LIMIT], pos=message.start, path="attributes")
+    if depth > message.reading.depth_max:
+        raise DecodeError(TOO_DEEP, pos=message.start, path="attributes")
     found: Any = None
     for number, kind, value in message:
         if number == 1 and kind == _LENGTH:

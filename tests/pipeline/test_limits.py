@@ -1,0 +1,171 @@
+"""Each limit crossed: an anomaly says so, and all the rest is as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+import kdissect
+from kdissect.pipeline.limits import Limits
+from tests.capture.fragmenting import flat, fragmented, ipv4_fragments
+from tests.fuzz.packets import conversation, pcap_bytes, read_pcap
+from tests.stream.playbook import request, response
+
+CAPTURE = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
+
+
+def of_kind(tables: Any, kind: str) -> list[dict[str, Any]]:
+    return [row for row in tables.anomalies.to_arrow().to_pylist() if row["kind"] == kind]
+
+
+def read_talk(folder: Path, talk: list[tuple[int, bytes]], skip: Any = (), **limits: int) -> Any:
+    packets = conversation(talk, segment_size=500)
+    left = [packet for number, packet in enumerate(packets) if number not in skip]
+    path = folder / "made.pcap"
+    path.write_bytes(pcap_bytes(left))
+    return kdissect.read(path, limits=limits)
+
+
+def talk(count: int, size: int = 100) -> list[tuple[int, bytes]]:
+    said = []
+    for number in range(1, count + 1):
+        said += [(0, request(number, body=bytes(size))), (1, response(number, bytes(size)))]
+    return said
+
+
+def test_frame_size(tmp_path: Path) -> None:
+    said = [*talk(5), (0, request(6, body=bytes(2000))), *talk(5)]
+    assert not of_kind(read_talk(tmp_path, said), "limit")
+    tables = read_talk(tmp_path, said, frame_size=1000)
+    (row,) = of_kind(tables, "limit")
+    assert "2022" not in row["detail"]
+    assert row["detail"].endswith("of frame_size, 1000")
+    assert row["connection_id"] is not None
+    sizes = tables.exchanges.to_pandas()["request_size"]
+    assert sizes.max() < 1000
+    assert len(sizes) >= 5
+    (unframed,) = of_kind(tables, "unframed_bytes")
+    assert unframed["byte_count"] > 2000
+
+
+@pytest.mark.parametrize("name", ["decompressed_size", "decompression_ratio"])
+def test_decompression(name: str) -> None:
+    value = {"decompressed_size": 300, "decompression_ratio": 1}[name]
+    whole = kdissect.read(CAPTURE)
+    tables = kdissect.read(CAPTURE, limits={name: value})
+    crossed = of_kind(tables, "decompression_limit")
+    if name == "decompressed_size":
+        assert crossed
+        assert tables.records.num_rows < whole.records.num_rows
+    assert tables.record_batches.num_rows == whole.record_batches.num_rows
+    assert tables.exchanges.num_rows == whole.exchanges.num_rows
+
+
+def test_gaps(tmp_path: Path) -> None:
+    """Those that are not listed are covered by one row, so that the accounts add up."""
+    lost = range(7, 160, 8)
+    whole = read_talk(tmp_path, talk(80), lost)
+    gaps = of_kind(whole, "gap")
+    assert len(gaps) > 8
+    tables = read_talk(tmp_path, talk(80), lost, gaps=3)
+    for direction in ("request", "response"):
+        before = [row["byte_count"] for row in gaps if row["direction"] == direction]
+        after = [row["byte_count"] for row in of_kind(tables, "gap")
+                 if row["direction"] == direction]  # fmt: skip
+        assert sum(before) == sum(after)
+        assert len(after) == min(len(before), 4)
+        told = [row for row in of_kind(tables, "limit") if row["direction"] == direction
+                and str(len(before)) in row["detail"]]  # fmt: skip
+        assert len(told) >= (len(before) > 3)
+    assert tables.exchanges.num_rows == whole.exchanges.num_rows
+
+
+def test_connections() -> None:
+    whole = kdissect.read(CAPTURE)
+    tables = kdissect.read(CAPTURE, limits={"connections": 4})
+    rows = tables.connections.num_rows
+    assert rows <= 8  # two buckets
+    (before,) = whole.captures.to_arrow().to_pylist()
+    (after,) = tables.captures.to_arrow().to_pylist()
+    given_up = dict(after["ignored_reasons"])["connection_limit"]
+    assert before["tcp_packet_count"] == after["tcp_packet_count"] + given_up
+    assert after["packet_count"] == after["tcp_packet_count"] + after["ignored_packet_count"]
+    details = [row["detail"] for row in of_kind(tables, "limit")]
+    assert sum(int(detail.split(" ")[0]) for detail in details) == whole.connections.num_rows - rows
+    small = kdissect.read(CAPTURE, limits={"connections": 4}, split_bytes=5000)
+    ids = [set(one.connections.to_pandas()["connection_id"]) for one in (tables, small)]
+    assert ids[0] == ids[1]
+
+
+def test_fragments(tmp_path: Path) -> None:
+    packets = flat(
+        fragmented(read_pcap(CAPTURE)[:420], lambda number, packet: ipv4_fragments(packet, 552))
+    )
+    path = tmp_path / "made.pcap"
+    path.write_bytes(pcap_bytes(packets))
+    whole = kdissect.read(path)
+    tables = kdissect.read(path, limits={"fragments": 12})
+    (row,) = of_kind(tables, "limit")
+    assert "limit of fragments" in row["detail"]
+    (before,) = whole.captures.to_arrow().to_pylist()
+    (after,) = tables.captures.to_arrow().to_pylist()
+    assert after["packet_count"] == before["packet_count"]
+    assert after["packet_count"] == after["tcp_packet_count"] + after["ignored_packet_count"]
+    assert after["tcp_packet_count"] < before["tcp_packet_count"]
+
+
+def test_anomaly_data(tmp_path: Path) -> None:
+    """Of an unknown version's bytes only so many are shown; byte_count tells how many there are."""
+    said = [(0, request(1, 18, 3, body=bytes(50))), (0, request(2, 3, 60, body=bytes(200)))]
+    for limits, size in (({}, 222), ({"anomaly_data": 16}, 16)):
+        tables = read_talk(tmp_path, said, **limits)
+        rows = [row for row in tables.anomalies.to_arrow().to_pylist() if row["byte_count"] == 216]
+        for row in rows:
+            assert len(row["data"]) == min(size, 216)
+        longest = max(len(row["data"] or b"") for row in tables.anomalies.to_arrow().to_pylist())
+        assert longest <= size
+
+
+def test_record_headers() -> None:
+    whole = kdissect.read(CAPTURE)
+    counts = [len(row or ()) for row in whole.records.to_arrow()["headers"].to_pylist()]
+    most = max(counts)
+    assert most > 1
+    tables = kdissect.read(CAPTURE, limits={"record_headers": most - 1})
+    assert of_kind(tables, "limit")
+    assert tables.records.num_rows < whole.records.num_rows
+
+
+def test_names_and_values() -> None:
+    assert Limits.parse(["frame-size=5", "gaps=7"]) == Limits(frame_size=5, gaps=7)
+    assert Limits.of(Limits(gaps=2)).gaps == 2
+    for given, reason in (
+        ({"frame_sizes": 1}, r"no limit 'frame_sizes', .* decompressed_size, .*mean frame_size"),
+        ({"gaps": 0}, "gaps: 0 is no positive number"),
+        ({"gaps": True}, "no positive number"),
+        ({"anomaly_data": 2**21}, "more than"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            kdissect.read(CAPTURE, limits=given)
+    for text in ("gaps", "gaps=many", "gaps=-1", "=3"):
+        with pytest.raises(ValueError, match=r"limit|NAME=VALUE"):
+            Limits.parse([text])
+
+
+def test_documented() -> None:
+    """Every limit is in docs/limits.md with its default."""
+    text = (Path(__file__).parents[2] / "docs" / "limits.md").read_text("utf-8")
+    for name in Limits.names():
+        default = f"{getattr(Limits(), name):,}".replace(",", " ")
+        assert f"| `{name}` | {default} |" in text, name
+
+
+def test_command_line(kdissect: Callable[..., CompletedProcess[str]], tmp_path: Path) -> None:
+    done = kdissect("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--limit", "sizes=1")
+    assert done.returncode == 2
+    assert "frame_size" in done.stderr
+    assert "Traceback" not in done.stderr
