@@ -88,7 +88,7 @@ def test_rows_by_value() -> None:
     table = anomalies_table(
         [
             AnomalyRow(Anomaly.LIMIT, "one"),
-            AnomalyRow(Anomaly.GAP, "two", direction=1, data=b"123"),
+            AnomalyRow(Anomaly.GAP, "two", direction=1, data=b"ab"),
         ],
         data_max=1,
     )
