@@ -114,6 +114,10 @@ class _Plain:
     def error(self) -> str | None:
         return None
 
+    def close(self) -> None:
+        if self._descriptor > 2:
+            os.close(self._descriptor)
+
 
 class _Unpacked:
     """The plain bytes of a compressed file or pipe."""
@@ -159,6 +163,9 @@ class _Unpacked:
             done += count
         return done
 
+    def close(self) -> None:
+        self._raw.close()
+
 
 class _Readable:
     """What pyarrow asks of a file object."""
@@ -195,7 +202,8 @@ class WindowReader:
         self.packet_count = 0
         self.error: str | None = None
         self._buffer = np.zeros(0, np.uint8)
-        self._bytes, head = _opened(path)
+        self._bytes = open_bytes(path)
+        head = _head(self._bytes)
         if inputs.detect_format(head[:4]) == "unknown":
             reason = "the file is empty" if not head else "not a pcap or pcapng file"
             raise CaptureError(f"{path}: {reason}")
@@ -203,9 +211,7 @@ class WindowReader:
         self._left = head[int(self._walk.cursor[POS]) :]
         if len(head) < pcap.FILE_HEADER_SIZE and head[:4] != pcapng.MAGIC:
             self.error = f"the file header is cut: {len(head)} bytes"
-        self._base = len(head) - len(
-            self._left
-        )  # place in the file of the next window's first byte
+        self._base = len(head) - len(self._left)  # place in the file of the next window
 
     def windows(self) -> Iterator[Window]:
         """The windows, each to be used up before the next one is asked for."""
@@ -241,6 +247,7 @@ class WindowReader:
             if len(window.buffer) > len(self._buffer):
                 self._buffer = window.buffer
         self.error = self.error or self._bytes.error
+        self._bytes.close()
 
     def _say_cut(self, left: int) -> None:
         self.error = (
@@ -291,22 +298,23 @@ class WindowReader:
             cursor[SECTION_BASE] = 0
 
 
-def _opened(path: str) -> tuple[_Plain | _Unpacked, bytes]:
-    """(the plain bytes behind the first ones, those: enough for a file header if there are)."""
+def open_bytes(path: str) -> _Plain | _Unpacked:
+    """The plain bytes of a capture, or of standard input ("-"), whatever it is compressed with.
+
+    Raises CaptureError when it cannot be opened.
+    """
     try:
         descriptor = sys.stdin.fileno() if path == inputs.STDIN else os.open(path, os.O_RDONLY)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    raw = _Plain(descriptor, b"")
-    head = _head(raw)
+    head = _head(_Plain(descriptor, b""))
     compression = inputs.detect_compression(head[:4])
-    if compression == "none":
-        return raw, head
-    unpacked = _Unpacked(_Plain(descriptor, head), compression, path)
-    return unpacked, _head(unpacked)
+    raw = _Plain(descriptor, head)
+    return raw if compression == "none" else _Unpacked(raw, compression, path)
 
 
 def _head(data: _Plain | _Unpacked) -> bytes:
+    """The first bytes, as many as a file header has if they are there."""
     room = bytearray(pcap.FILE_HEADER_SIZE)
     done = 0
     while done < len(room) and (count := data.into(memoryview(room)[done:])):

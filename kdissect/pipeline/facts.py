@@ -151,6 +151,27 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> tuple[Facts
     return facts, connection_facts
 
 
+def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Facts:
+    """What `learn` finds out of topics: names with their ids."""
+    facts = Facts()
+    exchanges = assembly.exchanges
+    for side in (REQUEST, RESPONSE):
+        keys = [key for key, tells in topic_tellers() if tells == side]
+        column = exchanges[SIDE_NAMES[side]]
+        rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
+        for chunk in _chunks(rows, column["size"], chunk_bytes):
+            frames = Frames.gather(assembly, sources, chunk, (side,))
+            for api_key in np.unique(exchanges["api_key"][chunk]).tolist():
+                chosen = np.flatnonzero(frames.readable(api_key, side))
+                if len(chosen):
+                    decoded = frames.decode(api_key, side, chosen)
+                    time_ns = frames.exchanges[chosen][SIDE_NAMES[side]]["time_ns"]
+                    name = catalog.api(api_key).name
+                    _topic_facts(frames.buf, decoded, time_ns, name, facts)
+    learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
+    return facts
+
+
 def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[Any]:
     if not len(rows):
         return []

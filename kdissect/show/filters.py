@@ -1,0 +1,220 @@
+"""Which exchanges are shown: what the index of an exchange tells first, then columns, then SQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.pipeline.choose import host_bytes, is_within
+from kdissect.protocol import catalog
+from kdissect.stream.index import Assembly
+from kdissect.tables.values import ip_text
+
+SASL_TOKEN = "SaslToken"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min)?")
+_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4}
+_FOLLOWED = re.compile(r"(.+):(\d{1,5})|(\d{1,5})")
+
+
+def duration_ms(text: str) -> float:
+    """Milliseconds of "50ms", "1.5 s", "200us"; a bare number is milliseconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration: give 50ms, 1.5s or 200us")
+    return float(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+def api_keys(names: Sequence[str]) -> frozenset[int]:
+    """Keys of APIs by name (any case, unique beginnings too) or key; -1 for raw SASL tokens."""
+    found = set()
+    by_name = {api.name.lower(): key for key, api in catalog.apis().items()}
+    for name in names:
+        text = name.strip().lower()
+        near = [key for known, key in by_name.items() if known.startswith(text) and text]
+        if re.fullmatch(r"\d{1,5}", text):
+            found.add(int(text))
+        elif text == SASL_TOKEN.lower():
+            found.add(-1)
+        elif text in by_name:
+            found.add(by_name[text])
+        elif len(near) == 1:
+            found.add(near[0])
+        elif near:
+            listed = ", ".join(sorted(catalog.api(key).name for key in near))
+            raise ValueError(f"{name!r} may be {listed}")
+        else:
+            catalog.api(name)  # says which names are near
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """--follow: a connection id, or one of its ends."""
+
+    connection_id: int | None = None
+    address: bytes | None = None  # of 16 bytes
+    port: int | None = None
+
+    @staticmethod
+    def of(text: str) -> Followed:
+        """Raises ValueError for what is neither an id nor IP:PORT."""
+        bare = text.strip()
+        host, colon, port = bare.rpartition(":")
+        if colon and port.isdigit() and 0 < int(port) < 65536:
+            if host:
+                return Followed(address=host_bytes(host.strip("[]")), port=int(port))
+        elif bare.isdigit() and int(bare) < 2**63:
+            return Followed(connection_id=int(bare))
+        raise ValueError(f"{text!r} is neither a connection id nor IP:PORT")
+
+
+@dataclass(slots=True)
+class Filters:
+    """What must hold of an exchange; empty ones let everything through.
+
+    clients, topics, groups: exact names, or patterns with * and ?; a client may be an address.
+    time_from_ns, time_to_ns: of its first byte. slow_ms: least latency. where: a SQL expression on
+    the columns of `exchanges`.
+    """
+
+    apis: frozenset[int] = frozenset()
+    clients: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    errors: bool = False
+    slow_ms: float | None = None
+    time_from_ns: int | None = None
+    time_to_ns: int | None = None
+    follow: Followed | None = None
+    where: str | None = None
+    _sql: Any = field(default=None, init=False)
+
+    def of_index(self, assembly: Assembly) -> npt.NDArray[np.int64]:
+        """Rows of the assembly's exchanges that may pass, before anything is decoded."""
+        exchanges = assembly.exchanges
+        request, response = exchanges["request"], exchanges["response"]
+        asked, answered = request["size"] >= 0, response["size"] >= 0
+        kept = np.ones(len(exchanges), np.bool_)
+        if self.apis:
+            is_token = exchanges["is_sasl_token"] != 0
+            key = exchanges["api_key"].astype(np.int64)
+            kept &= np.where(is_token, -1 in self.apis, np.isin(key, list(self.apis - {-1})))
+        if self.slow_ms is not None:
+            latency_ns = response["time_ns"] - request["end_time_ns"]
+            kept &= asked & answered & (latency_ns >= self.slow_ms * 1e6)
+        if self.time_from_ns is not None or self.time_to_ns is not None:
+            time = np.where(asked, request["time_ns"], response["time_ns"])
+            kept &= is_within(time, self.time_from_ns, self.time_to_ns)
+        if self.hosts or self.follow is not None:
+            kept &= self._of_connections(assembly)[exchanges["connection"]]
+        return np.flatnonzero(kept)
+
+    def _of_connections(self, assembly: Assembly) -> npt.NDArray[np.bool_]:
+        connections = assembly.connections
+        pair = assembly.endpoints[connections["endpoints"]]
+        kept = np.ones(len(connections), np.bool_)
+        if self.hosts:
+            is_host = np.zeros(len(connections), np.bool_)
+            for host in self.hosts:
+                address = np.frombuffer(host_bytes(host), np.uint8)
+                for end in ("ip_a", "ip_b"):
+                    is_host |= (pair[end] == address).all(axis=1)
+            kept &= is_host
+        follow = self.follow
+        if follow is not None and follow.connection_id is not None:
+            kept &= connections["connection_id"] == follow.connection_id
+        elif follow is not None and follow.address is not None:
+            address = np.frombuffer(follow.address, np.uint8)
+            is_end = np.zeros(len(connections), np.bool_)
+            for end in ("a", "b"):
+                is_end |= (pair[f"ip_{end}"] == address).all(axis=1) & (
+                    pair[f"port_{end}"] == follow.port
+                )
+            kept &= is_end
+        return kept
+
+    def of_table(self, table: pa.Table) -> npt.NDArray[np.int64] | None:
+        """Rows of `exchanges` that pass; None for all of them."""
+        mask = None
+        if self.errors:
+            mask = pc.greater(pc.list_value_length(table["error_codes"]), 0)
+        if self.clients:
+            by_name = _like(table["client_id"], self.clients)
+            by_address = pc.is_in(table["client_ip"].cast(pa.string()), pa.array(self._addresses()))
+            mask = _and(mask, pc.or_(by_name, by_address))
+        if self.groups:
+            mask = _and(mask, _like(table["group_id"], self.groups))
+        if self.topics:
+            mask = _and(mask, _any_like(table["topics"], self.topics))
+        rows = None
+        if mask is not None:
+            rows = np.flatnonzero(mask.fill_null(False).to_numpy())
+        if self.where is not None:
+            some = table if rows is None else table.take(pa.array(rows))
+            chosen = self._sql_rows(some)
+            rows = chosen if rows is None else rows[chosen]
+        return rows
+
+    def _addresses(self) -> list[str]:
+        found = []
+        for client in self.clients:
+            try:
+                found.append(ip_text(host_bytes(client)))
+            except ValueError:
+                continue
+        return found or [""]
+
+    def _sql_rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        from kdissect.show.where import Where
+
+        if self._sql is None:
+            self._sql = Where(self.where or "true")
+        return self._sql.rows(table)
+
+
+def _and(one: Any, two: Any) -> Any:
+    return two if one is None else pc.and_kleene(one, two)
+
+
+def _names_like(names: list[str | None], patterns: Sequence[str]) -> list[bool]:
+    return [
+        name is not None
+        and any(
+            name == pattern or (("*" in pattern or "?" in pattern) and fnmatchcase(name, pattern))
+            for pattern in patterns
+        )
+        for name in names
+    ]
+
+
+def _like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
+    """bool[n]: text that one of the patterns fits; each distinct text is looked at once."""
+    encoded = column.combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], pa.string())
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    found = _names_like(encoded.dictionary.to_pylist(), patterns)
+    return pa.array(found, pa.bool_()).take(encoded.indices).fill_null(False)
+
+
+def _any_like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
+    """bool[n]: lists with a text that one of the patterns fits."""
+    lists = column.combine_chunks()
+    flat = lists.flatten()
+    parents = pc.list_parent_indices(lists).to_numpy()
+    found = np.zeros(len(lists), np.bool_)
+    if len(flat):
+        found[parents[_like(pa.chunked_array([flat]), patterns).to_numpy(zero_copy_only=False)]] = (
+            True
+        )
+    return pa.array(found)

@@ -1,0 +1,168 @@
+"""Rows of `exchanges` as lines for people: array operations over all rows of a table at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.show import text
+from kdissect.show.text import joined
+
+TOPICS_SHOWN = 3  # names of a line; how many more there are is said
+CLIENT_WIDTH, API_WIDTH, ADDRESS_WIDTH = 16, 24, 21
+_STATES = {
+    "paired": "",
+    "no_response_expected": "no answer wanted",
+    "request_missing": "request not captured",
+    "response_missing": "answer not captured",
+    "connection_closed": "closed before the answer",
+}
+_DECODED = {
+    "ok": "",
+    "absent": "",
+    "encrypted": "encrypted",
+    "partial": "bytes missing",
+    "unknown_version": "unknown version",
+    "unknown_api": "unknown API",
+    "malformed": "malformed",
+}
+
+
+class LineMaker:
+    """Turns tables into bytes to be written, with colours or without."""
+
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+
+    def lines(self, table: pa.Table) -> list[bytes]:
+        """A line for each row, without its end."""
+        return [line.encode() for line in self._column(table).to_pylist()]
+
+    def block(self, table: pa.Table) -> bytes:
+        """All lines, each with its end."""
+        lines = joined(self._column(table), "\n")
+        buffers = lines.buffers()
+        offsets = np.frombuffer(buffers[1], np.int32)[lines.offset : lines.offset + len(lines) + 1]
+        return bytes(memoryview(buffers[2])[int(offsets[0]) : int(offsets[-1])])
+
+    def _column(self, table: pa.Table) -> pa.Array:
+        asked = table["request_time_ns"].is_valid()
+        time = pc.if_else(asked, table["request_time_ns"], table["response_time_ns"])
+        when = text.time_column(text.plain(time).to_numpy(zero_copy_only=False).astype(np.int64))
+        parts = [
+            self._painted(when, text.DIM),
+            "  ",
+            self._address(table, "client"),
+            self._painted(" → ", text.DIM),
+            self._address(table, "broker"),
+            "  ",
+            self._client(table),
+            "  ",
+            self._painted(self._api(table), text.CYAN),
+            " ",
+            self._painted(self._sizes(table), text.DIM),
+            " ",
+            self._latency(table),
+            self._what(table),
+            self._faults(table),
+        ]
+        return joined(*parts)
+
+    def _painted(self, part: Any, colour: str) -> Any:
+        if not self._colour:
+            return part
+        if isinstance(part, str):
+            return f"{colour}{part}{text.RESET}"
+        return joined(colour, part, text.RESET)
+
+    def _address(self, table: pa.Table, side: str) -> pa.Array:
+        names, index = text.distinct(table[f"{side}_ip"])
+        shown = pa.array([f"[{name}]" if ":" in name else name for name in names.to_pylist()])
+        port = text.plain(table[f"{side}_port"]).cast(pa.string())
+        return text.padded(joined(shown.take(index), ":", port), ADDRESS_WIDTH)
+
+    def _client(self, table: pa.Table) -> pa.Array:
+        names, index = text.distinct(table["client_id"])
+        shown = [text.safe(name or "") or '""' for name in names.to_pylist()]
+        width = CLIENT_WIDTH
+        padded = pa.array([*(name.ljust(width) for name in shown), "-".ljust(width)])
+        return padded.take(index.fill_null(len(shown)))
+
+    def _api(self, table: pa.Table) -> pa.Array:
+        key = text.plain(table["api_key"]).cast(pa.string())
+        name = pc.coalesce(text.plain(table["api_name"]), joined("api ", key))
+        name = pc.if_else(
+            pc.and_(table["api_name"].is_null(), table["api_key"].is_null()), "?", name
+        )
+        version = text.plain(table["api_version"]).cast(pa.string())
+        version = joined(chosen_text(version, " v"), version)
+        inferred = pc.equal(text.plain(table["version_source"]), "inferred")
+        mark = pc.if_else(inferred, "?", "")
+        return text.padded(joined(text.plain(name), version, mark), API_WIDTH)
+
+    def _sizes(self, table: pa.Table) -> pa.Array:
+        def number(name: str) -> pa.Array:
+            return pc.coalesce(text.plain(table[name]).cast(pa.string()), "-")
+
+        request = text.padded(number("request_size"), 7, right=True)
+        response = text.padded(number("response_size"), 7, right=True)
+        return joined(request, " → ", response, " B")
+
+    def _latency(self, table: pa.Table) -> pa.Array:
+        column = text.plain(table["latency_ms"])
+        value = column.fill_null(0.0).to_numpy(zero_copy_only=False)
+        shown = joined(text.millis_column(value), " ms")
+        shown = pc.if_else(column.is_valid(), shown, "-   ")
+        return self._painted(text.padded(shown, 13, right=True), text.YELLOW)
+
+    def _what(self, table: pa.Table) -> pa.Array:
+        """Topics, group, transaction."""
+        topics = text.plain(table["topics"])
+        count = pc.list_value_length(topics).fill_null(0)
+        more = pc.subtract(count, TOPICS_SHOWN)
+        names = pc.binary_join(pc.list_slice(topics, 0, TOPICS_SHOWN), ", ")
+        rest = pc.if_else(pc.greater(more, 0), joined(", +", more.cast(pa.string())), "")
+        has_topics = pc.greater(count, 0)
+        named = pc.if_else(has_topics, joined("  ", text.safe_column(names)), "")
+        parts = [self._painted(named, text.GREEN) if self._colour else named, rest]
+        for column, word in (("group_id", "  group "), ("transactional_id", "  txn ")):
+            values = text.plain(table[column])
+            if values.null_count == len(values):
+                continue
+            parts.append(chosen_text(values, word))
+            parts.append(self._painted(text.safe_column(values), text.MAGENTA))
+        return joined(*parts)
+
+    def _faults(self, table: pa.Table) -> pa.Array:
+        """Errors, throttling, what is missing or wrong."""
+        parts: list[Any] = []
+        codes = text.plain(table["error_codes"])
+        wrong = pc.greater(pc.list_value_length(codes).fill_null(0), 0)
+        if pc.any(wrong).as_py():
+            name = text.plain(table["error_name"])
+            others = pc.subtract(pc.list_value_length(codes), 1)
+            more = pc.if_else(pc.greater(others, 0), joined(" +", others.cast(pa.string())), "")
+            shown = self._painted(joined("! ", name, more), text.RED)
+            parts.append(pc.if_else(wrong, joined("  ", shown), ""))
+        throttle = text.plain(table["throttle_time_ms"])
+        slowed = pc.greater(throttle, 0).fill_null(False)
+        if pc.any(slowed).as_py():
+            shown = joined("  throttled ", throttle.cast(pa.string()), " ms")
+            parts.append(pc.if_else(slowed, self._painted(shown, text.YELLOW), ""))
+        for column, words in (("status", _STATES), ("decode_status", _DECODED)):
+            names, index = text.distinct(table[column])
+            told = [words.get(name, name) for name in names.to_pylist()]
+            if any(told):
+                notes = [f"  ({word})" if word else "" for word in told]
+                if self._colour:
+                    notes = [f"{text.YELLOW}{note}{text.RESET}" if note else "" for note in notes]
+                parts.append(pa.array(notes).take(index))
+        return joined(*parts) if parts else pa.array([""] * table.num_rows)
+
+
+def chosen_text(column: pa.Array, word: str) -> pa.Array:
+    """`word` where the column is not null, else nothing."""
+    return pc.if_else(column.is_valid(), word, "")

@@ -1,0 +1,99 @@
+"""Captures, one after the other, as the exchanges that their packets finish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kdissect.capture.inputs import InputFile, find_captures
+from kdissect.capture.split import _Walk
+from kdissect.capture.windows import Window, WindowReader, open_bytes
+from kdissect.errors import CaptureError
+from kdissect.pipeline.options import Options
+from kdissect.stream.options import StreamOptions
+from kdissect.stream.resumed import CarryLimits, Finished, Resumed
+
+FIRST_BYTES = 64 << 10  # of a capture, that surely hold its first packet
+
+
+class Reading:
+    """The captures that `paths` stand for, ordered by their first packet's time.
+
+    They are read one after the other as one input, so connections may cross files; captures that
+    were taken at the same time in several places are not merged by time. `note` is called with a
+    line for each thing that the user should know. Raises CaptureError as `find_captures` does.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        options: Options,
+        note: Callable[[str], None],
+        limits: CarryLimits | None = None,
+    ) -> None:
+        self.note = note
+        found = find_captures(paths)
+        for item in found:
+            if not item.is_capture and item.format != "stream":
+                note(f"{item.path}: {item.error}; skipped")
+        usable = [item for item in found if item.is_capture or item.format == "stream"]
+        if not usable:
+            raise CaptureError(f"{found[0].path}: {found[0].error}")
+        self.paths = [item.path for item in _in_order(usable)]
+        stream = StreamOptions(ports=options.ports, frame_size_max=options.frame_size_max)
+        self.resumed = Resumed(stream, _key_logs(options.keylog), limits)
+        self.packet_count = 0
+
+    def __iter__(self) -> Iterator[Finished]:
+        """What is finished, as soon as it is; each to be used before the next is asked for."""
+        last: Window | None = None
+        for source, path in enumerate(self.paths):
+            reader = WindowReader(path, source, self.paths)
+            for window in reader.windows():
+                self.resumed.key_logs += window.secrets
+                found = self.resumed.add(window, self.paths)
+                if found is not None:
+                    yield found
+                last = window
+            self.packet_count += reader.packet_count
+            if reader.error:
+                self.note(f"{path}: {reader.error}")
+        if last is not None:
+            yield from self.resumed.finish(last, self.paths)
+        if self.resumed.given_up:
+            self.note(
+                f"{self.resumed.given_up} connections were quiet for long and made room for others "
+                "with requests still open"
+            )
+
+
+def _in_order(found: list[InputFile]) -> list[InputFile]:
+    if len(found) == 1:
+        return found
+    return sorted(found, key=lambda item: (_first_time(item), item.path))
+
+
+def _first_time(item: InputFile) -> int:
+    """ns since 1970 of a capture's first packet; the largest number where nothing tells it."""
+    never = 2**63 - 1
+    if item.format == "stream":
+        return never
+    room = np.zeros(FIRST_BYTES, np.uint8)
+    data = open_bytes(item.path)
+    count = data.into(memoryview(room))  # type: ignore[arg-type]
+    data.close()
+    time_ns = _Walk(room[:count], FIRST_BYTES).run(packet_max=1).start_time_ns
+    return never if time_ns is None else time_ns
+
+
+def _key_logs(paths: Sequence[str]) -> list[Any]:
+    if not paths:
+        return []
+    from kdissect.capture.source import Sources
+    from kdissect.pipeline.plan import check_key_logs
+
+    check_key_logs(paths)
+    files = Sources(list(paths))
+    return [memoryview(files.data(number)) for number in range(len(paths))]  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Text for a terminal: columns of strings put side by side, colours, and no control characters.
+
+What comes from a capture (client ids, topics, record values) may hold anything, so characters that
+steer a terminal or turn the direction of text are written as escapes.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+UNSAFE = r"[\x00-\x1f\x7f-\x{9f}\x{2028}\x{2029}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+DAY_NS = 86_400_000_000_000
+RESET, BOLD, DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
+RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = (f"\x1b[3{n}m" for n in range(1, 7))
+
+
+def safe(text: str) -> str:
+    """The text without characters that do something to a terminal."""
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    short = {9: "\\t", 10: "\\n", 13: "\\r"}.get(code)
+    return short or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def safe_column(column: pa.Array) -> pa.Array:
+    """`safe` of a string column; nulls stay."""
+    suspect = pc.match_substring_regex(column, UNSAFE)
+    if not pc.any(suspect).as_py():
+        return column
+    return pa.array([None if text is None else safe(text) for text in column.to_pylist()])
+
+
+def plain(column: Any) -> pa.Array:
+    """One array of the values themselves, for a column in chunks or with a dictionary."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
+
+
+def distinct(column: Any) -> tuple[pa.Array, pa.Array]:
+    """(the distinct values, index of each row's value or null) of a string column."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    return array.dictionary, array.indices
+
+
+def padded(column: pa.Array, width: int, right: bool = False) -> pa.Array:
+    pad = pc.utf8_lpad if right else pc.utf8_rpad
+    return pad(column, width, " ")
+
+
+def joined(*parts: Any) -> pa.Array:
+    """Strings put together row by row; null counts as empty."""
+    return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement="")
+
+
+def chosen(mask: npt.NDArray[np.bool_], some: Any, other: Any) -> pa.Array:
+    return pc.if_else(pa.array(mask), some, other)
+
+
+def time_column(time_ns: npt.NDArray[np.int64], joint: str = " ", zone: str = "") -> pa.Array:
+    """string[n] of UTC times in microseconds: 2026-11-21 07:30:00.123456."""
+    day = time_ns // DAY_NS
+    micros = (time_ns - day * DAY_NS) // 1000
+    days, index = np.unique(day, return_inverse=True)
+    names = pa.array([f"{_date(int(number))}{joint}" for number in days])
+    digits = np.empty((len(time_ns), 15), np.uint8)
+    digits[:, [2, 5]] = ord(":")
+    digits[:, 8] = ord(".")
+    seconds, fraction = np.divmod(micros, 1_000_000)
+    _put(digits, (0, 1), seconds // 3600)
+    _put(digits, (3, 4), seconds // 60 % 60)
+    _put(digits, (6, 7), seconds % 60)
+    _put(digits, range(9, 15), fraction)
+    offsets = np.arange(len(time_ns) + 1, dtype=np.int32) * 15
+    clock = pa.Array.from_buffers(
+        pa.string(), len(time_ns), [None, pa.py_buffer(offsets), pa.py_buffer(digits)]
+    )
+    return joined(names.take(pa.array(index)), clock, zone)
+
+
+def _put(digits: Any, places: Any, values: Any) -> None:
+    for place in reversed(places):
+        digits[:, place] = 48 + values % 10
+        values = values // 10
+
+
+def _date(day: int) -> str:
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).strftime("%Y-%m-%d")
+    except OverflowError:
+        return f"day {day}"
+
+
+def millis_column(values: npt.NDArray[np.float64]) -> pa.Array:
+    """string[n] with three decimals."""
+    micros = np.round(np.nan_to_num(np.abs(values)) * 1000).astype(np.int64)
+    whole = pa.array(micros // 1000).cast(pa.string())
+    rest = pc.utf8_lpad(pa.array(micros % 1000).cast(pa.string()), 3, "0")
+    sign = chosen((values < 0) & (micros > 0), "-", "")
+    return joined(sign, whole, ".", rest)
