@@ -14,12 +14,22 @@ from typing import Any
 import typer
 
 # each verb attaches itself; what it needs to run is imported when it runs
-from kdissect.cli import definitions, dissect, extract, replay, report, sql
+from kdissect.cli import definitions, dissect, extract, readiness, replay, report, sql
 from kdissect.cli.app import app
 from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
 from kdissect.errors import EnvironmentFailed, Error
 
-__all__ = ["app", "definitions", "dissect", "extract", "main", "replay", "report", "sql"]
+__all__ = [
+    "app",
+    "definitions",
+    "dissect",
+    "extract",
+    "main",
+    "readiness",
+    "replay",
+    "report",
+    "sql",
+]
 
 
 def main() -> None:

@@ -146,11 +146,16 @@ class Database:
         schema, batches = self.stream(query)
         return pa.Table.from_batches(list(batches), schema)
 
-    def run(self, statements: str) -> list[dict[str, Any]]:
-        """Rows of our own statements (temporary tables and macros too), as plain values."""
+    def run(self, statements: str) -> None:
+        """Our own statements, which may make temporary tables and macros."""
         with _errors():
-            relation = self._connection.sql(statements)
-            return [] if relation is None else relation.to_arrow_table().to_pylist()
+            self._connection.execute(statements)
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        """Rows of a query of our own, as plain values."""
+        with _errors():
+            found: list[dict[str, Any]] = self._connection.sql(query).to_arrow_table().to_pylist()
+            return found
 
     def _check(self, query: str) -> None:
         try:

@@ -1,0 +1,110 @@
+"""`kdissect readiness`: who would break on another Kafka release."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from kdissect.cli.app import app
+from kdissect.cli.common import EXIT_FINDING, AsJson, say
+
+READINESS_EXAMPLES = """
+Examples:
+
+  kdissect readiness tables/ --target 4.0
+
+  kdissect readiness tables/ --target 4.0 --json > readiness.json
+"""
+
+
+@app.command("readiness", epilog=READINESS_EXAMPLES)
+def readiness_command(
+    tables: Annotated[str, typer.Argument(metavar="DIR", help="A table set.")],
+    target: Annotated[
+        str, typer.Option("--target", metavar="RELEASE", help="A Kafka release from 2.4 to 4.3.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Who would break on a Kafka release: per client what it does that the release does not take.
+
+    Exit code 1 when any client would break.
+    """
+    from kdissect import api
+    from kdissect.readiness import BREAKS, assess
+
+    document = assess(api.open_tables(tables), target)
+    if not document["clients"]:
+        say(f"warning: no Kafka client in {tables}")
+    if as_json:
+        typer.echo(json.dumps(document, indent=1))
+    else:
+        for line in _lines(document):
+            typer.echo(line)
+    if document["counts"][BREAKS]:
+        raise typer.Exit(EXIT_FINDING)
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    counts = document["counts"]
+    exact = "" if document["target"] == document["release"] else f" (as of {document['release']})"
+    yield (
+        f"Kafka {document['target']}{exact}: {_clients(counts['breaks'])} would break, "
+        f"{counts['unknown']} unknown, {counts['ok']} ok"
+    )
+    for client in document["clients"]:
+        yield from _client_lines(client, document["target"])
+    internal = document["internal"]
+    if internal:
+        connections = sum(each["connection_count"] for each in internal)
+        names = ", ".join(_text(each["client_id"]) for each in internal)
+        yield ""
+        yield f"Not counted: {connections:,} connections of brokers and controllers ({names})"
+    unseen = document["unseen"]
+    if unseen["tls_connection_count"]:
+        yield ""
+        yield (
+            f"Not seen: {unseen['tls_connection_count']:,} TLS connections of "
+            f"{', '.join(map(_text, unseen['tls_addresses']))}; --keylog of dissect opens them"
+        )
+
+
+def _clients(count: int) -> str:
+    return f"{count:,} client" + ("" if count == 1 else "s")
+
+
+def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
+    software = " ".join(
+        _text(client[name])
+        for name in ("software_name", "software_version")
+        if client[name] is not None
+    )
+    parts = [client["address"], _text(client["client_id"]), software]
+    if client["principal"] is not None:
+        parts.append(f"as {_text(client['principal'])}")
+    first = "" if client["verdict"] == "ok" else "\n"
+    yield f"{first}{client['verdict']:<8} {'  '.join(part for part in parts if part)}"
+    for finding in client["findings"]:
+        taken = finding["taken"]
+        takes = "does not have it" if taken is None else f"takes {taken[0]} to {taken[1]}"
+        yield (
+            f"         {finding['api_name']} {finding['api_version']}, "
+            f"{finding['request_count']:,} times: {target} {takes}; {finding['why']}"
+        )
+    for written in client["formats"]:
+        if not written["is_taken"]:
+            yield (
+                f"         writes message format {written['magic']}: "
+                f"{written['batch_count']:,} batches, {written['record_count'] or 0:,} records"
+            )
+    if client["upgrade"]:
+        yield f"         -> {client['upgrade']}"
+
+
+def _text(value: str | None) -> str:
+    """Text of a capture, with nothing in it that a terminal would obey."""
+    from kdissect.sql.formats import printable
+
+    return "(no client id)" if value is None else printable(value) or '""'

@@ -1,0 +1,105 @@
+"""The maintainer's command: which versions the releases speak, from the code of their own jars.
+
+    python -m kdissect.protocol.release_facts kafka-clients-2.4.1.jar ... kafka-clients-4.3.1.jar
+
+Asks Kafka's `ApiKeys` in each jar, by a few lines of Java, for the versions that a release's
+brokers and controllers take, drafts left out, and adds them to ``releases.kdef`` (see `releases`).
+The jars come from anywhere; ``slf4j-api`` is needed beside them (``--classpath``), and a JDK.
+Definitions say less: before 2.8 part of them was not what the code used, and they do not say what
+is enabled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from kdissect.protocol.model import VersionRange
+from kdissect.protocol.releases import FACTS, Facts, format_facts, parse_facts, release_number
+
+# Prints key, name, first and last version of what a release takes; its API changed over time.
+_JAVA = """
+import java.lang.reflect.Method;
+public class Versions {
+  static Object ask(Object key, String name, Object otherwise) {
+    try { return key.getClass().getMethod(name).invoke(key); }
+    catch (ReflectiveOperationException error) { return otherwise; }
+  }
+  static Object look(Object key, String name, Object otherwise) {
+    try { return key.getClass().getField(name).get(key); }
+    catch (ReflectiveOperationException error) { return otherwise; }
+  }
+  static Object last(Object key) throws Exception {
+    try { return key.getClass().getMethod("latestVersion", boolean.class).invoke(key, false); }
+    catch (NoSuchMethodException error) { return ask(key, "latestVersion", null); }
+  }
+  public static void main(String[] arguments) throws Exception {
+    Class<?> keys = Class.forName("org.apache.kafka.common.protocol.ApiKeys");
+    for (Object key : keys.getEnumConstants()) {
+      boolean enabled = (Boolean) look(key, "isEnabled", true);
+      System.out.println(look(key, "id", null) + " " + look(key, "name", null) + " "
+          + ask(key, "oldestVersion", null) + " " + (enabled ? last(key) : "-1"));
+    }
+  }
+}
+"""
+
+
+def facts_of_jar(jar: Path, classpath: list[Path]) -> dict[int, tuple[str, VersionRange]]:
+    """API key to name and versions, as the code inside a kafka-clients jar says."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "Versions.java")
+        source.write_text(_JAVA)
+        path = ":".join(map(str, (jar, *classpath)))
+        done = subprocess.run(
+            ["java", "-cp", path, str(source)], capture_output=True, text=True, check=True
+        )
+    found = {}
+    for line in done.stdout.splitlines():
+        key, name, first, last = line.split()
+        if int(first) <= int(last):
+            found[int(key)] = (name, VersionRange(int(first), int(last)))
+    return found
+
+
+def merge_facts(facts: Facts, release: str, spoken: dict[int, tuple[str, VersionRange]]) -> None:
+    """Add a release to the facts; the newest name of an API is kept."""
+    if release in facts.releases:
+        facts.releases.remove(release)
+    facts.releases.append(release)
+    facts.releases.sort(key=release_number)
+    newest = facts.releases[-1] == release
+    for key in facts.spoken.keys() | spoken.keys():
+        name, versions = spoken.get(key, (facts.names.get(key, ""), None))
+        if newest or key not in facts.names:
+            facts.names[key] = name
+        facts.spoken.setdefault(key, {})[release] = versions
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m kdissect.protocol.release_facts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("jars", type=Path, nargs="+", help="kafka-clients-RELEASE.jar")
+    parser.add_argument("--classpath", type=Path, nargs="*", default=[], help="slf4j-api.jar")
+    parser.add_argument("--out", type=Path, default=FACTS, help="the file of facts")
+    options = parser.parse_args(arguments)
+    facts = parse_facts(options.out.read_text()) if options.out.exists() else Facts()
+    for jar in options.jars:
+        label = re.search(r"-(\d+(?:\.\d+){2,3})\.jar$", jar.name)
+        if label is None:
+            parser.error(f"{jar}: its name does not carry a release number")
+        merge_facts(facts, label[1], facts_of_jar(jar, options.classpath))
+    options.out.write_text(format_facts(facts))
+    sys.stdout.write(f"{len(facts.releases)} releases in {options.out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

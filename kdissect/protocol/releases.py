@@ -1,0 +1,145 @@
+"""Which versions of which APIs each Kafka release takes: the facts behind `readiness`.
+
+``releases.kdef`` beside this module has them, written by `release_facts` from the releases' own
+code: what its brokers take is what its Java clients speak too. It names the releases looked at,
+oldest first, and then for each API from which release on it has which versions::
+
+    release 2.4.1
+    release 4.0.0
+
+    api 0 Produce
+      2.4.1 0-8
+      4.0.0 3-12
+
+    api 4 LeaderAndIsr
+      2.4.1 0-4
+      4.0.0 none
+
+A release not listed under an API takes what the one before it takes; before the first line an API
+does not exist. Versions that a release holds as drafts are not taken. Brokers and controllers are
+not told apart, nor ZooKeeper and KRaft mode: what any of them takes counts.
+
+A broker's own answer to ApiVersions says more than it takes in one place: from 4.0 on it names
+Produce 0 and up, for clients that would otherwise not compress, and refuses 0 to 2 all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from kdissect.errors import DefinitionError
+from kdissect.protocol.model import VersionRange
+
+FACTS = Path(__file__).parent / "releases.kdef"
+FIRST_TARGET = (2, 4)  # older releases are there for what their clients speak
+
+_HEAD = """\
+# Which versions of each API a release's brokers and controllers take, drafts left out.
+# Written by `python -m kdissect.protocol.release_facts`; what it means is said in `releases.py`.
+"""
+
+
+@dataclass
+class Facts:
+    """releases: oldest first. spoken: API key to release to its versions, None for not at all."""
+
+    releases: list[str] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    spoken: dict[int, dict[str, VersionRange | None]] = field(default_factory=dict)
+
+
+def release_number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def format_facts(facts: Facts) -> str:
+    """The text of ``releases.kdef``."""
+    lines = [_HEAD, *(f"release {release}\n" for release in facts.releases)]
+    for key in sorted(facts.spoken):
+        lines.append(f"\napi {key} {facts.names[key]}\n")
+        before: VersionRange | None = None
+        for release in facts.releases:
+            versions = facts.spoken[key].get(release)
+            if versions != before:
+                text = "none" if versions is None else f"{versions.first}-{versions.last}"
+                lines.append(f"  {release} {text}\n")
+            before = versions
+    return "".join(lines)
+
+
+def parse_facts(text: str) -> Facts:
+    """The facts in the text; raises DefinitionError with the line that is wrong."""
+    facts = Facts()
+    changes: dict[int, dict[str, VersionRange | None]] = {}
+    current: dict[str, VersionRange | None] | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        place = f"releases.kdef:{number}"
+        if not line or line.startswith("#"):
+            continue
+        if found := re.fullmatch(r"release (\d+(?:\.\d+){2,3})", line):
+            facts.releases.append(found[1])
+        elif found := re.fullmatch(r"api (\d+) (\w+)", line):
+            current = changes.setdefault(int(found[1]), {})
+            facts.names[int(found[1])] = found[2]
+        elif found := re.fullmatch(r"  (\d+(?:\.\d+){2,3}) (?:(\d+)-(\d+)|none)", line):
+            if current is None or found[1] not in facts.releases:
+                raise DefinitionError("a release that is not listed, or no API above", place)
+            current[found[1]] = (
+                None if found[2] is None else VersionRange(int(found[2]), int(found[3]))
+            )
+        else:
+            raise DefinitionError(f"not understood: {line!r}", place)
+    for key, by_release in changes.items():
+        versions: VersionRange | None = None
+        facts.spoken[key] = {}
+        for release in facts.releases:
+            versions = by_release.get(release, versions)
+            if release in by_release:
+                versions = by_release[release]
+            facts.spoken[key][release] = versions
+    return facts
+
+
+@cache
+def facts() -> Facts:
+    """The packaged facts."""
+    return parse_facts(FACTS.read_text(encoding="utf-8"))
+
+
+def releases() -> list[str]:
+    """The releases that are known, oldest first."""
+    return list(facts().releases)
+
+
+def targets() -> list[str]:
+    """Those that `find_release` knows."""
+    return [release for release in releases() if release_number(release) >= FIRST_TARGET]
+
+
+def find_release(target: str) -> str:
+    """The known release that ``4.0``, ``v4.0.0`` or ``4.0.1`` means.
+
+    A minor alone means its newest patch; a patch that was not looked at means the newest one before
+    it, since patches hardly ever change what is spoken. Raises ValueError for an unknown minor.
+    """
+    found = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?", target.strip())
+    known = [release_number(release) for release in targets()]
+    minors = [number for number in known if found and number[:2] == (int(found[1]), int(found[2]))]
+    if not found or not minors:
+        first, last = (".".join(map(str, number[:2])) for number in (known[0], known[-1]))
+        raise ValueError(f"release {target!r} is not known; known are {first} to {last}")
+    wanted = int(found[3]) if found[3] else minors[-1][2]
+    patch = max((number[2] for number in minors if number[2] <= wanted), default=minors[0][2])
+    return f"{minors[0][0]}.{minors[0][1]}.{patch}"
+
+
+def spoken_versions(release: str) -> dict[int, VersionRange]:
+    """API key to the versions that a known release takes; other APIs are not there."""
+    return {
+        key: versions
+        for key, by_release in facts().spoken.items()
+        if (versions := by_release.get(release)) is not None
+    }
