@@ -1,0 +1,330 @@
+"""Plots of a table set in a notebook: `tables.plot.timeline()` and the like give Altair charts.
+
+Everything is counted with Arrow before it reaches a chart, which holds some thousand marks at most;
+where a plot shows a part only, its title says so. Altair is an extra of the package:
+``pip install 'kdissect[notebook]'``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    import altair as alt
+
+INTERVALS = 240  # of a time axis, at most
+SERIES_MAX = 12  # rows of a chart that has one per API, client or topic; the rest is "other"
+SEQUENCE_MAX = 60  # exchanges of a sequence diagram
+EVENTS_MAX = 4000  # events of a group's timeline
+_STEPS_NS = [
+    unit * step
+    for unit, steps in (
+        (10**3, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+        (10**6, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+        (10**9, (1, 2, 5, 10, 15, 30)),
+        (60 * 10**9, (1, 2, 5, 10, 15, 30)),
+        (3600 * 10**9, (1, 2, 3, 6, 12, 24)),
+    )
+    for step in steps
+]
+
+
+def _altair() -> Any:
+    try:
+        import altair
+    except ImportError:
+        raise ImportError(
+            "plots need Altair, which is not installed: pip install 'kdissect[notebook]'"
+        ) from None
+    return altair
+
+
+class Plots:
+    """The plots of a table set (`kdissect.Tables`); each gives an `altair.Chart`."""
+
+    def __init__(self, tables: Any) -> None:
+        self._tables = tables
+
+    def timeline(self, by: str = "api_name", measure: str = "requests") -> alt.Chart:
+        """Requests, bytes or errors per interval of time, stacked.
+
+        by: a column of `exchanges`, for example "api_name", "client_id" or "client_ip".
+        measure: "requests", "bytes" (requests and responses) or "errors".
+        Raises ValueError for another measure, KeyError for a column that is not there.
+        """
+        measures = ("requests", "bytes", "errors")
+        if measure not in measures:
+            raise ValueError(f"measure must be one of {', '.join(measures)}, not {measure!r}")
+        columns = [by, "request_time_ns", "response_time_ns", "request_size", "response_size",
+                   "error_code"]  # fmt: skip
+        rows = self._exchanges(columns)
+        time_ns = pc.coalesce(rows["request_time_ns"], rows["response_time_ns"])
+        if measure == "bytes":
+            amount = pc.add(
+                pc.fill_null(rows["request_size"], 0), pc.fill_null(rows["response_size"], 0)
+            )
+        elif measure == "errors":
+            amount = pc.cast(pc.fill_null(pc.not_equal(rows["error_code"], 0), False), pa.int64())
+        else:
+            amount = pa.chunked_array([np.ones(len(rows), np.int64)])
+        step, interval = _intervals(time_ns)
+        table = pa.table({"time": interval, "series": _top(rows[by], amount), "amount": amount})
+        counted = table.group_by(["time", "series"]).aggregate([("amount", "sum")])
+        alt = _altair()
+        name = f"{measure} per {_span(step)}"
+        return (
+            alt.Chart(_frame(counted), title=f"{measure} by {by}")
+            .mark_bar()
+            .encode(
+                x=alt.X("time:T", scale=alt.Scale(type="utc"), title="time (UTC)"),
+                y=alt.Y("amount_sum:Q", title=name),
+                color=alt.Color("series:N", title=by, sort="-y"),
+                tooltip=["time:T", alt.Tooltip("series:N", title=by),
+                         alt.Tooltip("amount_sum:Q", title=name)],
+            )
+            .properties(width=640, height=240)
+            .interactive(bind_y=False)
+        )  # fmt: skip
+
+    def latency(self, by: str = "api_name") -> alt.Chart:
+        """How long answers took: a row of the 5th to 95th percentile, quartiles and median.
+
+        by: a column of `exchanges`. A Fetch may wait for data by its client's own wish, JoinGroup
+        and SyncGroup for other members.
+        """
+        rows = self._exchanges([by, "latency_ms"])
+        rows = rows.filter(
+            pc.and_(pc.is_valid(rows["latency_ms"]), pc.greater(rows["latency_ms"], 0))
+        )
+        ones = pa.chunked_array([np.ones(len(rows), np.int64)])
+        series = _top(rows[by], ones).to_numpy()
+        latency = rows["latency_ms"].to_numpy()
+        summary = []
+        for name in sorted(set(series.tolist())):
+            of_one = latency[series == name]
+            low, first, middle, third, high = np.percentile(of_one, (5, 25, 50, 75, 95))
+            summary.append(
+                {"series": name, "p5": low, "p25": first, "p50": middle, "p75": third, "p95": high,
+                 "max": of_one.max(), "count": len(of_one)}
+            )  # fmt: skip
+        alt = _altair()
+        fields = ("p5", "p25", "p50", "p75", "p95", "max", "count")
+        order = [row["series"] for row in sorted(summary, key=lambda row: -row["p95"])]
+        base = alt.Chart(_frame(pa.Table.from_pylist(summary, _LATENCY))).encode(
+            y=alt.Y("series:N", title=by, sort=order),
+            tooltip=[alt.Tooltip("series:N", title=by), *(f"{name}:Q" for name in fields)],
+        )
+        scale = alt.Scale(type="log")
+        whole = base.mark_rule().encode(
+            x=alt.X("p5:Q", scale=scale, title="latency (ms), 5th to 95th percentile"), x2="p95:Q"
+        )
+        half = base.mark_bar(size=10, opacity=0.6).encode(x=alt.X("p25:Q", scale=scale), x2="p75:Q")
+        middle = base.mark_tick(thickness=2, size=14, color="black").encode(
+            x=alt.X("p50:Q", scale=scale)
+        )
+        return (whole + half + middle).properties(width=560, title=f"latency by {by}")
+
+    def topics_by_client(self, measure: str = "records") -> alt.Chart:
+        """A heat map of who writes to which topic: clients by topics.
+
+        measure: "records" or "bytes" of record batches in Produce requests.
+        """
+        if measure not in ("records", "bytes"):
+            raise ValueError(f"measure must be records or bytes, not {measure!r}")
+        column = "record_count" if measure == "records" else "size"
+        batches = self._tables.record_batches.to_arrow(
+            ["exchange_id", "topic", column], pc.field("source") == "produce"
+        )
+        clients = self._exchanges(["exchange_id", "client_id"])
+        joined = batches.join(clients, "exchange_id", join_type="left outer")
+        amount = pc.fill_null(joined[column], 0)
+        table = pa.table(
+            {
+                "client": _top(joined["client_id"], amount),
+                "topic": _top(joined["topic"], amount),
+                "amount": amount,
+            }
+        )
+        counted = table.group_by(["client", "topic"]).aggregate([("amount", "sum")])
+        alt = _altair()
+        return (
+            alt.Chart(_frame(counted), title=f"{measure} written, by client and topic")
+            .mark_rect()
+            .encode(
+                x=alt.X("topic:N"),
+                y=alt.Y("client:N"),
+                color=alt.Color("amount_sum:Q", title=measure, scale=alt.Scale(type="symlog")),
+                tooltip=["client:N", "topic:N", alt.Tooltip("amount_sum:Q", title=measure)],
+            )
+            .properties(width=alt.Step(40), height=alt.Step(24))
+        )
+
+    def group(self, group_id: str | None = None) -> alt.Chart:
+        """What happened in a group, a row per member: joins, syncs, errors, leaves.
+
+        group_id: the one with most events where none is given. Raises KeyError for one that the
+        captures do not show.
+        """
+        events = self._tables.group_events.to_arrow()
+        counts = pc.value_counts(events["group_id"]).to_pylist()
+        if not counts:
+            raise KeyError("no group events in these tables")
+        if group_id is None:
+            group_id = max(counts, key=lambda entry: entry["counts"])["values"]
+        rows = events.filter(pc.equal(events["group_id"], group_id)).sort_by("time")
+        if not len(rows):
+            known = ", ".join(sorted(str(entry["values"]) for entry in counts))
+            raise KeyError(f"no group {group_id!r}; there are {known}")
+        shown = rows.slice(0, EVENTS_MAX)
+        member = pc.if_else(
+            pc.fill_null(pc.equal(shown["member_id"], ""), True),
+            pc.fill_null(shown["client_id"], "(group)"),
+            shown["member_id"],
+        )
+        millis = pc.cast(
+            pc.multiply(pc.fill_null(shown["duration_ms"], 0.0), 1000.0), pa.int64(), safe=False
+        )
+        end = pc.add(shown["time"], pc.cast(millis, pa.duration("us")))
+        columns = ["time", "event", "generation", "duration_ms", "detail", "client_id"]
+        table = shown.select(columns)
+        table = table.append_column("member", member).append_column("end", end)
+        alt = _altair()
+        part = f" (first {EVENTS_MAX} of {len(rows)} events)" if len(rows) > EVENTS_MAX else ""
+        base = alt.Chart(_frame(table), title=f"group {group_id}{part}").encode(
+            y=alt.Y("member:N", title="member"),
+            color=alt.Color("event:N"),
+            tooltip=["time:T", "member:N", "client_id:N", "event:N", "generation:Q",
+                     "duration_ms:Q", "detail:N"],
+        )  # fmt: skip
+        scale, axis = alt.Scale(type="utc"), alt.Axis(format="%H:%M:%S.%L", labelOverlap=True)
+        spans = base.mark_bar(opacity=0.5, height=8).encode(
+            x=alt.X("time:T", scale=scale, axis=axis, title="time (UTC)"), x2="end:T"
+        )
+        ticks = base.mark_tick(thickness=2, size=16).encode(x=alt.X("time:T", scale=scale))
+        return (spans + ticks).properties(width=640, height=alt.Step(22)).interactive(bind_y=False)
+
+    def sequence(self, connection_id: int | None = None, start: int = 0) -> alt.Chart:
+        """The exchanges of a connection as a sequence diagram: client left, broker right.
+
+        connection_id: the one with most exchanges where none is given. It shows 60 exchanges from
+        number `start` on. Raises KeyError for a connection without exchanges.
+        """
+        columns = ["connection_id", "exchange_id", "client_ip", "client_port", "broker_ip",
+                   "broker_port", "api_name", "api_version", "correlation_id", "request_time_ns",
+                   "response_time_ns", "latency_ms", "error_name", "status"]  # fmt: skip
+        rows = self._exchanges(columns)
+        counts = pc.value_counts(rows["connection_id"]).to_pylist()
+        if not counts:
+            raise KeyError("no exchanges in these tables")
+        if connection_id is None:
+            connection_id = max(counts, key=lambda entry: entry["counts"])["values"]
+        rows = rows.filter(pc.equal(rows["connection_id"], connection_id))
+        if not len(rows):
+            raise KeyError(f"no exchanges of a connection {connection_id}")
+        time = pc.coalesce(rows["request_time_ns"], rows["response_time_ns"])
+        shown = rows.take(pc.sort_indices(time)).slice(start, SEQUENCE_MAX).to_pylist()
+        arrows = [arrow for row in shown for arrow in _arrows(row)]
+        arrows.sort(key=lambda arrow: arrow["time_ns"])
+        first = arrows[0]["time_ns"] if arrows else 0
+        for number, arrow in enumerate(arrows):
+            arrow["order"] = number
+            arrow["label"] = f"{(arrow.pop('time_ns') - first) / 1e6:+.3f} ms  {arrow['label']}"
+        one = rows.slice(0, 1).to_pylist()[0]
+        title = (
+            f"{one['client_ip']}:{one['client_port']} to {one['broker_ip']}:{one['broker_port']}, "
+            f"exchanges {start + 1} to {start + len(shown)} of {len(rows)}"
+        )
+        alt = _altair()
+        height = max(60, 18 * len(arrows))
+        base = alt.Chart(_frame(pa.Table.from_pylist(arrows, _ARROWS)), title=title).encode(
+            y=alt.Y("order:Q", axis=None, scale=alt.Scale(reverse=True, nice=False)),
+            color=alt.Color("kind:N", title=None),
+            tooltip=["label:N", "kind:N", "exchange_id:N"],
+        )
+        across = alt.X("from:Q", axis=None, scale=alt.Scale(domain=[0, 1]))
+        lines = base.mark_rule().encode(x=across, x2="to:Q")
+        heads = base.mark_point(filled=True, size=60).encode(
+            x=alt.X("to:Q"), shape=alt.Shape("head:N", scale=None, legend=None)
+        )
+        labels = base.mark_text(dy=-6, fontSize=11).encode(x=alt.value(320), text="label:N")
+        return (lines + heads + labels).properties(width=640, height=height)
+
+    def _exchanges(self, columns: list[str]) -> pa.Table:
+        schema = self._tables.exchanges.schema
+        missing = [name for name in columns if name not in schema.names]
+        if missing:
+            raise KeyError(f"exchanges has no column {missing[0]!r}")
+        return self._tables.exchanges.to_arrow(list(dict.fromkeys(columns)))
+
+
+_LATENCY = pa.schema(
+    [("series", pa.string())]
+    + [(name, pa.float64()) for name in ("p5", "p25", "p50", "p75", "p95", "max")]
+    + [("count", pa.int64())]
+)
+_ARROWS = pa.schema(
+    [
+        ("order", pa.int64()), ("from", pa.float64()), ("to", pa.float64()), ("head", pa.string()),
+        ("kind", pa.string()), ("label", pa.string()), ("exchange_id", pa.string()),
+    ]
+)  # fmt: skip
+
+
+def _arrows(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A request's arrow to the right, its response's to the left."""
+    version = "" if row["api_version"] is None else f" v{row['api_version']}"
+    what = f"{row['api_name'] or 'unknown'}{version} #{row['correlation_id']}"
+    same = {"exchange_id": str(row["exchange_id"])}
+    arrows = []
+    if row["request_time_ns"] is not None:
+        kind = "request" if row["status"] in ("paired", "no_response_expected") else "unanswered"
+        arrows.append({"time_ns": row["request_time_ns"], "from": 0.0, "to": 1.0, "kind": kind,
+                       "head": "triangle-right", "label": what, **same})  # fmt: skip
+    if row["response_time_ns"] is not None:
+        error = row["error_name"]
+        is_error = bool(error) and error != "NONE"
+        took = "" if row["latency_ms"] is None else f" ({row['latency_ms']:.3f} ms)"
+        label = f"{what}{took}{' ' + error if is_error else ''}"
+        arrows.append({"time_ns": row["response_time_ns"], "from": 1.0, "to": 0.0,
+                       "kind": "error" if is_error else "response", "head": "triangle-left",
+                       "label": label, **same})  # fmt: skip
+    return arrows
+
+
+def _intervals(time_ns: Any) -> tuple[int, Any]:
+    """(length in ns of an interval, where each time's interval begins as timestamp[us])."""
+    times = time_ns.to_numpy()
+    if not len(times):
+        return _STEPS_NS[0], pa.array([], pa.timestamp("us", "UTC"))
+    length = int(times.max() - times.min())
+    day = 86_400 * 10**9
+    whole_days = day * max(1, math.ceil(length / INTERVALS / day))
+    step = next((step for step in _STEPS_NS if length <= step * INTERVALS), whole_days)
+    return step, pa.array(times // step * step // 1000).cast(pa.timestamp("us", "UTC"))
+
+
+def _span(step_ns: int) -> str:
+    for unit, name in ((3600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"), (10**6, "ms")):
+        if step_ns >= unit:
+            return f"{step_ns // unit} {name}"
+    return f"{step_ns // 1000} µs"
+
+
+def _top(names: Any, amount: Any) -> Any:
+    """The names with the largest sums; all others, beyond SERIES_MAX, become "other"."""
+    named = pc.fill_null(names.cast(pa.string()), "(none)")
+    sums = (
+        pa.table({"name": named, "amount": amount}).group_by("name").aggregate([("amount", "sum")])
+    )
+    kept = sums.sort_by([("amount_sum", "descending")])["name"].slice(0, SERIES_MAX)
+    is_kept = pc.is_in(named, value_set=kept.combine_chunks())
+    return pc.if_else(is_kept, named, "other")
+
+
+def _frame(table: pa.Table) -> Any:
+    return table.to_pandas()
