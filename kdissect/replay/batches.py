@@ -11,7 +11,6 @@ import crc32c
 _ENTRY = struct.Struct(">qi")  # base offset, length of what follows
 _MAGIC_AT = 16
 _CRC_AT, _CRC_FROM = 17, 21
-_LEADER_EPOCH_AT = 12
 _PRODUCER_AT = 43
 _PRODUCER = struct.Struct(">qhi")  # producer id, epoch, base sequence
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -66,17 +65,18 @@ def headers(data: bytes) -> Iterator[BatchHeader]:
 
 
 def patch_producer(
-    data: bytearray, header: BatchHeader, producer_id: int, epoch: int, base_sequence: int
+    data: bytearray,
+    header: BatchHeader,
+    producer_id: int,
+    epoch: int,
+    base_sequence: int,
+    *,
+    seal: bool = True,
 ) -> None:
-    """Give the batch another producer, and the CRC-32C that goes with it."""
+    """Give the batch another producer, and the CRC-32C that goes with it (`seal`)."""
     _PRODUCER.pack_into(data, header.pos + _PRODUCER_AT, producer_id, epoch, base_sequence)
-    _seal(data, header)
-
-
-def clear_transactional(data: bytearray, header: BatchHeader) -> None:
-    """Take the transactional bit away (its producer id is unknown to the target)."""
-    data[header.pos + 22] &= ~_TRANSACTIONAL & 0xFF
-    _seal(data, header)
+    if seal:
+        _seal(data, header)
 
 
 def _seal(data: bytearray, header: BatchHeader) -> None:

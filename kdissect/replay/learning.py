@@ -1,0 +1,326 @@
+"""What answers tell a `Translator`: the captured response and the target's, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kdissect.replay import messages as api
+from kdissect.replay.batches import headers
+from kdissect.replay.messages import entries, request_of, response_of
+from kdissect.replay.model import Exchange, Step
+from kdissect.replay.offsets import Log
+from kdissect.replay.producers import Producer
+from kdissect.wire.message import Message
+
+if TYPE_CHECKING:
+    from kdissect.replay.translate import Translator
+
+Body = dict[str, Any]
+_EARLIEST = -2  # timestamp of ListOffsets
+
+# Errors that say "not yet" or "not here": a client asks again, so does a replay.
+_COORDINATOR = frozenset({14, 15, 16})  # loading, not available, not this one
+_LEADER = frozenset({5, 6, 9, 56, 72, 74, 75, 76})
+_CONTROLLER = frozenset({41})
+_TRANSACTION = frozenset({51})  # the transaction before is still being completed
+_NO_TOPIC = frozenset({3, 100, 103})  # when the target has just made it
+TRANSIENT = _COORDINATOR | _LEADER | _CONTROLLER | _TRANSACTION | _NO_TOPIC
+_HEARTBEATS = frozenset(
+    {api.CONSUMER_GROUP_HEARTBEAT, api.SHARE_GROUP_HEARTBEAT, api.STREAMS_GROUP_HEARTBEAT}
+)
+
+
+def error_codes(value: Any) -> Iterator[int]:
+    """Every error code of a body, zero included, in wire order."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if isinstance(inner, int) and name.endswith("error_code"):
+                yield inner
+            elif isinstance(inner, (dict, list)):
+                yield from error_codes(inner)
+    elif isinstance(value, list):
+        for each in value:
+            yield from error_codes(each)
+
+
+# -- before the run ---------------------------------------------------------------------------
+
+
+def from_capture(t: Translator, exchange: Exchange) -> None:
+    """What a captured exchange tells that later answers are held against."""
+    t.groups.capture_tells(exchange)
+    if exchange.api_key == api.FETCH:
+        request, response = request_of(exchange), response_of(exchange)
+        for log, entry in _logs(t, request.body if request is not None else {}, "topics"):
+            t.offsets.capture_tells(log, asked=entry["fetch_offset"])
+        for log, entry in _logs(t, response.body if response is not None else {}, "responses"):
+            t.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
+    elif exchange.api_key == api.PRODUCE_API:
+        response = response_of(exchange)
+        for log, entry in _logs(t, response.body if response is not None else {}, "responses"):
+            t.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
+
+
+def _logs(t: Translator, body: Mapping[str, Any], topics: str) -> Iterator[tuple[Log, Body]]:
+    """(log by the capture's name, partition's struct) of a captured body."""
+    for topic in entries(body.get(topics)):
+        name = t.topic_name(topic.get("topic") or topic.get("name") or "", topic.get("topic_id"))
+        for partition in _partitions(topic):
+            yield (name, _index(partition)), partition
+
+
+def _partitions(topic: Body) -> list[Body]:
+    for name in ("partitions", "partition_data", "partition_responses"):
+        if name in topic:
+            return entries(topic[name])
+    return []
+
+
+def _index(partition: Body) -> int:
+    for name in ("partition_index", "index", "partition"):
+        if name in partition:
+            return int(partition[name])
+    return -1
+
+
+# -- is it final ------------------------------------------------------------------------------
+
+
+def retry(t: Translator, step: Step, answer: Message) -> str:
+    """Why to ask again, or ""."""
+    captured = response_of(step.exchange)
+    if captured is None:
+        return ""
+    codes = list(error_codes(answer.body))
+    again = set(codes) & TRANSIENT - set(error_codes(captured.body))
+    if again & _NO_TOPIC and not _has_topics(t, step):
+        again -= _NO_TOPIC
+    if not again:
+        return ""
+    if step.exchange.api_key == api.PRODUCE_API and not set(codes) <= again:
+        return ""  # some partitions were written
+    if step.exchange.api_key == api.FETCH:
+        t.sessions.answered(step.connection, step.number, 0, answer.body, is_final=False)
+    return f"error {min(again)}: not ready yet"
+
+
+def _has_topics(t: Translator, step: Step) -> bool:
+    """Whether the target should know the topics of a request."""
+    request = request_of(step.exchange)
+    if request is None:
+        return False
+    names = set()
+    for holder in ("topics", "topic_data", "topic_names"):
+        for topic in entries(request.body.get(holder)):
+            if isinstance(topic, str):
+                names.add(topic)
+            else:
+                name = topic.get("name") or topic.get("topic") or ""
+                names.add(t.topic_name(name, topic.get("topic_id")))
+    return bool(names) and all(t.target.has_topic(t.topic(name)) for name in names)
+
+
+# -- answers ----------------------------------------------------------------------------------
+
+
+def from_answer(t: Translator, step: Step, answer: Message) -> None:
+    """Learn from a final answer."""
+    learner = _LEARNERS.get(step.exchange.api_key)
+    if learner is not None:
+        learner(t, step, response_of(step.exchange), answer)
+
+
+def from_failure(t: Translator, step: Step) -> None:
+    """No answer came, or the step was not sent."""
+    if step.exchange.api_key == api.FETCH:
+        t.sessions.failed(step.connection, step.number)
+    elif step.exchange.api_key == api.PRODUCE_API and step.expects_response:
+        captured = response_of(step.exchange)
+        if captured is not None:
+            _lost(t, step, captured, set())
+
+
+def _metadata(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    t.target.learn_metadata(answer.body)
+    _bind_topics(t, captured, answer, "topics")
+
+
+def _bind_topics(t: Translator, captured: Message | None, answer: Message, where: str) -> None:
+    """The ids that both sides tell for a name."""
+    if captured is None:
+        return
+    told = {
+        entry["name"]: entry.get("topic_id")
+        for entry in entries(answer.body.get(where))
+        if entry.get("name")
+    }
+    for entry in entries(captured.body.get(where)):
+        if entry.get("name"):
+            t.bind_topic(entry.get("topic_id"), told.get(t.topic(entry["name"])))
+
+
+def _create_topics(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    request = request_of(step.exchange)
+    if request is not None and request.body.get("validate_only"):
+        return
+    for topic in entries(answer.body["topics"]):
+        if topic["error_code"] == 0:
+            t.target.created(topic["name"], topic.get("topic_id"))
+    _bind_topics(t, captured, answer, "topics")
+
+
+def _delete_topics(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    for topic in entries(answer.body["responses"]):
+        if topic["error_code"] == 0 and topic["name"]:
+            # the id stays known: a late request by id is refused by both
+            name = topic["name"]
+            for captured_id, captured_name in t.names.items():
+                if t.topic(captured_name) == name and name in t.target.topic_ids:
+                    t.topic_ids.setdefault(captured_id, t.target.topic_ids[name])
+            t.target.forget_topic(name)
+
+
+def _find_coordinator(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    request = request_of(step.exchange)
+    if request is None:
+        return
+    key_type = request.body.get("key_type", 0)
+    if "coordinators" in answer.body:
+        for found in entries(answer.body["coordinators"]):
+            if found["error_code"] == 0:
+                t.learn_coordinator(key_type, found["key"], found["node_id"])
+    elif answer.body["error_code"] == 0 and request.body.get("key"):
+        rename = t.group if key_type == 0 else t.transactional_id
+        t.learn_coordinator(key_type, rename(request.body["key"]), answer.body["node_id"])
+
+
+def _produce(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    if captured is None:
+        return
+    told = {
+        (topic.get("name") or topic.get("topic_id"), partition["index"]): partition
+        for topic in entries(answer.body["responses"])
+        for partition in entries(topic["partition_responses"])
+    }
+    written: set[Log] = set()
+    for topic in entries(captured.body["responses"]):
+        name = t.topic_name(topic.get("name") or "", topic.get("topic_id"))
+        key = t.topic(topic["name"]) if topic.get("name") else t.topic_id(topic["topic_id"])
+        for partition in entries(topic["partition_responses"]):
+            log = (name, partition["index"])
+            found = told.get((key, partition["index"]))
+            if found is None or found["error_code"] != 0:
+                continue
+            written.add(log)
+            if partition["error_code"] == 0:
+                t.offsets.produced(log, partition["base_offset"], found["base_offset"])
+                t.offsets.target_starts(log, found.get("log_start_offset", -1))
+    _lost(t, step, captured, written)
+
+
+def _lost(t: Translator, step: Step, captured: Message, written: set[Log]) -> None:
+    """Batches that the capture's broker took and the target did not."""
+    taken = {log for log, entry in _logs(t, captured.body, "responses") if entry["error_code"] == 0}
+    request = request_of(step.exchange)
+    if request is None or taken <= written:
+        return
+    for log, entry in _logs(t, request.body, "topic_data"):
+        if log in taken and log not in written:
+            for header in headers(entry["records"] or b""):
+                if header.producer_id >= 0:
+                    producer = Producer(header.producer_id, header.producer_epoch)
+                    t.producers.lost(producer, log, header.record_count)
+
+
+def _fetch(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    session_id = 0 if captured is None else captured.body.get("session_id", 0)
+    t.sessions.answered(step.connection, step.number, session_id, answer.body, is_final=True)
+
+
+def _list_offsets(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    request = request_of(step.exchange)
+    if request is None:
+        return
+    earliest = {
+        (t.topic(name), number): (name, number)
+        for (name, number), entry in _logs(t, request.body, "topics")
+        if entry["timestamp"] == _EARLIEST
+    }
+    for topic in entries(answer.body["topics"]):
+        for partition in entries(topic["partitions"]):
+            log = earliest.get((topic["name"], partition["partition_index"]))
+            if log is not None and partition["error_code"] == 0 and "offset" in partition:
+                t.offsets.target_starts(log, partition["offset"])
+
+
+def _init_producer_id(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    if captured is None or captured.body["error_code"] != 0 or answer.body["error_code"] != 0:
+        return
+    t.producers.learn(
+        Producer(captured.body["producer_id"], captured.body["producer_epoch"]),
+        Producer(answer.body["producer_id"], answer.body["producer_epoch"]),
+    )
+
+
+def _end_txn(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    if captured is not None and "producer_id" in captured.body and "producer_id" in answer.body:
+        _init_producer_id(t, step, captured, answer)
+
+
+def _join_group(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    request = request_of(step.exchange)
+    if request is not None:
+        t.groups.joined(request.body, None if captured is None else captured.body, answer.body)
+
+
+def _heartbeat(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    request = request_of(step.exchange)
+    if request is not None:
+        t.groups.heartbeat(request.body, None if captured is None else captured.body, answer.body)
+
+
+def _share(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    request = request_of(step.exchange)
+    if request is None or answer.body["error_code"] != 0:
+        return
+    body = request.body
+    key = (step.connection, body["group_id"] or "", body["member_id"] or "")
+    epoch = body["share_session_epoch"]
+    if epoch < 0:
+        t.share_epochs.pop(key, None)
+    elif epoch == 0:
+        t.share_epochs[key] = 1
+    else:
+        used = t.share_epochs.get(key, epoch)
+        t.share_epochs[key] = used + 1 if used < 0x7FFFFFFF else 1
+
+
+def _opaque(*names: str) -> Any:
+    def learn(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+        if captured is None or answer.body["error_code"] != 0:
+            return
+        for name in names:
+            t.opaque[name, captured.body[name]] = answer.body[name]
+
+    return learn
+
+
+_LEARNERS: dict[int, Any] = {
+    api.METADATA: _metadata,
+    api.DESCRIBE_TOPIC_PARTITIONS: _metadata,
+    api.CREATE_TOPICS: _create_topics,
+    api.DELETE_TOPICS: _delete_topics,
+    api.FIND_COORDINATOR: _find_coordinator,
+    api.PRODUCE_API: _produce,
+    api.FETCH: _fetch,
+    api.LIST_OFFSETS: _list_offsets,
+    api.INIT_PRODUCER_ID: _init_producer_id,
+    api.END_TXN: _end_txn,
+    api.JOIN_GROUP: _join_group,
+    api.SHARE_FETCH: _share,
+    api.SHARE_ACKNOWLEDGE: _share,
+    api.CREATE_DELEGATION_TOKEN: _opaque("hmac", "token_id"),
+    api.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id", "subscription_id"),
+    **dict.fromkeys(_HEARTBEATS, _heartbeat),
+}

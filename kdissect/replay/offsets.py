@@ -1,0 +1,85 @@
+"""Offsets of the capture and of the target, per partition."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from dataclasses import dataclass, field
+
+CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
+MODES = (CAPTURED, EARLIEST, RELATIVE)
+
+Log = tuple[str, int]  # the capture's name of a topic, partition
+
+
+@dataclass(slots=True)
+class _LogOffsets:
+    captured_start: int = -1  # first offset that the capture tells of
+    first_asked: int = -1  # smallest offset that the capture fetched
+    target_start: int = -1
+    bases: list[int] = field(default_factory=list)  # captured base offsets, ascending
+    shifts: dict[int, int] = field(default_factory=dict)  # captured base -> target minus captured
+
+
+class Offsets:
+    """Maps offsets by one of three modes.
+
+    captured: as they are. earliest: the first offset that the capture fetched of a partition is the
+    target's earliest. relative: by what was produced (a produced batch has an offset in both), else
+    by the distance to the log's start.
+    """
+
+    def __init__(self, mode: str) -> None:
+        if mode not in MODES:
+            raise ValueError(f"offsets: {mode!r} is none of {', '.join(MODES)}")
+        self.mode = mode
+        self._logs: dict[Log, _LogOffsets] = {}
+
+    def _of(self, log: Log) -> _LogOffsets:
+        found = self._logs.get(log)
+        if found is None:
+            found = self._logs[log] = _LogOffsets()
+        return found
+
+    def capture_tells(self, log: Log, *, start: int = -1, asked: int = -1) -> None:
+        """What the workload says before anything is sent: the first start, the smallest ask."""
+        entry = self._of(log)
+        if start >= 0 and entry.captured_start < 0:
+            entry.captured_start = start
+        if asked >= 0 and (entry.first_asked < 0 or asked < entry.first_asked):
+            entry.first_asked = asked
+
+    def target_starts(self, log: Log, start: int) -> None:
+        """The target's earliest offset; the first that is told counts."""
+        entry = self._of(log)
+        if entry.target_start < 0 <= start:
+            entry.target_start = start
+
+    def produced(self, log: Log, captured: int, target: int) -> None:
+        """The same batch has these base offsets in the capture and at the target."""
+        if captured < 0 or target < 0:
+            return
+        entry = self._of(log)
+        if captured not in entry.shifts:
+            insort(entry.bases, captured)
+        entry.shifts[captured] = target - captured
+
+    def to_target(self, log: Log, offset: int) -> int:
+        """The target's offset of a captured one; negative ones have a meaning of their own."""
+        if offset < 0 or self.mode == CAPTURED:
+            return offset
+        return max(0, offset + self._shift(log, offset))
+
+    def _shift(self, log: Log, offset: int) -> int:
+        entry = self._logs.get(log)
+        if entry is None:
+            return 0
+        if self.mode == EARLIEST:
+            if entry.target_start < 0 or entry.first_asked < 0:
+                return 0
+            return entry.target_start - entry.first_asked
+        if entry.bases:
+            place = max(0, bisect_right(entry.bases, offset) - 1)
+            return entry.shifts[entry.bases[place]]
+        if entry.target_start < 0 or entry.captured_start < 0:
+            return 0
+        return entry.target_start - entry.captured_start

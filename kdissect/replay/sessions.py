@@ -1,0 +1,119 @@
+"""Fetch sessions (KIP-227): the capture's, and those that the target opened for them.
+
+An incremental Fetch names only what changes; the rest is what the session was told before. So that
+a request can be sent when the target has no such session (any more), each captured session
+remembers all that it was told, and is then opened again with a full Fetch of just that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.replay.messages import entries
+
+FINAL_EPOCH, INITIAL_EPOCH = -1, 0
+_LOST = frozenset({70, 71, 106})  # session id not found, wrong epoch, topic id changed
+
+Body = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Session:
+    """target_id 0: the target has none now. epoch: of the next request to the target."""
+
+    target_id: int = 0
+    epoch: int = 1
+    told: dict[tuple[Any, int], Body] = field(default_factory=dict)  # (topic, partition) -> entry
+
+
+class FetchSessions:
+    """Sessions by connection and captured id."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[tuple[int, int], _Session] = {}
+        # what the step in flight told, until its answer says under which id
+        self._asked: dict[int, _Session] = {}
+
+    def request(self, connection: int, number: int, body: Body) -> tuple[Body, str]:
+        """The body with the session's own words, before ids in it are translated, and "", or why
+        it cannot be sent. `number` is the step's."""
+        captured_id, epoch = body["session_id"], body["session_epoch"]
+        if captured_id == 0 and epoch == FINAL_EPOCH:
+            return body, ""
+        known = self._sessions.get((connection, captured_id))
+        if epoch == FINAL_EPOCH:
+            return {**body, "session_id": known.target_id if known else 0}, ""
+        if epoch == INITIAL_EPOCH:
+            session = _Session()
+            _tell(session, body)
+            self._asked[number] = session
+            return {**body, "session_id": known.target_id if known else 0}, ""
+        if known is None:
+            known = self._sessions[connection, captured_id] = _Session()
+            _tell(known, body)
+            if not known.told:
+                return body, "its fetch session began before the capture"
+        elif number not in self._asked:
+            _tell(known, body)
+        self._asked[number] = known
+        if known.target_id:
+            return {**body, "session_id": known.target_id, "session_epoch": known.epoch}, ""
+        return {
+            **body,
+            "session_id": 0,
+            "session_epoch": INITIAL_EPOCH,
+            "topics": _grouped(known),
+            "forgotten_topics_data": [],
+        }, ""
+
+    def answered(
+        self, connection: int, number: int, captured_id: int, answer: Body, is_final: bool
+    ) -> None:
+        """The target's answer to a step; captured_id is the session that the capture's answer told
+        (0 where it told none, or was not captured)."""
+        session = self._asked.get(number)
+        if session is None:
+            return
+        if answer.get("error_code", 0) in _LOST:
+            session.target_id = 0
+        else:
+            target_id = answer.get("session_id", 0)
+            if target_id != session.target_id:
+                session.target_id, session.epoch = target_id, 1
+            else:
+                session.epoch = session.epoch + 1 if session.epoch < 0x7FFFFFFF else 1
+        if is_final:
+            del self._asked[number]
+            if captured_id:
+                self._sessions[connection, captured_id] = session
+
+    def failed(self, connection: int, number: int) -> None:
+        """No answer came: whatever the target made of the request, its session starts anew."""
+        session = self._asked.pop(number, None)
+        if session is not None:
+            session.target_id = 0
+
+
+def _tell(session: _Session, body: Body) -> None:
+    for topic in entries(body.get("forgotten_topics_data")):
+        for partition in topic["partitions"]:
+            session.told.pop((_key(topic), partition), None)
+    for topic in entries(body["topics"]):
+        for partition in entries(topic["partitions"]):
+            # a copy: the request's own is changed to the target's terms
+            session.told[_key(topic), partition["partition"]] = dict(partition)
+
+
+def _key(topic: Body) -> Any:
+    return topic["topic_id"] if "topic_id" in topic else topic["topic"]
+
+
+def _grouped(session: _Session) -> list[Body]:
+    """All that a session was told, as the topics of a full Fetch."""
+    topics: dict[Any, Body] = {}
+    for (key, _), partition in session.told.items():
+        name = "topic" if isinstance(key, str) else "topic_id"
+        topic = topics.setdefault(key, {name: key, "partitions": []})
+        topic["partitions"].append(dict(partition))
+    return list(topics.values())

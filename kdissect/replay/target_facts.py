@@ -1,0 +1,71 @@
+"""What is known of the target: versions, brokers, topics with ids and leaders, coordinators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from kdissect.replay.messages import entries
+
+ZERO_UUID = UUID(int=0)
+GROUP_KEY, TRANSACTION_KEY = 0, 1  # key types of FindCoordinator
+
+
+class TargetFacts:
+    """Names are the target's. leaders: (topic, partition) -> (node id, leader epoch)."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[int, tuple[int, int]] = {}
+        self.nodes: dict[int, tuple[str, int]] = {}
+        self.topic_ids: dict[str, UUID] = {}
+        self.leaders: dict[tuple[str, int], tuple[int, int]] = {}
+        self.missing: set[str] = set()  # topics that the target said it has not
+        self.coordinators: dict[tuple[int, str], int] = {}
+
+    def learn_metadata(self, body: Mapping[str, Any]) -> None:
+        """A Metadata or DescribeTopicPartitions response of the target."""
+        for broker in entries(body.get("brokers")):
+            self.nodes[broker["node_id"]] = (broker["host"], broker["port"])
+        for topic in entries(body.get("topics")):
+            name = topic.get("name")
+            if not name:
+                continue
+            if topic["error_code"] != 0:
+                self.forget_topic(name)
+                continue
+            self.missing.discard(name)
+            topic_id = topic.get("topic_id")
+            if topic_id is not None and topic_id != ZERO_UUID:
+                self.topic_ids[name] = topic_id
+            for partition in entries(topic["partitions"]):
+                if partition["leader_id"] >= 0:
+                    self.leaders[name, partition["partition_index"]] = (
+                        partition["leader_id"],
+                        partition.get("leader_epoch", -1),
+                    )
+
+    def forget_topic(self, name: str) -> None:
+        self.missing.add(name)
+        self.topic_ids.pop(name, None)
+        for log in [log for log in self.leaders if log[0] == name]:
+            del self.leaders[log]
+
+    def created(self, name: str, topic_id: UUID | None) -> None:
+        """A CreateTopics was answered: the id is known, the leaders are not yet."""
+        self.forget_topic(name)
+        self.missing.discard(name)
+        if topic_id is not None and topic_id != ZERO_UUID:
+            self.topic_ids[name] = topic_id
+
+    def has_topic(self, name: str) -> bool:
+        return name in self.topic_ids or (name, 0) in self.leaders
+
+    def node_for(self, captured_nodes: list[int], captured: int) -> int:
+        """A node of the target for one of the capture's: itself where it is there, else by order,
+        around the target's nodes."""
+        if captured < 0 or captured in self.nodes or not self.nodes:
+            return captured
+        order = sorted(self.nodes)
+        place = captured_nodes.index(captured) if captured in captured_nodes else captured
+        return order[place % len(order)]
