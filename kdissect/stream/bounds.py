@@ -19,12 +19,13 @@ def bounded(anomalies: npt.NDArray[np.void], options: StreamOptions) -> npt.NDAr
 
     Of the gaps, and of the unframed runs, of a direction the first `gaps_max` stay; one more row
     covers all behind them, and a LIMIT row says so. A size prefix beyond `frame_size_max` has a
-    LIMIT row beside that of the bytes it leaves unframed.
+    LIMIT row beside that of the bytes it leaves unframed, unless it is text.
     """
     kind = anomalies["kind"]
     parts = [anomalies]
     unframed = kind == Anomaly.UNFRAMED_BYTES
     beyond = (anomalies["b"] > options.frame_size_max) & (anomalies["b"] < _SIZES_END)
+    beyond &= ~_is_text(anomalies["b"])
     rows = anomalies[unframed & (anomalies["a"] == BAD_SIZE) & beyond].copy()
     if len(rows):
         rows["a"] = rows["b"]
@@ -37,6 +38,12 @@ def bounded(anomalies: npt.NDArray[np.void], options: StreamOptions) -> npt.NDAr
     made = np.concatenate(parts)
     order = np.lexsort((made["kind"], made["pos"], made["direction"], made["connection"]))
     return made[order]
+
+
+def _is_text(sizes: Any) -> Any:
+    """Whether the four bytes of a size are letters of another protocol."""
+    letters = [(sizes >> shift) & 255 for shift in (24, 16, 8, 0)]
+    return np.all([(letter >= 32) & (letter < 127) for letter in letters], axis=0)
 
 
 def _limit_rows(rows: Any, a: Any, limit: int, byte_count: Any) -> Any:

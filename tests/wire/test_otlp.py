@@ -160,7 +160,8 @@ def test_bombs_end_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     deep = number(3, 1)
     for _ in range(40):
         deep = part(5, part(1, deep))
-    assert reason(message(b"", attributes=pair(1, "a", deep))) == "limit reached"
+    assert reason(message(b"", attributes=pair(1, "a", deep))) == "nested too deep"
+    assert len(otlp.read_metrics(message(b"", attributes=pair(1, "a", deep)), 0, 50)) == 1
 
 
 def test_what_is_no_protobuf_is_told() -> None:
