@@ -80,7 +80,8 @@ class Followed:
 class Filters:
     """What must hold of an exchange; empty ones let everything through.
 
-    clients, topics, groups: exact names, or patterns with * and ?; a client may be an address.
+    clients, topics, groups: exact names, or patterns with * and ?; a client may be an address or
+    IP:PORT too, a group a transactional id.
     time_from_ns, time_to_ns: of its first byte. slow_ms: least latency. where: a SQL expression on
     the columns of `exchanges`.
     """
@@ -149,10 +150,10 @@ class Filters:
             mask = pc.greater(pc.list_value_length(table["error_codes"]), 0)
         if self.clients:
             by_name = _like(table["client_id"], self.clients)
-            by_address = pc.is_in(table["client_ip"].cast(pa.string()), pa.array(self._addresses()))
-            mask = _and(mask, pc.or_(by_name, by_address))
+            mask = _and(mask, pc.or_(by_name, self._by_address(table)))
         if self.groups:
-            mask = _and(mask, _like(table["group_id"], self.groups))
+            by_group = _like(table["group_id"], self.groups)
+            mask = _and(mask, pc.or_(by_group, _like(table["transactional_id"], self.groups)))
         if self.topics:
             mask = _and(mask, _any_like(table["topics"], self.topics))
         rows = None
@@ -164,14 +165,23 @@ class Filters:
             rows = chosen if rows is None else rows[chosen]
         return rows
 
-    def _addresses(self) -> list[str]:
-        found = []
+    def _by_address(self, table: pa.Table) -> Any:
+        """bool[n]: exchanges of a client whose address, or address and port, was asked for."""
+        found = np.zeros(table.num_rows, np.bool_)
         for client in self.clients:
             try:
-                found.append(ip_text(host_bytes(client)))
+                end = Followed.of(client) if ":" in client.lstrip("[") else None
+                address = end.address if end and end.address else host_bytes(client)
             except ValueError:
-                continue
-        return found or [""]
+                try:
+                    end, address = None, host_bytes(client)
+                except ValueError:
+                    continue
+            here = pc.equal(table["client_ip"].cast(pa.string()), ip_text(address))
+            if end is not None:
+                here = pc.and_(here, pc.equal(table["client_port"], end.port))
+            found |= here.to_numpy()
+        return pa.array(found)
 
     def _sql_rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
         from kdissect.show.where import Where

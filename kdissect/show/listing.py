@@ -32,13 +32,13 @@ DETAIL_ROWS = 512  # exchanges whose bytes are at hand together
 class Listed:
     """Some exchanges in the order in which they were completed.
 
-    table: rows of `exchanges`. frames: their bytes, in the order of the rows, where asked for;
-    assembly, rows: what they are in.
+    table: rows of `exchanges`. frames: their bytes, in the order of the rows, where asked for.
+    tables: all tables that their messages make, of exchanges that the filters hold back too.
     """
 
     table: pa.Table
     frames: Frames | None
-    records: dict[str, pa.Table]
+    tables: dict[str, pa.Table]
 
 
 class Lister:

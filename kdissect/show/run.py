@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kdissect.pipeline.plan import capture_id
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.plan import capture_id
 from kdissect.show import json_lines
 from kdissect.show.filters import Filters
 from kdissect.show.lines import LineMaker
@@ -52,14 +52,48 @@ def show(
 
 
 class _Shower:
+    """Writes what was listed, in the style asked for."""
+
     def __init__(self, style: Style, options: Options, write: Write) -> None:
         self._style, self._options, self._write = style, options, write
         self._lines = LineMaker(style.colour)
 
     def show(self, listed: Listed) -> None:
+        if self._style.as_json:
+            self._write_json(listed)
+        elif self._style.detail:
+            self._write_details(listed)
+        else:
+            self._write(self._lines.block(listed.table))
+
+    def _write_json(self, listed: Listed) -> None:
+        more = None
+        if self._style.records:
+            from kdissect.show.records import Records
+
+            ids = listed.table["exchange_id"].combine_chunks()
+            records = Records(listed.tables, ids)
+            more = [records.members(ident) for ident in ids.to_pylist()]
+        self._write(json_lines.block(listed.table, more))
+
+    def _write_details(self, listed: Listed) -> None:
+        from kdissect.show.detail import Detailer
+        from kdissect.show.records import Records
+
         style = self._style
-        if not style.detail:
-            make = json_lines.block if style.as_json else self._lines.block
-            self._write(make(listed.table))
-            return
-        raise NotImplementedError
+        ids = listed.table["exchange_id"].combine_chunks()
+        detailer = Detailer(self._options, style.raw, style.colour)
+        records = Records(listed.tables, ids) if style.records else None
+        topics = listed.table["topics"].to_pylist()
+        lines = self._lines.lines(listed.table)
+        for row, (line, ident) in enumerate(zip(lines, ids.to_pylist(), strict=True)):
+            out = [line]
+            if style.tree or style.raw:
+                assert listed.frames is not None
+                found = detailer.lines(listed.frames, row, topics[row] or [])
+                out += [shown.encode("utf-8", "replace") for shown in found]
+            if records is not None:
+                out += [
+                    shown.encode("utf-8", "replace") for shown in records.lines(ident, style.colour)
+                ]
+            self._write(b"\n".join(out) + b"\n")

@@ -1,0 +1,194 @@
+"""`kdissect show`: exchanges on the terminal, as they come."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from kdissect.cli.app import app
+from kdissect.cli.common import (
+    EXIT_INTERRUPTED,
+    FromTime,
+    Hosts,
+    KeyLogs,
+    Payload,
+    Ports,
+    Quiet,
+    RevealSecrets,
+    ShownPayload,
+    ToTime,
+    check_choice,
+    say,
+)
+
+SHOW_EXAMPLES = """
+Examples:
+
+  kdissect show trace.pcap
+
+  kdissect show trace.pcap.gz --api Fetch --slow 50ms --topic orders
+
+  kdissect show trace.pcap --errors -v
+
+  kdissect show trace.pcap --follow 10.0.0.7:51234 -x
+
+  kdissect show trace.pcap --where "client_id like 'app-%' and response_size > 1e6" --json
+
+  tcpdump -i any -U -w - port 9092 | kdissect show -
+"""
+
+Result = TypeVar("Result")
+
+
+@app.command("show", epilog=SHOW_EXAMPLES)
+def show_command(
+    captures: Annotated[
+        list[str],
+        typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin."),
+    ],
+    api: Annotated[
+        list[str] | None,
+        typer.Option("--api", metavar="NAME", help="An API by name or key; repeatable."),
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--client", metavar="NAME", help="A client id (* and ? fit anything), an IP or IP:PORT."
+        ),
+    ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="NAME", help="A topic; * and ? too.")
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
+    ] = None,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Answers with an error code anywhere.")
+    ] = False,
+    slow: Annotated[
+        str | None,
+        typer.Option("--slow", metavar="TIME", help="Latencies from this on: 50ms, 1.5s."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", metavar="SQL", help="An expression on the columns of exchanges."),
+    ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option("--follow", metavar="ID", help="One connection: its id, or IP:PORT."),
+    ] = None,
+    from_time: FromTime = None,
+    to_time: ToTime = None,
+    host: Hosts = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="The messages in full, as trees.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--hex", "-x", help="The messages' bytes, beside their fields.")
+    ] = False,
+    records: Annotated[
+        bool, typer.Option("--records", help="The records that were produced and fetched.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object a line: the columns of exchanges."),
+    ] = False,
+    port: Ports = None,
+    keylog: KeyLogs = None,
+    payload: ShownPayload = Payload.FULL,
+    reveal_secrets: RevealSecrets = False,
+    colour: Annotated[
+        bool | None,
+        typer.Option(
+            "--colour/--no-colour",
+            help="Colours (default: on a terminal, unless NO_COLOR is set).",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Requests with their answers, a line each, as they are completed. No Spark, no waiting.
+
+    Values of one option are alternatives; different options must all hold.
+    """
+    check_choice(host, from_time, to_time)
+    if as_json and (verbose or raw):
+        raise typer.BadParameter("it shows columns; -v and -x are text", param_hint="--json")
+    from kdissect.pipeline.choose import time_ns
+    from kdissect.pipeline.options import Options
+    from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
+    from kdissect.show.run import Style, show
+
+    filters = Filters(
+        apis=_checked("--api", api_keys, api) if api else frozenset(),
+        clients=tuple(client or ()),
+        topics=tuple(topic or ()),
+        groups=tuple(group or ()),
+        hosts=tuple(host or ()),
+        errors=errors,
+        slow_ms=_checked("--slow", duration_ms, slow) if slow is not None else None,
+        time_from_ns=None if from_time is None else time_ns(from_time),
+        time_to_ns=None if to_time is None else time_ns(to_time),
+        follow=_checked("--follow", Followed.of, follow) if follow is not None else None,
+        where=where,
+    )
+    options = Options(
+        ports=tuple(port or ()),
+        keylog=tuple(keylog or ()),
+        payload=payload.value,
+        reveal_secrets=reveal_secrets,
+    )
+    style = Style(as_json, verbose, raw, records, _has_colour(colour))
+
+    def note(line: str) -> None:
+        if not quiet:
+            say(f"warning: {line}")
+
+    out = _Output()
+    try:
+        reading = show(captures, options, filters, style, out.write, note)
+        out.flush()
+    except BrokenPipeError:
+        out.drop()  # who reads us has seen enough
+        return
+    except KeyboardInterrupt:
+        out.drop()
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if not reading.resumed.connection_count:
+        note(f"no Kafka traffic found in {', '.join(captures)}")
+
+
+def _checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _has_colour(wanted: bool | None) -> bool:
+    if wanted is not None:
+        return wanted
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+class _Output:
+    """Standard output, which may be closed by who reads it."""
+
+    def write(self, data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def flush(self) -> None:
+        sys.stdout.buffer.flush()
+
+    def drop(self) -> None:
+        """Nothing more goes out, not even what is left in buffers."""
+        empty = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(empty, 1)
+        os.close(empty)

@@ -1,0 +1,332 @@
+"""The two messages of an exchange in full: trees of fields, with their bytes beside them or not."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from kdissect.errors import DecodeError
+from kdissect.pipeline.frames import Frames
+from kdissect.pipeline.options import Options
+from kdissect.protocol import catalog
+from kdissect.protocol.errors import error_name
+from kdissect.protocol.model import Definition
+from kdissect.show import text
+from kdissect.show.spans import TAG_COUNT, Node, Path, Walk, value_at
+from kdissect.tables.embedded import add_decoded
+from kdissect.tables.marks import METADATA_TOPIC
+from kdissect.tables.redact import ALWAYS, CONFIGS, TEXT, redact_body, redact_values
+from kdissect.wire.body import body_type
+from kdissect.wire.embedded import DECODED
+from kdissect.wire.reference import UNKNOWN_TAGS
+
+SIDES = ("request", "response")
+VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said
+BYTES_SHOWN = 32  # of a value in the tree
+RAW_SHOWN = 64  # of a field beside its name
+RAW_WIDTH = 8
+RAW_COLUMN = 6 + 2 + 3 * RAW_WIDTH + 1 + RAW_WIDTH + 2
+HIDDEN_RAW = "[redacted]"
+_ENTRY, _LAST, _BAR, _GAP = "├─ ", "└─ ", "│  ", "   "
+
+
+class Detailer:
+    """Makes the lines of an exchange's messages."""
+
+    def __init__(self, options: Options, raw: bool, colour: bool) -> None:
+        self._options, self._raw, self._colour = options, raw, colour
+
+    def lines(self, frames: Frames, row: int, topics: list[str]) -> Iterator[str]:
+        """The lines of exchange `row` of `frames`, which touches `topics`."""
+        exchange = frames.exchanges[row]
+        bodies = self._decoded_inside(frames, row)
+        for side, name in enumerate(SIDES):
+            column = exchange[name]
+            if column["size"] < 0:
+                continue
+            start, end = int(frames.start[row, side]), int(frames.end[row, side])
+            data = memoryview(frames.buf[start:end].tobytes())
+            size, packet, pos = (int(column[item]) for item in ("size", "packet", "pos"))
+            head = f"  {name}: {size} bytes, packet {packet}, stream position {pos}"
+            yield self._painted(head, text.BOLD)
+            message = _Message(
+                self._options, exchange, side, data, bool(column["is_whole"]), topics, bodies[side]
+            )
+            message.api_version = int(frames.versions(side)[row])
+            yield from self._tree(message)
+
+    def _decoded_inside(self, frames: Frames, row: int) -> list[Any]:
+        """Both bodies with what is inside their bytes, None where nothing is."""
+        api_key = int(frames.exchanges["api_key"][row])
+        if api_key not in catalog.apis():
+            return [None, None]
+        bodies = []
+        for side in (0, 1):
+            column = pa.nulls(1, body_type(api_key, SIDES[side]))
+            if frames.readable(api_key, side)[row]:
+                column = frames.decode(api_key, side, np.array([row])).body
+            bodies.append(column)
+        reveal = self._options.reveal_secrets
+        request, response, _ = add_decoded(api_key, bodies[0], bodies[1], reveal)
+        found: list[Any] = []
+        for side, column in enumerate((request, response)):
+            if column.type.equals(bodies[side].type):
+                found.append(None)
+                continue
+            found.append((column if reveal else redact_body(column, api_key, side)).to_pylist()[0])
+        return found
+
+    def _painted(self, part: str, colour: str) -> str:
+        return f"{colour}{part}{text.RESET}" if self._colour and part else part
+
+    # -- trees ------------------------------------------------------------------------------
+
+    def _tree(self, message: _Message) -> Iterator[str]:
+        nodes = message.nodes()
+        if not self._raw:
+            nodes = [node for node in nodes if node.path[-1] != TAG_COUNT]
+        last_of: dict[Path, Path] = {}
+        for node in nodes:
+            last_of[node.path[:-1]] = node.path
+        for number, node in enumerate(nodes):
+            lead = ""
+            for depth in range(1, node.depth):
+                is_last = last_of[node.path[: depth - 1]] == node.path[:depth]
+                lead += _GAP if is_last else _BAR
+            is_last = last_of[node.path[:-1]] == node.path
+            follows = nodes[number + 1].start if number + 1 < len(nodes) else node.end
+            has_children = number + 1 < len(nodes) and nodes[number + 1].depth > node.depth
+            label = self._label(message, node)
+            branch = self._painted(lead + (_LAST if is_last else _ENTRY), text.DIM)
+            inner = lead + (_GAP if is_last else _BAR)
+            if not self._raw:
+                yield f"  {branch}{label}"
+            else:
+                end = node.end if node.is_leaf or not has_children else min(follows, node.end)
+                yield from self._raw_lines(message, node, end, branch + label, inner)
+            inside = message.inside(node)
+            if inside is not None:
+                margin = " " * RAW_COLUMN if self._raw else ""
+                yield from (f"  {margin}{line}" for line in self._values(inside, inner, node.name))
+
+    def _label(self, message: _Message, node: Node) -> str:
+        name = self._painted(text.safe(node.name), text.CYAN)
+        if message.is_hidden(node):
+            return f"{name}: {self._painted(TEXT, text.YELLOW)}"
+        if node.is_records:
+            size = None if node.value is None else len(node.value)
+            return f"{name}: {'null' if size is None else f'{size} bytes of records'}"
+        if node.is_leaf:
+            note = self._painted(" (not sent)", text.DIM) if node.is_default else ""
+            shown = value_text(node.value)
+            return f"{name}: {shown}{self._remark(node)}{note}"
+        if node.count is not None:
+            return f"{name}: {node.count} element{'' if node.count == 1 else 's'}"
+        return name
+
+    def _remark(self, node: Node) -> str:
+        value = node.value
+        if not isinstance(value, int) or isinstance(value, bool):
+            return ""
+        if node.name.endswith("error_code"):
+            shown = f" {error_name(value)}"
+            return self._painted(shown, text.RED if value else text.DIM)
+        if "timestamp" in node.name and 10**11 < value < 10**14:
+            when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
+            shown = f" {when.isoformat(timespec='milliseconds').replace('+00:00', 'Z')}"
+            return self._painted(shown, text.DIM)
+        return ""
+
+    def _values(self, value: Any, lead: str, name: str) -> Iterator[str]:
+        """Lines of a value that was decoded out of bytes."""
+        yield f"{self._painted(lead + _LAST, text.DIM)}{self._painted(name + DECODED, text.CYAN)}"
+        yield from self._nested(value, lead + _GAP)
+
+    def _nested(self, value: Any, lead: str) -> Iterator[str]:
+        items: list[tuple[str, Any]]
+        if isinstance(value, dict):
+            items = [(str(name), item) for name, item in value.items() if item is not None]
+        else:
+            items = [(f"[{index}]", item) for index, item in enumerate(value)]
+        for number, (name, item) in enumerate(items):
+            is_last = number == len(items) - 1
+            branch = self._painted(lead + (_LAST if is_last else _ENTRY), text.DIM)
+            name = self._painted(text.safe(name), text.CYAN)
+            is_plain = not isinstance(item, (dict, list)) or not item
+            if isinstance(item, list) and item:
+                is_plain |= not isinstance(item[0], (dict, list))
+            if is_plain:
+                yield f"{branch}{name}: {value_text(item)}"
+            else:
+                yield f"{branch}{name}"
+                yield from self._nested(item, lead + (_GAP if is_last else _BAR))
+
+    # -- bytes ------------------------------------------------------------------------------
+
+    def _raw_lines(
+        self, message: _Message, node: Node, end: int, label: str, inner: str
+    ) -> Iterator[str]:
+        """`label` with the node's bytes on its left; those that do not fit on lines below."""
+        size = end - node.start
+        if size <= 0:
+            yield f"  {'':{RAW_COLUMN}}{label}"
+            return
+        hidden = message.hides_raw(node)
+        shown = 0 if hidden else min(size, RAW_SHOWN)
+        at = node.start
+        if hidden:
+            left = f"{at:06x}  {HIDDEN_RAW}"
+            yield f"  {self._painted(left.ljust(RAW_COLUMN), text.DIM)}{label}"
+            return
+        for done in range(0, shown, RAW_WIDTH):
+            row = bytes(message.data[at + done : at + min(done + RAW_WIDTH, shown)])
+            plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+            left = f"{at + done:06x}  {row.hex(' '):{3 * RAW_WIDTH}} {plain:{RAW_WIDTH}}  "
+            rest = label if done == 0 else self._painted(inner.rstrip(), text.DIM)
+            yield f"  {self._painted(left, text.DIM)}{rest}".rstrip()
+        if size > shown:
+            left = f"{at + shown:06x}  … {size - shown} more bytes"
+            yield f"  {self._painted(left.ljust(RAW_COLUMN), text.DIM)}"
+
+
+class _Message:
+    """One side of an exchange: its nodes, and what of it must not be shown."""
+
+    def __init__(
+        self, options: Options, exchange: Any, side: int, data: memoryview, is_whole: bool,
+        topics: list[str], inside: Any,
+    ) -> None:  # fmt: skip
+        self.data = data
+        self.api_version = int(exchange["api_version"])
+        self._options, self._side = options, side
+        self._api_key = int(exchange["api_key"])
+        self._is_token = bool(exchange["is_sasl_token"])
+        self._is_whole = is_whole
+        self._inside = inside
+        self._holds_metadata = METADATA_TOPIC in topics
+        self._redacted: dict[str, Any] | None = None
+        self._values: dict[str, Any] = {}
+
+    def nodes(self) -> list[Node]:
+        data = self.data
+        if self._is_token:
+            return [Node(("token",), 0, len(data), bytes(data), is_leaf=True)]
+        walk = Walk(data)
+        header, version, body = self._definitions()
+        pos = 0
+        if header is not None:
+            _, pos = walk.message("header", header, version, 0)
+        if body is not None and walk.error is None:
+            values, pos = walk.message("body", body, self.api_version, pos)
+            self._values = values
+            if not self._options.reveal_secrets:
+                self._redacted = redact_values(_copy(values), self._api_key, self._side)
+        if pos < len(data) or walk.error is not None or not self._is_whole:
+            walk.nodes.append(self._rest(walk, pos, body is not None))
+        return walk.nodes
+
+    def _definitions(self) -> tuple[Definition | None, int, Definition | None]:
+        """(header's definition and version, body's definition)."""
+        api = catalog.apis().get(self._api_key)
+        is_request = self._side == 0
+        header = catalog.REQUEST_HEADER if is_request else catalog.RESPONSE_HEADER
+        if api is None or self.api_version not in api.side(SIDES[self._side]).versions:
+            return header, 1 if is_request else 0, None
+        if is_request:
+            return header, api.request_header_version(self.api_version), api.request
+        return header, api.response_header_version(self.api_version), api.response
+
+    def _rest(self, walk: Walk, pos: int, is_known: bool) -> Node:
+        error: DecodeError | None = walk.error
+        if not self._is_whole:
+            name = "… bytes of this message are missing in the capture"
+        elif error is not None:
+            name = f"… cannot be read from byte {pos} on: {error.reason}"
+        elif not is_known:
+            name = "body of an unknown API or version"
+        else:
+            name = "bytes after the end of the message"
+        return Node((name,), pos, len(self.data), bytes(self.data[pos:]), is_leaf=True)
+
+    # -- secrets ----------------------------------------------------------------------------
+
+    def is_hidden(self, node: Node) -> bool:
+        """Whether the value may be a secret."""
+        if self._options.reveal_secrets or not node.is_leaf:
+            return False
+        if self._is_token:
+            return True
+        rule = (self._api_key, self._side)
+        has_rules = rule in ALWAYS or rule in CONFIGS
+        if node.path[0] not in ("header", "body"):
+            return has_rules
+        if node.name.startswith(UNKNOWN_TAGS):
+            return has_rules
+        if node.path[0] == "header" or node.is_default:
+            return False
+        if self._redacted is None:
+            return has_rules and isinstance(node.value, (str, bytes))
+        is_text = isinstance(node.value, (str, bytes))
+        return is_text and value_at(self._redacted, node.path[1:]) == TEXT and node.value != TEXT
+
+    def hides_raw(self, node: Node) -> bool:
+        """Whether the bytes may hold a secret, or records that are not to be shown."""
+        if self.is_hidden(node):
+            return True
+        if not node.is_records and node.path[0] in ("header", "body"):
+            return False
+        is_metadata = self._holds_metadata and not self._options.reveal_secrets
+        is_records = node.is_records or self._api_key in (0, 1, 59, 78)
+        return is_records and (is_metadata or self._options.payload != "full")
+
+    def inside(self, node: Node) -> Any:
+        """What was decoded out of a field's bytes, None where nothing was."""
+        if self._inside is None or not node.is_leaf or node.path[0] != "body":
+            return None
+        *outer, name = node.path[1:]
+        return value_at(self._inside, (*outer, f"{name}{DECODED}")) or None
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copy(item) for name, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def value_text(value: Any) -> str:
+    """A value on one line, safe for a terminal."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return f'"{text.safe(value)}"'
+    if isinstance(value, (bytes, bytearray)):
+        return bytes_text(bytes(value), BYTES_SHOWN)
+    if isinstance(value, UUID):
+        return base64.urlsafe_b64encode(value.bytes).decode("ascii").rstrip("=")
+    if isinstance(value, list):
+        shown = ", ".join(value_text(item) for item in value[:VALUES_SHOWN])
+        more = len(value) - VALUES_SHOWN
+        return f"[{shown}{f', … {more} more' if more > 0 else ''}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {value_text(item)}" for name, item in value.items()) + "}"
+    return text.safe(str(value))
+
+
+def bytes_text(data: bytes, most: int) -> str:
+    """Bytes as text where they are text, else as hexadecimal; how much is left out is said."""
+    part = data[:most]
+    more = f" … {len(data) - most} more bytes" if len(data) > most else ""
+    try:
+        words = part.decode("utf-8") if not more else part.decode("utf-8", "ignore")
+    except UnicodeDecodeError:
+        words = ""
+    if words and all(char.isprintable() or char in "\t\n\r" for char in words):
+        return f'"{text.safe(words)}"{more}'
+    return f"{part.hex(' ')}{more}" if data else "(empty)"
