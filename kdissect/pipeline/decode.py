@@ -246,12 +246,17 @@ class Decoder:
         rows = np.flatnonzero(chunk.frames.readable(api_key, side))
         if not len(rows):
             return
-        columns = chunk.frames.decode(api_key, side, rows)
+        columns = chunk.frames.decode(api_key, side, rows, self.options.limits.array_elements)
         chunk.decoded[api_key, side] = _Decoded(rows, columns)
         failed = np.flatnonzero(columns.status)
         chunk.status[rows[failed], side] = DecodeStatus.MALFORMED
-        if len(failed):
-            self._malformed(chunk, api_key, side, rows[failed], failed)
+        is_limit = columns.status[failed] == Status.LIMIT
+        for kind, some in (
+            (Anomaly.MALFORMED_MESSAGE, failed[~is_limit]),
+            (Anomaly.LIMIT, failed[is_limit]),
+        ):
+            if len(some):
+                self._malformed(chunk, kind, api_key, side, rows[some], some)
         name = catalog.api(api_key).name
         at = np.flatnonzero(columns.surplus > 0)
         surplus, end = columns.surplus[at], chunk.frames.end[rows[at], side]
@@ -262,7 +267,9 @@ class Decoder:
         detail = texts(f"a string of a {name} {SIDES[side]} is no UTF-8", len(at))
         self._message_anomalies(chunk, Anomaly.INVALID_UTF8, rows[at], side, detail)
 
-    def _malformed(self, chunk: _Chunk, api_key: int, side: int, rows: Ints, failed: Ints) -> None:
+    def _malformed(
+        self, chunk: _Chunk, kind: Anomaly, api_key: int, side: int, rows: Ints, failed: Ints
+    ) -> None:
         """Anomalies of the messages `rows` of the chunk, which are `failed` of those decoded."""
         columns = chunk.decoded[api_key, side].columns
         status = columns.status[failed]
@@ -275,7 +282,7 @@ class Decoder:
             pos=columns.error_pos[failed],
             why=texts_of_kinds(status, lambda code, some: texts(REASONS[Status(code)], len(some))),
         )
-        self._message_anomalies(chunk, Anomaly.MALFORMED_MESSAGE, rows, side, detail)
+        self._message_anomalies(chunk, kind, rows, side, detail)
 
     def _unknown(self, chunk: _Chunk) -> None:
         """Anomalies of messages without a definition; their bytes are kept there."""

@@ -13,7 +13,7 @@ from kdissect.capture.source import Sources
 from kdissect.pipeline.slices import SIDES, gather_ranges
 from kdissect.protocol import catalog
 from kdissect.stream.index import EXTENT, Assembly
-from kdissect.wire.body import MessageColumns, decode_columns
+from kdissect.wire.body import ELEMENTS_MAX, MessageColumns, decode_columns
 
 REQUEST, RESPONSE = 0, 1
 API_VERSIONS = 18
@@ -121,7 +121,13 @@ class Frames:
         """Where a side of that API is there whole and its version is known."""
         return (self.exchanges["api_key"] == api_key) & self.whole(side) & self.known(side)
 
-    def decode(self, api_key: int, side: int, rows: npt.NDArray[Any]) -> MessageColumns:
+    def decode(
+        self,
+        api_key: int,
+        side: int,
+        rows: npt.NDArray[Any],
+        elements_max: int = ELEMENTS_MAX,
+    ) -> MessageColumns:
         """The messages of `rows` (indices into exchanges) as columns."""
         return decode_columns(
             api_key,
@@ -130,4 +136,5 @@ class Frames:
             np.ascontiguousarray(self.start[rows, side]),
             np.ascontiguousarray(self.end[rows, side]),
             np.ascontiguousarray(self.versions(side)[rows]),
+            elements_max,
         )

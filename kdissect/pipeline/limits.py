@@ -13,6 +13,7 @@ from kdissect.capture.split import FRAGMENT_MAX
 from kdissect.stream.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, GAPS_MAX
 from kdissect.tables.anomalies import DATA_MAX
 from kdissect.wire import compression, otlp
+from kdissect.wire.body import ELEMENTS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Limits:
     decompressed_size: bytes that the records of a batch may unpack to.
     decompression_ratio: the same, as a multiple of their compressed size.
     record_headers: headers of one record.
+    array_elements: elements of all arrays of a message together.
     nesting: how deep the values of pushed metrics may nest.
     gaps: gaps that are listed one by one, of each direction of a connection.
     connections: connections that are followed at once.
@@ -34,6 +36,7 @@ class Limits:
     decompressed_size: int = compression.Limits().decompressed_size_max
     decompression_ratio: int = compression.Limits().ratio_max
     record_headers: int = compression.Limits().record_headers_max
+    array_elements: int = ELEMENTS_MAX
     nesting: int = otlp.DEPTH_MAX
     gaps: int = GAPS_MAX
     connections: int = CONNECTIONS_MAX

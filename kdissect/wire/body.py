@@ -16,6 +16,7 @@ from kdissect.protocol.plan import plan as plan_of
 from kdissect.status import Status
 from kdissect.wire.body_kernel import (
     FAILED_AT,
+    S_ELEMENTS_MAX,
     S_FIRST,
     S_MARKS,
     S_ROW,
@@ -27,6 +28,9 @@ from kdissect.wire.columns import Reader, Texts, arrow_type, place_filled, unkno
 
 # Text that is no UTF-8 triples at most, and Arrow's string offsets are int32.
 BYTES_MAX = (2**31 - 1) // 3
+# Elements of all arrays of a message, the default: in columns a byte may take hundreds. A broker
+# that tells of 200 000 partitions names some 2 000 000 replicas.
+ELEMENTS_MAX = 5_000_000
 BUFFER_MAX = 2**32  # a packed place is 32 bits of position and 31 of length
 
 
@@ -107,11 +111,13 @@ def decode_columns(
     start: NDArray[np.int64],
     end: NDArray[np.int64],
     api_version: NDArray[np.int16],
+    elements_max: int = ELEMENTS_MAX,
 ) -> MessageColumns:
     """Decode the frames buf[start:end] (header and body, without the size prefix).
 
     buf: uint8[n], below 4 GiB, may be read-only; start, end: int64[m]; api_version: int16[m], an
-    unknown one gives Status.UNKNOWN_VERSION. All frames together below 715 MB.
+    unknown one gives Status.UNKNOWN_VERSION. All frames together below 715 MB. elements_max: of all
+    arrays of a message; more gives Status.LIMIT.
     Raises ValueError where these arrays do not fit each other.
 
     Marks, within a row, come in wire order (tagged fields as they are met), so that of a struct's
@@ -121,7 +127,7 @@ def decode_columns(
     they are not 0. Empty names in arrays of names are not marked. A TOPIC_BINDING mark follows the
     fields of each struct that has a topic's name and id.
     """
-    return decode_plan(plan_of(api_key, side), buf, start, end, api_version)
+    return decode_plan(plan_of(api_key, side), buf, start, end, api_version, elements_max)
 
 
 def decode_plan(
@@ -130,12 +136,13 @@ def decode_plan(
     start: NDArray[np.int64],
     end: NDArray[np.int64],
     api_version: NDArray[np.int16],
+    elements_max: int = ELEMENTS_MAX,
 ) -> MessageColumns:
     """`decode_columns` for a plan."""
     buf, start, end, api_version = _checked(buf, start, end, api_version)
     rows = len(start)
     builders = take_builders(plan)
-    result = _run(builders, buf, start, end, api_version)
+    result = _run(builders, buf, start, end, api_version, elements_max)
     places = api_version.astype(np.int64) - plan.first_version
     met = np.bincount(places[(places >= 0) & (places < len(plan.present))], minlength=1)
     present: NDArray[np.bool_] = np.any(plan.present[np.flatnonzero(met)], axis=0)
@@ -215,6 +222,7 @@ def _run(
     start: NDArray[np.int64],
     end: NDArray[np.int64],
     api_version: NDArray[np.int16],
+    elements_max: int,
 ) -> _Result:
     rows = len(start)
     plan = builders.plan
@@ -229,6 +237,7 @@ def _run(
     state = builders.state
     state[S_ROW] = 0
     state[S_FIRST] = plan.first_version
+    state[S_ELEMENTS_MAX] = elements_max
     while True:
         done = run_plan(
             plan.program, plan.entries, buf, start, end, api_version, builders.data_at,

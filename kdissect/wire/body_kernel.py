@@ -74,8 +74,8 @@ from kdissect.status import Status
 
 # Places in `state`.
 (S_ROW, S_MARKS, S_MARKS_ROOM, S_MARKS_AT, S_TAGS, S_TAGS_ROOM, S_TAGS_AT, S_FULL, S_NEEDED,
- S_HEADER, S_FIRST) = range(11)  # fmt: skip
-STATE_SIZE = 11
+ S_HEADER, S_FIRST, S_ELEMENTS_MAX) = range(12)  # fmt: skip
+STATE_SIZE = 12
 FULL_MARKS, FULL_TAGS = -1, -2  # in S_FULL, else the level
 
 # An open array: (0, elements left, elements). An open tagged section: (1, tags left, last tag,
@@ -97,6 +97,7 @@ _TRUNCATED = int(Status.TRUNCATED)
 _OVERFLOW = int(Status.VARINT_OVERFLOW)
 _NEGATIVE = int(Status.NEGATIVE_LENGTH)
 _IMPOSSIBLE = int(Status.COUNT_IMPOSSIBLE)
+_LIMIT = int(Status.LIMIT)
 _DUPLICATE = int(Status.DUPLICATE_TAG)
 _MISMATCH = int(Status.TAG_SIZE_MISMATCH)
 _VERSION = int(Status.UNKNOWN_VERSION)
@@ -191,6 +192,7 @@ def run_plan(
     tags_room = state[S_TAGS_ROOM]
     tags_at = state[S_TAGS_AT]
     first_version = state[S_FIRST]
+    elements_max = state[S_ELEMENTS_MAX]
     while i < rows:
         pos = start[i]
         limit = end[i]
@@ -202,6 +204,7 @@ def run_plan(
         code = _OK
         fault = pos
         element = -1
+        elements = wide(0)  # of all arrays of the message so far
         sp = 0
         errors_seen = 0
         pc = -1
@@ -367,6 +370,10 @@ def run_plan(
                             code = _NEGATIVE
                     elif number * wide(program[q + 5]) > limit - pos:
                         code = _IMPOSSIBLE
+                    else:
+                        elements += number
+                        if elements > elements_max:
+                            code = _LIMIT
                 if code != _OK:
                     fault = at
                     break
@@ -420,6 +427,10 @@ def run_plan(
                             code = _NEGATIVE
                     elif number * width > limit - pos:
                         code = _IMPOSSIBLE
+                    else:
+                        elements += number
+                        if elements > elements_max:
+                            code = _LIMIT
                 if code != _OK:
                     fault = at
                     break

@@ -118,6 +118,19 @@ def test_fragments(tmp_path: Path) -> None:
     assert after["tcp_packet_count"] < before["tcp_packet_count"]
 
 
+def test_array_elements() -> None:
+    whole = kdissect.read(CAPTURE)
+    tables = kdissect.read(CAPTURE, limits={"array_elements": 30})
+    crossed = of_kind(tables, "limit")
+    assert crossed
+    assert all("limit reached" in row["detail"] for row in crossed)
+    before, after = (one.exchanges.to_pandas() for one in (whole, tables))
+    assert len(before) == len(after)
+    malformed = after["decode_status"] == "malformed"
+    assert 0 < malformed.sum() <= len(crossed)
+    assert tables.api("Metadata").num_rows > 0
+
+
 def test_anomaly_data(tmp_path: Path) -> None:
     """Of an unknown version's bytes only so many are shown; byte_count tells how many there are."""
     said = [(0, request(1, 18, 3, body=bytes(50))), (0, request(2, 3, 60, body=bytes(200)))]
