@@ -158,7 +158,7 @@ class Filters:
             mask = _and(mask, _any_like(table["topics"], self.topics))
         rows = None
         if mask is not None:
-            rows = np.flatnonzero(mask.fill_null(False).to_numpy())
+            rows = np.flatnonzero(_bools(mask))
         if self.where is not None:
             some = table if rows is None else table.take(pa.array(rows))
             chosen = self._sql_rows(some)
@@ -180,7 +180,7 @@ class Filters:
             here = pc.equal(table["client_ip"].cast(pa.string()), ip_text(address))
             if end is not None:
                 here = pc.and_(here, pc.equal(table["client_port"], end.port))
-            found |= here.to_numpy()
+            found |= _bools(here)
         return pa.array(found)
 
     def _sql_rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
@@ -188,7 +188,12 @@ class Filters:
 
         if self._sql is None:
             self._sql = Where(self.where or "true")
-        return self._sql.rows(table)
+        found: npt.NDArray[np.int64] = self._sql.rows(table)
+        return found
+
+
+def _bools(mask: Any) -> npt.NDArray[np.bool_]:
+    return np.asarray(pc.fill_null(mask, False), np.bool_)
 
 
 def _and(one: Any, two: Any) -> Any:
@@ -224,7 +229,5 @@ def _any_like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
     parents = pc.list_parent_indices(lists).to_numpy()
     found = np.zeros(len(lists), np.bool_)
     if len(flat):
-        found[parents[_like(pa.chunked_array([flat]), patterns).to_numpy(zero_copy_only=False)]] = (
-            True
-        )
+        found[parents[_bools(_like(pa.chunked_array([flat]), patterns))]] = True
     return pa.array(found)
