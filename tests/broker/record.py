@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from tests.broker.kafka_broker import Unavailable
+from tests.broker.kafka_broker import Unavailable, free_ports
 
 _READY_S, _SETTLE_S = 15, 1.0
+_FILE_HEADER_SIZE = 24
 
 
 def _command(path: Path, ports: Sequence[int], program: str) -> list[str]:
@@ -29,12 +31,19 @@ def _command(path: Path, ports: Sequence[int], program: str) -> list[str]:
 
 
 def _start(path: Path, ports: Sequence[int], program: str) -> subprocess.Popen[bytes]:
+    """Started, and seen to capture: packets to a port of our own have arrived in the file."""
+    path.unlink(missing_ok=True)
+    probe = free_ports(1)[0]
     process = subprocess.Popen(
-        _command(path, ports, program), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        _command(path, [*ports, probe], program),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     end = time.monotonic() + _READY_S
     while time.monotonic() < end and process.poll() is None:
-        if path.exists() and path.stat().st_size >= 24:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", probe), 0.1).close()
+        if path.exists() and path.stat().st_size > _FILE_HEADER_SIZE:
             return process
         time.sleep(0.02)
     if process.poll() is None:
