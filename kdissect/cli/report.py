@@ -1,0 +1,59 @@
+"""`kdissect report`: a table set as one HTML page with CSV files beside it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from kdissect.cli.app import app
+from kdissect.cli.common import AsJson, Quiet
+
+REPORT_EXAMPLES = """
+Examples:
+
+  kdissect report tables/
+
+  kdissect report tables/ --out monday.html --no-csv
+
+  kdissect report tables/ --broker-log kafka-request.log --json
+"""
+
+
+@app.command("report", epilog=REPORT_EXAMPLES)
+def report_command(
+    source: Annotated[str, typer.Argument(metavar="DIR", help="A table set that dissect wrote.")],
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html)."),
+    ] = None,
+    csv: Annotated[
+        bool, typer.Option("--csv/--no-csv", help="Write NAME-*.csv beside the page.")
+    ] = True,
+    broker_log: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--broker-log",
+            metavar="FILE",
+            help="A broker's request log, plain or gzip, to compare times with; repeatable.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """One self-contained HTML page of a table set: what happened, what stands out."""
+    from kdissect.report import build
+
+    report = build(source, out, csv=csv, broker_logs=tuple(broker_log or ()))
+    if as_json:
+        typer.echo(json.dumps(report.document, indent=1))
+        return
+    if quiet:
+        return
+    from kdissect.report.text import visible
+
+    for finding in report.document["findings"]["findings"]:
+        typer.echo(f"{visible(finding['title'])}. {visible(finding['text'], 500)}")
+    files = f" and {len(report.csv)} CSV files beside it" if report.csv else ""
+    typer.echo(f"Report: {report.html}{files}")

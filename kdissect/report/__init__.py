@@ -1,0 +1,189 @@
+"""`kdissect report`: a table set as one HTML page, CSV files and a JSON document.
+
+Theory of operation: DuckDB reads the Parquet files and makes one table per question (`x`, an exchange
+a row, is what most start from, see `basis`); sections ask it for the rows that they show and give
+plain values (the document); `findings` reads the document, `page` draws it. Memory is bounded by
+DuckDB's limit and by the rows that are shown, not by the table set.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kdissect import __version__
+from kdissect.api import Tables
+from kdissect.background import Background
+from kdissect.errors import EnvironmentFailed, OutputError
+from kdissect.report import (
+    basis,
+    broker_log,
+    charts,
+    clients,
+    failures,
+    findings,
+    groups,
+    lag,
+    latency,
+    network,
+    overview,
+    page,
+    topics,
+    traffic,
+    transactions,
+)
+from kdissect.report.database import Database
+
+FORMAT_VERSION = 1  # of the JSON document
+
+# CSV file -> what is in it. Tables that a capture does not have are left out.
+CSV_TABLES = {
+    "captures": "SELECT * EXCLUDE (ignored_reasons, capture_id) FROM captures ORDER BY first_time, path",
+    "connections": "FROM connection_health ORDER BY first_time, connection_id",
+    "latency_apis": "FROM latency_apis ORDER BY api",
+    "latency_clients": "FROM latency_clients ORDER BY client_id, client_ip",
+    "latency_brokers": "FROM latency_brokers ORDER BY broker",
+    "errors": "FROM errors ORDER BY time, exchange_id, path",
+    "clients": "FROM clients_all ORDER BY client_id, client_ip",
+    "topics": "FROM topics_all ORDER BY topic",
+    "topic_clients": "SELECT * EXCLUDE (client) FROM topic_clients ORDER BY topic, direction, client_id",
+    "topic_batches": "FROM topic_batches ORDER BY topic, direction, codec",
+    "groups": "FROM groups_all ORDER BY group_id",
+    "group_events": "FROM group_events ORDER BY time, group_id",
+    "rebalances": "FROM rebalances ORDER BY begin_time, group_id",
+    "lag": "FROM lag ORDER BY group_id, topic, partition",
+    "transactions": "FROM transactions_all ORDER BY begin_time, transactional_id",
+    "transaction_producers": "FROM transaction_producers ORDER BY transactional_id",
+    "throttling": "FROM throttling ORDER BY throttle_ms DESC, client_id",
+    "anomalies": "SELECT * EXCLUDE (number) FROM anomalies_all ORDER BY capture_id, packet, pos",
+    "broker_times": "FROM broker_times ORDER BY request_time, exchange_id",
+}
+
+
+@dataclass(slots=True)
+class Report:
+    """What was made: the document, and the files (CSV name -> path)."""
+
+    document: dict[str, Any]
+    html: Path
+    csv: dict[str, Path] = field(default_factory=dict)
+
+
+class Assess(Protocol):
+    """Who would break on a release of Kafka: a section's document, or None."""
+
+    def __call__(self, tables: Tables, target: str) -> dict[str, Any] | None: ...
+
+
+def build(
+    source: str | os.PathLike[str] | Tables,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    csv: bool = True,
+    broker_logs: tuple[str, ...] = (),
+    target: str | None = None,
+) -> Report:
+    """Write the report of a table set.
+
+    source: a table set's folder, or what `kdissect.read` gave.
+    out: the HTML file (default ``reports/NAME.html`` of the folder's name); files beside it are
+    NAME-*.csv. What is there is replaced once the new file is whole.
+    broker_logs: request logs of brokers, whose times are compared.
+    target: a release of Kafka whose readiness is a section of the page.
+    Raises CaptureError without a table set, OutputError where `out` cannot be written.
+    """
+    name = _name_of(source)
+    html = Path(out) if out is not None else Path("reports") / f"{name}.html"
+    if html.is_dir():
+        raise OutputError(f"{html}: is a folder; --out names the HTML file")
+    library = Background(charts.library)
+    with Database(source) as database:
+        try:
+            html.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{html.parent}: {error.strerror}") from error
+        document = collect(database, broker_logs, target)
+        document = {"source": name, **document}
+        report = Report(document, html)
+        names = {table: f"{html.stem}-{table}.csv" for table in _csv_tables(database)}
+        text = page.render(document, name, names if csv else {}, library.result())
+        if csv:
+            for table, file in names.items():
+                path = html.parent / file
+                with _replacing(path) as part:
+                    database.copy_csv(CSV_TABLES[table], part)
+                report.csv[table] = path
+        with _replacing(html) as part:
+            Path(part).write_text(text, encoding="utf-8")
+    document["files"] = {"html": str(html), "csv": {k: str(v) for k, v in report.csv.items()}}
+    return report
+
+
+def _name_of(source: str | os.PathLike[str] | Tables) -> str:
+    if isinstance(source, Tables):
+        inputs = source.manifest.get("inputs") or [{"path": "capture"}]
+        return Path(inputs[0]["path"]).name.split(".")[0] or "capture"
+    return Path(os.path.abspath(os.fspath(source))).name or "tables"
+
+
+def _csv_tables(database: Database) -> list[str]:
+    made = {row["name"] for row in database.rows("SELECT table_name AS name FROM duckdb_tables()")}
+    return [name for name in CSV_TABLES if (name not in ("lag", "broker_times") or name in made)]
+
+
+class _replacing:
+    """A path to write to, which becomes the file when all went well."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+
+    def __enter__(self) -> str:
+        try:
+            descriptor, self._part = tempfile.mkstemp(
+                prefix=f".{self._target.name}-", dir=self._target.parent
+            )
+        except OSError as error:
+            raise OutputError(f"{self._target}: {error.strerror}") from error
+        os.close(descriptor)
+        return self._part
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(self._part, 0o666 & ~umask)
+            os.replace(self._part, self._target)
+            return
+        Path(self._part).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise EnvironmentFailed(f"{self._target}: {error.strerror}") from error
+
+
+def collect(
+    database: Database, broker_logs: tuple[str, ...] = (), target: str | None = None
+) -> dict[str, Any]:
+    """The document: everything the page shows, as plain values."""
+    basis.prepare(database)
+    width_us = traffic.prepare(database)
+    failures.prepare(database)
+    document: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "program_version": __version__,
+        "overview": overview.collect(database),
+        "traffic": traffic.collect(database, width_us),
+        "latency": latency.collect(database),
+        "throttling": latency.collect_throttling(database),
+        "errors": failures.collect(database),
+        "clients": clients.collect(database),
+        "topics": topics.collect(database),
+        "groups": groups.collect(database),
+        "transactions": transactions.collect(database),
+        "lag": lag.collect(database, width_us),
+        "network": network.collect(database),
+        "broker_log": broker_log.collect(database, broker_logs),
+    }
+    document["findings"] = findings.find(document)
+    return document

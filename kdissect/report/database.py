@@ -1,0 +1,184 @@
+"""The table set as DuckDB views: what a report asks is answered by scans and hash tables.
+
+Nothing is read into Python but the rows that a section shows. DuckDB works in a folder of its own,
+within a memory limit, and spills there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from kdissect.api import Tables, open_tables
+from kdissect.errors import EnvironmentFailed
+from kdissect.protocol.names import snake_case
+
+MEMORY_LIMIT = "1GB"
+JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
+_GLOB = frozenset("*?[")
+
+Row = dict[str, Any]
+
+
+class Database:
+    """Views of a table set, by SQL names: `exchanges`, `api_fetch`, `internal_offset_commit`."""
+
+    def __init__(self, source: str | os.PathLike[str] | Tables) -> None:
+        """source: a table set's folder, or what `kdissect.read` gave. CaptureError without one."""
+        self.tables = source if isinstance(source, Tables) else open_tables(source)
+        self.folder = tempfile.mkdtemp(prefix="kdissect-report-")
+        self._connection = duckdb.connect(
+            os.path.join(self.folder, "work.duckdb"),
+            config={
+                "memory_limit": MEMORY_LIMIT,
+                "temp_directory": self.folder,
+                # everything needed is built in; nothing is ever fetched
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+            },
+        )
+        self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("SET preserve_insertion_order = false")
+        root = None if isinstance(source, Tables) else os.fspath(source)
+        for name in self.tables.names:
+            self._add_view(root, name)
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _add_view(self, root: str | None, name: str) -> None:
+        view = view_name(name)
+        files = []
+        if root is not None:
+            entry = self.tables.manifest["tables"][name]
+            files = [os.path.join(root, file) for file in entry["files"]]
+        if not files or any(_GLOB & set(file) for file in files):
+            # rows in memory, or a path that DuckDB would take for a pattern
+            self._connection.register(view, self.tables[name].to_arrow())
+            return
+        listed = ", ".join(_text(file) for file in files)
+        self._connection.execute(f'CREATE VIEW "{view}" AS FROM read_parquet([{listed}])')
+
+    def has(self, name: str) -> bool:
+        """True where the table set has this table ("apis/Fetch")."""
+        return name in self.tables
+
+    def schema(self, name: str) -> pa.Schema:
+        return self.tables[name].schema
+
+    def run(self, query: str, values: Sequence[Any] = ()) -> None:
+        """A statement without rows."""
+        self._execute(query, values)
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
+        """All rows as dicts of values that JSON has: times in RFC 3339, large ints as text."""
+        result = self._execute(query, values)
+        names = [column[0] for column in result.description]
+        return [
+            {name: plain(value) for name, value in zip(names, row, strict=True)}
+            for row in result.fetchall()
+        ]
+
+    def row(self, query: str, values: Sequence[Any] = ()) -> Row:
+        """The only row."""
+        (found,) = self.rows(query, values)
+        return found
+
+    def value(self, query: str, values: Sequence[Any] = ()) -> Any:
+        """The only value of the only row."""
+        (value,) = self.row(query, values).values()
+        return value
+
+    def columns(self, query: str, values: Sequence[Any] = ()) -> dict[str, Any]:
+        """All rows as numpy arrays, one a column."""
+        found: dict[str, Any] = self._execute(query, values).fetchnumpy()
+        return found
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Add rows to a table of the same columns."""
+        self._connection.register("inserted_rows", rows)
+        self._connection.execute(f"INSERT INTO {table} FROM inserted_rows")
+        self._connection.unregister("inserted_rows")
+
+    def copy_csv(self, query: str, path: str) -> int:
+        """Write rows as CSV; returns their number.
+
+        Text that a spreadsheet would run as a formula gets an apostrophe in front.
+        """
+        self._execute(f"CREATE OR REPLACE TEMP VIEW csv_rows AS {query}", ())
+        columns = []
+        for name, kind, *_ in self._execute("DESCRIBE csv_rows", ()).fetchall():
+            columns.append(f'{_csv_value(name, kind)} AS "{name}"')
+        copied = self._execute(
+            f"COPY (SELECT {', '.join(columns)} FROM csv_rows) TO {_text(path)} (HEADER, FORMAT csv)",
+            (),
+        ).fetchone()
+        return int(copied[0]) if copied else 0
+
+    def _execute(self, query: str, values: Sequence[Any]) -> Any:
+        try:
+            return self._connection.execute(query, list(values))
+        except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+            raise EnvironmentFailed(f"{self.folder}: {str(error).splitlines()[0]}") from error
+
+
+def view_name(table: str) -> str:
+    """``api_fetch`` for ``apis/Fetch``; `internal_offset_commit` for ``internal/OffsetCommit``."""
+    folder, slash, name = table.rpartition("/")
+    if not slash:
+        return table
+    prefix = "api" if folder == "apis" else folder
+    return f"{prefix}_{snake_case(name)}"
+
+
+def plain(value: Any) -> Any:
+    """A value of DuckDB as JSON has it."""
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, int) and abs(value) > JSON_INT_MAX:
+        return str(value)
+    if isinstance(value, float) and not -1e300 < value < 1e300:
+        return None
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value
+
+
+def _text(value: str) -> str:
+    quoted = value.replace("'", "''")
+    return f"'{quoted}'"
+
+
+def _csv_value(name: str, kind: str) -> str:
+    column = f'"{name}"'
+    if kind == "TIMESTAMP WITH TIME ZONE":
+        return f"strftime({column} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
+    if kind.endswith("[]"):
+        column = f"array_to_string({column}, ' ')"
+    elif kind != "VARCHAR":
+        return column
+    return (
+        f"CASE WHEN regexp_matches({column}, '^[-=+@\\t\\r]') THEN '''' || {column} "
+        f"ELSE {column} END"
+    )

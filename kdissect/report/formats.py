@@ -1,0 +1,100 @@
+"""Numbers as people read them: one way for each kind, everywhere in a report."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+NONE = "–"
+
+
+def count(value: float | None) -> str:
+    """12,345"""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def decimal(value: float | None) -> str:
+    """Three digits that count: 1,234 / 12.3 / 1.23 / 0.012"""
+    if value is None:
+        return NONE
+    size = abs(value)
+    if size >= 100 or value == 0:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    if size >= 0.1:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if size >= 0.0005 else f"{value:.1e}"
+
+
+def bytes_(value: float | None) -> str:
+    """1.2 MB; decimal units"""
+    if value is None:
+        return NONE
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:,.0f} B" if unit == "B" else f"{decimal(value)} {unit}"
+        value /= 1000
+    return f"{decimal(value)} TB"
+
+
+def duration(ms: float | None) -> str:
+    """0.42 ms, 12.3 ms, 1.23 s, 4 min 10 s, 2 h 5 min"""
+    if ms is None:
+        return NONE
+    if abs(ms) < 1000:
+        return f"{decimal(ms)} ms"
+    seconds = ms / 1000
+    if seconds < 120:
+        return f"{decimal(seconds)} s"
+    if seconds < 7200:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if seconds < 48 * 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    return f"{int(seconds // 86400)} d {int(seconds % 86400 // 3600)} h"
+
+
+def share(value: float | None) -> str:
+    """12 %, 0.3 %, below 0.01 %"""
+    if value is None:
+        return NONE
+    percent = value * 100
+    if percent == 0 or percent == 100:
+        return f"{percent:.0f} %"
+    if percent < 0.01:
+        return "below 0.01 %"
+    if 99.9 < percent < 100:
+        return "above 99.9 %"
+    return f"{decimal(percent)} %"
+
+
+def ratio(value: float | None) -> str:
+    """3.42x"""
+    return NONE if value is None else f"{value:.2f}×"
+
+
+def rate(value: float | None) -> str:
+    """A count per second."""
+    return NONE if value is None else f"{decimal(value)}/s"
+
+
+def moment(value: str | None) -> str:
+    """A time of RFC 3339 without its date: 14:03:07.123456 (UTC)"""
+    return NONE if value is None else value.partition("T")[2].rstrip("Z")
+
+
+def day(value: str | None) -> str:
+    """2026-11-21 14:03:07 UTC"""
+    if value is None:
+        return NONE
+    parsed = dt.datetime.fromisoformat(value)
+    return parsed.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """1 rebalance, 2 rebalances"""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+
+
+def client(row: dict[str, object]) -> str:
+    """A client's name with its address."""
+    return f"{row.get('client_id') or '(none)'} @ {row.get('client_ip')}"

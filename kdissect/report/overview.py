@@ -1,0 +1,73 @@
+"""What was captured, and how far it can be trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdissect.report.database import Database
+
+_COUNTERS = (
+    *("byte_count", "framed_byte_count", "unframed_byte_count", "missing_byte_count"),
+    *("segment_count", "retransmitted_segment_count", "out_of_order_segment_count"),
+    *("duplicate_segment_count", "gap_count"),
+)
+
+
+def collect(database: Database) -> dict[str, Any]:
+    """Counts, the time that is covered, and the health of the capture."""
+    manifest = database.tables.manifest
+    sums = ", ".join(
+        f"coalesce(sum(request_{name} + response_{name}), 0)::BIGINT AS {name}"
+        for name in _COUNTERS
+    )
+    captures = database.rows(
+        "SELECT capture_id, path, format, compression, link_types, packet_count, byte_count, first_time, "
+        "last_time, truncated_packet_count, tcp_packet_count, duplicate_packet_count, "
+        "ignored_packet_count, map_entries(ignored_reasons) AS ignored_reasons, error "
+        "FROM captures ORDER BY first_time NULLS LAST, path"
+    )
+    for capture in captures:
+        reasons = capture["ignored_reasons"] or []
+        capture["ignored_reasons"] = {item["key"]: item["value"] for item in reasons}
+    span = database.row(
+        "SELECT min(first_time) AS first_time, max(last_time) AS last_time, "
+        "epoch_us(max(last_time) - min(first_time)) / 1e6 AS span_s FROM captures"
+    )
+    exchanges = database.row(
+        """
+        SELECT count(*) AS exchanges,
+          count(*) FILTER (status = 'paired') AS paired,
+          count(*) FILTER (status = 'no_response_expected') AS no_response_expected,
+          count(*) FILTER (status = 'response_missing') AS response_missing,
+          count(*) FILTER (status = 'connection_closed') AS connection_closed,
+          count(*) FILTER (status = 'request_missing') AS request_missing,
+          count(*) FILTER (failed) AS failed,
+          count(*) FILTER (decode_status NOT IN ('ok', 'absent')) AS not_decoded,
+          coalesce(sum(request_size), 0)::BIGINT AS request_bytes,
+          coalesce(sum(response_size), 0)::BIGINT AS response_bytes,
+          count(DISTINCT api) AS apis
+        FROM x
+        """
+    )
+    return {
+        **span,
+        "packets": manifest["totals"]["packets"],
+        "capture_bytes": manifest["totals"]["bytes"],
+        "connections": database.value("SELECT count(*) FROM connections"),
+        "kafka_connections": database.value("SELECT count(*) FROM connections WHERE is_kafka"),
+        **exchanges,
+        "record_batches": database.value("SELECT count(*) FROM record_batches"),
+        "records": database.value("SELECT count(*) FROM records"),
+        "topics": database.value("SELECT count(DISTINCT topic) FROM topics"),
+        "anomalies": database.value("SELECT count(*) FROM anomalies"),
+        "health": database.row(f"SELECT {sums} FROM connections WHERE is_kafka"),
+        "protocols": database.rows(
+            "SELECT protocol, count(*) AS connections, "
+            "sum(request_byte_count + response_byte_count)::BIGINT AS bytes "
+            "FROM connections GROUP BY protocol ORDER BY bytes DESC, protocol"
+        ),
+        "brokers": database.rows(
+            "SELECT node_id, host, port, rack, cluster_id, ip FROM brokers ORDER BY node_id, host, port"
+        ),
+        "captures": captures,
+    }

@@ -1,0 +1,433 @@
+"""The document of a report as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from kdissect.report import charts, views
+from kdissect.report import formats as f
+from kdissect.report.charts import Chart
+from kdissect.report.text import visible
+from kdissect.report.views import View, view
+
+LEVEL_NAMES = {"bad": "Look at this", "warn": "Worth a look", "info": "Good to know"}
+_DIRECTIONS = {"write": "writes", "read": "reads", "replicate": "replicates"}
+
+Document = dict[str, Any]
+
+
+def render(document: Document, name: str, csv_names: dict[str, str], library: str) -> str:
+    """The page. library: the script that sets `window.vegaEmbed`; csv_names: table -> file."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["visible"] = lambda value: visible(value, 1000)
+    style, page_script = _asset("style.css"), _asset("page.js")
+    found = {chart.id: chart for chart in _charts(document)}
+    shown = _views(document, csv_names)
+    scripts = [library, page_script]
+    return environment.get_template("report.html.j2").render(
+        d=document,
+        name=visible(name),
+        subtitle=_subtitle(document),
+        sections=_sections(document),
+        tiles=_tiles(document),
+        level_names=LEVEL_NAMES,
+        views=shown,
+        charts=found,
+        timelines=_timelines(document),
+        readiness=document.get("readiness"),
+        broker_log_text=_broker_log_text(document),
+        network_text=_network_text(document),
+        csv_of=lambda table: csv_names.get(table, ""),
+        style=Markup(style),
+        script_hashes=Markup(" ".join(_hash(script) for script in scripts)),
+        charts_json=json_script({key: chart.to_json() for key, chart in found.items()}),
+        vega_script=Markup(_inline(library)),
+        page_script=Markup(_inline(page_script)),
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("kdissect.report").joinpath("templates", name).read_text("utf-8")
+
+
+def json_script(value: Any) -> Markup:
+    """JSON for a script element: nothing in it can end the element or begin another."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _inline(script: str) -> str:
+    """A script of ours or of a library; its bytes are hashed, so it must be good as it is."""
+    lowered = script.lower()
+    if "</script" in lowered or "<!--" in lowered:
+        raise AssertionError("a script would end its own element")
+    return script
+
+
+def _hash(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _subtitle(d: Document) -> str:
+    o = d["overview"]
+    if o["first_time"] is None:
+        return "An empty capture."
+    return (
+        f"{f.day(o['first_time'])}, {f.duration(o['span_s'] * 1000)} · "
+        f"{f.plural(len(o['captures']), 'capture file')}, {f.count(o['packets'])} packets, "
+        f"{f.bytes_(o['capture_bytes'])}"
+    )
+
+
+def _tiles(d: Document) -> list[dict[str, str]]:
+    o, everyone = d["overview"], d["latency"]["all"]
+    span = o["span_s"] or 0
+    clients = d["clients"]["total"]
+    answered = o["paired"]
+    health = o["health"]
+    whole = health["byte_count"] + health["missing_byte_count"]
+
+    def tile(label: str, value: str, note: str = "") -> dict[str, str]:
+        return {"label": label, "value": value, "note": note}
+
+    return [
+        tile(
+            "Exchanges",
+            f.count(o["exchanges"]),
+            f.rate(o["exchanges"] / span) if span else "",
+        ),
+        tile(
+            "Latency p50",
+            f.duration(everyone["p50"]),
+            f"p95 {f.duration(everyone['p95'])}, p99 {f.duration(everyone['p99'])}",
+        ),
+        tile(
+            "Errors",
+            f.count(o["failed"]),
+            f.share(o["failed"] / answered) + " of answers" if answered else "",
+        ),
+        tile("Clients", f.count(clients), f"{f.count(o['kafka_connections'])} connections"),
+        tile(
+            "Topics",
+            f.count(o["topics"]),
+            f"{f.count(o['records'])} records seen",
+        ),
+        tile(
+            "Requests",
+            f.bytes_(o["request_bytes"]),
+            f"answers {f.bytes_(o['response_bytes'])}",
+        ),
+        tile(
+            "Captured",
+            f.share(health["byte_count"] / whole if whole else None),
+            f"{f.bytes_(health['missing_byte_count'])} missing",
+        ),
+        tile("Anomalies", f.count(o["anomalies"])),
+    ]
+
+
+def _sections(d: Document) -> list[dict[str, str]]:
+    o = d["overview"]
+
+    def item(id_: str, title: str, badge: int | None = None) -> dict[str, str]:
+        return {"id": id_, "title": title, "badge": f.count(badge) if badge else ""}
+
+    readiness = [item("readiness", "Readiness")] if d.get("readiness") else []
+    return [
+        item("overview", "What stands out"),
+        item("traffic", "Traffic"),
+        item("latency", "Latency"),
+        item("errors", "Errors", d["errors"]["count"]),
+        item("clients", "Clients", d["clients"]["total"]),
+        *readiness,
+        item("topics", "Topics", d["topics"]["topics"]["total"]),
+        item("groups", "Groups", d["groups"]["groups"]["total"]),
+        item("lag", "Lag", d["lag"]["groups"]["total"] if d["lag"] else None),
+        item("transactions", "Transactions", d["transactions"]["transactions"]["total"]),
+        item("throttling", "Throttling", d["throttling"]["responses"]),
+        item("network", "Network", o["health"]["retransmitted_segment_count"]),
+        item("anomalies", "Anomalies", o["anomalies"]),
+    ]
+
+
+def _charts(d: Document) -> list[Chart]:
+    traffic = d["traffic"]
+    log = d["broker_log"]
+    found = [
+        charts.traffic(traffic["exchanges"], traffic["slice_ms"]),
+        charts.sizes(traffic["bytes"]),
+        charts.latency_over_time(traffic["latency"]),
+        charts.errors_over_time(traffic["errors"], traffic["slice_ms"]),
+        charts.latency_histogram(d["latency"]["histogram"]),
+        charts.latency_ranges(d["latency"]["clients"]["rows"]),
+        charts.heat_map(d["topics"]["heat_map"], "write", "Who writes what", "write"),
+        charts.heat_map(d["topics"]["heat_map"], "read", "Who reads what", "read"),
+        charts.batch_sizes(d["topics"]["batch_sizes"]),
+        charts.transaction_timeline(d["transactions"]["timeline"]),
+        charts.lag_over_time(d["lag"]["over_time"]) if d["lag"] else None,
+        charts.broker_difference(log["histogram"]) if log else None,
+        charts.broker_cells(log["cells"]) if log else None,
+        *(
+            charts.group_timeline(timeline, number)
+            for number, timeline in enumerate(d["groups"]["timelines"])
+        ),
+    ]
+    return [chart for chart in found if chart is not None]
+
+
+def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
+    files = {row["capture_id"]: row["path"] for row in d["overview"]["captures"]}
+
+    def made(
+        id_: str,
+        caption: str,
+        columns: tuple[views.Column, ...],
+        rows: Any,
+        csv: str | None = None,
+        note: str = "",
+    ) -> View | None:
+        total = None
+        if isinstance(rows, dict):
+            rows, total = rows["rows"], rows["total"]
+        return view(
+            id_,
+            caption,
+            columns,
+            rows,
+            total=total,
+            csv=csv_names.get(csv) if csv else None,
+            note=note,
+            captures=files,
+        )
+
+    latency, errors, topics = d["latency"], d["errors"], d["topics"]
+    groups, transactions, network = d["groups"], d["transactions"], d["network"]
+    captures = [
+        {**row, "ignored": _reasons(row["ignored_reasons"]), "file": _file_name(row["path"])}
+        for row in d["overview"]["captures"]
+    ]
+    topic_clients = {
+        "total": topics["clients"]["total"],
+        "rows": [
+            {**row, "direction": _DIRECTIONS[row["direction"]]} for row in topics["clients"]["rows"]
+        ],
+    }
+    log, lag = d["broker_log"], d["lag"]
+    return {
+        "captures": made("t-captures", "Capture files", views.CAPTURES, captures, "captures"),
+        "protocols": made(
+            "t-protocols",
+            "Connections by protocol",
+            views.PROTOCOLS,
+            d["overview"]["protocols"] if len(d["overview"]["protocols"]) > 1 else [],
+        ),
+        "brokers": made("t-brokers", "Brokers", views.BROKERS, d["overview"]["brokers"]),
+        "latency_apis": made(
+            "t-apis", "By API", views.LATENCY_APIS, latency["apis"], "latency_apis"
+        ),
+        "latency_clients": made(
+            "t-latency-clients",
+            "By client",
+            views.LATENCY_CLIENTS,
+            latency["clients"],
+            "latency_clients",
+        ),
+        "latency_brokers": made(
+            "t-latency-brokers",
+            "By broker",
+            views.LATENCY_BROKERS,
+            latency["brokers"],
+            "latency_brokers",
+        ),
+        "slowest": made("t-slowest", "Slowest answers", views.SLOWEST, latency["slowest"]),
+        "broker_times": made(
+            "t-broker-times",
+            "Broker's time less the capture's, by API",
+            views.BROKER_TIMES,
+            [{"api": "all", **log["difference_ms"]}, *log["by_api"]] if log else [],
+            "broker_times",
+        ),
+        "error_codes": made("t-codes", "Error codes", views.ERROR_CODES, errors["codes"]),
+        "error_places": made(
+            "t-places",
+            "Where they are",
+            views.ERROR_PLACES,
+            errors["places"],
+            "errors",
+            "The file has every single one.",
+        ),
+        "unanswered": made(
+            "t-unanswered", "Requests without an answer", views.UNANSWERED, errors["unanswered"]
+        ),
+        "clients": made(
+            "t-clients", "Clients by id and address", views.CLIENTS, d["clients"], "clients"
+        ),
+        "topics": made("t-topics", "Topics", views.TOPICS, topics["topics"], "topics"),
+        "topic_clients": made(
+            "t-topic-clients",
+            "Who writes, who reads",
+            views.TOPIC_CLIENTS,
+            topic_clients,
+            "topic_clients",
+        ),
+        "codecs": made(
+            "t-codecs",
+            "Codecs",
+            views.CODECS,
+            topics["codecs"],
+            note="Compression: bytes of the records to their bytes in the batch.",
+        ),
+        "groups": made("t-groups", "Groups", views.GROUPS, groups["groups"], "groups"),
+        "rebalances": made(
+            "t-rebalances",
+            "Longest rebalances",
+            views.REBALANCES,
+            groups["rebalances"],
+            "rebalances",
+        ),
+        "lag": made(
+            "t-lag", "Lag by partition", views.LAG, lag["partitions"] if lag else [], "lag"
+        ),
+        "outcomes": made("t-outcomes", "How they ended", views.OUTCOMES, transactions["outcomes"]),
+        "producers": made(
+            "t-producers",
+            "By transactional id",
+            views.PRODUCERS,
+            transactions["producers"],
+            "transaction_producers",
+        ),
+        "transactions": made(
+            "t-transactions",
+            "Transactions, those without a commit first",
+            views.TRANSACTIONS,
+            transactions["transactions"],
+            "transactions",
+        ),
+        "throttling": made(
+            "t-throttling",
+            "Who was throttled",
+            views.THROTTLING,
+            d["throttling"]["clients"],
+            "throttling",
+        ),
+        "lossy": made(
+            "t-lossy",
+            "Connections with retransmissions, reordering or gaps",
+            views.LOSSY,
+            network["lossy_connections"],
+            "connections",
+        ),
+        "others": made(
+            "t-others",
+            "Connections that are not Kafka, or not decrypted",
+            views.OTHERS,
+            network["other_connections"],
+            "connections",
+        ),
+        "anomaly_kinds": made("t-kinds", "Kinds", views.ANOMALY_KINDS, network["anomaly_kinds"]),
+        "anomalies": made(
+            "t-anomalies",
+            "Examples of each kind",
+            views.ANOMALIES,
+            network["anomaly_examples"],
+            "anomalies",
+            "The file has every single one.",
+        ),
+    }
+
+
+def _file_name(path: str) -> str:
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _reasons(reasons: dict[str, int]) -> str:
+    return ", ".join(f"{name} {f.count(number)}" for name, number in reasons.items())
+
+
+def _timelines(d: Document) -> list[dict[str, Any]]:
+    files = {row["capture_id"]: row["path"] for row in d["overview"]["captures"]}
+    found = []
+    for number, timeline in enumerate(d["groups"]["timelines"]):
+        stories = []
+        for index, story in enumerate(timeline["stories"]):
+            generation = story["generation"]
+            head, _, why = (story["detail"] or "").rpartition("why: ")
+            stories.append(
+                {
+                    "title": f"{f.moment(story['time'])}, generation "
+                    f"{f.count(generation)}, {f.duration(story['duration_ms'])}",
+                    "why": visible(why or head, 240),
+                    "result": visible(story["result"], 600),
+                    "view": view(
+                        f"t-story-{number}-{index}",
+                        f"Events up to generation {f.count(generation)}",
+                        views.STORY,
+                        story["events"],
+                        captures=files,
+                    ),
+                }
+            )
+        shown = len(timeline["events"])
+        found.append(
+            {
+                "chart": f"group-{number}",
+                "stories": stories,
+                "shown": f.count(shown),
+                "total": f.count(timeline["total"]),
+                "cut": timeline["total"] > shown,
+            }
+        )
+    return found
+
+
+def _broker_log_text(d: Document) -> str:
+    log = d["broker_log"]
+    if not log:
+        return ""
+
+    def said(value: float | None) -> str:
+        return f.NONE if value is None else f"{value:.3f}"
+
+    spread = log["difference_ms"]
+    return (
+        f"{f.count(log['matched'])} of {f.count(log['logged'])} logged requests are in the capture "
+        f"with an answer. The broker's total time less the unqueued latency: p1 "
+        f"{f.decimal(spread['p1'])} ms, median {f.decimal(spread['p50'])} ms, p99 "
+        f"{f.decimal(spread['p99'])} ms. Rank correlation over the {f.count(log['slow_count'])} "
+        f"slower than {f.count(log['slow_ms'])} ms: {said(log['rank_correlation_slow'])} "
+        f"({said(log['rank_correlation_slow_latency'])} with the time behind earlier requests "
+        f"left in, which the broker does not count; {f.count(log['queued_count'])} waited so)."
+    )
+
+
+def _network_text(d: Document) -> str:
+    health = d["overview"]["health"]
+    rtt = d["latency"]["handshake_rtt"]
+    text = (
+        f"{f.count(health['segment_count'])} TCP segments of Kafka connections: "
+        f"{f.count(health['retransmitted_segment_count'])} retransmitted, "
+        f"{f.count(health['out_of_order_segment_count'])} out of order, "
+        f"{f.plural(health['gap_count'], 'gap')} with {f.bytes_(health['missing_byte_count'])} missing."
+    )
+    if rtt["count"]:
+        text += (
+            f" Handshakes took {f.duration(rtt['p50'])} (p50), {f.duration(rtt['p99'])} (p99), "
+            f"{f.duration(rtt['max'])} at most."
+        )
+    return text
