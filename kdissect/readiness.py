@@ -216,8 +216,10 @@ def _prepare(database: Database, names: set[str]) -> None:
 
         -- what started before the capture takes its names from connections of the same caller
         create temp table known as
-        select client_ip, client_id, list(distinct software_name) names,
-            list(distinct software_version) versions, list(distinct principal) principals
+        select client_ip, client_id,
+            list(distinct software_name) filter (where software_name is not null) names,
+            list(distinct software_version) filter (where software_version is not null) versions,
+            list(distinct principal) filter (where principal is not null) principals
         from asked join told using (connection_id) group by all;
 
         create temp table who as
@@ -512,18 +514,7 @@ def _upgrade(row: dict[str, Any], findings: list[dict[str, Any]], release: str) 
     missing = [each["api_name"] for each in findings if each["taken"] is None]
     words = []
     if old:
-        ready = next(
-            (
-                each
-                for each in releases()
-                if all(
-                    (spoken := spoken_by(each).get(finding["api_key"])) is not None
-                    and spoken.last >= finding["taken"][0]
-                    for finding in old
-                )
-            ),
-            None,
-        )
+        ready = _ready_java(release)
         since = f" (kafka-clients {_minor(ready)} or newer)" if ready else ""
         least = ", ".join(
             f"{name} {first}"
@@ -537,6 +528,20 @@ def _upgrade(row: dict[str, Any], findings: list[dict[str, Any]], release: str) 
     if missing:
         words.append(f"do without {', '.join(dict.fromkeys(missing))} on {_minor(release)}")
     return "; ".join(words)
+
+
+def _ready_java(release: str) -> str | None:
+    """The first release whose Java clients speak what this one takes, in every API they have."""
+    taken = spoken_by(release)
+    for each in releases():
+        spoken = spoken_by(each)
+        if all(
+            versions.last >= taken[key].first
+            for key, versions in spoken.items()
+            if key in taken and key not in INTERNAL_APIS and key != WRITE_TXN_MARKERS
+        ):
+            return each
+    return None
 
 
 # What does not count, and what cannot be seen

@@ -54,7 +54,13 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         f"Kafka {document['target']}{exact}: {_clients(counts['breaks'])} would break, "
         f"{counts['unknown']} unknown, {counts['ok']} ok"
     )
+    if not document["counts"]["breaks"] + document["counts"]["unknown"]:
+        yield ""
+    before = ""
     for client in document["clients"]:
+        if client["verdict"] != "ok" or before not in ("", "ok"):
+            yield ""
+        before = client["verdict"]
         yield from _client_lines(client, document["target"])
     internal = document["internal"]
     if internal:
@@ -84,8 +90,7 @@ def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
     parts = [client["address"], _text(client["client_id"]), software]
     if client["principal"] is not None:
         parts.append(f"as {_text(client['principal'])}")
-    first = "" if client["verdict"] == "ok" else "\n"
-    yield f"{first}{client['verdict']:<8} {'  '.join(part for part in parts if part)}"
+    yield f"{client['verdict']:<8} {'  '.join(part for part in parts if part)}"
     for finding in client["findings"]:
         taken = finding["taken"]
         takes = "does not have it" if taken is None else f"takes {taken[0]} to {taken[1]}"

@@ -1,0 +1,290 @@
+"""Verdicts: transcripts of a client and what its broker offered, as tables made by hand."""
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pytest
+
+from kdissect.api import Table, Tables
+from kdissect.readiness import ReadinessError, assess
+from kdissect.tables.schemas import FIXED_TABLES
+
+JAVA = "apache-kafka-java"
+API_KEYS = pa.list_(
+    pa.struct([("api_key", pa.int16()), ("min_version", pa.int16()), ("max_version", pa.int16())])
+)
+ANSWERS = pa.schema(
+    [
+        ("exchange_id", pa.int64()),
+        ("connection_id", pa.int64()),
+        ("response", pa.struct([("error_code", pa.int16()), ("api_keys", API_KEYS)])),
+    ]
+)
+BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+class Scene:
+    """Connections and what is said on them; ``tables`` is the set that dissecting it would give."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in FIXED_TABLES}
+        self.answers: list[dict[str, Any]] = []
+
+    def connect(
+        self,
+        *said: tuple[int, int],
+        client_id: str | None = "app",
+        offers: dict[int, tuple[int, int]] | None = None,
+        software: tuple[str, str] | None = None,
+        whole: bool = True,
+        **more: Any,
+    ) -> None:
+        """A connection with requests of (api key, version), `offers` as its first answer."""
+        connection_id = len(self.rows["connections"]) + 1
+        name, number = software or (None, None)
+        self.rows["connections"].append(
+            {
+                "connection_id": connection_id,
+                "client_ip": "10.0.0.1",
+                "broker_ip": "10.0.0.9",
+                "broker_port": 9092,
+                "is_kafka": True,
+                "is_tls": False,
+                "handshake_seen": whole,
+                "request_missing_byte_count": 0,
+                "client_software_name": name,
+                "client_software_version": number,
+                "client_ids": [client_id] if client_id else [],
+                **more,
+            }
+        )
+        hello = [(18, 3)] if offers is not None else []
+        for api_key, api_version in [*hello, *said]:
+            exchange_id = len(self.rows["exchanges"]) + 1
+            self.rows["exchanges"].append(
+                {
+                    "exchange_id": exchange_id,
+                    "connection_id": connection_id,
+                    "api_key": api_key,
+                    "api_version": api_version,
+                    "client_id": client_id,
+                    "request_time": BEGIN + datetime.timedelta(seconds=exchange_id),
+                    "version_source": "request_header",
+                    "version_confidence": 1.0,
+                    "status": "paired",
+                }
+            )
+            if (api_key, api_version) == (18, 3) and offers is not None:
+                keys = [
+                    {"api_key": key, "min_version": first, "max_version": last}
+                    for key, (first, last) in offers.items()
+                ]
+                self.answers.append(
+                    {
+                        "exchange_id": exchange_id,
+                        "connection_id": connection_id,
+                        "response": {"error_code": 0, "api_keys": keys},
+                    }
+                )
+
+    def assess(self, target: str = "4.0") -> dict[str, Any]:
+        made = {
+            name: pa.Table.from_pylist(rows, schema=FIXED_TABLES[name])
+            for name, rows in self.rows.items()
+        }
+        made["apis/ApiVersions"] = pa.Table.from_pylist(self.answers, schema=ANSWERS)
+        tables = {name: Table(name, pads.dataset(table)) for name, table in made.items()}
+        return assess(Tables(tables, {}), target)
+
+    def verdicts(self, target: str = "4.0") -> dict[str | None, str]:
+        return {each["client_id"]: each["verdict"] for each in self.assess(target)["clients"]}
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_higher_version_was_offered(scene: Scene) -> None:
+    """The broker offered Produce 0 to 11 and the client took 2: it breaks."""
+    scene.connect((0, 2), offers={0: (0, 11)})
+    document = scene.assess()
+    assert (document["release"], document["verdict"]) == ("4.0.2", "breaks")
+    (client,) = document["clients"]
+    (finding,) = client["findings"]
+    assert (finding["api_name"], finding["api_version"]) == ("Produce", 2)
+    assert (finding["taken"], finding["offered"]) == ([3, 12], [0, 11])
+    assert finding["first_exchange_id"] == "2"
+    assert "Produce 3 (kafka-clients 2.1 or newer)" in client["upgrade"]
+    assert scene.verdicts("3.9") == {"app": "ok"}
+
+
+def test_the_highest_offered_version(scene: Scene) -> None:
+    """It took the highest of an old broker: nobody knows."""
+    scene.connect((0, 2), offers={0: (0, 2)})
+    assert scene.verdicts() == {"app": "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("software", "verdict"),
+    [
+        ((JAVA, "2.4.0"), "ok"),
+        ((JAVA, "4.3.1"), "ok"),
+        ((JAVA, "1.1.1"), "ok"),
+        ((JAVA, "7.5.1-ccs"), "ok"),
+        ((JAVA, "unknown"), "unknown"),
+        (("librdkafka", "2.3.0"), "ok"),
+        (("confluent-kafka-python", "1.9.0-librdkafka-1.9.0"), "ok"),
+        (("librdkafka", "1.5.0"), "unknown"),
+        (("kgo", "v1.2.3"), "unknown"),
+    ],
+)
+def test_software_that_is_known(scene: Scene, software: tuple[str, str], verdict: str) -> None:
+    """At the highest version of an old broker the client's own release decides."""
+    scene.connect((0, 2), offers={0: (0, 2)}, software=software)
+    assert scene.verdicts() == {"app": verdict}
+
+
+def test_software_that_cannot(scene: Scene) -> None:
+    """A Java client 1.1 speaks DescribeAcls 0 only."""
+    scene.connect((29, 0), offers={29: (0, 0)}, software=(JAVA, "1.1.1"))
+    (client,) = scene.assess()["clients"]
+    assert client["verdict"] == "breaks"
+    assert "speaks none that the target takes" in client["findings"][0]["why"]
+
+
+def test_new_software_told_to_be_old(scene: Scene) -> None:
+    """It could do better, and did not though a higher version was offered."""
+    scene.connect((0, 2), offers={0: (0, 11)}, software=(JAVA, "3.9.0"))
+    assert scene.verdicts() == {"app": "breaks"}
+
+
+def test_a_client_that_never_asks(scene: Scene) -> None:
+    """Seen from its first packet on, it asked nobody: it has one version."""
+    scene.connect((0, 0))
+    (client,) = scene.assess()["clients"]
+    assert client["verdict"] == "breaks"
+    assert "never asks" in client["findings"][0]["why"]
+
+
+def test_a_connection_from_the_middle(scene: Scene) -> None:
+    """What was asked before the capture began is not known; another's answer may tell."""
+    scene.connect((0, 2), whole=False)
+    assert scene.verdicts() == {"app": "unknown"}
+    scene.connect((3, 9), client_id="other", offers={0: (0, 11), 3: (0, 12)})
+    assert scene.verdicts() == {"app": "breaks", "other": "ok"}
+
+
+def test_names_from_other_connections(scene: Scene) -> None:
+    """A connection from the middle is of the client that says hello on another."""
+    scene.connect((0, 2), whole=False)
+    scene.connect(
+        (3, 9), offers={0: (0, 2), 3: (0, 9)}, software=(JAVA, "3.0.0"), principal="User:a"
+    )
+    (client,) = scene.assess()["clients"]
+    assert client["software_name"] == JAVA
+    assert client["principal"] == "User:a"
+    assert client["connection_count"] == 2
+    assert client["verdict"] == "ok"
+
+
+def test_versions_above_the_target_s(scene: Scene) -> None:
+    """Clients come down by themselves."""
+    scene.connect((0, 13), (1, 18), offers={0: (3, 13), 1: (4, 18)})
+    assert scene.verdicts("2.4") == {"app": "ok"}
+
+
+def test_apis_that_the_target_lacks(scene: Scene) -> None:
+    """A group protocol is needed; telemetry, and what admins can ask otherwise, is not."""
+    scene.connect((68, 1), client_id="consumer", offers={})
+    scene.connect((71, 0), (72, 0), (60, 1), (75, 0), client_id="admin", offers={})
+    scene.connect((999, 0), client_id="strange", offers={})
+    document = scene.assess("3.6")
+    assert scene.verdicts("3.6") == {"consumer": "breaks", "admin": "ok", "strange": "ok"}
+    assert document["clients"][0]["findings"][0]["why"] == "brokers have it from 3.7 on"
+    assert document["clients"][0]["upgrade"] == "do without ConsumerGroupHeartbeat on 3.6"
+
+
+def test_clients_apart(scene: Scene) -> None:
+    """Software and principal tell clients with one id apart."""
+    scene.connect((0, 9), offers={0: (0, 9)}, software=(JAVA, "2.8.0"), principal="User:a")
+    scene.connect((0, 9), offers={0: (0, 9)}, software=(JAVA, "2.8.0"), principal="User:b")
+    scene.connect((0, 2), offers={0: (0, 9)}, software=("old", "1"), principal="User:b")
+    clients = scene.assess()["clients"]
+    assert [(each["principal"], each["verdict"]) for each in clients] == [
+        ("User:b", "breaks"),
+        ("User:a", "ok"),
+        ("User:b", "ok"),
+    ]
+
+
+def test_brokers_do_not_count(scene: Scene) -> None:
+    """By their requests, by the names that servers use, and by the same caller's other calls."""
+    scene.connect((4, 1), client_id="1")
+    scene.connect((19, 1), client_id="1", offers={19: (0, 1)}, software=(JAVA, "1.1.0"))
+    scene.connect((1, 3), client_id="broker-1-fetcher-0", offers={1: (0, 3)})
+    scene.connect((27, 0), client_id="marker", offers={})
+    scene.connect(client_id="marker", offers={})
+    document = scene.assess()
+    assert document["clients"] == []
+    assert document["verdict"] == "ok"
+    named = {each["client_id"]: each for each in document["internal"]}
+    assert set(named) == {"1", "broker-1-fetcher-0", "marker"}
+    assert [each["api_name"] for each in named["1"]["not_taken"]] == [
+        "LeaderAndIsr",
+        "CreateTopics",
+    ]
+
+
+def test_no_one_hides_behind_a_broker_s_request(scene: Scene) -> None:
+    """A broker's request hides neither the caller's other connections nor other software."""
+    scene.connect((4, 1), client_id="app", offers={})
+    scene.connect((0, 2), client_id="app", offers={0: (0, 9)})
+    scene.connect((4, 1), client_id="kgo", offers={}, software=("kgo", "1"))
+    assert scene.verdicts()["app"] == "breaks"
+    assert scene.verdicts()["kgo"] == "breaks"
+
+
+def test_unsure_versions_do_not_count(scene: Scene) -> None:
+    """A version that was guessed is counted, not judged."""
+    scene.connect((0, 2), offers={0: (0, 9)})
+    scene.rows["exchanges"][1] |= {"version_source": "inferred", "version_confidence": 0.5}
+    document = scene.assess()
+    assert document["verdict"] == "ok"
+    assert document["unseen"]["undetermined_exchange_count"] == 1
+
+
+def test_tls_without_its_secrets(scene: Scene) -> None:
+    """What cannot be seen is said, and leaves the whole open."""
+    scene.connect((0, 9), offers={0: (0, 9)})
+    hidden = {"connection_id": 99, "client_ip": "10.0.0.2", "is_kafka": False, "is_tls": True}
+    scene.rows["connections"].append(hidden)
+    document = scene.assess()
+    assert document["unseen"]["tls_addresses"] == ["10.0.0.2"]
+    assert (document["verdict"], document["counts"]["ok"]) == ("unknown", 1)
+
+
+def test_message_formats(scene: Scene) -> None:
+    """Formats 0 and 1 go with the Produce versions that carry them."""
+    scene.connect((0, 2), offers={0: (0, 9)})
+    batch = {"exchange_id": 2, "source": "produce", "magic": 1, "record_count": 5}
+    scene.rows["record_batches"] += [batch, batch]
+    wanted = {"magic": 1, "batch_count": 2, "record_count": 10}
+    for target, is_taken in (("4.0", False), ("3.9", True)):
+        (client,) = scene.assess(target)["clients"]
+        assert client["formats"] == [{**wanted, "is_taken": is_taken}]
+
+
+def test_an_unknown_release(scene: Scene) -> None:
+    """The error is the caller's, and names what is known."""
+    with pytest.raises(ReadinessError, match=r"2\.4 to 4\.3"):
+        scene.assess("9.9")
+
+
+def test_nobody(scene: Scene) -> None:
+    """A capture without Kafka."""
+    document = scene.assess()
+    assert document["clients"] == []
+    assert document["counts"] == {"breaks": 0, "unknown": 0, "ok": 0}

@@ -1,0 +1,62 @@
+"""`kdissect readiness` as a user meets it."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kdissect as package
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def table_set(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
+    out = tmp_path_factory.mktemp("readiness") / "tables"
+    package.read(captures / "librdkafka.pcap").write(out)
+    return out
+
+
+def test_exit_codes(kdissect: Run, table_set: Path) -> None:
+    """1 where someone breaks, with the reason; 0 where none does."""
+    breaks = kdissect("readiness", str(table_set), "--target", "2.4")
+    assert breaks.returncode == 1, breaks.stderr
+    assert "3 clients would break" in breaks.stdout
+    assert "ConsumerGroupHeartbeat" in breaks.stdout
+    assert breaks.stderr == ""
+    assert kdissect("readiness", str(table_set), "--target", "4.0").returncode == 0
+
+
+def test_json(kdissect: Run, table_set: Path) -> None:
+    """One document with a format_version; times in RFC 3339, ids as text."""
+    result = kdissect("readiness", str(table_set), "--target", "2.4", "--json")
+    document = json.loads(result.stdout)
+    assert document["format_version"] == 1
+    assert document["release"] == "2.4.1"
+    finding = document["clients"][0]["findings"][0]
+    assert finding["first_time"].endswith("Z")
+    assert isinstance(finding["first_exchange_id"], str)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--target", "9.9"], [], ["--target", "latest"]],
+    ids=["unknown", "none", "word"],
+)
+def test_bad_usage(kdissect: Run, table_set: Path, arguments: list[str]) -> None:
+    """Exit 2 with one line."""
+    result = kdissect("readiness", str(table_set), *arguments)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_hostile_names(tmp_path: Path, kdissect: Run, captures: Path) -> None:
+    """A client id does not reach the terminal's controls."""
+    raw = (captures / "librdkafka.pcap").read_bytes()
+    (tmp_path / "x.pcap").write_bytes(raw.replace(b"rdkafka", b"rd\x1b[31m"))
+    package.read(tmp_path / "x.pcap").write(tmp_path / "tables")
+    shown = kdissect("readiness", str(tmp_path / "tables"), "--target", "2.4")
+    assert "\x1b" not in shown.stdout
+    assert "rd\\x1b[31m" in shown.stdout
