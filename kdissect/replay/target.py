@@ -105,7 +105,21 @@ class Target:
             await self._learn_versions()
             await self.learn_metadata(None)
         except ConnectFailed as error:
-            raise EnvironmentFailed(f"{self}: {error}") from None
+            raise EnvironmentFailed(f"{self}: {error}{self._hint(error)}") from None
+
+    def _hint(self, error: ConnectFailed) -> str:
+        """What to look at where a listener ends connections without a word."""
+        wanted = [
+            option
+            for option, given in (("--tls", self.access.tls), ("--sasl", self.access.sasl))
+            if given is None
+        ]
+        if error.kind not in ("unreachable", "timeout") or not wanted:
+            return ""
+        is_mute = any(
+            word in str(error) for word in ("closed by", "reset", "no answer", "no Kafka")
+        )
+        return f"; does this port want {' or '.join(wanted)}?" if is_mute else ""
 
     async def _learn_versions(self) -> None:
         software = {"client_software_name": "kdissect", "client_software_version": "1"}

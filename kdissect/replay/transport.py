@@ -8,6 +8,9 @@ everything that can go wrong there is a `ConnectFailed` with one readable clause
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 import ssl
 import struct
 from collections.abc import Callable
@@ -252,9 +255,16 @@ def reason_of(error: BaseException) -> str:
         return f"the certificate cannot be trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         text = (error.reason or str(error)).lower().replace("_", " ")
+        if " alert " in f" {text} ":
+            return f"the target refused with {text}; does it want a client's certificate?"
         return f"{text}; is TLS spoken on this port?" if "wrong version" in text else text
+    if isinstance(error, socket.gaierror):
+        return f"the host's name has no address ({(error.strerror or str(error)).lower()})"
     if isinstance(error, OSError):
-        return (error.strerror or str(error) or type(error).__name__).lower()
+        # asyncio has words of its own; of several addresses that were tried the last one tells
+        numbers = re.findall(r"\[Errno (\d+)\]", str(error))
+        number = int(numbers[-1]) if numbers else error.errno
+        return os.strerror(number).lower() if number else str(error) or type(error).__name__
     return str(error) or type(error).__name__
 
 

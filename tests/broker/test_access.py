@@ -1,0 +1,128 @@
+"""TLS and SASL to a real broker: what works, and in which words it fails."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kdissect.errors import EnvironmentFailed
+from kdissect.replay.security import Sasl, Tls
+from kdissect.replay.target import Target
+from kdissect.replay.transport import Access, connect
+from tests.broker.certificates import Authority
+from tests.broker.kafka_broker import Broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.heavy]
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+BEARER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+VALIDATOR = (
+    "org.apache.kafka.common.security.oauthbearer.internals.unsecured."
+    "OAuthBearerUnsecuredValidatorCallbackHandler"
+)
+
+
+def token() -> str:
+    """An unsecured JSON web token, as a test broker takes it."""
+    now = time.time()
+    parts = ({"alg": "none"}, {"sub": "alice", "iat": now - 1, "exp": now + 600})
+    coded = (
+        base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts
+    )
+    return ".".join(coded) + "."
+
+
+def settings(authority: Authority) -> dict[str, str]:
+    prefix = "listener.name.sasl.{}.sasl.jaas.config"
+    store = authority.issue("broker", "127.0.0.1").store
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(store),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority.cert),
+        "listener.name.mutual.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        prefix.format("plain"): f'{PLAIN} required user_alice="right";',
+        prefix.format("scram-sha-256"): f"{SCRAM} required;",
+        prefix.format("scram-sha-512"): f"{SCRAM} required;",
+        prefix.format("oauthbearer"): f'{BEARER} required unsecuredLoginStringClaim_sub="a";',
+        "listener.name.sasl.oauthbearer.sasl.server.callback.handler.class": VALIDATOR,
+        "connections.max.reauth.ms": "1500",
+    }
+
+
+def probe(broker: Broker, listener: str, access: Access) -> Target:
+    target = Target("127.0.0.1", broker.ports[listener], access)
+
+    async def ask() -> None:
+        await target.probe()
+        target.close()
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+    return target
+
+
+def test_ways_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """One broker with every kind of listener: each mechanism, TLS, and each way to fail."""
+    authority, other = Authority(tmp_path), Authority(tmp_path, "stranger")
+    broker = start_broker(
+        listeners={"SECURE": "SSL", "MUTUAL": "SSL", "SASL": "SASL_SSL"},
+        scram={"alice": "right"},
+        settings=settings(authority),
+    )
+    trusted = Tls(ca=str(authority.cert))
+    client = authority.issue("client")
+    assert probe(broker, "SECURE", Access(trusted)).cluster_id == broker.cluster_id
+    assert probe(broker, "SECURE", Access(Tls(verify=False))).nodes
+    mutual = Tls(ca=str(authority.cert), cert=str(client.cert), key=str(client.key))
+    assert probe(broker, "MUTUAL", Access(mutual)).nodes
+    for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        assert probe(broker, "SASL", Access(trusted, Sasl(mechanism, "alice", "right"))).nodes
+    assert probe(broker, "SASL", Access(trusted, Sasl("OAUTHBEARER", secret=token()))).nodes
+
+    def refused(listener: str, access: Access) -> str:
+        began = time.monotonic()
+        with pytest.raises(EnvironmentFailed) as failed:
+            probe(broker, listener, access)
+        assert time.monotonic() - began < 12
+        return str(failed.value)
+
+    for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        said = refused("SASL", Access(trusted, Sasl(mechanism, "alice", "wrong")))
+        assert f"SASL {mechanism} was refused" in said
+        assert "wrong" not in said.replace("was refused", "")
+    assert "refused" in refused("SASL", Access(trusted, Sasl("OAUTHBEARER", secret="a.b.c")))
+    assert "cannot be trusted" in refused("SECURE", Access(Tls(ca=str(other.cert))))
+    assert "is TLS spoken" in refused("PLAINTEXT", Access(trusted))
+    assert "want --tls or --sasl" in refused("SECURE", Access(connect_timeout=2.0))
+    assert "client's certificate" in refused("MUTUAL", Access(trusted))
+    assert "want --sasl?" in refused("SASL", Access(trusted, connect_timeout=2.0))
+    assert "is not offered" in refused("PLAINTEXT", Access(None, Sasl("PLAIN", "alice", "right")))
+    broker.stop()
+    assert "connection refused" in refused("PLAINTEXT", Access())
+
+
+def test_sessions_end(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """connections.max.reauth.ms: the link knows when it has to log in again, and can."""
+    authority = Authority(tmp_path)
+    broker = start_broker(
+        listeners={"SASL": "SASL_SSL"}, scram={"alice": "right"}, settings=settings(authority)
+    )
+    access = Access(Tls(ca=str(authority.cert)), Sasl("SCRAM-SHA-256", "alice", "right"))
+
+    async def stay() -> None:
+        link = await connect("127.0.0.1", broker.ports["SASL"], access)
+        assert link.relogin_s is not None
+        assert 1 < link.relogin_s < 1.5
+        for _ in range(2):
+            await asyncio.sleep(1.1)
+            assert link.lost is None
+            assert access.sasl is not None
+            await link.log_in(access.sasl)
+        link.close()
+
+    asyncio.run(asyncio.wait_for(stay(), 30))
