@@ -1,6 +1,8 @@
 """What the documents show runs, and every verb is documented."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -42,3 +44,10 @@ def test_the_two_commands_lead() -> None:
     first_block = README.split("```")[1]
     assert "make demo" in first_block
     assert "make test" in first_block
+
+
+def test_the_table_reference_is_what_the_schemas_say() -> None:
+    """docs/reference.md has every column, with words for it."""
+    command = [sys.executable, "docs/make_reference.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

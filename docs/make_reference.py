@@ -1,0 +1,104 @@
+"""Writes ``docs/reference.md``: every table and column, from the schemas and ``docs/columns.toml``.
+
+python docs/make_reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pyarrow as pa
+
+from kdissect.protocol import catalog
+from kdissect.tables.schemas import (
+    COUNTERS,
+    DECODE_VALUES,
+    FIXED_TABLES,
+    api_schema,
+    decoded_fields,
+    internal_schema,
+)
+
+HERE = Path(__file__).parent
+OUT = HERE / "reference.md"
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Arrow's type as the documents write it."""
+    if pa.types.is_timestamp(kind):
+        return f"timestamp[{kind.unit}, {kind.tz}]"
+    if pa.types.is_list(kind):
+        return f"list<{type_name(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{type_name(kind.key_type)}, {type_name(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name} {type_name(field.type)}' for field in kind)}>"
+    return {"double": "float64"}.get(str(kind), str(kind))
+
+
+def rows(name: str, schema: pa.Schema, said: dict[str, str]) -> list[str]:
+    """A table's lines. Raises SystemExit for a column without words, or words without a column."""
+    counted = {f"{side}_{counter}" for side in ("request", "response") for counter in COUNTERS}
+    lines = ["| column | type | |", "|---|---|---|"]
+    used = {"_"}
+    for field in schema:
+        key = field.name
+        if name == "connections" and key in counted:
+            key = key.split("_", 1)[1]
+        if key not in said:
+            raise SystemExit(f"docs/columns.toml says nothing of {name}.{key}")
+        used.add(key)
+        lines.append(f"| `{field.name}` | {type_name(field.type)} | {said[key]} |")
+    if extra := set(said) - used:
+        raise SystemExit(f"docs/columns.toml: {name} has no column {min(extra)}")
+    return lines
+
+
+def reference() -> str:
+    columns = tomllib.loads((HERE / "columns.toml").read_text("utf-8"))
+    if set(columns) != set(FIXED_TABLES):
+        raise SystemExit("docs/columns.toml does not have the tables of the schemas")
+    lines = [
+        "# Table reference",
+        "",
+        "Made by `python docs/make_reference.py` from `kdissect/tables/schemas.py` and",
+        "`docs/columns.toml`. [tables.md](tables.md) says more of the values and how they add up.",
+        "",
+    ]
+    for name, schema in FIXED_TABLES.items():
+        lines += [f"## {name}", "", columns[name]["_"], "", *rows(name, schema, columns[name]), ""]
+    nested = pa.struct([])
+    api = [field.name for field in api_schema(nested, nested)]
+    internal = [field.name for field in internal_schema(nested, nested)]
+    decoded = [field.name for kind in DECODE_VALUES for field in decoded_fields(kind)]
+    names = sorted(each.name for each in catalog.apis().values())
+    lines += [
+        "## apis/&lt;ApiName&gt;",
+        "",
+        f"Columns {', '.join(f'`{name}`' for name in api)}. `request` and `response` are structs with "
+        "the fields of all versions (`kdissect definitions NAME` lists them), null where a version "
+        f"lacks one. A table exists where an exchange of its API was met: {', '.join(names)}, and "
+        "SaslToken for raw SASL tokens.",
+        "",
+        "## internal/&lt;Name&gt;",
+        "",
+        f"Columns {', '.join(f'`{name}`' for name in internal)}; records of the metadata log have no "
+        "`key`. A table exists where such a record was met.",
+        "",
+        "## Columns on request",
+        "",
+        f"`--decode-values` adds to `records`: {', '.join(f'`{name}`' for name in decoded)}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    text = reference()
+    if "--check" in sys.argv[1:]:
+        if OUT.read_text("utf-8") != text:
+            raise SystemExit("docs/reference.md is not what the schemas say: make it again")
+    else:
+        OUT.write_text(text, "utf-8")
