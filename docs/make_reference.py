@@ -77,15 +77,15 @@ def reference() -> str:
     lines += [
         "## apis/&lt;ApiName&gt;",
         "",
-        f"Columns {', '.join(f'`{name}`' for name in api)}. `request` and `response` are structs with "
-        "the fields of all versions (`kdissect definitions NAME` lists them), null where a version "
+        f"Columns {', '.join(f'`{name}`' for name in api)}. `request` and `response` are structs "
+        "with the fields of all versions (`kdissect definitions NAME` lists them), null where a version "
         f"lacks one. A table exists where an exchange of its API was met: {', '.join(names)}, and "
         "SaslToken for raw SASL tokens.",
         "",
         "## internal/&lt;Name&gt;",
         "",
-        f"Columns {', '.join(f'`{name}`' for name in internal)}; records of the metadata log have no "
-        "`key`. A table exists where such a record was met.",
+        f"Columns {', '.join(f'`{name}`' for name in internal)}; records of the metadata log have "
+        "no `key`. A table exists where such a record was met.",
         "",
         "## Columns on request",
         "",
