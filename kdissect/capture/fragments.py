@@ -51,6 +51,7 @@ TIME_LIMIT_NS = 30_000_000_000  # what Linux waits for the rest of a datagram
 COPY_NS = 10_000_000  # mirror ports deliver a second copy within this time
 OPEN_MAX = 65536  # datagrams waiting at once; the oldest one gives way
 DATAGRAM_MAX = 65535
+_ROWS_AT_A_TIME = 1 << 14
 WORK_MAX = 1024  # fragments and overlaps of one datagram; with more it ends as it is
 HEADERS_MAX = 2048  # bytes from the start in which the TCP header must be
 
@@ -215,18 +216,43 @@ def _in_order(
             size = 32 if row[IS_IPV6] else 8
             protocol = 0 if row[IS_IPV6] else row[PROTOCOL]  # of IPv6 the first fragment has it
             key = Key(row[IS_IPV6], address.tobytes()[:size], protocol, row[ID], row[NETWORK])
-            place = [row[name] for name in (TIME, PACKET, BODY, CAPTURED, LENGTH, AT, MORE)]
-            yield key, row[PROTOCOL], Fragment(*place, of)
+            yield key, row[PROTOCOL], Fragment(
+                row[TIME], row[PACKET], row[BODY], row[CAPTURED], row[LENGTH], row[AT], row[MORE],
+                of,
+            )  # fmt: skip
+
+
+class _Rows:
+    """Rows that are few Python objects at a time."""
+
+    def __init__(self, kind: Any, width: int | None = None) -> None:
+        self.kind, self.width = kind, width
+        self.some: list[tuple[Any, ...]] = []
+        self.done: list[npt.NDArray[Any]] = []
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        self.some.append(row)
+        if len(self.some) == _ROWS_AT_A_TIME:
+            self._settle()
+
+    def _settle(self) -> None:
+        made = np.array(self.some, self.kind)
+        self.done.append(made if self.width is None else made.reshape(-1, self.width))
+        self.some = []
+
+    def array(self) -> npt.NDArray[Any]:
+        self._settle()
+        return np.concatenate(self.done)
 
 
 class _Joiner:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self.open: dict[Key, Datagram] = {}
-        self.segments: list[tuple[Any, ...]] = []
+        self.segments = _Rows(SEGMENT)
         self.endpoints: dict[bytes, int] = {}
-        self.completed: list[tuple[int, int]] = []
-        self.faults: list[FragmentFault] = []
+        self.completed = _Rows(np.int64, 2)
+        self.faults = _Rows(np.int64, 5)
 
     def bytes_of(self, part: Part, at: int, end: int) -> bytes:
         """Bytes [at, end) of a part, as far as they were captured."""
@@ -406,9 +432,9 @@ class _Joiner:
     def finish(self, ignored_count: int) -> Joined:
         for datagram in self.open.values():
             self._end(datagram)
-        rows = np.array(self.segments, SEGMENT)
+        rows = self.segments.array()
         rows = rows[np.lexsort((rows["packet"], rows["source"]))]
         pairs = np.frombuffer(b"".join(self.endpoints), ENDPOINTS)
-        completed = np.array(sorted(self.completed), np.int64).reshape(-1, 2)
-        faults = np.array(sorted(self.faults), np.int64).reshape(-1, 5)
-        return Joined(SegmentBatch(pairs, rows), completed, faults, ignored_count)
+        return Joined(
+            SegmentBatch(pairs, rows), self.completed.array(), self.faults.array(), ignored_count
+        )

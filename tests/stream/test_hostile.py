@@ -78,6 +78,22 @@ def retransmissions(path: Path, count: int) -> Path:
     return write(path, count, REQUEST, seq=seq)
 
 
+def fragments(path: Path, count: int) -> Path:
+    """First fragments of datagrams that never go on, more than identifications."""
+    number = np.arange(count)
+    return write(
+        path, count, bytes(8), source=0x0B000000 + number // 60000, seq=number, fragment=0x2000
+    )
+
+
+def overlaps(path: Path, count: int) -> Path:
+    """One datagram: small fragments, each far from the others, then ever larger ones over them."""
+    number = np.arange(count)
+    at = np.where(number % 600 < 500, number % 600 * 16, 0)
+    claims = np.where(number % 600 < 500, 48, 9000)
+    return write(path, count, bytes(8), fragment=0x2000 | at, total=claims, id=7)
+
+
 def giant(path: Path, count: int) -> Path:
     """Sound requests, then a frame of the largest size whose bytes never come."""
     write(path, 1, REQUEST, seq=1)
@@ -101,6 +117,12 @@ def measured(path: Path) -> tuple[Any, float, int]:
 
 def check(make: Any, count: int, tables: Any) -> None:
     (capture,) = tables.captures.to_arrow().to_pylist()
+    assert capture["packet_count"] == count
+    if make in (fragments, overlaps):
+        assert dict(capture["ignored_reasons"]) == {"ip_fragment": count}
+        kinds = tables.anomalies.to_pandas(["kind"])["kind"].value_counts()
+        assert kinds["lost_fragments"] == count if make is fragments else kinds["lost_fragments"]
+        return
     assert capture["tcp_packet_count"] == count
     if make is flood:
         assert tables.connections.num_rows == count
@@ -116,7 +138,7 @@ def check(make: Any, count: int, tables: Any) -> None:
         assert tables.exchanges.num_rows == (count + 1) // 2
 
 
-@pytest.mark.parametrize("make", [flood, gaps, retransmissions])
+@pytest.mark.parametrize("make", [flood, gaps, retransmissions, fragments, overlaps])
 def test_ten_times_the_packets_take_ten_times_as_long(make: Any, tmp_path: Path) -> None:
     measured(make(tmp_path / "first.pcap", 100))  # compiles
     _, few, _ = measured(make(tmp_path / "few.pcap", 3000))
@@ -138,8 +160,12 @@ def test_a_frame_that_never_comes_is_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("make", "count"), [(flood, 1_000_000), (gaps, 1_000_000), (retransmissions, 100_000)]
-)
+    ("make", "count"),
+    [
+        (flood, 1_000_000), (gaps, 1_000_000), (retransmissions, 100_000), (fragments, 1_000_000),
+        (overlaps, 1_000_000),
+    ],
+)  # fmt: skip
 def test_a_million_packets(make: Any, count: int, tmp_path: Path) -> None:
     tables, seconds, grown = measured(make(tmp_path / "made.pcap", count))
     check(make, count, tables)
