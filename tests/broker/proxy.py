@@ -1,0 +1,91 @@
+"""A proxy between clients and a broker that changes answers on their way: a test tool.
+
+The broker has to advertise the proxy's address, so that clients stay behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kdissect.wire.message import Message, decode_message, encode_message
+
+Alter = Callable[[Message], bool]
+"""Changes a decoded response in place; whether it did."""
+
+
+class Proxy:
+    """Frames to `upstream` and back; every response goes through `alter`."""
+
+    def __init__(self, port: int, upstream: int, alter: Alter | None = None) -> None:
+        self.port, self._upstream, self.alter = port, upstream, alter
+        self.altered = 0
+        self._loop = asyncio.new_event_loop()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, out = await asyncio.open_connection("127.0.0.1", self._upstream)
+        asked: deque[tuple[int, int]] = deque()
+
+        async def requests() -> None:
+            while True:
+                frame = await _frame(reader)
+                api_key = int.from_bytes(frame[:2], "big")
+                is_quiet = api_key == 0 and not _wants_answer(frame)
+                if not is_quiet:
+                    asked.append((api_key, int.from_bytes(frame[2:4], "big")))
+                out.write(len(frame).to_bytes(4, "big") + frame)
+
+        async def responses() -> None:
+            while True:
+                frame = await _frame(there)
+                api_key, api_version = asked.popleft()
+                frame = self._altered(frame, api_key, api_version)
+                writer.write(len(frame).to_bytes(4, "big") + frame)
+
+        tasks = [asyncio.ensure_future(requests()), asyncio.ensure_future(responses())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        writer.close()
+        out.close()
+
+    def _altered(self, frame: bytes, api_key: int, api_version: int) -> bytes:
+        if self.alter is None:
+            return frame
+        message = decode_message(
+            frame, side="response", api_key=api_key, api_version=api_version
+        )
+        if not self.alter(message):
+            return frame
+        self.altered += 1
+        return encode_message(message)
+
+    @contextmanager
+    def running(self) -> Iterator[Proxy]:
+        listener = socket.create_server(("127.0.0.1", self.port))
+
+        async def begin() -> None:
+            await asyncio.start_server(self._serve, sock=listener)
+
+        self._loop.run_until_complete(begin())
+        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join(5)
+            listener.close()
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+def _wants_answer(frame: bytes) -> bool:
+    return bool(decode_message(frame, side="request").body["acks"])
