@@ -57,7 +57,9 @@ def from_capture(t: Translator, exchange: Exchange) -> None:
         for log, entry in _logs(t, response.body if response is not None else {}, "responses"):
             t.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
     elif exchange.api_key == api.PRODUCE_API:
-        response = response_of(exchange)
+        request, response = request_of(exchange), response_of(exchange)
+        if request is not None and request.body.get("transactional_id") is not None:
+            t.marked.update(log for log, _ in _logs(t, request.body, "topic_data"))
         for log, entry in _logs(t, response.body if response is not None else {}, "responses"):
             t.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
 
@@ -214,6 +216,9 @@ def _produce(t: Translator, step: Step, captured: Message | None, answer: Messag
                 continue
             written.add(log)
             if partition["error_code"] == 0:
+                expected = t.offsets.expect(log, partition["base_offset"])
+                if expected is not None:
+                    t.expected[step.number, log] = expected
                 t.offsets.produced(log, partition["base_offset"], found["base_offset"])
                 t.offsets.target_starts(log, found.get("log_start_offset", -1))
     _lost(t, step, captured, written)

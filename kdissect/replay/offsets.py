@@ -63,6 +63,16 @@ class Offsets:
             insort(entry.bases, captured)
         entry.shifts[captured] = target - captured
 
+    def expect(self, log: Log, captured: int) -> int | None:
+        """Where the target should append what the capture's broker appended there; None unknown."""
+        entry = self._logs.get(log)
+        if captured < 0:
+            return None
+        if entry is None or not entry.bases:
+            return captured if self.mode == CAPTURED else None
+        place = max(0, bisect_right(entry.bases, captured) - 1)
+        return captured + entry.shifts[entry.bases[place]]
+
     def to_target(self, log: Log, offset: int) -> int:
         """The target's offset of a captured one; negative ones have a meaning of their own."""
         if offset < 0 or self.mode == CAPTURED:

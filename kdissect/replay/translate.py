@@ -32,7 +32,7 @@ from kdissect.replay.model import (
     Step,
     TranslateOptions,
 )
-from kdissect.replay.offsets import Offsets
+from kdissect.replay.offsets import Log, Offsets
 from kdissect.replay.producers import Producers
 from kdissect.replay.reencode import reencoded
 from kdissect.replay.sessions import FetchSessions
@@ -78,6 +78,8 @@ class Translator:
         self.groups = Groups()
         self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, where answers told both
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
+        self.marked: set[Log] = set()
+        self.expected: dict[tuple[int, Log], int] = {}
         self.share_epochs: dict[tuple[int, str, str], int] = {}
         self.may_create = ADMIN in plan.options.allow
         facts = plan.workload.facts
@@ -142,6 +144,21 @@ class Translator:
 
     def node(self, captured: int) -> int:
         return self.target.node_for(self.captured_nodes, captured)
+
+    def captured_topic_name(self, name: str) -> str:
+        """The capture's name of one of the target's topics."""
+        for old, new in self._renames["topic"].items():
+            if new == name:
+                return old
+        return name
+
+    def is_marked(self, log: Log) -> bool:
+        """Whether transactions of the capture write this partition, and so leave markers there."""
+        return log in self.marked
+
+    def expected_offset(self, step: Step, log: Log) -> int | None:
+        """Which base offset the answer to a Produce should tell, by the batches before it."""
+        return self.expected.get((step.number, log))
 
     # -- what the runner tells ------------------------------------------------------------------
 

@@ -1,0 +1,648 @@
+"""The answer beside the captured response, field by field, with rules for what may differ.
+
+A difference is a place and two values; a rule either makes them the same (a translated id), allows
+them (tolerated), or leaves them different. See `rules.toml`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kdissect.errors import DecodeError
+from kdissect.protocol import catalog
+from kdissect.replay import messages as api
+from kdissect.replay.meaning import Meaning
+from kdissect.replay.messages import entries, request_of
+from kdissect.replay.model import Difference, Judgement, Outcome, Plan, SkipCode, Step, Verdict
+from kdissect.replay.producers import Producer
+from kdissect.replay.record_compare import RecordLedger
+from kdissect.replay.rules import Rule, Rules, load_rules
+from kdissect.replay.translate import Translator
+from kdissect.replay.walk import Around, Kind, kind_of, spots
+from kdissect.wire.message import Message, decode_message
+from kdissect.wire.reference import UNKNOWN_TAGS, Layout, Slot, layout
+
+_FETCH_APIS = frozenset({api.FETCH, api.SHARE_FETCH})
+_ABSENT = "absent"
+_TEXT_MAX = 200
+
+Body = dict[str, Any]
+
+
+class Comparator:
+    """`model.Comparison`. One for a run; judges in the order in which answers come."""
+
+    def __init__(
+        self, translator: Translator, rules: Rules | None = None, strict: bool = False
+    ) -> None:
+        rules = rules or load_rules()
+        if strict:
+            kept = tuple(rule for rule in rules.rules if rule.kind == "translated" or rule.is_own)
+            rules = Rules(kept)
+        self.translator = translator
+        self.rules = rules
+        self.meaning = Meaning(translator)
+        self.ledger = RecordLedger(translator.offsets.to_target, self._producer)
+        self.named = _Named(translator)
+        self._kept: dict[int, Judgement] = {}  # with records still looked for
+
+    def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
+        found = self.translator.producers.target(Producer(producer_id, epoch))
+        return None if found is None else (found.producer_id, found.epoch)
+
+    def judge(self, outcome: Outcome) -> Judgement:
+        step = outcome.step
+        exchange = step.exchange
+        skipped = outcome.skipped or step.skipped
+        if skipped is not None:
+            if not skipped.is_finding:
+                return Judgement(Verdict.SKIPPED, reason=skipped.reason)
+            offered = "not offered" if skipped.code is SkipCode.API_VERSION else skipped.code.value
+            difference = Difference(
+                "api_version", f"v{exchange.api_version}", offered, note=skipped.reason
+            )
+            return Judgement(Verdict.DIFFERENT, [difference], skipped.reason)
+        if outcome.error:
+            return self._failed(outcome)
+        if not step.expects_response:
+            return Judgement(Verdict.SAME, reason="no response is expected")
+        if outcome.answer is None:
+            return Judgement(Verdict.ERROR, reason="no answer")
+        if exchange.response is None:
+            why = exchange.response_missing or "it is not in the capture"
+            return Judgement(Verdict.TOLERATED, reason=f"no captured response to compare: {why}")
+        version = outcome.api_version if outcome.api_version >= 0 else exchange.api_version
+        if version == exchange.api_version and outcome.answer[4:] == exchange.response[4:]:
+            if exchange.api_key not in _FETCH_APIS:
+                return Judgement(Verdict.SAME)
+        captured = _decoded(exchange.response, exchange.api_key, exchange.api_version)
+        answer = _decoded(outcome.answer, exchange.api_key, version)
+        if isinstance(captured, str):
+            return Judgement(
+                Verdict.TOLERATED, reason=f"the captured response cannot be decoded: {captured}"
+            )
+        if isinstance(answer, str):
+            return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
+        judgement = self._judged(step, captured, answer)
+        if version != exchange.api_version:
+            judgement.differences.insert(
+                0,
+                Difference(
+                    "api_version", f"v{exchange.api_version}", f"v{version}", "other-api-version",
+                    "sent at the nearest version that the target speaks",
+                ),
+            )  # fmt: skip
+            judgement.verdict = _verdict(judgement.differences)
+        return judgement
+
+    def _failed(self, outcome: Outcome) -> Judgement:
+        """No answer came; nor did one in the capture, where its connection ended then."""
+        exchange = outcome.step.exchange
+        if exchange.expects_response and exchange.response is None and exchange.response_missing:
+            reason = f"{outcome.error}; in the capture {exchange.response_missing}"
+            return Judgement(Verdict.TOLERATED, reason=reason)
+        return Judgement(Verdict.ERROR, reason=outcome.error)
+
+    def _judged(self, step: Step, captured: Message, answer: Message) -> Judgement:
+        walk = _Walk(self, step, captured, answer)
+        walk.run()
+        differences = walk.differences
+        judgement = Judgement(_verdict(differences), differences)
+        if walk.has_missing_records:
+            self._kept[step.number] = judgement
+        return judgement
+
+    def finish(self) -> dict[int, Judgement]:
+        """What all answers together say of records that single ones did not bring."""
+        changed: dict[int, Judgement] = {}
+        for number, found in self.ledger.finish().items():
+            judgement = self._kept.get(number)
+            if judgement is None:
+                continue
+            by_path = {path: (count, first, other) for path, count, first, other in found}
+            differences = []
+            for each in judgement.differences:
+                if each.path in by_path and by_path[each.path][0]:
+                    count, first, other = by_path[each.path]
+                    note = "other records than captured" if other else "no answer brings them"
+                    each = replace(
+                        each, rule="", note=f"{count} records from offset {first}: {note}"
+                    )
+                differences.append(each)
+            changed[number] = replace(
+                judgement, verdict=_verdict(differences), differences=differences
+            )
+        return changed
+
+
+def _verdict(differences: Iterable[Difference]) -> Verdict:
+    verdict = Verdict.SAME
+    for each in differences:
+        if not each.rule:
+            return Verdict.DIFFERENT
+        verdict = Verdict.TOLERATED
+    return verdict
+
+
+def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:
+    try:
+        return decode_message(frame, side="response", api_key=api_key, api_version=api_version)
+    except (DecodeError, ValueError) as error:
+        return str(error)
+
+
+class _Named:
+    """Topics, groups and transactional ids that the requests of a plan name, as the target calls
+    them; others are foreign."""
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+        self._names: dict[str, set[str]] | None = None
+
+    def is_foreign(self, kind: str, name: str) -> bool:
+        if kind == "topic" and name.startswith("__"):
+            return True  # made by brokers when they need them
+        if self._names is None:
+            self._names = self._collect(self._translator.plan)
+        return name not in self._names[kind]
+
+    def _collect(self, plan: Plan) -> dict[str, set[str]]:
+        t = self._translator
+        names: dict[str, set[str]] = {"topic": set(), "group": set(), "transactional_id": set()}
+        for step in plan.steps:
+            request = request_of(step.exchange) if step.skipped is None else None
+            for kind, slot, holder, _ in spots(request) if request is not None else ():
+                if kind is Kind.TOPIC:
+                    names["topic"].update(t.topic(each) for each in _listed(holder[slot.name]))
+                elif kind is Kind.TOPIC_ID:
+                    found = (t.names.get(each) for each in _listed(holder[slot.name]))
+                    names["topic"].update(t.topic(each) for each in found if each)
+                elif kind is Kind.GROUP:
+                    names["group"].update(t.group(each) for each in _listed(holder[slot.name]))
+                elif kind is Kind.TRANSACTIONAL_ID:
+                    names["transactional_id"].update(
+                        t.transactional_id(each) for each in _listed(holder[slot.name])
+                    )
+        return names
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+class _Shape(NamedTuple):
+    """What is known of a layout's fields: their kinds, and those that name the struct."""
+
+    kinds: dict[str, Kind | None]
+    named: dict[Kind, str]
+    codes: tuple[str, ...]
+
+
+_ABOUT = frozenset({Kind.TOPIC, Kind.TOPIC_ID, Kind.PARTITION, Kind.GROUP, Kind.TRANSACTIONAL_ID})
+
+
+@cache
+def _shape(api_key: int, of: Layout) -> _Shape:
+    kinds = {name: kind_of(api_key, slot.field) for name, slot in of.by_name.items()}
+    named: dict[Kind, str] = {}
+    for name, kind in kinds.items():
+        if kind in _ABOUT and not of.by_name[name].field.is_array:
+            named.setdefault(kind, name)
+    codes = tuple(name for name in of.by_name if name.endswith("error_code"))
+    return _Shape(kinds, named, codes)
+
+
+class _Place(NamedTuple):
+    """Where the walk is: the path, the same without indices, what the structs around tell, the
+    structs that the value is in, and a rule that allows everything below, or None."""
+
+    path: str
+    plain: str
+    around: Around
+    captured: Body
+    answered: Body
+    forced: Rule | None
+
+    def field(self, name: str) -> _Place:
+        dot = "." if self.path else ""
+        return self._replace(path=f"{self.path}{dot}{name}", plain=f"{self.plain}{dot}{name}")
+
+    def element(self, index: int) -> _Place:
+        return self._replace(path=f"{self.path}[{index}]", plain=f"{self.plain}[]")
+
+
+class _Walk:
+    """One comparison."""
+
+    def __init__(self, owner: Comparator, step: Step, captured: Message, answer: Message) -> None:
+        self.owner = owner
+        self.rules = owner.rules
+        self.step = step
+        self.api_key = step.exchange.api_key
+        self.api_name = step.api_name
+        self.captured = captured
+        self.answer = answer
+        self.differences: list[Difference] = []
+        self.has_missing_records = False
+        self.request: Message | None = None
+
+    def run(self) -> None:
+        definition = catalog.api(self.api_key).response
+        ours = layout(definition, self.captured.api_version)
+        theirs = layout(definition, self.answer.api_version)
+        around = self._request_around()
+        place = _Place("", "", around, self.captured.body, self.answer.body, None)
+        self.struct(ours, theirs, self.captured.body, self.answer.body, place)
+        if self.captured.surplus != self.answer.surplus:
+            self.leaf(
+                place.field("surplus"), self.captured.surplus, self.answer.surplus, None, None
+            )
+
+    def _request_around(self) -> Around:
+        """Group and transactional id that only the request names."""
+        request = request_of(self.step.exchange)
+        self.request = request
+        if request is None:
+            return Around()
+        body = request.body
+        group = body.get("group_id") or ""
+        return Around(group=group, transactional_id=body.get("transactional_id") or "")
+
+    # -- structs and arrays ---------------------------------------------------------------------
+
+    def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: _Place) -> None:
+        shape = _shape(self.api_key, ours)
+        place = place._replace(around=_about(shape.named, c, place.around), captured=c, answered=a)
+        for name in shape.codes:
+            if name in a and c[name] != a[name] and self._goes_with_code(place, name, c, a):
+                return
+        for name, slot in ours.by_name.items():
+            other = theirs.by_name.get(name)
+            if other is not None:
+                self.value(slot, other, shape.kinds[name], c[name], a[name], place.field(name))
+        mine, their = c.get(UNKNOWN_TAGS), a.get(UNKNOWN_TAGS)
+        if mine != their:
+            self.leaf(place.field(UNKNOWN_TAGS), mine, their, None, None)
+
+    def _goes_with_code(self, place: _Place, name: str, c: Body, a: Body) -> bool:
+        """Whether a rule that turns one error code into another allows this one: then the rest of
+        the struct follows from it."""
+        here = place.field(name)
+        for rule in self.rules.at(self.api_name, here.plain):
+            if rule.answered and self._allows(rule, here, c[name], a[name], None):
+                self._add(here, c[name], a[name], rule)
+                return True
+        return False
+
+    def value(
+        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: _Place
+    ) -> None:
+        if kind is Kind.RECORDS:
+            self.records(c, a, place)
+            return
+        if c == a and type(c) is type(a) and not self._must_look(place, slot):
+            return
+        if slot.field.is_array:
+            self.array(slot, other, kind, c, a, self._forced(place))
+        elif slot.inner is not None and other.inner is not None:
+            place = self._forced(place)
+            if c is None or a is None:
+                self.leaf(place, c, a, None, slot)
+            else:
+                self.struct(slot.inner, other.inner, c, a, place)
+        else:
+            self.leaf(place, c, a, kind, slot)
+
+    def _must_look(self, place: _Place, slot: Slot) -> bool:
+        """Fetched records are noted also where they are equal."""
+        return self.api_key in _FETCH_APIS and place.plain == "responses"
+
+    def _forced(self, place: _Place) -> _Place:
+        if place.forced is not None:
+            return place
+        for rule in self.rules.at(self.api_name, place.plain):
+            if rule.kind == "ignore" and self._applies(rule, place):
+                return place._replace(forced=rule)
+        return place
+
+    def array(
+        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: _Place
+    ) -> None:
+        if c is None or a is None:
+            if c is not a:
+                self.leaf(place, c, a, None, slot)
+            return
+        rule = self._unordered(place)
+        if slot.inner is None or other.inner is None:
+            self._scalars(slot, kind, c, a, place, rule)
+            return
+        if rule is None:
+            pairs: list[tuple[int, int]] = [(i, i) for i in range(min(len(c), len(a)))]
+            pairs += [(i, -1) for i in range(len(a), len(c))]
+            pairs += [(-1, i) for i in range(len(c), len(a))]
+        else:
+            pairs = self._matched(slot.inner, rule, c, a, place)
+            both = [theirs for mine, theirs in pairs if mine >= 0 and theirs >= 0]
+            if both != sorted(both):
+                self._add(place, "this order", "another order", rule)
+        for mine, theirs in pairs:
+            if mine >= 0 and theirs >= 0:
+                self.struct(slot.inner, other.inner, c[mine], a[theirs], place.element(mine))
+            else:
+                self._one_sided(slot, c, a, mine, theirs, place)
+
+    def _unordered(self, place: _Place) -> Rule | None:
+        for rule in self.rules.at(self.api_name, place.plain):
+            if rule.kind == "unordered":
+                return rule
+        return None
+
+    def _matched(
+        self, inner: Layout, rule: Rule, c: list[Body], a: list[Body], place: _Place
+    ) -> list[tuple[int, int]]:
+        """(index, index) of elements with equal keys, -1 where one side has none."""
+        names = [name for name in rule.key if name in inner.by_name]
+        shape = _shape(self.api_key, inner)
+        meaning = self.owner.meaning
+        waiting: dict[Any, list[int]] = {}
+        for index, each in enumerate(a):
+            waiting.setdefault(_key(each, names), []).append(index)
+        pairs = []
+        for index, each in enumerate(c):
+            around = _about(shape.named, each, place.around)
+            mapped = {
+                name: meaning.key(shape.kinds[name], each[name], each, around) for name in names
+            }
+            found = waiting.get(_key(mapped, names))
+            pairs.append((index, found.pop(0) if found else -1))
+        pairs += [(-1, index) for left in waiting.values() for index in left]
+        return pairs
+
+    def _one_sided(
+        self, slot: Slot, c: list[Body], a: list[Body], mine: int, theirs: int, place: _Place
+    ) -> None:
+        element = c[mine] if mine >= 0 else a[theirs]
+        here = place.element(mine if mine >= 0 else theirs)
+        if self.api_key in _FETCH_APIS and self._fetched_one_sided(element, mine >= 0, here):
+            return
+        here = here._replace(
+            captured=element if mine >= 0 else {}, answered=element if mine < 0 else {}
+        )
+        said = _element_text(element)
+        texts = (said, _ABSENT) if mine >= 0 else (_ABSENT, said)
+        self._judge_texts(here, *texts, element)
+
+    def _fetched_one_sided(self, element: Body, is_captured: bool, place: _Place) -> bool:
+        """An incremental answer names only partitions with something new: one that is not named
+        has no records. True where that is all there is to say."""
+        if place.plain == "responses[]":
+            partitions = entries(element["partitions"])
+            topic = element
+        elif place.plain == "responses[].partitions[]":
+            partitions, topic = [element], None
+        else:
+            return False
+        if any(each["error_code"] for each in partitions):
+            return False
+        for index, each in enumerate(partitions):
+            around = place.around
+            if topic is not None:
+                name, ident = topic.get("topic") or "", topic.get("topic_id")
+                if not is_captured:
+                    name, ident = self.owner.meaning.captured_topic(name, ident)
+                around = around._replace(topic=name, topic_id=ident)
+            here = place._replace(
+                around=around._replace(partition=each["partition_index"]),
+                captured=each if is_captured else {},
+                answered=each if not is_captured else {},
+            )
+            if topic is not None:
+                here = here.field("partitions").element(index)
+            data = each["records"] or b""
+            mine, theirs = (data, b"") if is_captured else (b"", data)
+            self.records(mine, theirs, here.field("records"))
+        return True
+
+    def _scalars(
+        self, slot: Slot, kind: Kind | None, c: list[Any], a: list[Any], place: _Place,
+        rule: Rule | None,
+    ) -> None:  # fmt: skip
+        meaning = self.owner.meaning
+        mapped = [meaning.key(kind, each, place.captured, place.around) for each in c]
+        if mapped == a:
+            return
+        element_rule = rule or self._unordered(place.element(0))
+        if element_rule is not None and Counter(map(_hashable, mapped)) == Counter(
+            map(_hashable, a)
+        ):
+            self._add(place, "this order", "another order", element_rule)
+            return
+        if place.forced is not None or len(c) != len(a):
+            self.leaf(place, c, a, None, slot)
+            return
+        for index, (mine, theirs) in enumerate(zip(c, a, strict=True)):
+            if mine != theirs:
+                self.leaf(place.element(index), mine, theirs, kind, slot)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def records(self, c: bytes | None, a: bytes | None, place: _Place) -> None:
+        around = place.around
+        log = (
+            self.owner.translator.topic_name(around.topic, around.topic_id),
+            around.partition,
+        )
+        found, is_uneven = self.owner.ledger.compare(
+            self.step.number, place.path, log, c or b"", a or b""
+        )
+        for behind, mine, theirs, note in found:
+            here = place._replace(
+                path=place.path + behind, plain=f"{place.plain}[]{behind.partition(']')[2]}"
+            )
+            self._judge_texts(here, mine, theirs, None, note)
+        if is_uneven:
+            self.has_missing_records = True
+            self._judge_texts(
+                place, _records_text(c or b""), _records_text(a or b""), None,
+                "more or fewer of the same records",
+            )  # fmt: skip
+
+    def leaf(self, place: _Place, c: Any, a: Any, kind: Kind | None, slot: Slot | None) -> None:
+        if place.forced is not None:
+            self._add(place, c, a, place.forced)
+            return
+        for rule in self.rules.at(self.api_name, place.plain):
+            if not self._allows(rule, place, c, a, kind):
+                continue
+            if rule.kind == "translated" and not self.owner.meaning.is_noted(rule.translated_as):
+                return
+            self._add(place, c, a, rule)
+            return
+        self._add(place, c, a, None)
+
+    def _judge_texts(
+        self, place: _Place, c: str, a: str, element: Body | None, note: str = ""
+    ) -> None:
+        """A difference that is no pair of plain values."""
+        rule = place.forced
+        if rule is None:
+            for each in self.rules.at(self.api_name, place.plain):
+                if each.kind == "ignore" and self._applies(each, place, element):
+                    rule = each
+                    break
+        self.differences.append(
+            Difference(place.path, c, a, "" if rule is None else rule.name, note)
+        )
+
+    def _applies(self, rule: Rule, place: _Place, element: Body | None = None) -> bool:
+        holder: Mapping[str, Any] = element or place.captured or place.answered
+        for name, pattern in rule.where:
+            if name not in holder or not pattern.search(text_of(holder[name], "")):
+                return False
+        if rule.foreign:
+            return element is not None and self._is_foreign(rule.foreign, element, place)
+        return True
+
+    def _is_foreign(self, kind: str, element: Body, place: _Place) -> bool:
+        names = {
+            "topic": ("name", "topic", "topic_name"),
+            "group": ("group_id",),
+            "transactional_id": ("transactional_id",),
+        }[kind]
+        for name in names:
+            value = element.get(name)
+            if value:
+                if place.captured:  # the capture's name
+                    t = self.owner.translator
+                    value = {"topic": t.topic, "group": t.group}.get(kind, t.transactional_id)(
+                        value
+                    )
+                return self.owner.named.is_foreign(kind, value)
+        return False
+
+    def _allows(self, rule: Rule, place: _Place, c: Any, a: Any, kind: Kind | None) -> bool:
+        if rule.kind == "unordered" or not self._applies(rule, place):
+            return False
+        if rule.kind == "ignore":
+            return not place.plain.endswith("[]")
+        if rule.kind == "translated":
+            return self.owner.meaning.same(
+                rule.translated_as, kind, c, a, place.around, place.captured, self.step, place.path
+            )
+        if rule.kind == "tolerance":
+            if not _is_number(c) or not _is_number(a):
+                return False
+            return bool(abs(a - c) <= max(rule.absolute, rule.relative * abs(c)))
+        return _equal_modulo(rule, c, a)
+
+    def _add(self, place: _Place, c: Any, a: Any, rule: Rule | None) -> None:
+        name = "" if rule is None else rule.name
+        self.differences.append(
+            Difference(place.path, text_of(c), text_of(a), name, self._note(place, c, a))
+        )
+
+    def _note(self, place: _Place, c: Any, a: Any) -> str:
+        if place.plain.endswith("error_code") and isinstance(c, int) and isinstance(a, int):
+            from kdissect.protocol.errors import error_name
+
+            return f"{error_name(c)} then, {error_name(a)} now"
+        return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _equal_modulo(rule: Rule, c: Any, a: Any) -> bool:
+    if rule.modulo == "presence":
+        return _is_set(c) == _is_set(a)
+    mine, theirs = text_of(c, "null"), text_of(a, "null")
+    if rule.modulo == "text" and rule.pattern is not None:
+        return rule.pattern.sub("", mine) == rule.pattern.sub("", theirs)
+    if rule.captured:
+        return mine in rule.captured and (not rule.answered or theirs in rule.answered)
+    return any(mine in each and theirs in each for each in rule.classes)
+
+
+def _is_set(value: Any) -> bool:
+    return not (value is None or value in (-1, 0) or value in ("", b""))
+
+
+def _about(named: Mapping[Kind, str], values: Body, around: Around) -> Around:
+    topic, topic_id, partition, group, transactional_id = around
+    for kind, name in named.items():
+        value = values.get(name)
+        if value is None:
+            continue
+        if kind is Kind.TOPIC:
+            topic, topic_id = value, None
+        elif kind is Kind.TOPIC_ID:
+            topic_id = value
+        elif kind is Kind.PARTITION:
+            partition = value
+        elif kind is Kind.GROUP:
+            group = value
+        else:
+            transactional_id = value
+    return Around(topic, topic_id, partition, group, transactional_id)
+
+
+def _key(values: Mapping[str, Any], names: list[str]) -> Any:
+    if not names:
+        return _hashable(dict(values))
+    return tuple(_hashable(values[name]) for name in names)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(sorted((name, _hashable(inner)) for name, inner in value.items()))
+    if isinstance(value, list):
+        return tuple(_hashable(each) for each in value)
+    return "\0null" if value is None else value
+
+
+def text_of(value: Any, null: str = "null") -> str:
+    """A value as text for people, short."""
+    if value is None:
+        return null
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        if not value:
+            return ""
+        text = value[:24].hex()
+        return text if len(value) <= 24 else f"{text}... ({len(value)} bytes)"
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, list):
+        text = "[" + ", ".join(text_of(each) for each in value[:20]) + "]"
+        text = text if len(value) <= 20 else f"{text[:-1]}, ... {len(value)} in all]"
+    elif isinstance(value, dict):
+        text = _element_text(value)
+    else:
+        text = str(value)
+    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
+
+
+def _element_text(element: Body) -> str:
+    told = (
+        f"{name}={text_of(value)}"
+        for name, value in element.items()
+        if not isinstance(value, (dict, list, bytes))
+    )
+    return "{" + ", ".join(told) + "}"
+
+
+def _records_text(data: bytes) -> str:
+    from kdissect.replay.batches import headers
+
+    whole = [each for each in headers(data) if not each.is_partial]
+    if not whole:
+        return "no records"
+    count = sum(max(each.record_count, 0) for each in whole)
+    return f"{count} records, offsets {whole[0].base_offset} to {whole[-1].last_offset}"

@@ -1,0 +1,85 @@
+"""Differences of a whole run, grouped: the same one ten thousand times is one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kdissect.replay.model import Difference, Outcome
+
+VALUES_MAX = 5  # distinct pairs of values at one place that are shown apart
+_INDEX = re.compile(r"\[[^\]]*\]")
+
+
+@dataclass(slots=True)
+class DifferenceGroup:
+    """Differences of one API at one place (`path` without indices) with the same values.
+
+    captured, answered: the values, "various" where there are many. rule: what tolerates them, "".
+    example: the step's number of the first; example_path: its path with indices.
+    """
+
+    api_name: str
+    path: str
+    captured: str
+    answered: str
+    rule: str
+    note: str
+    count: int = 0
+    steps: int = 0
+    example: int = -1
+    example_path: str = ""
+    _last_step: int = field(default=-1, repr=False)
+
+    def add(self, number: int, difference: Difference) -> None:
+        self.count += 1
+        if self._last_step != number:
+            self.steps += 1
+            self._last_step = number
+        if self.example < 0:
+            self.example, self.example_path = number, difference.path
+            self.note = difference.note
+
+
+def plain_path(path: str) -> str:
+    """``responses[0].partitions[3].error_code`` without its indices."""
+    return _INDEX.sub("[]", path)
+
+
+def group_differences(outcomes: Iterable[Outcome]) -> list[DifferenceGroup]:
+    """All differences of judged outcomes, those that no rule tolerates first, then by count."""
+    exact: dict[tuple[str, str, str], dict[tuple[str, str], DifferenceGroup]] = {}
+    for outcome in outcomes:
+        if outcome.judgement is None:
+            continue
+        for each in outcome.judgement.differences:
+            name = outcome.step.api_name
+            path = plain_path(each.path)
+            by_values = exact.setdefault((name, path, each.rule), {})
+            values = (each.captured, each.answered)
+            group = by_values.get(values)
+            if group is None and len(by_values) > VALUES_MAX:
+                values = ("various", "various")
+                group = by_values.get(values)
+            if group is None:
+                group = by_values[values] = DifferenceGroup(name, path, *values, each.rule, "")
+            group.add(outcome.step.number, each)
+    groups = [group for by_values in exact.values() for group in _merged(by_values)]
+    groups.sort(key=lambda each: (bool(each.rule), -each.count, each.api_name, each.path))
+    return groups
+
+
+def _merged(by_values: dict[tuple[str, str], DifferenceGroup]) -> list[DifferenceGroup]:
+    """One line where there are too many values for a line each."""
+    groups = list(by_values.values())
+    if len(groups) <= VALUES_MAX:
+        return groups
+    first = min(groups, key=lambda each: each.example)
+    whole = DifferenceGroup(
+        first.api_name, first.path, "various", "various", first.rule, first.note,
+        example=first.example, example_path=first.example_path,
+    )  # fmt: skip
+    whole.count = sum(each.count for each in groups)
+    whole.steps = sum(each.steps for each in groups)
+    return [whole]

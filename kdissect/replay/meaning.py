@@ -1,0 +1,166 @@
+"""Whether two values are two ends of one id: what the target calls the captured thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from kdissect.replay.messages import PRODUCE_API
+from kdissect.replay.model import Step
+from kdissect.replay.producers import Producer
+from kdissect.replay.target_facts import ZERO_UUID
+from kdissect.replay.translate import Translator
+from kdissect.replay.walk import Around, Kind
+
+Body = dict[str, Any]
+
+
+class Meaning:
+    """Answers by what a `Translator` has learnt."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.t = translator
+        self._checks: dict[str, Callable[[Any, Any, Around, Body], bool]] = {
+            "topic_id": self._topic_id,
+            "producer_id": self._producer_id,
+            "producer_epoch": self._producer_epoch,
+            "member": self._member,
+            "generation": self._generation,
+            "offset": self._offset,
+            "leader_epoch": self._leader_epoch,
+            "node": self._node,
+            "replication_factor": self._replication_factor,
+        }
+        self._kinds = {
+            "topic_id": {Kind.TOPIC_ID},
+            "name": {Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID},
+            "producer_id": {Kind.PRODUCER_ID},
+            "producer_epoch": {Kind.PRODUCER_EPOCH},
+            "member": {Kind.MEMBER},
+            "generation": {Kind.GENERATION},
+            "offset": {Kind.OFFSET},
+            "leader_epoch": {Kind.LEADER_EPOCH},
+            "node": {Kind.NODE},
+        }
+
+    @staticmethod
+    def is_noted(translated_as: str) -> bool:
+        """Whether a difference of this kind is worth a line, and the verdict tolerated."""
+        return translated_as == "marked_log"
+
+    def same(
+        self,
+        translated_as: str,
+        kind: Kind | None,
+        c: Any,
+        a: Any,
+        around: Around,
+        holder: Body,
+        step: Step,
+        path: str,
+    ) -> bool:
+        """Whether `a` is what the target calls the captured `c`. holder: the captured struct."""
+        wanted = self._kinds.get(translated_as)
+        if wanted is not None and kind not in wanted:
+            return False
+        if c is None or a is None:
+            return c is a
+        if translated_as == "name":
+            assert kind is not None
+            return bool(self.t.renamed(kind, c) == a)
+        if translated_as == "produced_offset":
+            return self._produced_offset(c, a, around, step)
+        if translated_as == "marked_log":
+            log = self._log(around)
+            return kind is Kind.OFFSET and self.t.is_marked(log)
+        if translated_as == "offset" and step.exchange.api_key == PRODUCE_API:
+            if path.endswith("base_offset"):
+                return False  # that is where offsets are learnt
+        if translated_as == "opaque":
+            name = path.rpartition(".")[2]
+            return self.t.opaque.get((name, c), ZERO_UUID) == a
+        return self._checks[translated_as](c, a, around, holder)
+
+    def key(self, kind: Kind | None, value: Any, holder: Body, around: Around) -> Any:
+        """What the target calls a captured value, to find the element that is about it."""
+        if value is None or kind is None:
+            return value
+        if kind in (Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID):
+            return self.t.renamed(kind, value)
+        if kind is Kind.TOPIC_ID:
+            found = self.t.topic_id(value)
+            return value if found is None else found
+        if kind is Kind.MEMBER:
+            return self.t.groups.member(around.group, value)
+        if kind is Kind.PRODUCER_ID:
+            found_id = self.t.producers.target_id(value)
+            return value if found_id is None else found_id
+        if kind is Kind.NODE:
+            return self.t.node(value)
+        if kind is Kind.OFFSET:
+            return self.t.offsets.to_target(self._log(around), value)
+        return value
+
+    def captured_topic(self, name: str, topic_id: UUID | None) -> tuple[str, UUID | None]:
+        """The capture's name and id of a topic that an answer names."""
+        if topic_id is not None and topic_id != ZERO_UUID:
+            for captured in self.t.names:
+                if self.t.topic_id(captured) == topic_id:
+                    return self.t.names[captured], captured
+        return self.t.captured_topic_name(name), topic_id
+
+    def _log(self, around: Around) -> tuple[str, int]:
+        return self.t.topic_name(around.topic, around.topic_id), around.partition
+
+    def _topic_id(self, c: UUID, a: UUID, around: Around, holder: Body) -> bool:
+        found = self.t.topic_id(c)
+        if found is None:
+            return c != ZERO_UUID and a != ZERO_UUID  # nobody told its name
+        return found == a
+
+    def _producer_id(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        found = self.t.producers.target_id(c)
+        return found is None or found == a
+
+    def _producer_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        for name, value in holder.items():
+            if name.endswith("producer_id"):
+                found = self.t.producers.target(Producer(value, c))
+                return found is None or found.epoch == a
+        return False
+
+    def _member(self, c: str, a: str, around: Around, holder: Body) -> bool:
+        if not c or not a:
+            return c == a
+        return not self.t.groups.knows_member(around.group, c) or (
+            self.t.groups.member(around.group, c) == a
+        )
+
+    def _generation(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        member = holder.get("member_id") or ""
+        return self.t.groups.generation(around.group, member, c) == a
+
+    def _offset(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        return self.t.offsets.to_target(self._log(around), c) == a
+
+    def _produced_offset(self, c: int, a: int, around: Around, step: Step) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        expected = self.t.expected_offset(step, self._log(around))
+        return expected is None or expected == a
+
+    def _leader_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        return (c < 0) == (a < 0)
+
+    def _node(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        return not self.t.target.nodes or a in self.t.target.nodes
+
+    def _replication_factor(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        return 0 < len(self.t.target.nodes) < c and a == len(self.t.target.nodes)
