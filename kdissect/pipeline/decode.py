@@ -30,6 +30,7 @@ from kdissect.pipeline.stories import ChunkStories
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field, Type
 from kdissect.protocol.plan import Role, role_of
+from kdissect.rows import take
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
@@ -71,6 +72,7 @@ from kdissect.wire.records import FaultStage, iter_record_chunks
 REQUEST, RESPONSE = SIDE_NUMBERS = 0, 1
 SASL_AUTHENTICATE = 36
 CHUNK_ROWS = 1 << 16
+LARGE_FRAME = 4096  # bytes beyond count half
 _NO_BYTES = pa.scalar(None, pa.binary())
 
 Ints = npt.NDArray[Any]
@@ -181,7 +183,9 @@ class Decoder:
         sizes = np.zeros(len(exchanges), np.int64)
         for side in SIDES:
             column = exchanges[side]
-            sizes += np.where(column["is_whole"] != 0, column["size"], 64)
+            size = np.where(column["is_whole"] != 0, column["size"], 64)
+            # what is large are records, which are decoded in smaller pieces anyway
+            sizes += np.minimum(size, LARGE_FRAME) + np.maximum(size - LARGE_FRAME, 0) // 2
         filled = (np.cumsum(sizes[order]) - sizes[order]) // self.options.chunk_bytes
         number = filled + np.arange(len(order)) // CHUNK_ROWS
         if len(order):
@@ -294,7 +298,7 @@ class Decoder:
             asked = chunk.frames.exchanges["request"]["size"] >= 0
             for side in SIDE_NUMBERS:
                 rows = np.flatnonzero((chunk.status[:, side] == state) & asked)
-                some = chunk.frames.exchanges[rows]
+                some = take(chunk.frames.exchanges, rows)
                 detail = texts(
                     "no definition for api key {key} version {version}",
                     len(rows),
@@ -463,7 +467,7 @@ class Decoder:
     ) -> None:
         """The table of one API, with what is inside its bytes."""
         bodies = self._embedded(chunk, api_key, bodies, rows)
-        some = chunk.frames.exchanges[rows]
+        some = take(chunk.frames.exchanges, rows)
         ids = self.assembly.connections["connection_id"][some["connection"]]
         request, response = some["request"], some["response"]
         columns = [

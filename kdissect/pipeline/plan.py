@@ -20,6 +20,7 @@ from kdissect.stream.tls_keys import holds_secrets, is_blank
 
 SPLIT_BYTES_MAX = 128 * MB
 SPLIT_BYTES_MIN = 4 * MB
+HASHED_BYTES = 256 << 10  # at a time, into one buffer: they stay in the cache
 
 
 @contextmanager
@@ -91,15 +92,16 @@ def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
     Of a stream, which cannot be read twice, those of its spooled bytes.
     """
     listed = []
+    block = memoryview(bytearray(HASHED_BYTES))
     for info in plan.captures:
         path = Path(info.path)
         if not path.is_file():
             path = Path(plan.paths[info.source])
         digest = hashlib.sha256()
         size = 0
-        with path.open("rb") as stream:
-            while block := stream.read(4 * MB):
-                digest.update(block)
-                size += len(block)
+        with path.open("rb", buffering=0) as stream:
+            while count := stream.readinto(block):
+                digest.update(block[:count])
+                size += count
         listed.append({"path": info.path, "size": size, "sha256": digest.hexdigest()})
     return listed

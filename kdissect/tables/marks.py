@@ -72,12 +72,15 @@ class ChunkMarks:
         marks = np.concatenate(parts) if parts else np.zeros(0, MARK)
         order = np.argsort(marks["row"].astype(np.int64) * 2 + marks["side"], kind="stable")
         self.marks = marks[order]
+        self._role = np.ascontiguousarray(self.marks["role"])
         self.buf = buf
         self.row_count = row_count
         self._resolve_topics(topic_names)
 
     def _of(self, *roles: Role, side: int | None = None) -> npt.NDArray[np.bool_]:
-        chosen = np.isin(self.marks["role"], [int(role) for role in roles])
+        chosen = self._role == int(roles[0])
+        for role in roles[1:]:
+            chosen |= self._role == int(role)
         return chosen if side is None else chosen & (self.marks["side"] == side)
 
     def _resolve_topics(self, topic_names: dict[str, str]) -> None:

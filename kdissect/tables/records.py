@@ -105,15 +105,20 @@ class RecordRows:
         ]
         return pa.table(arrays, names=RECORD_BATCHES.names)
 
-    def _common(self, via: pa.Array, set_index: Any) -> dict[str, pa.Array]:
+    def _common(self, via: pa.Array, set_index: Any, repeats: Any = None) -> dict[str, pa.Array]:
+        """What is the set's: `via` its index per row, `set_index` that per run of `repeats`."""
         facts = self.facts
         partition = facts.sets.partition[set_index].astype(np.int32)
+
+        def each(values: Any) -> Any:
+            return values if repeats is None else np.repeat(values, repeats)
+
         return {
-            "exchange_id": ints(facts.exchange_id[set_index], pa.int64()),
-            "source": labels(facts.source[set_index], SOURCES),
+            "exchange_id": ints(each(facts.exchange_id[set_index]), pa.int64()),
+            "source": labels(each(facts.source[set_index]), SOURCES),
             "topic": self._topic.take(via),
             "topic_id": self._topic_id.take(via),
-            "partition": ints(partition, pa.int32()),
+            "partition": ints(each(partition), pa.int32()),
         }
 
     def _batch_rows(self, batches: pa.Table, set_index: Any, within: Any, base: Any) -> pa.Table:
@@ -130,33 +135,47 @@ class RecordRows:
 
     def _record_rows(self, records: pa.Table, base: Any) -> pa.Table:
         set_index = records["set_index"].to_numpy()
-        via = pa.array(set_index)
-        columns = self._common(via, set_index)
+        # rows of a set follow one another: what is the set's is said once per run of them
+        first = np.flatnonzero(np.diff(set_index, prepend=-1))
+        runs = _Runs(set_index[first], first, np.diff(first, append=len(set_index)))
+        via = pa.array(np.repeat(runs.sets, runs.length))
+        columns = self._common(via, runs.sets, runs.length)
         base = base + (self._lead > 0)
         columns["batch_index"] = ints(
-            records["batch_index"].to_numpy() + base[set_index], pa.int64()
+            records["batch_index"].to_numpy() + np.repeat(base[runs.sets], runs.length), pa.int64()
         )
-        columns["record_index"] = records["record_index"].cast(pa.int64())
-        columns["offset"] = self._offsets(records, set_index)
+        columns["record_index"] = records["record_index"]
+        columns["offset"] = self._offsets(records["offset"], runs)
         columns["timestamp"] = _times(records["timestamp_ms"])
         for name in RECORDS.names:
             if name not in columns:
                 columns[name] = records[name]
         return pa.table([columns[name] for name in RECORDS.names], names=RECORDS.names)
 
-    def _offsets(self, records: pa.Table, set_index: Any) -> pa.Array:
+    def _offsets(self, offsets: pa.ChunkedArray, runs: _Runs) -> pa.Array | pa.ChunkedArray:
         """Offsets as on the wire; of produced records from the response, else null."""
-        offset = records["offset"].to_numpy()
-        produced = self.facts.source[set_index] == PRODUCE
+        produced = self.facts.source[runs.sets] == PRODUCE
         if not produced.any():
-            return ints(offset, pa.int64())
-        # ordinal of each record within its set: rows of a set are contiguous and in order
-        start = np.searchsorted(set_index, set_index)
-        ordinal = np.arange(len(set_index)) - start + self._records[set_index]
-        np.add.at(self._records, set_index, 1)
-        given = self.facts.produced_offset[set_index]
+            return offsets
+        given = self.facts.produced_offset[runs.sets]
+        # the ordinal of a record within its set is its row, counted from the run's first
+        shift = np.where(produced, given + self._records[runs.sets] - runs.first, 0)
+        self._records[runs.sets] += runs.length
         valid = ~produced | (given != NO_OFFSET)
-        return ints(np.where(produced, given + ordinal, offset), pa.int64(), valid)
+        is_produced = np.repeat(produced, runs.length)
+        offset = np.where(is_produced, np.arange(len(is_produced)), offsets.to_numpy())
+        offset += np.repeat(shift, runs.length)
+        mask = None if valid.all() else np.repeat(valid, runs.length)
+        return ints(offset, pa.int64(), mask)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Runs of rows of one set: the set, the first row and the number of rows of each."""
+
+    sets: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
 
 
 def _times(milliseconds: pa.ChunkedArray) -> pa.Array:
