@@ -1,9 +1,9 @@
 """`kdissect report`: a table set as one HTML page, CSV files and a JSON document.
 
-Theory of operation: DuckDB reads the Parquet files and makes one table per question (`x`, an exchange
-a row, is what most start from, see `basis`); sections ask it for the rows that they show and give
-plain values (the document); `findings` reads the document, `page` draws it. Memory is bounded by
-DuckDB's limit and by the rows that are shown, not by the table set.
+Theory of operation: DuckDB reads the Parquet files and makes one table per question (`x`, an
+exchange a row, is what most start from, see `basis`); sections ask it for the rows that they show
+and give plain values (the document); `findings` reads the document, `page` draws it. Memory is
+bounded by DuckDB's limit and by the rows that are shown, not by the table set.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ FORMAT_VERSION = 1  # of the JSON document
 
 # CSV file -> what is in it. Tables that a capture does not have are left out.
 CSV_TABLES = {
-    "captures": "SELECT * EXCLUDE (ignored_reasons, capture_id) FROM captures ORDER BY first_time, path",
+    "captures": (
+        "SELECT * EXCLUDE (ignored_reasons, capture_id) FROM captures ORDER BY first_time, path"
+    ),
     "connections": "FROM connection_health ORDER BY first_time, connection_id",
     "latency_apis": "FROM latency_apis ORDER BY api",
     "latency_clients": "FROM latency_clients ORDER BY client_id, client_ip",
@@ -49,7 +51,9 @@ CSV_TABLES = {
     "errors": "FROM errors ORDER BY time, exchange_id, path",
     "clients": "FROM clients_all ORDER BY client_id, client_ip",
     "topics": "FROM topics_all ORDER BY topic",
-    "topic_clients": "SELECT * EXCLUDE (client) FROM topic_clients ORDER BY topic, direction, client_id",
+    "topic_clients": (
+        "SELECT * EXCLUDE (client) FROM topic_clients ORDER BY topic, direction, client_id"
+    ),
     "topic_batches": "FROM topic_batches ORDER BY topic, direction, codec",
     "groups": "FROM groups_all ORDER BY group_id",
     "group_events": "FROM group_events ORDER BY time, group_id",

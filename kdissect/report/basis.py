@@ -1,7 +1,7 @@
 """What all sections start from: table `x`, an exchange a row, with what its waiting was for.
 
-A Fetch may wait at the broker by its own wish: up to `max_wait_ms`, until `min_bytes` are there. Its
-latency says nothing of a slow broker then. `wait` tells the kinds of waiting apart:
+A Fetch may wait at the broker by its own wish: up to `max_wait_ms`, until `min_bytes` are there.
+Its latency says nothing of a slow broker then. `wait` tells the kinds of waiting apart:
 
 answer  the time that the broker needed
 idle    a long poll that ended empty: it waited its `max_wait_ms` and got fewer than `min_bytes`
@@ -13,10 +13,10 @@ behind  sent behind a long poll on the same connection, and answered after it
 A Fetch that took longer than its longest wait allows is an `answer`, however little it brought, and
 so is one that brought an error.
 
-A broker takes the requests of a connection one at a time: it reads the next when it has answered the
-one before. `queued_ms` is the part of the latency in which an earlier request of the same connection,
-perhaps a long poll, was still to be answered; `own_ms` is the rest, which is what the broker's own
-clock counts.
+A broker takes the requests of a connection one at a time: it reads the next when it has answered
+the one before. `queued_ms` is the part of the latency in which an earlier request of the same
+connection, perhaps a long poll, was still to be answered; `own_ms` is the rest, which is what the
+broker's own clock counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ POLLING = {"Fetch": "api_fetch", "ShareFetch": "api_share_fetch"}
 def prepare(database: Database) -> None:
     """Make `polls`, `broker_connections`, `topic_names` and `x`."""
     database.run(
-        "CREATE TABLE topic_names AS SELECT topic_id, any_value(topic ORDER BY first_time) AS topic "
+        "CREATE TABLE topic_names AS "
+        "SELECT topic_id, any_value(topic ORDER BY first_time) AS topic "
         f"FROM topics WHERE topic IS NOT NULL AND topic_id NOT IN ('{METADATA_ID}', '{ZERO_ID}') "
         f"GROUP BY topic_id UNION ALL SELECT '{METADATA_ID}', '__cluster_metadata'"
     )
@@ -55,7 +56,8 @@ def prepare(database: Database) -> None:
     database.run(
         """
         CREATE TABLE queues AS
-        SELECT exchange_id, least(greatest(epoch_us(before - request_end_time) / 1e3, 0), latency_ms)
+        SELECT exchange_id, least(greatest(epoch_us(before - request_end_time) / 1e3, 0),
+          latency_ms)
           AS queued_ms
         FROM (
           SELECT exchange_id, request_end_time, latency_ms, max(response_end_time) OVER (
@@ -78,8 +80,8 @@ def prepare(database: Database) -> None:
           e.client_id, e.client_ip, e.client_port,
           {endpoint("e.broker_ip", "e.broker_port")} AS broker,
           coalesce(e.request_time, e.response_time) AS time,
-          e.request_time, e.response_time, e.latency_ms, e.queued_ms, e.own_ms, e.request_size, e.response_size,
-          e.status, e.error_code, e.error_name, e.error_codes, e.throttle_time_ms,
+          e.request_time, e.response_time, e.latency_ms, e.queued_ms, e.own_ms, e.request_size,
+          e.response_size, e.status, e.error_code, e.error_name, e.error_codes, e.throttle_time_ms,
           e.topics, e.group_id, e.transactional_id, e.decode_status,
           e.request_packet, e.response_packet,
           coalesce(e.request_packet, e.response_packet) AS packet,
@@ -188,7 +190,7 @@ def endpoint(ip: str, port: str) -> str:
 
 
 def quantiles(database: Database, column: str, condition: str = "true") -> str:
-    """SQL of columns p50, p90, p95, p99 and max of a column; exact unless that takes much memory."""
+    """SQL of p50, p90, p95, p99 and max of a column; exact unless that takes much memory."""
     exact = database.value("SELECT count(*) <= ? FROM exchanges", [EXACT_MAX])
     name = "quantile_cont" if exact else "approx_quantile"
     return ", ".join(

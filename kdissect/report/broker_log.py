@@ -1,10 +1,11 @@
 """The broker's own times beside those of the capture: how the two differ.
 
-A broker that logs its requests says of each how long it took (`total_time_ms`: from when it had read
-the request to when it had sent the answer). The capture's latency ends with the first byte of the
-answer and includes the way to the broker and back where the capture was taken at the client. A broker
-reads the next request of a connection only when it has answered the one before, and its clock starts
-then: it is `own_ms` (see `basis`) that has to agree, `latency_ms` does where clients do not pipeline.
+A broker that logs its requests says of each how long it took (`total_time_ms`: from when it had
+read the request to when it had sent the answer). The capture's latency ends with the first byte of
+the answer and includes the way to the broker and back where the capture was taken at the client. A
+broker reads the next request of a connection only when it has answered the one before, and its
+clock starts then: it is `own_ms` (see `basis`) that has to agree, `latency_ms` does where clients
+do not pipeline.
 
 A log is lines of JSON, gzip-compressed or not: Kafka's own request log ("Completed request:{...}"),
 or objects with client [ip, port], correlation_id, api_key and total_time_ms.
@@ -71,8 +72,8 @@ def read_log(path: str) -> Iterator[tuple[str, int, int, int, float]]:
         raise CaptureError(f"{path}: not readable ({error})") from error
     if not found:
         raise CaptureError(
-            f"{path}: no line of a request log in it; wanted are Kafka's 'Completed request:{{...}}' "
-            "lines (logger kafka.request.logger at DEBUG)"
+            f"{path}: no line of a request log in it; wanted are Kafka's "
+            "'Completed request:{...}' lines (logger kafka.request.logger at DEBUG)"
         )
 
 
@@ -158,14 +159,17 @@ def collect(database: Database, paths: Sequence[str]) -> dict[str, Any] | None:
             PARTITION BY client_ip, client_port, correlation_id, api_key ORDER BY number) AS nth
           FROM broker_log
         ), seen AS (
-          SELECT e.exchange_id, e.client_ip, e.client_port, e.correlation_id, e.api_key, e.latency_ms,
+          SELECT e.exchange_id, e.client_ip, e.client_port, e.correlation_id, e.api_key,
+            e.latency_ms,
             row_number() OVER (
               PARTITION BY client_ip, client_port, correlation_id, api_key
               ORDER BY request_time_ns, exchange_id) AS nth
           FROM exchanges e WHERE request_time IS NOT NULL
         )
-        SELECT s.exchange_id, x.api, x.client_id, x.client_ip, x.broker, x.request_time, s.latency_ms,
-          x.own_ms, x.queued_ms, l.total_time_ms, l.total_time_ms - x.own_ms AS difference_ms, x.wait
+        SELECT s.exchange_id, x.api, x.client_id, x.client_ip, x.broker, x.request_time,
+          s.latency_ms,
+          x.own_ms, x.queued_ms, l.total_time_ms, l.total_time_ms - x.own_ms AS difference_ms,
+            x.wait
         FROM seen s JOIN logged l USING (client_ip, client_port, correlation_id, api_key, nth)
         JOIN x USING (exchange_id)
         WHERE s.latency_ms IS NOT NULL

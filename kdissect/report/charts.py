@@ -1,8 +1,9 @@
 """Charts of a report: Vega-Lite specifications, compiled to Vega, and the columns they show.
 
 What came from the capture is data only: it never becomes part of a specification, where a field's
-name or an expression would be read by Vega. Colours come from the page, which knows its theme: marks
-name their series, never a colour. Legends are the page's too, since they have to wrap on a phone.
+name or an expression would be read by Vega. Colours come from the page, which knows its theme:
+marks name their series, never a colour. Legends are the page's too, since they have to wrap on a
+phone.
 """
 
 from __future__ import annotations
@@ -396,7 +397,8 @@ def latency_histogram(data: dict[str, Any]) -> Chart | None:
     return Chart(
         "latency-histogram",
         "Latency, long polls apart",
-        f"{f.plural(sum(data['count']), 'answered exchange')}, {f.count(polls)} of them long polls.",
+        f"{f.plural(sum(data['count']), 'answered exchange')}, "
+        f"{f.count(polls)} of them long polls.",
         columns,
         spec,
         200,

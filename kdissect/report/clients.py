@@ -15,7 +15,8 @@ def collect(database: Database) -> dict[str, Any]:
         CREATE TABLE client_versions AS
         SELECT client_id, client_ip, list(api || ' ' || span ORDER BY api) AS api_versions FROM (
           SELECT client_id, client_ip, api, CASE WHEN min(api_version) = max(api_version)
-            THEN 'v' || min(api_version) ELSE 'v' || min(api_version) || '-' || max(api_version) END AS span
+            THEN 'v' || min(api_version) ELSE 'v' || min(api_version) || '-' || max(api_version)
+              END AS span
           FROM x WHERE api IS NOT NULL AND api_version IS NOT NULL GROUP BY ALL
         ) GROUP BY ALL
         """
@@ -34,14 +35,15 @@ def collect(database: Database) -> dict[str, Any]:
         )
         SELECT s.client_id, s.client_ip,
           CASE WHEN bool_or(s.is_broker) THEN 'broker' ELSE 'client' END AS role,
-          string_agg(DISTINCT concat_ws(' ', c.client_software_name, c.client_software_version), ', ')
-            FILTER (c.client_software_name IS NOT NULL) AS software,
+          string_agg(DISTINCT concat_ws(' ', c.client_software_name, c.client_software_version),
+            ', ') FILTER (c.client_software_name IS NOT NULL) AS software,
           string_agg(DISTINCT c.principal, ', ') AS principal,
           string_agg(DISTINCT c.sasl_mechanism, ', ') AS sasl_mechanism,
           string_agg(DISTINCT c.tls_version, ', ') AS tls_version,
           count(*) AS connections, sum(s.exchanges)::BIGINT AS exchanges,
           sum(s.errors)::BIGINT AS errors, sum(s.unanswered)::BIGINT AS unanswered,
-          sum(s.request_bytes)::BIGINT AS request_bytes, sum(s.response_bytes)::BIGINT AS response_bytes,
+          sum(s.request_bytes)::BIGINT AS request_bytes,
+            sum(s.response_bytes)::BIGINT AS response_bytes,
           min(s.first_time) AS first_time, max(s.last_time) AS last_time,
           list_sort(list_distinct(flatten(list(s.groups)))) AS groups,
           list_sort(list_distinct(flatten(list(s.transactional_ids)))) AS transactional_ids

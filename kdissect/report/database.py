@@ -127,7 +127,8 @@ class Database:
         for name, kind, *_ in self._execute("DESCRIBE csv_rows", ()).fetchall():
             columns.append(f'{_csv_value(name, kind)} AS "{name}"')
         copied = self._execute(
-            f"COPY (SELECT {', '.join(columns)} FROM csv_rows) TO {_text(path)} (HEADER, FORMAT csv)",
+            f"COPY (SELECT {', '.join(columns)} FROM csv_rows) TO {_text(path)} "
+            "(HEADER, FORMAT csv)",
             (),
         ).fetchone()
         return int(copied[0]) if copied else 0

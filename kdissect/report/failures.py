@@ -161,8 +161,9 @@ def prepare(database: Database) -> None:
     """Make `errors`, a row for every error code of every response."""
     database.run("CREATE TABLE failed_exchanges AS SELECT exchange_id FROM x WHERE failed")
     database.run(
-        "CREATE TABLE found_errors (exchange_id BIGINT, place VARCHAR, path VARCHAR, code SMALLINT, "
-        "topic VARCHAR, topic_id VARCHAR, partition INTEGER, subject VARCHAR, message VARCHAR)"
+        "CREATE TABLE found_errors (exchange_id BIGINT, place VARCHAR, path VARCHAR, "
+        "code SMALLINT, topic VARCHAR, topic_id VARCHAR, partition INTEGER, subject VARCHAR, "
+        "message VARCHAR)"
     )
     failed = database.rows("SELECT DISTINCT api FROM x WHERE failed")
     for api in sorted(row["api"] for row in failed if row["api"]):
@@ -183,15 +184,17 @@ def prepare(database: Database) -> None:
           SELECT exchange_id, unnest(error_codes) AS code FROM x ANTI JOIN found_errors
           USING (exchange_id) WHERE failed
         ), every AS (
-          SELECT f.exchange_id, f.place, f.path, f.code, coalesce(f.topic, n.topic, f.topic_id) AS topic,
+          SELECT f.exchange_id, f.place, f.path, f.code, coalesce(f.topic, n.topic,
+            f.topic_id) AS topic,
                  f.partition, f.subject, f.message
           FROM found_errors f LEFT JOIN topic_names n USING (topic_id)
           UNION ALL
           SELECT exchange_id, NULL, NULL, code, NULL, NULL, NULL, NULL FROM rest
         )
-        SELECT x.time, x.api, x.api_version, e.code, c.name AS error, c.is_retriable, e.place, e.path,
-          e.topic, e.partition, e.subject, e.message, x.group_id, x.client_id, x.client_ip, x.broker,
-          x.request_packet, x.response_packet, x.capture_id, x.exchange_id
+        SELECT x.time, x.api, x.api_version, e.code, c.name AS error, c.is_retriable, e.place,
+          e.path,
+          e.topic, e.partition, e.subject, e.message, x.group_id, x.client_id, x.client_ip,
+          x.broker, x.request_packet, x.response_packet, x.capture_id, x.exchange_id
         FROM every e JOIN x USING (exchange_id) LEFT JOIN error_names c ON c.code = e.code
         """
     )
@@ -218,7 +221,8 @@ def collect(database: Database) -> dict[str, Any]:
         CREATE TABLE error_places AS
         SELECT api, error, code, bool_or(is_retriable) AS is_retriable, place, topic,
           coalesce(subject, 'group ' || group_id) AS subject, count(*) AS count,
-          count(DISTINCT client) AS client_count, list_sort(list(DISTINCT client))[:5] AS clients, count(DISTINCT exchange_id) AS exchanges,
+          count(DISTINCT client) AS client_count, list_sort(list(DISTINCT client))[:5] AS clients,
+            count(DISTINCT exchange_id) AS exchanges,
           list_sort(list(DISTINCT partition) FILTER (partition IS NOT NULL))[:20] AS partitions,
           count(DISTINCT partition) AS partition_count,
           min(time) AS first_time, max(time) AS last_time,

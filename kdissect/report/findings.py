@@ -81,7 +81,10 @@ def _latency(d: Document) -> Iterator[Finding]:
         outlier = slowest["own_p95"] >= SLOW_FACTOR * everyone["p95"] and slowest["own_p95"] > 20
         own = ""
         if slowest["own_p95"] < 0.9 * slowest["p95"]:
-            own = f" Without waiting behind its own earlier requests p95 is {f.duration(slowest['own_p95'])}."
+            own = (
+                " Without waiting behind its own earlier requests p95 is "
+                f"{f.duration(slowest['own_p95'])}."
+            )
         yield _finding(
             "warn" if outlier else "info",
             "latency",
@@ -199,7 +202,7 @@ def _network(d: Document) -> Iterator[Finding]:
         yield _finding(
             "bad",
             "anomalies",
-            f"{f.plural(sum(row['count'] for row in serious), 'serious anomaly', 'serious anomalies')}",
+            f.plural(sum(row["count"] for row in serious), "serious anomaly", "serious anomalies"),
             f"{kinds}.",
         )
 
@@ -235,8 +238,8 @@ def _topics(d: Document) -> Iterator[Finding]:
             "info",
             "topics",
             f"Batches hold {f.decimal(records / batches)} records on average",
-            f"{f.plural(batches, 'batch', 'batches')} were written; linger.ms and batch.size of the producers "
-            "decide how many records share one.",
+            f"{f.plural(batches, 'batch', 'batches')} were written; linger.ms and batch.size "
+            "of the producers decide how many records share one.",
         )
 
 

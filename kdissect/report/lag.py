@@ -80,7 +80,8 @@ def _commits(database: Database) -> str | None:
     columns = "exchange_id, time, group_id, name, topic_id, p.partition_index, p.committed_offset"
     joined = " UNION ALL ".join(f"SELECT {columns} FROM ({part})" for part in parts)
     return f"""
-        SELECT c.time, c.group_id, coalesce(c.name, n.topic) AS topic, c.partition_index AS partition,
+        SELECT c.time, c.group_id, coalesce(c.name, n.topic) AS topic,
+          c.partition_index AS partition,
                c.committed_offset AS committed, c.exchange_id
         FROM ({joined}) c
         LEFT JOIN topic_names n USING (topic_id)
@@ -114,16 +115,19 @@ def collect(database: Database, width_us: int) -> dict[str, Any] | None:
         CREATE TABLE lag AS
         WITH tail AS (SELECT topic, partition, max(log_end) AS log_end FROM log_ends GROUP BY ALL)
         SELECT c.group_id, c.topic, c.partition, count(*) AS commits,
-          arg_min(c.committed, c.time) AS first_committed, arg_max(c.committed, c.time) AS last_committed,
+          arg_min(c.committed, c.time) AS first_committed, arg_max(c.committed,
+            c.time) AS last_committed,
           any_value(t.log_end) AS log_end, max(c.lag) AS lag_max,
           arg_max(c.lag, c.time) AS lag_at_last_commit,
           greatest(any_value(t.log_end) - arg_max(c.committed, c.time), 0) AS lag_at_end,
-          min(c.time) AS first_time, max(c.time) AS last_time, arg_max(c.exchange_id, c.time) AS exchange_id
+          min(c.time) AS first_time, max(c.time) AS last_time, arg_max(c.exchange_id,
+            c.time) AS exchange_id
         FROM commit_lag c LEFT JOIN tail t USING (topic, partition) GROUP BY ALL
         """
     )
     database.run(
-        "CREATE TABLE lag_groups AS SELECT group_id, count(*) AS partitions, sum(commits)::BIGINT AS commits, "
+        "CREATE TABLE lag_groups AS "
+        "SELECT group_id, count(*) AS partitions, sum(commits)::BIGINT AS commits, "
         "max(lag_max) AS lag_max, sum(lag_at_end)::BIGINT AS lag_at_end, "
         "count(DISTINCT topic) AS topics FROM lag GROUP BY group_id"
     )
@@ -158,9 +162,11 @@ def _over_time(database: Database, width_us: int) -> dict[str, list[Any]]:
     rows = database.rows(
         f"""
         WITH shown AS (
-          SELECT group_id FROM lag_groups ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC, group_id
+          SELECT group_id FROM lag_groups ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC,
+            group_id
           LIMIT {SHOWN_GROUPS}
-        ), parts AS (SELECT DISTINCT group_id, topic, partition FROM lag SEMI JOIN shown USING (group_id)),
+        ), parts AS (SELECT DISTINCT group_id, topic,
+          partition FROM lag SEMI JOIN shown USING (group_id)),
         grid AS (SELECT group_id, topic, partition, slice FROM parts, slices),
         committed AS (
           SELECT group_id, topic, partition, slice, arg_max(committed, time) AS committed

@@ -37,7 +37,8 @@ def collect(database: Database) -> dict[str, Any]:
         found[name] = listed(database, f"latency_{name}", f"{_ORDERS[name]}, {', '.join(keys)}")
     bins = database.rows(
         f"""
-        SELECT api, wait, floor(log10(greatest(latency_ms, 0.001)) * {BINS_PER_DECADE})::INTEGER AS bin,
+        SELECT api, wait, floor(log10(greatest(latency_ms,
+          0.001)) * {BINS_PER_DECADE})::INTEGER AS bin,
                count(*) AS count
         FROM x WHERE wait IS NOT NULL GROUP BY ALL ORDER BY ALL
         """

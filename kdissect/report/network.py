@@ -1,4 +1,4 @@
-"""The wire: retransmissions, gaps, encrypted and foreign connections, anomalies with their packets."""
+"""The wire: retransmissions, gaps, encrypted and foreign connections, anomalies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def collect(database: Database) -> dict[str, Any]:
     database.run(
         """
         CREATE TABLE anomalies_all AS
-        SELECT a.kind, a.severity, a.detail, a.packet, a.capture_id, a.direction, a.pos, a.byte_count,
+        SELECT a.kind, a.severity, a.detail, a.packet, a.capture_id, a.direction, a.pos,
+          a.byte_count,
           a.connection_id, a.exchange_id, h.client_address, h.broker, x.api, x.client_id,
           row_number() OVER (PARTITION BY a.kind, a.severity ORDER BY a.capture_id, a.packet, a.pos)
             AS number
@@ -48,7 +49,8 @@ def collect(database: Database) -> dict[str, Any]:
         SELECT kind, severity, count(*) AS count, coalesce(sum(byte_count), 0)::BIGINT AS bytes,
           count(DISTINCT connection_id) AS connections
         FROM anomalies GROUP BY kind, severity
-        ORDER BY CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END, count DESC, kind
+        ORDER BY CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END, count DESC,
+          kind
         """
     )
     examples = database.rows(
@@ -58,8 +60,8 @@ def collect(database: Database) -> dict[str, Any]:
     )
     database.run(
         "CREATE VIEW lossy AS SELECT * FROM connection_health "
-        "WHERE retransmitted_segment_count + out_of_order_segment_count + gap_count + missing_byte_count > 0 "
-        "AND is_kafka"
+        "WHERE retransmitted_segment_count + out_of_order_segment_count + gap_count "
+        "+ missing_byte_count > 0 AND is_kafka"
     )
     database.run("CREATE VIEW closed_to_us AS SELECT * FROM connection_health WHERE NOT is_kafka")
     return {
@@ -70,7 +72,8 @@ def collect(database: Database) -> dict[str, Any]:
         ),
         "other_connections": listed(database, "closed_to_us", "byte_count DESC, connection_id"),
         "close_reasons": database.rows(
-            "SELECT close_reason, count(*) AS connections FROM connections GROUP BY 1 ORDER BY 2 DESC, 1"
+            "SELECT close_reason, count(*) AS connections FROM connections "
+            "GROUP BY 1 ORDER BY 2 DESC, 1"
         ),
         "anomaly_kinds": kinds,
         "anomaly_examples": examples,

@@ -21,8 +21,8 @@ def collect(database: Database) -> dict[str, Any]:
         for name in _COUNTERS
     )
     captures = database.rows(
-        "SELECT capture_id, path, format, compression, link_types, packet_count, byte_count, first_time, "
-        "last_time, truncated_packet_count, tcp_packet_count, duplicate_packet_count, "
+        "SELECT capture_id, path, format, compression, link_types, packet_count, byte_count, "
+        "first_time, last_time, truncated_packet_count, tcp_packet_count, duplicate_packet_count, "
         "ignored_packet_count, map_entries(ignored_reasons) AS ignored_reasons, error "
         "FROM captures ORDER BY first_time NULLS LAST, path"
     )
@@ -67,7 +67,8 @@ def collect(database: Database) -> dict[str, Any]:
             "FROM connections GROUP BY protocol ORDER BY bytes DESC, protocol"
         ),
         "brokers": database.rows(
-            "SELECT node_id, host, port, rack, cluster_id, ip FROM brokers ORDER BY node_id, host, port"
+            "SELECT node_id, host, port, rack, cluster_id, ip FROM brokers "
+            "ORDER BY node_id, host, port"
         ),
         "captures": captures,
     }

@@ -423,7 +423,8 @@ def _network_text(d: Document) -> str:
         f"{f.count(health['segment_count'])} TCP segments of Kafka connections: "
         f"{f.count(health['retransmitted_segment_count'])} retransmitted, "
         f"{f.count(health['out_of_order_segment_count'])} out of order, "
-        f"{f.plural(health['gap_count'], 'gap')} with {f.bytes_(health['missing_byte_count'])} missing."
+        f"{f.plural(health['gap_count'], 'gap')} with "
+        f"{f.bytes_(health['missing_byte_count'])} missing."
     )
     if rtt["count"]:
         text += (

@@ -50,7 +50,8 @@ def collect(database: Database) -> dict[str, Any]:
         top_clients AS (
           SELECT client FROM topic_clients WHERE direction <> 'replicate'
           GROUP BY client ORDER BY sum(bytes) DESC, client LIMIT {SHOWN_CLIENTS})
-        SELECT topic, client, direction, sum(bytes)::BIGINT AS bytes, sum(records)::BIGINT AS records
+        SELECT topic, client, direction, sum(bytes)::BIGINT AS bytes,
+          sum(records)::BIGINT AS records
         FROM topic_clients SEMI JOIN top_topics USING (topic) SEMI JOIN top_clients USING (client)
         WHERE direction <> 'replicate' AND bytes > 0 GROUP BY ALL ORDER BY ALL
         """
@@ -84,9 +85,11 @@ def _make_topic_clients(database: Database) -> None:
           SELECT b.topic, x.client_id, x.client_ip, b.direction, count(*) AS batches,
             sum(b.record_count)::BIGINT AS records, sum(b.size)::BIGINT AS bytes,
             count(DISTINCT b.partition) AS partitions,
-            list_sort(list(DISTINCT b.codec)) AS codecs, list_sort(list(DISTINCT b.magic)) AS magics,
+            list_sort(list(DISTINCT b.codec)) AS codecs,
+              list_sort(list(DISTINCT b.magic)) AS magics,
             count(DISTINCT x.exchange_id) AS exchanges,
-            min(x.time) AS first_time, max(x.time) AS last_time, arg_min(x.packet, x.time) AS packet,
+            min(x.time) AS first_time, max(x.time) AS last_time, arg_min(x.packet,
+              x.time) AS packet,
             arg_min(x.capture_id, x.time) AS capture_id
           FROM batches b JOIN x USING (exchange_id) GROUP BY ALL
         ), asked AS (
@@ -103,12 +106,15 @@ def _make_topic_clients(database: Database) -> None:
         SELECT coalesce(m.topic, a.topic) AS topic, coalesce(m.client_id, a.client_id) AS client_id,
           coalesce(m.client_ip, a.client_ip) AS client_ip,
           coalesce(m.direction, a.direction) AS direction,
-          coalesce(m.client_id, a.client_id, '(none)') || ' @ ' || coalesce(m.client_ip, a.client_ip)
+          coalesce(m.client_id, a.client_id, '(none)') || ' @ ' || coalesce(m.client_ip,
+            a.client_ip)
             AS client,
           coalesce(m.batches, 0) AS batches, coalesce(m.records, 0) AS records,
           coalesce(m.bytes, 0) AS bytes, coalesce(m.partitions, 0) AS partitions,
-          m.codecs, m.magics, greatest(coalesce(m.exchanges, 0), coalesce(a.exchanges, 0)) AS exchanges,
-          least(m.first_time, a.first_time) AS first_time, greatest(m.last_time, a.last_time) AS last_time,
+          m.codecs, m.magics, greatest(coalesce(m.exchanges, 0), coalesce(a.exchanges,
+            0)) AS exchanges,
+          least(m.first_time, a.first_time) AS first_time, greatest(m.last_time,
+            a.last_time) AS last_time,
           coalesce(m.packet, a.packet) AS packet, coalesce(m.capture_id, a.capture_id) AS capture_id
         FROM moved m FULL JOIN asked a ON m.topic = a.topic AND m.direction = a.direction
           AND m.client_ip = a.client_ip AND m.client_id IS NOT DISTINCT FROM a.client_id

@@ -19,7 +19,8 @@ def collect(database: Database) -> dict[str, Any]:
         SELECT t.transactional_id, t.producer_id, t.producer_epoch, t.begin_time, t.end_time,
           t.outcome, t.duration_ms, t.record_count,
           list_transform(t.partitions, lambda p: p.topic || '-' || p.partition) AS partitions,
-          len(t.exchange_ids) AS exchanges, t.exchange_ids[1] AS exchange_id, x.packet, x.capture_id,
+          len(t.exchange_ids) AS exchanges, t.exchange_ids[1] AS exchange_id, x.packet,
+            x.capture_id,
           x.client_id, x.client_ip
         FROM transactions t LEFT JOIN x ON x.exchange_id = t.exchange_ids[1]
         """
@@ -39,7 +40,8 @@ def collect(database: Database) -> dict[str, Any]:
     )
     outcomes = database.rows(
         f"SELECT outcome, count(*) AS count, sum(record_count)::BIGINT AS records, "
-        f"{quantiles(database, 'duration_ms')} FROM transactions_all GROUP BY outcome ORDER BY count DESC"
+        f"{quantiles(database, 'duration_ms')} FROM transactions_all "
+        "GROUP BY outcome ORDER BY count DESC"
     )
     bars = database.rows(
         f"""

@@ -82,7 +82,10 @@ def view(
     captures: Mapping[Any, str] | None = None,
     limit: int = PAGE_ROWS,
 ) -> View | None:
-    """A table of the first `limit` rows; None without rows. Columns without anything but zeros are left out."""
+    """A table of the first `limit` rows; None without rows.
+
+    Columns without anything but zeros are left out.
+    """
     every = list(rows)
     shown = every[:limit]
     if not shown:
