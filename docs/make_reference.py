@@ -78,9 +78,9 @@ def reference() -> str:
         "## apis/&lt;ApiName&gt;",
         "",
         f"Columns {', '.join(f'`{name}`' for name in api)}. `request` and `response` are structs "
-        "with the fields of all versions (`kdissect definitions NAME` lists them), null where a version "
-        f"lacks one. A table exists where an exchange of its API was met: {', '.join(names)}, and "
-        "SaslToken for raw SASL tokens.",
+        "with the fields of all versions (`kdissect definitions NAME` lists them), null where "
+        "a version lacks one. A table exists where an exchange of its API was met: "
+        f"{', '.join(names)}, and SaslToken for raw SASL tokens.",
         "",
         "## internal/&lt;Name&gt;",
         "",
