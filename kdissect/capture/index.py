@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.rows import joined
+
 # One pair of endpoints, ordered: (ip_a, port_a) <= (ip_b, port_b) as bytes. IPv4 is stored as
 # IPv4-mapped IPv6 (::ffff:a.b.c.d). `network` is 1 + the VXLAN or GENEVE network id, 0 without.
 ENDPOINTS = np.dtype(
@@ -76,7 +78,7 @@ class SegmentBatch:
         endpoints = np.concatenate([batch.endpoints for batch in batches])
         raw = np.frombuffer(endpoints.tobytes(), f"V{ENDPOINTS.itemsize}")
         _, first, inverse = np.unique(raw, return_index=True, return_inverse=True)
-        segments = np.concatenate([batch.segments for batch in batches])
+        segments = joined([batch.segments for batch in batches])
         base = 0
         row = 0
         for batch in batches:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..accelerate import inlined, kernel, read_i64, read_u8, read_u16, read_u32
+from ..rows import copied
 from .cursor import (
     BAD_BLOCK,
     CAPTURED,
@@ -273,8 +274,8 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     assert outcome == STEP_END, (outcome, split)
     assert packet_count == split.packet_count, (packet_count, split)
     batch = SegmentBatch(
-        endpoints[: endpoint_count * _ENDPOINTS_SIZE].view(ENDPOINTS).copy(),
-        segments[:segment_count].copy(),
+        copied(endpoints[: endpoint_count * _ENDPOINTS_SIZE].view(ENDPOINTS)),
+        copied(segments[:segment_count]),
     )
     ignored = {
         reason_name(int(reason)): int(reasons[reason])

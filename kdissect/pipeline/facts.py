@@ -375,6 +375,25 @@ def _client_id_kernel(
         length[row] = size
 
 
+def _first_of_each(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Index of the first row of each distinct combination.
+
+    Neighbours that are alike, as most are, are put together before anything is sorted.
+    """
+    differs = np.ones(len(columns[0]), bool)
+    differs[1:] = False
+    for column in columns:
+        differs[1:] |= column[1:] != column[:-1]
+    runs = np.flatnonzero(differs)
+    order = runs[np.lexsort([column[runs] for column in columns])]
+    differs = np.ones(len(order), bool)
+    differs[1:] = False
+    for column in columns:
+        some = column[order]
+        differs[1:] |= some[1:] != some[:-1]
+    return order[differs]
+
+
 def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) -> None:
     """Distinct client ids per connection, in order of appearance."""
     exchanges, extents = assembly.exchanges, assembly.extents
@@ -397,11 +416,9 @@ def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
     address[has_bytes] = sources.addresses(first["source"], first["pos"], first["length"])
     _client_id_kernel(address, available, digest, length)
     connection = exchanges["connection"][rows]
-    key = np.zeros(len(rows), [("connection", "<i4"), ("length", "<i8"), ("digest", "<i8")])
-    key["connection"], key["length"], key["digest"] = connection, length, digest
     far = length == -2
-    key["digest"][far] = rows[far]  # each is looked at on its own
-    _, index = np.unique(key, return_index=True)
+    digest[far] = rows[far]  # each is looked at on its own
+    index = _first_of_each(connection, length, digest)
     index = np.sort(index[length[index] != -1])
     frames = Frames.gather(assembly, sources, rows[index], (REQUEST,), prefix=10 + 32767)
     for at, row in enumerate(connection[index].tolist()):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from kdissect.capture.source import Sources
 from kdissect.pipeline.slices import SIDES, gather_ranges
 from kdissect.protocol import catalog
+from kdissect.rows import joined, take
 from kdissect.stream.index import EXTENT, Assembly
 from kdissect.wire.body import ELEMENTS_MAX, MessageColumns, decode_columns
 
@@ -55,7 +56,7 @@ class Frames:
         prefix: int | None = None,
     ) -> Frames:
         """Copy the frames of the exchanges `rows`; with `prefix` at most that many bytes each."""
-        exchanges = assembly.exchanges[rows]
+        exchanges = take(assembly.exchanges, rows)
         count = len(rows)
         start = np.zeros((count, 2), np.int64)
         end = np.zeros((count, 2), np.int64)
@@ -66,13 +67,14 @@ class Frames:
             indices, first = gather_ranges(
                 column["extent_start"].astype(np.int64), column["extent_count"].astype(np.int64)
             )
-            extents = assembly.extents[indices]
+            extents = take(assembly.extents, indices)
             owner = np.repeat(np.arange(count), column["extent_count"])
             # bytes behind a hole have no known place in the message: the frame ends there
             holes = np.cumsum(extents["source"] < 0)
             before = np.concatenate([[0], holes])[first] if count else holes
             visible = holes == before[owner]
-            extents, owner = extents[visible], owner[visible]
+            if holes.any():
+                extents, owner = extents[visible], owner[visible]
             if prefix is not None:
                 done = np.cumsum(extents["length"]) - extents["length"]
                 base = np.full(count, np.iinfo(np.int64).max)
@@ -86,7 +88,7 @@ class Frames:
             end[:, side] = at + np.cumsum(length)
             start[:, side] = end[:, side] - length
             at += int(length.sum())
-        extents = np.concatenate(chosen) if chosen else np.zeros(0, EXTENT)
+        extents = joined(chosen) if chosen else np.zeros(0, EXTENT)
         buf = sources.gather(extents)
         frames = Frames(exchanges, buf, start, end, exchanges["api_version"].copy())
         frames._fall_back()

@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.index import ENDPOINTS
+from kdissect.rows import copied, joined
+from kdissect.rows import take as rows_of
 from kdissect.stream.index import (
     ANOMALY,
     CARRIED,
@@ -36,7 +38,7 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
 
     Without anomalies and TLS facts, which are tables by now.
     """
-    exchanges = assembly.exchanges[rows]
+    exchanges = rows_of(assembly.exchanges, rows)
     used, connection = np.unique(exchanges["connection"], return_inverse=True)
     connections = assembly.connections[used]
     pairs, endpoints = np.unique(connections["endpoints"], return_inverse=True)
@@ -48,10 +50,10 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
         start = exchanges[side]["extent_start"].astype(np.int64)
         count = exchanges[side]["extent_count"].astype(np.int64)
         indices, new_start = gather_ranges(start, count)
-        extents.append(assembly.extents[indices])
+        extents.append(rows_of(assembly.extents, indices))
         exchanges[side]["extent_start"] = new_start + base
         base += len(indices)
-    chosen = np.concatenate(extents)
+    chosen = joined(extents)
     return Assembly(
         assembly.endpoints[pairs],
         connections,
@@ -95,8 +97,6 @@ def carried_sizes(
 
 def concat(parts: list[Assembly]) -> Assembly:
     """One assembly with the rows of all; connections are not merged, only renumbered."""
-    if len(parts) == 1:
-        return parts[0]
     if not parts:
         empty = [np.zeros(0, kind) for kind in _KINDS]
         return Assembly(empty[0], empty[1], empty[2], empty[3], empty[4])
@@ -104,9 +104,9 @@ def concat(parts: list[Assembly]) -> Assembly:
     endpoint_base = connection_base = extent_base = carried_base = 0
     source = max(part.carried.source for part in parts)
     for part in parts:
-        connection = part.connections.copy()
+        connection = copied(part.connections)
         connection["endpoints"] += endpoint_base
-        exchange = part.exchanges.copy()
+        exchange = copied(part.exchanges)
         exchange["connection"] += connection_base
         for side in SIDES:
             exchange[side]["extent_start"] += extent_base
@@ -115,7 +115,7 @@ def concat(parts: list[Assembly]) -> Assembly:
         exchanges.append(exchange)
         moved = part.extents
         if len(part.carried.data):
-            moved = moved.copy()
+            moved = copied(moved)
             moved["pos"][moved["transform"] == CARRIED] += carried_base
         extents.append(moved)
         carried_base += len(part.carried.data)
@@ -123,10 +123,10 @@ def concat(parts: list[Assembly]) -> Assembly:
         connection_base += len(part.connections)
         extent_base += len(part.extents)
     return Assembly(
-        np.concatenate(endpoints),
-        np.concatenate(connections),
-        np.concatenate(exchanges),
-        np.concatenate(extents),
+        joined(endpoints),
+        joined(connections),
+        joined(exchanges),
+        joined(extents),
         np.zeros(0, ANOMALY),
         carried=_carrying(source, np.concatenate([part.carried.data for part in parts])),
     )
@@ -141,12 +141,12 @@ def to_bytes(assembly: Assembly) -> bytes:
 
 
 def from_bytes(data: bytes) -> Assembly:
-    """What `to_bytes` packed; the arrays are copies and may be changed."""
+    """What `to_bytes` packed; the arrays are views, which `concat` copies."""
     counts = np.frombuffer(data, "<i8", 5)
     arrays = []
     pos = counts.nbytes
     for kind, count in zip(_KINDS[:4], counts[:4], strict=True):
-        array = np.frombuffer(data, kind, int(count), pos).copy()
+        array = np.frombuffer(data, kind, int(count), pos)
         pos += array.nbytes
         arrays.append(array)
     carried = _carrying(int(counts[4]), np.frombuffer(data, np.uint8, offset=pos))

@@ -40,6 +40,7 @@ from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
 from kdissect.pipeline.follow import follow
 from kdissect.pipeline.infer import infer
 from kdissect.pipeline.options import MB, Options
+from kdissect.rows import take
 from kdissect.stream.assemble import assemble
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
@@ -220,13 +221,13 @@ def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterato
         return
     bucket = _bucket_of(batch, bucket_count)
     of_segment = bucket[batch.segments["endpoints"]]
-    order = np.argsort(of_segment, kind="stable")
+    order = np.argsort(of_segment.astype(np.uint16), kind="stable")  # buckets are few: by digits
     bounds = np.flatnonzero(np.diff(of_segment[order])) + 1
     row_max = ROW_BYTES_MAX // batch.segments.itemsize
     for rows in np.split(order, bounds):
         key = int(of_segment[rows[0]])
         for start in range(0, len(rows), row_max):
-            segments = batch.segments[rows[start : start + row_max]]
+            segments = take(batch.segments, rows[start : start + row_max])
             used, index = np.unique(segments["endpoints"], return_inverse=True)
             segments["endpoints"] = index
             part = SegmentBatch(batch.endpoints[used], segments)
@@ -338,7 +339,7 @@ def _shown(
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
     """Of ranges of extents those with the first `data_max` bytes, and the range that each is of."""
     indices, first = slices.gather_ranges(start, count)
-    extents = assembly.extents[indices]
+    extents = take(assembly.extents, indices)
     owner = np.repeat(np.arange(len(count)), count)
     done = np.cumsum(extents["length"]) - extents["length"]
     done -= np.append(done, 0)[first][owner]

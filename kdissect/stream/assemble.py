@@ -55,7 +55,6 @@ from kdissect.stream.index import (
     NO_DIRECTION,
     REQUEST,
     RESPONSE,
-    SIDE,
     WARNING,
     Anomaly,
     Assembly,
@@ -78,6 +77,7 @@ from kdissect.stream.tls_pieces import (
 
 Ints = npt.NDArray[np.int64]
 
+_REQUEST_MISSING = int(PairStatus.REQUEST_MISSING)
 DRAFTS = 2  # versions above the newest known one that clients already ask for
 
 
@@ -374,6 +374,31 @@ def _fill_sides(
         side[index]["is_whole"] = table[at + framing.CAPTURED] == table[at + framing.FRAME_SIZE] + 4
 
 
+@kernel
+def _fill_heads(
+    exchanges: Any, requests: Any, request: Any, responses: Any, response: Any, status: Any
+) -> None:
+    """What exchanges say of both sides: as the request's frame tells, else the response's."""
+    for index in range(len(exchanges)):
+        exchange = exchanges[index]
+        if request[index] >= 0:
+            at = request[index] * FRAME_WIDTH
+            exchange["status"] = status[request[index]]
+            exchange["api_key"] = np.int16(requests[at + framing.API_KEY])
+            exchange["api_version"] = np.int16(requests[at + framing.VERSION])
+            exchange["connection"] = requests[at + framing.CONNECTION]
+            exchange["correlation_id"] = np.int32(requests[at + framing.ID])
+            exchange["is_sasl_token"] = requests[at + framing.KIND] == framing.TOKEN
+        else:
+            at = response[index] * FRAME_WIDTH
+            exchange["status"] = _REQUEST_MISSING
+            exchange["api_key"] = NO_API
+            exchange["api_version"] = NO_API
+            exchange["connection"] = responses[at + framing.CONNECTION]
+            exchange["correlation_id"] = np.int32(responses[at + framing.ID])
+            exchange["is_sasl_token"] = responses[at + framing.KIND] == framing.TOKEN
+
+
 def _exchanges(
     segments: Any,
     connection_id: Any,
@@ -395,27 +420,11 @@ def _exchanges(
     exchanges = np.zeros(count, EXCHANGE)
     times, packets = np.ascontiguousarray(segments["time_ns"]), segments["packet"].copy()
     source = segments["source"].copy()
-    for name, frames, row, base in (
-        ("request", requests, request, 0),
-        ("response", responses, response, len(requests.extents)),
-    ):
-        side = np.zeros(count, SIDE)
-        _fill_sides(side, frames.table.reshape(-1), row, times, packets, source, base)
-        exchanges[name] = side
-    exchanges["status"] = PairStatus.REQUEST_MISSING
-    exchanges["status"][asked] = status[request[asked]]
-    exchanges["api_key"] = NO_API
-    exchanges["api_version"] = NO_API
-    for rows, frames, picked in ((asked, requests, request), (~asked, responses, response)):
-        table = frames.table[picked[rows]]
-        exchanges["connection"][rows] = table[:, framing.CONNECTION]
-        exchanges["correlation_id"][rows] = table[:, framing.ID].astype(np.uint32).view(np.int32)
-        exchanges["is_sasl_token"][rows] = table[:, framing.KIND] == framing.TOKEN
-        if frames is requests:
-            exchanges["api_key"][rows] = table[:, framing.API_KEY].astype(np.uint16).view(np.int16)
-            exchanges["api_version"][rows] = (
-                table[:, framing.VERSION].astype(np.uint16).view(np.int16)
-            )
+    asked_table, told_table = requests.table.reshape(-1), responses.table.reshape(-1)
+    _fill_sides(exchanges["request"], asked_table, request, times, packets, source, 0)
+    base = len(requests.extents)
+    _fill_sides(exchanges["response"], told_table, response, times, packets, source, base)
+    _fill_heads(exchanges, asked_table, request, told_table, response, status)
     pos = np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"])
     exchanges["exchange_id"] = exchange_ids(
         connection_id[exchanges["connection"]], np.where(asked, REQUEST, RESPONSE), pos
