@@ -12,7 +12,7 @@ from kdissect.replay.messages import FETCH, NO_API, PRODUCE_API, SHARE_FETCH, en
 from kdissect.replay.model import Exchange
 from kdissect.tables.redact import ALWAYS, CONFIGS, TEXT, is_sensitive_name
 from kdissect.wire.message import Message, decode_message, encode_message
-from kdissect.wire.records_reference import decode_record_set, encode_batch, encode_messages
+from kdissect.wire.records_reference import decode_record_set, encode_entry
 
 _REQUEST_HELD = "it holds secrets, which are redacted"
 
@@ -96,35 +96,6 @@ class Redaction:
             "value": hide(value),
             "headers": [{"key": one["key"], "value": hide(one["value"])} for one in headers],
         }
-
-
-def encode_entry(batch: dict[str, Any], records: list[dict[str, Any]]) -> bytes:
-    """An entry of a record set again from its rows (as `records_reference` decodes them)."""
-    codec = batch["codec"]
-    if batch["magic"] < 2:
-        return encode_messages(
-            records,
-            batch["magic"],
-            codec=codec,
-            timestamp_type=batch["timestamp_type"],
-            wrapper_timestamp_ms=batch["max_timestamp_ms"],
-        )
-    return encode_batch(
-        records,
-        base_offset=batch["base_offset"],
-        last_offset=batch["last_offset"],
-        codec=codec,
-        timestamp_type=batch["timestamp_type"],
-        base_timestamp_ms=batch["base_timestamp_ms"],
-        max_timestamp_ms=batch["max_timestamp_ms"],
-        producer_id=batch["producer_id"],
-        producer_epoch=batch["producer_epoch"],
-        base_sequence=batch["base_sequence"],
-        partition_leader_epoch=batch["partition_leader_epoch"],
-        is_transactional=batch["is_transactional"],
-        is_control=batch["is_control"],
-        delete_horizon_ms=batch["delete_horizon_ms"],
-    )
 
 
 def _hash(value: bytes | None) -> bytes | None:

@@ -24,9 +24,9 @@ from kdissect.protocol import catalog
 from kdissect.protocol.model import Type
 from kdissect.replay.messages import FETCH, NO_API, PRODUCE_API, SHARE_FETCH, entries
 from kdissect.replay.model import Connection, Exchange
-from kdissect.replay.redact import encode_entry
 from kdissect.tables.redact import ALWAYS, CONFIGS, TEXT
 from kdissect.wire.message import Message, encode_message
+from kdissect.wire.records_reference import encode_entry
 from kdissect.wire.reference import UNKNOWN_TAGS, Layout, layout
 
 _RECORD_APIS = {PRODUCE_API: "request", FETCH: "response", SHARE_FETCH: "response"}

@@ -603,3 +603,32 @@ def encode_messages(
         "value": compress(number, inner, xerial=xerial, old_lz4=magic == 0),
     }
     return encode_message(wrapper, magic, attributes | number)
+
+
+def encode_entry(batch: dict[str, Any], records: list[dict[str, Any]]) -> bytes:
+    """An entry of a record set again from its rows (as `decode_record_set` gives them)."""
+    codec = batch["codec"]
+    if batch["magic"] < 2:
+        return encode_messages(
+            records,
+            batch["magic"],
+            codec=codec,
+            timestamp_type=batch["timestamp_type"],
+            wrapper_timestamp_ms=batch["max_timestamp_ms"],
+        )
+    return encode_batch(
+        records,
+        base_offset=batch["base_offset"],
+        last_offset=batch["last_offset"],
+        codec=codec,
+        timestamp_type=batch["timestamp_type"],
+        base_timestamp_ms=batch["base_timestamp_ms"],
+        max_timestamp_ms=batch["max_timestamp_ms"],
+        producer_id=batch["producer_id"],
+        producer_epoch=batch["producer_epoch"],
+        base_sequence=batch["base_sequence"],
+        partition_leader_epoch=batch["partition_leader_epoch"],
+        is_transactional=batch["is_transactional"],
+        is_control=batch["is_control"],
+        delete_horizon_ms=batch["delete_horizon_ms"],
+    )

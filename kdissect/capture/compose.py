@@ -1,0 +1,74 @@
+"""Makes packets: the segments of a TCP connection, as raw IP packets.
+
+For captures that are written, not read: a replay's own traffic, conversations told again with other
+names. Checksums of TCP are 0, as with network cards that compute them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+LINK_TYPE_RAW = 101
+SEGMENT_MAX = 60_000  # of payload; a packet's length has 16 bits
+CLIENT, BROKER = 0, 1
+
+_TCP = 6
+_SYN, _FIN, _RST, _PUSH, _ACK = 2, 1, 4, 8, 16
+_WINDOW = 0xFFFF
+_FIRST_SEQ = (1000, 5000)
+
+Address = str | IPv4Address | IPv6Address
+
+
+class Flow:
+    """One connection between (address, port) of a client and of a broker."""
+
+    def __init__(self, client: tuple[Address, int], broker: tuple[Address, int]) -> None:
+        addresses = [ip_address(address) for address, _ in (client, broker)]
+        self._is_ipv4 = addresses[0].version == 4
+        self._ends = (addresses[0].packed, client[1]), (addresses[1].packed, broker[1])
+        self._next_seq = list(_FIRST_SEQ)
+
+    def _packet(self, side: int, flags: int, payload: bytes = b"") -> bytes:
+        """An IP packet from one side; its sequence number moves on."""
+        (source, source_port), (to, to_port) = self._ends[side], self._ends[1 - side]
+        acknowledged = 0 if flags == _SYN else self._next_seq[1 - side]
+        tcp = struct.pack(
+            ">HHIIBBHHH", source_port, to_port, self._next_seq[side], acknowledged, 0x50, flags,
+            _WINDOW, 0, 0,
+        )  # fmt: skip
+        consumed = len(payload) + bool(flags & (_SYN | _FIN))
+        self._next_seq[side] = (self._next_seq[side] + consumed) & 0xFFFFFFFF
+        size = len(tcp) + len(payload)
+        if self._is_ipv4:
+            head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + size, 0, 0x4000, 64, _TCP, 0)
+            total = sum(struct.unpack(">6H", head)) + sum(struct.unpack(">4H", source + to))
+            while total >> 16:
+                total = (total & 0xFFFF) + (total >> 16)
+            head = head[:10] + struct.pack(">H", total ^ 0xFFFF)
+        else:
+            head = struct.pack(">IHBB", 0x60000000, size, _TCP, 64)
+        return head + source + to + tcp + payload
+
+    def opened(self) -> Iterator[bytes]:
+        """The three packets of a handshake."""
+        yield self._packet(CLIENT, _SYN)
+        yield self._packet(BROKER, _SYN | _ACK)
+        yield self._packet(CLIENT, _ACK)
+
+    def sent(self, side: int, data: bytes, segment_max: int = SEGMENT_MAX) -> Iterator[bytes]:
+        """`data` from one side, in as many segments as it takes."""
+        for pos in range(0, len(data), segment_max):
+            yield self._packet(side, _ACK | _PUSH, data[pos : pos + segment_max])
+
+    def closed(self) -> Iterator[bytes]:
+        """The three packets of an orderly end, from the client."""
+        yield self._packet(CLIENT, _FIN | _ACK)
+        yield self._packet(BROKER, _FIN | _ACK)
+        yield self._packet(CLIENT, _ACK)
+
+    def reset(self, side: int) -> Iterator[bytes]:
+        """The packet of an abrupt end."""
+        yield self._packet(side, _RST | _ACK)
