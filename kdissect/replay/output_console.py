@@ -147,7 +147,7 @@ def _print_differences(results: Results, console: Console) -> None:
         console.print(
             f"  {each.count} x {each.api_name} {clean(each.path)}: "
             f"{clean(each.captured)} -> {clean(each.answered)}{clean(note)}, "
-            f"for example exchange {each.example}",
+            f"for example exchange {results.exchange_id(each.example)}",
             highlight=False,
         )
     if len(groups) > SHOWN_GROUPS:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from kdissect.replay.differences import DifferenceGroup
 from kdissect.replay.model import Verdict
 from kdissect.replay.output_junit import headline
 from kdissect.replay.results import ApiResult, Results, Span, judgement_of, show_ns, timestamp
@@ -90,9 +91,17 @@ def _differences(results: Results) -> Iterator[str]:
     yield f"<h2>Differences ({len(groups)} kinds)</h2>"
     if not groups:
         yield "<p>None.</p>"
-        return
+    else:
+        yield from _groups(results, groups, "What it means")
+    if tolerated := results.groups(tolerated=True):
+        yield f"<details><summary>Tolerated ({len(tolerated)} kinds)</summary>"
+        yield from _groups(results, tolerated, "Rule")
+        yield "</details>"
+
+
+def _groups(results: Results, groups: list[DifferenceGroup], why: str) -> Iterator[str]:
     yield from _table(
-        ("Count", "API", "Where", "Captured", "Answered", "What it means", "Example"),
+        ("Count", "API", "Where", "Captured", "Answered", why, "Example"),
         (
             (
                 str(each.count),
@@ -100,8 +109,8 @@ def _differences(results: Results) -> Iterator[str]:
                 _code(each.path),
                 _code(each.captured),
                 _code(each.answered),
-                _text(each.note),
-                f"exchange {each.example}",
+                _text(" ".join(part for part in (each.rule, each.note) if part)),
+                f"exchange {results.exchange_id(each.example)} {_code(each.example_path)}",
             )
             for each in groups
         ),

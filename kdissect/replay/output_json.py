@@ -109,6 +109,22 @@ def summary_row(results: Results) -> dict[str, Any]:
             }
             for each in results.by_api()
         ],
+        "differences": [
+            {
+                "api_name": each.api_name,
+                "path": each.path,
+                "captured": each.captured,
+                "answered": each.answered,
+                "rule": each.rule or None,
+                "note": each.note or None,
+                "count": each.count,
+                "exchanges": each.steps,
+                "example": str(results.exchange_id(each.example)),
+                "example_path": each.example_path,
+            }
+            for tolerated in (False, True)
+            for each in results.groups(tolerated=tolerated)
+        ],
         "sent": results.sent_count,
         "elapsed_s": results.run.elapsed_ns / 1e9,
         "requests_per_s": results.requests_per_s(),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from kdissect.errors import Error
+from kdissect.replay.differences import DifferenceGroup, group_differences
 from kdissect.replay.model import Judgement, Outcome, Plan, Verdict
 from kdissect.replay.prepare import Prepared
 from kdissect.replay.run import RunResult
@@ -116,6 +117,13 @@ class Results:
             step = outcome.step
             rows.setdefault((step.exchange.api_key, step.api_name), []).append(outcome)
         return [_api_result(name, rows[key, name]) for key, name in sorted(rows)]
+
+    def groups(self, *, tolerated: bool = False) -> list[DifferenceGroup]:
+        """Differences that nothing tolerates (or those that a rule does), each kind once."""
+        return [each for each in group_differences(self.outcomes) if bool(each.rule) is tolerated]
+
+    def exchange_id(self, step_number: int) -> int:
+        return self.plan.steps[step_number].exchange.exchange_id
 
     def lag(self) -> Span:
         """Behind the schedule, over all steps that were sent."""

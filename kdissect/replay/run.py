@@ -51,6 +51,7 @@ RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers tha
 METADATA_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4)  # a topic just made takes a moment to be known
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
 SCRIPT_TIMEOUTS = 3  # the same for one connection
+NOT_WAITED = "the connection was ended without the answer, as the client did"
 SWEEP_S, GRACE_S = 0.1, 1.0
 JUDGE_SLICE_NS, JUDGE_ROOM_NS = 2_000_000, 20_000_000
 PUMP_SLICE = 200  # scripts advanced before the loop may look at its sockets again
@@ -427,7 +428,7 @@ class Runner:
         self._timer_count -= 1
         for link in list(script.links.values()):
             for number, _, _ in link.pending:
-                self._fail(number, "")
+                self._fail(number, NOT_WAITED)
             link.pending.clear()
             self._close(link)
         script.links.clear()
@@ -455,7 +456,7 @@ class Runner:
         self._settle(step.number, Outcome(step, skipped=skipped))
 
     def _fail(self, number: int, reason: str) -> None:
-        """No answer; an empty reason: none was waited for, as in the capture."""
+        """No answer, and why."""
         step = self.plan.steps[number]
         outcome = self.outcomes[number] or Outcome(step)
         outcome.error = reason

@@ -7,6 +7,7 @@ Maven, Java or the network are missing `Unavailable` says which; fixtures turn i
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import socket
@@ -16,10 +17,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from uuid import uuid4
 
 LATEST, BEFORE = "4.3.1", "3.9.1"
 POMS = Path(__file__).parent / "poms"
-CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 START_S, STOP_S = 60, 20
 _FETCH_S = 420
 _HEAP = ["-Xmx400m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -114,10 +115,11 @@ class Broker:
         settings: Mapping[str, str] | None = None,
         listeners: Mapping[str, str] | None = None,
         scram: Mapping[str, str] | None = None,
-        cluster_id: str = CLUSTER_ID,
+        cluster_id: str | None = None,
         port: int | None = None,
     ) -> None:
-        self.folder, self.kafka_version, self.cluster_id = folder, kafka_version, cluster_id
+        self.folder, self.kafka_version = folder, kafka_version
+        self.cluster_id = cluster_id or base64.urlsafe_b64encode(uuid4().bytes).decode()[:22]
         self.settings, self.scram = dict(settings or {}), dict(scram or {})
         self.protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(listeners or {})}
         names = list(self.protocols)

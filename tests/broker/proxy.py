@@ -57,9 +57,7 @@ class Proxy:
     def _altered(self, frame: bytes, api_key: int, api_version: int) -> bytes:
         if self.alter is None:
             return frame
-        message = decode_message(
-            frame, side="response", api_key=api_key, api_version=api_version
-        )
+        message = decode_message(frame, side="response", api_key=api_key, api_version=api_version)
         if not self.alter(message):
             return frame
         self.altered += 1

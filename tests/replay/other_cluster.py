@@ -1,0 +1,240 @@
+"""A made-up target: what the captured brokers said, as another cluster would have said it.
+
+Every id of the capture has a counterpart by a plain rule (producer ids count from 1000 on, nodes
+are 100 higher, and so on). `moved` gives a captured frame in the terms of that cluster, requests
+and responses alike, so that what a translation should send, and what it should take for the same,
+is known of every exchange without a broker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from kdissect.replay import messages as api
+from kdissect.replay.batches import headers, is_sealed, patch_producer
+from kdissect.replay.compare import Comparator
+from kdissect.replay.messages import request_of, response_of
+from kdissect.replay.model import (
+    WRITING_CLASSES,
+    Exchange,
+    Judgement,
+    Outcome,
+    Plan,
+    PlanOptions,
+    Skipped,
+    Step,
+    TranslateOptions,
+    Workload,
+)
+from kdissect.replay.plan import make_plan
+from kdissect.replay.rules import load_rules
+from kdissect.replay.translate import Translator
+from kdissect.replay.walk import Kind, spots
+from kdissect.wire.message import Message, encode_message
+
+ZERO = UUID(int=0)
+HEARTBEATS = (
+    api.CONSUMER_GROUP_HEARTBEAT, api.SHARE_GROUP_HEARTBEAT, api.STREAMS_GROUP_HEARTBEAT,
+)  # fmt: skip
+
+
+def everything() -> PlanOptions:
+    return PlanOptions(allow=frozenset(WRITING_CLASSES))
+
+
+@dataclass
+class OtherCluster:
+    """node, producer_id, epoch, generation, leader_epoch, session: what is added to the capture's.
+
+    is_moved: False for a twin that calls everything as the capture does.
+    """
+
+    workload: Workload
+    offset: int = 0
+    is_moved: bool = True
+    coordinator_members: set[str] = field(default_factory=set)
+    groups: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Which ids the captured brokers gave: the others are the clients' own."""
+        for exchange in self.workload.exchanges():
+            request, response = request_of(exchange), response_of(exchange)
+            if request is None or response is None:
+                continue
+            if exchange.api_key == api.JOIN_GROUP and response.body["member_id"]:
+                self.coordinator_members.add(response.body["member_id"])
+            if exchange.api_key in HEARTBEATS and not request.body["member_id"]:
+                self.coordinator_members.add(response.body["member_id"] or "")
+
+    # -- single values --------------------------------------------------------------------------
+
+    def topic_id(self, value: UUID) -> UUID:
+        known = any(str(value) in topic.topic_ids for topic in self.workload.facts.topics.values())
+        if value == ZERO or not known:
+            return value
+        return UUID(int=value.int ^ (0xABCDEF << 40))
+
+    def member(self, value: str) -> str:
+        return f"other-{value}" if value in self.coordinator_members else value
+
+    def value(self, kind: Kind, value: Any) -> Any:
+        if value is None:
+            return None
+        if kind is Kind.TOPIC_ID:
+            return self.topic_id(value)
+        if kind is Kind.MEMBER:
+            return self.member(value)
+        if kind is Kind.NODE:
+            return value + 100 if value >= 0 else value
+        if kind is Kind.PRODUCER_ID:
+            return value + 1000 if value >= 0 else value
+        if kind is Kind.PRODUCER_EPOCH:
+            return value + 3 if value >= 0 else value
+        if kind is Kind.LEADER_EPOCH:
+            return value + 7 if value >= 0 else value
+        if kind is Kind.GENERATION:
+            return value + 10 if value > 0 else value
+        if kind is Kind.OFFSET:
+            return value + self.offset if value >= 0 else value
+        return value
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def moved(self, message: Message) -> Message:
+        """The message in the terms of this cluster, changed in place."""
+        if not self.is_moved:
+            return message
+        for kind, slot, holder, _ in list(spots(message)):
+            value = holder[slot.name]
+            if kind is Kind.RECORDS:
+                holder[slot.name] = self.records(value, message.side)
+            elif isinstance(value, list):
+                holder[slot.name] = [self.value(kind, each) for each in value]
+            else:
+                holder[slot.name] = self.value(kind, value)
+        body, key = message.body, message.api_key
+        if key == api.FETCH and body.get("session_id"):
+            body["session_id"] += 5
+        if key == api.DESCRIBE_CONFIGS:
+            for each in body["resources" if message.side == "request" else "results"]:
+                if each["resource_type"] in (4, 8) and each["resource_name"].isdigit():
+                    each["resource_name"] = str(int(each["resource_name"]) + 100)
+        if key in (api.ALTER_CONFIGS, api.INCREMENTAL_ALTER_CONFIGS):
+            for each in body["resources" if message.side == "request" else "responses"]:
+                if each["resource_type"] in (4, 8) and each["resource_name"].isdigit():
+                    each["resource_name"] = str(int(each["resource_name"]) + 100)
+        for name in ("hmac", "token_id"):
+            if body.get(name):
+                body[name] = body[name][:-1] + body[name][:1]
+        return message
+
+    def records(self, data: bytes | None, side: str) -> bytes | None:
+        if not data:
+            return data
+        out = bytearray(data)
+        for header in headers(data):
+            if header.magic != 2 or header.is_partial:
+                continue
+            if header.producer_id >= 0:
+                patch_producer(
+                    out, header, header.producer_id + 1000, header.producer_epoch + 3,
+                    header.base_sequence, seal=is_sealed(data, header),
+                )  # fmt: skip
+            if side == "response":
+                shifted = header.base_offset + self.offset
+                out[header.pos : header.pos + 8] = shifted.to_bytes(8, "big")
+        return bytes(out)
+
+    def metadata(self) -> dict[str, Any]:
+        """What this cluster's Metadata would say before the replay: brokers, and the topics that
+        the capture does not make."""
+        brokers = [
+            {"node_id": self.value(Kind.NODE, node) if self.is_moved else node, "host": host,
+             "port": port, "rack": None}
+            for node, (host, port) in self.workload.facts.brokers.items()
+        ]  # fmt: skip
+        return {"brokers": brokers, "topics": []}
+
+
+def events(plan: Plan) -> Iterator[tuple[bool, Step]]:
+    """(is the request sent, step) in the order of the capture."""
+    workload = plan.workload
+    found: list[tuple[int, int, int]] = []
+    for step in plan.steps:
+        if step.skipped is not None:
+            continue
+        found.append((step.at_ns, 1, step.number))
+        exchange = step.exchange
+        if exchange.response is not None:
+            at_ns = exchange.response_end_time_ns - workload.start_time_ns
+            found.append((max(step.at_ns + 1, at_ns), 0, step.number))
+    for _, kind, number in sorted(found):
+        yield kind == 1, plan.steps[number]
+
+
+@dataclass
+class Replayed:
+    """What came of a replay against an `OtherCluster`."""
+
+    plan: Plan
+    translator: Translator
+    comparator: Comparator
+    sent: dict[int, bytes | Skipped] = field(default_factory=dict)
+    judgements: dict[int, Judgement] = field(default_factory=dict)
+    retried: list[str] = field(default_factory=list)
+
+    def verdicts(self) -> Counter[str]:
+        return Counter(each.verdict.value for each in self.judgements.values())
+
+
+def replay(
+    workload: Workload,
+    cluster: OtherCluster,
+    *,
+    plan_options: PlanOptions | None = None,
+    options: TranslateOptions | None = None,
+    rules: Iterable[str] = (),
+    strict: bool = False,
+    flip: Any = None,
+) -> Replayed:
+    """Send every request to the made-up cluster, in the captured order. flip(step, message) may
+    change an answer, like a proxy between."""
+    plan = make_plan(workload, plan_options or everything())
+    translator = Translator(plan, options)
+    translator.learn_metadata(cluster.metadata())
+    comparator = Comparator(translator, load_rules(list(rules)), strict)
+    done = Replayed(plan, translator, comparator)
+    for is_request, step in events(plan):
+        if is_request:
+            done.sent[step.number] = translator.request(step, step.exchange.correlation_id)
+            continue
+        captured = response_of(step.exchange)
+        if isinstance(done.sent[step.number], Skipped):
+            translator.failed(step)
+            outcome = Outcome(step, skipped=done.sent[step.number])  # type: ignore[arg-type]
+        else:
+            answer = step.exchange.response
+            assert answer is not None
+            if captured is not None:
+                moved = cluster.moved(captured)
+                if flip is not None:
+                    flip(step, moved)
+                answer = encode_message(moved)
+            why = translator.retry(step, answer)
+            if why:
+                done.retried.append(f"{step.api_name}: {why}")
+            translator.learn(step, answer)
+            outcome = Outcome(step, answer=answer)
+        done.judgements[step.number] = comparator.judge(outcome)
+    done.judgements.update(comparator.finish())
+    return done
+
+
+def expected(cluster: OtherCluster, exchange: Exchange) -> bytes | None:
+    """The request as it should reach the made-up cluster."""
+    request = request_of(exchange)
+    return None if request is None else encode_message(cluster.moved(request))
