@@ -118,6 +118,20 @@ def show_command(
     check_choice(host, from_time, to_time)
     if as_json and (verbose or raw):
         raise typer.BadParameter("it shows columns; -v and -x are text", param_hint="--json")
+    has_colour = _has_colour(colour)
+    chosen = (api, client, topic, group, slow, where, follow, from_time, to_time, host, keylog)
+    out = _Output()
+    printed = set()
+    try:
+        if not (any(chosen) or errors or verbose or raw or records or as_json):
+            from kdissect.show.quick import first_lines
+
+            for told in first_lines(captures[0], has_colour) if len(captures) == 1 else ():
+                out.write(f"{told.line}\n".encode())
+                printed.add(told.packets)
+    except BrokenPipeError:
+        out.drop()  # who reads us has seen enough
+        return
     from kdissect.pipeline.choose import time_ns
     from kdissect.pipeline.options import Options
     from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
@@ -142,18 +156,17 @@ def show_command(
         payload=payload.value,
         reveal_secrets=reveal_secrets,
     )
-    style = Style(as_json, verbose, raw, records, _has_colour(colour))
+    style = Style(as_json, verbose, raw, records, has_colour)
 
     def note(line: str) -> None:
         if not quiet:
             say(f"warning: {line}")
 
-    out = _Output()
     try:
-        reading = show(captures, options, filters, style, out.write, note)
+        reading = show(captures, options, filters, style, out.write, note, printed)
         out.flush()
     except BrokenPipeError:
-        out.drop()  # who reads us has seen enough
+        out.drop()
         return
     except KeyboardInterrupt:
         out.drop()

@@ -57,6 +57,8 @@ class Lister:
         """The exchanges that the filters let through."""
         assembly = slices.take(finished.assembly, finished.rows)
         sources = finished.sources
+        if len(assembly.carried.data):
+            sources = sources.carrying(assembly.carried.data)
         infer(assembly, sources)
         self._learn(assembly, sources)
         rows = self.filters.of_index(assembly)

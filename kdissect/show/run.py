@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
@@ -14,6 +14,7 @@ from kdissect.show.listing import Listed, Lister
 from kdissect.show.reading import Reading
 
 Write = Callable[[bytes], object]
+Packets = tuple[int, int | None]  # of an exchange's first bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,33 @@ def show(
     style: Style,
     write: Write,
     note: Callable[[str], None],
+    printed: Collection[Packets] = (),
 ) -> Reading:
-    """Write the exchanges of the captures that pass, as they are completed."""
+    """Write the exchanges of the captures that pass, as they are completed.
+
+    printed: those that were written already (`quick`).
+    """
     reading = Reading(paths, options, note)
     ids = [capture_id(path) for path in reading.paths]
     lister = Lister(options, ids, filters, style.detail)
     shower = _Shower(style, options, write)
+    left_out = set(printed)
     for finished in reading:
         for listed in lister.listed(finished):
+            if left_out:
+                listed = _without(listed, left_out)
             shower.show(listed)
     return reading
+
+
+def _without(listed: Listed, printed: set[Packets]) -> Listed:
+    """Without the exchanges that were printed, which are taken out of the set."""
+    names = ("request_packet", "response_packet")
+    packets = list(zip(*(listed.table[name].to_pylist() for name in names), strict=True))
+    kept = [row for row, pair in enumerate(packets) if pair not in printed]
+    printed.difference_update(packets)
+    assert listed.frames is None
+    return replace(listed, table=listed.table.take(kept))
 
 
 class _Shower:
@@ -59,6 +77,8 @@ class _Shower:
         self._lines = LineMaker(style.colour)
 
     def show(self, listed: Listed) -> None:
+        if not listed.table.num_rows:
+            return
         if self._style.as_json:
             self._write_json(listed)
         elif self._style.detail:

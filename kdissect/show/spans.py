@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.errors import DecodeError
-from kdissect.protocol.model import Definition, Type
+from kdissect.protocol.model import Definition, Field, Type
 from kdissect.wire.reference import (
     UNKNOWN_TAGS,
     Layout,
@@ -42,6 +42,7 @@ class Node:
     is_default: bool = False
     count: int | None = None
     is_records: bool = False
+    definition: Field | None = None  # of the field, where it has one of its own
 
     @property
     def name(self) -> str:
@@ -101,7 +102,7 @@ class Walk:
             else:
                 value, pos = slot.read(data, pos)
             is_records = slot.field.type is Type.RECORDS
-            node = Node(path, start, pos, value, is_leaf=True, is_records=is_records)
+            node = Node(path, start, pos, value, True, False, None, is_records, slot.field)
             self.nodes.append(node)
             return value, pos
         node = self._open(path, pos)
@@ -133,7 +134,7 @@ class Walk:
             for _ in range(count):
                 element, pos = slot.read(data, pos)
                 elements.append(element)
-            node.value, node.is_leaf = elements, True
+            node.value, node.is_leaf, node.definition = elements, True, slot.field
             node.end = pos
             return elements, pos
         for index in range(count):

@@ -6,7 +6,6 @@ steer a terminal or turn the direction of text are written as escapes.
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,24 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.show.words import safe
+
 UNSAFE = r"[\x00-\x1f\x7f-\x{9f}\x{2028}\x{2029}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 DAY_NS = 86_400_000_000_000
-RESET, BOLD, DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
-RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = (f"\x1b[3{n}m" for n in range(1, 7))
-
-
-def safe(text: str) -> str:
-    """The text without characters that do something to a terminal."""
-    return _UNSAFE.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    short = {9: "\\t", 10: "\\n", 13: "\\r"}.get(code)
-    return short or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 def safe_column(column: pa.Array) -> pa.Array:
