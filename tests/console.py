@@ -37,7 +37,8 @@ def prepare(folder: Path, text: str) -> None:
     import kdissect
 
     (folder / "captures").symlink_to(ROOT / "captures")
-    for name in sorted(set(re.findall(r"\btables(?:-(\w+))?/", text))):
+    named = " ".join(command for command, _ in commands(text))
+    for name in sorted(set(re.findall(r"\btables(?:-(\w+))?/", named))):
         (capture,) = (ROOT / "captures").glob(f"{name or DEFAULT}.pcap*")
         kdissect.read(capture).write(folder / (f"tables-{name}" if name else "tables"))
 

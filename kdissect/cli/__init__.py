@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 # each verb attaches itself; what it needs to run is imported when it runs
-from kdissect.cli import definitions, dissect, extract, readiness, replay, report, show, sql
+from kdissect.cli import definitions, diff, dissect, extract, readiness, replay, report, show, sql
 from kdissect.cli.app import app
 from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
 from kdissect.errors import EnvironmentFailed, Error
@@ -22,6 +22,7 @@ from kdissect.errors import EnvironmentFailed, Error
 __all__ = [
     "app",
     "definitions",
+    "diff",
     "dissect",
     "extract",
     "main",

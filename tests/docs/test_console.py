@@ -7,7 +7,7 @@ import pytest
 from tests import console
 from tests.conftest import ROOT
 
-PAGES = ["readiness", "sql"]
+PAGES = ["diff", "readiness", "sql"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,234 @@
+"""`kdissect diff`: what changed between two dissected captures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from kdissect.cli.app import app
+from kdissect.cli.common import EXIT_FINDING, AsJson
+
+DIFF_EXAMPLES = """
+Examples:
+
+  kdissect diff before/ after/
+
+  kdissect diff before/ after/ --fail-on errors,latency
+
+  kdissect diff before/ after/ --json > changes.json
+"""
+
+
+@app.command("diff", epilog=DIFF_EXAMPLES)
+def diff_command(
+    a: Annotated[str, typer.Argument(metavar="DIR_A", help="The table set from before.")],
+    b: Annotated[str, typer.Argument(metavar="DIR_B", help="The table set from after.")],
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-on",
+            metavar="KINDS",
+            help="Exit with 1 where one of these changed: apis, versions, clients, sizes, configs "
+            "in any way; errors, latency for the worse. A comma between them.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory", metavar="SIZE", help="What the work may hold before it uses the disk."
+        ),
+    ] = "1GiB",
+    as_json: AsJson = False,
+) -> None:
+    """What changed from one capture to another: versions, clients, errors, latency, and more."""
+    from kdissect import api
+    from kdissect.diff import compare, failing, parse_kinds
+
+    kinds = parse_kinds(fail_on)
+    document = compare(api.open_tables(a), api.open_tables(b), memory_limit=memory)
+    failed = failing(document, kinds)
+    if as_json:
+        typer.echo(json.dumps({**document, "fail_on": kinds, "failed_on": failed}, indent=1))
+    else:
+        for line in _lines(document, a, b):
+            typer.echo(line)
+        if failed:
+            typer.echo(f"\nFailed on {', '.join(failed)}")
+    if failed:
+        raise typer.Exit(EXIT_FINDING)
+
+
+def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
+    for name, side, path in (("a", "a", a), ("b", "b", b)):
+        has = document[side]
+        lasting = "" if has["duration_s"] is None else f" in {has['duration_s']:,.1f} s"
+        yield (
+            f"{name}  {path}: {has['exchange_count']:,} exchanges{lasting}, "
+            f"{has['connection_count']:,} connections, {has['client_count']:,} clients"
+        )
+    same = []
+    for kind, changes in document["changes"].items():
+        if not changes:
+            same.append(kind)
+            continue
+        yield ""
+        yield f"{kind}: {len(changes):,} changed"
+        yield from _SHOW[kind](changes)
+    if same:
+        yield ""
+        yield f"Nothing changed in {', '.join(same)}"
+    few = sum(not row["is_enough"] for row in document["compared"]["latency"])
+    if few:
+        yield f"Too few exchanges to compare the latency of {few:,} APIs"
+
+
+_SIGN = {"added": "+", "removed": "-", "changed": "~"}
+
+
+def _apis(changes: list[dict[str, Any]]) -> Iterator[str]:
+    yield from _aligned(
+        (f"  {_SIGN[row['change']]} {row['api_name']}", _exchanges(_either(row))) for row in changes
+    )
+
+
+def _exchanges(count: int) -> str:
+    return f"{count:,} exchange" + ("" if count == 1 else "s")
+
+
+def _either(row: dict[str, Any]) -> int:
+    return int(row["count_a"] or row["count_b"])
+
+
+def _versions(changes: list[dict[str, Any]]) -> Iterator[str]:
+    by_api: dict[str, dict[str, list[str]]] = {}
+    for row in changes:
+        lists = by_api.setdefault(row["api_name"], {"removed": [], "added": []})
+        lists[row["change"]].append(f"{row['api_version']} ({_either(row):,})")
+    yield from _aligned(
+        (
+            f"  ~ {api}",
+            "  ".join(
+                f"{_SIGN[change]} {', '.join(listed)}" for change, listed in lists.items() if listed
+            ),
+        )
+        for api, lists in by_api.items()
+    )
+
+
+def _clients(changes: list[dict[str, Any]]) -> Iterator[str]:
+    rows = []
+    for row in changes:
+        side = "a" if row["change"] == "removed" else "b"
+        names = ("software", "principals", "addresses")
+        if row["change"] == "changed":
+            words = [
+                f"{name} {_list(row[f'{name}_a'])} -> {_list(row[f'{name}_b'])}"
+                for name in row["fields"]
+            ]
+        else:
+            words = [_list(row[f"{name}_{side}"]) for name in names if row[f"{name}_{side}"]]
+        rows.append((f"  {_SIGN[row['change']]} {_text(row['client_id'])}", "  ".join(words)))
+    yield from _aligned(rows)
+
+
+def _list(values: list[str]) -> str:
+    return ", ".join(map(_text, values)) or "none"
+
+
+def _errors(changes: list[dict[str, Any]]) -> Iterator[str]:
+    yield from _aligned(
+        (
+            f"  {'!' if row['is_worse'] else '~'} {row['api_name']}",
+            row["error_name"],
+            row["change"],
+            f"{row['count_a']:,} of {row['n_a']:,} -> {row['count_b']:,} of {row['n_b']:,}",
+            _chance(row["p_value"]),
+        )
+        for row in changes
+    )
+
+
+_WAITS = {"answer": "", "poll": " (long poll)", "group": " (waits for members)"}
+
+
+def _latency(changes: list[dict[str, Any]]) -> Iterator[str]:
+    yield from _distributions(changes, lambda row: f"{row['api']}{_WAITS[row['wait']]}", "ms")
+
+
+def _sizes(changes: list[dict[str, Any]]) -> Iterator[str]:
+    yield from _distributions(
+        changes,
+        lambda row: (
+            f"batches of {_text(row['topic'])}"
+            if row["part"] == "batch"
+            else f"{row['api']} {row['part']}"
+        ),
+        "bytes",
+    )
+
+
+def _distributions(
+    changes: list[dict[str, Any]], name: Callable[[dict[str, Any]], str], unit: str
+) -> Iterator[str]:
+    yield from _aligned(
+        (
+            f"  {'!' if row['is_worse'] else '~'} {name(row)}",
+            row["change"],
+            f"p50 {_number(row['p50_a'])} -> {_number(row['p50_b'])}",
+            f"p95 {_number(row['p95_a'])} -> {_number(row['p95_b'])} {unit}",
+            f"n {row['n_a']:,}, {row['n_b']:,}",
+            f"effect {row['delta']:+.2f}",
+            _chance(row["tail_p_value"] if "tail" in row["change"] else row["p_value"]),
+        )
+        for row in changes
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def _chance(p_value: float) -> str:
+    return "p < 0.0001" if p_value < 0.0001 else f"p {p_value:.4f}"
+
+
+def _configs(changes: list[dict[str, Any]]) -> Iterator[str]:
+    for row in changes:
+        values = {
+            "changed": f"{_text(row['value_a'], 'null')} -> {_text(row['value_b'], 'null')}",
+            "added": _text(row["value_b"], "null"),
+            "removed": _text(row["value_a"], "null"),
+        }
+        yield (
+            f"  {_SIGN[row['change']]} {row['resource_type']} {_text(row['resource_name'])} "
+            f"{_text(row['config'])}: {values[row['change']]}"
+        )
+
+
+_SHOW: dict[str, Callable[[list[dict[str, Any]]], Iterator[str]]] = {
+    "apis": _apis,
+    "versions": _versions,
+    "clients": _clients,
+    "errors": _errors,
+    "latency": _latency,
+    "sizes": _sizes,
+    "configs": _configs,
+}
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    listed = list(rows)
+    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
+    for row in listed:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _text(value: str | None, missing: str = "(none)") -> str:
+    """Text of a capture, with nothing in it that a terminal would obey."""
+    from kdissect.sql.formats import printable
+
+    return missing if value is None else printable(value) or '""'

@@ -1,0 +1,55 @@
+"""`kdissect diff` as a user meets it."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kdissect as package
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("diff")
+    for name in ("java_0_10_2_2", "java_2_0_1"):
+        package.read(captures / f"{name}.pcap").write(folder / name)
+    return str(folder / "java_0_10_2_2"), str(folder / "java_2_0_1")
+
+
+def test_exit_codes(kdissect: Run, sets: tuple[str, str]) -> None:
+    """0 unless asked to fail; 1 on a kind that changed; 0 on one that did not."""
+    shown = kdissect("diff", *sets)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "~ Produce" in shown.stdout
+    failed = kdissect("diff", *sets, "--fail-on", "errors,versions")
+    assert failed.returncode == 1
+    assert failed.stdout.splitlines()[-1] == "Failed on versions"
+    assert kdissect("diff", sets[0], sets[0], "--fail-on", "versions,clients").returncode == 0
+
+
+def test_json(kdissect: Run, sets: tuple[str, str]) -> None:
+    """One document with a format_version, and what it failed on."""
+    result = kdissect("diff", *sets, "--fail-on", "apis", "--json")
+    document = json.loads(result.stdout)
+    assert document["format_version"] == 1
+    assert document["failed_on"] == ["apis"]
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize("arguments", [["--fail-on", "speed"], ["--memory", "x"]], ids=str)
+def test_bad_usage(kdissect: Run, sets: tuple[str, str], arguments: list[str]) -> None:
+    """Exit 2 with one line."""
+    result = kdissect("diff", *sets, *arguments)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_no_table_set(kdissect: Run, sets: tuple[str, str], tmp_path: Path) -> None:
+    """The folder that is none is named."""
+    result = kdissect("diff", sets[0], str(tmp_path))
+    assert result.returncode == 2
+    assert str(tmp_path) in result.stderr
