@@ -13,12 +13,13 @@ from typing import Any
 
 from kdissect.errors import DecodeError, EnvironmentFailed
 from kdissect.protocol.errors import error_name
-from kdissect.replay.model import Plan, TopicFacts
+from kdissect.replay.model import ADMIN, Exchange, Plan, TopicFacts
 from kdissect.replay.target import Target
 from kdissect.replay.transport import ConnectFailed, connect, request
 from kdissect.wire.message import decode_message
 
-_CREATE_TOPICS = 19
+_CREATE_TOPICS, _METADATA = 19, 3
+_NOT_THERE = frozenset({3, 5})  # unknown; known, and without a leader yet
 _BAD_CONFIG = 40
 _WITH_DEFAULT_COUNTS = 4  # -1 partitions and replicas: the target's own default (KIP-464)
 CREATE_TIMEOUT_MS = 30_000
@@ -36,23 +37,50 @@ class Prepared:
 
 
 def topics_to_make(plan: Plan) -> list[TopicFacts]:
-    """Topics that the capture shows and no step of the plan makes."""
-    made: set[str] = set()
+    """Topics that the capture shows and no step of the plan makes, by CreateTopics or by asking
+    for one that is not there."""
+    created: set[str] = set()
+    asked: set[str] = set()
     for step in plan.steps:
-        exchange = step.exchange
-        if exchange.api_key == _CREATE_TOPICS and step.skipped is None and exchange.request:
-            try:
-                body = decode_message(exchange.request, side="request").body
-            except DecodeError:
-                continue
-            made.update(topic["name"] for topic in body["topics"])
+        if step.skipped is None and step.exchange.api_key == _CREATE_TOPICS:
+            created |= _created(step.exchange)
+        elif step.skipped is None and step.exchange.api_key == _METADATA:
+            asked |= _made_by_asking(step.exchange)
+    if ADMIN not in plan.options.allow:
+        asked.clear()  # then asking makes nothing
     return [
         topic
         for name, topic in sorted(plan.workload.facts.topics.items())
         if not topic.is_internal
         and topic.first_time_ns >= 0
-        and not (topic.is_created and name in made)
+        and not (topic.is_created and name in created)
+        and name not in asked
     ]
+
+
+def _created(exchange: Exchange) -> set[str]:
+    try:
+        body = decode_message(exchange.request or b"", side="request").body
+    except DecodeError:
+        return set()
+    return {topic["name"] for topic in body["topics"]}
+
+
+def _made_by_asking(exchange: Exchange) -> set[str]:
+    """Topics that were not there, or not ready, in an answer to a request that makes them."""
+    try:
+        asked = decode_message(exchange.request or b"", side="request").body
+        if not asked.get("allow_auto_topic_creation", True) or not asked["topics"]:
+            return set()
+        answer = decode_message(
+            exchange.response or b"",
+            side="response",
+            api_key=exchange.api_key,
+            api_version=exchange.api_version,
+        ).body
+    except DecodeError:
+        return set()
+    return {each["name"] for each in answer["topics"] if each["error_code"] in _NOT_THERE}
 
 
 async def create_topics(

@@ -42,6 +42,19 @@ log4j.appender.file.layout.ConversionPattern=%d %p %c - %m%n
 """
 
 
+# what the brokers of the shipped captures had set, and answers show
+AS_RECORDED = {
+    "num.partitions": "3",
+    "log.segment.bytes": "67108864",
+    "group.consumer.min.heartbeat.interval.ms": "200",
+    "group.consumer.heartbeat.interval.ms": "300",
+    "group.share.min.heartbeat.interval.ms": "200",
+    "group.share.heartbeat.interval.ms": "400",
+    "group.streams.min.heartbeat.interval.ms": "200",
+    "group.streams.heartbeat.interval.ms": "400",
+}
+
+
 class Unavailable(Exception):
     """No broker can be started here; the text says what is missing."""
 
