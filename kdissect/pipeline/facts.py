@@ -11,6 +11,7 @@ import binascii
 import ipaddress
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,6 +23,16 @@ import pyarrow.compute as pc
 
 from kdissect.accelerate import kernel, load_u8, load_u16
 from kdissect.capture.source import Sources
+from kdissect.pipeline.cluster_facts import (
+    ROLE_REQUESTS,
+    ROLE_RESPONSES,
+    TOKEN_RESPONSES,
+    Told,
+    learn_envelopes,
+    roles,
+    roles_by_node,
+    token_owners,
+)
 from kdissect.pipeline.frames import Frames
 from kdissect.pipeline.metadata import learn_metadata
 from kdissect.protocol import catalog
@@ -46,11 +57,14 @@ class Facts:
     """topics: (name, id text or "") -> (first time in ns, API that told it).
 
     listeners: address and port of the broker's end of each Kafka connection.
+    roles: of nodes, as single messages told them. owners: of delegation tokens, by the token's id.
     """
 
     topics: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     brokers: set[BrokerKey] = field(default_factory=set)
     listeners: set[tuple[str, int]] = field(default_factory=set)
+    roles: set[Told] = field(default_factory=set)
+    owners: dict[str, str] = field(default_factory=dict)
 
     def add_topic(self, name: str, topic_id: str, time_ns: int, source: str) -> None:
         known = self.topics.get((name, topic_id))
@@ -62,19 +76,29 @@ class Facts:
             self.add_topic(name, topic_id, time_ns, source)
         self.brokers |= other.brokers
         self.listeners |= other.listeners
+        self.roles |= other.roles
+        self.add_owners(other.owners.items())
+
+    def add_owners(self, told: Iterable[tuple[str, str]]) -> None:
+        for token_id, owner in told:  # the same whatever comes first, should two be told
+            self.owners[token_id] = min(owner, self.owners.get(token_id, owner))
 
     def to_bytes(self) -> bytes:
         topics = [[*key, *value] for key, value in self.topics.items()]
         brokers = sorted(self.brokers, key=repr)
-        return json.dumps([topics, brokers, sorted(self.listeners)]).encode()
+        told = sorted(self.roles, key=repr)
+        listeners = sorted(self.listeners)
+        return json.dumps([topics, brokers, listeners, told, sorted(self.owners.items())]).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> Facts:
-        topics, brokers, listeners = json.loads(data)
+        topics, brokers, listeners, told, owners = json.loads(data)
         return Facts(
             {(name, ident): (time_ns, source) for name, ident, time_ns, source in topics},
             {tuple(row) for row in brokers},
             {(ip, port) for ip, port in listeners},
+            {tuple(row) for row in told},
+            dict(owners),
         )
 
     def names_by_id(self) -> dict[str, str]:
@@ -126,8 +150,8 @@ def _telling_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Keys of APIs whose request, whose response is read here."""
     request = {key for key, side in topic_tellers() if side == REQUEST}
     response = {key for key, side in topic_tellers() if side == RESPONSE}
-    request |= {SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE}
-    response |= {METADATA, DESCRIBE_CLUSTER}
+    request |= {SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE, *ROLE_REQUESTS}
+    response |= {METADATA, DESCRIBE_CLUSTER, *ROLE_RESPONSES, *TOKEN_RESPONSES}
     return np.array(sorted(request)), np.array(sorted(response))
 
 
@@ -148,6 +172,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> tuple[Facts
     where = endpoint_columns(assembly.endpoints, kafka)
     facts.listeners = set(zip(where.broker_ip.to_pylist(), where.broker_port.tolist(), strict=True))
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
+    learn_envelopes(assembly, sources, topic_tellers(), facts.add_topic)
     return facts, connection_facts
 
 
@@ -169,6 +194,7 @@ def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Fact
                     name = catalog.api(api_key).name
                     _topic_facts(frames.buf, decoded, time_ns, name, facts)
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
+    learn_envelopes(assembly, sources, topic_tellers(), facts.add_topic)
     return facts
 
 
@@ -199,6 +225,10 @@ def _read(
         _topic_names(decoded.body, exchanges["response"]["time_ns"], facts)
     if side == RESPONSE and api_key in (METADATA, DESCRIBE_CLUSTER):
         _broker_facts(decoded.body, facts)
+    if api_key in (ROLE_RESPONSES if side == RESPONSE else ROLE_REQUESTS):
+        facts.roles.update(roles(api_key, side, decoded.body))
+    if side == RESPONSE and api_key in TOKEN_RESPONSES:
+        facts.add_owners(token_owners(api_key, decoded.body))
     if side == REQUEST and api_key in (SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE):
         _connection_facts(api_key, decoded.body, exchanges["connection"], connection_facts)
 
@@ -456,6 +486,7 @@ def brokers_table(facts: Facts) -> pa.Table:
     """Rows of `brokers`; ip where the host is an address, or a name that connections resolve."""
     rows = sorted(facts.brokers, key=lambda row: tuple("" if v is None else str(v) for v in row))
     known = _addresses(facts)
+    roles_of = roles_by_node(facts.roles, {row[4] for row in rows})
     return pa.table(
         {
             "node_id": [row[0] for row in rows],
@@ -464,6 +495,7 @@ def brokers_table(facts: Facts) -> pa.Table:
             "rack": [row[3] for row in rows],
             "cluster_id": [row[4] for row in rows],
             "ip": [known.get(row[1]) for row in rows],
+            "roles": [roles_of.get((row[0], row[4]), []) for row in rows],
         },
         schema=BROKERS,
     )
@@ -489,3 +521,25 @@ def _addresses(facts: Facts) -> dict[str, str]:
             resolved.setdefault(next(iter(hosts)), set()).update(ips[port])
     found.update({host: next(iter(some)) for host, some in resolved.items() if len(some) == 1})
     return found
+
+
+def with_owners(connections: pa.Table, facts: Facts) -> pa.Table:
+    """`connections` with the owners of delegation tokens as principals, as a broker logs them.
+
+    Who authenticates with a token names its id as the SCRAM user (KIP-48).
+    """
+    if not facts.owners:
+        return connections
+    at = connections.schema.get_field_index("principal")
+    mechanisms = connections["sasl_mechanism"].to_pylist()
+    principals = [
+        facts.owners.get((principal or "").removeprefix("User:"), principal)
+        if (mechanism or "").startswith("SCRAM")
+        else principal
+        for principal, mechanism in zip(
+            connections["principal"].to_pylist(), mechanisms, strict=True
+        )
+    ]
+    return connections.set_column(
+        at, connections.schema.field(at), pa.array(principals, pa.string())
+    )

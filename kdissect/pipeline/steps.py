@@ -35,7 +35,7 @@ from kdissect.capture.split import CaptureInfo, Split
 from kdissect.pipeline import slices
 from kdissect.pipeline.choose import is_within, of_hosts, of_times
 from kdissect.pipeline.decode import Decoder, Sink
-from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table
+from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table, with_owners
 from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
 from kdissect.pipeline.follow import follow
 from kdissect.pipeline.infer import infer
@@ -280,7 +280,8 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
     facts, connection_facts = learn(assembly, sources, plan.options.chunk_bytes)
     packed_facts = facts.to_bytes()
     slot_count = plan.slot_count
-    for slot in range(slot_count) if facts.topics or facts.brokers else [0]:
+    is_for_all = facts.topics or facts.brokers or facts.owners
+    for slot in range(slot_count) if is_for_all else [0]:
         yield Row(slot, Kind.FACTS, bucket, packed_facts)
     here = bucket % slot_count
     assembly, is_wanted = of_times(assembly, plan.options.time_from_ns, plan.options.time_to_ns)
@@ -391,7 +392,8 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
         elif row.kind == Kind.STATS:
             stats.append(json.loads(row.data))
         elif row.kind == Kind.TABLE:
-            sink(*_unpacked_table(row.data))
+            name, table = _unpacked_table(row.data)  # facts come before tables
+            sink(name, with_owners(table, facts) if name == "connections" else table)
         else:
             parts[row.order] = slices.from_bytes(row.data)
     if is_first:

@@ -241,6 +241,7 @@ BROKERS = pa.schema(
         ("rack", _string),
         ("cluster_id", _string),
         ("ip", _string),
+        ("roles", pa.list_(_string)),
     ]
 )
 

@@ -1,6 +1,14 @@
-"""Addresses of brokers that Metadata tells by name."""
+"""What is known of brokers: the addresses of names, roles of nodes, owners of tokens."""
 
-from kdissect.pipeline.facts import Facts, brokers_table
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import kdissect
+from kdissect.pipeline.cluster_facts import BROKER, CONTROLLER, Told
+from kdissect.pipeline.facts import Facts, brokers_table, with_owners
+from tests.truth.material import Capture, needs_material
 
 
 def ips(brokers: list[tuple[int, str, int]], listeners: set[tuple[str, int]]) -> list[str | None]:
@@ -30,3 +38,58 @@ def test_doubt_is_null() -> None:
     assert ips([(1, "a.example", 9092), (2, "b.example", 9092)], both) == [None, None]
     assert ips([(1, "a.example", 9092)], both) == [None]
     assert ips([(1, "a.example", 9092)], {("10.0.0.1", 9093)}) == [None]
+
+
+def roles(brokers: list[tuple[int, str | None]], told: set[Told]) -> list[list[str]]:
+    facts = Facts(brokers={(node, "h", 1, None, cluster) for node, cluster in brokers}, roles=told)
+    return brokers_table(Facts.from_bytes(facts.to_bytes()))["roles"].to_pylist()
+
+
+def test_roles_of_one_cluster() -> None:
+    """What a message says without naming the cluster counts for its only one."""
+    told: set[Told] = {(1, BROKER, "c"), (1, CONTROLLER, None), (2, BROKER, "c")}
+    assert roles([(1, "c"), (2, "c"), (3, "c")], told) == [[BROKER, CONTROLLER], [BROKER], []]
+
+
+def test_roles_of_two_clusters() -> None:
+    told: set[Told] = {(1, BROKER, "c"), (1, CONTROLLER, None), (1, CONTROLLER, "d")}
+    assert roles([(1, "c"), (1, "d")], told) == [[BROKER], [CONTROLLER]]
+
+
+def test_owners_of_tokens() -> None:
+    """Only SCRAM's users are looked up; the same owner whichever message came first."""
+    facts = Facts(owners={"id": "User:bob"})
+    facts.merge(Facts(owners={"id": "User:alice", "other": "User:eve"}))
+    table = pa.table(
+        {
+            "principal": ["User:id", "User:id", None, "User:carol"],
+            "sasl_mechanism": ["SCRAM-SHA-256", "PLAIN", "SCRAM-SHA-512", "SCRAM-SHA-256"],
+        }
+    )
+    found = with_owners(table, Facts.from_bytes(facts.to_bytes()))["principal"].to_pylist()
+    assert found == ["User:alice", "User:id", None, "User:carol"]
+    assert with_owners(table, Facts()) is table
+
+
+@needs_material
+@pytest.mark.parametrize("name", ["cluster/cluster", "zookeeper/zk_1_1_1"])
+def test_roles_of_real_clusters(name: str) -> None:
+    """Three combined nodes; with ZooKeeper one of two brokers is the controller."""
+    found = [row["roles"] for row in Capture(name).rows("brokers")]
+    both = [BROKER, CONTROLLER]
+    assert found == ([both] * 3 if name.startswith("cluster") else [both, [BROKER]])
+
+
+@needs_material
+@pytest.mark.parametrize("name", ["tls/tls12", "tls/tls13"])
+def test_topics_told_inside_envelopes_alone(name: str) -> None:
+    """Without keys clients say nothing, but the broker forwards CreateTopics in the clear."""
+    path = Capture(name).path
+    told = {
+        row["topic_id"]: row["topic"] for row in kdissect.read(path).topics.to_arrow().to_pylist()
+    }
+    with_keys = (
+        kdissect.read(path, keylog=path.with_suffix(".keylog")).topics.to_arrow().to_pylist()
+    )
+    assert {topic for topic in told.values() if topic.startswith("tls-")}
+    assert told.items() <= {row["topic_id"]: row["topic"] for row in with_keys}.items()

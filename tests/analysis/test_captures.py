@@ -23,7 +23,7 @@ NAMES = [
     *("transactions/transactions", "cluster/cluster", "java_latest/java_latest"),
     *("share_streams/share", "share_streams/streams", "old_clients/java_2_0_1"),
     *("other_clients/librdkafka", "other_clients/sarama", "other_clients/kafka_python"),
-    "version_sweep/sweep_4_3_1",
+    *("version_sweep/sweep_4_3_1", "tls/tls12", "tls/tls13"),  # the last two with their key logs
 ]
 EPOCH_APIS = {68: "consumer", 76: "share", 88: "streams"}
 

@@ -1,0 +1,192 @@
+"""What single messages tell of a cluster beside topics: the roles of nodes and who owns tokens.
+
+Roles are those of KRaft's ``process.roles``. A broker is a node that clients are sent to (Metadata,
+DescribeCluster) or that registers as one; a controller one that registers, votes or leads the
+quorum, or asks brokers to change their partitions: with ZooKeeper that is one of the brokers.
+
+Requests that a broker forwards to the controller (KIP-590) are inside an Envelope, and so are the
+answers: on a TLS listener's capture they may be all there is of a CreateTopics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.capture.source import Sources
+from kdissect.errors import DecodeError
+from kdissect.pipeline.frames import Frames
+from kdissect.protocol import catalog
+from kdissect.stream.index import Assembly
+from kdissect.wire.message import Message, decode_message
+from kdissect.wire.plain import jsonable
+
+REQUEST, RESPONSE = 0, 1
+BROKER, CONTROLLER = "broker", "controller"
+METADATA, DESCRIBE_QUORUM, ENVELOPE, DESCRIBE_CLUSTER = 3, 55, 58, 60
+CREATE_TOKEN, DESCRIBE_TOKEN = 38, 41
+BEGIN_QUORUM_EPOCH = 53
+CONTROLLER_ENDPOINTS = 2  # DescribeCluster's endpoint_type (KIP-919)
+
+# requests with a node's id at the top: LeaderAndIsr, StopReplica, UpdateMetadata are a controller's
+_BY_FIELD = {
+    4: ("controller_id", CONTROLLER),
+    5: ("controller_id", CONTROLLER),
+    6: ("controller_id", CONTROLLER),
+    62: ("broker_id", BROKER),
+    63: ("broker_id", BROKER),
+    70: ("controller_id", CONTROLLER),
+}
+ROLE_REQUESTS = frozenset((*_BY_FIELD, BEGIN_QUORUM_EPOCH))
+ROLE_RESPONSES = frozenset((METADATA, DESCRIBE_QUORUM, DESCRIBE_CLUSTER))
+TOKEN_RESPONSES = frozenset((CREATE_TOKEN, DESCRIBE_TOKEN))
+
+Told = tuple[int, str, str | None]  # node_id, role, cluster_id where the message says it
+AddTopic = Callable[[str, str, int, str], None]  # name, id, time in ns, API
+
+
+def roles(api_key: int, side: int, body: pa.StructArray) -> Iterator[Told]:
+    """What messages of ROLE_REQUESTS (side 0) or ROLE_RESPONSES (side 1) tell of roles."""
+    if side == REQUEST and api_key in _BY_FIELD:
+        name, role = _BY_FIELD[api_key]
+        nodes: Iterable[int | None] = pc.unique(body.field(name)).to_pylist()
+        yield from ((node, role, None) for node in nodes if node is not None and node >= 0)
+    elif api_key in (METADATA, DESCRIBE_CLUSTER):
+        yield from _listed(api_key, body)
+    elif api_key == DESCRIBE_QUORUM:
+        voters = _nested(body, "topics", "partitions", "current_voters").field("replica_id")
+        yield from ((node, CONTROLLER, None) for node in pc.unique(voters).to_pylist())
+    elif api_key == BEGIN_QUORUM_EPOCH:
+        leaders = _nested(body, "topics", "partitions").field("leader_id")
+        for node in pc.unique(leaders).to_pylist() + pc.unique(body.field("voter_id")).to_pylist():
+            if node is not None and node >= 0:
+                yield node, CONTROLLER, None
+
+
+def _listed(api_key: int, body: pa.StructArray) -> Iterator[Told]:
+    brokers = body.field("brokers")
+    flat = brokers.flatten()
+    if not len(flat):
+        return
+    parents = pc.list_parent_indices(brokers)
+    role = pa.array([BROKER] * len(flat))
+    if api_key == DESCRIBE_CLUSTER:
+        kind = pc.fill_null(body.field("endpoint_type"), 0).take(parents)
+        role = pc.if_else(pc.equal(kind, CONTROLLER_ENDPOINTS), CONTROLLER, BROKER)
+    name = "broker_id" if api_key == DESCRIBE_CLUSTER else "node_id"
+    told = pa.table(
+        {"node": flat.field(name), "role": role, "cluster": body.field("cluster_id").take(parents)}
+    )
+    for row in told.group_by(told.column_names).aggregate([]).to_pylist():
+        yield row["node"], row["role"], row["cluster"]
+
+
+def _nested(body: pa.StructArray, *names: str) -> pa.StructArray:
+    """The elements of lists of structs inside each other."""
+    for name in names:
+        body = body.field(name).flatten()
+    return body
+
+
+def roles_by_node(told: set[Told], clusters: set[str | None]) -> dict[tuple[int, str | None], Any]:
+    """(node, cluster) -> its roles; told without a cluster they count where there is one."""
+    found: dict[tuple[int, str | None], set[str]] = {}
+    is_one = len(clusters - {None}) <= 1
+    for node, role, cluster in told:
+        for known in clusters if is_one else {cluster}:
+            found.setdefault((node, known), set()).add(role)
+    return {key: sorted(some) for key, some in found.items()}
+
+
+def token_owners(api_key: int, body: pa.StructArray) -> Iterator[tuple[str, str]]:
+    """(token id, its owner as "User:alice") of answers of TOKEN_RESPONSES (KIP-48)."""
+    rows = (
+        body.to_pylist() if api_key == CREATE_TOKEN else body.field("tokens").flatten().to_pylist()
+    )
+    for row in rows:
+        if row is not None and row["token_id"] and row["principal_name"]:
+            yield row["token_id"], f"{row['principal_type']}:{row['principal_name']}"
+
+
+# -- Envelopes ------------------------------------------------------------------------------
+
+
+def learn_envelopes(
+    assembly: Assembly,
+    sources: Sources,
+    tellers: frozenset[tuple[int, int]],
+    add_topic: AddTopic,
+) -> None:
+    """Give every topic's name and id that an inner message holds to `add_topic`.
+
+    tellers: (api key, side) of messages that hold both.
+    """
+    exchanges = assembly.exchanges
+    rows = np.flatnonzero(
+        (exchanges["api_key"] == ENVELOPE)
+        & (exchanges["request"]["is_whole"] != 0)
+        & (exchanges["response"]["is_whole"] != 0)
+    )
+    for start in range(0, len(rows), _ENVELOPES):
+        _read(
+            Frames.gather(assembly, sources, rows[start : start + _ENVELOPES]), tellers, add_topic
+        )
+
+
+_ENVELOPES = 256  # at a time; an administrator's requests
+
+
+def _read(frames: Frames, tellers: frozenset[tuple[int, int]], add_topic: AddTopic) -> None:
+    both = frames.readable(ENVELOPE, REQUEST) & frames.readable(ENVELOPE, RESPONSE)
+    chosen: npt.NDArray[np.int64] = np.flatnonzero(both)
+    if not len(chosen):
+        return
+    bodies = [frames.decode(ENVELOPE, side, chosen).body for side in (REQUEST, RESPONSE)]
+    asked, given = bodies[0].field("request_data"), bodies[1].field("response_data")
+    for at, row in enumerate(chosen.tolist()):
+        pair = _inner(asked[at].as_py(), given[at].as_py(), tellers)
+        for side, message in enumerate(pair):
+            if message is None or (message.api_key, side) not in tellers:
+                continue
+            column = frames.exchanges[row]["request" if side == REQUEST else "response"]
+            for name, topic_id in _topics(message.body):
+                add_topic(name, topic_id, int(column["time_ns"]), message.api_name)
+
+
+def _inner(
+    asked: bytes | None, given: bytes | None, tellers: frozenset[tuple[int, int]]
+) -> tuple[Message | None, Message | None]:
+    """Request and response inside; None for what does not decode or tells nothing."""
+    if not asked or len(asked) < 4:
+        return None, None
+    key = int.from_bytes(asked[:2], "big", signed=True)
+    if not {(key, REQUEST), (key, RESPONSE)} & tellers or key not in catalog.apis():
+        return None, None
+    try:
+        request = decode_message(asked, side="request")
+        if not given:
+            return request, None
+        version = request.api_version
+        return request, decode_message(given, side="response", api_key=key, api_version=version)
+    except DecodeError:
+        return None, None
+
+
+def _topics(value: Any) -> Iterator[tuple[str, str]]:
+    """Name and id of each struct that has both."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _topics(item)
+    elif isinstance(value, dict):
+        ident = value.get("topic_id")
+        name = value.get("name", value.get("topic_name", value.get("topic")))
+        if ident is not None and ident.int and isinstance(name, str) and name:
+            text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            yield text, str(jsonable(ident))
+        for item in value.values():
+            yield from _topics(item)
