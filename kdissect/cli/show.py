@@ -132,6 +132,10 @@ def show_command(
     except BrokenPipeError:
         out.drop()  # who reads us has seen enough
         return
+    if os.path.basename(sys.argv[0]) == "kdissect" or sys.argv[0].endswith("__main__.py"):
+        from kdissect.startup import light
+
+        light()  # this process shows, and nothing else
     from kdissect.pipeline.choose import time_ns
     from kdissect.pipeline.options import Options
     from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
