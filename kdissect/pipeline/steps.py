@@ -16,7 +16,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -37,11 +37,11 @@ from kdissect.pipeline.choose import is_within, of_hosts, of_times
 from kdissect.pipeline.decode import Decoder, Sink
 from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table, with_owners
 from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
-from kdissect.pipeline.follow import follow
+from kdissect.pipeline.follow import Followed, follow
 from kdissect.pipeline.infer import infer
 from kdissect.pipeline.options import MB, Options
 from kdissect.rows import take
-from kdissect.stream.assemble import assemble
+from kdissect.stream.assemble import assemble_streams
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table, in_parts, stream_anomalies
@@ -247,6 +247,29 @@ def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
 # -- assemble -------------------------------------------------------------------------------
 
 
+def assembled(
+    plan: RunPlan, sources: Sources, batches: list[SegmentBatch], *, keep_batch: bool = True
+) -> tuple[SegmentBatch, Assembly, Sources, Followed]:
+    """The segments of one bucket, what they come to, the bytes of that, and what was given up.
+
+    `batches` is emptied: the segments are wanted once. keep_batch: false gives none of them back,
+    which lets go of a copy early; a bucket may be one connection with most of the capture.
+    """
+    limits = plan.options.limits
+    followed = follow(SegmentBatch.concat(batches), limits.connections)
+    batches.clear()
+    key_logs = plan.key_logs(sources)
+    sources = sources.staged(followed.batch.segments)
+    batches.append(followed.batch)
+    if not keep_batch:
+        followed = replace(followed, batch=SegmentBatch.concat([]))
+    options = StreamOptions(plan.options.ports, limits.frame_size, limits.gaps)
+    assembly, _ = assemble_streams(batches.pop(), sources, options, key_logs, keep_pieces=False)
+    if len(assembly.carried.data):
+        sources = sources.carrying(assembly.carried.data)
+    return followed.batch, assembly, sources, followed
+
+
 def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
     """All rows of one bucket to rows keyed by slot."""
     began = time.perf_counter()
@@ -259,23 +282,9 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
         else:
             yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
     segments.sort()
-    limits = plan.options.limits
-    followed = follow(
-        SegmentBatch.concat([SegmentBatch.from_bytes(data) for _, data in segments]),
-        limits.connections,
-    )
-    batch = followed.batch
+    batches = [SegmentBatch.from_bytes(data) for _, data in segments]
     del segments
-    key_logs = plan.key_logs(sources)
-    sources = sources.staged(batch.segments)
-    assembly = assemble(
-        batch,
-        sources,
-        StreamOptions(plan.options.ports, limits.frame_size, limits.gaps),
-        key_logs,
-    )
-    if len(assembly.carried.data):
-        sources = sources.carrying(assembly.carried.data)
+    _, assembly, sources, followed = assembled(plan, sources, batches, keep_batch=False)
     infer(assembly, sources)
     facts, connection_facts = learn(assembly, sources, plan.options.chunk_bytes)
     packed_facts = facts.to_bytes()

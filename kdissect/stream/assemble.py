@@ -7,7 +7,7 @@ kernels over all connections of the batch; what is here only joins their columns
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -45,7 +45,6 @@ from kdissect.stream.framing import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
 from kdissect.stream.ids import connection_ids, exchange_ids
 from kdissect.stream.index import (
     ANOMALY,
-    AS_CAPTURED,
     CARRIED,
     CONNECTION,
     EXCHANGE,
@@ -58,12 +57,14 @@ from kdissect.stream.index import (
     WARNING,
     Anomaly,
     Assembly,
+    Carried,
     CloseReason,
     PairStatus,
     Protocol,
 )  # fmt: skip
 from kdissect.stream.options import MappedSources, StreamOptions, check_batch
 from kdissect.stream.pairing import OUT_OF_ORDER, SECOND, UNASKED
+from kdissect.stream.pieces import Pieces
 from kdissect.stream.reassembly import Streams, reassemble
 from kdissect.stream.recognise import recognise
 from kdissect.stream.tls_pieces import (
@@ -78,6 +79,7 @@ from kdissect.stream.tls_pieces import (
 Ints = npt.NDArray[np.int64]
 
 _REQUEST_MISSING = int(PairStatus.REQUEST_MISSING)
+NO_PIECES = Pieces(*(np.zeros(0, kind) for kind in ("i8", "i8", "u8", "i8", "i8")))
 DRAFTS = 2  # versions above the newest known one that clients already ask for
 
 
@@ -187,7 +189,8 @@ def assemble(
     secrets of TLS connections (`tls_keys`). Raises ValueError when the batch points outside of the
     sources.
     """
-    return assemble_streams(batch, sources, options or StreamOptions(), key_logs)[0]
+    options = options or StreamOptions()
+    return assemble_streams(batch, sources, options, key_logs, keep_pieces=False)[0]
 
 
 def assemble_streams(
@@ -196,20 +199,27 @@ def assemble_streams(
     options: StreamOptions,
     key_logs: Sequence[Any] = (),
     known: Known | None = None,
+    *,
+    keep_pieces: bool = True,
 ) -> tuple[Assembly, Streams]:
-    """`assemble`, and the streams behind it; `known` where a batch goes on with connections."""
+    """`assemble`, and the streams behind it; `known` where a batch goes on with connections.
+
+    keep_pieces: false leaves the streams without pieces, and memory for what comes behind them.
+    """
     check_batch(batch, sources)
     streams = reassemble(batch, sources, options.duplicate_window_ns)
+    endpoints = batch.endpoints
+    del batch  # as large as `streams.segments`, unless it is the same
     connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
     sides = streams.sides.reshape(-1, SIDE_WIDTH)
     pair = connections[:, PAIR]
     has_origin = np.ascontiguousarray(sides[:, HAS_SYN] != 0).astype(np.uint8)
     kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
 
-    client_side = _client_by_port(batch.endpoints, options.ports)[pair]
+    client_side = _client_by_port(endpoints, options.ports)[pair]
     protocol = np.zeros(len(connections), np.uint8)
-    hinted = np.isin(batch.endpoints["port_a"], options.ports)
-    hinted |= np.isin(batch.endpoints["port_b"], options.ports)
+    hinted = np.isin(endpoints["port_a"], options.ports)
+    hinted |= np.isin(endpoints["port_b"], options.ports)
     nobody = Asked(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     likely = hinted.astype(np.uint8)[pair]
     if known is not None:
@@ -269,14 +279,15 @@ def assemble_streams(
         (missing[of_responses] > 0).astype(np.uint8), answer_of, request_of, status, came,
     )  # fmt: skip
 
-    table = _connections(batch, streams, client_side, protocol)
+    table = _connections(endpoints, streams, client_side, protocol)
     table["is_tls"] = is_tls
     for direction, of, frames in (
         (REQUEST, of_requests, requests),
         (RESPONSE, of_responses, responses),
     ):
-        framed = np.zeros(len(connections), np.int64)
-        np.add.at(framed, frames.table[:, framing.CONNECTION], frames.table[:, framing.CAPTURED])
+        captured = frames.table[:, framing.CAPTURED]  # as a double too: no stream has 2^53 bytes
+        framed = np.bincount(frames.table[:, framing.CONNECTION], captured, len(connections))
+        framed = framed.astype(np.int64)
         counts = table["direction"][:, direction]
         counts["framed_byte_count"] = framed
         counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
@@ -287,14 +298,14 @@ def assemble_streams(
                     plain, streams.sides, int(of[row]), int(framed[row])
                 )
 
+    carried = plain.carried
+    del plain, times, source
+    if not keep_pieces:
+        streams = replace(streams, pieces=NO_PIECES)
     exchanges, of_request, of_response = _exchanges(
         streams.segments, table["connection_id"], requests, responses, answer_of, request_of, status
     )
-    extents = np.empty(len(requests.extents) + len(responses.extents), EXTENT)
-    both = np.concatenate([requests.extents, responses.extents])
-    for column, name in enumerate(("pos", "length", "source")):
-        extents[name] = both[:, column]
-    extents["transform"] = np.where(extents["source"] == plain.carried.source, CARRIED, AS_CAPTURED)
+    extents = _extents(requests.extents, responses.extents, carried)
     anomalies = _anomalies(
         streams, protocol, client_side, requests, responses, exchanges, of_request, of_response,
         request_of, came, tls,
@@ -303,20 +314,20 @@ def assemble_streams(
     second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
     assembly = Assembly(
-        batch.endpoints,
+        endpoints,
         table,
         exchanges,
         extents,
         anomalies,
         np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
         tls.facts,
-        plain.carried,
+        carried,
     )
     return assembly, streams
 
 
 def _connections(
-    batch: SegmentBatch,
+    endpoints: npt.NDArray[np.void],
     streams: Streams,
     client_side: npt.NDArray[np.uint8],
     protocol: npt.NDArray[np.uint8],
@@ -326,7 +337,7 @@ def _connections(
     table = np.zeros(len(connections), CONNECTION)
     pair = connections[:, PAIR]
     table["connection_id"] = connection_ids(
-        batch.endpoints, pair, connections[:, FIRST_TIME], connections[:, INCARNATION]
+        endpoints, pair, connections[:, FIRST_TIME], connections[:, INCARNATION]
     )
     table["first_time_ns"] = connections[:, FIRST_TIME]
     table["last_time_ns"] = connections[:, LAST_TIME]
@@ -350,9 +361,7 @@ def _connections(
 
 
 @kernel
-def _fill_sides(
-    side: Any, table: Any, row: Any, times: Any, packets: Any, source: Any, extent_base: int
-) -> None:
+def _fill_sides(side: Any, table: Any, row: Any, segments: Any, extent_base: int) -> None:
     """The SIDE rows of exchanges whose frame is `row` of a flat table (-1: they have none)."""
     for index in range(len(row)):
         if row[index] < 0:
@@ -362,15 +371,15 @@ def _fill_sides(
             side[index]["source"] = -1
             continue
         at = row[index] * FRAME_WIDTH
-        first = table[at + framing.FIRST]
-        side[index]["time_ns"] = times[first]
-        side[index]["end_time_ns"] = times[table[at + framing.LAST]]
+        first = segments[table[at + framing.FIRST]]
+        side[index]["time_ns"] = first["time_ns"]
+        side[index]["end_time_ns"] = segments[table[at + framing.LAST]]["time_ns"]
         side[index]["size"] = table[at + framing.FRAME_SIZE]
         side[index]["pos"] = table[at + framing.POS]
-        side[index]["packet"] = packets[first]
+        side[index]["packet"] = first["packet"]
         side[index]["extent_start"] = table[at + framing.EXTENT_START] + extent_base
         side[index]["extent_count"] = table[at + framing.EXTENT_COUNT]
-        side[index]["source"] = source[first]
+        side[index]["source"] = first["source"]
         side[index]["is_whole"] = table[at + framing.CAPTURED] == table[at + framing.FRAME_SIZE] + 4
 
 
@@ -418,12 +427,10 @@ def _exchanges(
     request, response = request[:count], response[:count]
     asked, answered = request >= 0, response >= 0
     exchanges = np.zeros(count, EXCHANGE)
-    times, packets = np.ascontiguousarray(segments["time_ns"]), segments["packet"].copy()
-    source = segments["source"].copy()
     asked_table, told_table = requests.table.reshape(-1), responses.table.reshape(-1)
-    _fill_sides(exchanges["request"], asked_table, request, times, packets, source, 0)
+    _fill_sides(exchanges["request"], asked_table, request, segments, 0)
     base = len(requests.extents)
-    _fill_sides(exchanges["response"], told_table, response, times, packets, source, base)
+    _fill_sides(exchanges["response"], told_table, response, segments, base)
     _fill_heads(exchanges, asked_table, request, told_table, response, status)
     pos = np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"])
     exchanges["exchange_id"] = exchange_ids(
@@ -434,6 +441,17 @@ def _exchanges(
     of_response = np.empty(len(request_of), np.int64)
     of_response[response[answered]] = np.flatnonzero(answered)
     return exchanges, of_request, of_response
+
+
+def _extents(requests: Ints, responses: Ints, carried: Carried) -> npt.NDArray[np.void]:
+    """EXTENT of the extents of all frames."""
+    extents = np.zeros(len(requests) + len(responses), EXTENT)
+    for part, some in ((slice(len(requests)), requests), (slice(len(requests), None), responses)):
+        for column, name in enumerate(("pos", "length", "source")):
+            extents[name][part] = some[:, column]
+    if len(carried.data):
+        extents["transform"][extents["source"] == carried.source] = CARRIED
+    return extents
 
 
 def _fault_rows(frames: _Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
