@@ -61,7 +61,8 @@ GROUP_STEPS = pa.schema(
     ]
 )
 
-# base_sequence, sequence_count, record_count, capture_id, packet, batch_pos, size: of PRODUCE only.
+# base_sequence, sequence_count, record_count, capture_id, packet, batch_pos, size: of PRODUCE only;
+# data: of OFFSETS only, JSON of [group, topic, partition, offset] for each that was not refused.
 PRODUCER_STEPS = pa.schema(
     [
         ("producer_id", pa.int64()),
@@ -80,6 +81,7 @@ PRODUCER_STEPS = pa.schema(
         ("packet", pa.int64()),
         ("batch_pos", pa.int64()),
         ("size", pa.int64()),
+        ("data", pa.string()),
     ]
 )
 

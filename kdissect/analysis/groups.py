@@ -47,6 +47,7 @@ TYPES = {
 }
 _CLASSIC_APIS = (JOIN_GROUP, SYNC_GROUP, LEAVE_GROUP, HEARTBEAT)
 STATIC_LEAVE = -2
+_EPOCH_ERRORS = (110, 113)  # FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH: not said to classic members
 
 # Reasons of clients that only say that they follow others.
 _FOLLOWS = ("group is already rebalancing", "need to re-join with the given member-id")
@@ -157,9 +158,13 @@ def _group_rows(events: list[_Event]) -> Iterator[_Row]:
 
 
 def _types(events: list[_Event]) -> list[str]:
-    """Type per event; a commit does not tell its own: it is what its member, or its group, is."""
+    """Type per event; a commit does not tell its own: it is what its member, or its group, is.
+
+    Of a group that nobody was seen to join, an error may tell; else it is classic, as Kafka lists
+    groups that only commit.
+    """
     by_member: dict[str | None, str] = {}
-    first = CLASSIC
+    first = "consumer" if any(event.error in _EPOCH_ERRORS for event in events) else CLASSIC
     for event in reversed(events):
         known = TYPES.get(event.api_key) or (CLASSIC if event.api_key in _CLASSIC_APIS else None)
         if known:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +116,9 @@ def _one_row(messages: Messages, api_key: int, step: Step) -> Iterator[pa.Table]
     if body is None or not len(rows):
         return
     flag = body.field("committed") if step is Step.END else pa.nulls(len(rows), pa.bool_())
+    data = pa.nulls(len(rows), pa.string())
+    if step is Step.OFFSETS:
+        data = _offsets(body, messages.body(api_key, RESPONSE, rows))
     yield story(
         "producers",
         **messages.place(rows),
@@ -123,7 +128,30 @@ def _one_row(messages: Messages, api_key: int, step: Step) -> Iterator[pa.Table]
         transactional_id=body.field("transactional_id"),
         error_code=messages.errors(api_key, rows),
         flag=flag,
+        data=data,
     )
+
+
+def _offsets(asked: pa.StructArray, given: pa.StructArray | None) -> pa.Array:
+    """JSON of the offsets that each TxnOffsetCommit gave and no answer refused."""
+    answers = given.to_pylist() if given is not None else [None] * len(asked)
+    told = []
+    for request, response in zip(asked.to_pylist(), answers, strict=True):
+        refused = {
+            (topic["name"], partition["partition_index"])
+            for topic in (response and response["topics"]) or ()
+            for partition in topic["partitions"] or ()
+            if partition["error_code"]
+        }
+        offsets: list[list[Any]] = [
+            [request["group_id"], topic["name"], partition["partition_index"], offset]
+            for topic in request["topics"] or ()
+            for partition in topic["partitions"] or ()
+            if (topic["name"], partition["partition_index"]) not in refused
+            and (offset := partition["committed_offset"]) is not None
+        ]
+        told.append(json.dumps(offsets))
+    return pa.array(told, pa.string())
 
 
 def _add_partitions(messages: Messages) -> Iterator[pa.Table]:

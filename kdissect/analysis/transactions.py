@@ -15,6 +15,7 @@ How a transaction ended, the first that applies:
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from functools import cached_property
 from typing import Any
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.analysis.events import NO_TIME, Step
-from kdissect.tables.schemas import TRANSACTIONS
+from kdissect.tables.schemas import OFFSETS, TRANSACTIONS
 from kdissect.tables.values import lists, times_from_ns
 
 Ints = npt.NDArray[np.int64]
@@ -151,6 +152,7 @@ class _Pieces:
             self._partitions(rows[added], self.piece[added], pairs),
             self._record_count(rows[taken], self.piece[taken]),
             self._exchange_ids(pairs),
+            self._offsets(step == Step.OFFSETS),
         ]
         return pa.table(columns, schema=TRANSACTIONS).filter(pa.array(kept))
 
@@ -259,6 +261,25 @@ class _Pieces:
         total = np.zeros(len(self.start), np.int64)
         np.add.at(total, piece[first], events.record_count[rows[first]])
         return pa.array(total)
+
+    def _offsets(self, chosen: Mask) -> pa.Array:
+        """Offsets of groups that go with the transaction; the last one of a partition counts."""
+        found: list[dict[tuple[str, str, int], int]] = [{} for _ in self.start]
+        data = self.events.table["data"].take(pa.array(self.rows[chosen])).to_pylist()
+        for piece, offsets in zip(self.piece[chosen].tolist(), data, strict=True):
+            for group, topic, partition, offset in json.loads(offsets or "[]"):
+                found[piece][group, topic, partition] = offset
+        names = OFFSETS.value_type.names
+        return pa.array(
+            [
+                [
+                    dict(zip(names, (*key, offset), strict=True))
+                    for key, offset in sorted(one.items())
+                ]
+                for one in found
+            ],
+            OFFSETS,
+        )
 
     def _exchange_ids(self, pairs: tuple[Ints, Ints]) -> pa.Array:
         """Each exchange once, in order of time."""

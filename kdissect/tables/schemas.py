@@ -196,6 +196,10 @@ GROUP_EVENTS = pa.schema(
     ]
 )
 
+OFFSETS = pa.list_(
+    pa.struct([("group_id", _string), ("topic", _string), ("partition", _i32), ("offset", _i64)])
+)
+
 TRANSACTIONS = pa.schema(
     [
         ("transactional_id", _string),
@@ -208,6 +212,7 @@ TRANSACTIONS = pa.schema(
         ("partitions", pa.list_(pa.struct([("topic", _string), ("partition", _i32)]))),
         ("record_count", _i64),
         ("exchange_ids", pa.list_(_i64)),
+        ("offsets", OFFSETS),
     ]
 )
 

@@ -285,3 +285,31 @@ def test_lost_packets_make_no_false_story() -> None:
         }
 
     assert told(damaged.group_events.to_arrow().to_pylist()) <= told(base.rows("group_events"))
+
+
+def test_offsets_of_transactions(capture: Capture, say: Callable[[str], None]) -> None:
+    """What TxnOffsetCommits of the log committed stands with the transactions they belong to."""
+    wanted: dict[Any, dict[Any, int]] = {}
+    for _, asked, given in bodies(capture, 28):
+        refused = {
+            (topic["name"], part["partitionIndex"])
+            for topic in given["topics"]
+            for part in topic["partitions"]
+            if part["errorCode"]
+        }
+        for topic in asked["topics"]:
+            for part in topic["partitions"]:
+                place = topic["name"], part["partitionIndex"]
+                if place not in refused:
+                    where = asked["transactionalId"], asked["producerId"], asked["producerEpoch"]
+                    of_producer = wanted.setdefault(where, {})
+                    of_producer[(asked["groupId"], *place)] = part["committedOffset"]
+    found: dict[Any, dict[Any, int]] = {}
+    for row in sorted(capture.rows("transactions"), key=lambda row: str(row["begin_time"])):
+        where = row["transactional_id"], row["producer_id"], row["producer_epoch"]
+        for one in row["offsets"]:
+            place = one["group_id"], one["topic"], one["partition"]
+            found.setdefault(where, {})[place] = one["offset"]  # the last one stays
+    assert found == wanted
+    with_offsets = sum(bool(row["offsets"]) for row in capture.rows("transactions"))
+    say(f"{capture}: {with_offsets} transactions with offsets")
