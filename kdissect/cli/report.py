@@ -39,13 +39,17 @@ def report_command(
             help="A broker's request log, plain or gzip, to compare times with; repeatable.",
         ),
     ] = None,
+    target: Annotated[
+        str,
+        typer.Option("--target", metavar="R", help="The release that clients are held against."),
+    ] = "4.0",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """One self-contained HTML page of a table set: what happened, what stands out."""
     from kdissect.report import build
 
-    report = build(source, out, csv=csv, broker_logs=tuple(broker_log or ()))
+    report = build(source, out, csv=csv, broker_logs=tuple(broker_log or ()), target=target)
     if as_json:
         typer.echo(json.dumps(report.document, indent=1))
         return

@@ -12,7 +12,7 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kdissect import __version__
 from kdissect.api import Tables
@@ -31,6 +31,7 @@ from kdissect.report import (
     network,
     overview,
     page,
+    readiness,
     topics,
     traffic,
     transactions,
@@ -76,19 +77,13 @@ class Report:
     csv: dict[str, Path] = field(default_factory=dict)
 
 
-class Assess(Protocol):
-    """Who would break on a release of Kafka: a section's document, or None."""
-
-    def __call__(self, tables: Tables, target: str) -> dict[str, Any] | None: ...
-
-
 def build(
     source: str | os.PathLike[str] | Tables,
     out: str | os.PathLike[str] | None = None,
     *,
     csv: bool = True,
     broker_logs: tuple[str, ...] = (),
-    target: str | None = None,
+    target: str = readiness.DEFAULT_TARGET,
 ) -> Report:
     """Write the report of a table set.
 
@@ -96,7 +91,7 @@ def build(
     out: the HTML file (default ``reports/NAME.html`` of the folder's name); files beside it are
     NAME-*.csv. What is there is replaced once the new file is whole.
     broker_logs: request logs of brokers, whose times are compared.
-    target: a release of Kafka whose readiness is a section of the page.
+    target: the release of Kafka that clients are held against; ReadinessError for an unknown one.
     Raises CaptureError without a table set, OutputError where `out` cannot be written.
     """
     name = _name_of(source)
@@ -167,9 +162,13 @@ class _replacing:
 
 
 def collect(
-    database: Database, broker_logs: tuple[str, ...] = (), target: str | None = None
+    database: Database,
+    broker_logs: tuple[str, ...] = (),
+    target: str = readiness.DEFAULT_TARGET,
 ) -> dict[str, Any]:
     """The document: everything the page shows, as plain values."""
+    # a database of its own, beside this one
+    assessed = Background(lambda: readiness.collect(database.tables, target))
     basis.prepare(database)
     width_us = traffic.prepare(database)
     failures.prepare(database)
@@ -188,6 +187,7 @@ def collect(
         "lag": lag.collect(database, width_us),
         "network": network.collect(database),
         "broker_log": broker_log.collect(database, broker_logs),
+        "readiness": assessed.result(),
     }
     document["findings"] = findings.find(document)
     return document

@@ -174,7 +174,11 @@ def _appended(database: Database) -> str:
 
 def _make_broker_connections(database: Database) -> None:
     names = ", ".join(f"'{name}'" for name in BROKER_APIS)
-    query = f"SELECT DISTINCT connection_id FROM exchanges WHERE api_name IN ({names})"
+    query = (
+        f"SELECT DISTINCT connection_id FROM exchanges WHERE api_name IN ({names}) "
+        # since version 4 brokers send it for their clients (KIP-890)
+        "OR (api_name = 'AddPartitionsToTxn' AND api_version >= 4)"
+    )
     if database.has("apis/Fetch"):
         query += (
             " UNION SELECT DISTINCT connection_id FROM api_fetch "

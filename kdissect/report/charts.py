@@ -52,7 +52,8 @@ class Chart:
     data: Columns
     spec: Spec
     height: int = 220
-    legend: list[str] = field(default_factory=list)  # series, in the order of their colours
+    series: list[str] = field(default_factory=list)  # in the order of their colours
+    shown: list[str] | None = None  # those of them that the data has, if not all
     choose: str | None = None  # a column of `data` that a menu narrows to one value
     choose_label: str = ""
     zooms: bool = False
@@ -63,7 +64,11 @@ class Chart:
             "spec": compiled(self.spec),
             "data": self.data,
             "choose": self.choose,
-            "legend": self.legend,
+            "legend": [
+                [name, number]
+                for number, name in enumerate(self.series)
+                if self.shown is None or name in self.shown
+            ],
             "labels": self.labels,
         }
 
@@ -219,7 +224,7 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
         f"slices of {f.duration(slice_ms)}. Most frequent: {', '.join(titles[:3])}.",
         columns,
         {"layer": [area, _hover(tooltip, x)], "height": 220},
-        legend=titles,
+        series=titles,
         zooms=True,
         labels={"t": "from", "total": "all", **labels},
     )
@@ -247,7 +252,7 @@ def sizes(data: Columns) -> Chart | None:
         f"Requests {f.bytes_(mean[0])}/s and responses {f.bytes_(mean[1])}/s on average.",
         {name: [_short(value) for value in values] for name, values in data.items()},
         _lines(["requests", "responses"], tooltip, _number("bytes per second", "~s"), data["t"]),
-        legend=["requests", "responses"],
+        series=["requests", "responses"],
         zooms=True,
         labels={"t": "from", "requests": "requests, B/s", "responses": "responses, B/s"},
     )
@@ -299,7 +304,7 @@ def latency_over_time(data: Columns) -> Chart | None:
         f"p95 of a slice between {f.duration(min(said))} and {f.duration(max(said))}.",
         data,
         _lines(["p50", "p95", "p99"], tooltip, _number("latency, ms", type="log"), data["t"]),
-        legend=["p50", "p95", "p99"],
+        series=["p50", "p95", "p99"],
         zooms=True,
         labels={"t": "from", "count": "answers"},
     )
@@ -348,7 +353,7 @@ def errors_over_time(data: Columns, slice_ms: float) -> Chart | None:
         data,
         spec,
         150,
-        legend=names,
+        series=names,
         zooms=True,
         labels={"t": "from"},
     )
@@ -381,7 +386,7 @@ def latency_histogram(data: dict[str, Any]) -> Chart | None:
             "x2": {"field": "to"},
             "y": {"field": "y0", **_number("exchanges", "~s")},
             "y2": {"field": "y1"},
-            "color": _series("wait", names),
+            "color": _series("wait", list(WAIT_NAMES.values())),
             "tooltip": [
                 {"field": "wait", "title": "kind"},
                 {"field": "from", "title": "from, ms", "format": ",.3~r"},
@@ -402,7 +407,8 @@ def latency_histogram(data: dict[str, Any]) -> Chart | None:
         columns,
         spec,
         200,
-        legend=names,
+        series=list(WAIT_NAMES.values()),
+        shown=names,
         choose="api",
         choose_label="API",
         labels={"from": "from, ms", "to": "to, ms"},
@@ -414,7 +420,14 @@ def latency_ranges(rows: list[dict[str, Any]]) -> Chart | None:
     shown = [row for row in rows if not row["is_broker"] and row["p50"] is not None][:15]
     if len(shown) < 2:
         return None
-    columns: Columns = {"client": _shown([f.client(row) for row in shown])}
+    ids = [row["client_id"] for row in shown]
+    columns: Columns = {
+        "client": _shown(
+            [row["client_id"] or "(none)" for row in shown]
+            if len(set(ids)) == len(ids)
+            else [f.client(row) for row in shown]
+        )
+    }
     for name in ("p50", "p95", "p99", "max"):
         columns[name] = [max(round(row[name], 3), 0.001) for row in shown]
     columns["answers"] = [row["answers"] for row in shown]
@@ -468,7 +481,7 @@ def latency_ranges(rows: list[dict[str, Any]]) -> Chart | None:
         columns,
         {"layer": layers, "height": {"step": 20}},
         20 * len(shown) + 40,
-        legend=["p50", "p95", "p99"],
+        series=["p50", "p95", "p99"],
         labels={name: f"{name}, ms" for name in ("p50", "p95", "p99", "max")},
     )
 
@@ -562,7 +575,7 @@ def batch_sizes(data: Columns) -> Chart | None:
             "x2": {"field": "to"},
             "y": {"field": "y0", **_number("batches", "~s")},
             "y2": {"field": "y1"},
-            "color": _series("direction", seen),
+            "color": _series("direction", list(names.values())),
             "tooltip": [
                 {"field": "direction", "title": "direction"},
                 {"field": "from", "title": "from, bytes", "format": ",d"},
@@ -579,7 +592,8 @@ def batch_sizes(data: Columns) -> Chart | None:
         columns,
         spec,
         180,
-        legend=seen,
+        series=list(names.values()),
+        shown=seen,
         labels={"from": "from, bytes", "to": "below, bytes"},
     )
 
@@ -620,7 +634,7 @@ def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
         },
     }
     seen = [name for name in _EVENT_NAMES.values() if name in columns["event"]]
-    color = _series("event", seen)
+    color = _series("event", list(_EVENT_NAMES.values()))
     x = _time(columns["t"])
     tooltip = [
         {"field": "event", "title": "event"},
@@ -663,7 +677,8 @@ def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
         columns,
         spec,
         22 * len(lanes) + 40,
-        legend=seen,
+        series=list(_EVENT_NAMES.values()),
+        shown=seen,
         zooms=True,
         labels={"lane": "who", "t": "at", "t_end": "until", "ms": "took, ms"},
     )
@@ -677,8 +692,8 @@ def transaction_timeline(data: Columns) -> Chart | None:
     lanes = len(set(columns["id"]))
     if lanes > 40:
         return None  # the table tells these better
-    seen = [name for name in ("commit", "abort", "open", "fenced") if name in data["outcome"]]
-    color = _series("outcome", seen)
+    outcomes = ["commit", "abort", "open", "fenced"]
+    color = _series("outcome", outcomes)
     y = {
         "field": "id",
         "type": "nominal",
@@ -719,7 +734,8 @@ def transaction_timeline(data: Columns) -> Chart | None:
         columns,
         spec,
         20 * lanes + 40,
-        legend=seen,
+        series=outcomes,
+        shown=data["outcome"],
         zooms=True,
         labels={"id": "transactional id", "t": "begin", "t_end": "end", "duration_ms": "took, ms"},
     )
@@ -781,7 +797,7 @@ def lag_over_time(data: Columns) -> Chart | None:
         f"Highest: {columns['group'][worst]}, {f.count(data['lag'][worst])} records behind.",
         columns,
         spec,
-        legend=names,
+        series=names,
         zooms=True,
         labels={"t": "at", "lag": "records behind"},
     )

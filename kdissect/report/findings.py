@@ -134,10 +134,19 @@ def _errors(d: Document) -> Iterator[Finding]:
             "warn" if closed else "info",
             "errors",
             f"{f.plural(lost, 'request')} without an answer",
-            f"{f.count(closed)} because the connection was closed, "
-            f"{f.count(lost - closed)} had none when the capture ended. "
-            f"Most: {top['api']} of {f.client(top)}.",
+            f"{_unanswered(closed, lost - closed)} Most: {top['api']} of {f.client(top)}.",
         )
+
+
+def _unanswered(closed: int, open_: int) -> str:
+    if not closed:
+        return "They had none when the capture ended."
+    if not open_:
+        return "Their connections were closed before."
+    return (
+        f"{f.count(closed)} because the connection was closed, "
+        f"{f.count(open_)} had none when the capture ended."
+    )
 
 
 def _groups(d: Document) -> Iterator[Finding]:
@@ -165,6 +174,19 @@ def _groups(d: Document) -> Iterator[Finding]:
                 f"Summed over {f.plural(row['partitions'], 'partition')}; the most behind at any "
                 f"commit was {f.count(row['lag_max'])} in one.",
             )
+
+
+def _readiness(d: Document) -> Iterator[Finding]:
+    readiness = d["readiness"]
+    breaks = readiness["counts"]["breaks"]
+    if breaks:
+        first = readiness["clients"]["rows"][0]
+        yield _finding(
+            "warn",
+            "readiness",
+            f"{f.plural(breaks, 'client')} would break on Kafka {readiness['target']}",
+            f"{f.client(first)}: {', '.join((first['requests'] + first['old_formats'])[:4])}.",
+        )
 
 
 def _transactions(d: Document) -> Iterator[Finding]:
@@ -244,7 +266,8 @@ def _topics(d: Document) -> Iterator[Finding]:
 
 
 _RULES: tuple[Callable[[Document], Iterator[Finding]], ...] = (
-    *(_health, _errors, _latency, _groups, _transactions, _throttling, _network, _topics),
+    *(_health, _errors, _readiness, _latency, _groups),
+    *(_transactions, _throttling, _network, _topics),
 )
 
 

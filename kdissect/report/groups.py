@@ -7,9 +7,9 @@ from typing import Any
 from kdissect.report.database import Database, Row
 from kdissect.report.listing import listed
 
-SHOWN_GROUPS = 8
-SHOWN_EVENTS = 400  # of a group on its timeline; the CSV file has all
-STORIES = 40  # rebalances of a group that are told event by event
+SHOWN_GROUPS = 6
+SHOWN_EVENTS = 250  # of a group on its timeline; the CSV file has all
+STORIES = 20  # rebalances of a group that are told event by event
 
 
 def collect(database: Database) -> dict[str, Any]:

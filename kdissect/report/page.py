@@ -11,13 +11,14 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from kdissect.report import charts, views
+from kdissect.report import charts, readiness, views
 from kdissect.report import formats as f
 from kdissect.report.charts import Chart
 from kdissect.report.text import visible
 from kdissect.report.views import View, view
 
 LEVEL_NAMES = {"bad": "Look at this", "warn": "Worth a look", "info": "Good to know"}
+STORY_ROWS = 15  # events of a rebalance
 _DIRECTIONS = {"write": "writes", "read": "reads", "replicate": "replicates"}
 
 Document = dict[str, Any]
@@ -46,8 +47,8 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
         level_names=LEVEL_NAMES,
         views=shown,
         charts=found,
-        timelines=_timelines(document),
-        readiness=document.get("readiness"),
+        timelines=_timelines(document, csv_names),
+        readiness_text=readiness.text(document["readiness"]),
         broker_log_text=_broker_log_text(document),
         network_text=_network_text(document),
         csv_of=lambda table: csv_names.get(table, ""),
@@ -148,14 +149,13 @@ def _sections(d: Document) -> list[dict[str, str]]:
     def item(id_: str, title: str, badge: int | None = None) -> dict[str, str]:
         return {"id": id_, "title": title, "badge": f.count(badge) if badge else ""}
 
-    readiness = [item("readiness", "Readiness")] if d.get("readiness") else []
     return [
         item("overview", "What stands out"),
         item("traffic", "Traffic"),
         item("latency", "Latency"),
         item("errors", "Errors", d["errors"]["count"]),
         item("clients", "Clients", d["clients"]["total"]),
-        *readiness,
+        item("readiness", "Readiness", d["readiness"]["counts"]["breaks"]),
         item("topics", "Topics", d["topics"]["topics"]["total"]),
         item("groups", "Groups", d["groups"]["groups"]["total"]),
         item("lag", "Lag", d["lag"]["groups"]["total"] if d["lag"] else None),
@@ -278,6 +278,9 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
         "clients": made(
             "t-clients", "Clients by id and address", views.CLIENTS, d["clients"], "clients"
         ),
+        "readiness": made(
+            "t-readiness", "Clients by verdict", views.READINESS, d["readiness"]["clients"]
+        ),
         "topics": made("t-topics", "Topics", views.TOPICS, topics["topics"], "topics"),
         "topic_clients": made(
             "t-topic-clients",
@@ -360,7 +363,7 @@ def _reasons(reasons: dict[str, int]) -> str:
     return ", ".join(f"{name} {f.count(number)}" for name, number in reasons.items())
 
 
-def _timelines(d: Document) -> list[dict[str, Any]]:
+def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
     files = {row["capture_id"]: row["path"] for row in d["overview"]["captures"]}
     found = []
     for number, timeline in enumerate(d["groups"]["timelines"]):
@@ -380,6 +383,8 @@ def _timelines(d: Document) -> list[dict[str, Any]]:
                         views.STORY,
                         story["events"],
                         captures=files,
+                        csv=csv_names.get("group_events"),
+                        limit=STORY_ROWS,
                     ),
                 }
             )

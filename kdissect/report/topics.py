@@ -48,11 +48,15 @@ def collect(database: Database) -> dict[str, Any]:
         WITH top_topics AS (SELECT topic FROM topics_all WHERE NOT is_internal
           ORDER BY write_bytes + read_bytes DESC, topic LIMIT {SHOWN_TOPICS}),
         top_clients AS (
-          SELECT client FROM topic_clients WHERE direction <> 'replicate'
+          SELECT client, count(*) OVER (PARTITION BY any_value(client_id)) AS namesakes
+          FROM topic_clients WHERE direction <> 'replicate'
           GROUP BY client ORDER BY sum(bytes) DESC, client LIMIT {SHOWN_CLIENTS})
-        SELECT topic, client, direction, sum(bytes)::BIGINT AS bytes,
+        SELECT topic, CASE WHEN t.namesakes = 1 THEN coalesce(c.client_id, '(none)')
+          ELSE c.client END AS client,
+          direction, sum(bytes)::BIGINT AS bytes,
           sum(records)::BIGINT AS records
-        FROM topic_clients SEMI JOIN top_topics USING (topic) SEMI JOIN top_clients USING (client)
+        FROM topic_clients c SEMI JOIN top_topics USING (topic)
+        JOIN top_clients t ON t.client = c.client
         WHERE direction <> 'replicate' AND bytes > 0 GROUP BY ALL ORDER BY ALL
         """
     )
@@ -68,7 +72,11 @@ def collect(database: Database) -> dict[str, Any]:
         "topics": listed(
             database, "topics_all", "is_internal, write_bytes + read_bytes DESC, topic"
         ),
-        "clients": listed(database, "topic_clients", "topic, direction DESC, bytes DESC, client"),
+        "clients": listed(
+            database,
+            "topic_clients",
+            "starts_with(topic, '__'), topic, direction DESC, bytes DESC, client",
+        ),
         "batches": listed(database, "topic_batches", "bytes DESC, topic, direction, codec"),
         "codecs": codecs,
         "heat_map": columns_of(cells, ["topic", "client", "direction", "bytes", "records"]),

@@ -12,6 +12,7 @@ from kdissect.report.text import visible
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
 LONG_TEXT = 100  # longer texts open when asked
 
+TEXT_MAX = 1000
 _HEAD_TEXT = 64
 
 Row = Mapping[str, Any]
@@ -124,7 +125,7 @@ def _cell(row: Row, column: Column, top: float | None, captures: Mapping[Any, st
         value = ", ".join(str(item) for item in value or [] if item is not None)
     if kind == "flag":
         return Cell("text", column.label if value else "", 1 if value else 0)
-    text = visible(None if value is None else str(value), 4000)
+    text = visible(None if value is None else str(value), TEXT_MAX)
     if kind == "level":
         return Cell("level", text, text)
     name = "code" if kind == "code" else "text"
@@ -227,6 +228,18 @@ CLIENTS = (
     C("groups", "groups", "list"),
     C("transactional_ids", "transactional ids", "list"),
     C("api_versions", "API versions", "list"),
+)
+READINESS = (
+    C("verdict", "verdict", "level"),
+    C("client_id", "client", "client"),
+    C("software", "software"),
+    C("principal", "principal"),
+    C("connection_count", "connections", "count"),
+    C("request_count", "requests", "count", bar=True),
+    C("requests", "not taken", "list"),
+    C("old_formats", "formats not taken", "list"),
+    C("why", "why"),
+    C("upgrade", "what to do"),
 )
 TOPICS = (
     C("topic", "topic"),

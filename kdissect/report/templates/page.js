@@ -97,7 +97,7 @@
   const drawLegend = (figure, names) => {
     const list = figure.querySelector(".legend");
     const colors = PALETTE[isDark() ? "dark" : "light"];
-    list.replaceChildren(...names.map((name, index) => {
+    list.replaceChildren(...names.map(([name, index]) => {
       const item = document.createElement("li");
       item.textContent = name;
       item.style.setProperty("--c", colors[index % colors.length]);
