@@ -192,7 +192,9 @@ def _fetch(t: Translator, step: Step, request: Message) -> bool:
     if "session_id" not in request.body:
         return False
     before = request.body
-    request.body, reason = t.sessions.request(step.connection, step.number, before)
+    captured = response_of(step.exchange)
+    code = 0 if captured is None else captured.body.get("error_code", 0)
+    request.body, reason = t.sessions.request(t.broker(step), step.number, before, code)
     if reason:
         raise Untranslatable(reason)
     return bool(request.body != before)
@@ -363,7 +365,7 @@ def _share_session(t: Translator, step: Step, request: Message) -> bool:
     epoch = body["share_session_epoch"]
     if epoch <= 0:
         return False
-    key = (step.connection, body["group_id"] or "", body["member_id"] or "")
+    key = (t.broker(step), body["group_id"] or "", body["member_id"] or "")
     body["share_session_epoch"] = t.share_epochs.get(key, epoch)
     return bool(body["share_session_epoch"] != epoch)
 

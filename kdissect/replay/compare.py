@@ -341,12 +341,13 @@ class _Walk:
         if slot.inner is None or other.inner is None:
             self._scalars(slot, kind, c, a, place, rule)
             return
+        twice: set[int] = set()
         if rule is None:
             pairs: list[tuple[int, int]] = [(i, i) for i in range(min(len(c), len(a)))]
             pairs += [(i, -1) for i in range(len(a), len(c))]
             pairs += [(-1, i) for i in range(len(c), len(a))]
         else:
-            pairs = self._matched(slot.inner, rule, c, a, place)
+            pairs, twice = self._matched(slot.inner, rule, c, a, place)
             both = [theirs for mine, theirs in pairs if mine >= 0 and theirs >= 0]
             if both != sorted(both):
                 self._add(place, "this order", "another order", rule)
@@ -354,7 +355,7 @@ class _Walk:
             if mine >= 0 and theirs >= 0:
                 self.struct(slot.inner, other.inner, c[mine], a[theirs], place.element(mine))
             else:
-                self._one_sided(slot, c, a, mine, theirs, place)
+                self._one_sided(c, a, mine, theirs, place, theirs in twice)
 
     def _unordered(self, place: _Place) -> Rule | None:
         for rule in self.rules.at(self.api_name, place.plain):
@@ -364,8 +365,9 @@ class _Walk:
 
     def _matched(
         self, inner: Layout, rule: Rule, c: list[Body], a: list[Body], place: _Place
-    ) -> list[tuple[int, int]]:
-        """(index, index) of elements with equal keys, -1 where one side has none."""
+    ) -> tuple[list[tuple[int, int]], set[int]]:
+        """(index, index) of elements with equal keys, -1 where one side has none; and the answered
+        ones whose key another answered one has."""
         names = [name for name in rule.key if name in inner.by_name]
         shape = _shape(self.api_key, inner)
         meaning = self.owner.meaning
@@ -376,20 +378,28 @@ class _Walk:
         for index, each in enumerate(c):
             around = _about(shape.named, each, place.around)
             mapped = {
-                name: meaning.key(shape.kinds[name], each[name], each, around) for name in names
+                name: meaning.key(shape.kinds[name], each[name], each, around, name)
+                for name in names
             }
             found = waiting.get(_key(mapped, names))
             pairs.append((index, found.pop(0) if found else -1))
-        pairs += [(-1, index) for left in waiting.values() for index in left]
-        return pairs
+        twice = set()
+        used = {theirs for _, theirs in pairs}
+        for left in waiting.values():
+            pairs += [(-1, index) for index in left]
+            key = _key(a[left[0]], names) if left else None
+            if left and any(_key(a[index], names) == key for index in used if index >= 0):
+                twice.update(left)
+        return pairs, twice
 
     def _one_sided(
-        self, slot: Slot, c: list[Body], a: list[Body], mine: int, theirs: int, place: _Place
+        self, c: list[Body], a: list[Body], mine: int, theirs: int, place: _Place, is_second: bool
     ) -> None:
         element = c[mine] if mine >= 0 else a[theirs]
         here = place.element(mine if mine >= 0 else theirs)
-        if self.api_key in _FETCH_APIS and self._fetched_one_sided(element, mine >= 0, here):
-            return
+        if self.api_key in _FETCH_APIS and not is_second:
+            if self._fetched_one_sided(element, mine >= 0, here):
+                return
         here = here._replace(
             captured=element if mine >= 0 else {}, answered=element if mine < 0 else {}
         )
@@ -401,27 +411,30 @@ class _Walk:
         """An incremental answer names only partitions with something new: one that is not named
         has no records. True where that is all there is to say."""
         if place.plain == "responses[]":
-            partitions = entries(element["partitions"])
-            topic = element
+            partitions, is_topic = entries(element["partitions"]), True
         elif place.plain == "responses[].partitions[]":
-            partitions, topic = [element], None
+            partitions, is_topic = [element], False
         else:
             return False
-        if any(each["error_code"] for each in partitions):
-            return False
+        around = place.around
+        if is_topic:
+            name, ident = element.get("topic") or "", element.get("topic_id")
+            if not is_captured:
+                name, ident = self.owner.meaning.captured_topic(name, ident)
+            around = around._replace(topic=name, topic_id=ident)
+        t = self.owner.translator
+        name = t.topic_name(around.topic, around.topic_id)
+        for each in partitions:
+            is_asked = t.offsets.was_asked((name, each["partition_index"]))
+            if each["error_code"] or not (is_captured or is_asked or self.api_key != api.FETCH):
+                return False
         for index, each in enumerate(partitions):
-            around = place.around
-            if topic is not None:
-                name, ident = topic.get("topic") or "", topic.get("topic_id")
-                if not is_captured:
-                    name, ident = self.owner.meaning.captured_topic(name, ident)
-                around = around._replace(topic=name, topic_id=ident)
             here = place._replace(
                 around=around._replace(partition=each["partition_index"]),
                 captured=each if is_captured else {},
                 answered=each if not is_captured else {},
             )
-            if topic is not None:
+            if is_topic:
                 here = here.field("partitions").element(index)
             data = each["records"] or b""
             mine, theirs = (data, b"") if is_captured else (b"", data)
@@ -433,7 +446,7 @@ class _Walk:
         rule: Rule | None,
     ) -> None:  # fmt: skip
         meaning = self.owner.meaning
-        mapped = [meaning.key(kind, each, place.captured, place.around) for each in c]
+        mapped = [meaning.key(kind, each, place.captured, place.around, "") for each in c]
         if mapped == a:
             return
         element_rule = rule or self._unordered(place.element(0))
@@ -570,7 +583,7 @@ def _equal_modulo(rule: Rule, c: Any, a: Any) -> bool:
 
 
 def _is_set(value: Any) -> bool:
-    return not (value is None or value in (-1, 0) or value in ("", b""))
+    return not (value is None or value == -1 or value in ("", b""))
 
 
 def _about(named: Mapping[Kind, str], values: Body, around: Around) -> Around:

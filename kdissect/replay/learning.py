@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from kdissect.replay import messages as api
 from kdissect.replay.batches import headers
-from kdissect.replay.messages import entries, request_of, response_of
+from kdissect.replay.messages import (
+    NO_TOPIC,
+    TRANSIENT,
+    entries,
+    error_codes,
+    request_of,
+    response_of,
+)
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.offsets import Log
 from kdissect.replay.producers import Producer
@@ -19,29 +26,9 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 _EARLIEST = -2  # timestamp of ListOffsets
 
-# Errors that say "not yet" or "not here": a client asks again, so does a replay.
-_COORDINATOR = frozenset({14, 15, 16})  # loading, not available, not this one
-_LEADER = frozenset({5, 6, 9, 56, 72, 74, 75, 76})
-_CONTROLLER = frozenset({41})
-_TRANSACTION = frozenset({51})  # the transaction before is still being completed
-_NO_TOPIC = frozenset({3, 100, 103})  # when the target has just made it
-TRANSIENT = _COORDINATOR | _LEADER | _CONTROLLER | _TRANSACTION | _NO_TOPIC
 _HEARTBEATS = frozenset(
     {api.CONSUMER_GROUP_HEARTBEAT, api.SHARE_GROUP_HEARTBEAT, api.STREAMS_GROUP_HEARTBEAT}
 )
-
-
-def error_codes(value: Any) -> Iterator[int]:
-    """Every error code of a body, zero included, in wire order."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if isinstance(inner, int) and name.endswith("error_code"):
-                yield inner
-            elif isinstance(inner, (dict, list)):
-                yield from error_codes(inner)
-    elif isinstance(value, list):
-        for each in value:
-            yield from error_codes(each)
 
 
 # -- before the run ---------------------------------------------------------------------------
@@ -96,14 +83,14 @@ def retry(t: Translator, step: Step, answer: Message) -> str:
         return ""
     codes = list(error_codes(answer.body))
     again = set(codes) & TRANSIENT - set(error_codes(captured.body))
-    if again & _NO_TOPIC and not _has_topics(t, step):
-        again -= _NO_TOPIC
+    if again & NO_TOPIC and not _has_topics(t, step):
+        again -= NO_TOPIC
     if not again:
         return ""
     if step.exchange.api_key == api.PRODUCE_API and not set(codes) <= again:
         return ""  # some partitions were written
     if step.exchange.api_key == api.FETCH:
-        t.sessions.answered(step.connection, step.number, 0, answer.body, is_final=False)
+        t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
     return f"error {min(again)}: not ready yet"
 
 
@@ -136,7 +123,7 @@ def from_answer(t: Translator, step: Step, answer: Message) -> None:
 def from_failure(t: Translator, step: Step) -> None:
     """No answer came, or the step was not sent."""
     if step.exchange.api_key == api.FETCH:
-        t.sessions.failed(step.connection, step.number)
+        t.sessions.failed(t.broker(step), step.number)
     elif step.exchange.api_key == api.PRODUCE_API and step.expects_response:
         captured = response_of(step.exchange)
         if captured is not None:
@@ -169,6 +156,7 @@ def _create_topics(t: Translator, step: Step, captured: Message | None, answer: 
     for topic in entries(answer.body["topics"]):
         if topic["error_code"] == 0:
             t.target.created(topic["name"], topic.get("topic_id"))
+            t.offsets.created(t.captured_topic_name(topic["name"]))
     _bind_topics(t, captured, answer, "topics")
 
 
@@ -240,7 +228,7 @@ def _lost(t: Translator, step: Step, captured: Message, written: set[Log]) -> No
 
 def _fetch(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
     session_id = 0 if captured is None else captured.body.get("session_id", 0)
-    t.sessions.answered(step.connection, step.number, session_id, answer.body, is_final=True)
+    t.sessions.answered(t.broker(step), step.number, session_id, answer.body, is_final=True)
 
 
 def _list_offsets(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
@@ -290,7 +278,7 @@ def _share(t: Translator, step: Step, captured: Message | None, answer: Message)
     if request is None or answer.body["error_code"] != 0:
         return
     body = request.body
-    key = (step.connection, body["group_id"] or "", body["member_id"] or "")
+    key = (t.broker(step), body["group_id"] or "", body["member_id"] or "")
     epoch = body["share_session_epoch"]
     if epoch < 0:
         t.share_epochs.pop(key, None)

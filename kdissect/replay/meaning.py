@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from kdissect.replay.adapt import acl_resource, config_resource
 from kdissect.replay.messages import PRODUCE_API
 from kdissect.replay.model import Step
 from kdissect.replay.producers import Producer
@@ -62,10 +63,13 @@ class Meaning:
     ) -> bool:
         """Whether `a` is what the target calls the captured `c`. holder: the captured struct."""
         wanted = self._kinds.get(translated_as)
+        name = path.rpartition(".")[2]
+        if translated_as == "name" and name in ("resource_name", "key") and c is not None:
+            return bool(self.key(kind, c, holder, around, name) == a)
         if wanted is not None and kind not in wanted:
             return False
-        if c is None or a is None:
-            return c is a
+        if c is None or a is None or isinstance(c, (list, dict)):
+            return False
         if translated_as == "name":
             assert kind is not None
             return bool(self.t.renamed(kind, c) == a)
@@ -78,13 +82,19 @@ class Meaning:
             if path.endswith("base_offset"):
                 return False  # that is where offsets are learnt
         if translated_as == "opaque":
-            name = path.rpartition(".")[2]
             return self.t.opaque.get((name, c), ZERO_UUID) == a
         return self._checks[translated_as](c, a, around, holder)
 
-    def key(self, kind: Kind | None, value: Any, holder: Body, around: Around) -> Any:
-        """What the target calls a captured value, to find the element that is about it."""
-        if value is None or kind is None:
+    def key(self, kind: Kind | None, value: Any, holder: Body, around: Around, name: str) -> Any:
+        """What the target calls a captured value, to find the element that is about it. holder: the
+        captured struct that has it, under `name`."""
+        if value is None:
+            return value
+        if name == "resource_name":
+            return self._resource(value, holder)
+        if name == "key":
+            return self._renamed_anyhow(value)
+        if kind is None:
             return value
         if kind in (Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID):
             return self.t.renamed(kind, value)
@@ -101,6 +111,17 @@ class Meaning:
         if kind is Kind.OFFSET:
             return self.t.offsets.to_target(self._log(around), value)
         return value
+
+    def _resource(self, name: str, holder: Body) -> str:
+        """A config's or an ACL's resource; their types agree where both have the number."""
+        number = holder.get("resource_type", 0)
+        if "configs" in holder or "error_code" in holder:
+            return config_resource(self.t, number, name)
+        return acl_resource(self.t, number, name) or name
+
+    def _renamed_anyhow(self, key: str) -> str:
+        """The key of a coordinator: a group, or a transactional id."""
+        return self.t.group(key) if self.t.group(key) != key else self.t.transactional_id(key)
 
     def captured_topic(self, name: str, topic_id: UUID | None) -> tuple[str, UUID | None]:
         """The capture's name and id of a topic that an answer names."""
@@ -155,7 +176,11 @@ class Meaning:
         return expected is None or expected == a
 
     def _leader_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
-        return (c < 0) == (a < 0)
+        if c < 0 or a < 0:
+            return c == a
+        name, partition = self._log(around)
+        known = self.t.leader_epoch(name, partition)
+        return known < 0 or known == a
 
     def _node(self, c: int, a: int, around: Around, holder: Body) -> bool:
         if c < 0 or a < 0:

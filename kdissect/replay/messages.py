@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kdissect.errors import DecodeError
@@ -79,6 +80,12 @@ _CLASS_OF = {key: name for name, keys in _CLASS_APIS.items() for key in keys}
 BLOCKING_APIS = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
 
 
+# Errors that say "not yet" or "not here": a client asks again, so does a replay.
+REFUSED = frozenset({5, 6, 14, 15, 16, 41, 51, 72, 74, 75, 76})
+NO_TOPIC = frozenset({3, 100, 103})  # when the target has just made it
+TRANSIENT = REFUSED | NO_TOPIC | {9, 56}
+
+
 def step_class(api_key: int) -> str:
     """Class of an API: everything that changes something and is in no other class is admin."""
     return _CLASS_OF.get(api_key, ADMIN)
@@ -147,3 +154,16 @@ def client_id_of(frame: bytes) -> str | None:
 def entries(value: Any) -> list[Any]:
     """An array's elements; those of null are none."""
     return value if isinstance(value, list) else []
+
+
+def error_codes(value: Any) -> Iterator[int]:
+    """Every error code of a body, zero included, in wire order."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if isinstance(inner, int) and name.endswith("error_code"):
+                yield inner
+            elif isinstance(inner, (dict, list)):
+                yield from error_codes(inner)
+    elif isinstance(value, list):
+        for each in value:
+            yield from error_codes(each)

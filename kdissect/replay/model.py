@@ -150,6 +150,7 @@ class SkipCode(Enum):
     UNKNOWN_API = "unknown_api"  # no definition: it cannot be translated
     API_VERSION = "api_version"  # the target does not speak this api_version: a finding
     NOT_TRANSLATABLE = "not_translatable"  # an id in it has no counterpart at the target
+    NOT_READY = "not_ready"  # it had no effect then: refused, and asked again by the client
     FILTERED = "filtered"  # left out by an option
     NOT_REACHED = "not_reached"  # the run was interrupted before
 

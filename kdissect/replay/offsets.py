@@ -18,6 +18,7 @@ class _LogOffsets:
     target_start: int = -1
     bases: list[int] = field(default_factory=list)  # captured base offsets, ascending
     shifts: dict[int, int] = field(default_factory=dict)  # captured base -> target minus captured
+    is_fresh: bool = False  # nothing was in it when the replay began to write
 
 
 class Offsets:
@@ -54,6 +55,19 @@ class Offsets:
         if entry.target_start < 0 <= start:
             entry.target_start = start
 
+    def created(self, topic: str) -> None:
+        """The replay made this topic: what is produced there starts at offset 0."""
+        for log in [log for log in self._logs if log[0] == topic]:
+            captured_start = self._logs[log].captured_start
+            self._logs[log] = _LogOffsets(
+                captured_start, self._logs[log].first_asked, target_start=0, is_fresh=True
+            )
+
+    def was_asked(self, log: Log) -> bool:
+        """Whether the capture fetched from this log."""
+        entry = self._logs.get(log)
+        return entry is not None and entry.first_asked >= 0
+
     def produced(self, log: Log, captured: int, target: int) -> None:
         """The same batch has these base offsets in the capture and at the target."""
         if captured < 0 or target < 0:
@@ -69,6 +83,8 @@ class Offsets:
         if captured < 0:
             return None
         if entry is None or not entry.bases:
+            if entry is not None and entry.is_fresh and entry.captured_start >= 0:
+                return captured - entry.captured_start
             return captured if self.mode == CAPTURED else None
         place = max(0, bisect_right(entry.bases, captured) - 1)
         return captured + entry.shifts[entry.bases[place]]

@@ -142,6 +142,10 @@ def _skip(
             return Skipped(SkipCode.NOT_CAPTURED, "the request cannot be decoded")
         where = f"{api.api_name(exchange.api_key)} v{exchange.api_version}"
         return Skipped(SkipCode.UNKNOWN_API, f"nothing is known of {where}")
+    if name != READ and _had_no_effect(exchange):
+        return Skipped(
+            SkipCode.NOT_READY, "the captured broker was not ready, and the client asked again"
+        )
     if name != READ:
         if name == TRANSACTIONS and exchange.api_key == api.PRODUCE_API:
             missing = [each for each in (PRODUCE, TRANSACTIONS) if each not in options.allow]
@@ -150,6 +154,16 @@ def _skip(
         if missing:
             return Skipped(SkipCode.NOT_ALLOWED, f"needs --allow {','.join(missing)}")
     return None
+
+
+def _had_no_effect(exchange: Exchange) -> bool:
+    """Whether all that was answered is "not here" or "not yet". Done at a target that is ready, the
+    client's next attempt would be a second time."""
+    response = response_of(exchange)
+    if response is None:
+        return False
+    codes = set(api.error_codes(response.body))
+    return bool(codes) and codes <= api.REFUSED
 
 
 def _is_chosen(step: Step, touched: list[Touch], options: PlanOptions) -> bool:

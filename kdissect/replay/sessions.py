@@ -16,6 +16,7 @@ FINAL_EPOCH, INITIAL_EPOCH = -1, 0
 _LOST = frozenset({70, 71, 106})  # session id not found, wrong epoch, topic id changed
 
 Body = dict[str, Any]
+Broker = tuple[str, int]  # the captured address
 
 
 @dataclass(slots=True)
@@ -28,20 +29,23 @@ class _Session:
 
 
 class FetchSessions:
-    """Sessions by connection and captured id."""
+    """Sessions by captured broker and id: a client may go on with one over another connection."""
 
     def __init__(self) -> None:
-        self._sessions: dict[tuple[int, int], _Session] = {}
+        self._sessions: dict[tuple[Broker, int], _Session] = {}
         # what the step in flight told, until its answer says under which id
         self._asked: dict[int, _Session] = {}
 
-    def request(self, connection: int, number: int, body: Body) -> tuple[Body, str]:
+    def request(
+        self, broker: Broker, number: int, body: Body, captured_code: int = 0
+    ) -> tuple[Body, str]:
         """The body with the session's own words, before ids in it are translated, and "", or why
-        it cannot be sent. `number` is the step's."""
+        it cannot be sent. `number` is the step's, captured_code the error that the capture's broker
+        answered: a session that it had lost is one that the target does not know either."""
         captured_id, epoch = body["session_id"], body["session_epoch"]
-        if captured_id == 0 and epoch == FINAL_EPOCH:
+        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in _LOST:
             return body, ""
-        known = self._sessions.get((connection, captured_id))
+        known = self._sessions.get((broker, captured_id))
         if epoch == FINAL_EPOCH:
             return {**body, "session_id": known.target_id if known else 0}, ""
         if epoch == INITIAL_EPOCH:
@@ -50,7 +54,7 @@ class FetchSessions:
             self._asked[number] = session
             return {**body, "session_id": known.target_id if known else 0}, ""
         if known is None:
-            known = self._sessions[connection, captured_id] = _Session()
+            known = self._sessions[broker, captured_id] = _Session()
             _tell(known, body)
             if not known.told:
                 return body, "its fetch session began before the capture"
@@ -68,7 +72,7 @@ class FetchSessions:
         }, ""
 
     def answered(
-        self, connection: int, number: int, captured_id: int, answer: Body, is_final: bool
+        self, broker: Broker, number: int, captured_id: int, answer: Body, is_final: bool
     ) -> None:
         """The target's answer to a step; captured_id is the session that the capture's answer told
         (0 where it told none, or was not captured)."""
@@ -86,9 +90,9 @@ class FetchSessions:
         if is_final:
             del self._asked[number]
             if captured_id:
-                self._sessions[connection, captured_id] = session
+                self._sessions[broker, captured_id] = session
 
-    def failed(self, connection: int, number: int) -> None:
+    def failed(self, broker: Broker, number: int) -> None:
         """No answer came: whatever the target made of the request, its session starts anew."""
         session = self._asked.pop(number, None)
         if session is not None:

@@ -80,7 +80,7 @@ class Translator:
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
         self.marked: set[Log] = set()
         self.expected: dict[tuple[int, Log], int] = {}
-        self.share_epochs: dict[tuple[int, str, str], int] = {}
+        self.share_epochs: dict[tuple[tuple[str, int], str, str], int] = {}
         self.may_create = ADMIN in plan.options.allow
         facts = plan.workload.facts
         self.captured_nodes = sorted(facts.brokers)
@@ -98,6 +98,10 @@ class Translator:
         for step in plan.steps:
             if step.skipped is None:
                 learning.from_capture(self, step.exchange)
+
+    def broker(self, step: Step) -> tuple[str, int]:
+        """The captured broker that a step went to; sessions are the brokers'."""
+        return self.plan.workload.connections[step.connection].broker
 
     # -- names and ids --------------------------------------------------------------------------
 
