@@ -70,11 +70,15 @@ def _latency(d: Document) -> Iterator[Finding]:
     everyone = d["latency"]["all"]
     if not everyone["count"]:
         return
-    clients = [
-        row
-        for row in d["latency"]["clients"]["rows"]
-        if not row["is_broker"] and row["answers"] >= ANSWERS_MIN and row["p95"] is not None
-    ]
+    clients: list[Document] = []
+    for answers_min in (ANSWERS_MIN, 5, 1):
+        clients = [
+            row
+            for row in d["latency"]["clients"]["rows"]
+            if not row["is_broker"] and row["answers"] >= answers_min
+        ]
+        if any(row["p95"] >= everyone["p95"] for row in clients):
+            break  # else a client of few answers is behind the figure of all
     if clients:
         # by what its requests needed themselves, not by what it sent before them
         slowest = max(clients, key=lambda row: row["own_p95"])
@@ -123,7 +127,7 @@ def _errors(d: Document) -> Iterator[Finding]:
             "errors",
             f"{f.plural(total, 'answer')} with an error",
             f"Most frequent: {top['error']} in {top['api']}{where}, {f.count(top['count'])}×. "
-            f"{f.count(final)} of the answers cannot be tried again as they are.{also}",
+            f"{_retriable(total, final)}{also}",
         )
     unanswered = sum(row["count"] for row in d["errors"]["unanswered"])
     if unanswered:
@@ -136,6 +140,14 @@ def _errors(d: Document) -> Iterator[Finding]:
             f"{f.plural(lost, 'request')} without an answer",
             f"{_unanswered(closed, lost - closed)} Most: {top['api']} of {f.client(top)}.",
         )
+
+
+def _retriable(total: int, final: int) -> str:
+    if final == total:
+        return "None of them can simply be tried again."
+    if not final:
+        return "All of them may be tried again."
+    return f"{f.count(final)} of them cannot simply be tried again."
 
 
 def _unanswered(closed: int, open_: int) -> str:

@@ -53,5 +53,6 @@ def text(section: dict[str, Any]) -> str:
         "Brokers' own connections are left out."
     )
     if unseen["tls_connection_count"]:
-        said += f" {f.plural(unseen['tls_connection_count'], 'TLS connection')} could not be looked into."
+        closed = f.plural(unseen["tls_connection_count"], "TLS connection")
+        said += f" {closed} could not be looked into."
     return said
