@@ -171,8 +171,9 @@ class Decoder:
         """All exchanges of the assembly, in order of time."""
         self.assembly = assembly
         where = endpoint_columns(assembly.endpoints, assembly.connections)
-        pairs = zip(where.broker_ip.to_pylist(), where.broker_port.tolist(), strict=True)
-        self.brokers = pa.array([f"{ip} {port}" for ip, port in pairs], pa.string())
+        self.brokers = pc.binary_join_element_wise(
+            where.broker_ip.cast(pa.string()), pa.array(where.broker_port).cast(pa.string()), " "
+        )
         for rows in self._chunks(assembly.exchanges):
             self._chunk(rows)
 
