@@ -252,6 +252,33 @@ def _describe_groups(sides: _Sides) -> None:
     sides.bodies[RESPONSE] = _inside(response, "groups", _top(response), groups)
 
 
+def group_members(value: pa.StructArray) -> pa.Array:
+    """Members of GroupMetadata values: list<struct<member_id, subscription, assignment>>.
+
+    Null where the value is, or where bytes are not what the group's protocol type says.
+    """
+    groups = value.field("members")
+    entries = groups.flatten()
+    parents = pc.list_parent_indices(groups)
+    of = value.field("protocol_type").take(parents), value.field("protocol").take(parents)
+    columns = [
+        entries.field("member_id"),
+        subscriptions(entries.field("subscription"), *of).column,
+        assignments(entries.field("assignment"), *of).column,
+    ]
+    members = pa.StructArray.from_arrays(columns, ["member_id", "subscription", "assignment"])
+    count = pc.fill_null(pc.list_value_length(groups), 0).to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(value) + 1, np.int32)
+    np.cumsum(count, out=offsets[1:])
+    valid = (value.is_valid().to_numpy(zero_copy_only=False)) & (
+        groups.is_valid().to_numpy(zero_copy_only=False)
+    )
+    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(
+        pa.list_(members.type), len(value), [bits, pa.py_buffer(offsets)], -1, 0, [members]
+    )
+
+
 def _sasl_authenticate(sides: _Sides) -> None:
     for side, body in enumerate(sides.bodies):
         given = body.field("auth_bytes").to_pylist()

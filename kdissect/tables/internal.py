@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from kdissect.status import Status
 from kdissect.stream.index import Anomaly
+from kdissect.tables.embedded import group_members
 from kdissect.tables.payload import FULL, KEYS
 from kdissect.tables.redact import TEXT, holds_secrets, redact_record
 from kdissect.tables.schemas import internal_schema
@@ -29,6 +30,7 @@ _PLACE = [
     *("topic", "partition", "offset", "timestamp"),
 ]
 _COLUMNS = [*_PLACE, "key", "value"]
+MEMBERS = "members_decoded"  # of GroupMetadata alone
 
 _KINDS = {
     Status.UNKNOWN_API: Anomaly.UNKNOWN_VERSION,
@@ -119,7 +121,10 @@ def _taken(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
 def _table(some: pa.Table, columns: InternalColumns, value: Any, payload: str) -> pa.Table:
     count = len(columns.rows)
     tags = columns.value_unknown_tags
+    members = group_members(value) if columns.name == "GroupMetadata" else None
     if payload != FULL:
+        if members is not None:
+            members = pa.nulls(count, members.type)
         value, tags = pa.nulls(count, value.type), pa.nulls(count, tags.type)
     place = _taken(some.select(_PLACE), columns.rows)
     data = {name: place[name] for name in _PLACE}
@@ -135,6 +140,9 @@ def _table(some: pa.Table, columns: InternalColumns, value: Any, payload: str) -
         data["key_version"] = ints(key_version, pa.int16())
         data["key"] = key if payload in (FULL, KEYS) else pa.nulls(count, key.type)
         schema = internal_schema(key.type, value.type)
+    if members is not None:
+        data[MEMBERS] = members
+        schema = schema.append(pa.field(MEMBERS, members.type))
     return pa.table([data[name] for name in schema.names], schema=schema)
 
 
