@@ -27,6 +27,8 @@ Examples:
 
   kdissect extract '/data/dump-*.pcap.gz' --client orders-7 --topic payments --out payments.pcapng
 
+  kdissect extract trace.pcap --group billing --anonymize --out to-share.pcapng
+
   kdissect extract trace.pcap --connection 10.0.0.7:51234 --out connection.pcapng
 """
 
@@ -66,6 +68,14 @@ def extract_command(
     host: Hosts = None,
     port: Ports = None,
     keylog: KeyLogs = None,
+    anonymize: Annotated[
+        bool,
+        typer.Option(
+            "--anonymize",
+            help="Tell the conversations again in new packets: addresses, names, ids, keys and "
+            "values are replaced, the same way everywhere.",
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE where it is there already.")
     ] = False,
@@ -80,8 +90,8 @@ def extract_command(
 ) -> None:
     """The original packets of exchanges or connections, as pcapng with comments for Wireshark.
 
-    Values of one option are alternatives; different options must all hold. Packets are copied as
-    they are: passwords and records in them too.
+    Values of one option are alternatives; different options must all hold. Without
+    --anonymize packets are copied as they are: passwords and records in them too.
     """
     check_choice(host, from_time, to_time)
     from kdissect.extract import extract
@@ -104,7 +114,11 @@ def extract_command(
         time_from_ns=None if from_time is None else time_ns(from_time),
         time_to_ns=None if to_time is None else time_ns(to_time),
     )
-    done = extract(captures, out, choice, options, overwrite=overwrite, spool=spool)
+    done = extract(
+        captures, out, choice, options, anonymize=anonymize, overwrite=overwrite, spool=spool
+    )
+    if done.left_out_count:
+        say(f"warning: {done.left_out_count} frames are left out, since they cannot be read")
     if not done.packet_count:
         say("warning: nothing in the captures matches; the file has no packets")
     if as_json:
@@ -115,6 +129,7 @@ def extract_command(
             "exchanges": done.exchange_count,
             "connections": done.connection_count,
             "secrets_bytes": done.secrets_byte_count,
+            "left_out_frames": done.left_out_count,
         }
         typer.echo(json.dumps(document, indent=1))
     elif not quiet:

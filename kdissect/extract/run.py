@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect import __version__
+from kdissect.capture.compose import LINK_TYPE_RAW
 from kdissect.capture.index import SegmentBatch
 from kdissect.capture.pick import pick
 from kdissect.capture.source import Sources
@@ -22,23 +23,30 @@ from kdissect.errors import CaptureError
 from kdissect.extract.choose import Choice, Chosen
 from kdissect.extract.frames import connection_segments, frame_segments, is_carried
 from kdissect.extract.pcapng import PcapngWriter
+from kdissect.extract.retell import Conversation, Retelling
 from kdissect.pipeline import local
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
-from kdissect.pipeline.steps import Kind, RunPlan, scan_step
-from kdissect.stream.assemble import assemble
-from kdissect.stream.options import StreamOptions
+from kdissect.pipeline.steps import Kind, Row, RunPlan, assembled, scan_step
+from kdissect.stream.index import Assembly
+from kdissect.tables.connections import endpoint_columns
+
+APPLICATION = f"kdissect {__version__}"
 
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """What was written: numbers of packets, exchanges and connections, and bytes of secrets."""
+    """What was written: numbers of packets, exchanges and connections, and bytes of secrets.
+
+    left_out_count: frames that could not be read, and so not be told with other names.
+    """
 
     path: str
     packet_count: int
     exchange_count: int
     connection_count: int
     secrets_byte_count: int
+    left_out_count: int
 
 
 @dataclass(slots=True)
@@ -60,6 +68,7 @@ def extract(
     choice: Choice,
     options: Options,
     *,
+    anonymize: bool = False,
     overwrite: bool = False,
     spool: str | None = None,
 ) -> Extracted:
@@ -69,7 +78,9 @@ def extract(
     connections all of their packets, handshakes too. An exchange inside TLS gives its connection,
     since its records cannot be decrypted without those before; secrets that were given (key logs,
     or those inside a capture) are written too. The first packet of each request and response has a
-    comment. Raises CaptureError where a named exchange or connection is not in the captures.
+    comment. With `anonymize` the conversations are told again in new packets with other names (see
+    `anonymize` and `retell`). Raises CaptureError where a named exchange or connection is not in
+    the captures.
     """
     target = Path(out)
     if target.exists() and not overwrite:
@@ -86,15 +97,31 @@ def extract(
         else:
             connection_ids = set(connections["connection_id"].to_pylist())
             exchange_ids = None
+        if anonymize:
+            return _retold(plan, target, connection_ids, exchange_ids)
         wanted = _wanted(plan, connection_ids, exchange_ids)
         _comment(plan, wanted, exchanges, connection_ids)
         secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
         with _replacing(target) as stream:
-            writer = PcapngWriter(stream, f"kdissect {__version__}", _described(choice, options))
+            writer = PcapngWriter(stream, APPLICATION, _described(choice, options))
             if secrets:
                 writer.secrets(secrets)
             count = _write(plan, wanted, writer)
-    return Extracted(str(target), count, len(exchanges), len(connection_ids), len(secrets))
+    return Extracted(str(target), count, len(exchanges), len(connection_ids), len(secrets), 0)
+
+
+def _retold(plan: RunPlan, target: Path, connection_ids: set[int], exchange_ids: Any) -> Extracted:
+    conversations = list(_conversations(plan, connection_ids, exchange_ids))
+    retelling = Retelling()
+    count = 0
+    with _replacing(target) as stream:
+        writer = PcapngWriter(stream, APPLICATION, "names, addresses, keys and values are replaced")
+        for packet in retelling.packets(conversations):
+            size = len(packet.data)
+            writer.packet(LINK_TYPE_RAW, packet.time_ns, packet.data, size, packet.comment)
+            count += 1
+    exchange_count = sum(len(each.rows) for each in conversations)
+    return Extracted(str(target), count, exchange_count, len(connection_ids), 0, retelling.left_out)
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:
@@ -119,37 +146,58 @@ def _check_named(
 
 def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> _Wanted:
     """The packets of exchanges (int64[n], sorted), or of whole connections where that is None."""
-    sources = plan.sources()
     wanted = _Wanted()
-    key_logs = plan.key_logs(sources) if exchange_ids is not None else []
-    for batch in _batches(plan, sources):
-        assembly = assemble(
-            batch,
-            sources,
-            StreamOptions(ports=plan.options.ports, frame_size_max=plan.options.frame_size_max),
-            key_logs,
-        )
+    for batch, assembly, _ in _assemblies(plan):
         ids = assembly.connections["connection_id"].tolist()
         for connection in [row for row, name in enumerate(ids) if name in connection_ids]:
             rows = connection_segments(batch, assembly, connection)
             if exchange_ids is not None:
-                own = np.flatnonzero(assembly.exchanges["connection"] == connection)
-                own = own[np.isin(assembly.exchanges["exchange_id"][own], exchange_ids)]
+                own = _own_exchanges(assembly, connection, exchange_ids)
                 if not any(is_carried(assembly, int(row)) for row in own):
                     rows = frame_segments(batch, assembly, connection, own)
             wanted.add(batch.segments[rows])
     return wanted
 
 
-def _batches(plan: RunPlan, sources: Sources) -> Iterator[SegmentBatch]:
-    """The segments of each bucket."""
-    parts: dict[int, list[bytes]] = defaultdict(list)
+def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Any) -> Any:
+    """int64[n]: rows of the exchanges of a connection; of those named, unless that is None."""
+    own = np.flatnonzero(assembly.exchanges["connection"] == connection)
+    if exchange_ids is None:
+        return own
+    return own[np.isin(assembly.exchanges["exchange_id"][own], exchange_ids)]
+
+
+def _assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]]:
+    """The segments of each bucket, what they come to, and where its bytes are."""
+    sources = plan.sources()
+    parts: dict[int, list[Row]] = defaultdict(list)
     for number in range(len(plan.splits)):
         for row in scan_step(plan, sources, number):
             if row.kind == Kind.SEGMENTS:
-                parts[row.key].append(row.data)
+                parts[row.key].append(row)
     for bucket in sorted(parts):
-        yield SegmentBatch.concat([SegmentBatch.from_bytes(data) for data in parts.pop(bucket)])
+        batches = [SegmentBatch.from_bytes(row.data) for row in local.in_order(parts.pop(bucket))]
+        batch, assembly, here, _ = assembled(plan, sources, batches)
+        yield batch, assembly, here
+
+
+def _conversations(
+    plan: RunPlan, connection_ids: set[int], exchange_ids: Any
+) -> Iterator[Conversation]:
+    """The connections asked for with their exchanges; those that speak no Kafka have none."""
+    for _, assembly, sources in _assemblies(plan):
+        ids = assembly.connections["connection_id"].tolist()
+        where = endpoint_columns(assembly.endpoints, assembly.connections)
+        client_ips, broker_ips = where.client_ip.to_pylist(), where.broker_ip.to_pylist()
+        for connection in [row for row, name in enumerate(ids) if name in connection_ids]:
+            yield Conversation(
+                assembly,
+                sources,
+                connection,
+                _own_exchanges(assembly, connection, exchange_ids),
+                (client_ips[connection], int(where.client_port[connection])),
+                (broker_ips[connection], int(where.broker_port[connection])),
+            )
 
 
 def _comment(plan: RunPlan, wanted: _Wanted, exchanges: pa.Table, connection_ids: set[int]) -> None:

@@ -1,0 +1,226 @@
+"""A message with other names in it: what it says of people, places and data is replaced.
+
+By default every string, id and byte of a message is replaced; what stays is named here, because it
+belongs to Kafka and not to whoever runs it: protocols, assignors, mechanisms, features, names of
+settings, states. Numbers stay. Secrets become ``[redacted]`` as in tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from ipaddress import ip_address
+from typing import Any
+
+from kdissect.errors import DecodeError, EncodeError
+from kdissect.extract.names import Pseudonyms
+from kdissect.protocol import catalog
+from kdissect.protocol.model import Field, Type
+from kdissect.tables.redact import TEXT
+from kdissect.wire import reference
+from kdissect.wire.message import Message, decode_message, encode_message
+from kdissect.wire.records_reference import decode_record_set, encode_entry
+from kdissect.wire.reference import UNKNOWN_TAGS, Layout, layout
+
+_KEPT = frozenset(
+    {
+        "client_software_name", "client_software_version", "protocol_type", "protocol_name",
+        "assignor_name", "server_assignor", "mechanism", "mechanisms", "feature", "group_state",
+        "group_type", "transaction_state", "state_filters", "states_filter", "types_filter",
+        "unknown_state_filters", "configuration_keys", "entity_type", "owner_principal_type",
+        "principal_type", "token_requester_principal_type", "listener", "documentation",
+        "requested_metrics",
+    }
+)  # fmt: skip
+# A field called `name` or `key` is told by the struct that it is in.
+_KEPT_IN = frozenset(
+    {
+        ("protocols", "name"), ("configs", "name"), ("synonyms", "name"), ("topic_configs", "key"),
+        ("features", "name"), ("finalized_features", "name"), ("supported_features", "name"),
+        ("listeners", "name"), ("leader_endpoints", "name"), ("ops", "key"), ("values", "key"),
+    }
+)  # fmt: skip
+_VALUES = frozenset({("configs", "value"), ("synonyms", "value"), ("topic_configs", "value")})
+_HOSTS = frozenset({"host", "host_name", "v0_host", "client_host"})
+_KINDS = {
+    "topicName": "topic", "groupId": "group", "transactionalId": "transactional-id",
+    "topic": "topic", "topics": "topic", "topic_name": "topic", "group_id": "group",
+    "client_id": "client", "member_id": "member", "leader": "member", "group_instance_id":
+    "instance", "instance_id": "instance", "rack": "rack", "rack_id": "rack", "cluster_id":
+    "cluster", "user": "user", "principal": "principal", "principal_name": "principal",
+    "log_dir": "directory", "path": "directory", "error_message": "text", "reason": "text",
+}  # fmt: skip
+_SECRETS = frozenset({"auth_bytes", "hmac", "salt", "salted_password"})
+_SUBSCRIPTIONS = frozenset({"metadata", "member_metadata"})
+_ASSIGNMENTS = frozenset({"assignment", "member_assignment"})
+
+
+class Anonymizer:
+    """Rewrites frames; everything that it replaced keeps its pseudonym over all of them."""
+
+    def __init__(self) -> None:
+        self.names = Pseudonyms()
+
+    def frame(
+        self, data: bytes, side: str, api_key: int | None = None, api_version: int | None = None
+    ) -> bytes:
+        """A frame, without its size prefix, with other names.
+
+        Raises DecodeError or EncodeError where what it holds cannot be told.
+        """
+        message = decode_message(data, side=side, api_key=api_key, api_version=api_version)
+        return encode_message(self.message(message))
+
+    def message(self, message: Message) -> Message:
+        """A copy of the message with other names."""
+        header, body = deepcopy(message.header), deepcopy(message.body)
+        if header.get("client_id"):
+            header["client_id"] = self.names.name("client", header["client_id"])
+        self._hide_tags(header)
+        definition = catalog.api(message.api_key).side(message.side)
+        self._struct(layout(definition, message.api_version), body, "", body)
+        return Message(message.api_key, message.api_version, message.side, header, body)
+
+    def _struct(self, of: Layout, values: dict[str, Any], parent: str, body: Any) -> None:
+        """Replace in place; `parent` is the field that holds the struct, `body` the message's."""
+        self._hide_tags(values)
+        for slot in of.by_name.values():
+            value = values.get(slot.name)
+            if value is None:
+                continue
+            if slot.inner is not None:
+                for each in value if isinstance(value, list) else [value]:
+                    if each is not None:
+                        self._struct(slot.inner, each, slot.name, body)
+                continue
+            replace = self._replacement(slot.field, parent, body)
+            if replace is None:
+                continue
+            if slot.field.is_array:
+                values[slot.name] = [None if one is None else replace(one) for one in value]
+            else:
+                values[slot.name] = replace(value)
+        if "metrics" in values and "compression_type" in values:
+            # pushed metrics: none are left, so that there is nothing to unpack
+            values["metrics"], values["compression_type"] = b"", 0
+
+    def _hide_tags(self, values: dict[str, Any]) -> None:
+        tags = values.get(UNKNOWN_TAGS)
+        if tags:
+            values[UNKNOWN_TAGS] = {tag: self.names.data(data) for tag, data in tags.items()}
+
+    def _replacement(self, field: Field, parent: str, body: Any) -> Callable[[Any], Any] | None:
+        """What replaces a value of a field; None where it stays."""
+        name = field.name
+        if field.type is Type.UUID:
+            return self.names.uuid
+        if field.type is Type.RECORDS:
+            return self.records
+        if field.type is Type.BYTES:
+            return self._bytes(name)
+        if field.type is not Type.STRING:
+            return None
+        if not field.entity:
+            if name in _KEPT or (parent, name) in _KEPT_IN:
+                return None
+            if (parent, name) in _VALUES:
+                return self.names.value
+            if name in _HOSTS or name.endswith("_host"):
+                return self.names.host
+            if name in ("resource_name", "entity_name", "match"):
+                return self._resource
+        kind = _KINDS.get(field.entity) or _KINDS.get(name) or "name"
+        return lambda text: self.names.name(kind, text)
+
+    def _resource(self, text: str) -> str:
+        """A resource is a broker's number, "*", or something that has a name elsewhere."""
+        return text if text.isdigit() or text == "*" else self.names.name("resource", text)
+
+    def _bytes(self, name: str) -> Callable[[bytes], bytes]:
+        if name in _SECRETS:
+            return lambda data: TEXT.encode() if data else data
+        if name in _SUBSCRIPTIONS:
+            return lambda data: self._versioned("ConsumerProtocolSubscription", data)
+        if name in _ASSIGNMENTS:
+            return lambda data: self._versioned("ConsumerProtocolAssignment", data)
+        if name == "request_principal":
+            return lambda data: self._versioned("DefaultPrincipalData", data)
+        if name == "client_host_address":
+            return self._packed_address
+        if name in ("request_data", "response_data"):
+            return self._inner(name.partition("_")[0])
+        return self.names.data
+
+    def _packed_address(self, data: bytes) -> bytes:
+        if len(data) not in (4, 16):
+            return self.names.data(data)
+        return ip_address(self.names.address(str(ip_address(data)))).packed
+
+    def _versioned(self, name: str, data: bytes) -> bytes:
+        """A struct behind its int16 version; nothing where it is something else."""
+        definition = catalog.definition(name)
+        if len(data) < 2:
+            return b""
+        said = int.from_bytes(data[:2], "big")
+        version = min(said, definition.versions.last)
+        try:
+            values, _ = reference.decode(definition, version, data, 2)
+            self._struct(layout(definition, version), values, "", values)
+            if values.get("user_data"):
+                values["user_data"] = b""
+            return version.to_bytes(2, "big") + reference.encode(definition, version, values)
+        except (DecodeError, EncodeError, ValueError):
+            return b""
+
+    def _inner(self, side: str) -> Callable[[bytes], bytes]:
+        """The message inside an Envelope; its answer does not tell what it is."""
+
+        def replace(data: bytes) -> bytes:
+            if side == "request":
+                try:
+                    return self.frame(data, "request")
+                except (DecodeError, EncodeError, ValueError):
+                    pass
+            return b""
+
+        return replace
+
+    def records(self, data: bytes) -> bytes:
+        """A record set with keys, values and headers replaced by noise of their length.
+
+        Markers stay. What cannot be read, and a batch that breaks off, is left out.
+        """
+        found = decode_record_set(data)
+        bad = {fault[0] for fault in found.faults}
+        by_batch: dict[int, list[dict[str, Any]]] = {}
+        for record in found.records:
+            by_batch.setdefault(record["batch_index"], []).append(record)
+        out = bytearray()
+        for batch in found.batches:
+            index = batch["batch_index"]
+            if batch["is_partial"] or index in bad or batch["magic"] not in (0, 1, 2):
+                continue
+            records = by_batch.get(index, [])
+            if not batch["is_control"]:
+                records = [self._record(record) for record in records]
+            if records or batch["magic"] == 2:
+                out += encode_entry(batch, records)
+        return bytes(out)
+
+    def _record(self, record: dict[str, Any]) -> dict[str, Any]:
+        def noise(value: bytes | None) -> bytes | None:
+            return None if value is None else self.names.data(value)
+
+        headers = [
+            {"key": self.names.name("header", _text(one["key"])), "value": noise(one["value"])}
+            for one in record["headers"] or ()
+        ]
+        return record | {
+            "key": noise(record["key"]),
+            "value": noise(record["value"]),
+            "headers": headers,
+        }
+
+
+def _text(key: str | bytes) -> str:
+    return key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
