@@ -226,7 +226,15 @@ def _create_topics(t: Translator, step: Step, request: Message) -> bool:
     is_changed = False
     if not count:
         return False
+    captured = response_of(step.exchange)
+    refused = {
+        each["name"]
+        for each in entries(captured.body["topics"] if captured is not None else None)
+        if each["error_code"]
+    }
     for topic in entries(request.body["topics"]):
+        if topic["name"] in refused:
+            continue  # whatever was wrong with it stays so
         if topic["replication_factor"] > count:
             topic["replication_factor"] = count
             is_changed = True

@@ -338,6 +338,8 @@ class _Walk:
                 self.leaf(place, c, a, None, slot)
             return
         rule = self._unordered(place)
+        if self.api_key in _FETCH_APIS and place.plain == "responses":
+            c, a = _each_topic_once(c), _each_topic_once(a)
         if slot.inner is None or other.inner is None:
             self._scalars(slot, kind, c, a, place, rule)
             return
@@ -368,7 +370,9 @@ class _Walk:
     ) -> tuple[list[tuple[int, int]], set[int]]:
         """(index, index) of elements with equal keys, -1 where one side has none; and the answered
         ones whose key another answered one has."""
-        names = [name for name in rule.key if name in inner.by_name]
+        names = [
+            name for name in rule.key if any(each in inner.by_name for each in name.split("|"))
+        ]
         shape = _shape(self.api_key, inner)
         meaning = self.owner.meaning
         waiting: dict[Any, list[int]] = {}
@@ -378,8 +382,9 @@ class _Walk:
         for index, each in enumerate(c):
             around = _about(shape.named, each, place.around)
             mapped = {
-                name: meaning.key(shape.kinds[name], each[name], each, around, name)
-                for name in names
+                name: meaning.key(shape.kinds[name], value, each, around, name)
+                for name, value in each.items()
+                if name in shape.kinds
             }
             found = waiting.get(_key(mapped, names))
             pairs.append((index, found.pop(0) if found else -1))
@@ -605,10 +610,26 @@ def _about(named: Mapping[Kind, str], values: Body, around: Around) -> Around:
     return Around(topic, topic_id, partition, group, transactional_id)
 
 
+def _each_topic_once(topics: list[Body]) -> list[Body]:
+    """Brokers that collect partitions in an order of their own list a topic several times."""
+    merged: dict[Any, Body] = {}
+    for topic in topics:
+        key = topic.get("topic") or topic.get("topic_id")
+        found = merged.setdefault(key, topic)
+        if found is not topic:
+            merged[key] = {**found, "partitions": [*found["partitions"], *topic["partitions"]]}
+    return topics if len(merged) == len(topics) else list(merged.values())
+
+
 def _key(values: Mapping[str, Any], names: list[str]) -> Any:
+    """What tells an element from the others; of ``a|b`` the first that has a value."""
     if not names:
         return _hashable(dict(values))
-    return tuple(_hashable(values[name]) for name in names)
+    found = []
+    for name in names:
+        said = (values.get(each) for each in name.split("|"))
+        found.append(_hashable(next((each for each in said if each not in (None, "")), None)))
+    return tuple(found)
 
 
 def _hashable(value: Any) -> Any:

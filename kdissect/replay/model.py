@@ -174,12 +174,15 @@ class Step:
     number: its place in `Plan.steps`, which is in order of captured request times.
     skipped: why it is not sent at all, or None.
     depends_on: steps that must be *settled* before this is sent: answered, failed, timed out or
-        skipped; a step that expects no response is settled when it is sent.
+        skipped; a step that expects no response is settled when it is sent, or its fence passed.
     follows: steps that must have been *sent* (or settled) before this is sent.
         Order within the connection is not in either list where requests were pipelined: the runner
         sends a connection's steps in the order of `Plan.scripts` always.
     at_ns: captured time of sending since the workload's first request.
     blocks: the answer may wait for other steps (Fetch with max_wait, JoinGroup, SyncGroup).
+    needs_fence: it expects no response (Produce with acks 0), and other steps wait for what it
+        does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
+        runner's own behind it, answered, says that it is done: only then it is settled.
     """
 
     number: int
@@ -190,6 +193,7 @@ class Step:
     at_ns: int
     expects_response: bool
     blocks: bool = False
+    needs_fence: bool = False
     skipped: Skipped | None = None
     depends_on: tuple[int, ...] = ()
     follows: tuple[int, ...] = ()

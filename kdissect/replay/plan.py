@@ -251,6 +251,10 @@ class _Ordering:
             mine = self.hard[step.number] | self.soft[step.number]
             step.depends_on = tuple(sorted(mine))
             step.follows = tuple(sorted(self.follows[step.number] - mine))
+            for number in step.depends_on:
+                other = self.steps[number]
+                if not other.expects_response and other.connection != step.connection:
+                    other.needs_fence = True
 
     def _seen_ns(self, step: Step) -> int | None:
         """When the response was there, after the request however clocks ran; None: it never was."""
