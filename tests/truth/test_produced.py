@@ -5,14 +5,16 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
-from . import produced
-from .material import PRODUCED, Capture, each, needs_material
+from . import produced, request_log
+from .material import LOGGED, PRODUCED, Capture, each, needs_material
 from .produced import FETCHES
 
 pytestmark = needs_material
 every_capture_with_a_list = each("capture", PRODUCED)
 
+PRODUCE = 0
 SHOWN = 8
 PERF_TSHARK = Capture("perf/perf_tshark")
 PERF_SMALL = Capture("perf/perf_small")
@@ -108,3 +110,43 @@ def test_many_small_batches_are_all_there() -> None:
         if row["source"] == "fetch" and row["topic"] in counts["produced"]
     }
     assert len(consumed) == counts["consumed_total"]
+
+
+@each("capture", [capture for capture in LOGGED if capture.name.startswith("old_clients/")])
+def test_counts_of_old_clients(capture: Capture, say: Callable[[str], None]) -> None:
+    """Their values are not listed: each request's bytes per partition are those that the broker
+    logged, its records take the offsets up to the next request's, and what was fetched is they."""
+    sizes: Counter[tuple[str, int, int]] = Counter()
+    for entry in request_log.load(capture.request_log_path):
+        if entry.key[4] == PRODUCE and isinstance(entry.request, dict):
+            for topic in entry.request["topicData"]:
+                for part in topic["partitionData"]:
+                    sizes[topic["name"], part["index"], part["recordsSizeInBytes"]] += 1
+    found: Counter[tuple[str, int, int]] = Counter()
+    for (_, topic, partition), size in _summed(capture, "record_batches", "size").items():
+        found[topic, partition, size] += 1
+    assert found == sizes
+    records = [row for row in capture.rows("records") if row["control_type"] is None]
+    sent = [row for row in records if row["source"] == "produce"]
+    offsets = Counter(_place(row) for row in sent if row["offset"] is not None)
+    assert set(offsets.values()) <= {1}
+    came = {_place(row): (row["key"], row["value"]) for row in records if row["source"] in FETCHES}
+    for row in sent:
+        if row["offset"] is not None and row["topic"] in {topic for topic, *_ in came}:
+            assert came[_place(row)] == (row["key"], row["value"])
+    of_topic = Counter(topic for topic, *_ in came)
+    wanted = Counter(row["topic"] for row in sent if row["topic"] in of_topic)
+    assert of_topic == wanted
+    say(f"{capture}: {len(sizes)} sizes of {sizes.total()}, {len(sent)} records")
+
+
+def _place(row: dict[str, Any]) -> tuple[str, int, int]:
+    return row["topic"], row["partition"], row["offset"]
+
+
+def _summed(capture: Capture, table: str, name: str) -> Counter[tuple[int, str, int]]:
+    found: Counter[tuple[int, str, int]] = Counter()
+    for row in capture.rows(table):
+        if row["source"] == "produce":
+            found[row["exchange_id"], row["topic"], row["partition"]] += row[name]
+    return found
