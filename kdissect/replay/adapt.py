@@ -220,6 +220,14 @@ def _metadata(t: Translator, step: Step, request: Message) -> bool:
     return False
 
 
+def _unregister(t: Translator, step: Step, request: Message) -> bool:
+    """The target's brokers are its own: none of them may be lost to a workload."""
+    captured = request.body["broker_id"]
+    if captured in t.captured_nodes or captured in t.target.nodes:
+        raise Untranslatable(f"unregistering node {captured} would cost the target a broker")
+    return False
+
+
 def _create_topics(t: Translator, step: Step, request: Message) -> bool:
     """As many replicas as the target has brokers, at most; placement by the target's nodes."""
     count = len(t.target.nodes)
@@ -443,6 +451,7 @@ def _opaque(*names: str) -> Callable[[Any, Step, Message], bool]:
 _SPECIAL: dict[int, Callable[[Any, Step, Message], bool]] = {
     api.FETCH: _fetch,
     api.METADATA: _metadata,
+    api.UNREGISTER_BROKER: _unregister,
     api.CREATE_TOPICS: _create_topics,
     api.CREATE_PARTITIONS: _create_partitions,
     api.ALTER_PARTITION_REASSIGNMENTS: _reassign,

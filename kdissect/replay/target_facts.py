@@ -63,9 +63,9 @@ class TargetFacts:
 
     def node_for(self, captured_nodes: list[int], captured: int) -> int:
         """A node of the target for one of the capture's: itself where it is there, else by order,
-        around the target's nodes."""
-        if captured < 0 or captured in self.nodes or not self.nodes:
+        around the target's nodes. A number that is no node of the capture stays one that is none.
+        """
+        if captured not in captured_nodes or captured in self.nodes or not self.nodes:
             return captured
         order = sorted(self.nodes)
-        place = captured_nodes.index(captured) if captured in captured_nodes else captured
-        return order[place % len(order)]
+        return order[captured_nodes.index(captured) % len(order)]
