@@ -17,14 +17,14 @@ from ..accelerate import inlined, read_u16, read_u32
 
 # Cursor fields.
 POS, END = 0, 1  # of the next record; of the bytes that may be read
-FORMAT, LITTLE = 2, 3  # PCAP or PCAPNG; 1 when the section is little-endian
+FORMAT, LITTLE = 2, 3  # PCAP, PCAPNG or MODIFIED_PCAP; 1 when the section is little-endian
 SECTION_BASE, INTERFACE_COUNT = 4, 5  # first interface row of the section; rows so far
 TIME = 6  # ns of the last packet: a simple packet block has no time of its own
 SECRET_COUNT = 7  # rows in the table of secrets; -1: secrets are not wanted
 FAULT, NEEDED = 8, 9  # why the last step failed; CUT: bytes that the record would need
 CURSOR_SIZE = 10
 
-PCAP, PCAPNG = 0, 1
+PCAP, PCAPNG, MODIFIED_PCAP = 0, 1, 2
 
 # Packet fields.
 DATA_POS, CAPTURED, LENGTH, TIME_NS, INTERFACE, RECORD_POS = range(6)

@@ -10,8 +10,9 @@ SEGMENT for the packets of fragments, which `scan` puts among those of its split
 *Datagrams.* Fragments meet by sender, receiver, protocol (IPv4), identification and network id, in
 order of time (of a capture it never goes back) and packet. A datagram ends when all its bytes are
 there, after TIME_LIMIT_NS, or when another first fragment with other bytes comes: identifications
-are used again. Where fragments overlap, the first bytes win; different ones are an anomaly. A
-fragment that comes again within COPY_NS of its datagram's end was captured twice and is left out.
+are used again. Where fragments overlap, the first bytes win; different ones are an anomaly. What
+comes again within COPY_NS of its datagram's end was captured twice: it may become a second copy of
+the datagram, which reassembly finds to be one, but is forgotten as soon as another fragment comes.
 
 *Segments.* The bytes from the first fragment on are read like a packet (`link_reference`), through
 tunnels too, since what is fragmented is often the outer packet of one. Then the payload is a run
@@ -58,7 +59,6 @@ HEADERS_MAX = 2048  # bytes from the start in which the TCP header must be
 
 # Protocols that may lead to TCP: itself, tunnels, and the extension headers of IPv6.
 _CARRIERS = (6, 17, 4, 41, 47, 137, 0, 43, 51, 60)
-_TUNNEL_PORTS = (4789, 8472, 6081)
 
 
 @inlined
@@ -70,7 +70,10 @@ def note_fragment(buf: Any, found: Any, packet: Any, number: Any, table: Any, ro
     if protocol not in _CARRIERS:
         return 0
     if protocol == 17 and found[link.AT] == 0 and captured >= 4:
-        if read_u16(buf, body + 2) not in _TUNNEL_PORTS:
+        if (
+            read_u16(buf, body + 2) not in link.TUNNEL_PORTS
+            and read_u16(buf, body) not in link.TUNNEL_PORTS
+        ):
             return 0
     at = row * FRAGMENT_WIDTH
     table[at + TIME] = packet[TIME_NS]
@@ -137,6 +140,7 @@ class Datagram:
     covered: int = 0  # bytes of all parts
     total: int | None = None
     done_ns: int | None = None  # when it was complete
+    copied: Datagram | None = None  # the one before, whose fragments came again so far
 
     @property
     def is_complete(self) -> bool:
@@ -265,11 +269,16 @@ class _Joiner:
         if fragment.end > DATAGRAM_MAX:
             return
         datagram = self.open.get(key)
+        copied = None
         if datagram is not None and datagram.done_ns is not None:
-            if fragment.time_ns - datagram.done_ns <= COPY_NS and self._is_copy(datagram, fragment):
-                return
+            if self._is_copy(datagram, fragment):
+                copied = datagram
             del self.open[key]
             datagram = None
+        elif datagram is not None and datagram.copied is not None:
+            if not self._is_copy(datagram.copied, fragment):
+                del self.open[key]
+                datagram = None
         if datagram is not None and (
             fragment.time_ns - datagram.since_ns > TIME_LIMIT_NS
             or datagram.work >= WORK_MAX
@@ -278,7 +287,7 @@ class _Joiner:
             self._end(self.open.pop(key))
             datagram = None
         if datagram is None:
-            datagram = self.open[key] = Datagram(key, protocol, fragment.time_ns)
+            datagram = self.open[key] = Datagram(key, protocol, fragment.time_ns, copied=copied)
             if len(self.open) > OPEN_MAX:
                 self._end(self.open.pop(next(iter(self.open))))
         if fragment.at == 0:
@@ -287,11 +296,16 @@ class _Joiner:
         if datagram.is_complete:
             self._end(datagram)
             datagram.done_ns = fragment.time_ns
+            datagram.copied = None
 
     def _is_copy(self, datagram: Datagram, fragment: Fragment) -> bool:
-        """Whether a fragment behind a complete datagram is one that this one had; a first fragment
-        begins another, which is found to be a copy as a whole."""
-        return fragment.at > 0 and not self._differing(datagram, fragment)
+        """Whether a fragment behind a complete datagram is one that this one had."""
+        assert datagram.done_ns is not None
+        assert datagram.total is not None
+        is_soon = fragment.time_ns - datagram.done_ns <= COPY_NS
+        return (
+            is_soon and fragment.end <= datagram.total and not self._differing(datagram, fragment)
+        )
 
     def _begins_another(self, datagram: Datagram, fragment: Fragment) -> bool:
         if fragment.at or not datagram.parts or datagram.parts[0].at:
@@ -348,7 +362,8 @@ class _Joiner:
     def _end(self, datagram: Datagram) -> None:
         """Write the segment of a datagram, whole or not, unless that was done."""
         parts = datagram.parts
-        if not parts or datagram.done_ns is not None:
+        is_left_over = datagram.copied is not None and not datagram.is_complete
+        if not parts or datagram.done_ns is not None or is_left_over:
             return
         found = self._headers(datagram)
         is_tcp = found is not None
@@ -384,14 +399,16 @@ class _Joiner:
             at = link_reference.find_tcp(start + data, len(start) + end, link.RAW)
         except link_reference.Ignored:
             return None
+        if not at.tcp_header or at.end - at.pos < 16:
+            return None
         return at, start + data, len(start)
 
     def _write(self, datagram: Datagram, at: link_reference.Place, data: bytes, base: int) -> None:
         """Rows for the TCP header at data[at.pos], which is `base` behind the datagram's start."""
-        sender_port, receiver_port, seq, ack, size, flags, window = struct.unpack_from(
-            ">HHIIBBH", data, at.pos
+        sender_port, receiver_port, seq, ack, flags, window = struct.unpack_from(
+            ">HHIIxBH", data, at.pos
         )
-        begin, end = at.pos + (size >> 4) * 4 - base, at.wire_end - base
+        begin, end = at.pos + at.tcp_header - base, at.wire_end - base
         network = at.network or datagram.key.network
         sender, receiver = (at.addresses[0], sender_port), (at.addresses[1], receiver_port)
         side = int(sender > receiver)

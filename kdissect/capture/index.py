@@ -38,7 +38,7 @@ SEGMENT = np.dtype(
         ("length", "<i4"),
         ("source", "<i4"),  # index into the run's list of captures, ordered by first packet
         ("endpoints", "<i4"),  # index into SegmentBatch.endpoints
-        ("ip_id", "<u4"),  # 16 bits of it, and FRAGMENT_PART
+        ("ip_id", "<u4"),  # 16 bits of it, FRAGMENT_PART and NO_HEADER
         ("flags", "u1"),  # TCP's: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32
         ("side", "u1"),
         ("window", "<u2"),
@@ -49,6 +49,8 @@ FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
 # In ip_id: bytes of an IP fragment that count as no segment of their own (see `fragments`).
 FRAGMENT_PART = 1 << 16
+# In ip_id: a segment whose TCP header is cut, or makes no sense; only its endpoints are known.
+NO_HEADER = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)

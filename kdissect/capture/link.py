@@ -6,9 +6,10 @@ linear in the packet. Three limits travel along: `pos`, the layer's first byte; 
 captured bytes end; `wire_end`, where the packet ended on the wire (further out when a snap length
 cut it). IP's own lengths pull both ends in, which removes Ethernet's padding.
 
-Sources: RFC 791, 8200 (IP), 793 (TCP), 7348 (VXLAN), 8926 (GENEVE), 2784 and 2890 (GRE), 2003 (IP
-in IP), 3032 and 4385 (MPLS), 2516 (PPPoE), IEEE 802.1Q; tcpdump.org's list of link types; ERSPAN
-from draft-foschiano-erspan. The readable definition is `link_reference.find_tcp`.
+Sources: RFC 791, 8200 (IP), 793 (TCP), 4302 (AH), 7348 (VXLAN), 8926 (GENEVE), 2784 and 2890
+(GRE), 2003 (IP in IP), 3032, 4385 and 7510 (MPLS), 2516 (PPPoE); IEEE 802.1Q, 802.1ah and 802.2;
+3GPP TS 29.281 (GTP-U); tcpdump.org's list of link types; ERSPAN from draft-foschiano-erspan. The
+readable definition is `link_reference.find_tcp`.
 """
 
 from __future__ import annotations
@@ -38,20 +39,25 @@ OTHER_PROTOCOL, OTHER_LINK_TYPE = 64, 320
 REASON_COUNT = OTHER_LINK_TYPE + 65536
 _PROTOCOL_NAMES = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_header", 132: "sctp"}
 
-# What `find_tcp` finds; of an IP fragment what it carries: END and WIRE_END as of a segment, BODY
-# the position of its bytes, AT where these belong in the datagram, MORE 0 in the last fragment.
+# What `find_tcp` finds. TCP_HEADER: bytes of the TCP header, 0 where it is cut or makes no sense,
+# so that only its ports are known. Of an IP fragment what it carries: END and WIRE_END as of a
+# segment, BODY the position of its bytes, AT where these belong in the datagram, MORE 0 in the last
+# fragment.
 (
     ADDRESS_POS, IS_IPV6, TCP_POS, END, WIRE_END, NETWORK, IP_ID,
-    BODY, AT, MORE, FRAGMENT_ID, PROTOCOL,
-) = range(12)  # fmt: skip
-FOUND_SIZE = 12
+    BODY, AT, MORE, FRAGMENT_ID, PROTOCOL, TCP_HEADER,
+) = range(13)  # fmt: skip
+FOUND_SIZE = 13
 
 _P_ARP, _P_IPV4, _P_IPV6, _P_BRIDGED = 0x0806, 0x0800, 0x86DD, 0x6558
-_P_MPLS, _P_MPLS_MULTICAST, _P_PPPOE = 0x8847, 0x8848, 0x8864
+_P_MPLS, _P_MPLS_MULTICAST, _P_PPPOE, _P_BACKBONE = 0x8847, 0x8848, 0x8864, 0x88E7
+_LLC_BELOW = 0x600  # smaller ethertypes are lengths: LLC (IEEE 802.2) follows
 _P_ERSPAN_2, _P_ERSPAN_3 = 0x88BE, 0x22EB
 _TCP, _UDP, _IPIP, _IP6IP, _GRE, _MPLS = 6, 17, 4, 41, 47, 137
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTHENTICATION, _DESTINATION = 0, 43, 44, 51, 60
-_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT = 4789, 8472, 6081
+_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT, _GTP_PORT = 4789, 8472, 6081, 6635, 2152
+TUNNEL_PORTS = (_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT, _GTP_PORT)
+TCP_NEEDED = 14  # bytes of a TCP header up to its flags
 
 # Layers of the loop.
 _L_ETHERNET, _L_ETHERTYPE, _L_IP, _L_IPV4, _L_IPV6, _L_PROTOCOL = range(6)
@@ -74,13 +80,20 @@ def _short(pos: Any, wire_end: Any, need: Any, malformed: Any) -> Any:
 
 
 @inlined
+def _is_ethertype(number: Any) -> Any:
+    """Whether a pseudowire's Ethernet frame may go on with this: IP, a VLAN tag, ARP."""
+    return number in (_P_IPV4, _P_IPV6, 0x8100, 0x88A8, _P_ARP)
+
+
+@inlined
 def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found: Any) -> Any:
     """TCP_FOUND with `found` filled, or the reason why there is no TCP header.
 
     buf[pos:end] is the captured packet, wire_end >= end where it ended on the wire.
-    found[ADDRESS_POS] points at the two IP addresses, found[TCP_POS] at a whole TCP header
-    without its options; found[NETWORK] is 1 + the innermost VXLAN or GENEVE network id. For
-    IP_FRAGMENT `found` says what `fragments` needs to know.
+    found[ADDRESS_POS] points at the two IP addresses, found[TCP_POS] at the TCP header, of which 4
+    bytes are there at least, and TCP_NEEDED where found[TCP_HEADER] tells its size; found[NETWORK]
+    is 1 + the innermost VXLAN or GENEVE network id. For IP_FRAGMENT `found` says what `fragments`
+    needs to know.
     """
     found[NETWORK] = 0
     ethertype = 0
@@ -113,10 +126,8 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
             layer = _L_IPV6
         else:
             return NOT_IP
-    elif link_type in (RAW, RAW_BSD, RAW_OPENBSD):
+    elif link_type in (RAW, RAW_BSD, RAW_OPENBSD, IPV4):
         layer = _L_IP
-    elif link_type == IPV4:
-        layer = _L_IPV4
     elif link_type == IPV6:
         layer = _L_IPV6
     else:
@@ -150,6 +161,8 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
                 nibble = read_u8(buf, pos) >> 4
                 if nibble in (4, 6):
                     layer = _L_IP
+                elif end - pos >= 14 and _is_ethertype(read_u16(buf, pos + 12)):
+                    layer = _L_ETHERNET
                 elif nibble == 0:  # a pseudowire's control word (RFC 4385), then Ethernet
                     pos += 4
                     layer = _L_ETHERNET
@@ -168,6 +181,22 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
                     return NOT_IP
             elif ethertype == _P_BRIDGED:
                 layer = _L_ETHERNET
+            elif ethertype == _P_BACKBONE:
+                pos += 4
+                layer = _L_ETHERNET
+            elif ethertype < _LLC_BELOW:
+                if end - pos < 8:
+                    return _short(pos, wire_end, 8, NOT_IP)
+                if read_u16(buf, pos) == 0xAAAA and read_u32(buf, pos + 2) >> 8 == 0x030000:
+                    ethertype = read_u16(buf, pos + 6)
+                    pos += 8
+                    if ethertype < _LLC_BELOW:
+                        return NOT_IP
+                elif read_u16(buf, pos) == 0x0606 and read_u8(buf, pos + 2) == 3:
+                    pos += 3
+                    layer = _L_IPV4
+                else:
+                    return NOT_IP
             else:
                 return ARP if ethertype == _P_ARP else NOT_IP
         elif layer == _L_IP:
@@ -177,6 +206,9 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
         elif layer == _L_IPV4:
             if end - pos < 20:
                 return _short(pos, wire_end, 20, IP_MALFORMED)
+            if read_u8(buf, pos) >> 4 == 6:
+                layer = _L_IPV6
+                continue
             header = (read_u8(buf, pos) & 15) * 4
             total = read_u16(buf, pos + 2)
             if read_u8(buf, pos) >> 4 != 4 or header < 20 or 0 < total < header:
@@ -218,11 +250,14 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
             pos += 40
             layer = _L_PROTOCOL
         elif protocol == _TCP:
-            if end - pos < 20:
-                return _short(pos, wire_end, 20, TCP_MALFORMED)
-            header = (read_u8(buf, pos + 12) >> 4) * 4
+            if end - pos < 4:
+                return _short(pos, wire_end, 4, TCP_MALFORMED)
+            header = 0
+            if end - pos >= TCP_NEEDED:
+                header = (read_u8(buf, pos + 12) >> 4) * 4
             if header < 20 or header > wire_end - pos or wire_end - pos > 0x7FFFFFFF:
-                return TCP_MALFORMED
+                header = 0
+            found[TCP_HEADER] = header
             found[TCP_POS] = pos
             found[END] = end
             found[WIRE_END] = wire_end
@@ -231,11 +266,41 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
             if end - pos < 8:
                 return _short(pos, wire_end, 8, UDP)
             port = read_u16(buf, pos + 2)
-            if port not in (_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT):
-                return UDP
+            if port not in TUNNEL_PORTS:
+                port = read_u16(buf, pos)
+                if port not in TUNNEL_PORTS:
+                    return UDP
+            if port == _MPLS_PORT:
+                ethertype = _P_MPLS
+                pos += 8
+                layer = _L_ETHERTYPE
+                continue
             if end - pos < 16:
                 return _short(pos, wire_end, 16, UDP)
             first = read_u8(buf, pos + 8)
+            if port == _GTP_PORT:
+                if first >> 4 != 3 or read_u8(buf, pos + 9) != 255:
+                    return UDP  # another version, or signalling
+                extension = 0
+                header = 16
+                if first & 7:
+                    if end - pos < 20:
+                        return _short(pos, wire_end, 20, TUNNEL_MALFORMED)
+                    extension = read_u8(buf, pos + 19) if first & 4 else 0
+                    header = 20
+                while extension != 0:
+                    if end - pos <= header:
+                        return _short(pos, wire_end, header + 1, TUNNEL_MALFORMED)
+                    size = read_u8(buf, pos + header) * 4
+                    if size == 0:
+                        return TUNNEL_MALFORMED
+                    header += size
+                    if end - pos < header:
+                        return _short(pos, wire_end, header, TUNNEL_MALFORMED)
+                    extension = read_u8(buf, pos + header - 1)
+                pos += header
+                layer = _L_IP
+                continue
             if port == _GENEVE_PORT:
                 if first >> 6 != 0:  # another version
                     return TUNNEL_UNKNOWN
@@ -245,8 +310,8 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
                     return _short(pos, wire_end, header, TUNNEL_MALFORMED)
                 layer = _L_ETHERTYPE
             else:
-                if first & 8 == 0:  # no network id: something else on this port
-                    return UDP
+                if first & 8 == 0 and port == _VXLAN_PORT_OLD:
+                    return UDP  # no network id: something else on this port
                 header = 16
                 layer = _L_ETHERNET
             found[NETWORK] = 1 + (read_u32(buf, pos + 12) >> 8)
@@ -278,9 +343,9 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
         elif protocol == _MPLS:
             ethertype = _P_MPLS
             layer = _L_ETHERTYPE
-        elif found[IS_IPV6] == 1 and protocol in (
-            _HOP_BY_HOP, _ROUTING, _FRAGMENT, _DESTINATION, _AUTHENTICATION
-        ):  # fmt: skip
+        elif protocol == _AUTHENTICATION or (
+            found[IS_IPV6] == 1 and protocol in (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _DESTINATION)
+        ):
             if end - pos < 8:
                 return _short(pos, wire_end, 8, IP_MALFORMED)
             following = read_u8(buf, pos)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from . import link
+from .index import NO_HEADER
 from .packets_reference import Packet, read_capture
 
 MAPPED = bytes(10) + b"\xff\xff"
@@ -33,6 +34,7 @@ class Place:
     addresses: tuple[bytes, bytes] = (b"", b"")
     ip_id: int = 0
     protocol: int = 0
+    tcp_header: int = 0  # its size; 0 where it is cut or makes no sense
 
     def need(self, count: int, otherwise: str) -> bytes:
         """The next `count` bytes; the reason why not is a cut, or else what the caller says."""
@@ -60,9 +62,25 @@ def _by_ethertype(ethertype: int, at: Place) -> Next:
         0x0800: "ipv4", 0x86DD: "ipv6", 0x8100: "vlan", 0x88A8: "vlan", 0x9100: "vlan",
         0x8847: "mpls", 0x8848: "mpls", 0x8864: "pppoe", 0x6558: "ethernet",
     }  # fmt: skip
+    if ethertype == 0x88E7:  # IEEE 802.1ah: a service id, then Ethernet
+        return "ethernet", at.behind(4)
+    if ethertype < 0x600:
+        return "llc", at
     if ethertype not in names:
         raise Ignored("arp" if ethertype == 0x0806 else "not_ip")
     return names[ethertype], at
+
+
+def _llc(at: Place) -> Next:
+    header = at.need(8, "not_ip")
+    if header[:6] == b"\xaa\xaa\x03\0\0\0":
+        ethertype = int.from_bytes(header[6:], "big")
+        if ethertype < 0x600:
+            raise Ignored("not_ip")
+        return _by_ethertype(ethertype, at.behind(8))
+    if header[:3] == b"\x06\x06\x03":
+        return "ipv4", at.behind(3)
+    raise Ignored("not_ip")
 
 
 def _vlan(at: Place) -> Next:
@@ -78,6 +96,10 @@ def _mpls(at: Place) -> Next:
     nibble = at.need(1, "tunnel_malformed")[0] >> 4
     if nibble in (4, 6):
         return "ip", at
+    ethertypes = (0x0800, 0x86DD, 0x8100, 0x88A8, 0x0806)
+    if at.end - at.pos >= 14:
+        if int.from_bytes(at.packet[at.pos + 12 : at.pos + 14], "big") in ethertypes:
+            return "ethernet", at
     if nibble == 0:
         return "ethernet", at.behind(4)
     raise Ignored("tunnel_unknown")
@@ -96,6 +118,8 @@ def _ip(at: Place) -> Next:
 
 def _ipv4(at: Place) -> Next:
     header = at.need(20, "ip_malformed")
+    if header[0] >> 4 == 6:
+        return "ipv6", at
     size = (header[0] & 15) * 4
     total, ip_id, fragment = struct.unpack_from(">3H", header, 2)
     if header[0] >> 4 != 4 or size < 20 or 0 < total < size:
@@ -106,9 +130,17 @@ def _ipv4(at: Place) -> Next:
     if fragment & 0x3FFF:
         raise Ignored("ip_fragment")
     addresses = MAPPED + header[12:16], MAPPED + header[16:20]
-    return "transport", replace(
+    return "ipv4_next", replace(
         at.behind(size), addresses=addresses, ip_id=ip_id, protocol=header[9]
     )
+
+
+def _ipv4_next(at: Place) -> Next:
+    if at.protocol != 51:
+        return "transport", at
+    protocol, units = at.need(8, "ip_malformed")[:2]
+    at.need((units + 2) * 4, "ip_malformed")
+    return "ipv4_next", replace(at.behind((units + 2) * 4), protocol=protocol)
 
 
 def _ipv6(at: Place) -> Next:
@@ -145,13 +177,18 @@ def _transport(at: Place) -> Next:
 
 
 def _udp(at: Place) -> Next:
-    (port,) = struct.unpack_from(">H", at.need(8, "udp"), 2)
-    if port not in (4789, 8472, 6081):
+    ports = struct.unpack_from(">HH", at.need(8, "udp"))
+    port = next((one for one in reversed(ports) if one in link.TUNNEL_PORTS), None)
+    if port is None:
         raise Ignored("udp")
+    if port == 6635:
+        return "mpls", at.behind(8)
     header = at.need(16, "udp")
+    if port == 2152:
+        return _gtp(at, header)
     inner = replace(at, network=1 + int.from_bytes(header[12:15], "big"))
     if port != 6081:
-        if not header[8] & 8:
+        if port == 8472 and not header[8] & 8:
             raise Ignored("udp")
         return "ethernet", inner.behind(16)
     if header[8] >> 6:
@@ -160,6 +197,24 @@ def _udp(at: Place) -> Next:
     at.need(size, "tunnel_malformed")
     (ethertype,) = struct.unpack_from(">H", header, 10)
     return _by_ethertype(ethertype, inner.behind(size))
+
+
+def _gtp(at: Place, header: bytes) -> Next:
+    """The user plane of GTP version 1: its header of 8 bytes, or 12 and extensions."""
+    flags, kind = header[8], header[9]
+    if flags >> 4 != 3 or kind != 255:
+        raise Ignored("udp")
+    size = 16
+    if flags & 7:
+        extension = at.need(20, "tunnel_malformed")[19] if flags & 4 else 0
+        size = 20
+        while extension:
+            units = at.need(size + 1, "tunnel_malformed")[size]
+            if not units:
+                raise Ignored("tunnel_malformed")
+            size += units * 4
+            extension = at.need(size, "tunnel_malformed")[size - 1]
+    return "ip", at.behind(size)
 
 
 def _gre(at: Place) -> Next:
@@ -179,6 +234,7 @@ def _gre(at: Place) -> Next:
 
 
 LAYERS: dict[str, Callable[[Place], Next]] = {
+    "llc": _llc, "ipv4_next": _ipv4_next,
     "ethernet": _ethernet, "vlan": _vlan, "mpls": _mpls, "pppoe": _pppoe, "ip": _ip, "ipv4": _ipv4,
     "ipv6": _ipv6, "ipv6_next": _ipv6_next, "transport": _transport, "udp": _udp, "gre": _gre,
 }  # fmt: skip
@@ -201,7 +257,7 @@ def _first_layer(link_type: int, at: Place) -> Next:
         if family not in (2, 10, 24, 28, 30):
             raise Ignored("not_ip")
         return "ipv4" if family == 2 else "ipv6", at.behind(4)
-    names = {12: "ip", 14: "ip", link.RAW: "ip", link.IPV4: "ipv4", link.IPV6: "ipv6"}
+    names = {12: "ip", 14: "ip", link.RAW: "ip", link.IPV4: "ip", link.IPV6: "ipv6"}
     if link_type not in names:
         raise Ignored(f"unsupported_link_type_{link_type}")
     return names[link_type], at
@@ -213,10 +269,13 @@ def find_tcp(packet: bytes, length: int, link_type: int) -> Place:
     name, at = _first_layer(link_type, at)
     while name != "tcp":
         name, at = LAYERS[name](at)
-    size = (at.need(20, "tcp_malformed")[12] >> 4) * 4
+    at.need(4, "tcp_malformed")
+    if at.end - at.pos < link.TCP_NEEDED:
+        return at
+    size = (at.packet[at.pos + 12] >> 4) * 4
     if size < 20 or size > at.wire_end - at.pos or at.wire_end - at.pos >= 2**31:
-        raise Ignored("tcp_malformed")
-    return at
+        return at
+    return replace(at, tcp_header=size)
 
 
 class Segment(NamedTuple):
@@ -242,14 +301,21 @@ def to_segment(packet: Packet, data: bytes) -> Segment:
         raise Ignored(packet.fault)
     content = data[packet.data_pos : packet.data_pos + packet.captured]
     at = find_tcp(content, packet.length, packet.link_type)
-    ports_and_numbers = struct.unpack_from(">2H2I", content, at.pos)
-    sender_port, receiver_port, seq, ack = ports_and_numbers
-    size, flags, window = struct.unpack_from(">BBH", content, at.pos + 12)
-    payload = at.pos + (size >> 4) * 4
+    sender_port, receiver_port = struct.unpack_from(">2H", content, at.pos)
     sender = at.addresses[0], sender_port
     receiver = at.addresses[1], receiver_port
     side = int(sender > receiver)
     a, b = (receiver, sender) if side else (sender, receiver)
+    if not at.tcp_header:
+        return Segment(
+            packet.time_ns, packet.data_pos + at.pos, packet.number, 0, 0, 0, 0,
+            (*a, *b, at.network), at.ip_id | NO_HEADER, 0, side, 0,
+        )  # fmt: skip
+    seq, ack, flags = struct.unpack_from(">IIxB", content, at.pos + 4)
+    window = 0
+    if at.end - at.pos >= 16:
+        (window,) = struct.unpack_from(">H", content, at.pos + 14)
+    payload = at.pos + at.tcp_header
     return Segment(
         packet.time_ns, packet.data_pos + payload, packet.number, seq, ack,
         max(at.end - payload, 0), at.wire_end - payload, (*a, *b, at.network), at.ip_id, flags,

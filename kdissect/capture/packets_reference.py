@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .pcap import MAGICS
+from .pcap import MAGICS, MODIFIED
 from .pcapng import MAGIC
 
 SECOND_NS = 10**9
@@ -70,22 +70,23 @@ def read_capture(data: bytes) -> Reading:
 def _read_pcap(data: bytes) -> Reading:
     order, digits = MAGICS[data[:4]]
     mark = "<" if order == "little" else ">"
+    header = 24 if data[:4] in MODIFIED else 16
     reading = Reading(pos=min(24, len(data)))
     link_type = struct.unpack(mark + "I", data[20:24])[0] & 0xFFFF if len(data) >= 24 else 0
     while (left := len(data) - reading.pos) > 0:
-        if left < 16:
+        if left < header:
             reading.ending = "cut"
             break
         seconds, fraction, captured, length = struct.unpack_from(mark + "4I", data, reading.pos)
-        if captured > left - 16:
+        if captured > left - header:
             reading.ending = "cut"
             break
         time_ns = seconds * SECOND_NS + fraction * 10 ** (9 - digits)
         number = len(reading.packets) + 1
         reading.packets.append(
-            Packet(number, reading.pos, time_ns, reading.pos + 16, captured, length, link_type)
+            Packet(number, reading.pos, time_ns, reading.pos + header, captured, length, link_type)
         )
-        reading.pos += 16 + captured
+        reading.pos += header + captured
     return reading
 
 

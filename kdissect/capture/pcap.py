@@ -1,7 +1,9 @@
 """The pcap format: a file header, then 16 bytes before each packet.
 
 Source: IETF draft-ietf-opsawg-pcap. The two magic numbers (microseconds, nanoseconds) are written
-in the writer's byte order, which is how readers find it out.
+in the writer's byte order, which is how readers find it out. A third one tells of the *modified*
+format of some Linux systems of the 1990s, with 8 bytes more before each packet (interface number,
+protocol, kind).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .cursor import (
     INTERFACE_COUNT,
     LENGTH,
     LITTLE,
+    MODIFIED_PCAP,
     NEEDED,
     PCAP,
     POS,
@@ -37,6 +40,7 @@ from .cursor import (
 )
 
 FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
+MODIFIED_HEADER_SIZE = RECORD_HEADER_SIZE + 8
 
 # First four bytes -> (byte order, digits of a second's fraction).
 MAGICS: dict[bytes, tuple[Literal["big", "little"], int]] = {
@@ -44,7 +48,10 @@ MAGICS: dict[bytes, tuple[Literal["big", "little"], int]] = {
     b"\xd4\xc3\xb2\xa1": ("little", 6),
     b"\xa1\xb2\x3c\x4d": ("big", 9),
     b"\x4d\x3c\xb2\xa1": ("little", 9),
+    b"\xa1\xb2\xcd\x34": ("big", 6),
+    b"\x34\xcd\xb2\xa1": ("little", 6),
 }
+MODIFIED = (b"\xa1\xb2\xcd\x34", b"\x34\xcd\xb2\xa1")
 
 
 def open_pcap(
@@ -58,7 +65,8 @@ def open_pcap(
     order, digits = MAGICS[header[:4]]
     cursor = np.zeros(CURSOR_SIZE, np.int64)
     cursor[[POS, END]] = min(FILE_HEADER_SIZE, len(data)), len(data)
-    cursor[[FORMAT, LITTLE, INTERFACE_COUNT]] = PCAP, order == "little", 1
+    form = MODIFIED_PCAP if header[:4] in MODIFIED else PCAP
+    cursor[[FORMAT, LITTLE, INTERFACE_COUNT]] = form, order == "little", 1
     snap_length = int.from_bytes(header[16:20], order)
     # The upper half of the link type holds the length of a frame check sequence.
     link_type = int.from_bytes(header[20:24], order) & 0xFFFF
@@ -72,22 +80,23 @@ def pcap_step(buf: Any, cursor: Any, interfaces: Any, packet: Any) -> Any:
     left = cursor[END] - pos
     if left == 0:
         return STEP_END
-    if left < RECORD_HEADER_SIZE:
-        cursor[NEEDED] = RECORD_HEADER_SIZE
+    header = MODIFIED_HEADER_SIZE if cursor[FORMAT] == MODIFIED_PCAP else RECORD_HEADER_SIZE
+    if left < header:
+        cursor[NEEDED] = header
         return STEP_CUT
     little = cursor[LITTLE]
     captured = word32(buf, pos + 8, little)
-    if captured > left - RECORD_HEADER_SIZE:
-        cursor[NEEDED] = RECORD_HEADER_SIZE + captured
+    if captured > left - header:
+        cursor[NEEDED] = header + captured
         return STEP_CUT
     scale = 1 if interfaces[RESOLUTION] == 9 else 1000
     time_ns = word32(buf, pos, little) * SECOND_NS + word32(buf, pos + 4, little) * scale
     packet[RECORD_POS] = pos
-    packet[DATA_POS] = pos + RECORD_HEADER_SIZE
+    packet[DATA_POS] = pos + header
     packet[CAPTURED] = captured
     packet[LENGTH] = word32(buf, pos + 12, little)
     packet[TIME_NS] = time_ns
     packet[INTERFACE] = 0
     cursor[TIME] = time_ns
-    cursor[POS] = pos + RECORD_HEADER_SIZE + captured
+    cursor[POS] = pos + header + captured
     return STEP_PACKET

@@ -25,7 +25,7 @@ from .cursor import (
     LINK_TYPE,
     LITTLE,
     PACKET_SIZE,
-    PCAP,
+    PCAPNG,
     POS,
     SECRET_COUNT,
     STEP_PACKET,
@@ -60,7 +60,7 @@ def _pick(
     number = first_packet
     row = 0
     while row < len(wanted):
-        if cursor[FORMAT] == PCAP:
+        if cursor[FORMAT] != PCAPNG:
             outcome = pcap_step(buf, cursor, interfaces, packet)
         else:
             outcome = pcapng_step(buf, cursor, interfaces, no_secrets, packet)

@@ -31,7 +31,7 @@ from .cursor import (
     LITTLE,
     NO_INTERFACE,
     PACKET_SIZE,
-    PCAP,
+    PCAPNG,
     POS,
     SECRET_COUNT,
     STEP_END,
@@ -41,7 +41,7 @@ from .cursor import (
     TIME_NS,
 )
 from .fragments import FragmentFault, Joined
-from .index import ENDPOINTS, SEGMENT, SegmentBatch
+from .index import ENDPOINTS, NO_HEADER, SEGMENT, SegmentBatch
 from .link import (
     ADDRESS_POS,
     FOUND_SIZE,
@@ -52,6 +52,7 @@ from .link import (
     NETWORK,
     REASON_COUNT,
     TCP_FOUND,
+    TCP_HEADER,
     TCP_POS,
     UNKNOWN_INTERFACE,
     WIRE_END,
@@ -195,7 +196,7 @@ def _scan_packets(
         if segment == len(segments):
             # The plan counted the packets: none can be left.
             return STEP_END
-        if cursor[FORMAT] == PCAP:
+        if cursor[FORMAT] != PCAPNG:
             outcome = pcap_step(buf, cursor, interfaces, packet)
         else:
             outcome = pcapng_step(buf, cursor, interfaces, no_secrets, packet)
@@ -225,8 +226,17 @@ def _scan_packets(
             table[slot] = row
             counts[_ENDPOINTS] = row + 1
         tcp = found[TCP_POS]
-        payload = tcp + (read_u8(buf, tcp + 12) >> 4) * 4
+        payload = tcp + found[TCP_HEADER]
         segments["time_ns"][segment] = packet[TIME_NS]
+        if found[TCP_HEADER] == 0:
+            segments["pos"][segment] = tcp
+            segments["packet"][segment] = number
+            segments["source"][segment] = source
+            segments["endpoints"][segment] = table[slot]
+            segments["ip_id"][segment] = found[IP_ID] | NO_HEADER
+            segments["side"][segment] = side
+            counts[_SEGMENTS] = segment + 1
+            continue
         segments["pos"][segment] = payload
         segments["packet"][segment] = number
         segments["seq"][segment] = read_u32(buf, tcp + 4)
@@ -238,7 +248,8 @@ def _scan_packets(
         segments["ip_id"][segment] = found[IP_ID]
         segments["flags"][segment] = read_u8(buf, tcp + 13)
         segments["side"][segment] = side
-        segments["window"][segment] = read_u16(buf, tcp + 14)
+        if found[CAPTURED_END] - tcp >= 16:
+            segments["window"][segment] = read_u16(buf, tcp + 14)
         counts[_SEGMENTS] = segment + 1
 
 

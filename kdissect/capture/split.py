@@ -31,7 +31,7 @@ from .cursor import (
     LITTLE,
     NEEDED,
     PACKET_SIZE,
-    PCAP,
+    PCAPNG,
     POS,
     RECORD_POS,
     SECRET_COUNT,
@@ -67,7 +67,7 @@ _PACKETS_PER_MAP = 16384  # some 24 MB of Ethernet's packets
 class Split:
     """Records data[pos:end] of a source, and what was known of the file before them.
 
-    first_packet: number of its first packet, from 1. format: cursor.PCAP or PCAPNG. interfaces:
+    first_packet: number of its first packet, from 1. format: of the cursor. interfaces:
     the section's rows so far, packed int64; interface_room: rows there are at its end. time_ns: of
     the packet before.
     """
@@ -147,7 +147,7 @@ def _walk(
         if (row + 1) * FRAGMENT_WIDTH > len(fragments):
             return np.int64(STEP_ROOM_NEEDED)
         time_before = cursor[TIME]
-        if cursor[FORMAT] == PCAP:
+        if cursor[FORMAT] != PCAPNG:
             outcome = pcap.pcap_step(buf, cursor, interfaces, packet)
         else:
             outcome = pcapng.pcapng_step(buf, cursor, interfaces, secrets, packet)

@@ -31,7 +31,8 @@ pieces is missing, and so is what the peer acknowledged, or the FIN counted, beh
 captured before, *out of order* when it starts before the highest byte seen so far and all its bytes
 are new. A keep-alive probe (at most one byte, just before the next expected one) is neither, and
 its byte is no data. Payload on SYN, FIN and RST segments is data like any other. Parts of a
-segment that IP cut into fragments (`FRAGMENT_PART`) bring bytes and are not counted.
+segment that IP cut into fragments (`FRAGMENT_PART`) bring bytes and are not counted; segments whose
+header is not there (`NO_HEADER`) are counted with the connection that is open, and bring nothing.
 
 The definition to compare with is `reassembly_reference.py`.
 """
@@ -45,7 +46,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel, load_u8
-from kdissect.capture.index import ACK, FIN, FRAGMENT_PART, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.capture.index import (
+    ACK,
+    FIN,
+    FRAGMENT_PART,
+    NO_HEADER,
+    RST,
+    SEGMENT,
+    SYN,
+    SegmentBatch,
+)
 from kdissect.stream.columns import (
     ACK_HIGH,
     ACK_LOW,
@@ -273,6 +283,15 @@ def split_connections(
         is_open = False
         closed = 0  # bit 0, 1: FIN of that side; both also after an RST
         for row in range(start, stop):
+            if segments[row]["ip_id"] & NO_HEADER:
+                if not is_open:
+                    count += 1
+                    is_open = True
+                connection[row] = count - 1
+                number[row] = 0
+                acknowledged[row] = NO_ACK
+                mark[row] = UNUSED
+                continue
             home = (size - 1) & _place_of(
                 int64(segments[row]["seq"]), int64(segments[row]["ack"]),
                 int64(segments[row]["ip_id"]), int64(segments[row]["flags"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kdissect.capture.index import ACK, FIN, FRAGMENT_PART, RST, SYN
+from kdissect.capture.index import ACK, FIN, FRAGMENT_PART, NO_HEADER, RST, SYN
 from kdissect.stream.reassembly import FAR, FAR_ONCE_CLOSED, REORDERED, distance
 
 
@@ -108,6 +108,12 @@ def reassemble(
     firsts: list[int] = []  # segments that are no copies
     closed = 0
     for row, segment in enumerate(segments):
+        if segment.ip_id & NO_HEADER:
+            if not connections:
+                connections.append([Side(), Side()])
+            belongs.append(len(connections) - 1)
+            connections[-1][segment.side].segment_count += 1
+            continue
         copy_of = [one for one in firsts if is_copy(segments[one], segment, window_ns)]
         if copy_of:
             belongs.append(belongs[copy_of[0]])

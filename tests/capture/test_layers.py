@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kdissect.capture.index import NO_HEADER
 from kdissect.capture.link_reference import MAPPED, Segment, scan_capture
 
 from .build import (
@@ -81,6 +82,20 @@ CHAINS = {
     "mpls labels": (1, ethernet(bytes(8) + b"\0\0\1\1" + IP6, 0x8848)),
     "mpls pseudowire": (1, ethernet(b"\0\0\1\1" + bytes(4) + IN_ETHERNET, 0x8847)),
     "mpls in ip": (101, ipv4(b"\0\0\1\1" + IP4, protocol=137)),
+    "llc snap": (1, bytes(12) + b"\0\x40\xaa\xaa\3\0\0\0\x08\0" + IP4),
+    "llc ip": (1, bytes(12) + b"\0\x40\6\6\3" + IP4),
+    "backbone": (1, ethernet(bytes(4) + IN_ETHERNET, 0x88E7)),
+    "ah over ipv4": (101, ipv4(bytes([6, 4]) + bytes(22) + SEGMENT, protocol=51)),
+    "mpls in udp": (101, ipv4(udp(b"\0\0\1\1" + IP4, 6635), protocol=17)),
+    "mpls ethernet": (1, ethernet(b"\0\0\1\1" + IN_ETHERNET, 0x8847)),
+    "gtp": (101, ipv4(udp(b"\x30\xff\0\0\0\0\0\1" + IP4, 2152), protocol=17)),
+    "gtp extension": (
+        101,
+        ipv4(
+            udp(b"\x34\xff\0\0\0\0\0\1\0\0\0\x85\1ab\xc0\1ab\0" + IP6, 2152), protocol=17
+        ),
+    ),
+    "ipv6 where ipv4 was said": (228, IP6),
     "pppoe": (1, ethernet(bytes(6) + b"\0\x21" + IP4, 0x8864)),
 }  # fmt: skip
 CHAINS["mpls"] = (1, ethernet(b"\0\0\0\0\0\0\1\1" + IP4, 0x8847))
@@ -127,9 +142,7 @@ def test_layer(tmp_path: Path, name: str) -> None:
         (101, b"\x53" + IP4[1:], "ip_malformed"),
         (101, ipv4(SEGMENT, total=19), "ip_malformed"),
         (101, b"", "ip_malformed"),
-        (101, ipv4(SEGMENT[:12] + b"\x40" + SEGMENT[13:]), "tcp_malformed"),
-        (101, ipv4(SEGMENT[:12] + b"\xf0" + SEGMENT[13:]), "tcp_malformed"),
-        (101, ipv4(SEGMENT[:19]), "tcp_malformed"),
+        (101, ipv4(SEGMENT[:3]), "tcp_malformed"),
         (101, ipv4(bytes(3), protocol=47), "tunnel_malformed"),
         (101, gre(IP4, 0x0800, 1), "tunnel_unknown"),
         (105, bytes(60), "unsupported_link_type_105"),
@@ -163,10 +176,26 @@ def test_snap_length_cuts_payload_but_not_its_length(tmp_path: Path) -> None:
     assert (segment.captured, segment.length) == (0, 7)
     segment = one(tmp_path, IN_ETHERNET[:-9], size)  # in TCP's options
     assert (segment.captured, segment.length) == (0, 7)
-    data = pcap([IN_ETHERNET[:-12]], lengths=[size])
+    segment = one(tmp_path, IN_ETHERNET[: 34 + 14], size)  # up to the flags
+    assert (segment.captured, segment.length, segment.flags, segment.window) == (0, 7, 0x19, 0)
+    for cut in (34 + 13, 34 + 4):  # a packet of known endpoints, no more
+        segment = one(tmp_path, IN_ETHERNET[:cut], size)
+        assert segment[3:7] == (0, 0, 0, 0)
+        assert (segment.flags, segment.ip_id) == (0, 7 | NO_HEADER)
+    data = pcap([IN_ETHERNET[: 34 + 3]], lengths=[size])
     _, _, results, _ = read(write(tmp_path, data))
     assert ignored_of(results) == {"headers_cut": 1}
     assert results[0].truncated_packet_count == 1
+
+
+def test_a_tcp_header_that_makes_no_sense_tells_the_endpoints(tmp_path: Path) -> None:
+    for packet in (
+        ipv4(SEGMENT[:12] + b"\x40" + SEGMENT[13:]), ipv4(SEGMENT[:12] + b"\xf0" + SEGMENT[13:]),
+        ipv4(SEGMENT[:13]), ipv4(SEGMENT[:19]),
+    ):  # fmt: skip
+        segment = one(tmp_path, packet, len(packet), 101)
+        assert segment.ip_id == 7 | NO_HEADER
+        assert (segment.length, segment.flags) == (0, 0)
 
 
 def test_ip_length_zero_means_all_that_was_sent(tmp_path: Path) -> None:

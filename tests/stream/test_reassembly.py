@@ -15,6 +15,7 @@ from kdissect.capture.index import (
     ENDPOINTS,
     FIN,
     FRAGMENT_PART,
+    NO_HEADER,
     PSH,
     RST,
     SEGMENT,
@@ -99,7 +100,10 @@ def conversations(draw: st.DrawFn) -> list[plain.Segment]:
         length = draw(st.sampled_from((0, 0, 1, 1, 2, 5, 9)))
         payload = bytes(draw(st.integers(65, 67)) for _ in range(length))
         cut = draw(st.sampled_from((length,) * 5 + (length // 2,)))
-        part = draw(st.sampled_from((0, 0, 0, FRAGMENT_PART)))
+        part = draw(st.sampled_from((0,) * 12 + (FRAGMENT_PART, FRAGMENT_PART, NO_HEADER)))
+        if part == NO_HEADER:  # as the scan makes it
+            made.append(plain.Segment(clock, side, 0, 0, 0, number % 7 + part, 0, 0, b""))
+            continue
         made.append(
             plain.Segment(
                 clock, side, draw(flags), (isn[side] + draw(st.integers(0, 30)) + jump) % 2**32,
@@ -123,7 +127,7 @@ def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[Segment
     rows["flags"] = ACK
     rows["length"] = rows["captured"] = length
     rows["packet"] = np.arange(len(seq)) + 1
-    rows["ip_id"] = rows["packet"]
+    rows["ip_id"] = rows["packet"] & 0xFFFF
     rows["time_ns"] = rows["packet"] * 1000
     return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
 
