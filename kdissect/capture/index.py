@@ -38,7 +38,7 @@ SEGMENT = np.dtype(
         ("length", "<i4"),
         ("source", "<i4"),  # index into the run's list of captures, ordered by first packet
         ("endpoints", "<i4"),  # index into SegmentBatch.endpoints
-        ("ip_id", "<u4"),  # 16 bits of it, FRAGMENT_PART and NO_HEADER
+        ("ip_id", "<u4"),  # 16 bits of it (IPv6: of TCP's timestamps), FRAGMENT_PART, NO_HEADER
         ("flags", "u1"),  # TCP's: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32
         ("side", "u1"),
         ("window", "<u2"),

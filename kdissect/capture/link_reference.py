@@ -33,6 +33,7 @@ class Place:
     network: int = 0
     addresses: tuple[bytes, bytes] = (b"", b"")
     ip_id: int = 0
+    is_ipv6: bool = False
     protocol: int = 0
     tcp_header: int = 0  # its size; 0 where it is cut or makes no sense
 
@@ -131,7 +132,7 @@ def _ipv4(at: Place) -> Next:
         raise Ignored("ip_fragment")
     addresses = MAPPED + header[12:16], MAPPED + header[16:20]
     return "ipv4_next", replace(
-        at.behind(size), addresses=addresses, ip_id=ip_id, protocol=header[9]
+        at.behind(size), addresses=addresses, ip_id=ip_id, is_ipv6=False, protocol=header[9]
     )
 
 
@@ -150,7 +151,7 @@ def _ipv6(at: Place) -> Next:
     (total,) = struct.unpack_from(">H", header, 4)
     if total:
         at = at.until(at.pos + 40 + total)
-    at = replace(at.behind(40), addresses=(header[8:24], header[24:40]), ip_id=0)
+    at = replace(at.behind(40), addresses=(header[8:24], header[24:40]), ip_id=0, is_ipv6=True)
     return "ipv6_next", replace(at, protocol=header[6])
 
 
@@ -295,6 +296,22 @@ class Segment(NamedTuple):
     window: int
 
 
+def of_timestamps(options: bytes) -> int:
+    """16 bits of TCP's timestamps, which stand in for IPv6's missing identification."""
+    while options and options[0] != 0:
+        if options[0] == 1:
+            options = options[1:]
+            continue
+        if len(options) < 2 or options[1] < 2:
+            break
+        if options[:2] == b"\x08\x0a" and len(options) >= 10:
+            value, echo = struct.unpack_from(">II", options, 2)
+            mixed = value * 31 + echo
+            return (mixed ^ mixed >> 16) & 0xFFFF
+        options = options[options[1] :]
+    return 0
+
+
 def to_segment(packet: Packet, data: bytes) -> Segment:
     """The segment of a capture's packet. Raises Ignored."""
     if packet.link_type is None:
@@ -316,9 +333,12 @@ def to_segment(packet: Packet, data: bytes) -> Segment:
     if at.end - at.pos >= 16:
         (window,) = struct.unpack_from(">H", content, at.pos + 14)
     payload = at.pos + at.tcp_header
+    ip_id = at.ip_id
+    if at.is_ipv6:
+        ip_id = of_timestamps(content[at.pos + 20 : min(payload, at.end)])
     return Segment(
         packet.time_ns, packet.data_pos + payload, packet.number, seq, ack,
-        max(at.end - payload, 0), at.wire_end - payload, (*a, *b, at.network), at.ip_id, flags,
+        max(at.end - payload, 0), at.wire_end - payload, (*a, *b, at.network), ip_id, flags,
         side, window,
     )  # fmt: skip
 

@@ -141,6 +141,26 @@ def _write_endpoints(buf: Any, found: Any, endpoints: Any, at: Any) -> Any:
 
 
 @inlined
+def _of_timestamps(buf: Any, pos: Any, end: Any) -> Any:
+    """16 bits that tell TCP's timestamps (RFC 7323) among the options buf[pos:end]; 0 without."""
+    while pos < end:
+        kind = read_u8(buf, pos)
+        if kind == 1:
+            pos += 1
+            continue
+        if kind == 0 or end - pos < 2:
+            break
+        size = read_u8(buf, pos + 1)
+        if kind == 8 and size == 10 and end - pos >= 10:
+            mixed = read_u32(buf, pos + 2) * 31 + read_u32(buf, pos + 6)
+            return (mixed ^ (mixed >> 16)) & 0xFFFF
+        if size < 2:
+            break
+        pos += size
+    return np.int64(0)
+
+
+@inlined
 def _slot(endpoints: Any, row: Any, table: Any, multipliers: Any) -> Any:
     """The slot of `table` that holds a row equal to `row`, or the free one where it belongs."""
     at = row * _ENDPOINTS_SIZE
@@ -245,7 +265,10 @@ def _scan_packets(
         segments["length"][segment] = found[WIRE_END] - payload
         segments["source"][segment] = source
         segments["endpoints"][segment] = table[slot]
-        segments["ip_id"][segment] = found[IP_ID]
+        identification = found[IP_ID]
+        if found[IS_IPV6]:
+            identification = _of_timestamps(buf, tcp + 20, min(payload, found[CAPTURED_END]))
+        segments["ip_id"][segment] = identification
         segments["flags"][segment] = read_u8(buf, tcp + 13)
         segments["side"][segment] = side
         if found[CAPTURED_END] - tcp >= 16:

@@ -198,6 +198,19 @@ def test_a_tcp_header_that_makes_no_sense_tells_the_endpoints(tmp_path: Path) ->
         assert (segment.length, segment.flags) == (0, 0)
 
 
+def test_timestamps_stand_in_for_the_identification_of_ipv6(tmp_path: Path) -> None:
+    def found(value: int, echo: int, before: bytes = b"\1\1") -> int:
+        options = before + b"\x08\x0a" + struct.pack(">II", value, echo)
+        packet = ipv6(tcp(b"x", options=options + bytes(-len(options) % 4)))
+        return one(tmp_path, packet, len(packet), 101).ip_id
+
+    assert found(7, 9) == found(7, 9, b"\2\4\5\xb4\4\2") != found(8, 9)
+    assert found(7, 9) != found(7, 10)
+    for options in (bytes(4), b"\x08\x0a\0\0", b"\x08\0\0\0", b"\1\1\1\x08", b"\2\4\5\xb4"):
+        packet = ipv6(tcp(b"x", options=options))
+        assert one(tmp_path, packet, len(packet), 101).ip_id == 0
+
+
 def test_ip_length_zero_means_all_that_was_sent(tmp_path: Path) -> None:
     big = tcp(bytes(70_000))
     segment = one(tmp_path, ipv4(big, total=0), len(big) + 20, 101)
