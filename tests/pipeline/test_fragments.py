@@ -98,8 +98,7 @@ def test_the_same_rows(tmp_path: Path, packets: list[Packet], cut: Any) -> None:
     for order in (lambda found, seed: found, shuffled, doubled):
         made = flat(order(datagrams, 1))
         found = read(tmp_path, made)
-        # Without an identification IPv6 shows retransmissions at once as duplicates.
-        check_like(found, whole, order is not doubled and not is_ipv6)
+        check_like(found, whole, order is not doubled)
         (capture,) = found.captures.to_arrow().to_pylist()
         assert capture["packet_count"] == len(made)
         assert capture["tcp_packet_count"] == len(packets)
