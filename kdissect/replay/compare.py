@@ -50,6 +50,7 @@ class Comparator:
         self.ledger = RecordLedger(translator.offsets.to_target, self._producer)
         self.named = _Named(translator)
         self._kept: dict[int, Judgement] = {}  # with records still looked for
+        translator.differs = self.differs
 
     def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
         found = self.translator.producers.target(Producer(producer_id, epoch))
@@ -99,6 +100,12 @@ class Comparator:
             )  # fmt: skip
             judgement.verdict = _verdict(judgement.differences)
         return judgement
+
+    def differs(self, step: Step, captured: Message, answer: Message) -> bool:
+        """Whether an answer that brings no records is different, as far as is known now."""
+        walk = _Walk(self, step, captured, answer)
+        walk.run()
+        return _verdict(walk.differences) is Verdict.DIFFERENT
 
     def _failed(self, outcome: Outcome) -> Judgement:
         """No answer came; nor did one in the capture, where its connection ended then."""
@@ -200,7 +207,7 @@ class _Shape(NamedTuple):
 
     kinds: dict[str, Kind | None]
     named: dict[Kind, str]
-    codes: tuple[str, ...]
+    telling: tuple[str, ...]  # error codes and states: other fields follow from them
 
 
 _ABOUT = frozenset({Kind.TOPIC, Kind.TOPIC_ID, Kind.PARTITION, Kind.GROUP, Kind.TRANSACTIONAL_ID})
@@ -213,8 +220,12 @@ def _shape(api_key: int, of: Layout) -> _Shape:
     for name, kind in kinds.items():
         if kind in _ABOUT and not of.by_name[name].field.is_array:
             named.setdefault(kind, name)
-    codes = tuple(name for name in of.by_name if name.endswith("error_code"))
-    return _Shape(kinds, named, codes)
+    telling = tuple(
+        name
+        for name in of.by_name
+        if name.endswith(("error_code", "_state")) and kinds[name] is None
+    )
+    return _Shape(kinds, named, telling)
 
 
 class _Place(NamedTuple):
@@ -278,8 +289,8 @@ class _Walk:
     def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: _Place) -> None:
         shape = _shape(self.api_key, ours)
         place = place._replace(around=_about(shape.named, c, place.around), captured=c, answered=a)
-        for name in shape.codes:
-            if name in a and c[name] != a[name] and self._goes_with_code(place, name, c, a):
+        for name in shape.telling:
+            if name in a and c[name] != a[name] and self._goes_with(place, name, c, a):
                 return
         for name, slot in ours.by_name.items():
             other = theirs.by_name.get(name)
@@ -289,12 +300,11 @@ class _Walk:
         if mine != their:
             self.leaf(place.field(UNKNOWN_TAGS), mine, their, None, None)
 
-    def _goes_with_code(self, place: _Place, name: str, c: Body, a: Body) -> bool:
-        """Whether a rule that turns one error code into another allows this one: then the rest of
-        the struct follows from it."""
+    def _goes_with(self, place: _Place, name: str, c: Body, a: Body) -> bool:
+        """Whether a rule for whole structs allows this field: then the rest follows from it."""
         here = place.field(name)
         for rule in self.rules.at(self.api_name, here.plain):
-            if rule.answered and self._allows(rule, here, c[name], a[name], None):
+            if rule.is_whole and self._allows(rule, here, c[name], a[name], None):
                 self._add(here, c[name], a[name], rule)
                 return True
         return False
@@ -373,6 +383,7 @@ class _Walk:
         names = [
             name for name in rule.key if any(each in inner.by_name for each in name.split("|"))
         ]
+        keys = {each for name in names for each in name.split("|")}
         shape = _shape(self.api_key, inner)
         meaning = self.owner.meaning
         waiting: dict[Any, list[int]] = {}
@@ -382,9 +393,9 @@ class _Walk:
         for index, each in enumerate(c):
             around = _about(shape.named, each, place.around)
             mapped = {
-                name: meaning.key(shape.kinds[name], value, each, around, name)
+                name: meaning.key(shape.kinds.get(name), value, each, around, name)
                 for name, value in each.items()
-                if name in shape.kinds
+                if name in keys or not keys
             }
             found = waiting.get(_key(mapped, names))
             pairs.append((index, found.pop(0) if found else -1))

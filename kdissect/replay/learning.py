@@ -15,7 +15,7 @@ from kdissect.replay.messages import (
     request_of,
     response_of,
 )
-from kdissect.replay.model import Exchange, Step
+from kdissect.replay.model import READ, Exchange, Step
 from kdissect.replay.offsets import Log
 from kdissect.replay.producers import Producer
 from kdissect.wire.message import Message
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 _EARLIEST = -2  # timestamp of ListOffsets
 
+FUTILE_MAX = 5  # reads of an API that stay different, before others are taken at their first word
+ATTEMPTS_ABOUT = 8  # how often the runner asks before it believes an answer
+# What nobody's writes change, and fetches, whose records are looked for in all answers.
+_NEVER_AGAIN = frozenset(
+    {api.FETCH, api.API_VERSIONS, api.DESCRIBE_CLUSTER, api.GET_TELEMETRY_SUBSCRIPTIONS}
+)
 _HEARTBEATS = frozenset(
     {api.CONSUMER_GROUP_HEARTBEAT, api.SHARE_GROUP_HEARTBEAT, api.STREAMS_GROUP_HEARTBEAT}
 )
@@ -82,16 +88,33 @@ def retry(t: Translator, step: Step, answer: Message) -> str:
     if captured is None:
         return ""
     codes = list(error_codes(answer.body))
-    again = set(codes) & TRANSIENT - set(error_codes(captured.body))
+    again = set(codes) & (TRANSIENT - set(error_codes(captured.body)))
     if again & NO_TOPIC and not _has_topics(t, step):
         again -= NO_TOPIC
     if not again:
-        return ""
+        return _retry_read(t, step, captured, answer)
     if step.exchange.api_key == api.PRODUCE_API and not set(codes) <= again:
         return ""  # some partitions were written
     if step.exchange.api_key == api.FETCH:
         t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
     return f"error {min(again)}: not ready yet"
+
+
+def _retry_read(t: Translator, step: Step, captured: Message, answer: Message) -> str:
+    """Brokers take a moment until all of them see what was changed: a read that differs is asked
+    again, unless that has been of no use for this API several times."""
+    key = step.exchange.api_key
+    if (
+        step.step_class != READ
+        or key in _NEVER_AGAIN
+        or not t.has_writes
+        or t.differs is None
+        or t.futile[key] >= FUTILE_MAX * ATTEMPTS_ABOUT
+        or not t.differs(step, captured, answer)
+    ):
+        return ""
+    t.futile[key] += 1
+    return "it differs: perhaps a change is not seen everywhere yet"
 
 
 def _has_topics(t: Translator, step: Step) -> bool:

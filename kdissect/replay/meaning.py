@@ -88,7 +88,7 @@ class Meaning:
     def key(self, kind: Kind | None, value: Any, holder: Body, around: Around, name: str) -> Any:
         """What the target calls a captured value, to find the element that is about it. holder: the
         captured struct that has it, under `name`."""
-        if value is None:
+        if value is None or isinstance(value, (list, dict)):
             return value
         if name == "resource_name":
             return self._resource(value, holder)

@@ -180,6 +180,23 @@ def _is_chosen(step: Step, touched: list[Touch], options: PlanOptions) -> bool:
     return True
 
 
+def _place_silent(written: dict[int, tuple[int, int]], silent: list[tuple[int, int]]) -> None:
+    """Put (step, record count) that no answer places into the gaps of a log, in their order."""
+    gaps: list[list[int]] = []
+    at = 0
+    for offset in sorted(written):
+        if offset > at and (written or at):
+            gaps.append([at, offset])
+        at = max(at, offset + written[offset][1])
+    gaps.append([at, at + sum(count for _, count in silent)])
+    for number, count in silent:
+        for gap in gaps:
+            if count and gap[1] - gap[0] >= count:
+                written.setdefault(gap[0], (number, count))
+                gap[0] += count
+                break
+
+
 class _Frontier:
     """What a new request on a resource has to wait for; by connection, the last of each."""
 
@@ -228,6 +245,7 @@ class _Ordering:
         self.follows: list[set[int]] = [set() for _ in plan.steps]
         self.answered_ns: dict[int, int] = {}
         self.logs: dict[Resource, tuple[list[int], list[int]]] = {}  # base offsets, steps
+        self.placed: set[tuple[int, Resource]] = set()  # acks 0 with a known place and a successor
 
     def run(self) -> None:
         active = [step for step in self.steps if step.skipped is None]
@@ -288,6 +306,8 @@ class _Ordering:
             else:
                 waited_for = spoken_for.pop(number)
                 for resource, mode in self.touched[number]:
+                    if (number, resource) in self.placed:
+                        continue  # done some time after it was sent: its place says when
                     self.frontiers[resource].answered(step, mode, waited_for)
                     if is_blocking:
                         blocking[resource].pop(number, None)
@@ -310,10 +330,20 @@ class _Ordering:
     # -- what only answers tell -----------------------------------------------------------------
 
     def _read_logs(self, active: Iterable[Step]) -> None:
-        """Which steps wrote each partition, in order of the offsets that they were given."""
-        written: dict[Resource, dict[int, int]] = defaultdict(dict)
+        """Which steps wrote each partition, in order of the offsets that they were given.
+
+        Nobody says where the records of a Produce with acks 0 went; the gaps between the others'
+        do, as far as they are large enough.
+        """
+        written: dict[Resource, dict[int, tuple[int, int]]] = defaultdict(dict)
+        silent: dict[Resource, list[tuple[int, int]]] = defaultdict(list)
         for step in active:
             if step.exchange.api_key != api.PRODUCE_API:
+                continue
+            counts = self._record_counts(step)
+            if not step.expects_response:
+                for log, count in counts.items():
+                    silent[log].append((step.number, count))
                 continue
             response = response_of(step.exchange)
             for topic in entries(response.body["responses"]) if response is not None else []:
@@ -321,14 +351,34 @@ class _Ordering:
                 for partition in entries(topic["partition_responses"]):
                     if partition["error_code"] == 0 and partition["base_offset"] >= 0:
                         log = ("log", name, partition["index"])
-                        written[log].setdefault(partition["base_offset"], step.number)
-        for log, by_offset in written.items():
+                        entry = (step.number, counts.get(log, 0))
+                        written[log].setdefault(partition["base_offset"], entry)
+        for log in {*written, *silent}:
+            by_offset = written.get(log, {})
+            _place_silent(by_offset, silent.get(log, []))
             offsets = sorted(by_offset)
-            self.logs[log] = (offsets, [by_offset[offset] for offset in offsets])
+            self.logs[log] = (offsets, [by_offset[offset][0] for offset in offsets])
+
+    def _record_counts(self, step: Step) -> dict[Resource, int]:
+        request = request_of(step.exchange)
+        found: dict[Resource, int] = {}
+        for topic in entries(request.body["topic_data"]) if request is not None else []:
+            name = self.touches.topic_name(topic.get("name") or "", topic.get("topic_id"))
+            for partition in entries(topic["partition_data"]):
+                data = partition["records"] or b""
+                found["log", name, partition["index"]] = sum(
+                    max(each.record_count, 0) for each in headers(data)
+                )
+        return found
 
     def _keep_log_order(self) -> None:
-        for _, writers in self.logs.values():
+        for log, (_, writers) in self.logs.items():
             for before, after in pairwise(writers):
+                if not self.steps[before].expects_response:
+                    self.placed.add((before, log))
+                    if self.steps[before].connection != self.steps[after].connection:
+                        self.soft[after].add(before)
+                    continue
                 if self.steps[before].connection == self.steps[after].connection:
                     continue  # the connection keeps them in order
                 if self.answered_ns.get(before, -1) > self.steps[after].at_ns:

@@ -24,7 +24,7 @@ FOREIGN = ("topic", "group", "transactional_id")
 _KNOWN = frozenset(
     {
         "name", "kind", "path", "apis", "why", "where", "absolute", "relative", "key", "as",
-        "modulo", "pattern", "classes", "captured", "answered", "foreign", "reencoded",
+        "modulo", "pattern", "classes", "captured", "answered", "foreign", "reencoded", "whole",
     }
 )  # fmt: skip
 
@@ -53,6 +53,7 @@ class Rule:
     captured: frozenset[str] = frozenset()
     answered: frozenset[str] = frozenset()
     foreign: str = ""
+    is_whole: bool = False
     is_own: bool = False  # from a file of the user
     matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
 
@@ -171,6 +172,7 @@ def _rule(entry: dict[str, Any], place: str, is_own: bool) -> Rule:
         captured=_texts(entry.get("captured", ())),
         answered=_texts(entry.get("answered", ())),
         foreign=entry.get("foreign", ""),
+        is_whole=bool(entry.get("whole", False)),
         is_own=is_own,
         matches=_path_pattern(entry["path"]),
     )

@@ -13,7 +13,8 @@ on its own cluster, and one replayed elsewhere, go the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from kdissect.replay.groups import Groups
 from kdissect.replay.messages import request_of, response_of
 from kdissect.replay.model import (
     ADMIN,
+    READ,
     Plan,
     SkipCode,
     Skipped,
@@ -78,6 +80,12 @@ class Translator:
         self.groups = Groups()
         self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, where answers told both
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
+        # Set by who compares: whether an answer differs from the captured one.
+        self.differs: Callable[[Step, Message, Message], bool] | None = None
+        self.futile: Counter[int] = Counter()  # api_key -> reads asked again and again in vain
+        self.has_writes = any(
+            step.skipped is None and step.step_class != READ for step in plan.steps
+        )
         self.marked: set[Log] = set()
         self.expected: dict[tuple[int, Log], int] = {}
         self.share_epochs: dict[tuple[tuple[str, int], str, str], int] = {}
