@@ -11,7 +11,6 @@ from kdissect.analysis.fetch_sessions import fetch_sessions_table
 from kdissect.analysis.groups import group_events_table
 from kdissect.analysis.sequences import sequence_anomalies
 from kdissect.analysis.transactions import in_order, transactions_table
-from kdissect.tables.anomalies import anomalies_table
 
 
 def analyse(parts: list[bytes]) -> Iterator[tuple[str, pa.Table]]:
@@ -26,4 +25,4 @@ def analyse(parts: list[bytes]) -> Iterator[tuple[str, pa.Table]]:
     producers = in_order(events["producers"])
     if producers.num_rows:
         yield "transactions", transactions_table(producers)
-        yield "anomalies", anomalies_table(sequence_anomalies(producers))
+        yield "anomalies", sequence_anomalies(producers)

@@ -12,8 +12,6 @@ The order in which batches were seen matters only for unwrapping; a later retry 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -21,7 +19,8 @@ import pyarrow.compute as pc
 
 from kdissect.analysis.events import Step
 from kdissect.stream.index import Anomaly
-from kdissect.tables.anomalies import AnomalyRow
+from kdissect.tables.anomalies import anomaly_columns, texts, texts_of_kinds
+from kdissect.tables.schemas import ANOMALIES
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,14 +29,14 @@ DUPLICATE_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 46, 59
 NOT_ANSWERED = -(2**15)
 
 
-def sequence_anomalies(events: pa.Table) -> Iterator[AnomalyRow]:
-    """Anomalies of PRODUCER_STEPS that are in order of time."""
+def sequence_anomalies(events: pa.Table) -> pa.Table:
+    """Rows of `anomalies` for PRODUCER_STEPS that are in order of time."""
     step = events["step"].to_numpy()
     rows = np.flatnonzero(
         (step == Step.PRODUCE) & (events["base_sequence"].fill_null(-1).to_numpy() >= 0)
     )
     if not len(rows):
-        return
+        return ANOMALIES.empty_table()
     group = _groups(events, rows, step)
     base = events["base_sequence"].to_numpy()[rows].astype(np.int64)
     count = events["sequence_count"].to_numpy()[rows]
@@ -48,18 +47,13 @@ def sequence_anomalies(events: pa.Table) -> Iterator[AnomalyRow]:
     start = _unwrapped(group, base)
     missing = _holes(group, start, count)
     repeats, unanswered = _repeats(group, start, error)
-    found = [
-        (int(rows[order[at]]), Anomaly.SEQUENCE_GAP, int(missing[at]))
-        for at in np.flatnonzero(missing)
-    ]
-    found += [
-        (int(rows[order[at]]), Anomaly.SEQUENCE_DUPLICATE, int(unanswered[at]))
-        for at in np.flatnonzero(repeats)
-    ]
-    found.sort()
-    shown = events.take(pa.array([row for row, _, _ in found], pa.int64())).to_pylist()
-    for event, (_, kind, number) in zip(shown, found, strict=True):
-        yield _anomaly(event, kind, number)
+    gaps, again = np.flatnonzero(missing), np.flatnonzero(repeats)
+    at = np.concatenate([gaps, again])
+    kind = np.repeat([Anomaly.SEQUENCE_GAP, Anomaly.SEQUENCE_DUPLICATE], [len(gaps), len(again)])
+    number = np.concatenate([missing[gaps], unanswered[again].astype(np.int64)])
+    row = rows[order[at]]
+    in_order = np.lexsort((kind, row))
+    return _anomalies(events.take(pa.array(row[in_order])), kind[in_order], number[in_order])
 
 
 def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
@@ -158,32 +152,43 @@ def _repeats(
     return repeats, repeats & taken & ~earlier(~refused & (error != NOT_ANSWERED))
 
 
-def _anomaly(event: dict[str, object], kind: Anomaly, number: int) -> AnomalyRow:
-    where = (
-        f"producer {event['producer_id']} epoch {event['producer_epoch']}, "
-        f"{event['topic']}-{event['partition']}"
-    )
-    base = event["base_sequence"]
-    if kind is Anomaly.SEQUENCE_GAP:
-        detail = f"{where}: {number} sequence numbers before {base} are in no batch"
-    elif event["error_code"] == DUPLICATE_SEQUENCE_NUMBER:
-        detail = f"{where}: the broker has sequence {base} already"
-    elif number:
-        detail = f"{where}: sequence {base} sent again; the first copy was not answered"
-    else:
-        detail = f"{where}: sequence {base} sent again"
-    return AnomalyRow(
+_GAP, _HAS_IT, _UNANSWERED, _AGAIN = range(4)
+_WHERE = "producer {producer_id} epoch {producer_epoch}, {topic}-{partition}: "
+_TEXTS = (
+    "{number} sequence numbers before {base_sequence} are in no batch",
+    "the broker has sequence {base_sequence} already",
+    "sequence {base_sequence} sent again; the first copy was not answered",
+    "sequence {base_sequence} sent again",
+)
+
+
+def _anomalies(events: pa.Table, kind: Ints, number: Ints) -> pa.Table:
+    """Rows for these events; number: sequence numbers of a gap, or whether a copy had no answer."""
+    error = events["error_code"].fill_null(NOT_ANSWERED).to_numpy()
+    code = np.where(number != 0, _UNANSWERED, _AGAIN)
+    code[error == DUPLICATE_SEQUENCE_NUMBER] = _HAS_IT
+    code[kind == Anomaly.SEQUENCE_GAP] = _GAP
+    shown = {
+        name: pc.fill_null(pc.cast(events[name].combine_chunks(), pa.string()), "None")
+        for name in ("producer_id", "producer_epoch", "topic", "partition", "base_sequence")
+    }
+    shown["number"] = pc.cast(pa.array(number), pa.string())
+
+    def text(which: int, rows: Ints) -> pa.Array:
+        some = {name: column.take(pa.array(rows)) for name, column in shown.items()}
+        return texts(_WHERE + _TEXTS[which], len(rows), **some)
+
+    def column(name: str) -> pa.Array:
+        return pc.cast(events[name].combine_chunks(), pa.int64())
+
+    return anomaly_columns(
         kind,
-        detail,
-        connection_id=_int(event["connection_id"]),
-        exchange_id=_int(event["exchange_id"]),
-        capture_id=_int(event["capture_id"]),
-        packet=_int(event["packet"]),
-        direction=0,
-        pos=_int(event["batch_pos"]),
-        byte_count=_int(event["size"]),
+        texts_of_kinds(code, text),
+        connection_id=column("connection_id"),
+        exchange_id=column("exchange_id"),
+        capture_id=column("capture_id"),
+        packet=column("packet"),
+        direction=np.zeros(len(kind), np.uint8),
+        pos=column("batch_pos"),
+        byte_count=column("size"),
     )
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) else None

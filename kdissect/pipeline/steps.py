@@ -44,11 +44,18 @@ from kdissect.rows import take
 from kdissect.stream.assemble import assemble_streams
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
-from kdissect.tables.anomalies import AnomalyRow, anomalies_table, in_parts, stream_anomalies
+from kdissect.tables.anomalies import (
+    AnomalyRow,
+    anomalies_table,
+    anomaly_columns,
+    in_parts,
+    stream_anomalies,
+    texts,
+)
 from kdissect.tables.connections import connections_table
 from kdissect.tables.redact import TEXT
 from kdissect.tables.schemas import FIXED_TABLES
-from kdissect.tables.values import binaries, plain
+from kdissect.tables.values import binaries, ints, plain
 
 ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold several
 BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
@@ -164,32 +171,33 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
 
 def _scan_anomalies(plan: RunPlan, result: ScanResult, is_first: bool) -> pa.Table:
     """Anomalies of packets; those of the whole run come with the first split."""
-    rows = [*_cut_packets(plan, result), *_fragment_faults(plan, result)]
+    rows = [*_fragment_faults(plan, result)]
     if is_first and plan.fragments is not None and plan.fragments.ignored_count:
         count = plan.fragments.ignored_count
         detail = f"{count} IP fragments beyond the limit of fragments were not joined"
         rows.append(AnomalyRow(Anomaly.LIMIT, detail))
-    return anomalies_table(rows)
+    return pa.concat_tables([_cut_packets(plan, result), anomalies_table(rows)])
 
 
-def _cut_packets(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
+def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:
     """A packet_cut anomaly for each segment that a snap length cut."""
     options = plan.options
-    segments = result.batch.segments[result.cut_segments]
+    segments = take(result.batch.segments, result.cut_segments)
     segments = segments[is_within(segments["time_ns"], options.time_from_ns, options.time_to_ns)]
-    for packet, captured, length in zip(
-        segments["packet"].tolist(),
-        segments["captured"].tolist(),
-        segments["length"].tolist(),
-        strict=True,
-    ):
-        yield AnomalyRow(
-            Anomaly.PACKET_CUT,
-            f"the capture holds {captured} of the {length} bytes of a segment",
-            capture_id=plan.capture_ids[result.source],
-            packet=packet,
-            byte_count=length - captured,
-        )
+    count = len(segments)
+    captured, length = segments["captured"], segments["length"]
+    return anomaly_columns(
+        np.full(count, Anomaly.PACKET_CUT, np.uint8),
+        texts(
+            "the capture holds {captured} of the {length} bytes of a segment",
+            count,
+            captured=captured,
+            length=length,
+        ),
+        capture_id=pa.repeat(pa.scalar(plan.capture_ids[result.source], pa.int64()), count),
+        packet=ints(segments["packet"], pa.int64()),
+        byte_count=ints(length - captured, pa.int64()),
+    )
 
 
 def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
