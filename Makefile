@@ -23,7 +23,7 @@ java:
 	@tools/java.sh
 
 demo: $(STAMP) java
-	$(VENV)/bin/kdissect dissect captures --out out/demo --overwrite
+	$(VENV)/bin/kdissect dissect captures --keylog captures/tls13.keylog --out out/demo --overwrite
 
 test: $(STAMP) java
 	$(PY) -m pytest
