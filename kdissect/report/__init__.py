@@ -17,7 +17,7 @@ from typing import Any
 from kdissect import __version__
 from kdissect.api import Tables
 from kdissect.background import Background
-from kdissect.errors import EnvironmentFailed, OutputError
+from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.report import (
     basis,
     broker_log,
@@ -94,6 +94,10 @@ def build(
     target: the release of Kafka that clients are held against; ReadinessError for an unknown one.
     Raises CaptureError without a table set, OutputError where `out` cannot be written.
     """
+    readiness.check_target(target)
+    for log in broker_logs:
+        if not Path(log).is_file():
+            raise CaptureError(f"{log}: no such file")
     name = _name_of(source)
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
     if html.is_dir():

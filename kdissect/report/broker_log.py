@@ -112,8 +112,6 @@ def _load(database: Database, paths: Sequence[str]) -> None:
     chunk: list[tuple[Any, ...]] = []
     number = 0
     for path in paths:
-        if not Path(path).is_file():
-            raise CaptureError(f"{path}: no such file")
         for entry in read_log(path):
             chunk.append((*entry, number))
             number += 1

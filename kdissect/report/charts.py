@@ -8,6 +8,7 @@ phone.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,7 @@ def compiled(spec: Spec) -> Spec:
     return vega
 
 
+@functools.cache
 def library() -> str:
     """Vega with its embedder, as one script that sets `window.vegaEmbed`."""
     import vl_convert
@@ -98,7 +100,8 @@ def library() -> str:
     script: str = vl_convert.javascript_bundle(
         "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
     )
-    return script
+    # of an editor, of a tracker in an error message, of a schema: none is used, none stays
+    return re.sub(r"https://(github\.com|vega\.github\.io)", "about:blank#", script)
 
 
 def _shown(values: list[Any]) -> list[Any]:
@@ -144,6 +147,8 @@ def _stacked(value: str, place: str, series: str) -> Spec:
 
 def _number(axis_title: str, pattern: str = ",.3~r", **scale: Any) -> Spec:
     axis: Spec = {"title": axis_title, "format": pattern}
+    if pattern == ",d":
+        axis["tickMinStep"] = 1
     if pattern == "~s":
         axis["labelExpr"] = "datum.value === 0 ? '0' : datum.label"  # not 0k
     found: Spec = {"type": "quantitative", "axis": axis}
@@ -221,7 +226,7 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
         "traffic",
         "Exchanges per second, by API",
         f"Highest {f.rate(totals[peak])}; mean {f.rate(sum(totals.values()) / len(totals))}; "
-        f"slices of {f.duration(slice_ms)}. Most frequent: {', '.join(titles[:3])}.",
+        f"slices of {f.width(slice_ms)}. Most frequent: {', '.join(titles[:3])}.",
         columns,
         {"layer": [area, _hover(tooltip, x)], "height": 220},
         series=titles,
@@ -349,7 +354,7 @@ def errors_over_time(data: Columns, slice_ms: float) -> Chart | None:
     return Chart(
         "errors-time",
         "Answers with an error over time",
-        f"{f.plural(sum(data['count']), 'answer')} in slices of {f.duration(slice_ms)}.",
+        f"{f.plural(sum(data['count']), 'answer')} in slices of {f.width(slice_ms)}.",
         data,
         spec,
         150,

@@ -53,6 +53,14 @@ def duration(ms: float | None) -> str:
     return f"{int(seconds // 86400)} d {int(seconds % 86400 // 3600)} h"
 
 
+def width(ms: float) -> str:
+    """A round duration: 50 ms, 2 s, 15 min"""
+    for unit, size in (("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if ms >= size and ms % size == 0:
+            return f"{ms / size:g} {unit}"
+    return f"{ms:g} ms"
+
+
 def share(value: float | None) -> str:
     """12 %, 0.3 %, below 0.01 %"""
     if value is None:
@@ -80,6 +88,11 @@ def rate(value: float | None) -> str:
 def moment(value: str | None) -> str:
     """A time of RFC 3339 without its date: 14:03:07.123456 (UTC)"""
     return NONE if value is None else value.partition("T")[2].rstrip("Z")
+
+
+def dated(value: str | None) -> str:
+    """The same with its date, where a capture spans more than one: 11-21 14:03:07.123456"""
+    return NONE if value is None else value[5:].replace("T", " ").rstrip("Z")
 
 
 def day(value: str | None) -> str:

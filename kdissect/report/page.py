@@ -214,6 +214,7 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
             csv=csv_names.get(csv) if csv else None,
             note=note,
             captures=files,
+            dated=_spans_days(d),
         )
 
     latency, errors, topics = d["latency"], d["errors"], d["topics"]
@@ -355,6 +356,11 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
     }
 
 
+def _spans_days(d: Document) -> bool:
+    first, last = d["overview"]["first_time"], d["overview"]["last_time"]
+    return first is not None and first[:10] != last[:10]
+
+
 def _file_name(path: str) -> str:
     return path.replace("\\", "/").rpartition("/")[2]
 
@@ -366,6 +372,7 @@ def _reasons(reasons: dict[str, int]) -> str:
 def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
     files = {row["capture_id"]: row["path"] for row in d["overview"]["captures"]}
     found = []
+    moment = f.dated if _spans_days(d) else f.moment
     for number, timeline in enumerate(d["groups"]["timelines"]):
         stories = []
         for index, story in enumerate(timeline["stories"]):
@@ -373,7 +380,7 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
             head, _, why = (story["detail"] or "").rpartition("why: ")
             stories.append(
                 {
-                    "title": f"{f.moment(story['time'])}, generation "
+                    "title": f"{moment(story['time'])}, generation "
                     f"{f.count(generation)}, {f.duration(story['duration_ms'])}",
                     "why": visible(why or head, 240),
                     "result": visible(story["result"], 600),
@@ -385,6 +392,7 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
                         captures=files,
                         csv=csv_names.get("group_events"),
                         limit=STORY_ROWS,
+                        dated=_spans_days(d),
                     ),
                 }
             )

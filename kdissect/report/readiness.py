@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect.api import Tables
-from kdissect.readiness import assess
+from kdissect.protocol.releases import find_release
+from kdissect.readiness import ReadinessError, assess
 from kdissect.report import formats as f
 from kdissect.report.listing import LISTED_MAX
 
 DEFAULT_TARGET = "4.0"
+
+
+def check_target(target: str) -> None:
+    """Raises ReadinessError for a release that nothing is known of."""
+    try:
+        find_release(target)
+    except ValueError as error:
+        raise ReadinessError(str(error)) from error
 
 
 def collect(tables: Tables, target: str) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def view(
     note: str = "",
     captures: Mapping[Any, str] | None = None,
     limit: int = PAGE_ROWS,
+    dated: bool = False,
 ) -> View | None:
     """A table of the first `limit` rows; None without rows.
 
@@ -98,7 +99,7 @@ def view(
         if column.bar
     }
     cells = tuple(
-        tuple(_cell(row, column, tops.get(column.key), captures or {}) for column in kept)
+        tuple(_cell(row, column, tops.get(column.key), captures or {}, dated) for column in kept)
         for row in shown
     )
     return View(id_, caption, tuple(kept), cells, len(every) if total is None else total, csv, note)
@@ -108,7 +109,9 @@ def _has(value: Any) -> bool:
     return value is not None and value not in ([], "", 0)
 
 
-def _cell(row: Row, column: Column, top: float | None, captures: Mapping[Any, str]) -> Cell:
+def _cell(
+    row: Row, column: Column, top: float | None, captures: Mapping[Any, str], dated: bool
+) -> Cell:
     value = row.get(column.key)
     kind = column.kind
     if kind == "packet":
@@ -118,7 +121,8 @@ def _cell(row: Row, column: Column, top: float | None, captures: Mapping[Any, st
         return Cell("text", name, name, note=visible(row.get("client_ip")))
     if kind in _FORMATS:
         if kind in _TIMES:
-            return Cell("time", _FORMATS[kind](value), value or "")
+            said = f.dated if dated and kind == "time" else _FORMATS[kind]
+            return Cell("time", said(value), value or "")
         bar = None if top is None or not value else round(100 * value / top, 1)
         return Cell("number", _FORMATS[kind](value), value, bar)
     if kind == "list":

@@ -1,0 +1,73 @@
+"""What the tests of reports share: table sets of the captures that ship, and a browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdissect
+from kdissect.api import Tables
+from kdissect.report import build
+from tests.conftest import CAPTURES, ROOT
+
+SHARED = ROOT.parent / "shared" / "captures"
+
+
+@pytest.fixture(scope="session")
+def librdkafka() -> Tables:
+    """A capture with groups, transactions, lag, errors and five codecs."""
+    return kdissect.read(CAPTURES / "librdkafka.pcap")
+
+
+@pytest.fixture(scope="session")
+def table_set(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same on disk, in a folder whose name says what it is."""
+    folder = tmp_path_factory.mktemp("report") / "orders"
+    librdkafka.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def page(table_set: Path) -> Path:
+    """Its report, with CSV files beside it."""
+    return build(table_set, table_set.parent / "out" / "orders.html").html
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Headless Chromium, driven through the DevTools protocol; skips without one."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    driver = shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("no chromium and chromedriver on this machine")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    started.set_page_load_timeout(60)
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def shared_capture() -> Callable[[str], Path]:
+    """A capture of the workplace beside the project; skips where there is none."""
+
+    def find(name: str) -> Path:
+        path = SHARED / name
+        if not path.exists():
+            pytest.skip(f"{path} is not there")
+        return path
+
+    return find

@@ -1,0 +1,231 @@
+"""Reports in headless Chromium: nothing asked of the network, nothing said on the console."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdissect.api import Tables
+from kdissect.report import build
+from tests.report.made import hostile
+
+READY_MS_MAX = 1000
+DESK, PHONE = (1280, 900), (390, 800)
+
+
+@pytest.fixture(scope="module")
+def attacked(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(hostile(librdkafka), tmp_path_factory.mktemp("hostile") / "x.html", csv=False).html
+
+
+def _set(browser: Any, size: tuple[int, int], scheme: str) -> None:
+    width, height = size
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+    )
+
+
+def _open(browser: Any, page: Path, size: tuple[int, int] = DESK, scheme: str = "light") -> None:
+    """Load the page afresh and scroll through it until every chart is drawn."""
+    _set(browser, size, scheme)
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.get(page.as_uri())
+    browser.execute_script("try { localStorage.clear() } catch {}")
+    wanted = browser.execute_script("return document.querySelectorAll('[data-chart]').length")
+    assert wanted > 8
+    script = (
+        "const f = document.querySelector('[data-chart]:not([data-drawn])');"
+        "if (f) f.scrollIntoView({block: 'center'}); return f === null"
+    )
+    _until(lambda: browser.execute_script(script), 30)
+
+
+def _until(holds: Callable[[], Any], timeout_s: float = 5) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never became so"
+        time.sleep(0.05)
+
+
+def _asked(browser: Any) -> list[str]:
+    """Addresses that the page asked for, data: aside."""
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
+    return [url for url in asked if not url.startswith(("data:", "about:", "chrome"))]
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("which", ["page", "attacked"])
+def test_quiet_and_whole(
+    browser: Any,
+    size: tuple[int, int],
+    scheme: str,
+    which: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """All charts drawn; no console line, no request, no sideways scrolling, no script run."""
+    page = request.getfixturevalue(which)
+    _open(browser, page, size, scheme)
+    assert browser.get_log("browser") == []
+    assert _asked(browser) == [page.as_uri()]
+    state = browser.execute_script(
+        "const r = document.documentElement; return {over: r.scrollWidth - r.clientWidth,"
+        "images: document.images.length, scripts: document.scripts.length,"
+        "svg: document.querySelectorAll('.draw svg').length,"
+        "charts: document.querySelectorAll('[data-chart]').length,"
+        "background: getComputedStyle(document.body).backgroundColor}"
+    )
+    assert state["over"] <= 0
+    assert (state["images"], state["scripts"]) == (0, 3)
+    assert state["svg"] == state["charts"]
+    dark = sum(int(part) for part in state["background"][4:-1].split(",")) < 3 * 128
+    assert dark == (scheme == "dark")
+
+
+def test_interactive_within_a_second(browser: Any, page: Path) -> None:
+    _set(browser, DESK, "light")
+    found = []
+    for _ in range(3):
+        browser.get("about:blank")
+        browser.get(page.as_uri())
+        found.append(float(browser.execute_script("return document.documentElement.dataset.ready")))
+    print(f"ready after {', '.join(f'{ms:.0f}' for ms in found)} ms")
+    assert min(found) < READY_MS_MAX
+
+
+def test_the_theme_switch_stays_and_redraws(browser: Any, page: Path) -> None:
+    _open(browser, page)
+    button = browser.find_element("id", "theme")
+    axis = "return getComputedStyle(document.querySelector('.role-axis-label text')).fill"
+    before = browser.execute_script(axis)
+    assert button.text == "Dark theme"
+    browser.execute_script("arguments[0].click()", button)
+    assert button.text == "Light theme"
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
+    _until(lambda: browser.execute_script(axis) != before)
+    browser.execute_script("arguments[0].click()", button)
+    _until(lambda: browser.execute_script(axis) == before)
+    assert browser.get_log("browser") == []
+
+
+def test_tables_sort_and_narrow_by_keyboard(browser: Any, page: Path) -> None:
+    _open(browser, page)
+    keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+    heading = browser.find_element("css selector", "#t-apis thead th:nth-child(2) button")
+    values = (
+        "return [...document.querySelectorAll('#t-apis tbody tr')].filter(r => !r.hidden)"
+        ".map(r => Number(r.cells[1].dataset.v))"
+    )
+    heading.send_keys(keys.ENTER)
+    assert browser.execute_script(values) == sorted(browser.execute_script(values), reverse=True)
+    heading.send_keys(keys.SPACE)
+    assert browser.execute_script(values) == sorted(browser.execute_script(values))
+    sorted_by = heading.find_element("xpath", "..").get_attribute("aria-sort")
+    assert sorted_by == "ascending"
+    box = browser.find_element("css selector", "input[data-table='t-apis']")
+    box.send_keys("produce")
+    names = browser.execute_script(
+        "return [...document.querySelectorAll('#t-apis tbody tr')].filter(r => !r.hidden)"
+        ".map(r => r.cells[0].textContent)"
+    )
+    assert names
+    assert all("produce" in name.lower() for name in names)
+
+
+def test_focus_is_seen_and_the_first_stop_skips_the_navigation(browser: Any, page: Path) -> None:
+    _open(browser, page)
+    keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+    browser.execute_script("scrollTo(0, 0); document.activeElement.blur()")
+    browser.find_element("tag name", "body").send_keys(keys.TAB)
+    focused = browser.switch_to.active_element
+    assert focused.get_attribute("class") == "skip"
+    assert focused.rect["x"] >= 0
+    outline = "return getComputedStyle(document.activeElement).outlineStyle"
+    assert browser.execute_script(outline) == "solid"
+
+
+def test_a_charts_data_is_a_table(browser: Any, page: Path) -> None:
+    _open(browser, page)
+    rows = browser.execute_script(
+        "const d = document.querySelector('[data-chart=latency-histogram] details'); d.open = true;"
+        "return new Promise(r => setTimeout(() => r("
+        "[d.querySelectorAll('tbody tr').length, d.querySelector('caption').textContent]), 100))"
+    )
+    charts = json.loads(
+        browser.execute_script("return document.getElementById('charts').textContent")
+    )
+    assert rows[0] == len(charts["latency-histogram"]["data"]["count"])
+    assert "Latency" in rows[1]
+
+
+def test_one_api_can_be_chosen(browser: Any, page: Path) -> None:
+    _open(browser, page)
+    bars = (
+        "return document.querySelectorAll('[data-chart=latency-histogram] .mark-rect path').length"
+    )
+    before = browser.execute_script(bars)
+    browser.execute_script(
+        "const s = document.querySelector('[data-chart=latency-histogram] select');"
+        "s.value = 'Metadata'; s.dispatchEvent(new Event('change'))"
+    )
+    _until(lambda: 0 < browser.execute_script(bars) < before)
+
+
+def test_a_packets_filter_is_copied(browser: Any, page: Path) -> None:
+    _open(browser, page)
+    browser.execute_cdp_cmd(
+        "Browser.grantPermissions",
+        {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},
+    )
+    button = browser.find_element("css selector", "#t-codes button.packet")
+    browser.execute_script("arguments[0].click()", button)
+    text = button.get_attribute("textContent")
+    assert text.startswith("frame.number == ")
+    said = browser.find_element("id", "said")
+    _until(lambda: said.get_attribute("textContent") == f"Copied: {text}")
+
+
+def test_text_has_contrast_in_both_themes(browser: Any, page: Path) -> None:
+    """4.5 to 1 (WCAG 2 AA) for all text of the page, against what lies behind it."""
+    for scheme in ("light", "dark"):
+        _open(browser, page, scheme=scheme)
+        worst = browser.execute_script(_CONTRAST)
+        print(scheme, worst)
+        assert worst[0] >= 4.5, worst
+
+
+_CONTRAST = """
+const lum = (c) => { const [r, g, b] = c.map((v) => { v /= 255;
+  return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const parse = (s) => s.match(/[\\d.]+/g).map(Number);
+const behind = (e) => { for (; e; e = e.parentElement) {
+  const c = parse(getComputedStyle(e).backgroundColor);
+  if (c.length < 4 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
+let worst = [99, ""];
+for (const e of document.querySelectorAll("body *")) {
+  if (e.closest("script, style, svg, #tip, #said, .quiet, [hidden]")) continue;
+  if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+  const a = lum(parse(getComputedStyle(e).color).slice(0, 3)), b = lum(behind(e));
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (ratio < worst[0]) worst = [ratio, e.tagName + "." + e.className + ": " + e.textContent.slice(0, 40)];
+}
+return worst;
+"""

@@ -1,0 +1,74 @@
+"""`kdissect report` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kdissect.cli.app import app
+from kdissect.errors import Error
+
+Run = Callable[..., Any]
+
+
+def test_default_place_and_findings(
+    table_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """reports/NAME.html below the current folder, CSV files beside it, findings on the terminal."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["report", str(table_set)])
+    assert result.exit_code == 0
+    assert (tmp_path / "reports" / "orders.html").is_file()
+    assert (tmp_path / "reports" / "orders-errors.csv").is_file()
+    assert result.stdout.splitlines()[-1].startswith("Report: reports/orders.html and ")
+    assert any("rebalance" in line for line in result.stdout.splitlines())
+
+
+def test_json_is_one_document(kdissect: Run, table_set: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sub" / "page.html"
+    done = kdissect("report", str(table_set), "--out", str(out), "--no-csv", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["format_version"] == 1
+    assert document["files"] == {"html": str(out), "csv": {}}
+    assert sorted(path.name for path in out.parent.iterdir()) == ["page.html"]
+
+
+def test_again_replaces_the_report(table_set: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    out.write_text("old")
+    result = CliRunner().invoke(app, ["report", str(table_set), "--out", str(out), "-q"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert out.read_text().startswith("<!doctype html>")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{tmp}/none"], "no table set"),
+        (["{set}", "--out", "{tmp}"], "is a folder"),
+        (["{set}", "--out", "{tmp}/x.html", "--broker-log", "{tmp}/no.log"], "no such file"),
+        (["{set}", "--out", "{tmp}/x.html", "--target", "9.9"], "9.9"),
+        (["{set}", "--out", "/dev/null/x.html"], "/dev/null"),
+    ],
+)
+def test_mistakes_are_refused_before_work(
+    arguments: list[str], said: str, table_set: Path, tmp_path: Path
+) -> None:
+    filled = [a.format(tmp=tmp_path, set=table_set) for a in arguments]
+    result = CliRunner().invoke(app, ["report", *filled])
+    assert isinstance(result.exception, Error)
+    assert said in str(result.exception)
+    assert not list(tmp_path.glob("*"))
+
+
+def test_a_mistake_is_one_line(kdissect: Run, tmp_path: Path) -> None:
+    done = kdissect("report", str(tmp_path / "none"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"kdissect: {tmp_path}/none: no table set (_kdissect.json is missing)\n"

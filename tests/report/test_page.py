@@ -1,0 +1,218 @@
+"""The page as a file: whole, escaped, said to those who do not see it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdissect.api import Tables
+from kdissect.report import CSV_TABLES, build
+from kdissect.report.page import json_script
+from tests.report.made import exchange, hostile, tables
+
+_VOID = frozenset(("meta", "link", "br", "input", "img", "hr"))
+_SIZE_MAX = 3_000_000
+
+
+class _Reader(HTMLParser):
+    """Elements with their attributes and text, and whether they close in order."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def _read(path: Path) -> _Reader:
+    reader = _Reader()
+    reader.feed(path.read_text())
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def attacked(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of tables in which every name is hostile."""
+    return build(hostile(librdkafka), tmp_path_factory.mktemp("hostile") / "hostile.html").html
+
+
+def test_the_page_needs_nothing_else(page: Path) -> None:
+    reader = _read(page)
+    for _, attributes in reader.elements:
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            value = attributes.get(name)
+            assert value is None or value.startswith("#") or value == "data:,"
+    text = page.read_text()
+    assert len(text.encode()) < _SIZE_MAX
+    # names of XML vocabularies are the only addresses, and nothing fetches those
+    assert set(re.findall(r"https?://([\w.-]+)", text)) == {"www.w3.org"}
+    policy = next(m for m in reader.named("meta") if m.get("http-equiv"))["content"] or ""
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-eval" not in policy
+    assert "unsafe-inline" not in policy.partition("style-src")[0]
+
+
+@pytest.mark.parametrize("which", ["page", "attacked"])
+def test_structure_for_screen_readers(which: str, request: pytest.FixtureRequest) -> None:
+    """Landmarks, headings in steps, captions and scopes, names for regions, unique ids."""
+    reader = _read(request.getfixturevalue(which))
+    for tag in ("header", "nav", "main", "footer", "h1"):
+        assert len(reader.named(tag)) == 1, tag
+    levels = [int(tag[1]) for tag, _ in reader.elements if re.fullmatch(r"h\d", tag)]
+    assert all(later <= before + 1 for before, later in pairwise(levels))
+    ids = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in reader.elements:
+        for name in ("aria-labelledby", "aria-describedby"):
+            assert attributes.get(name) in (None, *ids)
+    links = [attributes["href"] for attributes in reader.named("a")]
+    assert all((link or "").removeprefix("#") in ids for link in links)
+    tables_, captions = len(reader.named("table")), len(reader.named("caption"))
+    assert tables_ == captions > 10
+    assert all(attributes.get("scope") in ("col", "row") for attributes in reader.named("th"))
+    assert all("aria-label" in a for a in reader.named("input"))
+    figures = [a for a in reader.named("figure") if "data-chart" in a]
+    summaries = [a for a in reader.named("details") if a.get("class") == "alt"]
+    assert len(figures) == len(summaries) > 8
+    assert reader.named("html")[0]["lang"] == "en"
+
+
+def test_hostile_names_stay_text(attacked: Path) -> None:
+    """No element, attribute or script but those of the page; and the text can still be read."""
+    reader = _read(attacked)
+    assert reader.named("img") == []
+    assert len(reader.named("script")) == 3
+    handlers = [
+        name for _, attributes in reader.elements for name in attributes if name[:2] == "on"
+    ]
+    assert handlers == []
+    said = "".join(reader.text)
+    assert "</script><script>alert(1)</script><img src=x onerror=alert(2)>" in said
+    assert "{{7*7}}${7*7}" in said
+    text = attacked.read_text()
+    for character in "\u202e\x07":
+        assert character not in text
+    assert "\\u202egnp.exe\\u0007" in said
+
+
+def test_hostile_names_are_data_of_charts_only(attacked: Path) -> None:
+    """Specifications are ours: no field, expression or title comes from the capture."""
+    text = attacked.read_text()
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)
+    assert found is not None
+    charts = json.loads(found[1])
+    assert {"traffic", "latency-histogram", "heat-write", "group-0", "lag"} <= set(charts)
+    attacks = 0
+    for chart in charts.values():
+        attacks += "alert(" in json.dumps(chart["data"])
+        expressions = [
+            value
+            for key, value in _leaves(chart["spec"])
+            if key in ("signal", "update", "expr", "calculate", "test", "events", "field", "init")
+        ]
+        assert not [value for value in expressions if "alert" in str(value)]
+    assert attacks > 4
+
+
+def _leaves(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _leaves(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item, key)
+    else:
+        yield key, value
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    text = str(json_script({"a": "</script><!--", "b": "\u2028&"}))
+    assert "<" not in text
+    assert ">" not in text
+    assert "\u2028" not in text
+    assert json.loads(text) == {"a": "</script><!--", "b": "\u2028&"}
+
+
+def test_csv_files_are_whole_and_start_no_formula(
+    librdkafka: Tables, tmp_path: Path, page: Path
+) -> None:
+    report = build(hostile(librdkafka, "=cmd|' /C calc'!A0\n"), tmp_path / "formula.html", csv=True)
+    assert set(report.csv) == set(CSV_TABLES) - {"broker_times"}
+    for name, path in report.csv.items():
+        assert path.name == f"formula-{name}.csv"
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        cells = [cell or "" for row in rows for cell in row.values()]
+        assert not [cell for cell in cells if cell[:1] in "=+@\t\r" and cell]
+    with (page.parent / "orders-clients.csv").open(newline="") as file:
+        clients = list(csv.DictReader(file))
+    assert sum(int(row["exchanges"]) for row in clients) == librdkafka.exchanges.num_rows
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", clients[0]["first_time"])
+
+
+def test_a_list_says_what_it_leaves_out(tmp_path: Path) -> None:
+    rows = [exchange(i, client_id=f"client-{i:03}", connection_id=i) for i in range(1, 131)]
+    report = build(
+        tables(exchanges=rows, connections=[_connection(i) for i in range(1, 131)]),
+        tmp_path / "many.html",
+    )
+    assert report.document["clients"]["total"] == 130
+    said = " ".join("".join(_read(report.html).text).split())
+    assert "60 of 130 rows; all in many-clients.csv" in said
+    assert len((tmp_path / "many-clients.csv").read_text().splitlines()) == 131
+
+
+def _connection(number: int) -> dict[str, Any]:
+    return {
+        "connection_id": number,
+        "client_ip": "10.0.0.1",
+        "client_port": 50000,
+        "broker_ip": "10.0.0.9",
+        "broker_port": 9092,
+        "is_kafka": True,
+        "protocol": "kafka",
+    }
+
+
+def test_the_document_is_json(page: Path, table_set: Path, tmp_path: Path) -> None:
+    document = build(table_set, tmp_path / "x.html", csv=False).document
+    text = json.dumps(document, allow_nan=False)
+    assert document["format_version"] == 1
+    assert document["files"]["csv"] == {}
+
+    def check(value: Any) -> None:
+        if isinstance(value, dict):
+            for item in value.values():
+                check(item)
+        elif isinstance(value, list):
+            for item in value:
+                check(item)
+        elif isinstance(value, int):
+            assert abs(value) <= 1 << 53
+
+    check(json.loads(text))
+    assert re.fullmatch(r"[\dT:.-]+Z", document["overview"]["first_time"])

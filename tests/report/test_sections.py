@@ -1,0 +1,206 @@
+"""The figures of sections beside the same figures counted another way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kdissect
+from kdissect.api import Tables
+from kdissect.protocol.errors import error_name
+from kdissect.report import basis, collect, failures, traffic
+from kdissect.report.database import Database
+from tests.conftest import CAPTURES
+from tests.report.made import exchange, tables
+
+
+@pytest.fixture(scope="module")
+def database(librdkafka: Tables) -> Iterator[Database]:
+    with Database(librdkafka) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def document(database: Database) -> dict[str, Any]:
+    return collect(database)
+
+
+def test_every_exchange_is_counted_once(document: dict[str, Any], librdkafka: Tables) -> None:
+    total = librdkafka.exchanges.num_rows
+    assert document["overview"]["exchanges"] == total
+    for name in ("apis", "clients", "brokers"):
+        assert sum(row["exchanges"] for row in document["latency"][name]["rows"]) == total
+    assert sum(row["exchanges"] for row in document["clients"]["rows"]) == total
+    series = document["traffic"]["exchanges"]
+    shown = sum(series["rate"]) * document["traffic"]["slice_ms"] / 1000
+    assert round(shown) == total
+
+
+def test_waiting_adds_up(document: dict[str, Any]) -> None:
+    kinds = ("answers", "idle_polls", "woken_polls", "behind_polls", "group_waits")
+    answered = document["overview"]["paired"]
+    rows = document["latency"]["apis"]["rows"]
+    assert sum(row[kind] for row in rows for kind in kinds) == answered
+    assert sum(document["latency"]["histogram"]["count"]) == answered
+
+
+def test_percentiles_are_those_of_answers(document: dict[str, Any], database: Database) -> None:
+    for row in document["latency"]["apis"]["rows"]:
+        values = database.columns(
+            "SELECT latency_ms FROM x WHERE api = ? AND wait = 'answer'", [row["api"]]
+        )["latency_ms"]
+        assert len(values) == row["answers"]
+        if len(values):
+            expected = np.quantile(values, [0.5, 0.95, 0.99, 1.0])
+            assert [row["p50"], row["p95"], row["p99"], row["max"]] == pytest.approx(expected)
+
+
+def test_topics_move_the_bytes_of_their_batches(
+    document: dict[str, Any], librdkafka: Tables
+) -> None:
+    batches = librdkafka.record_batches.to_pandas()
+    batches = batches[~batches["is_partial"].fillna(False) & ~batches["is_control"].fillna(False)]
+    by = batches.groupby(["topic", batches["source"] == "produce"])["size"].sum()
+    for row in document["topics"]["topics"]["rows"]:
+        assert row["write_bytes"] == by.get((row["topic"], True), 0)
+        assert row["read_bytes"] + row["replicate_bytes"] == by.get((row["topic"], False), 0)
+
+
+def test_groups_have_all_events(document: dict[str, Any], librdkafka: Tables) -> None:
+    rows = document["groups"]["groups"]["rows"]
+    assert sum(row["events"] for row in rows) == librdkafka.group_events.num_rows
+    rebalances = [
+        event
+        for event in librdkafka.group_events.to_arrow(["event"])["event"].to_pylist()
+        if event == "rebalance"
+    ]
+    assert document["groups"]["rebalances"]["total"] == len(rebalances) > 0
+
+
+def test_a_story_has_the_events_up_to_its_end(document: dict[str, Any]) -> None:
+    stories = [s for each in document["groups"]["timelines"] for s in each["stories"]]
+    assert stories
+    for story in stories:
+        assert story["events"], story["detail"]
+        assert {event["event"] for event in story["events"]}.isdisjoint({"rebalance", "stable"})
+
+
+def test_transactions_by_outcome(document: dict[str, Any], librdkafka: Tables) -> None:
+    outcomes = librdkafka.transactions.to_pandas()["outcome"].value_counts().to_dict()
+    assert {r["outcome"]: r["count"] for r in document["transactions"]["outcomes"]} == outcomes
+    assert outcomes
+
+
+def test_lag_is_the_log_end_less_the_commit(document: dict[str, Any], librdkafka: Tables) -> None:
+    """Counted again, message by message, for the partitions that the report lists."""
+    names = {
+        row["topic_id"]: row["topic"]
+        for row in librdkafka.topics.to_arrow().to_pylist()
+        if row["topic_id"]
+    }
+    ends: dict[tuple[str, int], int] = {}
+    for row in librdkafka.api("Fetch").to_arrow(["response"]).to_pylist():
+        for topic in (row["response"] or {}).get("responses") or []:
+            name = topic["topic"] or names.get(topic["topic_id"])
+            for part in topic["partitions"]:
+                key = (name, part["partition_index"])
+                ends[key] = max(ends.get(key, -1), part["high_watermark"])
+    commits: dict[tuple[str, str, int], int] = {}
+    table = librdkafka.api("OffsetCommit").to_arrow(["request_time", "request"])
+    for row in sorted(table.to_pylist(), key=lambda row: row["request_time"]):
+        for topic in row["request"]["topics"]:
+            for part in topic["partitions"]:
+                name = topic["name"] or names.get(topic.get("topic_id"))
+                key = (row["request"]["group_id"], name, part["partition_index"])
+                commits[key] = part["committed_offset"]
+    compared = 0
+    for row in document["lag"]["partitions"]["rows"]:
+        key = (row["group_id"], row["topic"], row["partition"])
+        if key in commits and key[1:] in ends and row["last_committed"] == commits[key]:
+            assert row["log_end"] >= ends[key[1:]]
+            assert row["lag_at_end"] == row["log_end"] - commits[key]
+            compared += 1
+    print(f"lag of {compared} partitions compared")
+    assert compared >= 3
+
+
+@pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"])
+def test_every_error_code_has_its_place(name: str) -> None:
+    _check_errors(CAPTURES / name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "java_latest/java_latest.pcap",
+        "admin/admin.pcap",
+        "transactions/transactions.pcap",
+        "share_streams/share.pcap",
+        "cluster/cluster.pcap",
+    ],
+)
+def test_every_error_code_of_shared_captures_has_its_place(name: str, shared_capture: Any) -> None:
+    _check_errors(shared_capture(name))
+
+
+def _check_errors(capture: Path) -> None:
+    """Codes found by walking messages are those that the exchanges tell, exchange by exchange."""
+    with Database(kdissect.read(capture)) as database:
+        basis.prepare(database)
+        failures.prepare(database)
+        told = database.rows(
+            "SELECT exchange_id, list_sort(error_codes) AS codes FROM x WHERE failed ORDER BY ALL"
+        )
+        found = database.rows(
+            "SELECT exchange_id, list_sort(list(DISTINCT code)) AS codes FROM errors "
+            "GROUP BY exchange_id ORDER BY ALL"
+        )
+        lost = database.value("SELECT count(*) FROM errors WHERE place IS NULL")
+        names = database.rows("SELECT DISTINCT code, error FROM errors")
+    print(f"{capture.name}: {len(found)} answers with errors")
+    assert found == told
+    assert lost == 0
+    assert all(row["error"] == error_name(row["code"]) for row in names)
+
+
+def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
+    with Database(kdissect.read(shared_capture("java_latest/java_latest.pcap"))) as database:
+        basis.prepare(database)
+        failures.prepare(database)
+        rows = failures.collect(database)["places"]["rows"]
+    (row,) = [r for r in rows if r["error"] == "OFFSET_OUT_OF_RANGE" and r["api"] == "Fetch"]
+    assert row["path"] == "responses[0].partitions[0].error_code"
+    assert (row["topic"], row["partitions"]) == ("events-zstd", [0])
+    assert row["packet"]
+
+
+def test_an_empty_table_set_has_a_report() -> None:
+    with Database(tables()) as database:
+        document = collect(database)
+    assert document["overview"]["exchanges"] == 0
+    assert [f["title"] for f in document["findings"]["findings"]] == ["No Kafka traffic found"]
+
+
+def test_responses_alone_have_a_report() -> None:
+    """A capture of one direction: no request times, no client ids."""
+    row = exchange(1, status="request_missing", client_id=None)
+    for name in ("request_time", "request_end_time", "request_time_ns", "latency_ms"):
+        row[name] = None
+    with Database(tables(exchanges=[row])) as database:
+        document = collect(database)
+    assert document["overview"]["request_missing"] == 1
+    assert document["latency"]["all"]["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("span_s", "width_ms"),
+    [(0, 1), (0.2, 1), (1, 5), (60, 500), (3600, 15_000), (86_400, 600_000), (3e8, 1_250_000_000)],
+)
+def test_slices_are_round_and_few(span_s: float, width_ms: int) -> None:
+    width = traffic.slice_width_us(int(span_s * 1e6))
+    assert width == width_ms * 1000
+    assert span_s * 1e6 <= width * traffic.SLICES_MAX

@@ -1,0 +1,64 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdissect.report import formats
+from kdissect.report.text import visible
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (None, "–"),
+        (0, "0 ms"),
+        (0.0421, "0.042 ms"),
+        (0.421, "0.42 ms"),
+        (12.34, "12.3 ms"),
+        (999.4, "999 ms"),
+        (1234, "1.23 s"),
+        (119_000, "119 s"),
+        (125_000, "2 min 5 s"),
+        (7_500_000, "2 h 5 min"),
+        (200_000_000, "2 d 7 h"),
+    ],
+)
+def test_durations(ms: float | None, text: str) -> None:
+    assert formats.duration(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.50 kB"), (12_345_678, "12.3 MB"), (3e12, "3.00 TB")],
+)
+def test_bytes(value: float, text: str) -> None:
+    assert formats.bytes_(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 %"),
+        (1, "100 %"),
+        (0.1234, "12.3 %"),
+        (1e-6, "below 0.01 %"),
+        (0.99999, "above 99.9 %"),
+    ],
+)
+def test_shares(value: float, text: str) -> None:
+    assert formats.share(value) == text
+
+
+@given(st.text())
+def test_shown_text_hides_nothing(text: str) -> None:
+    shown = visible(text)
+    assert all(character.isprintable() for character in shown)
+    if text.isprintable() and len(text) <= 300:
+        assert shown == text
+
+
+def test_long_text_says_that_it_is_cut() -> None:
+    assert visible("x" * 32_767, 10) == "xxxxxxxxxx… (32,767 characters)"
