@@ -70,14 +70,20 @@ def _asked(browser: Any) -> list[str]:
     return [url for url in asked if not url.startswith(("data:", "about:", "chrome"))]
 
 
-@pytest.mark.parametrize("size", [DESK, PHONE])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("which", ["page", "attacked"])
+@pytest.mark.parametrize(
+    ("which", "size", "scheme"),
+    [
+        ("page", DESK, "light"),
+        ("page", PHONE, "dark"),
+        ("attacked", PHONE, "light"),
+        ("attacked", DESK, "dark"),
+    ],
+)
 def test_quiet_and_whole(
     browser: Any,
+    which: str,
     size: tuple[int, int],
     scheme: str,
-    which: str,
     request: pytest.FixtureRequest,
 ) -> None:
     """All charts drawn; no console line, no request, no sideways scrolling, no script run."""
@@ -225,7 +231,7 @@ for (const e of document.querySelectorAll("body *")) {
   if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
   const a = lum(parse(getComputedStyle(e).color).slice(0, 3)), b = lum(behind(e));
   const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  if (ratio < worst[0]) worst = [ratio, e.tagName + "." + e.className + ": " + e.textContent.slice(0, 40)];
+  if (ratio < worst[0]) worst = [ratio, `${e.tagName}.${e.className}: ${e.textContent}`];
 }
 return worst;
 """
