@@ -15,6 +15,7 @@ from kdissect.cli.common import (
     FromTime,
     Hosts,
     KeyLogs,
+    LimitItems,
     Payload,
     Ports,
     Quiet,
@@ -22,6 +23,7 @@ from kdissect.cli.common import (
     ShownPayload,
     ToTime,
     check_choice,
+    limits_of,
     say,
 )
 
@@ -109,17 +111,30 @@ def show_command(
             help="Colours (default: on a terminal, unless NO_COLOR is set).",
         ),
     ] = None,
+    limit: LimitItems = None,
     quiet: Quiet = False,
 ) -> None:
     """Requests with their answers, a line each, as they are completed. No Spark, no waiting.
 
     Values of one option are alternatives; different options must all hold.
     """
-    check_choice(host, from_time, to_time)
     if as_json and (verbose or raw):
         raise typer.BadParameter("it shows columns; -v and -x are text", param_hint="--json")
     has_colour = _has_colour(colour)
-    chosen = (api, client, topic, group, slow, where, follow, from_time, to_time, host, keylog)
+    chosen = (
+        api,
+        client,
+        topic,
+        group,
+        slow,
+        where,
+        follow,
+        from_time,
+        to_time,
+        host,
+        keylog,
+        limit,
+    )
     out = _Output()
     printed = set()
     try:
@@ -136,6 +151,7 @@ def show_command(
         from kdissect.startup import light
 
         light()  # this process shows, and nothing else
+    check_choice(host, from_time, to_time)
     from kdissect.pipeline.choose import time_ns
     from kdissect.pipeline.options import Options
     from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
@@ -159,6 +175,7 @@ def show_command(
         keylog=tuple(keylog or ()),
         payload=payload.value,
         reveal_secrets=reveal_secrets,
+        limits=limits_of(limit),
     )
     style = Style(as_json, verbose, raw, records, has_colour)
 

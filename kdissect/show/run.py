@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
 from kdissect.show import json_lines
@@ -66,7 +68,7 @@ def _without(listed: Listed, printed: set[Packets]) -> Listed:
     kept = [row for row, pair in enumerate(packets) if pair not in printed]
     printed.difference_update(packets)
     assert listed.frames is None
-    return replace(listed, table=listed.table.take(kept))
+    return replace(listed, table=listed.table.take(pa.array(kept, pa.int64())))
 
 
 class _Shower:

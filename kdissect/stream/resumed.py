@@ -132,9 +132,9 @@ OPENING = ("time_ns", "seq", "ack", "endpoints", "flags", "side")  # fields of t
 class _Flow:
     """A connection between windows; lists of two are by side.
 
-    base: stream position of the first carried byte; seq: its sequence number; certain: it is the
-    first byte of a frame. parts: carried segments (packed SEGMENT), whose `pos` is a place in the
-    bytes beside them.
+    base: stream position of the first carried byte; seq: its sequence number; syn: that of position
+    0, where a SYN told it; certain: the first carried byte is that of a frame. parts: carried
+    segments (packed SEGMENT), whose `pos` is a place in the bytes beside them.
     shown: ids of finished exchanges that have carried bytes.
     """
 
@@ -146,6 +146,7 @@ class _Flow:
     client_side: int = 0
     base: list[int] = field(default_factory=lambda: [0, 0])
     seq: list[int] = field(default_factory=lambda: [NO_NUMBER, NO_NUMBER])
+    syn: list[int] = field(default_factory=lambda: [NO_NUMBER, NO_NUMBER])
     certain: list[bool] = field(default_factory=lambda: [False, False])
     bits: list[int] = field(default_factory=lambda: [0, 0])
     parts: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -165,7 +166,8 @@ class _Flow:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """rows: the exchanges of `assembly` that are finished and were not given before."""
+    """rows: the exchanges of `assembly` that are finished and were not given before. sources: where
+    its extents are, but for what it carries."""
 
     assembly: Assembly
     sources: Sources
@@ -249,6 +251,10 @@ class Resumed:
                 rows = rows[int(begins[0]) :]
                 flow = self._flows[key] = _Flow(key, incarnation=flow.incarnation + 1)
                 self._closing.pop(key, None)
+            if flags[number] & SYN and flow.state is KAFKA:
+                rows = _without_copies(flow, segments, rows)
+                if not len(rows):
+                    continue
             by_side = (sizes[number] - sizes_b[number], sizes_b[number])
             if not flags[number] & (SYN | FIN | RST) and self._waits(flow, by_side):
                 self._defer(flow, window, rows)
@@ -363,8 +369,6 @@ class Resumed:
                 self._closing.pop(key, None)
         if not len(settling.rows):
             return None
-        if len(assembly.carried.data):
-            sources = sources.carrying(assembly.carried.data)
         return Finished(assembly, sources, settling.rows)
 
     def _batch(self, window: Window, flows: list[_Flow], rows: list[Ints]) -> SegmentBatch:
@@ -392,6 +396,14 @@ class Resumed:
             new["endpoints"] = number_of[new["endpoints"]]
             parts.append(new)
         return SegmentBatch(endpoints, np.concatenate(parts))
+
+
+def _without_copies(flow: _Flow, segments: Any, rows: Ints) -> Ints:
+    """Without further copies of the SYNs that began the connection, whose bytes are gone."""
+    some = segments[rows]
+    begins = np.array(flow.syn, np.int64)[some["side"]]
+    number = (some["seq"].astype(np.int64) + 1) & 0xFFFFFFFF
+    return rows[((some["flags"] & SYN) == 0) | (number != begins)]
 
 
 def _openings(flows: list[_Flow]) -> Any:
@@ -761,6 +773,7 @@ class _Facts:
         self.resume = settling.resume.tolist()
         self.base = settling.base.tolist()
         self.seq = seq_of_start.tolist()
+        self.has_syn = (sides[:, HAS_SYN] != 0).tolist()
         self.is_certain = settling.is_certain.tolist()
         self.bits = settling.new_bits.tolist()
         self.missing = settling.missing.tolist()
@@ -796,6 +809,10 @@ class _Facts:
         for side in (0, 1):
             stream = 2 * connection + side
             resume = self.resume[stream] if state is KAFKA else 0
+            if not is_first:
+                flow.syn[side] = NO_NUMBER
+            if self.has_syn[stream] and self.base[stream] == 0:
+                flow.syn[side] = self.seq[stream]
             if self.seq[stream] != NO_NUMBER:
                 flow.seq[side] = (self.seq[stream] + resume) & 0xFFFFFFFF
             elif not is_first:

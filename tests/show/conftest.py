@@ -1,0 +1,51 @@
+"""What the tests of `show` share."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdissect.capture import windows
+from kdissect.pipeline.options import Options
+from kdissect.show.filters import Filters
+from kdissect.show.run import Style, show
+from tests.conftest import CAPTURES, ROOT
+
+SHARED = ROOT.parent / "shared" / "captures"
+SHIPPED = sorted(path for path in CAPTURES.iterdir() if ".pcap" in path.name)
+
+
+def shared(*names: str) -> list[Path]:
+    """Captures of the shared folder, none where it is not there."""
+    return [SHARED / name for name in names if (SHARED / name).exists()]
+
+
+def key_log(path: Path) -> tuple[str, ...]:
+    found = path.with_suffix(".keylog")
+    return (os.fspath(found),) if found.exists() else ()
+
+
+@pytest.fixture
+def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes windows of one size."""
+
+    def make(size: int) -> None:
+        monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", size)
+        monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", size)
+
+    return make
+
+
+def shown(
+    paths: Path | Sequence[Path],
+    style: Style | None = None,
+    filters: Filters | None = None,
+    **options: Any,
+) -> list[str]:
+    """The lines that `show` writes."""
+    out: list[bytes] = []
+    named = [os.fspath(path) for path in ([paths] if isinstance(paths, Path) else paths)]
+    show(named, Options(**options), filters or Filters(), style or Style(), out.append, str)
+    return b"".join(out).decode().splitlines()

@@ -1,0 +1,130 @@
+"""The command as users and pipes meet it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+COMMAND = [sys.executable, "-m", "kdissect", "show"]
+
+
+def start(*args: str, **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=ROOT, **options,
+    )  # fmt: skip
+
+
+def test_lines_come_as_packets_come(captures: Path) -> None:
+    """From a pipe that stays open; an interrupt ends it with 130, without a word too many."""
+    data = (captures / "java_2_0_1.pcap").read_bytes()
+    with start("-") as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdin.write(data[:60_000])
+        process.stdin.flush()
+        first = process.stdout.readline()
+        assert b"ApiVersions" in first
+        os.set_blocking(process.stdout.fileno(), False)
+        time.sleep(0.5)
+        process.stdout.read()
+        process.stdin.write(data[60_000:])
+        process.stdin.flush()
+        os.set_blocking(process.stdout.fileno(), True)
+        assert process.stdout.readline().count(b"127.0.0.1") == 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_reader_that_has_seen_enough(captures: Path) -> None:
+    """`| head -1` ends it quietly with 0."""
+    with start(os.fspath(captures / "librdkafka.pcap")) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+
+
+def test_compressed_and_piped(captures: Path) -> None:
+    """gzip on standard input gives the lines of the file."""
+    path = captures / "sarama.pcap.gz"
+    piped = subprocess.run(
+        [*COMMAND, "-"], input=path.read_bytes(), capture_output=True, check=True, cwd=ROOT
+    )
+    assert len(piped.stdout.splitlines()) == 608
+
+
+def test_usage(kdissect: Run, tmp_path: Path) -> None:
+    """Exit 2 and one line for what cannot be; a warning where there is no Kafka."""
+    text = tmp_path / "notes.txt"
+    text.write_text("no capture")
+    path = "captures/librdkafka.pcap"
+    for args in (
+        ["nowhere.pcap"], [os.fspath(text)], [path, "--slow", "soon"], [path, "--api", "Fetsch"],
+        [path, "--follow", "me"], [path, "--where", "nothing"], [path, "--json", "-v"],
+        [path, "--from", "yesterday"], [path, "--limit", "x=1"],
+    ):  # fmt: skip
+        done = kdissect("show", *args)
+        assert (done.returncode, done.stdout) == (2, ""), args
+        assert len(done.stderr.strip().splitlines()) == 1
+    empty = tmp_path / "empty.pcap"
+    empty.write_bytes((ROOT / path).read_bytes()[:24])
+    done = kdissect("show", os.fspath(empty))
+    assert done.returncode == 0
+    assert "no Kafka traffic" in done.stderr
+
+
+def test_hostile_names_do_not_steer_the_terminal(captures: Path, tmp_path: Path) -> None:
+    """Escapes in a client id and a topic are shown as text; colours are ours alone."""
+    data = (captures / "librdkafka.pcap").read_bytes()
+    data = data.replace(b"rd-events", b"\x1b[31mXY\r\n")
+    data = data.replace(b"rdkafka-none", b"\xe2\x80\xaeabcdefghi")
+    path = tmp_path / "hostile.pcap"
+    path.write_bytes(data)
+    for args in ([], ["-v"], ["-x"], ["--records"]):
+        done = subprocess.run(
+            [*COMMAND, os.fspath(path), *args], capture_output=True, check=True, cwd=ROOT
+        )
+        assert b"\\x1b[31mXY\\r\\n" in done.stdout
+        assert not any(byte < 32 and byte != 10 for byte in done.stdout)
+        assert "\u202e" not in done.stdout.decode()
+
+
+@pytest.mark.parametrize(("setting", "has_colour"), [({}, False), ({"args": "--colour"}, True)])
+def test_colours(setting: dict[str, str], has_colour: bool, captures: Path) -> None:
+    """None in a pipe unless asked for."""
+    args = [setting["args"]] if setting else []
+    done = subprocess.run(
+        [*COMMAND, os.fspath(captures / "java_2_0_1.pcap"), *args],
+        capture_output=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert (b"\x1b[" in done.stdout) == has_colour
+
+
+def test_nothing_heavy_is_loaded(captures: Path) -> None:
+    """Neither Spark nor pandas, DuckDB or Rich's tables are imported for a list."""
+    code = (
+        "import sys; sys.argv = ['kdissect', 'show', sys.argv[1]]\n"
+        "import os; os._exit = lambda status: (print(sorted({name.split('.')[0] for name in "
+        "sys.modules}), file=sys.stderr), sys.exit(0))\n"
+        "from kdissect.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, os.fspath(captures / "sarama.pcap.gz")],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    loaded = done.stderr
+    for name in ("pyspark", "pandas", "duckdb", "scipy", "altair"):
+        assert f"'{name}'" not in loaded

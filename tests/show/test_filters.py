@@ -1,0 +1,141 @@
+"""Filters, compared with pandas on the rows of `read`."""
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import kdissect
+from kdissect.pipeline.choose import time_ns
+from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
+from kdissect.show.run import Style
+from kdissect.show.where import WhereError
+from tests.conftest import CAPTURES
+from tests.show.conftest import shown
+
+PATH = CAPTURES / "librdkafka.pcap"
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    return kdissect.read(PATH).exchanges.to_pandas()
+
+
+def ids(filters: Filters) -> set[int]:
+    found = [json.loads(line) for line in shown(PATH, Style(as_json=True), filters)]
+    assert len(found) == len({row["exchange_id"] for row in found})
+    return {int(row["exchange_id"]) for row in found}
+
+
+def of(rows: pd.DataFrame, mask: Any) -> set[int]:
+    chosen = set(rows["exchange_id"][mask])
+    assert chosen
+    assert len(chosen) < len(rows)
+    return chosen
+
+
+def test_by_api(rows: pd.DataFrame) -> None:
+    """Several are alternatives; names in any case, unique beginnings, keys."""
+    filters = Filters(apis=api_keys(["fetch", "JOINGR", "3"]))
+    assert ids(filters) == of(rows, rows.api_name.isin(["Fetch", "JoinGroup", "Metadata"]))
+
+
+def test_by_client(rows: pd.DataFrame) -> None:
+    """An id, a pattern, an address with its port."""
+    assert ids(Filters(clients=("rd-c0",))) == of(rows, rows.client_id == "rd-c0")
+    assert ids(Filters(clients=("rdkafka-*",))) == of(
+        rows, rows.client_id.fillna("").str.startswith("rdkafka-")
+    )
+    port = int(rows.client_port.iloc[30])
+    found = ids(Filters(clients=(f"127.0.0.1:{port}",)))
+    assert found == of(rows, rows.client_port == port)
+    assert ids(Filters(clients=("127.0.0.1",))) == set(rows.exchange_id)
+
+
+def test_by_topic_and_group(rows: pd.DataFrame) -> None:
+    """Any topic of the exchange; group or transaction."""
+    has = rows.topics.map(lambda names: "rd-tx" in list(names))
+    assert ids(Filters(topics=("rd-tx",))) == of(rows, has)
+    either = (rows.group_id == "rd-classic") | (rows.transactional_id == "rd-tx-1")
+    assert ids(Filters(groups=("rd-classic", "rd-tx-1"))) == of(rows, either)
+
+
+def test_by_errors_and_latency(rows: pd.DataFrame) -> None:
+    """Errors anywhere in the answer; latency from a bound on."""
+    wrong = rows.error_codes.map(lambda codes: len(codes) > 0)
+    assert ids(Filters(errors=True)) == of(rows, wrong)
+    assert ids(Filters(slow_ms=duration_ms("20ms"))) == of(rows, rows.latency_ms >= 20)
+    assert ids(Filters(errors=True, slow_ms=2)) == of(rows, wrong & (rows.latency_ms >= 2))
+
+
+def test_by_time_and_place(rows: pd.DataFrame) -> None:
+    """The range is that of `dissect`: its first byte, the end not in it."""
+    first, last = "2026-11-21T02:15:32Z", "2026-11-21T02:15:40Z"
+    inside = (rows.request_time >= first) & (rows.request_time < last)
+    filters = Filters(time_from_ns=time_ns(first), time_to_ns=time_ns(last))
+    assert ids(filters) == of(rows, inside)
+    assert ids(Filters(hosts=("10.0.0.1",))) == set()
+    assert ids(Filters(hosts=("127.0.0.1",))) == set(rows.exchange_id)
+
+
+def test_one_connection(rows: pd.DataFrame) -> None:
+    """By its id, by either end."""
+    row = rows.iloc[50]
+    same = rows.connection_id == row.connection_id
+    assert ids(Filters(follow=Followed.of(str(row.connection_id)))) == of(rows, same)
+    assert ids(Filters(follow=Followed.of(f"127.0.0.1:{row.client_port}"))) == of(rows, same)
+    broker = rows.broker_port == 9093
+    assert ids(Filters(follow=Followed.of("127.0.0.1:9093"))) == of(rows, broker)
+
+
+def test_by_sql(rows: pd.DataFrame) -> None:
+    """An expression over columns, lists and strings too."""
+    where = "latency_ms > 1 and list_contains(topics, 'rd-events') and client_id like 'rd-%'"
+    mask = (
+        (rows.latency_ms > 1)
+        & rows.topics.map(lambda names: "rd-events" in list(names))
+        & rows.client_id.fillna("").str.startswith("rd-")
+    )
+    assert ids(Filters(where=where)) == of(rows, mask)
+    late = "request_time >= '2026-11-21 02:15:40+00'"
+    assert ids(Filters(where=late)) == of(rows, rows.request_time >= "2026-11-21T02:15:40Z")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "no_such_column = 1",
+        "latency_ms >",
+        "exists (select * from read_csv('/etc/passwd'))",
+        "client_id in (select content from read_text('/etc/passwd'))",
+        "1; drop table x",
+    ],
+)
+def test_sql_that_is_none_or_reaches_out(where: str) -> None:
+    """One clear error; no file is read."""
+    with pytest.raises(WhereError, match="--where"):
+        ids(Filters(where=where))
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-3ms", "5 parsecs"])
+def test_wrong_durations(text: str) -> None:
+    """The message says what to give."""
+    with pytest.raises(ValueError, match="50ms"):
+        duration_ms(text)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.2.3.4", "1.2.3.4:0", "host:9092", "-4", "9" * 25])
+def test_wrong_connections(text: str) -> None:
+    """Neither an id nor an end."""
+    with pytest.raises(ValueError, match=r"neither|no IP address"):
+        Followed.of(text)
+
+
+def test_wrong_apis() -> None:
+    """Unknown and ambiguous names say what is near."""
+    with pytest.raises(ValueError, match="Fetch"):
+        api_keys(["Fetsch"])
+    with pytest.raises(ValueError, match="DescribeGroups"):
+        api_keys(["describe"])
+    assert api_keys(["SaslToken"]) == {-1}

@@ -1,0 +1,92 @@
+"""`show --json` has the rows of `exchanges`, whatever the windows, in the order of their end."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kdissect
+from kdissect.show import json_lines
+from kdissect.show.run import Style
+from tests.show.conftest import SHIPPED, key_log, shared, shown
+
+MORE = shared(
+    "odd/odd_conversations.pcap",
+    "sasl/sasl_handshake_v0.pcap",
+    "shapes/any_sll2.pcap",
+    "shapes/cut.pcap",
+    "shapes/drop1pct.pcap",
+    "shapes/duplicated.pcap",
+    "shapes/midstream.pcap",
+    "shapes/reordered.pcap",
+    "shapes/seqwrap.pcap",
+    "shapes/snap128.pcap",
+    "shapes/vlan_vxlan.pcap",
+    "tls/tls13.pcap",
+    "zookeeper/zk_1_1_1.pcap",
+)
+
+
+def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str]:
+    table = kdissect.read(paths, keylog=keylog).exchanges.to_arrow()
+    return sorted(json_lines.block(table).decode().splitlines())
+
+
+@pytest.mark.parametrize("size", [6_000, 300_000])
+@pytest.mark.parametrize("path", [*SHIPPED, *MORE], ids=lambda path: path.name)
+def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
+    """The same columns of the same exchanges: ids, positions, packets, times, topics, errors."""
+    window_bytes(size)
+    keylog = key_log(path)
+    found = shown(path, Style(as_json=True), keylog=keylog)
+    assert sorted(found) == expected(path, keylog)
+
+
+def test_rotated_files_are_one_input(window_bytes: Callable[[int], None]) -> None:
+    """Connections cross files, in whatever order the files are named."""
+    window_bytes(20_000)
+    paths = shared(*(f"shapes/rotated_0000{number}.pcap" for number in range(5)))
+    if not paths:
+        pytest.skip("no shared captures")
+    assert sorted(shown(paths[::-1], Style(as_json=True))) == expected(paths)
+
+
+def test_rows_come_in_the_order_of_their_end(captures: Path) -> None:
+    """An exchange stands where its answer came."""
+    rows = [json.loads(line) for line in shown(captures / "librdkafka.pcap", Style(as_json=True))]
+    ends = [row["response_end_time"] or row["request_end_time"] for row in rows]
+    open_ones = [row["status"] in ("response_missing", "connection_closed") for row in rows]
+    finished = [end for end, is_open in zip(ends, open_ones, strict=True) if not is_open]
+    assert finished == sorted(finished)
+
+
+def test_json_has_the_types_of_the_contract(captures: Path) -> None:
+    """Columns in their order, times in RFC 3339, large ids as strings, numbers as numbers."""
+    row = json.loads(shown(captures / "librdkafka.pcap", Style(as_json=True))[17])
+    table = kdissect.read(captures / "librdkafka.pcap").exchanges.to_arrow()
+    assert list(row) == table.column_names
+    assert int(row["exchange_id"]) in table["exchange_id"].to_pylist()
+    assert isinstance(row["exchange_id"], str)
+    assert row["request_time"].endswith("Z")
+    assert isinstance(row["latency_ms"], float)
+    assert row["topics"] == ["rd-events"]
+    assert row["error_codes"] == []
+
+
+def test_json_of_anything_is_json() -> None:
+    """Quotes, control characters, nulls, infinities of columns."""
+    table = pa.table(
+        {
+            "client_id": ['a"b\\c\n', None, "\x1b[31m"],
+            "topics": [["x", 'y"'], None, []],
+            "exchange_id": [5, 2**60, None],
+            "latency_ms": [0.25, None, -1.0],
+        }
+    )
+    rows = [json.loads(line) for line in json_lines.block(table).decode().splitlines()]
+    assert [row["client_id"] for row in rows] == ['a"b\\c\n', None, "\x1b[31m"]
+    assert [row["topics"] for row in rows] == [["x", 'y"'], None, []]
+    assert [row["exchange_id"] for row in rows] == [5, str(2**60), None]
+    assert [row["latency_ms"] for row in rows] == [0.25, None, -1.0]
