@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.crowd import connections_of, crowd, heartbeat, large_fetch
 from bench.measure import ROOT
 from bench.multiply import multiply
 from bench.synthesise import Recipe, synthesise
@@ -60,6 +61,50 @@ def one_codec(codec: str, magic: int = 2) -> Input:
         WORK.mkdir(parents=True, exist_ok=True)
         synthesise(path, [Recipe(codec, magic, ONE_CODEC_RECORDS, ONE_CODEC_BATCH)])
     return Input(path.stem, f"{codec}, magic {magic}", path)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the exchanges of a made capture lie in connections."""
+
+    name: str
+    title: str
+    is_large: bool
+    exchange_count: int
+    connection_count: int
+    share: float = 0.0  # of the exchanges that are the first connection's
+
+
+def shapes(quick: bool) -> list[Shape]:
+    """Pairs of the same bytes, spread over many connections and 90 % in one; and short ones."""
+    part = 4 if quick else 1
+    found = []
+    for is_large, count, what in (
+        (True, 1600 // part, "large fetches"),
+        (False, 1_000_000 // part, "tiny requests"),
+    ):
+        found += [
+            Shape(f"{what}, many", f"{what}, 100 connections", is_large, count, 100),
+            Shape(f"{what}, one", f"{what}, 90 % in one connection", is_large, count, 100, 0.9),
+        ]
+    count = 100_000 // part
+    found.append(Shape("short", f"{count} short connections", False, 3 * count, count))
+    return found
+
+
+def shaped(shape: Shape) -> Path:
+    """The capture of a shape, written once."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    kind = "fetches" if shape.is_large else "requests"
+    share = round(100 * shape.share)
+    target = WORK / f"{kind}-{shape.exchange_count}-{shape.connection_count}-{share}.pcap"
+    if not target.exists():
+        part = target.with_suffix(".part")
+        exchange = large_fetch() if shape.is_large else heartbeat()
+        chosen = connections_of(shape.exchange_count, shape.connection_count, shape.share)
+        crowd(part, exchange, chosen)
+        part.rename(target)
+    return target
 
 
 def _absent(path: Path) -> str:

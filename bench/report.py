@@ -97,6 +97,13 @@ def _ratios(results: dict[str, Any]) -> list[str]:
         small, large = one["rows"]
         ratio = large["python"] / small["python"]
         rows.append((f"{one['title']}: peak memory, 4x input / 1x", f"{ratio:.2f}", "about 1"))
+    shapes = results.get("shapes", {}).get("rows", {})
+    for name, one in shapes.items():
+        what, _, shape = name.partition(", ")
+        if shape == "one":
+            ratio = one["seconds"][0] / shapes[f"{what}, many"]["seconds"][0]
+            title = f"{what}: 90 % in one connection / spread over 100"
+            rows.append((title, f"{ratio:.2f}", "at most 1.15"))
     return [*parts, _table(("ratio", "value", "goal"), rows)]
 
 
@@ -295,6 +302,26 @@ def _memory_section(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def _shapes_section(result: dict[str, Any]) -> list[str]:
+    rows = [
+        (
+            row["title"],
+            _mb(row["byte_count"]),
+            row["exchange_count"],
+            _span(row["seconds"]),
+            _mb(row["python"]),
+            _mb(row["python_anonymous"]),
+        )
+        for row in result["rows"].values()
+    ]
+    return [
+        "## Shapes of connections\n",
+        f"{_made_by(result)}\nOne exchange over and over (`bench/crowd.py`), {result['rounds']} "
+        "rounds in turns in one warm session; then peak memory as above, of a fresh one.\n",
+        _table(("capture", "MB", "exchanges", "seconds", "Python, MB", "of it anonymous"), rows),
+    ]
+
+
 def _startup_section(result: dict[str, Any]) -> list[str]:
     names = {"kdissect": f"`kdissect dissect {result['file']}`", **EMPTY}
     rows = [(names[name], _span(spread)) for name, spread in result["seconds"].items()]
@@ -314,5 +341,6 @@ SECTIONS = {
     "process": _process_section,
     "tshark": _tshark_section,
     "memory": _memory_section,
+    "shapes": _shapes_section,
     "startup": _startup_section,
 }

@@ -243,6 +243,37 @@ def memory(quick: bool) -> dict[str, Any]:
     return {"inputs": found}
 
 
+def shapes(quick: bool) -> dict[str, Any]:
+    """Time and peak memory of the same bytes in connections of other sizes, and of short ones."""
+    rounds = 3 if quick else 5
+    chosen = inputs.shapes(quick)
+    rows: dict[str, dict[str, Any]] = {}
+    with Helper("product", "--master", MASTER) as product:
+
+        def job(shape: inputs.Shape) -> Any:
+            path = inputs.shaped(shape)
+            return lambda: product(path=str(path), out=_fresh("shape"))["seconds"]
+
+        jobs = {shape.name: job(shape) for shape in chosen}
+        interleaved(jobs, 1)
+        seconds = interleaved(jobs, rounds)
+    for shape in chosen:
+        path = inputs.shaped(shape)
+        with Helper("product", "--master", MASTER) as product:
+            product(path=str(inputs.START_UP), out=_fresh("warm"))
+            with MemoryWatch(product.pid) as peak:
+                product(path=str(path), out=_fresh("memory"))
+        rows[shape.name] = {
+            "title": shape.title,
+            "byte_count": path.stat().st_size,
+            "exchange_count": shape.exchange_count,
+            "seconds": spread(seconds[shape.name]),
+            "python": peak.python,
+            "python_anonymous": peak.python_anonymous,
+        }
+    return {"rounds": rounds, "rows": rows}
+
+
 def startup(quick: bool) -> dict[str, Any]:
     """A capture of less than a megabyte, whole process, against jobs that do nothing."""
     rounds = 3 if quick else 7
@@ -268,5 +299,6 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "process": process,
     "tshark": tshark,
     "memory": memory,
+    "shapes": shapes,
     "startup": startup,
 }
