@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,6 +124,22 @@ def check_choice(hosts: list[str] | None, first: str | None, last: str | None) -
                 raise typer.BadParameter(str(error), param_hint=name) from None
     if first is not None and last is not None and time_ns(first) >= time_ns(last):
         raise typer.BadParameter(f"{last} is not after {first}", param_hint="--to")
+
+
+def put(lines: Iterable[str]) -> None:
+    """Write lines to stdout; a reader that has had enough is no fault."""
+    try:
+        for line in lines:
+            sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        close_stdout()
+
+
+def close_stdout() -> None:
+    """After a broken pipe: what is left in the buffer, and what comes, has nowhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (stdout lasts as long as the program)
 
 
 def check_disk(out: str, inputs: list[Any]) -> None:

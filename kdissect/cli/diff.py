@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson
+from kdissect.cli.common import EXIT_FINDING, AsJson, put
 
 DIFF_EXAMPLES = """
 Examples:
@@ -51,12 +51,10 @@ def diff_command(
     document = compare(api.open_tables(a), api.open_tables(b), memory_limit=memory)
     failed = failing(document, kinds)
     if as_json:
-        typer.echo(json.dumps({**document, "fail_on": kinds, "failed_on": failed}, indent=1))
+        put([json.dumps({**document, "fail_on": kinds, "failed_on": failed}, indent=1)])
     else:
-        for line in _lines(document, a, b):
-            typer.echo(line)
-        if failed:
-            typer.echo(f"\nFailed on {', '.join(failed)}")
+        put(_lines(document, a, b))
+        put(["", f"Failed on {', '.join(failed)}"] if failed else [])
     if failed:
         raise typer.Exit(EXIT_FINDING)
 

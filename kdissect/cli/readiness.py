@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, say
+from kdissect.cli.common import EXIT_FINDING, AsJson, put, say
 
 READINESS_EXAMPLES = """
 Examples:
@@ -38,11 +38,7 @@ def readiness_command(
     document = assess(api.open_tables(tables), target)
     if not document["clients"]:
         say(f"warning: no Kafka client in {tables}")
-    if as_json:
-        typer.echo(json.dumps(document, indent=1))
-    else:
-        for line in _lines(document):
-            typer.echo(line)
+    put([json.dumps(document, indent=1)] if as_json else _lines(document))
     if document["counts"][BREAKS]:
         raise typer.Exit(EXIT_FINDING)
 

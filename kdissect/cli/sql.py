@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
+from kdissect.cli.common import close_stdout
 from kdissect.errors import EnvironmentFailed, OutputError
 
 SQL_EXAMPLES = """
@@ -91,9 +92,7 @@ def _to_stdout(form: Format, schema: Any, batches: Any) -> None:
         _write(form, schema, batches, sys.stdout.buffer)
         sys.stdout.flush()
     except BrokenPipeError:
-        # who reads has enough; what is left in the buffer has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the old one's buffer is gone)
+        close_stdout()
 
 
 def _to_file(form: Format, schema: Any, batches: Any, out: str) -> None:

@@ -1,13 +1,16 @@
 """`kdissect readiness` as a user meets it."""
 
 import json
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kdissect as package
+from tests.conftest import ROOT
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -60,3 +63,12 @@ def test_hostile_names(tmp_path: Path, kdissect: Run, captures: Path) -> None:
     shown = kdissect("readiness", str(tmp_path / "tables"), "--target", "2.4")
     assert "\x1b" not in shown.stdout
     assert "rd\\x1b[31m" in shown.stdout
+
+
+@pytest.mark.parametrize(("target", "code"), [("4.0", 0), ("2.4", 1)])
+def test_a_closed_pipe(table_set: Path, target: str, code: int) -> None:
+    """A reader that has had enough changes neither the exit code nor stderr."""
+    command = shlex.join([sys.executable, "-m", "kdissect", "readiness", str(table_set)])
+    script = f"{command} --target {target} --json | head -c 5; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (code, b"")

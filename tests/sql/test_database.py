@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 import pytest
 
 import kdissect
@@ -177,3 +178,14 @@ def test_other_datasets() -> None:
     with Database({"topics": some, "apis/None": none}) as database:
         assert database.query("select sum(a)::int s from topics").to_pylist() == [{"s": 3}]
         assert database.query("from api_none").num_rows == 0
+
+
+def test_several_files(tmp_path: Path) -> None:
+    """A table is all of its files, and of nothing else in the folder."""
+    for number in range(3):
+        pq.write_table(pa.table({"a": [number]}), tmp_path / f"part-{number}.parquet")
+    listed = pads.dataset([str(tmp_path / f"part-{n}.parquet") for n in (0, 2)], format="parquet")
+    with Database({"topics": listed}) as database:
+        assert database.query("select a from topics order by a")["a"].to_pylist() == [0, 2]
+        with pytest.raises(QueryError, match="file system operations are disabled"):
+            database.query(f"from '{tmp_path}/part-1.parquet'")
