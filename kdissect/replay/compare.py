@@ -49,7 +49,8 @@ class Comparator:
         self.meaning = Meaning(translator)
         self.ledger = RecordLedger(translator.offsets.to_target, self._producer)
         self.named = _Named(translator)
-        self._kept: dict[int, Judgement] = {}  # with records still looked for
+        # Answers whose records are looked at again when all is known of where they are.
+        self._kept: dict[int, tuple[Step, Message, Message]] = {}
         translator.differs = self.differs
 
     def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
@@ -118,19 +119,19 @@ class Comparator:
     def _judged(self, step: Step, captured: Message, answer: Message) -> Judgement:
         walk = _Walk(self, step, captured, answer)
         walk.run()
-        differences = walk.differences
-        judgement = Judgement(_verdict(differences), differences)
-        if walk.has_missing_records:
-            self._kept[step.number] = judgement
-        return judgement
+        if walk.has_other_records:
+            self._kept[step.number] = (step, captured, answer)
+        return Judgement(_verdict(walk.differences), walk.differences)
 
     def finish(self) -> dict[int, Judgement]:
-        """What all answers together say of records that single ones did not bring."""
+        """What all answers together say of records that single ones did not bring, and of those
+        whose places were not known yet when they came."""
+        self.ledger.forget_missing()
         changed: dict[int, Judgement] = {}
+        for step, captured, answer in self._kept.values():
+            changed[step.number] = self._judged(step, captured, answer)
         for number, found in self.ledger.finish().items():
-            judgement = self._kept.get(number)
-            if judgement is None:
-                continue
+            judgement = changed[number]
             by_path = {path: (count, first, other) for path, count, first, other in found}
             differences = []
             for each in judgement.differences:
@@ -259,7 +260,7 @@ class _Walk:
         self.captured = captured
         self.answer = answer
         self.differences: list[Difference] = []
-        self.has_missing_records = False
+        self.has_other_records = False
         self.request: Message | None = None
 
     def run(self) -> None:
@@ -489,13 +490,14 @@ class _Walk:
         found, is_uneven = self.owner.ledger.compare(
             self.step.number, place.path, log, c or b"", a or b""
         )
+        if found or is_uneven:
+            self.has_other_records = True
         for behind, mine, theirs, note in found:
             here = place._replace(
                 path=place.path + behind, plain=f"{place.plain}[]{behind.partition(']')[2]}"
             )
             self._judge_texts(here, mine, theirs, None, note)
         if is_uneven:
-            self.has_missing_records = True
             self._judge_texts(
                 place, _records_text(c or b""), _records_text(a or b""), None,
                 "more or fewer of the same records",

@@ -48,7 +48,7 @@ class Meaning:
     @staticmethod
     def is_noted(translated_as: str) -> bool:
         """Whether a difference of this kind is worth a line, and the verdict tolerated."""
-        return translated_as == "marked_log"
+        return translated_as in ("marked_log", "racing")
 
     def same(
         self,
@@ -81,6 +81,8 @@ class Meaning:
         if translated_as == "offset" and step.exchange.api_key == PRODUCE_API:
             if path.endswith("base_offset"):
                 return False  # that is where offsets are learnt
+        if translated_as == "racing":
+            return kind is Kind.OFFSET and step.is_racing and c >= 0 and a >= 0
         if translated_as == "opaque":
             return self.t.opaque.get((name, c), ZERO_UUID) == a
         return self._checks[translated_as](c, a, around, holder)

@@ -183,6 +183,7 @@ class Step:
     needs_fence: it expects no response (Produce with acks 0), and other steps wait for what it
         does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
         runner's own behind it, answered, says that it is done: only then it is settled.
+    is_racing: it reads what another request was changing at that moment; either order is right.
     """
 
     number: int
@@ -194,6 +195,7 @@ class Step:
     expects_response: bool
     blocks: bool = False
     needs_fence: bool = False
+    is_racing: bool = False
     skipped: Skipped | None = None
     depends_on: tuple[int, ...] = ()
     follows: tuple[int, ...] = ()

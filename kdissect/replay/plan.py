@@ -288,6 +288,7 @@ class _Ordering:
         last_seen: dict[int, int] = {}  # connection -> step answered last
         blocking: dict[Resource, dict[int, int]] = defaultdict(dict)
         spoken_for: dict[int, set[int]] = {}  # what a step waits for, also through others
+        under_way: dict[Resource, dict[int, Mode]] = defaultdict(dict)
         for _, kind, number in events:
             step = self.steps[number]
             is_blocking = step.exchange.api_key in BLOCKING_GROUP_APIS
@@ -297,6 +298,7 @@ class _Ordering:
                     waits.add(last_seen[step.connection])
                 for resource, mode in self.touched[number]:
                     waits.update(self.frontiers[resource].waits(mode))
+                    self._note_races(step, mode, under_way[resource])
                     if resource[0] == "group":
                         self.follows[number].update(blocking[resource].values())
                         if is_blocking:
@@ -306,6 +308,7 @@ class _Ordering:
             else:
                 waited_for = spoken_for.pop(number)
                 for resource, mode in self.touched[number]:
+                    under_way[resource].pop(number, None)
                     if (number, resource) in self.placed:
                         continue  # done some time after it was sent: its place says when
                     self.frontiers[resource].answered(step, mode, waited_for)
@@ -313,6 +316,14 @@ class _Ordering:
                         blocking[resource].pop(number, None)
                 if step.expects_response:
                     last_seen[step.connection] = number
+
+    def _note_races(self, step: Step, mode: Mode, others: dict[int, Mode]) -> None:
+        """A read and a write of one thing that were open at once."""
+        is_read = mode in (Mode.READ, Mode.PEEK)
+        for number, other in others.items():
+            if is_read != (other in (Mode.READ, Mode.PEEK)):
+                (step if is_read else self.steps[number]).is_racing = True
+        others[step.number] = mode
 
     def _thin(self, number: int, waits: set[int]) -> None:
         """Of the steps of one connection the last is enough: brokers answer in order."""

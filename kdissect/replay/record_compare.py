@@ -118,17 +118,28 @@ class RecordLedger:
         theirs = {record["offset"]: record for record in _records(*answered, found)}
         for offset, record in mine.items():
             other = theirs.get(offset)
-            if other is not None:
+            if other is not None and record["is_control"] == other["is_control"]:
                 found += _record_differences(record, other)
+        # Markers come some time after their transactions: where exactly is no matter.
         missing = {
-            offset: _digest(record) for offset, record in mine.items() if offset not in theirs
+            offset: _digest(record)
+            for offset, record in mine.items()
+            if not record["is_control"] and (offset not in theirs or theirs[offset]["is_control"])
         }
-        extra = [offset for offset in theirs if offset not in mine]
+        extra = [
+            offset
+            for offset, record in theirs.items()
+            if not record["is_control"] and (offset not in mine or mine[offset]["is_control"])
+        ]
         for offset in extra:
             self._extra[log, offset] = _digest(theirs[offset])
         if missing:
             self._missing.append(_Missing(number, path, log, missing))
         return bool(missing or extra)
+
+    def forget_missing(self) -> None:
+        """Before the records of some answers are compared once more."""
+        self._missing.clear()
 
     def finish(self) -> dict[int, list[tuple[str, int, int, bool]]]:
         """By step number: (path, records that no answer brought, first of them, are some other
