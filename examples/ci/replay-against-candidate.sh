@@ -3,14 +3,14 @@
 #
 #   examples/ci/replay-against-candidate.sh [CAPTURE] [options of `kdissect replay`]
 #
-# Fetches the broker's jars from Maven Central (kept in $KAFKA_JARS), starts an empty broker on
-# loopback, replays the capture with everything allowed, and leaves replay.xml (JUnit), replay.jsonl
-# and replay.html in $OUT. Exit code: that of the replay, so 1 where answers differ; 4 where the jars
-# cannot be fetched.
+# Fetches the broker's jars from Maven Central (kept in $KAFKA_JARS), starts an empty broker with the
+# settings of $BROKER_PROPERTIES on loopback, replays the capture with everything allowed, and leaves
+# replay.xml (JUnit), replay.jsonl and replay.html in $OUT. Exit code: that of the replay, so 1 where
+# answers differ; 3 where the broker does not start, 4 where its jars cannot be fetched.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-capture=${1:-$here/../../captures/librdkafka.pcap}
+capture=${1:-$here/../../captures/sarama.pcap.gz}
 shift || true
 version=${KAFKA_VERSION:-4.3.1}
 jars=${KAFKA_JARS:-$HOME/.cache/kdissect-brokers/ci-$version}
@@ -55,8 +55,7 @@ share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=300
 log.cleaner.dedupe.buffer.size=2097152
 CONFIG
-# settings of the candidate: whatever is to be tried, for example message.max.bytes=1000
-if [ -n "${BROKER_SETTINGS:-}" ]; then printf '%s\n' "$BROKER_SETTINGS" >> "$work/server.properties"; fi
+cat "${BROKER_PROPERTIES:-$here/broker.properties}" >> "$work/server.properties"
 
 kafka() {
   java -Xmx400m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 \

@@ -49,8 +49,11 @@ CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped co
 RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
 RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers that say: not yet
 METADATA_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4)  # a topic just made takes a moment to be known
+LEADER_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+_MAKE_PARTITIONS = frozenset({19, 37})  # CreateTopics, CreatePartitions
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
 SCRIPT_TIMEOUTS = 3  # the same for one connection
+_FENCE, _FENCE_END = b"\0\x12\0\0", b"\xff\xff"  # ApiVersions v0: key, version; no client id
 NOT_WAITED = "the connection was ended without the answer, as the client did"
 SWEEP_S, GRACE_S = 0.1, 1.0
 JUDGE_SLICE_NS, JUDGE_ROOM_NS = 2_000_000, 20_000_000
@@ -258,7 +261,8 @@ class Runner:
             _cancel(script)
         for link in list(self._live):
             for number, _, _ in link.pending:
-                self._fail(number, f"{self._ended or 'the run ended'} before the answer came")
+                reason = f"{self._ended or 'the run ended'} before the answer came"
+                self._unanswered(number, reason)
             link.pending.clear()
             self._close(link)
         for step in self.plan.steps:
@@ -363,8 +367,17 @@ class Runner:
         self._count_down(self._on_sent.pop(number, ()))
         if step.expects_response:
             self._expect(link, number, len(frame), now)
+        elif step.needs_fence:
+            self._fence(link, number, now)
         else:
             self._settle(number, outcome)
+
+    def _fence(self, link: _Conn, number: int, now: int) -> None:
+        """A question of our own behind a step without a response: its answer says that it is done.
+        Among what is pending it stands as the step's number, inverted."""
+        link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
+        link.send(_FENCE + link.correlation_id.to_bytes(4, "big") + _FENCE_END)
+        link.pending.append((~number, link.correlation_id, now))
 
     def _frame(self, link: _Conn, step: Step) -> bytes | None:
         """Translate and send; None where the step cannot be translated, and is settled so."""
@@ -420,6 +433,8 @@ class Runner:
             self._timer_count += 1
 
     def _is_answer_captured(self, number: int) -> bool:
+        if number < 0:
+            return True
         exchange = self.plan.steps[number].exchange
         return exchange.response is not None or exchange.response_time_ns >= 0
 
@@ -428,7 +443,7 @@ class Runner:
         self._timer_count -= 1
         for link in list(script.links.values()):
             for number, _, _ in link.pending:
-                self._fail(number, NOT_WAITED)
+                self._unanswered(number, NOT_WAITED)
             link.pending.clear()
             self._close(link)
         script.links.clear()
@@ -465,6 +480,15 @@ class Runner:
         self.translation.failed(step)
         self._settle(number, outcome)
 
+    def _unanswered(self, number: int, reason: str) -> None:
+        """Something pending will not be answered; a fence has done what it can either way."""
+        if number < 0:
+            outcome = self.outcomes[~number]
+            assert outcome is not None
+            self._settle(~number, outcome)
+        else:
+            self._fail(number, reason)
+
     # -- answers ----------------------------------------------------------------------------
 
     def _on_answer(self, script: _Script, link: _Conn, frame: bytes) -> None:
@@ -478,6 +502,10 @@ class Runner:
             link.fail(f"an answer has correlation id {found} where {correlation_id} was due")
             return
         link.pending.popleft()
+        if number < 0:
+            self._unanswered(number, "")
+            self._pump()
+            return
         outcome = self.outcomes[number]
         assert outcome is not None
         assert outcome.sent is not None
@@ -494,7 +522,10 @@ class Runner:
                 self.translation.learn(outcome.step, frame)
             except Error as error:
                 outcome.error = f"the answer cannot be understood: {error}"
-            self._settle(number, outcome)
+            if outcome.step.exchange.api_key in _MAKE_PARTITIONS:
+                self._work(script, self._wait_for_leaders(outcome))
+            else:
+                self._settle(number, outcome)
         if self._throttled and self._in_flight_bytes < self.options.in_flight_bytes:
             while self._throttled:
                 self._queue(self._throttled.popleft())
@@ -513,7 +544,7 @@ class Runner:
         link.pending.clear()
         self._drop(script, link)
         for number, _, _ in pending:
-            self._fail(number, reason)
+            self._unanswered(number, reason)
         self._queue(script)
         self._pump()
 
@@ -538,16 +569,16 @@ class Runner:
                 self._idle_since = 0
 
     def _limit_s(self, number: int) -> float:
-        step = self.plan.steps[number]
+        step = self.plan.steps[max(number, ~number)]
         latency_s = max(step.exchange.latency_ns, 0) / 1e9
         return self.options.answer_timeout_s + (latency_s if step.blocks else 0)
 
     def _give_up(self, link: _Conn, number: int, limit_s: float) -> None:
-        script = self._scripts[self.plan.steps[number].connection]
+        script = self._scripts[self.plan.steps[max(number, ~number)].connection]
         link.pending.popleft()
         self._timeouts += 1
         script.timeouts += 1
-        self._fail(number, f"no answer within {limit_s:g} s")
+        self._unanswered(number, f"no answer within {limit_s:g} s")
         link.fail("the connection was given up: an earlier answer did not come")
         if self._timeouts >= GONE_TIMEOUTS:
             self._stop(
@@ -669,6 +700,25 @@ class Runner:
             if not any(topic["error_code"] for topic in body["topics"]):
                 break
         self._asked.update(names)
+
+    async def _wait_for_leaders(self, outcome: Outcome) -> None:
+        """Partitions just made are announced some time after the answer; clients find that out by
+        asking, which nothing shows that others wait for. Settled when all partitions have leaders.
+        """
+        try:
+            for pause_s in LEADER_PAUSES_S:
+                await asyncio.sleep(pause_s)
+                body = await self.target.learn_metadata(None)
+                if all(
+                    each["leader_id"] >= 0
+                    for topic in body["topics"]
+                    for each in topic["partitions"]
+                ):
+                    self.translation.learn_metadata(body)
+                    break
+        except ConnectFailed:
+            pass  # the steps that follow will tell
+        self._settle(outcome.step.number, outcome)
 
     # -- time -------------------------------------------------------------------------------
 

@@ -119,6 +119,10 @@ async def _run(
         prepared = await create_topics(plan, target, _topic_renames(options.translate))
     translator.learn_metadata(target.metadata)
     translator.learn_log_starts(await target.learn_log_starts())
+    for (key_type, key), node_id in (
+        await target.find_coordinators(translator.coordinator_keys())
+    ).items():
+        translator.learn_coordinator(key_type, key, node_id)
     comparator = Comparator(translator, load_rules(options.rules), strict=options.is_strict)
     runner = Runner(plan, translator, comparator, target, options.run)
     with _stopped_by_signals(runner):

@@ -7,7 +7,7 @@ when a topic turns up that nothing is known of.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,10 @@ from kdissect.replay.transport import Access, ConnectFailed, Link, connect, requ
 from kdissect.wire.message import Message
 
 _API_VERSIONS, _METADATA, _LIST_OFFSETS = 18, 3, 2
+_FIND_COORDINATOR, _ONE_COORDINATOR_MAX = 10, 3
+_LOADING = frozenset({14, 15, 16})  # the coordinator is loading, not available, elsewhere
 _EARLIEST = -2
+READY_S = 10.0
 _UNSUPPORTED_VERSION = 35
 ASK_TIMEOUT_S = 15.0
 
@@ -156,6 +159,35 @@ class Target:
         if topics is None:
             self.metadata = answer
         return answer
+
+    async def find_coordinators(
+        self, keys: Sequence[tuple[int, str]]
+    ) -> dict[tuple[int, str], int]:
+        """Nodes of coordinators, by (key type, key); asked until they are ready, for a while.
+
+        A fresh cluster makes the internal topics of groups and transactions when first asked.
+        """
+        found: dict[tuple[int, str], int] = {}
+        version = self.newest(_FIND_COORDINATOR)
+        if version is None:
+            return found
+        version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
+        end = asyncio.get_running_loop().time() + READY_S
+        for key_type, key in keys:
+            while True:
+                body = {"key": key, "key_type": key_type} if version else {"key": key}
+                try:
+                    answer = (await self.ask(_FIND_COORDINATOR, version, body)).body
+                except ConnectFailed as error:
+                    raise EnvironmentFailed(f"{self}: {error}") from None
+                if answer["error_code"] == 0:
+                    found[key_type, key] = answer["node_id"]
+                if answer["error_code"] not in _LOADING:
+                    break
+                if asyncio.get_running_loop().time() > end:
+                    return found
+                await asyncio.sleep(0.05)
+        return found
 
     async def learn_log_starts(self) -> dict[tuple[str, int], int]:
         """The earliest offset of every partition that has a leader, asked of the leaders.

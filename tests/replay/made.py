@@ -141,7 +141,7 @@ class Counting:
 
 Answer = Callable[[int, bytes], "bytes | float | None"]
 """(number of the request, frame) -> the answer; seconds to wait before the usual one; None to end
-the connection."""
+the connection; b"" for none."""
 
 
 def empty_answer(frame: bytes) -> bytes:
@@ -183,7 +183,8 @@ class FakeBroker:
                 if isinstance(told, float):
                     await asyncio.sleep(told)
                     told = empty_answer(frame)
-                writer.write(len(told).to_bytes(4, "big") + told)
+                if told:
+                    writer.write(len(told).to_bytes(4, "big") + told)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -11,7 +11,15 @@ from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.pace import Pace
 from kdissect.replay.run import NOT_WAITED, Runner, RunOptions, RunResult
 from kdissect.replay.target import Target
-from tests.replay.made import Counting, FakeBroker, PlanMaker, empty_answer, verdict_of
+from tests.replay.made import (
+    API_VERSIONS,
+    HEARTBEAT,
+    Counting,
+    FakeBroker,
+    PlanMaker,
+    empty_answer,
+    verdict_of,
+)
 
 MAX = Pace(math.inf)
 
@@ -308,3 +316,27 @@ def test_a_long_poll_does_not_stall_others() -> None:
         result, _ = play(maker, server)
     assert result.outcomes[0].latency_ns > 0.9e9
     assert result.outcomes[-1].answered_ns < 0.9e9
+
+
+def test_a_fence_behind_a_request_without_response() -> None:
+    """Others wait for what acks=0 does: a question behind it tells when it is done."""
+    maker = PlanMaker()
+    quiet = maker.add(0, expects_response=False)
+    maker.steps[quiet].needs_fence = True
+    maker.add(1, after=(quiet,))
+    maker.add(0)
+    seen: list[int] = []
+
+    def answer(number: int, frame: bytes) -> Any:
+        seen.append(int.from_bytes(frame[:2], "big"))
+        if len(seen) == 1:
+            return b""  # no answer to what expects none
+        return 0.0
+
+    with FakeBroker(answer).running() as server:
+        result, said = play(maker, server)
+    assert seen[:2] == [HEARTBEAT, API_VERSIONS]
+    assert [number for what, number in said.said if what == "sent"] == [0, 2, 1]
+    assert verdicts(result)[1:] == ["answered", "answered"]
+    assert not result.outcomes[0].error
+    assert result.outcomes[0].answer is None
