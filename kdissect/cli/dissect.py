@@ -104,7 +104,7 @@ def dissect_command(
     # what can be refused is refused before anything is started
     from kdissect.capture.inputs import find_captures
     from kdissect.pipeline.commit import check_out
-    from kdissect.pipeline.plan import check_key_logs
+    from kdissect.pipeline.plan import check_key_logs, hash_ahead
 
     check_out(out, overwrite)
     check_choice(host, from_time, to_time)
@@ -119,6 +119,7 @@ def dissect_command(
     began = time.perf_counter()
     with _spark_log() as log_path:
         start = Background(lambda: _start_spark(master, settings, log_path))
+        hash_ahead(inputs)
         from kdissect import api
         from kdissect.summary import print_summary, summarise
 

@@ -7,9 +7,9 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from kdissect.background import Background
 from kdissect.capture.inputs import InputFile, find_captures, spool
 from kdissect.capture.source import Sources
 from kdissect.capture.split import plan_splits
@@ -21,6 +21,14 @@ from kdissect.stream.tls_keys import holds_secrets, is_blank
 SPLIT_BYTES_MAX = 128 * MB
 SPLIT_BYTES_MIN = 4 * MB
 HASHED_BYTES = 256 << 10  # at a time, into one buffer: they stay in the cache
+
+
+class Hashed(NamedTuple):
+    """size and sha256 of a file; state: its size and time of change when that was begun."""
+
+    size: int
+    sha256: str
+    state: tuple[int, int]
 
 
 @contextmanager
@@ -86,22 +94,50 @@ def capture_id(path: str) -> int:
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
+def hash_ahead(inputs: Sequence[InputFile]) -> None:
+    """Start to hash these files, for `manifest_inputs` to find it done: while Spark starts, which
+    takes seconds, a core is idle."""
+    paths = [item.path for item in inputs]
+    _ahead[:] = [Background(lambda: {path: _hashed(path) for path in paths if _is_file(path)})]
+
+
+_ahead: list[Background[dict[str, Hashed]]] = []  # at most one, until it is taken
+
+
+def _is_file(path: str) -> bool:
+    """Whether it can be read twice, and at all: what cannot is told of where it is read."""
+    return os.path.isfile(path) and os.access(path, os.R_OK)
+
+
+def _hashed(path: str) -> Hashed:
+    state = _state(path)
+    digest = hashlib.sha256()
+    size = 0
+    block = memoryview(bytearray(HASHED_BYTES))
+    with open(path, "rb", buffering=0) as stream:
+        while count := stream.readinto(block):
+            digest.update(block[:count])
+            size += count
+    return Hashed(size, digest.hexdigest(), state)
+
+
+def _state(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
+
+
 def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
     """`inputs` of the manifest: path, size and sha256 of each file as the user has it.
 
-    Of a stream, which cannot be read twice, those of its spooled bytes.
+    Of a stream, which cannot be read twice, those of its spooled bytes. What was hashed ahead
+    counts where the file is still the same by size and time of change.
     """
+    known = _ahead.pop().result() if _ahead else {}
     listed = []
-    block = memoryview(bytearray(HASHED_BYTES))
     for info in plan.captures:
-        path = Path(info.path)
-        if not path.is_file():
-            path = Path(plan.paths[info.source])
-        digest = hashlib.sha256()
-        size = 0
-        with path.open("rb", buffering=0) as stream:
-            while count := stream.readinto(block):
-                digest.update(block[:count])
-                size += count
-        listed.append({"path": info.path, "size": size, "sha256": digest.hexdigest()})
+        path = info.path if os.path.isfile(info.path) else plan.paths[info.source]
+        found = known.get(path)
+        if found is None or found.state != _state(path):
+            found = _hashed(path)
+        listed.append({"path": info.path, "size": found.size, "sha256": found.sha256})
     return listed

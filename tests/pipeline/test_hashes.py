@@ -1,0 +1,36 @@
+"""Hashes of the input files in the manifest, also of those that were hashed ahead."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import kdissect
+from kdissect.capture.inputs import find_captures
+from kdissect.pipeline.plan import hash_ahead
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+
+
+def _told(path: Path) -> list[tuple[int, str]]:
+    return [(one["size"], one["sha256"]) for one in kdissect.read(path).manifest["inputs"]]
+
+
+def _right(path: Path) -> list[tuple[int, str]]:
+    data = path.read_bytes()
+    return [(len(data), hashlib.sha256(data).hexdigest())]
+
+
+def test_ahead_and_not(tmp_path: Path) -> None:
+    """The same either way; a file that changed since is hashed again, another one is no matter."""
+    path = tmp_path / "a.pcap"
+    shutil.copy(CAPTURES / "librdkafka.pcap", path)
+    assert _told(path) == _right(path)
+    hash_ahead(find_captures([str(path)]))
+    assert _told(path) == _right(path)
+    hash_ahead(find_captures([str(path)]))
+    shutil.copy(CAPTURES / "java_2_0_1.pcap", path)
+    assert _told(path) == _right(path)
+    hash_ahead(find_captures([str(path)]))
+    assert _told(CAPTURES / "librdkafka.pcap") == _right(CAPTURES / "librdkafka.pcap")
