@@ -90,6 +90,8 @@ class _Writer:
                 use_dictionary=_dictionary_columns(table.schema),
                 column_encoding=_delta_columns(table.schema),
                 write_statistics=_statistics_columns(table.schema),
+                # rows between two looks at a page's size; large ones would overshoot it far
+                write_batch_size=4096 if table.nbytes < 4096 * table.num_rows else 1024,
                 # plain Parquet types: a dictionary stays an encoding, unseen by readers
                 store_schema=False,
             )
