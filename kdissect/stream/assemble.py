@@ -149,11 +149,11 @@ def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.ui
 class Known:
     """What is known of the first connection of each endpoint pair from segments before the batch.
 
-    has_origin: uint8[2 * pairs], by pair and side, bits of `framing` for streams that begin with a
+    has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin with a
     SYN here. is_kafka, client_side: uint8[pairs]; the latter counts where is_kafka is 1.
     """
 
-    has_origin: npt.NDArray[np.uint8]
+    has_origin: Ints
     is_kafka: npt.NDArray[np.uint8]
     client_side: npt.NDArray[np.uint8]
 
@@ -222,11 +222,14 @@ def assemble_streams(
     hinted |= np.isin(endpoints["port_b"], options.ports)
     nobody = Asked(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     likely = hinted.astype(np.uint8)[pair]
+    origin = has_origin.astype(np.int64)
     if known is not None:
         first = np.flatnonzero(connections[:, INCARNATION] == 0)
         for side in (0, 1):
-            bits = known.has_origin[2 * pair[first] + side]
-            has_origin[2 * first + side] |= np.where(has_origin[2 * first + side], bits, 0)
+            stream = 2 * first + side
+            origin[stream] |= np.where(
+                has_origin[stream], known.has_origin[2 * pair[first] + side], 0
+            )
         first = first[known.is_kafka[pair[first]] != 0]
         protocol[first] = Protocol.KAFKA
         client_side[first] = known.client_side[pair[first]]
@@ -248,7 +251,7 @@ def assemble_streams(
 
     requests = _Frames.of(
         framing.frame_requests(
-            plain.pieces, source, plain.sides, client_side, protocol, has_origin, kafka
+            plain.pieces, source, plain.sides, client_side, protocol, origin, kafka
         ),
         len(connections),
     ).settled(plain, streams, REQUEST, client_side, protocol)
@@ -259,7 +262,7 @@ def assemble_streams(
     )
     responses = _Frames.of(
         framing.frame_responses(
-            plain.pieces, source, times, plain.sides, client_side, protocol, has_origin, kafka,
+            plain.pieces, source, times, plain.sides, client_side, protocol, origin, kafka,
             asked, requests.start,
         ),
         len(connections),

@@ -92,8 +92,10 @@ FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 
 # Bits of a stream's `has_origin`. ORIGIN: position 0 is a boundary. RESUMED: frames came before it,
 # which the caller has had (`resumed.py`); the last of them began bare SASL tokens (IN_TOKENS), or
-# was a request that a response may be told by (HAS_ASKED).
+# was a request that a response may be told by (HAS_ASKED). Above them, from LAST_ID on: one more
+# than the correlation id of the last frame, 0 where that is not known.
 ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED = 1, 2, 4, 8
+LAST_ID = 8
 
 
 @kernel
@@ -350,7 +352,7 @@ def frame_requests(
 ) -> Any:  # fmt: skip
     """Frames of the request streams of all Kafka connections: (frames, extents, faults, used).
 
-    client_side uint8, protocol uint8 of each connection; has_origin uint8 of each stream: 0, or
+    client_side uint8, protocol uint8 of each connection; has_origin int64 of each stream: 0, or
     bits that begin with ORIGIN, where it began with a SYN, so that position 0 is a boundary.
     """
     frames = np.empty(1024 * FRAME_WIDTH, np.int64)
@@ -375,7 +377,7 @@ def frame_requests(
         bad_size = int64(-1)
         in_tokens = has_origin[number] & IN_TOKENS != 0
         is_first = has_origin[number] & RESUMED == 0
-        last_id = int64(-1)
+        last_id = (int64(has_origin[number]) >> LAST_ID) - 1
         client_count = 0
         while True:
             while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
@@ -532,7 +534,7 @@ def frame_responses(
         certain = has_origin[number] != 0
         reason = AFTER_GAP if certain else NO_BOUNDARY
         bad_size = int64(-1)
-        last_id = int64(-1)
+        last_id = (int64(has_origin[number]) >> LAST_ID) - 1
         first = asked_start[connection]  # the first request that is not answered or passed over
         last = asked_start[connection + 1]
         has_asked = first < last or has_origin[number] & HAS_ASKED != 0

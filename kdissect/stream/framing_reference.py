@@ -57,6 +57,7 @@ class PlainStream:
     is_resumed: bool = False  # these and the next: see the bits of `has_origin` in `framing.py`
     is_in_tokens: bool = False
     has_asked: bool = False
+    last_id: int | None = None
     end: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -251,7 +252,7 @@ def acks(stream: PlainStream, pos: int, header: Header) -> int | None:
 def frame_requests(stream: PlainStream, kafka: Kafka) -> list[Frame]:
     frames: list[Frame] = []
     clients: list[str] = []
-    last_id: int | None = None
+    last_id = stream.last_id
     pos = 0
     certain, in_tokens = stream.has_origin, stream.is_in_tokens
     while stream.next_byte(pos) is not None:
@@ -402,7 +403,7 @@ def response_points(
 
 def frame_responses(stream: PlainStream, limit: int, asked: Sequence[Request]) -> list[Frame]:
     frames: list[Frame] = []
-    last_id: int | None = None
+    last_id = stream.last_id
     first = pos = 0
     certain = stream.has_origin
     while stream.next_byte(pos) is not None:

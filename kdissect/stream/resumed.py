@@ -64,7 +64,7 @@ from kdissect.stream.columns import (
     PIECE_STOP,
     SIDE_WIDTH,
 )
-from kdissect.stream.framing import HAS_ASKED, IN_TOKENS, RESUMED
+from kdissect.stream.framing import HAS_ASKED, IN_TOKENS, LAST_ID, RESUMED
 from kdissect.stream.ids import connection_ids, exchange_ids
 from kdissect.stream.index import (
     EXTENT,
@@ -149,6 +149,7 @@ class _Flow:
     syn: list[int] = field(default_factory=lambda: [NO_NUMBER, NO_NUMBER])
     certain: list[bool] = field(default_factory=lambda: [False, False])
     bits: list[int] = field(default_factory=lambda: [0, 0])
+    last_ids: list[int] = field(default_factory=lambda: [NO_NUMBER, NO_NUMBER])
     parts: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
     looked_at: int = 0
@@ -341,7 +342,8 @@ class Resumed:
                 self._closing.pop(key, None)
             return None
         sources: Sources = WindowSources(paths, window.buffer[: window.used])
-        bits = np.array([flow.bits for flow in flows], np.uint8).reshape(-1)
+        bits = np.array([flow.bits for flow in flows], np.int64).reshape(-1)
+        bits |= np.array([flow.last_ids for flow in flows], np.int64).reshape(-1) + 1 << LAST_ID
         known = Known(
             bits,
             np.array([flow.state is KAFKA for flow in flows], np.uint8),
@@ -618,6 +620,7 @@ class _Settling:
         bits |= self.bits & HAS_ASKED
         answers = np.unique(of[has[0] & done])
         bits[self.stream_of[1][answers]] |= HAS_ASKED
+        self._tell_last_ids(of, number, has, pos, done)
         # the last request before the place where its stream goes on
         some = np.flatnonzero(has[0] & done & (pos[0] < resume[number[0]]))
         exchanges = self.assembly.exchanges
@@ -651,6 +654,21 @@ class _Settling:
             ]
         )
         self.open_count = np.bincount(of[~done], minlength=self.count)
+
+    def _tell_last_ids(
+        self, of: Ints, number: list[Ints], has: list[Any], pos: list[Ints], done: Any
+    ) -> None:
+        """By stream: the correlation id of the last frame before the place where it goes on."""
+        before = np.array([flow.last_ids for flow in self.flows], np.int64)
+        self.last_ids = np.where(self.is_first[:, None], before[self.pair], NO_NUMBER).reshape(-1)
+        ids = self.assembly.exchanges["correlation_id"].astype(np.int64) & 0xFFFFFFFF
+        is_token = self.assembly.exchanges["is_sasl_token"] != 0
+        for side in (0, 1):
+            some = np.flatnonzero(
+                has[side] & done & ~is_token & (pos[side] < self.resume[number[side]])
+            )
+            some = some[np.argsort(pos[side][some], kind="stable")]
+            self.last_ids[number[side][some]] = ids[some]  # the last one stays
 
     # -- what is carried on -----------------------------------------------------------------
 
@@ -775,6 +793,7 @@ class _Facts:
         self.seq = seq_of_start.tolist()
         self.has_syn = (sides[:, HAS_SYN] != 0).tolist()
         self.is_certain = settling.is_certain.tolist()
+        self.last_ids = settling.last_ids.tolist()
         self.bits = settling.new_bits.tolist()
         self.missing = settling.missing.tolist()
         has_fin = (sides[:, FIN_AT] != NO_ACK).reshape(-1, 2).all(axis=1)
@@ -820,5 +839,6 @@ class _Facts:
             flow.base[side] = self.base[stream] + resume
             flow.certain[side] = self.is_certain[stream]
             flow.bits[side] = self.bits[stream] if state is KAFKA else 0
+            flow.last_ids[side] = self.last_ids[stream] if state is KAFKA else NO_NUMBER
             if state is KAFKA and self.missing[stream] >= DEFERRED_MIN:
                 flow.needed, flow.needed_side = self.missing[stream], side

@@ -59,11 +59,12 @@ class Laid:
         self.sides = np.zeros(2 * SIDE_WIDTH, np.int64)
         self.sides[columns.PIECE_STOP] = len(rows)
         self.sides[columns.END] = len(data)
-        self.has_origin = np.array([has_origin, has_origin], np.uint8)
+        self.has_origin = np.array([has_origin, has_origin], np.int64)
         self.plain = plain.PlainStream(
             kept, {begin for begin, _ in rows}, times, has_origin != 0,
             has_origin & framing.RESUMED != 0, has_origin & framing.IN_TOKENS != 0,
             has_origin & framing.HAS_ASKED != 0,
+            (has_origin >> framing.LAST_ID) - 1 if has_origin >> framing.LAST_ID else None,
         )  # fmt: skip
 
 
@@ -114,8 +115,12 @@ lost = st.lists(st.sampled_from((False, False, False, True)), min_size=1, max_si
 cuts = st.lists(st.integers(0, 400), max_size=9)
 RESUMED = framing.ORIGIN | framing.RESUMED
 origins = st.sampled_from(
-    (0, framing.ORIGIN, RESUMED, RESUMED | framing.IN_TOKENS, RESUMED | framing.HAS_ASKED)
-)
+    (
+        0, framing.ORIGIN, RESUMED, RESUMED | framing.IN_TOKENS, RESUMED | framing.HAS_ASKED,
+        RESUMED | framing.HAS_ASKED | 7 << framing.LAST_ID,
+        framing.ORIGIN | 2**32 << framing.LAST_ID,
+    )
+)  # fmt: skip
 
 
 @settings(max_examples=400, deadline=None)
