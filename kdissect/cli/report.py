@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -49,7 +52,15 @@ def report_command(
     """One self-contained HTML page of a table set: what happened, what stands out."""
     from kdissect.report import build
 
-    report = build(source, out, csv=csv, broker_logs=tuple(broker_log or ()), target=target)
+    with _progress(shown=not quiet and sys.stderr.isatty()) as progress:
+        report = build(
+            source,
+            out,
+            csv=csv,
+            broker_logs=tuple(broker_log or ()),
+            target=target,
+            progress=progress,
+        )
     if as_json:
         typer.echo(json.dumps(report.document, indent=1))
         return
@@ -61,3 +72,18 @@ def report_command(
         typer.echo(f"{visible(finding['title'])}. {visible(finding['text'], 500)}")
     files = f" and {len(report.csv)} CSV files beside it" if report.csv else ""
     typer.echo(f"Report: {report.html}{files}")
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr: the section at work, and the time that is left."""
+    if not shown:
+        yield lambda step, share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=1.0)
+        yield lambda step, share: bar.update(task, description=step, completed=share)

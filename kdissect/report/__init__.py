@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,14 @@ CSV_TABLES = {
 }
 
 
+Progress = Callable[[str, float], None]
+_PREPARED = 8  # sections' worth of work before the first: joins over all exchanges
+
+
+def _quiet(step: str, share: float) -> None:
+    """Progress that nobody looks at."""
+
+
 @dataclass(slots=True)
 class Report:
     """What was made: the document, and the files (CSV name -> path)."""
@@ -84,6 +93,7 @@ def build(
     csv: bool = True,
     broker_logs: tuple[str, ...] = (),
     target: str = readiness.DEFAULT_TARGET,
+    progress: Progress = _quiet,
 ) -> Report:
     """Write the report of a table set.
 
@@ -92,6 +102,7 @@ def build(
     NAME-*.csv. What is there is replaced once the new file is whole.
     broker_logs: request logs of brokers, whose times are compared.
     target: the release of Kafka that clients are held against; ReadinessError for an unknown one.
+    progress: called with what is being done, and the share of the work that is behind.
     Raises CaptureError without a table set, OutputError where `out` cannot be written.
     """
     readiness.check_target(target)
@@ -108,7 +119,7 @@ def build(
             html.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{html.parent}: {error.strerror}") from error
-        document = collect(database, broker_logs, target)
+        document = collect(database, broker_logs, target, progress)
         document = {"source": name, **document}
         report = Report(document, html)
         names = {table: f"{html.stem}-{table}.csv" for table in _csv_tables(database)}
@@ -169,29 +180,33 @@ def collect(
     database: Database,
     broker_logs: tuple[str, ...] = (),
     target: str = readiness.DEFAULT_TARGET,
+    progress: Progress = _quiet,
 ) -> dict[str, Any]:
     """The document: everything the page shows, as plain values."""
     # a database of its own, beside this one
     assessed = Background(lambda: readiness.collect(database.tables, target))
+    progress("reading", 0)
     basis.prepare(database)
     width_us = traffic.prepare(database)
     failures.prepare(database)
-    document: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "program_version": __version__,
-        "overview": overview.collect(database),
-        "traffic": traffic.collect(database, width_us),
-        "latency": latency.collect(database),
-        "throttling": latency.collect_throttling(database),
-        "errors": failures.collect(database),
-        "clients": clients.collect(database),
-        "topics": topics.collect(database),
-        "groups": groups.collect(database),
-        "transactions": transactions.collect(database),
-        "lag": lag.collect(database, width_us),
-        "network": network.collect(database),
-        "broker_log": broker_log.collect(database, broker_logs),
-        "readiness": assessed.result(),
+    sections: dict[str, Callable[[], Any]] = {
+        "overview": lambda: overview.collect(database),
+        "traffic": lambda: traffic.collect(database, width_us),
+        "latency": lambda: latency.collect(database),
+        "throttling": lambda: latency.collect_throttling(database),
+        "errors": lambda: failures.collect(database),
+        "clients": lambda: clients.collect(database),
+        "topics": lambda: topics.collect(database),
+        "groups": lambda: groups.collect(database),
+        "transactions": lambda: transactions.collect(database),
+        "lag": lambda: lag.collect(database, width_us),
+        "network": lambda: network.collect(database),
+        "broker_log": lambda: broker_log.collect(database, broker_logs),
+        "readiness": assessed.result,
     }
+    document: dict[str, Any] = {"format_version": FORMAT_VERSION, "program_version": __version__}
+    for number, (name, section) in enumerate(sections.items(), _PREPARED):
+        progress(name, number / (_PREPARED + len(sections)))
+        document[name] = section()
     document["findings"] = findings.find(document)
     return document

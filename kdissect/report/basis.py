@@ -193,16 +193,17 @@ def endpoint(ip: str, port: str) -> str:
     return f"CASE WHEN contains({ip}, ':') THEN '[' || {ip} || ']:' ELSE {ip} || ':' END || {port}"
 
 
-def quantiles(database: Database, column: str, condition: str = "true") -> str:
-    """SQL of p50, p90, p95, p99 and max of a column; exact unless that takes much memory."""
+def quantile(database: Database, column: str, share: float, condition: str = "true") -> str:
+    """SQL of a quantile, exact unless that takes much memory."""
     exact = database.value("SELECT count(*) <= ? FROM exchanges", [EXACT_MAX])
     name = "quantile_cont" if exact else "approx_quantile"
-    return ", ".join(
-        [
-            *(
-                f"{name}({column}, {share}) FILTER ({condition}) AS p{share * 100:.0f}"
-                for share in (0.5, 0.9, 0.95, 0.99)
-            ),
-            f"max({column}) FILTER ({condition}) AS max",
-        ]
-    )
+    return f"{name}({column}, {share}) FILTER ({condition})"
+
+
+def quantiles(database: Database, column: str, condition: str = "true") -> str:
+    """SQL of p50, p90, p95, p99 and max of a column."""
+    shares = (0.5, 0.9, 0.95, 0.99)
+    found = [
+        f"{quantile(database, column, share, condition)} AS p{share * 100:.0f}" for share in shares
+    ]
+    return ", ".join([*found, f"max({column}) FILTER ({condition}) AS max"])

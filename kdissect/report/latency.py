@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.basis import quantiles
+from kdissect.report.basis import quantile, quantiles
 from kdissect.report.database import Database
 from kdissect.report.listing import columns_of, listed
 
@@ -74,15 +74,15 @@ def _make_table(database: Database, name: str, keys: tuple[str, ...]) -> None:
         SELECT {", ".join(keys)}, bool_or(is_broker) AS is_broker, count(*) AS exchanges,
           count(*) FILTER (wait = 'answer') AS answers,
           {quantiles(database, "latency_ms", "wait = 'answer'")},
-          quantile_cont(own_ms, 0.95) FILTER (wait = 'answer') AS own_p95,
+          {quantile(database, "own_ms", 0.95, "wait = 'answer'")} AS own_p95,
           count(*) FILTER (wait = 'answer' AND queued_ms >= {QUEUED_MS}) AS queued,
           max(queued_ms) FILTER (wait = 'answer') AS queued_max,
           count(*) FILTER (wait = 'idle') AS idle_polls,
           count(*) FILTER (wait = 'woken') AS woken_polls,
-          median(latency_ms) FILTER (wait IN ('idle', 'woken')) AS poll_p50,
+          {quantile(database, "latency_ms", 0.5, "wait IN ('idle', 'woken')")} AS poll_p50,
           count(*) FILTER (wait = 'behind') AS behind_polls,
           count(*) FILTER (wait = 'group') AS group_waits,
-          median(latency_ms) FILTER (wait = 'group') AS group_p50,
+          {quantile(database, "latency_ms", 0.5, "wait = 'group'")} AS group_p50,
           count(*) FILTER (status IN ('response_missing', 'connection_closed')) AS unanswered,
           count(*) FILTER (failed) AS errors
         FROM x GROUP BY {", ".join(keys)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdissect.report.basis import quantile
 from kdissect.report.database import Database
 from kdissect.report.listing import columns_of, listed
 
@@ -33,7 +34,8 @@ def collect(database: Database) -> dict[str, Any]:
             FILTER (uncompressed_size IS NOT NULL AND (codec <> 'none' OR magic = 2)), 0)
           AS compression_ratio,
         sum(uncompressed_size) / nullif(sum(record_count), 0) AS record_size_mean,
-        median(size) AS batch_size_p50, quantile_cont(size, 0.95) AS batch_size_p95,
+        {quantile(database, "size", 0.5)} AS batch_size_p50,
+        {quantile(database, "size", 0.95)} AS batch_size_p95,
         max(size) AS batch_size_max,
         sum(record_count) / count(*) AS records_per_batch
     """

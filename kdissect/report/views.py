@@ -180,6 +180,7 @@ SLOWEST = (
     C("group_id", "group"),
     C("error_name", "error"),
     C("request_packet", "packet", "packet"),
+    C("exchange_id", "exchange", "code"),
 )
 ERROR_CODES = (
     C("error", "error", "code"),
@@ -204,6 +205,7 @@ ERROR_PLACES = (
     C("count", "count", "count", bar=True),
     C("first_time", "first at (UTC)", "time"),
     C("packet", "first packet", "packet"),
+    C("exchange_id", "first exchange", "code"),
 )
 UNANSWERED = (
     C("api", "API"),
@@ -415,6 +417,7 @@ ANOMALIES = (
     C("direction", "direction"),
     C("byte_count", "bytes", "bytes"),
     C("packet", "packet", "packet"),
+    C("exchange_id", "exchange", "code"),
 )
 CAPTURES = (
     C("file", "file"),

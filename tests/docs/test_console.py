@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 # questions.md is run by test_questions.py where the logs are that it is compared with
 LOGS = ROOT.parent / "shared" / "captures"
-PAGES = ["diff", "readiness", "sql", *(() if LOGS.exists() else ("questions",))]
+PAGES = ["diff", "readiness", "report", "sql", *(() if LOGS.exists() else ("questions",))]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -194,6 +194,26 @@ def test_one_api_can_be_chosen(browser: Any, page: Path) -> None:
     _until(lambda: 0 < browser.execute_script(bars) < before)
 
 
+def test_a_chart_tells_values_under_the_pointer(browser: Any, attacked: Path) -> None:
+    """As text, also where a name is an element: nothing in the tip but divs and spans."""
+    _open(browser, attacked)
+    chains = pytest.importorskip("selenium.webdriver.common.action_chains").ActionChains
+    tip = browser.find_element("id", "tip")
+    for chart, selector in (("traffic", "svg"), ("heat-write", ".mark-rect path")):
+        figure = browser.find_element("css selector", f"[data-chart={chart}]")
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", figure)
+        target = figure.find_element("css selector", selector)
+        chains(browser).move_to_element(target).move_by_offset(3, 3).perform()
+        _until(tip.is_displayed)
+        tags = browser.execute_script(
+            "return [...new Set([...arguments[0].querySelectorAll('*')].map(e => e.tagName))]", tip
+        )
+        assert sorted(tags) == ["DIV", "SPAN"]
+        words = {"traffic": "Metadata", "heat-write": "<img src=x onerror=alert(2)>"}
+        assert words[chart] in tip.text
+        chains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
+
+
 def test_a_packets_filter_is_copied(browser: Any, page: Path) -> None:
     _open(browser, page)
     browser.execute_cdp_cmd(

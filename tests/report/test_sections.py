@@ -59,6 +59,20 @@ def test_percentiles_are_those_of_answers(document: dict[str, Any], database: Da
             assert [row["p50"], row["p95"], row["p99"], row["max"]] == pytest.approx(expected)
 
 
+def test_percentiles_of_very_many_are_near(
+    document: dict[str, Any], librdkafka: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond EXACT_MAX they are t-digests; the order of things stays."""
+    monkeypatch.setattr(basis, "EXACT_MAX", 10)
+    with Database(librdkafka) as database:
+        near = collect(database)
+    exact = {row["api"]: row for row in document["latency"]["apis"]["rows"]}
+    for row in near["latency"]["apis"]["rows"]:
+        if row["answers"] >= 20:
+            assert row["p50"] == pytest.approx(exact[row["api"]]["p50"], rel=0.25)
+            assert row["max"] == exact[row["api"]]["max"]
+
+
 def test_topics_move_the_bytes_of_their_batches(
     document: dict[str, Any], librdkafka: Tables
 ) -> None:
