@@ -112,7 +112,7 @@ async def create_topics(
     if wanted:
         try:
             done += await _make(target, wanted)
-            await _wait_for_leaders(target, [each.name for each in done if each.is_made])
+            await _wait_until_served(target)
         except ConnectFailed as error:
             raise EnvironmentFailed(f"{target}: topics cannot be made: {error}") from None
     return sorted(done, key=lambda each: each.name)
@@ -183,16 +183,9 @@ def _configs(topic: TopicFacts, nodes: int) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in sorted(configs.items())]
 
 
-async def _wait_for_leaders(target: Target, names: list[str]) -> None:
+async def _wait_until_served(target: Target) -> None:
     end = asyncio.get_running_loop().time() + READY_S
     while asyncio.get_running_loop().time() < end:
-        body = await target.learn_metadata(None)
-        ready = {
-            topic["name"]
-            for topic in body["topics"]
-            if topic["error_code"] == 0
-            and all(each["leader_id"] >= 0 for each in topic["partitions"])
-        }
-        if ready.issuperset(names):
+        if await target.is_serving():
             return
         await asyncio.sleep(0.05)

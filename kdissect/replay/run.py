@@ -702,19 +702,14 @@ class Runner:
         self._asked.update(names)
 
     async def _wait_for_leaders(self, outcome: Outcome) -> None:
-        """Partitions just made are announced some time after the answer; clients find that out by
-        asking, which nothing shows that others wait for. Settled when all partitions have leaders.
+        """Partitions just made are served some time after the answer; clients find that out by
+        asking, which nothing shows that others wait for. Settled when all partitions are served.
         """
         try:
             for pause_s in LEADER_PAUSES_S:
                 await asyncio.sleep(pause_s)
-                body = await self.target.learn_metadata(None)
-                if all(
-                    each["leader_id"] >= 0
-                    for topic in body["topics"]
-                    for each in topic["partitions"]
-                ):
-                    self.translation.learn_metadata(body)
+                if await self.target.is_serving():
+                    self.translation.learn_metadata(self.target.metadata)
                     break
         except ConnectFailed:
             pass  # the steps that follow will tell

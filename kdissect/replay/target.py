@@ -190,41 +190,61 @@ class Target:
         return found
 
     async def learn_log_starts(self) -> dict[tuple[str, int], int]:
-        """The earliest offset of every partition that has a leader, asked of the leaders.
+        """The earliest offset of every partition whose leader tells one.
 
         Raises EnvironmentFailed.
         """
-        version = self.newest(_LIST_OFFSETS)
-        if version is None:
-            return {}
+        found: dict[tuple[str, int], int] = {}
+        for leader, topics in self._led().items():
+            try:
+                found |= await self._log_starts(leader, topics)
+            except ConnectFailed as error:
+                host, port = self.address(leader)
+                raise EnvironmentFailed(f"{show_address(host, port)}: {error}") from None
+        return found
+
+    async def is_serving(self) -> bool:
+        """Whether all partitions have leaders, and these know that they are: brokers tell of a
+        partition in Metadata before they take requests for it. Raises ConnectFailed."""
+        body = await self.learn_metadata(None)
+        count = sum(len(topic["partitions"]) for topic in body["topics"])
+        found = 0
+        for leader, topics in self._led().items():
+            found += len(await self._log_starts(leader, topics))
+        return found == count
+
+    def _led(self) -> dict[int, dict[str, list[int]]]:
+        """leader -> topic -> partitions, as last asked for all topics."""
         by_leader: dict[int, dict[str, list[int]]] = {}
         for topic in self.metadata.get("topics", []):
             for each in topic["partitions"]:
                 if topic["error_code"] == 0 and each["leader_id"] >= 0:
                     names = by_leader.setdefault(each["leader_id"], {})
                     names.setdefault(topic["name"], []).append(each["partition_index"])
+        return by_leader
+
+    async def _log_starts(
+        self, leader: int, topics: Mapping[str, list[int]]
+    ) -> dict[tuple[str, int], int]:
+        version = self.newest(_LIST_OFFSETS)
+        if version is None:
+            return {}
+        host, port = self.address(leader)
+        link = await connect(host, port, self.access)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                answer = await link.ask(request(_LIST_OFFSETS, version, _earliest(topics, version)))
+        except TimeoutError:
+            raise ConnectFailed("timeout", "ListOffsets was not answered") from None
+        finally:
+            link.close()
         found: dict[tuple[str, int], int] = {}
-        for leader, topics in by_leader.items():
-            body = _earliest(topics, version)
-            host, port = self.address(leader)
-            try:
-                link = await connect(host, port, self.access)
-                try:
-                    async with asyncio.timeout(ASK_TIMEOUT_S):
-                        answer = await link.ask(request(_LIST_OFFSETS, version, body))
-                finally:
-                    link.close()
-            except (ConnectFailed, TimeoutError) as error:
-                raise EnvironmentFailed(
-                    f"{show_address(host, port)}: ListOffsets was not answered: "
-                    f"{error or 'time is up'}"
-                ) from None
-            for topic in answer.body["topics"]:
-                for each in topic["partitions"]:
-                    if each["error_code"] == 0:
-                        # version 0 gives a list of offsets
-                        offset = each["offset"] if version else each["old_style_offsets"][-1]
-                        found[topic["name"], each["partition_index"]] = offset
+        for topic in answer.body["topics"]:
+            for each in topic["partitions"]:
+                if each["error_code"] == 0:
+                    # version 0 gives a list of offsets
+                    offset = each["offset"] if version else each["old_style_offsets"][-1]
+                    found[topic["name"], each["partition_index"]] = offset
         return found
 
     def topic_names(self) -> set[str]:
