@@ -63,7 +63,7 @@ DISPENSABLE_APIS = frozenset(
 _HANDSHAKES = (17, API_VERSIONS, 36)  # on every connection, whoever opens it
 
 # KIP-896: this release of librdkafka was checked to speak what Kafka 4.0 takes.
-_LIBRDKAFKA = re.compile(r"librdkafka\W*v?(\d+)\.(\d+)\.(\d+)", re.IGNORECASE)
+_LIBRDKAFKA = re.compile(r"rdkafka\W*v?(\d+)\.(\d+)\.(\d+)", re.IGNORECASE)
 _LIBRDKAFKA_READY = (1, 8, 2)
 
 

@@ -67,6 +67,8 @@ def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
             f"{name}  {path}: {has['exchange_count']:,} exchanges{lasting}, "
             f"{has['connection_count']:,} connections, {has['client_count']:,} clients"
         )
+        if has["missing_byte_count"]:
+            yield f"   {has['missing_byte_count']:,} bytes are missing in it: counts are too low"
     same = []
     for kind, changes in document["changes"].items():
         if not changes:

@@ -86,12 +86,19 @@ def _side(database: Database, side: str) -> dict[str, Any]:
         from {side}_exchanges
         """
     )
+    (missing,) = database.rows(
+        f"""
+        select coalesce(sum(request_missing_byte_count + response_missing_byte_count), 0)::bigint
+            missing_byte_count
+        from {side}_connections where is_kafka
+        """
+    )
     seconds = None
     if row["first_time"] is not None and row["last_time"] is not None:
         seconds = (row["last_time"] - row["first_time"]).total_seconds()
     for name in ("first_time", "last_time"):
         row[name] = None if row[name] is None else row[name].isoformat().replace("+00:00", "Z")
-    return {**row, "duration_s": seconds}
+    return {**row, "duration_s": seconds, **missing}
 
 
 # What is there or is not

@@ -137,6 +137,7 @@ def test_the_highest_offered_version(scene: Scene) -> None:
         ((JAVA, "unknown"), "unknown"),
         (("librdkafka", "2.3.0"), "ok"),
         (("confluent-kafka-python", "1.9.0-librdkafka-1.9.0"), "ok"),
+        (("confluent-kafka-python", "2.16.1-rdkafka-2.16.0"), "ok"),
         (("librdkafka", "1.5.0"), "unknown"),
         (("kgo", "v1.2.3"), "unknown"),
     ],
