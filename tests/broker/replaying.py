@@ -1,0 +1,101 @@
+"""`kdissect replay` as a user runs it, and what its JSON lines say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EVERYTHING = ("--allow", "produce,groups,transactions,admin")
+MATERIAL = ROOT.parent / "shared" / "captures"
+
+
+@dataclass
+class Replayed:
+    """A finished replay. rows: one per exchange; run, summary: the first and last line."""
+
+    status: int
+    output: str
+    errors: str
+    run: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        return Counter(row["verdict"] for row in self.rows)
+
+    def differences(self) -> set[tuple[str, str, str, str]]:
+        """(API, path without indices, captured, answered) of what nothing tolerates."""
+        return {
+            (each["api_name"], each["path"], each["captured"], each["answered"])
+            for each in self.summary["differences"]
+            if not each["rule"]
+        }
+
+    def explain(self) -> str:
+        """For a failing assertion."""
+        bad = [row for row in self.rows if row["verdict"] in ("different", "error")]
+        return "\n".join(
+            [
+                self.errors[-2000:],
+                *(
+                    f"step {row['step']} {row['api_name']} {row['verdict']} {row['reason']} "
+                    f"{[each for each in row['differences'] if not each['rule']][:5]}"
+                    for row in bad[:20]
+                ),
+            ]
+        )
+
+
+def start(
+    source: Path | str, address: str, *options: str, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """The process of a replay."""
+    command = [sys.executable, "-m", "kdissect", "replay", str(source), "--to", address, *options]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200", **(env or {})},
+    )
+
+
+def replay(
+    source: Path | str,
+    address: str,
+    lines: Path,
+    *options: str,
+    timeout: float = 300,
+    env: dict[str, str] | None = None,
+) -> Replayed:
+    """Replay and read the JSON lines, which are written to `lines`."""
+    lines.unlink(missing_ok=True)
+    process = start(source, address, "--json", str(lines), *options, env=env)
+    return finish(process, lines, timeout)
+
+
+def finish(process: subprocess.Popen[str], lines: Path, timeout: float = 300) -> Replayed:
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert "Traceback" not in errors, errors
+    told = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    return Replayed(
+        process.returncode,
+        output,
+        errors,
+        told[0] if told else {},
+        [row for row in told if row["type"] == "exchange"],
+        told[-1] if told else {},
+    )
