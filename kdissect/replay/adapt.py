@@ -249,10 +249,17 @@ def _create_topics(t: Translator, step: Step, request: Message) -> bool:
         for assignment in entries(topic["assignments"]):
             is_changed |= _placed(t, assignment, "broker_ids")
         for config in entries(topic["configs"]):
-            if config["name"] == "min.insync.replicas" and _number(config["value"]) > count:
-                config["value"] = str(count)
-                is_changed = True
+            is_changed |= _in_sync(t, config)
     return is_changed
+
+
+def _in_sync(t: Translator, config: Body) -> bool:
+    """No more replicas in sync than the target has brokers, or nobody could write."""
+    count = len(t.target.nodes)
+    if config.get("name") != "min.insync.replicas" or not 0 < count < _number(config["value"]):
+        return False
+    config["value"] = str(count)
+    return True
 
 
 def _number(text: str | None) -> int:
@@ -376,13 +383,19 @@ def _heartbeat(t: Translator, step: Step, request: Message) -> bool:
 
 
 def _share_session(t: Translator, step: Step, request: Message) -> bool:
-    """Epochs of a share session count the requests that the target has taken."""
+    """Epochs of a share session count the requests that the target has taken.
+
+    A member has a session with each captured broker; where these are one node at the target, they
+    are one session there, opened by the first and closed by the last.
+    """
     body = request.body
     epoch = body["share_session_epoch"]
-    if epoch <= 0:
+    session = t.share_sessions.get(t.share_key(step, body))
+    if session is None:
         return False
-    key = (t.broker(step), body["group_id"] or "", body["member_id"] or "")
-    body["share_session_epoch"] = t.share_epochs.get(key, epoch)
+    others = session.brokers - {t.broker(step)}
+    if epoch > 0 or (epoch == 0 and others) or (epoch < 0 and others):
+        body["share_session_epoch"] = session.epoch
     return bool(body["share_session_epoch"] != epoch)
 
 
@@ -392,6 +405,8 @@ def _config_resources(t: Translator, step: Step, request: Message) -> bool:
         renamed = config_resource(t, resource["resource_type"], resource["resource_name"])
         is_changed |= renamed != resource["resource_name"]
         resource["resource_name"] = renamed
+        for config in entries(resource.get("configs")):
+            is_changed |= _in_sync(t, config)
     return is_changed
 
 

@@ -57,6 +57,12 @@ class Comparator:
         found = self.translator.producers.target(Producer(producer_id, epoch))
         return None if found is None else (found.producer_id, found.epoch)
 
+    @property
+    def has_several_brokers(self) -> bool:
+        """Whether the capture's cluster or the target has more than one."""
+        t = self.translator
+        return len(t.captured_nodes) > 1 or len(t.target.nodes) > 1
+
     def judge(self, outcome: Outcome) -> Judgement:
         step = outcome.step
         exchange = step.exchange
@@ -420,6 +426,10 @@ class _Walk:
         here = here._replace(
             captured=element if mine >= 0 else {}, answered=element if mine < 0 else {}
         )
+        if mine >= 0 and "error_code" in element:
+            # what was refused then, and is not told now, has gone well
+            if self._goes_with(here, "error_code", element, {"error_code": 0}):
+                return
         said = _element_text(element)
         texts = (said, _ABSENT) if mine >= 0 else (_ABSENT, said)
         self._judge_texts(here, *texts, element)
@@ -535,6 +545,8 @@ class _Walk:
         for name, pattern in rule.where:
             if name not in holder or not pattern.search(text_of(holder[name], "")):
                 return False
+        if rule.needs_brokers and not self.owner.has_several_brokers:
+            return False
         if rule.foreign:
             return element is not None and self._is_foreign(rule.foreign, element, place)
         return True

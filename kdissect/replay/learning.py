@@ -18,6 +18,7 @@ from kdissect.replay.messages import (
 from kdissect.replay.model import READ, Exchange, Step
 from kdissect.replay.offsets import Log
 from kdissect.replay.producers import Producer
+from kdissect.replay.sessions import ShareSession
 from kdissect.wire.message import Message
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ Body = dict[str, Any]
 _EARLIEST = -2  # timestamp of ListOffsets
 
 FUTILE_MAX = 5  # reads of an API that stay different, before others are taken at their first word
+FETCHES_MAX = 40  # the same for fetches that do not bring what the captured ones did
 ATTEMPTS_ABOUT = 8  # how often the runner asks before it believes an answer
 # What nobody's writes change, and fetches, whose records are looked for in all answers.
 _NEVER_AGAIN = frozenset(
@@ -103,27 +105,32 @@ def retry(t: Translator, step: Step, answer: Message) -> str:
 
 
 def _retry_fetch(t: Translator, step: Step, captured: Message, answer: Message) -> str:
-    """Records that the capture shows are not there yet: markers of transactions, for example, are
-    written some time after the transaction's end was answered."""
-    if (
-        any(error_codes(answer.body))
-        or _has_records(answer.body)
-        or not _has_records(captured.body)
-        or t.futile[api.FETCH] >= FUTILE_MAX * ATTEMPTS_ABOUT
-    ):
+    """Records that the capture shows are not there yet: the request may have come a little earlier
+    than what it waited for, and markers are written some time after a transaction's end."""
+    if any(error_codes(answer.body)) or t.futile[api.FETCH] >= FETCHES_MAX * ATTEMPTS_ABOUT:
         return ""
-    t.futile[api.FETCH] += 1
-    t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
-    return "it brings no records yet"
+    there = {
+        (topic.get("topic") or topic.get("topic_id"), partition["partition_index"])
+        for topic, partition in _fetched(answer)
+    }
+    for topic, partition in _fetched(captured):
+        key = t.topic(topic["topic"]) if "topic" in topic else t.topic_id(topic["topic_id"])
+        if (key, partition["partition_index"]) not in there:
+            t.futile[api.FETCH] += 1
+            t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
+            return "it does not bring all records yet"
+    return ""
 
 
-def _has_records(body: Mapping[str, Any]) -> bool:
-    return any(
-        not header.is_partial and not header.is_control
-        for topic in entries(body["responses"])
-        for partition in entries(topic["partitions"])
-        for header in headers(partition["records"] or b"")
-    )
+def _fetched(response: Message) -> Iterator[tuple[Body, Body]]:
+    """(topic, partition) of a Fetch response that have data records."""
+    for topic in entries(response.body["responses"]):
+        for partition in entries(topic["partitions"]):
+            if any(
+                not header.is_partial and not header.is_control
+                for header in headers(partition["records"] or b"")
+            ):
+                yield topic, partition
 
 
 def _retry_read(t: Translator, step: Step, captured: Message, answer: Message) -> str:
@@ -324,18 +331,23 @@ def _heartbeat(t: Translator, step: Step, captured: Message | None, answer: Mess
 
 def _share(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
-    if request is None or answer.body["error_code"] != 0:
+    if request is None:
         return
-    body = request.body
-    key = (t.broker(step), body["group_id"] or "", body["member_id"] or "")
-    epoch = body["share_session_epoch"]
+    key = t.share_key(step, request.body)
+    if answer.body["error_code"] != 0:
+        t.share_sessions.pop(key, None)
+        return
+    epoch = request.body["share_session_epoch"]
+    session = t.share_sessions.setdefault(key, ShareSession())
     if epoch < 0:
-        t.share_epochs.pop(key, None)
-    elif epoch == 0:
-        t.share_epochs[key] = 1
-    else:
-        used = t.share_epochs.get(key, epoch)
-        t.share_epochs[key] = used + 1 if used < 0x7FFFFFFF else 1
+        session.brokers.discard(t.broker(step))
+        if not session.brokers:
+            del t.share_sessions[key]
+            return
+    elif epoch == 0 and not session.brokers - {t.broker(step)}:
+        session.epoch = 0
+    session.brokers |= {t.broker(step)} if epoch >= 0 else set()
+    session.epoch = session.epoch + 1 if session.epoch < 0x7FFFFFFF else 1
 
 
 def _opaque(*names: str) -> Any:

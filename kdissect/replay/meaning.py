@@ -189,5 +189,8 @@ class Meaning:
             return c == a
         return not self.t.target.nodes or a in self.t.target.nodes
 
-    def _replication_factor(self, c: int, a: int, around: Around, holder: Body) -> bool:
-        return 0 < len(self.t.target.nodes) < c and a == len(self.t.target.nodes)
+    def _replication_factor(self, c: Any, a: Any, around: Around, holder: Body) -> bool:
+        """As many as there are nodes, where the capture's cluster had more; as a number or text."""
+        count = len(self.t.target.nodes)
+        text = str(c)
+        return text.isascii() and text.isdigit() and 0 < count < int(text) and str(a) == str(count)

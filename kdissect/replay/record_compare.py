@@ -95,7 +95,7 @@ class RecordLedger:
         where = f"[offset {c.base_offset}]"
         if is_sealed(captured, c) and not is_sealed(answered, a):
             found.append((f"{where}.crc", "right", "wrong", "the batch is damaged"))
-        known = self.producer(c.producer_id, c.producer_epoch)
+        known = None if is_own else self.producer(c.producer_id, c.producer_epoch)
         if known is not None and known != (a.producer_id, a.producer_epoch):
             said = f"{a.producer_id} epoch {a.producer_epoch}"
             meant = f"{c.producer_id} epoch {c.producer_epoch}"

@@ -26,6 +26,7 @@ _KNOWN = frozenset(
     {
         "name", "kind", "path", "apis", "why", "where", "absolute", "relative", "key", "as",
         "modulo", "pattern", "classes", "captured", "answered", "foreign", "reencoded", "whole",
+        "several_brokers",
     }
 )  # fmt: skip
 
@@ -55,6 +56,7 @@ class Rule:
     answered: frozenset[str] = frozenset()
     foreign: str = ""
     is_whole: bool = False
+    needs_brokers: bool = False  # only where the capture or the target has several
     is_own: bool = False  # from a file of the user
     matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
 
@@ -174,6 +176,7 @@ def _rule(entry: dict[str, Any], place: str, is_own: bool) -> Rule:
         answered=_texts(entry.get("answered", ())),
         foreign=entry.get("foreign", ""),
         is_whole=bool(entry.get("whole", False)),
+        needs_brokers=bool(entry.get("several_brokers", False)),
         is_own=is_own,
         matches=_path_pattern(entry["path"]),
     )

@@ -28,6 +28,15 @@ class _Session:
     told: dict[tuple[Any, int], Body] = field(default_factory=dict)  # (topic, partition) -> entry
 
 
+@dataclass(slots=True)
+class ShareSession:
+    """A member's share session (KIP-932) at one node of the target. epoch: of the next request.
+    brokers: the captured ones whose sessions it stands for."""
+
+    epoch: int = 0
+    brokers: set[Broker] = field(default_factory=set)
+
+
 class FetchSessions:
     """Sessions by captured broker and id: a client may go on with one over another connection."""
 

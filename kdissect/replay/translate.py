@@ -37,7 +37,7 @@ from kdissect.replay.model import (
 from kdissect.replay.offsets import Log, Offsets
 from kdissect.replay.producers import Producers
 from kdissect.replay.reencode import reencoded
-from kdissect.replay.sessions import FetchSessions
+from kdissect.replay.sessions import FetchSessions, ShareSession
 from kdissect.replay.target_facts import GROUP_KEY, TRANSACTION_KEY, ZERO_UUID, TargetFacts
 from kdissect.replay.walk import Kind, spots
 from kdissect.wire.message import Message, decode_message, encode_message
@@ -88,7 +88,7 @@ class Translator:
         )
         self.marked: set[Log] = set()
         self.expected: dict[tuple[int, Log], int] = {}
-        self.share_epochs: dict[tuple[tuple[str, int], str, str], int] = {}
+        self.share_sessions: dict[tuple[Any, ...], ShareSession] = {}
         self.may_create = ADMIN in plan.options.allow
         facts = plan.workload.facts
         self.captured_nodes = sorted(facts.brokers)
@@ -110,6 +110,10 @@ class Translator:
     def broker(self, step: Step) -> tuple[str, int]:
         """The captured broker that a step went to; sessions are the brokers'."""
         return self.plan.workload.connections[step.connection].broker
+
+    def share_key(self, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Whose share session a request is of, and at which node of the target."""
+        return (self.target_node(step), body["group_id"] or "", body["member_id"] or "")
 
     # -- names and ids --------------------------------------------------------------------------
 

@@ -1,0 +1,362 @@
+"""Every request of real captures in the terms of a made-up cluster, and its answers judged."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from kdissect.replay import messages as api
+from kdissect.replay.batches import headers, is_sealed, patch_producer
+from kdissect.replay.differences import group_differences
+from kdissect.replay.messages import request_of, response_of
+from kdissect.replay.model import (
+    Outcome,
+    Plan,
+    PlanOptions,
+    SkipCode,
+    Skipped,
+    Step,
+    TranslateOptions,
+    Verdict,
+)
+from kdissect.replay.offsets import Offsets
+from kdissect.replay.plan import make_plan
+from kdissect.replay.producers import Producer, Producers
+from kdissect.replay.source import load_workload
+from kdissect.replay.translate import Translator
+from kdissect.wire.message import decode_message
+from kdissect.wire.records_reference import decode_record_set, encode_batch
+from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
+from tests.truth.material import CAPTURES, needs_material
+
+SHIPPED = ["librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "sarama.pcap.gz"]
+# Requests that a translation sends otherwise than the made-up cluster's plain rules would have it:
+# leader epochs are the target's current ones, ids that nobody gave stay, nodes that are none too.
+FREE = {"OffsetForLeaderEpoch", "OffsetCommit", "ListTransactions", "RenewDelegationToken",
+        "ExpireDelegationToken", "AlterPartitionReassignments", "UnregisterBroker"}  # fmt: skip
+LARGE = [
+    "cluster/cluster", "java_latest/java_latest", "share_streams/share", "share_streams/streams",
+    "version_sweep/sweep_4_3_1",
+]  # fmt: skip
+SHARED = [
+    "admin/admin", "odd/odd_conversations", "old_clients/java_0_8_2_2",
+    "other_clients/kafka_python", "perf/perf_tshark", "sasl/sasl", "sasl/sasl_handshake_v0",
+    "transactions/transactions", "zookeeper/zk_1_1_1", "zookeeper/zk_3_9_1_ibp_2_4",
+    *(pytest.param(name, marks=pytest.mark.heavy) for name in LARGE),
+]  # fmt: skip
+KEPT: dict[str, Replayed] = {}
+
+
+def replayed(path: Path) -> tuple[Replayed, OtherCluster]:
+    found = load_workload(str(path))
+    cluster = OtherCluster(found)
+    return replay(found, cluster), cluster
+
+
+def check(done: Replayed, cluster: OtherCluster) -> None:
+    """Requests arrive as the cluster would have them, every answer is taken for the same."""
+    for number, frame in done.sent.items():
+        step = done.plan.steps[number]
+        wanted = expected(cluster, step.exchange)
+        if isinstance(frame, Skipped) or wanted is None or step.api_name in FREE:
+            continue
+        if frame != wanted:
+            assert step.api_name in ("Fetch", "SyncGroup"), step.api_name
+            assert _known_otherwise(step, frame, wanted), (number, step.api_name)
+    bad = {
+        number: judgement
+        for number, judgement in done.judgements.items()
+        if judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
+    }
+    assert bad == {}
+    assert done.retried == []
+
+
+def _known_otherwise(step: Step, frame: bytes, wanted: bytes) -> bool:
+    """Leader epochs are the target's last known; a generation that nobody joined stays."""
+    sent, meant = (decode_message(each, side="request").body for each in (frame, wanted))
+    if step.api_name == "SyncGroup":
+        response = response_of(step.exchange)
+        return response is not None and response.body["error_code"] != 0
+    for body in (sent, meant):
+        for topic in body["topics"]:
+            for partition in topic["partitions"]:
+                partition["current_leader_epoch"] = partition["last_fetched_epoch"] = 0
+    return bool(sent == meant)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_captures_reach_another_cluster(captures: Path, name: str) -> None:
+    check(*replayed(captures / name))
+
+
+@needs_material
+@pytest.mark.parametrize("name", SHARED)
+def test_captures_reach_another_cluster(name: str) -> None:
+    check(*replayed(CAPTURES / f"{name}.pcap"))
+
+
+def test_a_twin_gets_the_captured_bytes(captures: Path) -> None:
+    """A cluster that calls everything as the capture does is sent the very same requests."""
+    found = load_workload(str(captures / "librdkafka.pcap"))
+    done = replay(found, OtherCluster(found, is_moved=False))
+    assert len(done.sent) > 250
+    for number, frame in done.sent.items():
+        assert frame == done.plan.steps[number].exchange.request
+    assert set(done.verdicts()) == {"same"}
+
+
+@pytest.fixture
+def loaded(captures: Path) -> Plan:
+    return make_plan(load_workload(str(captures / "librdkafka.pcap")), everything())
+
+
+def first(plan: Plan, name: str) -> Step:
+    return next(each for each in plan.steps if each.api_name == name and each.skipped is None)
+
+
+def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
+    """Topic, group and transactional id, in fields and inside the consumer protocol's bytes."""
+    found = load_workload(str(captures / "librdkafka.pcap"))
+    renames = [("topic", name, f"new-{name}") for name in found.facts.topics if name[0] != "_"]
+    groups, transactions = set(), set()
+    for each in found.exchanges():
+        request = request_of(each)
+        if request is not None and each.internal_reason == "":
+            groups.add(request.body.get("group_id") or "")
+            transactions.add(request.body.get("transactional_id") or "")
+    renames += [("group", name, f"new-{name}") for name in groups if name]
+    renames += [("transactional-id", name, f"new-{name}") for name in transactions if name]
+    plan = make_plan(found, everything())
+    translator = Translator(plan, TranslateOptions(renames=tuple(renames)))
+    old = [name.encode() for _, name, _ in renames]
+    checked = 0
+    for step in plan.steps:
+        if step.skipped is not None:
+            continue
+        frame = translator.request(step, 1)
+        if isinstance(frame, Skipped):
+            continue
+        message = decode_message(frame, side="request")
+        for topic in message.body.get("topic_data") or []:
+            for partition in topic["partition_data"]:
+                partition["records"] = b""  # what records say is the clients' own
+        text = repr({**message.body, "reason": "", "configs": ""}).encode()
+        for name in old:
+            assert text.replace(b"new-" + name, b"").count(name) == 0, (step.api_name, name)
+            checked += text.count(b"new-" + name)
+    assert checked > 150
+
+
+def test_a_rename_that_says_two_things_is_refused(loaded: Plan) -> None:
+    with pytest.raises(ValueError, match="two new names"):
+        Translator(loaded, TranslateOptions(renames=(("topic", "a", "b"), ("topic", "a", "c"))))
+    with pytest.raises(ValueError, match="none of"):
+        Translator(loaded, TranslateOptions(renames=(("client", "a", "b"),)))
+
+
+def test_a_version_that_the_target_lacks_is_a_finding(loaded: Plan) -> None:
+    step = first(loaded, "Produce")
+    translator = Translator(loaded)
+    translator.learn_versions({0: (11, 13)})
+    answer = translator.request(step, 1)
+    assert isinstance(answer, Skipped)
+    assert (answer.code, answer.is_finding) == (SkipCode.API_VERSION, True)
+    assert "v11 to v13" in answer.reason
+
+
+def test_reencode_sends_the_nearest_version(loaded: Plan) -> None:
+    """Produce v10 names topics, v13 identifies them; the records are the same."""
+    step = first(loaded, "Produce")
+    translator = Translator(loaded, TranslateOptions(reencode=True))
+    translator.learn_versions({0: (13, 13)})
+    request = request_of(step.exchange)
+    assert request is not None
+    name = request.body["topic_data"][0]["name"]
+    made = UUID(int=7)
+    translator.learn_metadata(
+        {"brokers": [], "topics": [{"error_code": 0, "name": name, "topic_id": made,
+                                    "partitions": []}]}
+    )  # fmt: skip
+    frame = translator.request(step, 1)
+    assert isinstance(frame, bytes)
+    sent = decode_message(frame, side="request")
+    assert (sent.api_version, translator.api_version(step)) == (13, 13)
+    assert sent.body["topic_data"][0]["topic_id"] == made
+    assert (
+        sent.body["topic_data"][0]["partition_data"]
+        == request.body["topic_data"][0]["partition_data"]
+    )
+
+
+@pytest.mark.parametrize("name", ["java_0_10_2_2.pcap", "java_2_0_1.pcap"])
+def test_reencode_of_old_clients(captures: Path, name: str) -> None:
+    """Every request of old clients in the newest version; old messages become record batches."""
+    plan = make_plan(load_workload(str(captures / name)), everything())
+    translator = Translator(plan, TranslateOptions(reencode=True))
+    newest = {
+        0: (3, 12),
+        1: (4, 12),
+        3: (0, 12),
+        8: (2, 9),
+        9: (1, 9),
+        10: (0, 6),
+        11: (2, 9),
+        13: (0, 5),
+        14: (0, 5),
+        12: (0, 4),
+        2: (1, 9),
+        18: (0, 4),
+        19: (2, 7),
+        20: (1, 6),
+    }
+    newest = {key: (last, last) for key, (_, last) in newest.items()}
+    translator.learn_versions(newest)
+    sent = 0
+    for step in plan.steps:
+        if step.skipped is not None or step.exchange.api_key not in newest:
+            continue
+        before = request_of(step.exchange)
+        assert before is not None
+        if before.body.get("session_epoch", 0) > 0:
+            continue  # goes on with a session that no answer has opened here
+        frame = translator.request(step, 1)
+        if isinstance(frame, Skipped) and "producer id" in frame.reason:
+            continue  # no answer has given one here
+        assert isinstance(frame, bytes), (step.api_name, frame)
+        if step.exchange.api_key == api.API_VERSIONS:
+            continue
+        message = decode_message(frame, side="request")
+        assert message.api_version == newest[step.exchange.api_key][1]
+        sent += 1
+        if message.api_key == api.PRODUCE_API:
+            for old, new in zip(before.body["topic_data"], message.body["topic_data"], strict=True):
+                for one, other in zip(old["partition_data"], new["partition_data"], strict=True):
+                    was, now = (decode_record_set(each["records"]) for each in (one, other))
+                    assert not now.faults
+                    assert {each["magic"] for each in now.batches} == {2}
+                    assert [(each["key"], each["value"]) for each in was.records] == [
+                        (each["key"], each["value"]) for each in now.records
+                    ]
+    assert sent > 60
+
+
+def test_reading_creates_no_topic(loaded: Plan) -> None:
+    """Where making topics is not allowed, a Metadata request does not make one by asking."""
+    plan = make_plan(loaded.workload, PlanOptions())
+    asked = 0
+    for step in plan.steps:
+        request = request_of(step.exchange)
+        if step.skipped is None and step.api_name == "Metadata" and request is not None:
+            frame = Translator(plan).request(step, 1)
+            assert isinstance(frame, bytes)
+            if request.body["topics"]:
+                body = decode_message(frame, side="request").body
+                assert body["allow_auto_topic_creation"] is False
+                asked += 1
+    assert asked
+
+
+def test_requests_go_to_the_leader_and_the_coordinator(loaded: Plan) -> None:
+    translator = Translator(loaded)
+    step = first(loaded, "Produce")
+    assert translator.target_node(step) is None  # one node: any connection will do
+    request = request_of(step.exchange)
+    assert request is not None
+    topic = request.body["topic_data"][0]
+    partitions = [
+        {"error_code": 0, "partition_index": number, "leader_id": 12, "leader_epoch": 4}
+        for number in range(20)
+    ]
+    assert translator.wants_metadata(step) == [topic["name"]]
+    translator.learn_metadata(
+        {
+            "brokers": [{"node_id": node, "host": "h", "port": 1} for node in (11, 12, 13)],
+            "topics": [{"error_code": 0, "name": topic["name"], "partitions": partitions}],
+        }
+    )
+    assert translator.wants_metadata(step) == []
+    assert translator.target_node(step) == 12
+    join = first(loaded, "JoinGroup")
+    group = request_of(join.exchange)
+    assert group is not None
+    translator.learn_coordinator(0, group.body["group_id"], 13)
+    assert translator.target_node(join) == 13
+    assert (0, group.body["group_id"]) in translator.coordinator_keys()
+
+
+# -- small parts ------------------------------------------------------------------------------
+
+
+def test_offsets_by_what_was_produced_and_by_the_start() -> None:
+    offsets = Offsets("relative")
+    log = ("t", 0)
+    assert offsets.to_target(log, 5) == 5
+    offsets.capture_tells(log, start=100)
+    offsets.target_starts(log, 10)
+    assert offsets.to_target(log, 105) == 15
+    offsets.produced(log, 200, 40)
+    offsets.produced(log, 210, 53)
+    assert [offsets.to_target(log, each) for each in (199, 200, 209, 210, 211, -1)] == [
+        39, 40, 49, 53, 54, -1,
+    ]  # fmt: skip
+    assert offsets.expect(log, 220) == 63
+    assert Offsets("captured").to_target(log, 7) == 7
+    earliest = Offsets("earliest")
+    earliest.capture_tells(log, asked=50)
+    earliest.target_starts(log, 3)
+    assert earliest.to_target(log, 52) == 5
+    with pytest.raises(ValueError, match="none of"):
+        Offsets("latest")
+
+
+def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
+    producers = Producers()
+    captured, log = Producer(7, 0), ("t", 0)
+    assert producers.target(captured) is None
+    producers.learn(captured, Producer(900, 2))
+    assert producers.target(captured) == Producer(900, 2)
+    assert producers.target(Producer(7, 1)) == Producer(900, 3)  # raised by the client itself
+    assert producers.sequence(captured, log, 40) == 40
+    producers.lost(captured, log, 10)
+    assert producers.sequence(captured, log, 50) == 40
+    assert producers.sequence(captured, log, 5) == 2**31 - 5
+
+
+def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
+    records = [{"offset": 0, "timestamp_ms": 1, "key": b"k", "value": b"v" * 40, "headers": []}]
+    data = encode_batch(records, codec="zstd", producer_id=5, producer_epoch=1, base_sequence=9)
+    header = next(headers(data))
+    out = bytearray(data)
+    patch_producer(out, header, 77, 3, 11)
+    assert is_sealed(bytes(out), header)
+    found = decode_record_set(bytes(out))
+    assert not found.faults
+    assert (found.batches[0]["producer_id"], found.batches[0]["producer_epoch"]) == (77, 3)
+    assert found.records == decode_record_set(data).records
+
+
+# -- a proxy that changes one field ----------------------------------------------------------
+
+
+def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
+    """Every Metadata answer says another number of partitions' error; the rest is as it was."""
+    found = load_workload(str(captures / "librdkafka.pcap"))
+
+    def flip(step: Step, message: object) -> None:
+        body = message.body  # type: ignore[attr-defined]
+        if step.api_name == "ListOffsets":
+            for topic in body["topics"]:
+                topic["partitions"][0]["error_code"] = 44
+
+    done = replay(found, OtherCluster(found), flip=flip)
+    different = {n: j for n, j in done.judgements.items() if j.verdict is Verdict.DIFFERENT}
+    assert different
+    outcomes = [Outcome(done.plan.steps[n], judgement=j) for n, j in done.judgements.items()]
+    lines = [each for each in group_differences(outcomes) if not each.rule]
+    line = next(each for each in lines if each.path.endswith("error_code"))
+    assert (line.api_name, line.path) == ("ListOffsets", "topics[].partitions[].error_code")
+    assert (line.captured, line.answered) == ("0", "44")
+    assert line.count >= len(different)
+    assert "POLICY_VIOLATION" in line.note
+    assert {done.plan.steps[n].api_name for n in different} == {"ListOffsets"}
