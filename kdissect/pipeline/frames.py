@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -46,6 +46,7 @@ class Frames:
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
     response_version: npt.NDArray[np.int16]
+    _readable: dict[int, npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def gather(
@@ -121,7 +122,9 @@ class Frames:
 
     def readable(self, api_key: int, side: int) -> npt.NDArray[np.bool_]:
         """Where a side of that API is there whole and its version is known."""
-        return (self.exchanges["api_key"] == api_key) & self.whole(side) & self.known(side)
+        if side not in self._readable:  # asked for each API
+            self._readable[side] = self.whole(side) & self.known(side)
+        return (self.exchanges["api_key"] == api_key) & self._readable[side]
 
     def decode(
         self,
