@@ -7,11 +7,13 @@ waited for (a pipe) gives what it has: a window then holds the packets that came
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +45,8 @@ WINDOW_BYTES_MIN = 256 << 10  # the first one; each one is twice as large as the
 WINDOW_BYTES_MAX = 8 << 20
 RECORD_BYTES_MAX = 256 << 20  # no packet is that large; a damaged length must not fill the memory
 PIECE_BYTES = 64 << 10  # decompressed at a time
+PATIENCE_S, MUCH_BYTES = 0.005, 32 << 10  # of a pipe
+PIPE_BYTES = 1 << 20  # that a pipe may hold, where the system lets us say so
 TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
 
 
@@ -84,7 +88,11 @@ class _Plain:
     def __init__(self, descriptor: int, head: bytes) -> None:
         self._descriptor = descriptor
         self._head = head
-        self._waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+        mode = os.fstat(descriptor).st_mode
+        self._waits = not stat.S_ISREG(mode)
+        if stat.S_ISFIFO(mode) and hasattr(fcntl, "F_SETPIPE_SZ"):
+            with suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def into(self, room: memoryview) -> int:
         """Fill `room` with what comes next, at least a byte; 0 at the end.
@@ -97,8 +105,11 @@ class _Plain:
             room[:done] = self._head[:done]
             self._head = self._head[done:]
         while done < len(room):
-            if done and self._waits and not select.select([self._descriptor], [], [], 0)[0]:
-                break
+            if done and self._waits:
+                # who writes much at a time writes on at once, and small windows cost more
+                patience_s = PATIENCE_S if done >= MUCH_BYTES else 0
+                if not select.select([self._descriptor], [], [], patience_s)[0]:
+                    break
             count = os.readv(self._descriptor, [room[done:]])
             if not count:
                 break

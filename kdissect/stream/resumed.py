@@ -30,7 +30,7 @@ counted in `given_up`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -201,7 +201,7 @@ class Resumed:
         now = int(segments["time_ns"].max())
         due = {key for key, when in self._closing.items() if now - when > LINGER_NS}
         taken = self._taken(window)
-        return self._run(window, paths, taken, due, self._beyond_limits())
+        return self._run(window, paths, taken, due, self._beyond_limits(taken.keys() | due))
 
     def finish(self, window: Window, paths: list[str]) -> Iterator[Finished]:
         """The open exchanges of all connections, once nothing more comes; in bounded memory.
@@ -285,33 +285,31 @@ class Resumed:
         flow.keep(some.tobytes(), np.concatenate(parts).tobytes() if parts else b"")
         self._size += flow.size
 
-    def _beyond_limits(self) -> set[bytes]:
-        """Connections to be given up, the quietest ones first."""
+    def _beyond_limits(self, busy: Set[bytes]) -> set[bytes]:
+        """Connections to be given up, the quietest ones first, but none of the `busy` ones.
+
+        Those without an open exchange are forgotten here.
+        """
         limits = self.limits
-        chosen: set[bytes] = set()
-        excess = len(self._flows) - limits.connection_max
-        size = self._size
+        excess, size = len(self._flows) - limits.connection_max, self._size
         if excess > 0:
             excess += limits.connection_max // 16  # not one at a time
-        if excess <= 0 and size <= limits.carried_max:
-            return (
-                {
-                    key
-                    for key, flow in self._flows.items()
-                    if flow.size > limits.connection_bytes_max
-                }
-                if size > limits.connection_bytes_max
-                else chosen
-            )
-        for key, flow in list(self._flows.items()):
-            if excess <= 0 and size <= limits.carried_max:
-                break
-            excess -= 1
-            size -= flow.size
-            if flow.open_count:
-                chosen.add(key)
-            else:
-                self._forget(key)
+        chosen: set[bytes] = set()
+        if excess > 0 or size > limits.carried_max:
+            for key, flow in list(self._flows.items()):
+                if excess <= 0 and size <= limits.carried_max:
+                    break
+                if key in busy:
+                    continue
+                excess -= 1
+                size -= flow.size
+                if flow.open_count:
+                    chosen.add(key)
+                else:
+                    self._forget(key)
+        elif size > limits.connection_bytes_max:
+            most = limits.connection_bytes_max
+            chosen = {key for key, flow in self._flows.items() if flow.size > most}
         self.given_up += len(chosen)
         return chosen
 
