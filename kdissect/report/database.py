@@ -47,6 +47,7 @@ class Database:
         )
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute("SET preserve_insertion_order = false")
+        self._connection.execute("SET enable_progress_bar = false")  # it would go to stdout
         root = None if isinstance(source, Tables) else os.fspath(source)
         for name in self.tables.names:
             self._add_view(root, name)

@@ -123,6 +123,8 @@ class Database:
     def _fence(self, files: list[str]) -> None:
         listed = ", ".join(_literal(path) for path in files)
         self._connection.execute("set TimeZone = 'UTC'")
+        # it would go to stdout, among the rows, after two seconds
+        self._connection.execute("set enable_progress_bar = false")
         self._connection.execute(f"set allowed_paths = [{listed}]")
         self._connection.execute("set enable_external_access = false")
         self._connection.execute("set lock_configuration = true")
