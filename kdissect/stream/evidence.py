@@ -52,6 +52,8 @@ RISE_MAX = 1 << 16  # by so much behind a gap where no request of a connection w
 REQUEST_STEP_MAX = 1000
 NAMELESS_POINTS = 2  # what a request without a client id owes: zeros read like one
 LOOKED_BEHIND, LOOKED_BEHIND_NAMELESS = 2, 4  # frames behind a place that must agree
+FEATURES_MAX = 4096  # bytes of tagged fields in an ApiVersions response
+SMALL_ID = 256  # ids below are numbers that messages are full of
 WINDOW = 64  # outstanding requests looked at around the guessed place
 CLOCK_SLACK_NS = 5_000_000  # two taps, and `-i any`, may be so far apart
 
@@ -196,7 +198,8 @@ def request_points(
     elif is_seen:
         points += 1
     elif header[KEY] != CONTROLLED_SHUTDOWN:
-        if client_count > 0:
+        # Zeros within a message read like it, again and again where messages repeat.
+        if client_count > 0 or pos != pieces.pos[index]:
             return -1
         points -= NAMELESS_POINTS
         looked_behind = LOOKED_BEHIND_NAMELESS
@@ -224,6 +227,8 @@ def request_points(
         index = find(pieces, index, stream.stop, at)
         grade = request_header(pieces, index, stream.stop, at, kafka, following)
         if grade == ABSENT:
+            if pieces.pos[index] > at and pieces.pos[index - 1] + pieces.length[index - 1] == at:
+                points += 2  # the next frame is in a gap, this one ends with a segment
             break
         if grade != GOOD:
             return -1
@@ -356,6 +361,31 @@ def expecting(asked: Any, first: int, stop: int) -> int:
 
 
 @kernel
+def is_api_versions(stream: Any, index: int, pos: int, size: int) -> bool:
+    """Whether the frame at `pos` is an ApiVersions response: a list of 6 or 7 bytes each.
+
+    Up to v2 it is error code, int32 count, (key, min, max)*, from v1 on a throttle time; from v3
+    on the count is compact, and each entry and the whole end with tagged fields.
+    """
+    pieces = stream.pieces
+    stop = stream.stop
+    error = peek(pieces, index, stop, pos + 8, 2)
+    if error != 0 and error != 35:
+        return False
+    count = peek(pieces, index, stop, pos + 10, 4)
+    if 0 < count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
+        return True
+    count = peek(pieces, index, stop, pos + 10, 1) - 1
+    if not 0 < count < KEYS - 1 or not 0 <= size - (12 + 7 * count) <= FEATURES_MAX:
+        return False
+    for number in range(min(count, 8)):
+        at = pos + 11 + 7 * number
+        if peek(pieces, index, stop, at, 2) >= KEYS or peek(pieces, index, stop, at + 6, 1) != 0:
+            return False
+    return True
+
+
+@kernel
 def response_points(
     stream: Any, index: int, pos: int, limit: int, asked: Any, first: int, last: int, last_id: int,
     rise_max: int, time: int, header: Any, following: Any,
@@ -373,11 +403,17 @@ def response_points(
     correlation = header[CORRELATION]
     if correlation < 0:
         return -1
+    size = header[SIZE]
+    begins = pos == pieces.pos[index]
+    tells_versions = begins and is_api_versions(stream, index, pos, size)
     row = find_asked(asked, first, last, correlation, time + CLOCK_SLACK_NS)
     if row >= 0:
         points = 3 if row == expecting(asked, first, last) else 2
     else:
-        if _is_of_the_future(asked, first, last, correlation, time + CLOCK_SLACK_NS):
+        # Clients ask for versions first, with an id that others came before.
+        if not tells_versions and _is_of_the_future(
+            asked, first, last, correlation, time + CLOCK_SLACK_NS
+        ):
             return -1
         points = LOCK_POINTS - LOCK_POINTS_UNASKED
         if last_id >= 0:
@@ -386,23 +422,30 @@ def response_points(
                 return -1
             points += 1 if risen <= STEP_MAX else 0
         elif first < last:
-            if not 0 < step(asked.correlation[first], correlation) <= STEP_MAX:
+            # Its request may have come before the first one that is there, or among them.
+            away = asked.correlation[first] - correlation
+            if asked.kind[first] == 1 or away == 0 or abs(away) > STEP_MAX:
                 return -1
             points += 1
-    if pos == pieces.pos[index]:
-        points += 1
+    if begins:
+        points += 3 if tells_versions else 1
+    elif correlation < SMALL_ID:
+        points -= 1 if row >= 0 else 2
     at = pos
-    size = header[SIZE]
-    for _ in range(2):
+    for number in range(2):
         at += 4 + size
+        # A segment that is one frame, and nothing behind it to agree.
+        fits = number == 0 and begins and at == pos + pieces.length[index]
         if at >= stream.end:
             if at == stream.end:
-                points += 1
+                points += 3 if fits else 1
+            elif number == 0:
+                points -= 1
             break
         behind = find(pieces, index, stream.stop, at)
         if behind > 0 and pieces.pos[behind] > at:
             if pieces.pos[behind - 1] + pieces.length[behind - 1] == at:
-                points += 1  # the next frame is in a gap, this one ends with a segment
+                points += 3 if fits else 1  # the next frame is in a gap
             break
         index = behind
         if not response_header(pieces, index, stream.stop, at, limit, following):

@@ -17,7 +17,9 @@ from kdissect.stream.evidence import (
     CLOCK_SLACK_NS,
     CONTROLLED_SHUTDOWN,
     FAIR,
+    FEATURES_MAX,
     GOOD,
+    KEYS,
     LOCK_POINTS,
     LOCK_POINTS_UNASKED,
     LOOKED_BEHIND,
@@ -30,6 +32,7 @@ from kdissect.stream.evidence import (
     RESPONSE_SIZE_MIN,
     RISE_MAX,
     SASL_HANDSHAKE,
+    SMALL_ID,
     STEP_MAX,
     WINDOW,
 )
@@ -75,6 +78,17 @@ class PlainStream:
                 return None
             value = value << 8 | byte
         return value
+
+    def is_piece(self, pos: int, end: int) -> bool:
+        """Whether the bytes [pos, end) are one piece, all of it."""
+        inside = self.data[pos:end]
+        return (
+            pos in self.starts
+            and len(inside) == end - pos
+            and None not in inside
+            and not any(at in self.starts for at in range(pos + 1, end))
+            and (self.byte(end) is None or end in self.starts)
+        )
 
     def next_byte(self, pos: int) -> int | None:
         """The first position at or behind `pos` that was captured."""
@@ -170,7 +184,7 @@ def request_points(
     elif is_seen:
         points += 1
     elif header.key != CONTROLLED_SHUTDOWN:
-        if clients:
+        if clients or pos not in stream.starts:
             return -1
         points -= NAMELESS_POINTS
     is_nameless = not has_name(header) and not is_seen and header.key != CONTROLLED_SHUTDOWN
@@ -191,6 +205,8 @@ def request_points(
             return points + 2 * (at == stream.end)
         following = request_header(stream, at, kafka)
         if following.grade == ABSENT:
+            is_lost = stream.byte(at) is None and stream.byte(at - 1) is not None
+            points += 2 * is_lost
             break
         if following.grade != GOOD:
             return -1
@@ -347,6 +363,22 @@ def find_asked(
     return None
 
 
+def is_api_versions(stream: PlainStream, pos: int, size: int) -> bool:
+    if stream.number(pos + 8, 2) not in (0, 35):
+        return False
+    count = stream.number(pos + 10, 4)
+    if count is not None and 0 < count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
+        return True
+    compact = (stream.number(pos + 10, 1) or 0) - 1
+    if not 0 < compact < KEYS - 1 or not 0 <= size - (12 + 7 * compact) <= FEATURES_MAX:
+        return False
+    for at in range(pos + 11, pos + 11 + 7 * min(compact, 8), 7):
+        key = stream.number(at, 2)
+        if (key is not None and key >= KEYS) or stream.byte(at + 6) != 0:
+            return False
+    return True
+
+
 def response_points(
     stream: PlainStream, pos: int, limit: int, asked: Sequence[Request], first: int,
     last_id: int | None,
@@ -355,6 +387,7 @@ def response_points(
     if not is_plausible or correlation_id is None or size is None:
         return -1
     time_ns = stream.times[pos]
+    tells_versions = pos in stream.starts and is_api_versions(stream, pos, size)
     row = find_asked(asked, first, correlation_id, time_ns + CLOCK_SLACK_NS)
     waiting = [at for at in range(first, len(asked)) if asked[at].kind != SILENT]
     if row is not None:
@@ -362,7 +395,8 @@ def response_points(
     else:
         now = time_ns + CLOCK_SLACK_NS
         later = [request for request in asked[first : first + WINDOW] if request.time_ns > now]
-        if later and (correlation_id - later[0].correlation_id) % 2**32 <= RISE_MAX:
+        is_future = later and (correlation_id - later[0].correlation_id) % 2**32 <= RISE_MAX
+        if is_future and not tells_versions:
             return -1
         points = LOCK_POINTS - LOCK_POINTS_UNASKED
         if last_id is not None:
@@ -371,17 +405,24 @@ def response_points(
                 return -1
             points += rises(correlation_id, last_id, STEP_MAX)
         elif first < len(asked):
-            if not rises(asked[first].correlation_id, correlation_id, STEP_MAX):
+            away = abs(asked[first].correlation_id - correlation_id)
+            if asked[first].kind == TOKEN or not 0 < away <= STEP_MAX:
                 return -1
             points += 1
-    points += pos in stream.starts
+    if pos in stream.starts:
+        points += 3 if tells_versions else 1
+    elif correlation_id < SMALL_ID:
+        points -= 1 if row is not None else 2
     at = pos
-    for _ in range(2):
+    for number in range(2):
         at += 4 + size
-        if at >= stream.end:
-            return points + (at == stream.end)
+        fits = number == 0 and stream.is_piece(pos, at)
+        if at > stream.end:
+            return points - (number == 0)
+        if at == stream.end:
+            return points + (3 if fits else 1)
         if stream.byte(at) is None:
-            return points + (stream.byte(at - 1) is not None)
+            return points + (3 if fits else int(stream.byte(at - 1) is not None))
         is_plausible, size_behind, id_behind = response_header(stream, at, limit)
         if not is_plausible:
             return -1

@@ -42,11 +42,13 @@ from kdissect.stream.evidence import (
     HEADER_WIDTH,
     KEY,
     KEYS,
+    REQUEST_STEP_MAX,
     RISE_MAX,
     SIZE,
     STEP_MAX,
     find_request,
     find_response,
+    is_api_versions,
     request_header,
     response_header,
     step,
@@ -190,9 +192,9 @@ def _begins_with_requests(
 ) -> bool:
     """Rule 2 of the top, at the first captured byte.
 
-    is_named: the client ids must be the same and not empty. A response reads like a request of
-    Produce with an empty one while correlation ids are small, which matters where nothing else
-    tells the client.
+    is_named: the client ids must be the same and not empty, and ids rise. A response reads like a
+    request of Produce with an empty one while correlation ids are small, or with the name of a
+    topic, which matters where nothing else tells the client.
     """
     pieces = stream.pieces
     index = stream.start
@@ -208,13 +210,15 @@ def _begins_with_requests(
             return False
         if grade in (GOOD, FAIR):
             if end == stream.end:
-                return True
+                return not is_named or header[KEY] != 0
             if end > stream.end:
                 return grade == GOOD and size <= PARTIAL_SIZE_MAX
             behind = find(pieces, index, stream.stop, end)
+            correlation = header[CORRELATION]
             after = request_header(pieces, behind, stream.stop, end, kafka, header)
             if after == GOOD:
-                return not is_named or header[CLIENT_HASH] == client
+                rises = 0 < step(header[CORRELATION], correlation) <= REQUEST_STEP_MAX
+                return not is_named or (header[CLIENT_HASH] == client and rises)
             if grade == GOOD:
                 # Something else may follow a request of which every byte makes sense.
                 return after == ABSENT or (has_origin and number == 0)
@@ -237,29 +241,6 @@ def _begins_with_requests(
 
 
 @kernel
-def _is_api_versions(pieces: Any, index: int, stop: int, size: int) -> bool:
-    """Whether the frame at position 0 is an ApiVersions response: a list of 6 or 7 bytes each.
-
-    Up to v2 it is error code, int32 count, (key, min, max)*, from v1 on a throttle time; from v3
-    on the count is compact, and each entry and the whole end with tagged fields.
-    """
-    error = peek(pieces, index, stop, 8, 2)
-    if error != 0 and error != 35:
-        return False
-    count = peek(pieces, index, stop, 10, 4)
-    if 0 < count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
-        return True
-    count = peek(pieces, index, stop, 10, 1) - 1
-    if not 0 < count < KEYS - 1 or size < 12 + 7 * count:
-        return False
-    for number in range(min(count, 8)):
-        at = 11 + 7 * number
-        if peek(pieces, index, stop, at, 2) >= KEYS or peek(pieces, index, stop, at + 6, 1) != 0:
-            return False
-    return True
-
-
-@kernel
 def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: Any) -> bool:
     """Rule 5 of the top, at the first byte; without a SYN it must be an ApiVersions response."""
     pieces = stream.pieces
@@ -272,7 +253,7 @@ def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: An
     first = header[CORRELATION]
     if size < 0 or first < 0 or 4 + size > stream.end:
         return False
-    if _is_api_versions(pieces, index, stream.stop, size):
+    if is_api_versions(stream, index, int64(0), size):
         return True
     if not has_origin or 4 + size == stream.end:
         return False
@@ -342,7 +323,9 @@ def recognise(
                     stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0),
                     header, following,
                 )  # fmt: skip
-                if at >= 0:
+                # Against the guess by ports Produce must not stand alone: a response reads like it.
+                alone = header[KEY] == 0 and at + 4 + header[SIZE] >= stream.end
+                if at >= 0 and not (turn == 1 and alone):
                     found = _KAFKA
             stream = two if client == 0 else one
             if not found and stream.start < stream.stop:

@@ -15,6 +15,7 @@ from kdissect.stream.evidence import (
     GOOD,
     KEYS,
     LOCK_POINTS,
+    REQUEST_STEP_MAX,
     STEP_MAX,
 )
 from kdissect.stream.framing import TOKEN_SIZE_MAX
@@ -22,6 +23,7 @@ from kdissect.stream.framing_reference import (
     Kafka,
     PlainStream,
     identity,
+    is_api_versions,
     request_header,
     request_points,
     response_header,
@@ -126,12 +128,15 @@ def begins_with_requests(stream: PlainStream, kafka: Kafka, is_named: bool) -> b
             assert size is not None
             end = pos + 4 + size
             if end == stream.end:
-                return True
+                return not is_named or header.key != 0
             if end > stream.end:
                 return grade == GOOD and size <= PARTIAL_SIZE_MAX
             following = request_header(stream, end, kafka)
             if following.grade == GOOD:
-                return not is_named or identity(following) == identity(header)
+                assert header.correlation_id is not None
+                assert following.correlation_id is not None
+                is_next = rises(following.correlation_id, header.correlation_id, REQUEST_STEP_MAX)
+                return not is_named or (identity(following) == identity(header) and is_next)
             begins = stream.has_origin and number == 0
             return grade == GOOD and (following.grade == ABSENT or begins)
         if grade == ABSENT:
@@ -151,27 +156,11 @@ def begins_with_requests(stream: PlainStream, kafka: Kafka, is_named: bool) -> b
     return False
 
 
-def is_api_versions(stream: PlainStream, size: int) -> bool:
-    if stream.number(8, 2) not in (0, 35):
-        return False
-    count = stream.number(10, 4)
-    if count is not None and 0 < count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
-        return True
-    compact = (stream.number(10, 1) or 0) - 1
-    if not 0 < compact < KEYS - 1 or size < 12 + 7 * compact:
-        return False
-    for at in range(11, 11 + 7 * min(compact, 8), 7):
-        key = stream.number(at, 2)
-        if (key is not None and key >= KEYS) or stream.byte(at + 6) != 0:
-            return False
-    return True
-
-
 def begins_with_responses(stream: PlainStream, limit: int) -> bool:
     is_plausible, size, first = response_header(stream, 0, limit)
     if not is_plausible or size is None or first is None or 4 + size > stream.end:
         return False
-    if is_api_versions(stream, size):
+    if is_api_versions(stream, 0, size):
         return True
     if not stream.has_origin or 4 + size == stream.end:
         return False
@@ -181,10 +170,17 @@ def begins_with_responses(stream: PlainStream, limit: int) -> bool:
     return rises(second, first, STEP_MAX)
 
 
-def speaks_kafka(requests: PlainStream, responses: PlainStream, kafka: Kafka) -> Protocol:
+def speaks_kafka(
+    requests: PlainStream, responses: PlainStream, kafka: Kafka, is_against_ports: bool
+) -> Protocol:
     """Rules 4 and 5: by what a search finds in either direction, or how responses begin."""
     for at, byte in enumerate(requests.data):
         if byte is not None and request_points(requests, at, kafka, None, []) >= LOCK_POINTS:
+            header = request_header(requests, at, kafka)
+            assert header.size is not None
+            is_alone = header.key == 0 and at + 4 + header.size >= requests.end
+            if is_against_ports and is_alone:
+                break
             return Protocol.KAFKA
     if begins_with_responses(responses, kafka.limit):
         return Protocol.KAFKA
@@ -219,7 +215,8 @@ def recognise(
         if first == 0 and text_protocol(stream, 0):
             return text_protocol(stream, 0), client
     for side in (guessed, 1 - guessed) if told is None else (told,):
-        found = speaks_kafka(streams[side], streams[1 - side], kafka)
+        is_against = told is None and side != guessed
+        found = speaks_kafka(streams[side], streams[1 - side], kafka, is_against)
         if found:
             return found, side
     if is_hinted:
