@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +90,18 @@ def compiled(spec: Spec) -> Spec:
     }
     vega: Spec = vl_convert.vegalite_to_vega(whole, vl_version=VEGA_LITE)
     vega.pop("$schema", None)  # an address, and of no use here
+    for mark in _marks(vega):
+        if mark.get("name", "").endswith("voronoi"):
+            # the cell around a mark has the mark as its datum; Vega-Lite forgets it for texts
+            tooltip = mark["encode"]["update"]["tooltip"]
+            tooltip["signal"] = re.sub(r'(?<!datum\.)datum\["', 'datum.datum["', tooltip["signal"])
     return vega
+
+
+def _marks(group: Spec) -> Iterator[Spec]:
+    for mark in group.get("marks", ()):
+        yield mark
+        yield from _marks(mark)
 
 
 @functools.cache
