@@ -385,16 +385,20 @@ def _heartbeat(t: Translator, step: Step, request: Message) -> bool:
 def _share_session(t: Translator, step: Step, request: Message) -> bool:
     """Epochs of a share session count the requests that the target has taken.
 
-    A member has a session with each captured broker; where these are one node at the target, they
-    are one session there, opened by the first and closed by the last.
+    A member has a session with each captured broker. Where two of these are one node at the target
+    there is room for one: epochs of two connections cannot be kept in order.
     """
     body = request.body
     epoch = body["share_session_epoch"]
     session = t.share_sessions.get(t.share_key(step, body))
     if session is None:
         return False
-    others = session.brokers - {t.broker(step)}
-    if epoch > 0 or (epoch == 0 and others) or (epoch < 0 and others):
+    if session.broker != t.broker(step):
+        raise Untranslatable(
+            "the member has a share session with this node of the target already, in the stead of "
+            "another captured broker"
+        )
+    if epoch > 0:
         body["share_session_epoch"] = session.epoch
     return bool(body["share_session_epoch"] != epoch)
 

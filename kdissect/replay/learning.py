@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 _EARLIEST = -2  # timestamp of ListOffsets
 
-FUTILE_MAX = 5  # reads of an API that stay different, before others are taken at their first word
-FETCHES_MAX = 40  # the same for fetches that do not bring what the captured ones did
-ATTEMPTS_ABOUT = 8  # how often the runner asks before it believes an answer
+# Answers that differ are asked for again so often, a pause longer each time; and after so many
+# steps of an API for which that was of no use, the others are taken at their first word.
+READ_ATTEMPTS, READS_MAX = 5, 4
+FETCH_ATTEMPTS, FETCHES_MAX = 6, 16
 # What nobody's writes change, and fetches, whose records are looked for in all answers.
 _NEVER_AGAIN = frozenset(
     {api.FETCH, api.API_VERSIONS, api.DESCRIBE_CLUSTER, api.GET_TELEMETRY_SUBSCRIPTIONS}
@@ -107,7 +108,7 @@ def retry(t: Translator, step: Step, answer: Message) -> str:
 def _retry_fetch(t: Translator, step: Step, captured: Message, answer: Message) -> str:
     """Records that the capture shows are not there yet: the request may have come a little earlier
     than what it waited for, and markers are written some time after a transaction's end."""
-    if any(error_codes(answer.body)) or t.futile[api.FETCH] >= FETCHES_MAX * ATTEMPTS_ABOUT:
+    if any(error_codes(answer.body)) or _is_futile(t, step, FETCH_ATTEMPTS, FETCHES_MAX):
         return ""
     there = {
         (topic.get("topic") or topic.get("topic_id"), partition["partition_index"])
@@ -116,7 +117,7 @@ def _retry_fetch(t: Translator, step: Step, captured: Message, answer: Message) 
     for topic, partition in _fetched(captured):
         key = t.topic(topic["topic"]) if "topic" in topic else t.topic_id(topic["topic_id"])
         if (key, partition["partition_index"]) not in there:
-            t.futile[api.FETCH] += 1
+            t.asked[step.number] += 1
             t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
             return "it does not bring all records yet"
     return ""
@@ -142,12 +143,22 @@ def _retry_read(t: Translator, step: Step, captured: Message, answer: Message) -
         or key in _NEVER_AGAIN
         or not t.has_writes
         or t.differs is None
-        or t.futile[key] >= FUTILE_MAX * ATTEMPTS_ABOUT
         or not t.differs(step, captured, answer)
+        or _is_futile(t, step, READ_ATTEMPTS, READS_MAX)
     ):
         return ""
-    t.futile[key] += 1
+    t.asked[step.number] += 1
     return "it differs: perhaps a change is not seen everywhere yet"
+
+
+def _is_futile(t: Translator, step: Step, attempts: int, steps: int) -> bool:
+    """Whether to ask no more: this step has been asked so often, or so many others in vain."""
+    key = step.exchange.api_key
+    if t.asked[step.number] >= attempts:
+        del t.asked[step.number]
+        t.futile[key] += 1
+        return True
+    return t.futile[key] >= steps
 
 
 def _has_topics(t: Translator, step: Step) -> bool:
@@ -334,20 +345,14 @@ def _share(t: Translator, step: Step, captured: Message | None, answer: Message)
     if request is None:
         return
     key = t.share_key(step, request.body)
-    if answer.body["error_code"] != 0:
-        t.share_sessions.pop(key, None)
-        return
     epoch = request.body["share_session_epoch"]
-    session = t.share_sessions.setdefault(key, ShareSession())
-    if epoch < 0:
-        session.brokers.discard(t.broker(step))
-        if not session.brokers:
-            del t.share_sessions[key]
-            return
-    elif epoch == 0 and not session.brokers - {t.broker(step)}:
-        session.epoch = 0
-    session.brokers |= {t.broker(step)} if epoch >= 0 else set()
-    session.epoch = session.epoch + 1 if session.epoch < 0x7FFFFFFF else 1
+    if answer.body["error_code"] != 0 or epoch < 0:
+        t.share_sessions.pop(key, None)
+    elif epoch == 0 or key not in t.share_sessions:
+        t.share_sessions[key] = ShareSession(t.broker(step), epoch + 1)
+    else:
+        session = t.share_sessions[key]
+        session.epoch = session.epoch + 1 if session.epoch < 0x7FFFFFFF else 1
 
 
 def _opaque(*names: str) -> Any:

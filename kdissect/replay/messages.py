@@ -81,7 +81,8 @@ BLOCKING_APIS = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
 
 
 # Errors that say "not yet" or "not here": a client asks again, so does a replay.
-REFUSED = frozenset({5, 6, 14, 15, 16, 41, 51, 72, 74, 75, 76})
+# (19, too few replicas, is also how Produce tells that a transaction cannot be verified yet.)
+REFUSED = frozenset({5, 6, 14, 15, 16, 19, 41, 51, 72, 74, 75, 76})
 NO_TOPIC = frozenset({3, 100, 103})  # when the target has just made it
 TRANSIENT = REFUSED | NO_TOPIC | {9, 56}
 

@@ -30,11 +30,13 @@ class _Session:
 
 @dataclass(slots=True)
 class ShareSession:
-    """A member's share session (KIP-932) at one node of the target. epoch: of the next request.
-    brokers: the captured ones whose sessions it stands for."""
+    """A member's share session (KIP-932) at one node of the target.
 
-    epoch: int = 0
-    brokers: set[Broker] = field(default_factory=set)
+    broker: the captured one whose session it stands for. epoch: of the next request.
+    """
+
+    broker: Broker
+    epoch: int
 
 
 class FetchSessions:

@@ -82,7 +82,8 @@ class Translator:
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
         # Set by who compares: whether an answer differs from the captured one.
         self.differs: Callable[[Step, Message, Message], bool] | None = None
-        self.futile: Counter[int] = Counter()  # api_key -> reads asked again and again in vain
+        self.asked: Counter[int] = Counter()  # step -> how often it was asked again
+        self.futile: Counter[int] = Counter()  # api_key -> steps asked again and again in vain
         self.has_writes = any(
             step.skipped is None and step.step_class != READ for step in plan.steps
         )
