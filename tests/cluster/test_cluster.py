@@ -1,0 +1,117 @@
+"""Many machines: the same rows from a standalone cluster, by spark-submit and Spark Connect."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import kdissect
+from tests.cluster.harness import SPARK_HOME, Cluster, Process, environment
+from tests.conftest import CAPTURES
+
+pytestmark = [pytest.mark.heavy, pytest.mark.spark]
+INPUTS = [str(CAPTURES / "librdkafka.pcap"), str(CAPTURES / "sarama.pcap.gz")]
+HERE = Path(__file__).parent
+CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    started = Cluster(tmp_path)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return _counts(kdissect.read(INPUTS))
+
+
+def _counts(tables: kdissect.Tables) -> dict[str, int]:
+    return {name: tables[name].num_rows for name in tables.names}
+
+
+def _ids(tables: kdissect.Tables) -> list[tuple]:
+    rows = tables.exchanges.to_arrow(["exchange_id", "status", "topics"]).to_pylist()
+    return sorted(tuple(map(str, row.values())) for row in rows)
+
+
+def _submit(cluster: Cluster, out: Path, *conf: str) -> list[str]:
+    settings = [part for item in conf for part in ("--conf", item)]
+    return [
+        str(SPARK_HOME / "bin" / "spark-submit"), "--master", cluster.url,
+        "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=512m",
+        "--conf", f"spark.executorEnv.PYTHONPATH={environment()['PYTHONPATH']}",
+        *settings, str(HERE / "job.py"), str(out), *INPUTS,
+    ]  # fmt: skip
+
+
+def test_spark_submit_gives_the_rows_of_read(cluster, expected, tmp_path):
+    out = tmp_path / "tables"
+    done = subprocess.run(
+        _submit(cluster, out), env=environment(), capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"exchanges: {expected['exchanges']}" in done.stdout
+    tables = kdissect.open(out)
+    assert _counts(tables) == expected
+    assert _ids(tables) == _ids(kdissect.read(INPUTS))
+    assert tables.manifest["options"]["split_bytes"] == 400_000
+
+
+def test_a_worker_that_is_killed_costs_nothing(cluster, expected, tmp_path):
+    out = tmp_path / "tables"
+    job = subprocess.Popen(
+        _submit(cluster, out),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    killed = threading.Event()
+
+    def kill_when_busy() -> None:
+        # a task has written, or is about to: the worst moment
+        while job.poll() is None:
+            if list(out.glob("_staging/**/*.parquet")):
+                cluster.workers[0].kill()
+                killed.set()
+                return
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=kill_when_busy)
+    watcher.start()
+    stdout, stderr = job.communicate(timeout=400)
+    watcher.join()
+    assert job.returncode == 0, stderr[-3000:]
+    assert killed.is_set()
+    assert f"exchanges: {expected['exchanges']}" in stdout
+    tables = kdissect.open(out)
+    assert _counts(tables) == expected
+    assert _ids(tables) == _ids(kdissect.read(INPUTS))
+    assert not (out / "_staging").exists()
+
+
+def test_spark_connect_gives_the_rows_of_read(expected, tmp_path):
+    pytest.importorskip("grpc", reason="Spark Connect's client is not installed")
+    from pyspark.sql import SparkSession
+
+    server = Process(
+        "org.apache.spark.deploy.SparkSubmit", tmp_path / "connect.log",
+        "--class", CONNECT, "--master", "local[2]",
+        "--conf", "spark.connect.grpc.binding.port=0",
+        "--conf", "spark.connect.grpc.binding.address=127.0.0.1",
+        "--conf", "spark.driver.host=127.0.0.1", "spark-internal",
+    )  # fmt: skip
+    try:
+        port = server.wait_for(r"Spark Connect server started at: \S*?:(\d+)")
+        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
+        out = tmp_path / "tables"
+        tables = kdissect.dissect(session, INPUTS, out, split_bytes=400_000)
+        assert _counts(tables) == expected
+        assert _ids(tables) == _ids(kdissect.read(INPUTS))
+        session.stop()
+    finally:
+        server.kill()
