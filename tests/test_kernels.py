@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Module with kernels -> (module with their definitions, test that compares them).
 TWINS = {
+    "capture.pick": ("capture.packets_reference", "extract/test_extract.py"),
     "capture.scan": ("capture.link_reference", "capture/test_layers.py"),
     "capture.source": (None, "capture/test_source.py"),  # copies: slices of bytes define them
     "capture.split": ("capture.packets_reference", "capture/test_formats.py"),
