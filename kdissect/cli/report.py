@@ -20,7 +20,7 @@ Examples:
 
   kdissect report tables/ --out monday.html --no-csv
 
-  kdissect report tables/ --broker-log kafka-request.log --json
+  kdissect report tables/ --target 4.3 --json
 """
 
 

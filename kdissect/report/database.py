@@ -21,7 +21,7 @@ from kdissect.api import Tables, open_tables
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.names import snake_case
 
-MEMORY_LIMIT = "1GB"
+MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
 _GLOB = frozenset("*?[")
 
