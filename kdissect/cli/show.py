@@ -190,8 +190,8 @@ def show_command(
         out.drop()
         return
     except KeyboardInterrupt:
-        out.drop()
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        # how a live capture ends; what was shown is shown
+        os._exit(EXIT_INTERRUPTED)
     if not reading.resumed.connection_count:
         note(f"no Kafka traffic found in {', '.join(captures)}")
 

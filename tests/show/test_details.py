@@ -14,7 +14,7 @@ from tests.show.conftest import SHIPPED, shared, shown
 
 TREE, RAW = Style(tree=True), Style(raw=True)
 HIDDEN = -1  # how many bytes a secret has is not said
-SECRETS = re.compile(r"alice-secret|bob-secret|-secret\b|password=\S|scram.*p=[A-Za-z0-9+/]{20}")
+SECRETS = re.compile(r"(alice|bob|admin|token)-test-pw|wrong-password|lab-token-secret")
 
 
 def leaves(value: object) -> int:
@@ -68,22 +68,35 @@ def test_bytes_are_all_there(path: Path) -> None:
     assert seen > 300
 
 
-@pytest.mark.parametrize("style", [TREE, RAW, Style(tree=True, records=True)])
+def raw_text(lines: list[str]) -> str:
+    """The bytes that stand beside fields, one after the other, as text."""
+    rows = (re.match(r"  [0-9a-f]{6}  ((?:[0-9a-f]{2} )+)", line) for line in lines)
+    return b"".join(bytes.fromhex(row[1]) for row in rows if row).decode("latin-1")
+
+
+@pytest.mark.parametrize("style", [TREE, RAW, Style(tree=True, raw=True, records=True)])
 def test_secrets_are_hidden(style: Style) -> None:
-    """Passwords of PLAIN and SCRAM, in trees and beside fields, unless they are asked for."""
+    """Passwords of PLAIN, in trees and beside fields, unless they are asked for."""
     paths = shared("sasl/sasl.pcap", "sasl/sasl_handshake_v0.pcap")
     if not paths:
         pytest.skip("no shared captures")
+    chosen = Filters(apis=api_keys(["SaslAuth", "SaslToken", "Envelope"]))
     for path in paths:
-        hidden = "\n".join(shown(path, style, Filters(apis=api_keys(["SaslAuth", "SaslToken"]))))
-        assert "[redacted]" in hidden
-        assert not SECRETS.search(hidden)
-        revealed = "\n".join(
-            shown(
-                path, style, Filters(apis=api_keys(["SaslAuth", "SaslToken"])), reveal_secrets=True
-            )
-        )
-        assert len(revealed) > len(hidden)
+        hidden = shown(path, style, chosen)
+        assert any("[redacted]" in line for line in hidden)
+        revealed = shown(path, style, chosen, reveal_secrets=True)
+        assert not SECRETS.search("\n".join(hidden) + raw_text(hidden))
+        if style.raw:
+            assert SECRETS.search(raw_text(revealed))
+        assert len("".join(revealed)) != len("".join(hidden))
+
+
+def test_secrets_of_a_whole_capture_are_hidden() -> None:
+    """Configs, SCRAM credentials and the metadata log of an admin's session too."""
+    for path in shared("admin/admin.pcap"):
+        lines = shown(path, Style(tree=True, raw=True, records=True))
+        assert not SECRETS.search("\n".join(lines) + raw_text(lines))
+        assert not SECRETS.search("\n".join(shown(path, Style(as_json=True, records=True))))
 
 
 def test_a_broken_message_is_shown_as_far_as_it_goes(captures: Path, tmp_path: Path) -> None:
