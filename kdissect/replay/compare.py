@@ -541,6 +541,8 @@ class _Walk:
         )
 
     def _applies(self, rule: Rule, place: _Place, element: Body | None = None) -> bool:
+        if rule.needs_race and not self.step.is_racing:
+            return False
         holder: Mapping[str, Any] = element or place.captured or place.answered
         for name, pattern in rule.where:
             if name not in holder or not pattern.search(text_of(holder[name], "")):

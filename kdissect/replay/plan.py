@@ -50,6 +50,10 @@ from kdissect.replay.model import (
 from kdissect.replay.resources import BLOCKING_GROUP_APIS, Mode, Resource, Touch, Touches
 from kdissect.wire.message import Message
 
+# brokers announce new and deleted topics some time after they answered that it is done
+_ANNOUNCE_NS = 2_000_000_000
+_CHANGES_TOPICS = frozenset({api.CREATE_TOPICS, api.DELETE_TOPICS, api.CREATE_PARTITIONS})
+_SHOWS_TOPICS = frozenset({api.METADATA, api.DESCRIBE_TOPIC_PARTITIONS})
 _ANSWER, _REQUEST = 0, 1  # at the same moment, what is seen comes before what is sent
 
 
@@ -289,9 +293,14 @@ class _Ordering:
         blocking: dict[Resource, dict[int, int]] = defaultdict(dict)
         spoken_for: dict[int, set[int]] = {}  # what a step waits for, also through others
         under_way: dict[Resource, dict[int, Mode]] = defaultdict(dict)
-        for _, kind, number in events:
+        announced_ns = -_ANNOUNCE_NS  # when topics or partitions were made or deleted last
+        for event_ns, kind, number in events:
             step = self.steps[number]
             is_blocking = step.exchange.api_key in BLOCKING_GROUP_APIS
+            if step.exchange.api_key in _CHANGES_TOPICS:
+                announced_ns = event_ns
+            elif step.exchange.api_key in _SHOWS_TOPICS:
+                step.is_racing |= event_ns - announced_ns < _ANNOUNCE_NS
             if kind == _REQUEST:
                 waits = self.hard[number]
                 if step.connection in last_seen:

@@ -26,7 +26,7 @@ _KNOWN = frozenset(
     {
         "name", "kind", "path", "apis", "why", "where", "absolute", "relative", "key", "as",
         "modulo", "pattern", "classes", "captured", "answered", "foreign", "reencoded", "whole",
-        "several_brokers",
+        "several_brokers", "racing",
     }
 )  # fmt: skip
 
@@ -57,6 +57,7 @@ class Rule:
     foreign: str = ""
     is_whole: bool = False
     needs_brokers: bool = False  # only where the capture or the target has several
+    needs_race: bool = False  # only where the request reads what was just changing
     is_own: bool = False  # from a file of the user
     matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
 
@@ -177,6 +178,7 @@ def _rule(entry: dict[str, Any], place: str, is_own: bool) -> Rule:
         foreign=entry.get("foreign", ""),
         is_whole=bool(entry.get("whole", False)),
         needs_brokers=bool(entry.get("several_brokers", False)),
+        needs_race=bool(entry.get("racing", False)),
         is_own=is_own,
         matches=_path_pattern(entry["path"]),
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kdissect.wire.message import Message, decode_message, encode_message
+from tests.replay.made import end_loop
 
 Alter = Callable[[Message], bool]
 """Changes a decoded response in place; whether it did."""
@@ -78,6 +79,7 @@ class Proxy:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join(5)
+            end_loop(self._loop)
             listener.close()
 
 

@@ -219,6 +219,16 @@ class FakeBroker:
             self.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join(5)
+            end_loop(self._loop)
+
+
+def end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Of a thread that has ended: what still waits is cancelled."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.close()
 
 
 def verdict_of(outcome: Outcome) -> str:
