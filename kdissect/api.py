@@ -16,6 +16,7 @@ from kdissect import __version__
 from kdissect.background import Background
 from kdissect.errors import CaptureError
 from kdissect.pipeline import local
+from kdissect.pipeline.append import extended
 from kdissect.pipeline.choose import time_ns
 from kdissect.pipeline.commit import check_out, commit, read_manifest, staging
 from kdissect.pipeline.limits import Limits
@@ -263,6 +264,7 @@ def dissect(
     out: PathLike,
     *,
     overwrite: bool = False,
+    append: bool = False,
     ports: Sequence[int] = (),
     reveal_secrets: bool = False,
     payload: str = "full",
@@ -279,14 +281,17 @@ def dissect(
     """Dissect captures on the caller's Spark session into a table set at `out`.
 
     The session is used, never stopped. Options as in `read`. Raises CaptureError for unusable
-    inputs, OutputError when `out` exists (without `overwrite`) or cannot be written; what was there
-    stays intact.
+    inputs, OutputError when `out` exists (without `overwrite` or `append`) or cannot be written;
+    what was there stays intact. append: the captures of the set at `out`, which must still be there,
+    and these make the new set; connections that go on are one (kdissect/pipeline/append.py).
     """
     from kdissect.pipeline import spark as on_spark
 
     began = time.perf_counter() - session_start_s
     target = os.fspath(out)
-    check_out(target, overwrite)
+    if overwrite and append:
+        raise ValueError("overwrite and append exclude each other")
+    check_out(target, overwrite or append)
     options = Options(
         ports=tuple(ports),
         reveal_secrets=reveal_secrets,
@@ -300,7 +305,10 @@ def dissect(
         limits=Limits.of(limits),
     )
     cores = on_spark.parallelism(spark)
-    with planned(_paths(paths), options, cores, spool) as plan, staging(target) as run_id:
+    named = _paths(paths)
+    if append:
+        named, options = extended(target, named, options)
+    with planned(named, options, cores, spool) as plan, staging(target) as run_id:
         inputs = Background(lambda: manifest_inputs(plan))
         files: list[StagedFile]
         if plan.splits:

@@ -45,6 +45,8 @@ Examples:
 
   kdissect dissect trace.pcap --out tables/ --host 10.0.0.7 --from 2026-11-21T07:30:00Z
 
+  kdissect dissect '/data/dump-*.pcap' --out tables/ --append
+
   kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
 """
 
@@ -59,6 +61,14 @@ def dissect_command(
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Replace the table set in DIR once this one is whole."),
+    ] = False,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            help="Make one set of the captures of the table set in DIR, which are read again, and "
+            "these.",
+        ),
     ] = False,
     port: Ports = None,
     reveal_secrets: RevealSecrets = False,
@@ -106,7 +116,9 @@ def dissect_command(
     from kdissect.pipeline.commit import check_out
     from kdissect.pipeline.plan import check_key_logs, hash_ahead
 
-    check_out(out, overwrite)
+    if append and overwrite:
+        raise typer.BadParameter("--append keeps what --overwrite replaces", param_hint="--append")
+    check_out(out, overwrite or append)
     check_choice(host, from_time, to_time)
     limits = limits_of(limit)
     if spool is not None and not os.path.isdir(spool):
@@ -131,6 +143,7 @@ def dissect_command(
                 captures,
                 out,
                 overwrite=overwrite,
+                append=append,
                 ports=port or (),
                 reveal_secrets=reveal_secrets,
                 payload=payload.value,

@@ -127,7 +127,8 @@ def _state(path: str) -> tuple[int, int]:
 
 
 def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
-    """`inputs` of the manifest: path, size and sha256 of each file as the user has it.
+    """`inputs` of the manifest: path, size and sha256 of each file as the user has it, and whether
+    it was read as a capture.
 
     Of a stream, which cannot be read twice, those of its spooled bytes. What was hashed ahead
     counts where the file is still the same by size and time of change.
@@ -139,5 +140,12 @@ def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
         found = known.get(path)
         if found is None or found.state != _state(path):
             found = _hashed(path)
-        listed.append({"path": info.path, "size": found.size, "sha256": found.sha256})
+        listed.append(
+            {
+                "path": info.path,
+                "size": found.size,
+                "sha256": found.sha256,
+                "is_capture": info.source >= 0,
+            }
+        )
     return listed
