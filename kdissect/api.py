@@ -282,8 +282,8 @@ def dissect(
 
     The session is used, never stopped. Options as in `read`. Raises CaptureError for unusable
     inputs, OutputError when `out` exists (without `overwrite` or `append`) or cannot be written;
-    what was there stays intact. append: the captures of the set at `out`, which must still be there,
-    and these make the new set; connections that go on are one (kdissect/pipeline/append.py).
+    what was there stays intact. append: the captures of the set at `out`, which must still be
+    there, and these make the new set; connections that go on are one (pipeline/append.py).
     """
     from kdissect.pipeline import spark as on_spark
 
