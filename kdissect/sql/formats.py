@@ -4,6 +4,9 @@ What came from a capture is hostile: control characters never reach a terminal (
 them as ``\\x1b``). Times are RFC 3339 in UTC. Bytes are DuckDB's text of a blob in ``table`` and
 ``csv`` (printable ASCII as it is, all else as ``\\x00``), base64 in ``json``. Values that JSON has
 not the numbers for are strings there: integers beyond 2^53, decimals, NaN and infinities.
+
+Columns become columns of text before rows are put together: numbers and times by Arrow, text once
+for each distinct value, and only what is nested value by value.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import datetime
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from itertools import chain
 from typing import Any, BinaryIO, TextIO
-from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 FORMAT_VERSION = 1  # of the JSON document
@@ -48,7 +51,7 @@ def column_names(schema: pa.Schema) -> list[str]:
 
 def time_text(value: datetime.datetime) -> str:
     """RFC 3339; with the zone where the value has one."""
-    text = value.isoformat()
+    text = value.isoformat(timespec="microseconds")
     return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
 
 
@@ -82,36 +85,34 @@ def json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, Decimal):
-        is_whole = value == value.to_integral_value() and value.as_tuple().exponent == 0
+        is_whole = value.as_tuple().exponent == 0
         return json_value(int(value)) if is_whole else str(value)
-    return _plain_text(value)
-
-
-def _plain_text(value: Any) -> str:
     if isinstance(value, datetime.datetime):
         return time_text(value)
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    return str(value)
+    return str(value)  # dates, times and uuids have ISO's form
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(json_value(value))
 
 
 def cell_text(value: Any) -> str:
-    """A value as a cell of text: nested values as JSON, null as nothing."""
-    if value is None:
-        return ""
+    """A value as a cell of text: nested values as JSON."""
     if isinstance(value, str):
         return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, bytes):
         return bytes_text(value)
-    if isinstance(value, pa.MonthDayNano):
-        return interval_text(value)
-    if isinstance(value, dict | list | tuple):
-        return json.dumps(json_value(value), ensure_ascii=False)
-    return _plain_text(value)
+    if isinstance(value, pa.MonthDayNano) or not isinstance(value, dict | list | tuple):
+        return str(json_value(value))
+    return json.dumps(json_value(value), ensure_ascii=False)
+
+
+def csv_text(value: Any) -> str:
+    """A cell of RFC 4180, quoted where it must be; the empty text too, since null is nothing."""
+    cell = cell_text(value)
+    if cell and not _QUOTED.search(cell):
+        return cell
+    return '"' + cell.replace('"', '""') + '"'
 
 
 def printable(text: str) -> str:
@@ -124,20 +125,51 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def _map_columns(schema: pa.Schema) -> list[bool]:
-    return [pa.types.is_map(field.type) for field in schema]
+# Columns
 
 
-def _rows(batches: Iterable[Any], schema: pa.Schema) -> Iterator[tuple[Any, ...]]:
-    maps = _map_columns(schema)
-    for batch in batches:
-        columns = [
-            [None if each is None else dict(each) for each in column.to_pylist()]
-            if is_map
-            else column.to_pylist()
-            for column, is_map in zip(batch.columns, maps, strict=True)
-        ]
-        yield from zip(*columns, strict=True) if columns else ()
+def column_text(column: pa.Array, text_of: Callable[[Any], str], is_json: bool = False) -> pa.Array:
+    """The column as strings, null staying null; `text_of` says how a value is written."""
+    kind = column.type
+    if pa.types.is_integer(kind):
+        texts = pc.cast(column, pa.string())
+        if not is_json or kind.bit_width < 64:
+            return texts
+        is_large = pc.greater(column, INTEGER_MAX)
+        if not pa.types.is_unsigned_integer(kind):
+            is_large = pc.or_(is_large, pc.less(column, -INTEGER_MAX))
+        return _quoted_where(is_large, texts)
+    if pa.types.is_boolean(kind):
+        return pc.cast(column, pa.string())
+    if pa.types.is_floating(kind):
+        texts = pc.cast(column, pa.string())
+        return _quoted_where(pc.invert(pc.is_finite(column)), texts) if is_json else texts
+    if pa.types.is_timestamp(kind) and kind.tz in (None, "UTC", "Etc/UTC"):
+        plain = pc.cast(pc.cast(column, pa.timestamp("us"), safe=False), pa.string())
+        zone = "" if kind.tz is None else "Z"
+        texts = pc.replace_substring(plain, " ", "T")
+        quote = '"' if is_json else ""
+        return pc.binary_join_element_wise(quote, texts, zone + quote, "")
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        coded = column.dictionary_encode()
+        return pa.array(map(text_of, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
+    values = column.to_pylist()
+    if pa.types.is_map(kind):
+        values = [None if value is None else dict(value) for value in values]
+    return pa.array([None if value is None else text_of(value) for value in values], pa.string())
+
+
+def _quoted_where(condition: pa.Array, texts: pa.Array) -> pa.Array:
+    return pc.if_else(condition, pc.binary_join_element_wise('"', texts, '"', ""), texts)
+
+
+def _joined(parts: list[Any], between: str) -> list[str]:
+    """Rows of the columns' texts, null as nothing."""
+    joined = pc.binary_join_element_wise(
+        *parts, between, null_handling="replace", null_replacement=""
+    )
+    lines: list[str] = joined.to_pylist()
+    return lines
 
 
 # Formats
@@ -149,31 +181,35 @@ def write_table(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     is_number = [_is_number(field.type) for field in schema]
     waiting = iter(batches)
     first = next(waiting, None)
-    head = [] if first is None else [_cells(row) for row in _rows([first], schema)]
+    head = [] if first is None else [_cells(first)]
     widths = [
         max(map(_width, (name, *column)))
-        for name, column in zip(names, _columns(head, len(names)), strict=True)
+        for name, column in zip(names, head[0] if head else [()] * len(names), strict=True)
     ]
-
-    def line(cells: list[str]) -> str:
-        padded = [
-            " " * (width - _width(cell)) + cell if right else cell + " " * (width - _width(cell))
-            for cell, width, right in zip(cells, widths, is_number, strict=True)
-        ]
-        return "  ".join(padded).rstrip()
-
-    out.write(line(names) + "\n")
+    out.write(_aligned([names], widths, is_number))
     out.write("  ".join("-" * width for width in widths) + "\n")
-    for row in chain(head, (_cells(row) for row in _rows(waiting, schema))):
-        out.write(line(row) + "\n")
+    for columns in chain(head, map(_cells, waiting)):
+        out.write(_aligned(zip(*columns, strict=True), widths, is_number))
 
 
-def _cells(row: tuple[Any, ...]) -> list[str]:
-    return [printable(cell_text(value)) for value in row]
+def _cells(batch: Any) -> list[list[str]]:
+    """The texts of each column, nothing in them that a terminal would obey."""
+    columns = []
+    for column in batch.columns:
+        texts = pc.fill_null(column_text(column, lambda value: printable(cell_text(value))), "")
+        columns.append(texts.to_pylist())
+    return columns
 
 
-def _columns(rows: list[list[str]], count: int) -> list[tuple[str, ...]]:
-    return list(zip(*rows, strict=True)) if rows else [()] * count
+def _aligned(rows: Iterable[Any], widths: list[int], is_number: list[bool]) -> str:
+    lines = []
+    for row in rows:
+        cells = [
+            " " * (width - _width(cell)) + cell if right else cell + " " * (width - _width(cell))
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip() + "\n")
+    return "".join(lines)
 
 
 def _width(text: str) -> int:
@@ -193,16 +229,10 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def write_csv(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     """RFC 4180 with a line of names; null is an empty cell, an empty text is ``""``."""
-    out.write(",".join(map(_quoted, column_names(schema))) + "\n")
-    for row in _rows(batches, schema):
-        cells = ("" if value is None else _quoted(cell_text(value)) for value in row)
-        out.write(",".join(cells) + "\n")
-
-
-def _quoted(cell: str) -> str:
-    if cell and not _QUOTED.search(cell):
-        return cell
-    return '"' + cell.replace('"', '""') + '"'
+    out.write(",".join(map(csv_text, column_names(schema))) + "\n")
+    for batch in batches:
+        lines = _joined([column_text(column, csv_text) for column in batch.columns], ",")
+        out.write("".join(f"{line}\n" for line in lines))
 
 
 def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
@@ -213,11 +243,15 @@ def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     ]
     head = json.dumps({"format_version": FORMAT_VERSION, "columns": columns})
     out.write(head.removesuffix("}") + ', "rows": [')
+    keys = [f"{', ' if place else '{'}{json.dumps(name)}: " for place, name in enumerate(names)]
     separator = "\n"
-    for row in _rows(batches, schema):
-        document = {name: json_value(value) for name, value in zip(names, row, strict=True)}
-        out.write(separator + json.dumps(document, ensure_ascii=True))
-        separator = ",\n"
+    for batch in batches:
+        parts: list[Any] = []
+        for key, column in zip(keys, batch.columns, strict=True):
+            parts += [key, pc.fill_null(column_text(column, json_text, is_json=True), "null")]
+        for line in _joined([*parts, "}"], ""):
+            out.write(separator + line)
+            separator = ",\n"
     out.write("\n]}\n")
 
 

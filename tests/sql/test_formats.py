@@ -49,7 +49,7 @@ def test_json_values(database: Database) -> None:
             "nan": "nan",
             "nothing": None,
             "t": "2026-01-02T03:04:05.500000Z",
-            "local": "2026-01-02T03:04:05",
+            "local": "2026-01-02T03:04:05.000000",
             "day": "2026-01-02",
             "b": "AGFc",
             "list": ["x", None],
