@@ -221,16 +221,13 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
     ]
     x = _time(times)
     area = {
-        "transform": [
-            {"fold": fields, "as": ["key", "rate"]},
-            {"calculate": f"{_names_of(labels)}[datum.key]", "as": "api"},
-        ],
+        "transform": [{"fold": fields, "as": ["key", "rate"]}],
         "mark": {"type": "area", "interpolate": "step-after", "line": False},
         "params": [_ZOOM],
         "encoding": {
             "x": {"field": "t", **x},
             "y": {"field": "rate", "stack": True, **_number("exchanges per second", "~s")},
-            "color": _series("api", titles),
+            "color": _series("key", fields),
             "order": {"field": "key", "type": "nominal"},
         },
     }
@@ -245,12 +242,6 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
         zooms=True,
         labels={"t": "from", "total": "all", **labels},
     )
-
-
-def _names_of(labels: dict[str, str]) -> str:
-    """A Vega expression: an object of names. Only our own words may come in here."""
-    assert all(re.fullmatch(r"[\w .()-]*", name) for name in labels.values())
-    return "{" + ", ".join(f"{key}: '{name}'" for key, name in labels.items()) + "}"
 
 
 def sizes(data: Columns) -> Chart | None:

@@ -12,7 +12,7 @@ import pytest
 
 from kdissect.api import Tables
 from kdissect.report import build
-from tests.report.made import hostile
+from tests.report.made import hostile, tables
 
 READY_MS_MAX = 1000
 DESK, PHONE = (1280, 900), (390, 800)
@@ -103,6 +103,16 @@ def test_quiet_and_whole(
     assert state["svg"] == state["charts"]
     dark = sum(int(part) for part in state["background"][4:-1].split(",")) < 3 * 128
     assert dark == (scheme == "dark")
+
+
+def test_a_capture_without_kafka_opens_too(browser: Any, tmp_path: Path) -> None:
+    page = build(tables(), tmp_path / "empty.html", csv=False).html
+    _set(browser, DESK, "light")
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    assert browser.find_element("css selector", ".findings .bad").text.endswith("something else.")
+    assert browser.get_log("browser") == []
 
 
 def test_interactive_within_a_second(browser: Any, page: Path) -> None:
