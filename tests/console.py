@@ -43,13 +43,18 @@ def prepare(folder: Path, text: str) -> None:
         kdissect.read(capture).write(folder / (f"tables-{name}" if name else "tables"))
 
 
+def environment() -> dict[str, str]:
+    """One in which `kdissect` is this one, on a terminal of a known width."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "COLUMNS": "100", "TERM": "dumb"}
+
+
 def run(command: str, folder: Path) -> str:
     """What a command prints, stdout and stderr in their order."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env={**environment, "COLUMNS": "100", "TERM": "dumb"},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
