@@ -410,6 +410,8 @@ def response_points(
     if row >= 0:
         points = 3 if row == expecting(asked, first, last) else 2
     else:
+        if correlation == 0 and not begins:
+            return -1  # the size of a record set and its first offset
         # Clients ask for versions first, with an id that others came before.
         if not tells_versions and _is_of_the_future(
             asked, first, last, correlation, time + CLOCK_SLACK_NS

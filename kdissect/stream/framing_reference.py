@@ -393,6 +393,8 @@ def response_points(
     if row is not None:
         points = 3 if row == waiting[0] else 2
     else:
+        if correlation_id == 0 and pos not in stream.starts:
+            return -1
         now = time_ns + CLOCK_SLACK_NS
         later = [request for request in asked[first : first + WINDOW] if request.time_ns > now]
         is_future = later and (correlation_id - later[0].correlation_id) % 2**32 <= RISE_MAX
