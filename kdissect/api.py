@@ -150,7 +150,7 @@ class Tables:
         """The tables as views of a DuckDB database: for several queries, or streamed results."""
         from kdissect.sql import Database
 
-        sources = {name: self._tables[name].dataset for name in self.names}
+        sources = {name: table.dataset for name, table in self._tables.items()}
         return Database(sources, memory_limit=memory_limit)
 
     @property

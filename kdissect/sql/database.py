@@ -30,7 +30,7 @@ from kdissect.errors import EnvironmentFailed, Error
 from kdissect.protocol.names import snake_case
 
 MEMORY_LIMIT = "1GiB"
-BATCH_ROWS = 8192
+BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # the values of records may be long
 
 _PREFIXES = {"apis/": "api_", "internal/": "internal_"}
 _NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
@@ -129,7 +129,7 @@ class Database:
         self._connection.execute("set enable_external_access = false")
         self._connection.execute("set lock_configuration = true")
 
-    def stream(self, query: str, rows: int = BATCH_ROWS) -> tuple[pa.Schema, Iterator[Any]]:
+    def stream(self, query: str) -> tuple[pa.Schema, Iterator[Any]]:
         """The schema and the record batches of a query from outside, in bounded memory.
 
         Raises QueryError for a query that is wrong, or that does anything but read; also while
@@ -140,7 +140,8 @@ class Database:
             relation = self._connection.sql(query)
             if relation is None:
                 raise QueryError("the query gives no rows")
-            reader = relation.to_arrow_reader(rows)
+            has_blobs = any("BLOB" in str(each) for each in relation.types)
+            reader = relation.to_arrow_reader(BLOB_BATCH_ROWS if has_blobs else BATCH_ROWS)
         return reader.schema, _batches(reader)
 
     def query(self, query: str) -> pa.Table:
