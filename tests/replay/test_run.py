@@ -291,8 +291,11 @@ def test_interrupted() -> None:
     async def run(port: int) -> RunResult:
         target = Target("127.0.0.1", port)
         runner = Runner(maker.plan(), Counting(), None, target, RunOptions(Pace()))
-        asyncio.get_running_loop().call_later(0.35, runner.interrupt)
-        return await asyncio.wait_for(runner.run(), 10)
+        running = asyncio.ensure_future(runner.run())
+        while runner.answered_count < 2:
+            await asyncio.sleep(0.01)
+        runner.interrupt()
+        return await asyncio.wait_for(running, 10)
 
     with FakeBroker().running() as server:
         result = asyncio.run(run(server.port))
