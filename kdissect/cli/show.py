@@ -108,6 +108,7 @@ def show_command(
         bool | None,
         typer.Option(
             "--colour/--no-colour",
+            "--color/--no-color",
             help="Colours (default: on a terminal, unless NO_COLOR is set).",
         ),
     ] = None,

@@ -1,13 +1,13 @@
 """The first lines of a capture while the rest of the program is still being loaded.
 
-Compiled kernels take most of a second to load; a plain pcap file's first exchanges can be read
-without them. So this reads the first bytes of a file in Python, prints the lines that `lines` would
-print first, and stops at anything that is not the plain case: a connection that was open before and
-does not go on with a whole request, a segment out of order, captured twice or cut, a fragment, a
-tunnel, TLS, bare SASL tokens, an unknown API, a message that does not decode, two exchanges
-completed at one moment, a topic id whose name is told later. The usual way then goes over the file
-from its start and leaves out what is printed already (`Told.packets`). Nothing here decides
-anything: it may only say less.
+Compiled kernels take most of a second to load; the first exchanges of a pcap file (plain or gzip)
+can be read without them. So this reads the first bytes of a file in Python, prints the lines that
+`lines` would print first, and stops at anything that is not the plain case: a connection that was
+open before and does not go on with a whole request, a segment out of order, captured twice or cut,
+a fragment, a tunnel, TLS, bare SASL tokens, an unknown API, a message that does not decode, two
+exchanges completed at one moment, a topic id whose name is told later. The usual way then goes over
+the file from its start and leaves out what is printed already (`Told.packets`). Nothing here
+decides anything: it may only say less.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import stat
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ _PCAP = {
     b"\xa1\xb2\xc3\xd4": (">", 1000), b"\xd4\xc3\xb2\xa1": ("<", 1000),
     b"\xa1\xb2\x3c\x4d": (">", 1), b"\x4d\x3c\xb2\xa1": ("<", 1),
 }  # fmt: skip
+_GZIP = b"\x1f\x8b"
 _IPV4, _IPV6 = 0x0800, 0x86DD
 _HARMLESS = frozenset({0x0806})  # ethertypes that carry no TCP: ARP
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
@@ -102,7 +104,12 @@ def first_lines(path: str, colour: bool) -> Iterator[Told]:
             return
         with open(path, "rb") as file:
             data = file.read(BYTES)
-    except OSError:
+        is_all = len(data) < BYTES
+        if data[:2] == _GZIP:
+            unpacking = zlib.decompressobj(wbits=31)
+            data = unpacking.decompress(data, BYTES)
+            is_all = is_all and unpacking.eof and not unpacking.unused_data
+    except (OSError, zlib.error):
         return  # the usual way says what is wrong
     reader = _Reader(colour)
     until = time.perf_counter() + SECONDS
@@ -114,7 +121,7 @@ def first_lines(path: str, colour: bool) -> Iterator[Told]:
                 count += 1
             if count >= LINES or time.perf_counter() > until:
                 return
-        if len(data) < BYTES:
+        if is_all:
             yield from reader.settled(None)
     except (_Stop, DecodeError, struct.error):
         return

@@ -27,6 +27,8 @@ MORE = shared(
     "tls/tls13.pcap",
     "zookeeper/zk_1_1_1.pcap",
 )
+SIZES = (6_000, 300_000)
+QUICKLY = ("drop1pct.pcap", "duplicated.pcap", "midstream.pcap", "tls13.pcap")
 
 
 def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str]:
@@ -34,8 +36,15 @@ def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str
     return sorted(json_lines.block(table).decode().splitlines())
 
 
-@pytest.mark.parametrize("size", [6_000, 300_000])
-@pytest.mark.parametrize("path", [*SHIPPED, *MORE], ids=lambda path: path.name)
+CASES = [
+    *((path, 6_000) for path in SHIPPED),
+    *(pytest.param(path, 300_000, marks=pytest.mark.heavy) for path in SHIPPED),
+    *((path, 20_000) for path in MORE if path.name in QUICKLY),
+    *(pytest.param(path, size, marks=pytest.mark.heavy) for path in MORE for size in SIZES),
+]
+
+
+@pytest.mark.parametrize(("path", "size"), CASES, ids=str)
 def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
     """The same columns of the same exchanges: ids, positions, packets, times, topics, errors."""
     window_bytes(size)
