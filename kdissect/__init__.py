@@ -29,7 +29,7 @@ _PUBLIC = {
     "encode_message": "kdissect.wire.message",
     "open": "kdissect.api:open_tables",
     "read": "kdissect.api",
-    "register": "kdissect.pipeline.datasource",
+    "register": "kdissect.datasource",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604  (names are made by __getattr__)

@@ -1,5 +1,5 @@
 """Spark looks for data sources in modules called pyspark_*, and finds kdissect's here."""
 
-from kdissect.pipeline.datasource import KdissectDataSource as DefaultSource
+from kdissect.datasource import KdissectDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -111,7 +111,7 @@ def make_index(
     Raises CaptureError when a named file is missing or no capture, or nothing can be used.
     """
     inputs = find_captures(list(paths))
-    home = _home(spool_dir)
+    home = private_folder(spool_dir)
     _remove_old(home)
     digest = hashlib.sha256(repr((_FORMAT, parallelism, sorted(paths), options)).encode())
     for item in inputs:
@@ -196,7 +196,7 @@ def _read(file: BinaryIO) -> Iterator[Row]:
         yield Row(key, kind, order, file.read(size))
 
 
-def _home(spool_dir: str | None) -> Path:
+def private_folder(spool_dir: str | None) -> Path:
     """A folder of this user alone: what lies there is trusted when it is read again."""
     home = Path(spool_dir or tempfile.gettempdir(), f"kdissect-index-{os.getuid()}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class Lister:
         self.options, self.capture_ids, self.filters = options, capture_ids, filters
         self.detail = detail
         self.facts = Facts()
-        self._names: OrderedDict[str, str] = OrderedDict(Facts().names_by_id())
+        self.names: OrderedDict[str, str] = OrderedDict(Facts().names_by_id())
 
     def listed(self, finished: Finished) -> Iterator[Listed]:
         """The exchanges that the filters let through."""
@@ -65,7 +65,7 @@ class Lister:
         if not len(rows):
             return
         rows = rows[_by_completion(assembly.exchanges[rows])]
-        decoder = _RowDecoder(sources, self.capture_ids, self.options, self._names)
+        decoder = _RowDecoder(sources, self.capture_ids, self.options, self.names)
         if self.detail != "records":
             decoder.only_exchanges = True
         step = DETAIL_ROWS if self.detail else len(rows)
@@ -85,9 +85,9 @@ class Lister:
         told = learn_topics(assembly, sources, self.options.chunk_bytes)
         if told.topics:
             for ident, name in told.names_by_id().items():
-                self._names.setdefault(ident, name)
-            while len(self._names) > TOPICS_MAX:
-                self._names.popitem(last=False)
+                self.names.setdefault(ident, name)
+            while len(self.names) > TOPICS_MAX:
+                self.names.popitem(last=False)
 
 
 def _by_completion(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

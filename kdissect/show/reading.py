@@ -45,7 +45,7 @@ class Reading:
         stream = StreamOptions(ports=options.ports, frame_size_max=options.frame_size_max)
         if limits is None and options.limits.connections != CONNECTIONS_MAX:
             limits = CarryLimits(connection_max=options.limits.connections)
-        self.resumed = Resumed(stream, _key_logs(options.keylog), limits)
+        self.resumed = Resumed(stream, key_log_texts(options.keylog), limits)
         self.packet_count = 0
 
     def __iter__(self) -> Iterator[Finished]:
@@ -74,10 +74,10 @@ class Reading:
 def _in_order(found: list[InputFile]) -> list[InputFile]:
     if len(found) == 1:
         return found
-    return sorted(found, key=lambda item: (_first_time(item), item.path))
+    return sorted(found, key=lambda item: (first_time(item), item.path))
 
 
-def _first_time(item: InputFile) -> int:
+def first_time(item: InputFile) -> int:
     """ns since 1970 of a capture's first packet; the largest number where nothing tells it."""
     never = 2**63 - 1
     if item.format == "stream":
@@ -90,11 +90,10 @@ def _first_time(item: InputFile) -> int:
     return never if time_ns is None else time_ns
 
 
-def _key_logs(paths: Sequence[str]) -> list[Any]:
+def key_log_texts(paths: Sequence[str]) -> list[Any]:
     if not paths:
         return []
     from kdissect.capture.source import Sources
-    from kdissect.pipeline.plan import check_key_logs
 
     check_key_logs(paths)
     files = Sources(list(paths))

@@ -1,7 +1,8 @@
-"""``spark.read.format("kdissect")``: captures as a Spark Python data source, batch.
+"""``format("kdissect")``: captures as a Spark Python data source.
 
     kdissect.register(spark)
     spark.read.format("kdissect").option("table", "exchanges").load("captures/")
+    spark.readStream.format("kdissect").load("captures/")
 
 A data source cannot shuffle, so scanning and assembling is done once, where Spark plans the query
 (`indexed`), and tasks decode slots of equal bytes. For captures of many gigabytes
@@ -18,11 +19,17 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kdissect.errors import CaptureError
+from kdissect.folder_stream import FolderStream
 from kdissect.pipeline.choose import time_ns
 from kdissect.pipeline.indexed import ANOMALIES, STORIES, Index, make_index
 from kdissect.pipeline.limits import Limits
@@ -56,6 +63,20 @@ class KdissectDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._options()
         return _Reader(self._table(), _arrow_schema(self._table(), options, self._index), self)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        table = self._table()
+        if table.partition("/")[0] not in ("exchanges", "record_batches", "records", "apis"):
+            raise ValueError(
+                f"a stream has no table {table}: it has exchanges, record_batches, records and "
+                "apis/NAME; the others are known at the end of a capture only"
+            )
+        options = self._options()
+        folder = _local(self._option("path") or "")
+        if not os.path.isdir(folder):
+            raise CaptureError(f"{folder or 'load()'}: a stream reads a folder of captures")
+        return _StreamReader(table, _arrow_schema(table, options, self._index), folder, options,
+                             self._option("spool"))  # fmt: skip
 
     def _option(self, name: str) -> str | None:
         value: str | None = self.options.get(name)
@@ -167,6 +188,46 @@ class _Reader(DataSourceReader):
             tables = index.table(self._table, partition.slot)
         for table in tables:
             yield from plain(table, self._schema).to_batches(max_chunksize=65_536)
+
+
+class _Files(InputPartition):
+    """What one micro-batch reads: the files behind `start` up to `end`."""
+
+    def __init__(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+        super().__init__(None)
+        self.start, self.end = start, end
+
+
+class _StreamReader(DataSourceStreamReader):
+    """A folder in which captures keep appearing (``tcpdump -G``), file by file.
+
+    One task reads the files of a batch in order, since connections cross them.
+    """
+
+    def __init__(
+        self, table: str, schema: pa.Schema, folder: str, options: Options, spool: str | None
+    ) -> None:
+        self._table, self._schema = table, schema
+        self._folder = FolderStream(folder, options, spool)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._folder.first()
+
+    def latestOffset(self) -> dict[str, Any]:
+        return self._folder.latest()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [_Files(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Files)
+        for tables in self._folder.read(partition.start, partition.end):
+            table = tables.get(self._table)
+            if table is not None:
+                yield from plain(table, self._schema).to_batches(max_chunksize=65_536)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._folder.forget_before(end)
 
 
 def register(spark: SparkSession) -> None:
