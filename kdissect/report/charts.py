@@ -274,7 +274,7 @@ def _lines(fields: list[str], tooltip: list[Spec], y: Spec, times: list[float]) 
     x = _time(times)
     layers: list[Spec] = [
         {
-            "mark": {"type": "line", "strokeWidth": 1.6},
+            "mark": {"type": "line", "strokeWidth": 1.6, "point": {"size": 6}},
             "encoding": {
                 "x": {"field": "t", **x},
                 "y": {"field": name, **y},

@@ -44,7 +44,7 @@
     return {
       range: { category: PALETTE[which], heatmap: HEAT[which], ramp: HEAT[which] },
       axis: { ...label, gridColor: get("--line"), domainColor: get("--line"), tickColor: get("--line"),
-        labelOverlap: true, gridOpacity: .7 },
+        labelOverlap: true, labelSeparation: 8, gridOpacity: .6 },
       legend: { ...label, labelLimit: 220, symbolType: "square" },
       title: { color: get("--text") },
     };
