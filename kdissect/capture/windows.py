@@ -257,7 +257,7 @@ class WindowReader:
             yield window
             if len(window.buffer) > len(self._buffer):
                 self._buffer = window.buffer
-        self.error = self.error or self._bytes.error
+        self.error = "; ".join(text for text in (self._bytes.error, self.error) if text) or None
         self._bytes.close()
 
     def _say_cut(self, left: int) -> None:
