@@ -87,7 +87,7 @@ def _index(partition: Body) -> int:
 
 def retry(t: Translator, step: Step, answer: Message) -> str:
     """Why to ask again, or ""."""
-    captured = response_of(step.exchange)
+    captured = t.captured_of(step)
     if captured is None:
         return ""
     codes = list(error_codes(answer.body))
@@ -108,19 +108,26 @@ def retry(t: Translator, step: Step, answer: Message) -> str:
 def _retry_fetch(t: Translator, step: Step, captured: Message, answer: Message) -> str:
     """Records that the capture shows are not there yet: the request may have come a little earlier
     than what it waited for, and markers are written some time after a transaction's end."""
-    if any(error_codes(answer.body)) or _is_futile(t, step, FETCH_ATTEMPTS, FETCHES_MAX):
+    if any(error_codes(answer.body)):
         return ""
     there = {
         (topic.get("topic") or topic.get("topic_id"), partition["partition_index"])
         for topic, partition in _fetched(answer)
     }
-    for topic, partition in _fetched(captured):
-        key = t.topic(topic["topic"]) if "topic" in topic else t.topic_id(topic["topic_id"])
-        if (key, partition["partition_index"]) not in there:
-            t.asked[step.number] += 1
-            t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
-            return "it does not bring all records yet"
-    return ""
+    wanted = (
+        (
+            t.topic(topic["topic"]) if "topic" in topic else t.topic_id(topic["topic_id"]),
+            partition["partition_index"],
+        )
+        for topic, partition in _fetched(captured)
+    )
+    if all(each in there for each in wanted):
+        return ""
+    if _is_futile(t, step, FETCH_ATTEMPTS, FETCHES_MAX):
+        return ""
+    t.asked[step.number] += 1
+    t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
+    return "it does not bring all records yet"
 
 
 def _fetched(response: Message) -> Iterator[tuple[Body, Body]]:
@@ -184,7 +191,12 @@ def from_answer(t: Translator, step: Step, answer: Message) -> None:
     """Learn from a final answer."""
     learner = _LEARNERS.get(step.exchange.api_key)
     if learner is not None:
-        learner(t, step, response_of(step.exchange), answer)
+        learner(t, step, t.captured_of(step), answer)
+
+
+def teaches(step: Step) -> bool:
+    """Whether answers of that API tell anything."""
+    return step.exchange.api_key in _LEARNERS
 
 
 def from_failure(t: Translator, step: Step) -> None:
@@ -192,7 +204,7 @@ def from_failure(t: Translator, step: Step) -> None:
     if step.exchange.api_key == api.FETCH:
         t.sessions.failed(t.broker(step), step.number)
     elif step.exchange.api_key == api.PRODUCE_API and step.expects_response:
-        captured = response_of(step.exchange)
+        captured = t.captured_of(step)
         if captured is not None:
             _lost(t, step, captured, set())
 

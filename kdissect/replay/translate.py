@@ -38,6 +38,7 @@ from kdissect.replay.offsets import Log, Offsets
 from kdissect.replay.producers import Producers
 from kdissect.replay.reencode import reencoded
 from kdissect.replay.sessions import FetchSessions, ShareSession
+from kdissect.replay.shortcuts import Shortcut, patched, shortcut
 from kdissect.replay.target_facts import GROUP_KEY, TRANSACTION_KEY, ZERO_UUID, TargetFacts
 from kdissect.replay.walk import Kind, spots
 from kdissect.wire.message import Message, decode_message, encode_message
@@ -104,9 +105,16 @@ class Translator:
                 raise ValueError(f"rename: {kind!r} is none of {', '.join(RENAME_KINDS)}")
             if self._renames[kind].setdefault(old, new) != new:
                 raise ValueError(f"rename: {kind} {old!r} has two new names")
+        self._shortcuts: list[Shortcut] = []
         for step in plan.steps:
-            if step.skipped is None:
-                learning.from_capture(self, step.exchange)
+            if step.skipped is not None:
+                self._shortcuts.append(Shortcut())
+                continue
+            learning.from_capture(self, step.exchange)
+            needs_topics = step.exchange.api_key in _NEEDS_TOPICS
+            self._shortcuts.append(shortcut(self, step.exchange, needs_topics))
+        self._last_answer: tuple[bytes, Message | None] = (b"", None)
+        self._last_captured: tuple[int, Message | None] = (-1, None)
 
     def broker(self, step: Step) -> tuple[str, int]:
         """The captured broker that a step went to; sessions are the brokers'."""
@@ -126,6 +134,10 @@ class Translator:
 
     def transactional_id(self, name: str) -> str:
         return self._renames["transactional-id"].get(name, name)
+
+    @property
+    def has_renames(self) -> bool:
+        return bool(self.options.renames)
 
     @property
     def has_topic_renames(self) -> bool:
@@ -193,22 +205,7 @@ class Translator:
     # -- where to -------------------------------------------------------------------------------
 
     def wants_metadata(self, step: Step) -> list[str]:
-        if step.exchange.api_key not in _NEEDS_TOPICS:
-            return []
-        request = request_of(step.exchange)
-        if request is None:
-            return []
-        wanted: dict[str, None] = {}
-        for kind, slot, holder, around in spots(request):
-            if kind is Kind.TOPIC:
-                value = holder[slot.name]
-                for name in value if isinstance(value, list) else [value]:
-                    wanted[self.topic(name)] = None
-            elif kind is Kind.TOPIC_ID and not around.topic:
-                value = holder[slot.name]
-                for topic_id in value if isinstance(value, list) else [value]:
-                    if topic_id in self.names:
-                        wanted[self.topic(self.names[topic_id])] = None
+        wanted = [self.topic(name) for name in self._shortcuts[step.number].needs]
         known = self.target
         return [
             name
@@ -263,8 +260,10 @@ class Translator:
 
     def api_version(self, step: Step) -> int:
         exchange = step.exchange
+        if not self.options.reencode or exchange.api_key == api.API_VERSIONS:
+            return exchange.api_version
         known = self.target.ranges.get(exchange.api_key)
-        if known is None or not self.options.reencode:
+        if known is None:
             return exchange.api_version
         first, last = known
         ours = catalog.api(exchange.api_key).request.versions
@@ -276,12 +275,19 @@ class Translator:
         frame = exchange.request
         if frame is None:
             return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
-        request = request_of(exchange)
-        if request is None:  # ApiVersions in a version that nobody knows: its answer is for that
-            return _numbered(frame, correlation_id)
         refused = self._refused(step)
         if refused is not None:
             return refused
+        made = self._shortcuts[step.number]
+        if made.is_plain:
+            return _numbered(frame, correlation_id)
+        if made.is_patched:
+            quick = patched(self, made, frame, correlation_id)
+            if quick is not None:
+                return quick
+        request = request_of(exchange)
+        if request is None:  # ApiVersions in a version that nobody knows: its answer is for that
+            return _numbered(frame, correlation_id)
         try:
             is_changed = adapt.translate(self, step, request)
             version = self.api_version(step)
@@ -320,24 +326,40 @@ class Translator:
     # -- answers --------------------------------------------------------------------------------
 
     def answer_of(self, step: Step, response: bytes) -> Message | None:
-        """The decoded answer in the version that was sent; None where it cannot be decoded."""
+        """The decoded answer in the version that was sent; None where it cannot be decoded. Nobody
+        may change it."""
+        if self._last_answer[0] is response:
+            return self._last_answer[1]
         try:
-            return decode_message(
+            answer = decode_message(
                 response,
                 side="response",
                 api_key=step.exchange.api_key,
                 api_version=self.api_version(step),
             )
         except (DecodeError, ValueError):
-            return None
+            answer = None
+        self._last_answer = (response, answer)
+        return answer
+
+    def captured_of(self, step: Step) -> Message | None:
+        """The decoded captured response; nobody may change it."""
+        if self._last_captured[0] != step.number:
+            self._last_captured = (step.number, response_of(step.exchange))
+        return self._last_captured[1]
 
     def retry(self, step: Step, response: bytes) -> str:
+        captured = step.exchange.response
+        if captured is None or response[4:] == captured[4:]:
+            return ""
         answer = self.answer_of(step, response)
         if answer is None:
             return ""
         return learning.retry(self, step, answer)
 
     def learn(self, step: Step, response: bytes) -> None:
+        if not learning.teaches(step):
+            return
         answer = self.answer_of(step, response)
         if answer is None:
             self.failed(step)
