@@ -59,7 +59,7 @@ cat "${BROKER_PROPERTIES:-$here/broker.properties}" >> "$work/server.properties"
 
 kafka() {
   java -Xmx400m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 \
-    -Dlog4j2.configurationFile="$work/log4j2.properties" -cp "$jars/*" "$@"
+    -Djava.io.tmpdir="$work" -Dlog4j2.configurationFile="$work/log4j2.properties" -cp "$jars/*" "$@"
 }
 kafka kafka.tools.StorageTool format -t kdissect-CI-cluster-00 -c "$work/server.properties" \
   --standalone > "$work/format.log" 2>&1 || { cat "$work/format.log" >&2; exit 3; }

@@ -204,7 +204,11 @@ class Broker:
             else f"-Dlog4j2.configurationFile={config}"
         )
         classes = f"{jars(self.kafka_version)}/*"
-        return [java(), *_HEAP, logging, "-cp", classes, *options]
+        unpacked = self.folder / "tmp"  # native libraries: of this broker, and gone with it
+        unpacked.mkdir(exist_ok=True)
+        return [
+            java(), *_HEAP, logging, f"-Djava.io.tmpdir={unpacked}", "-cp", classes, *options,
+        ]  # fmt: skip
 
     def start(self) -> Broker:
         """Format the folder the first time, start, wait until the broker serves."""

@@ -1,0 +1,70 @@
+"""The CI recipe of examples/ci, as a user runs it: a broker from Maven, a shipped capture."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.broker import kafka_broker
+from tests.broker.replaying import ROOT
+
+pytestmark = pytest.mark.broker
+SCRIPT = ROOT / "examples" / "ci" / "replay-against-candidate.sh"
+
+
+def run(out: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    try:
+        jars = kafka_broker.jars(kafka_broker.LATEST)
+        kafka_broker.java()
+    except kafka_broker.Unavailable as error:
+        pytest.skip(f"no broker: {error}")
+    port = kafka_broker.free_ports(1)[0]
+    settings = {
+        "KDISSECT": f"{sys.executable} -m kdissect",
+        "KAFKA_VERSION": kafka_broker.LATEST,
+        "KAFKA_JARS": str(jars),
+        "OUT": str(out),
+        "PORT": str(port),
+        **env,
+    }
+    return subprocess.run(
+        ["bash", str(SCRIPT), *options],
+        env={**os.environ, **settings},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_no_difference(tmp_path: Path) -> None:
+    """The shipped capture on the broker it was made with passes, and leaves its reports."""
+    done = run(tmp_path, str(ROOT / "captures" / "sarama.pcap.gz"), "--pace", "x4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'failures="0" errors="0"' in (tmp_path / "replay.xml").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "replay.xml",
+        "replay.jsonl",
+        "replay.html",
+    }
+
+
+@pytest.mark.heavy
+def test_a_difference_fails(tmp_path: Path) -> None:
+    """A candidate with another default is told by name, and the job fails."""
+    properties = tmp_path / "broker.properties"
+    recorded = (ROOT / "examples" / "ci" / "broker.properties").read_text()
+    properties.write_text(recorded.replace("segment.bytes=67108864", "segment.bytes=33554432"))
+    done = run(
+        tmp_path,
+        str(ROOT / "captures" / "sarama.pcap.gz"),
+        "--pace",
+        "x4",
+        BROKER_PROPERTIES=str(properties),
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    text = (tmp_path / "replay.xml").read_text()
+    assert "captured 67108864, answered 33554432" in text
