@@ -35,10 +35,12 @@ class Reading:
     ) -> None:
         self.note = note
         found = find_captures(paths)
-        for item in found:
-            if not item.is_capture and item.format != "stream":
-                note(f"{item.path}: {item.error}; skipped")
         usable = [item for item in found if item.is_capture or item.format == "stream"]
+        others = [item for item in found if item not in usable]
+        if len(others) == 1:
+            note(f"{others[0].path}: {others[0].error}; skipped")
+        elif others:
+            note(f"{len(others)} files are no captures and skipped, {others[0].path} among them")
         if not usable:
             raise CaptureError(f"{found[0].path}: {found[0].error}")
         self.paths = [item.path for item in _in_order(usable)]
