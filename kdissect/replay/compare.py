@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
@@ -22,6 +21,7 @@ from kdissect.replay.model import Difference, Judgement, Outcome, Plan, SkipCode
 from kdissect.replay.producers import Producer
 from kdissect.replay.record_compare import RecordLedger
 from kdissect.replay.rules import Rule, Rules, load_rules
+from kdissect.replay.texts import element_text, records_text, text_of
 from kdissect.replay.translate import Translator
 from kdissect.replay.walk import Around, Kind, kind_of, spots
 from kdissect.wire.message import Message, decode_message
@@ -29,7 +29,6 @@ from kdissect.wire.reference import UNKNOWN_TAGS, Layout, Slot, layout
 
 _FETCH_APIS = frozenset({api.FETCH, api.SHARE_FETCH})
 _ABSENT = "absent"
-_TEXT_MAX = 200
 
 Body = dict[str, Any]
 
@@ -430,7 +429,7 @@ class _Walk:
             # what was refused then, and is not told now, has gone well
             if self._goes_with(here, "error_code", element, {"error_code": 0}):
                 return
-        said = _element_text(element)
+        said = element_text(element)
         texts = (said, _ABSENT) if mine >= 0 else (_ABSENT, said)
         self._judge_texts(here, *texts, element)
 
@@ -509,7 +508,7 @@ class _Walk:
             self._judge_texts(here, mine, theirs, None, note)
         if is_uneven:
             self._judge_texts(
-                place, _records_text(c or b""), _records_text(a or b""), None,
+                place, records_text(c or b""), records_text(a or b""), None,
                 "more or fewer of the same records",
             )  # fmt: skip
 
@@ -665,45 +664,3 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_hashable(each) for each in value)
     return "\0null" if value is None else value
-
-
-def text_of(value: Any, null: str = "null") -> str:
-    """A value as text for people, short."""
-    if value is None:
-        return null
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, bytes):
-        if not value:
-            return ""
-        text = value[:24].hex()
-        return text if len(value) <= 24 else f"{text}... ({len(value)} bytes)"
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, list):
-        text = "[" + ", ".join(text_of(each) for each in value[:20]) + "]"
-        text = text if len(value) <= 20 else f"{text[:-1]}, ... {len(value)} in all]"
-    elif isinstance(value, dict):
-        text = _element_text(value)
-    else:
-        text = str(value)
-    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
-
-
-def _element_text(element: Body) -> str:
-    told = (
-        f"{name}={text_of(value)}"
-        for name, value in element.items()
-        if not isinstance(value, (dict, list, bytes))
-    )
-    return "{" + ", ".join(told) + "}"
-
-
-def _records_text(data: bytes) -> str:
-    from kdissect.replay.batches import headers
-
-    whole = [each for each in headers(data) if not each.is_partial]
-    if not whole:
-        return "no records"
-    count = sum(max(each.record_count, 0) for each in whole)
-    return f"{count} records, offsets {whole[0].base_offset} to {whole[-1].last_offset}"
