@@ -22,7 +22,6 @@ from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.report import (
     basis,
     broker_log,
-    charts,
     clients,
     failures,
     findings,
@@ -36,6 +35,7 @@ from kdissect.report import (
     topics,
     traffic,
     transactions,
+    vega,
 )
 from kdissect.report.database import Database
 
@@ -113,7 +113,7 @@ def build(
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
     if html.is_dir():
         raise OutputError(f"{html}: is a folder; --out names the HTML file")
-    library = Background(charts.library)
+    library = Background(vega.library)
     with Database(source) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)

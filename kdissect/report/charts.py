@@ -1,26 +1,27 @@
-"""Charts of a report: Vega-Lite specifications, compiled to Vega, and the columns they show.
-
-What came from the capture is data only: it never becomes part of a specification, where a field's
-name or an expression would be read by Vega. Colours come from the page, which knows its theme:
-marks name their series, never a colour. Legends are the page's too, since they have to wrap on a
-phone.
-"""
+"""The charts of a report: what each shows, its columns, its specification, and its words."""
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.report import formats as f
 from kdissect.report.text import visible
+from kdissect.report.vega import (
+    NEUTRAL,
+    ZOOM,
+    Chart,
+    Columns,
+    Spec,
+    hover,
+    lines,
+    number_axis,
+    rounded,
+    series_color,
+    shown_texts,
+    stacked,
+    time_axis,
+)
 
-Spec = dict[str, Any]
-Columns = dict[str, list[Any]]
-
-VEGA_LITE = "6.4"
 WAIT_NAMES = {
     "answer": "answer",
     "idle": "long poll, empty",
@@ -28,169 +29,6 @@ WAIT_NAMES = {
     "behind": "behind a long poll",
     "group": "waiting for members",
 }
-_NEUTRAL = "#8b949e"  # of what is no series: good on light and on dark
-_DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
-# dragging zooms where a mouse does it; a finger goes on scrolling the page
-_ZOOM = {
-    "name": "zoom",
-    "select": {
-        "type": "interval",
-        "encodings": ["x"],
-        "translate": "[pointerdown[event.pointerType === 'mouse'], window:pointerup] > "
-        "window:pointermove!",
-        "zoom": "wheel![event.shiftKey]",
-    },
-    "bind": "scales",
-}
-
-
-@dataclass(slots=True)
-class Chart:
-    """A chart: where it stands, what it says in words, its data and how to draw it."""
-
-    id: str
-    title: str
-    text: str  # what the picture shows, for who does not see it
-    data: Columns
-    spec: Spec
-    height: int = 220
-    series: list[str] = field(default_factory=list)  # in the order of their colours
-    shown: list[str] | None = None  # those of them that the data has, if not all
-    choose: str | None = None  # a column of `data` that a menu narrows to one value
-    choose_label: str = ""
-    zooms: bool = False
-    labels: dict[str, str] = field(default_factory=dict)  # column -> heading of the data table
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "spec": compiled(self.spec),
-            "data": self.data,
-            "choose": self.choose,
-            "legend": [
-                [name, number]
-                for number, name in enumerate(self.series)
-                if self.shown is None or name in self.shown
-            ],
-            "labels": self.labels,
-        }
-
-
-def compiled(spec: Spec) -> Spec:
-    """The Vega of a Vega-Lite specification."""
-    import vl_convert
-
-    whole = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": "container",
-        "data": {"name": "d"},
-        "background": None,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "config": {"view": {"stroke": None}},
-        **spec,
-    }
-    vega: Spec = vl_convert.vegalite_to_vega(whole, vl_version=VEGA_LITE)
-    vega.pop("$schema", None)  # an address, and of no use here
-    for mark in _marks(vega):
-        if mark.get("name", "").endswith("voronoi"):
-            # the cell around a mark has the mark as its datum; Vega-Lite forgets it for texts
-            tooltip = mark["encode"]["update"]["tooltip"]
-            tooltip["signal"] = re.sub(r'(?<!datum\.)datum\["', 'datum.datum["', tooltip["signal"])
-    return vega
-
-
-def _marks(group: Spec) -> Iterator[Spec]:
-    for mark in group.get("marks", ()):
-        yield mark
-        yield from _marks(mark)
-
-
-@functools.cache
-def library() -> str:
-    """Vega with its embedder, as one script that sets `window.vegaEmbed`."""
-    import vl_convert
-
-    script: str = vl_convert.javascript_bundle(
-        "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
-    )
-    # of an editor, of a tracker in an error message, of a schema: none is used, none stays
-    return re.sub(r"https://(github\.com|vega\.github\.io)", "about:blank#", script)
-
-
-def _shown(values: list[Any]) -> list[Any]:
-    """Texts of the capture as they may be drawn."""
-    return [visible(value) if isinstance(value, str) else value for value in values]
-
-
-def _time(times: list[float]) -> Spec:
-    """A time axis in UTC whose labels are as fine as the span needs."""
-    span = max(times) - min(times) if times else 0
-    pattern = "%m-%d %H:%M" if span > _DAY_MS else "%H:%M:%S"
-    if span < 3000:
-        pattern = "%H:%M:%S.%L"
-    elif span > _HOUR_MS * 3 and span <= _DAY_MS:
-        pattern = "%H:%M"
-    return {
-        "type": "temporal",
-        "scale": {"type": "utc"},
-        "axis": {
-            "title": None,
-            "format": pattern,
-            "formatType": "time",
-            "tickCount": {"expr": "max(2, floor(width / 110))"},
-            "labelFlush": True,
-        },
-    }
-
-
-def _series(field_name: str, names: list[str]) -> Spec:
-    """Colours of series, in the order of the page's legend."""
-    return {"field": field_name, "type": "nominal", "scale": {"domain": names}, "legend": None}
-
-
-def _stacked(value: str, place: str, series: str) -> Spec:
-    """Lay the series of a place on one another: columns y0 and y1."""
-    return {
-        "stack": value,
-        "groupby": [place],
-        "sort": [{"field": series, "order": "ascending"}],
-        "as": ["y0", "y1"],
-    }
-
-
-def _number(axis_title: str, pattern: str = ",.3~r", **scale: Any) -> Spec:
-    axis: Spec = {"title": axis_title, "format": pattern}
-    if pattern == ",d":
-        axis["tickMinStep"] = 1
-    if pattern == "~s":
-        axis["labelExpr"] = "datum.value === 0 ? '0' : datum.label"  # not 0k
-    found: Spec = {"type": "quantitative", "axis": axis}
-    if scale:
-        found["scale"] = scale
-    return found
-
-
-def _hover(tooltip: list[Spec], x: Spec) -> Spec:
-    """A rule at the nearest time, with what all series say there."""
-    return {
-        "params": [
-            {
-                "name": "hover",
-                "select": {
-                    "type": "point",
-                    "fields": ["t"],
-                    "nearest": True,
-                    "on": "pointermove",
-                    "clear": "pointerout",
-                },
-            }
-        ],
-        "mark": {"type": "rule", "strokeWidth": 1, "color": _NEUTRAL},
-        "encoding": {
-            "x": {"field": "t", **x},
-            "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
-            "tooltip": tooltip,
-        },
-    }
 
 
 def traffic(data: Columns, slice_ms: float) -> Chart | None:
@@ -219,15 +57,15 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
         *({"field": key, "title": labels[key], "format": ",.3~r"} for key in fields),
         {"field": "total", "title": "all", "format": ",.3~r"},
     ]
-    x = _time(times)
+    x = time_axis(times)
     area = {
         "transform": [{"fold": fields, "as": ["key", "rate"]}],
         "mark": {"type": "area", "interpolate": "step-after", "line": False},
-        "params": [_ZOOM],
+        "params": [ZOOM],
         "encoding": {
             "x": {"field": "t", **x},
-            "y": {"field": "rate", "stack": True, **_number("exchanges per second", "~s")},
-            "color": _series("key", fields),
+            "y": {"field": "rate", "stack": True, **number_axis("exchanges per second", "~s")},
+            "color": series_color("key", fields),
             "order": {"field": "key", "type": "nominal"},
         },
     }
@@ -237,7 +75,7 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
         f"Highest {f.rate(totals[peak])}; mean {f.rate(sum(totals.values()) / len(totals))}; "
         f"slices of {f.width(slice_ms)}. Most frequent: {', '.join(titles[:3])}.",
         columns,
-        {"layer": [area, _hover(tooltip, x)], "height": 220},
+        {"layer": [area, hover(tooltip, x)], "height": 220},
         series=titles,
         zooms=True,
         labels={"t": "from", "total": "all", **labels},
@@ -258,38 +96,12 @@ def sizes(data: Columns) -> Chart | None:
         "bytes",
         "Bytes per second",
         f"Requests {f.bytes_(mean[0])}/s and responses {f.bytes_(mean[1])}/s on average.",
-        {name: [_short(value) for value in values] for name, values in data.items()},
-        _lines(["requests", "responses"], tooltip, _number("bytes per second", "~s"), data["t"]),
+        {name: [rounded(value) for value in values] for name, values in data.items()},
+        lines(["requests", "responses"], tooltip, number_axis("bytes per second", "~s"), data["t"]),
         series=["requests", "responses"],
         zooms=True,
         labels={"t": "from", "requests": "requests, B/s", "responses": "responses, B/s"},
     )
-
-
-def _short(value: Any) -> Any:
-    return round(value, 3) if isinstance(value, float) else value
-
-
-def _lines(fields: list[str], tooltip: list[Spec], y: Spec, times: list[float]) -> Spec:
-    x = _time(times)
-    layers: list[Spec] = [
-        {
-            "mark": {"type": "line", "strokeWidth": 1.6, "point": {"size": 6}},
-            "encoding": {
-                "x": {"field": "t", **x},
-                "y": {"field": name, **y},
-                "color": {
-                    "datum": name,
-                    "type": "nominal",
-                    "scale": {"domain": fields},
-                    "legend": None,
-                },
-            },
-        }
-        for name in fields
-    ]
-    layers[0]["params"] = [_ZOOM]
-    return {"layer": [*layers, _hover(tooltip, x)], "height": 200}
 
 
 def latency_over_time(data: Columns) -> Chart | None:
@@ -311,7 +123,7 @@ def latency_over_time(data: Columns) -> Chart | None:
         "Latency of answers over time",
         f"p95 of a slice between {f.duration(min(said))} and {f.duration(max(said))}.",
         data,
-        _lines(["p50", "p95", "p99"], tooltip, _number("latency, ms", type="log"), data["t"]),
+        lines(["p50", "p95", "p99"], tooltip, number_axis("latency, ms", type="log"), data["t"]),
         series=["p50", "p95", "p99"],
         zooms=True,
         labels={"t": "from", "count": "answers"},
@@ -335,17 +147,17 @@ def errors_over_time(data: Columns, slice_ms: float) -> Chart | None:
     names = sorted(totals, key=lambda name: (name == "other", -totals[name], name))
     spec = {
         "mark": {"type": "rect", "clip": True},
-        "params": [_ZOOM],
+        "params": [ZOOM],
         "transform": [
             {"calculate": f"datum.t + {slice_ms}", "as": "t_end"},
-            _stacked("count", "t", "error"),
+            stacked("count", "t", "error"),
         ],
         "encoding": {
-            "x": {"field": "t", **_time(data["t"])},
+            "x": {"field": "t", **time_axis(data["t"])},
             "x2": {"field": "t_end"},
-            "y": {"field": "y0", **_number("answers", ",d")},
+            "y": {"field": "y0", **number_axis("answers", ",d")},
             "y2": {"field": "y1"},
-            "color": _series("error", names),
+            "color": series_color("error", names),
             "tooltip": [
                 {"field": "t_text", "title": "from"},
                 {"field": "error", "title": "error"},
@@ -387,14 +199,14 @@ def latency_histogram(data: dict[str, Any]) -> Chart | None:
                 "aggregate": [{"op": "sum", "field": "count", "as": "count"}],
                 "groupby": ["wait", "from", "to"],
             },
-            _stacked("count", "from", "wait"),
+            stacked("count", "from", "wait"),
         ],
         "encoding": {
-            "x": {"field": "from", **_number("latency, ms", type="log", nice=False)},
+            "x": {"field": "from", **number_axis("latency, ms", type="log", nice=False)},
             "x2": {"field": "to"},
-            "y": {"field": "y0", **_number("exchanges", "~s")},
+            "y": {"field": "y0", **number_axis("exchanges", "~s")},
             "y2": {"field": "y1"},
-            "color": _series("wait", list(WAIT_NAMES.values())),
+            "color": series_color("wait", list(WAIT_NAMES.values())),
             "tooltip": [
                 {"field": "wait", "title": "kind"},
                 {"field": "from", "title": "from, ms", "format": ",.3~r"},
@@ -430,7 +242,7 @@ def latency_ranges(rows: list[dict[str, Any]]) -> Chart | None:
         return None
     ids = [row["client_id"] for row in shown]
     columns: Columns = {
-        "client": _shown(
+        "client": shown_texts(
             [row["client_id"] or "(none)" for row in shown]
             if len(set(ids)) == len(ids)
             else [f.client(row) for row in shown]
@@ -453,10 +265,10 @@ def latency_ranges(rows: list[dict[str, Any]]) -> Chart | None:
         ),
         {"field": "answers", "title": "answers", "format": ",d"},
     ]
-    x = _number("latency, ms", type="log", nice=False)
+    x = number_axis("latency, ms", type="log", nice=False)
     layers: list[Spec] = [
         {
-            "mark": {"type": "bar", "height": 4, "opacity": 0.5, "color": _NEUTRAL},
+            "mark": {"type": "bar", "height": 4, "opacity": 0.5, "color": NEUTRAL},
             "encoding": {
                 "x": {"field": "p50", **x},
                 "x2": {"field": "p99"},
@@ -500,7 +312,7 @@ def heat_map(data: Columns, direction: str, title: str, verb: str) -> Chart | No
     if not chosen:
         return None
     columns: Columns = {
-        name: _shown([data[name][i] for i in chosen])
+        name: shown_texts([data[name][i] for i in chosen])
         for name in ("topic", "client", "bytes", "records")
     }
     topics, clients = len(set(columns["topic"])), len(set(columns["client"]))
@@ -570,20 +382,20 @@ def batch_sizes(data: Columns) -> Chart | None:
         "to": [2 ** (bin_ + 1) for bin_ in data["bin"]],
         "count": data["count"],
     }
-    x = _number("bytes of a batch", ",d", type="log", base=2)
+    x = number_axis("bytes of a batch", ",d", type="log", base=2)
     x["axis"]["labelExpr"] = (
         "datum.value >= 1048576 ? format(datum.value / 1048576, ',d') + ' Mi' : "
         "datum.value >= 1024 ? datum.value / 1024 + ' Ki' : datum.label"
     )
     spec = {
         "mark": {"type": "rect"},
-        "transform": [_stacked("count", "from", "direction")],
+        "transform": [stacked("count", "from", "direction")],
         "encoding": {
             "x": {"field": "from", **x},
             "x2": {"field": "to"},
-            "y": {"field": "y0", **_number("batches", "~s")},
+            "y": {"field": "y0", **number_axis("batches", "~s")},
             "y2": {"field": "y1"},
-            "color": _series("direction", list(names.values())),
+            "color": series_color("direction", list(names.values())),
             "tooltip": [
                 {"field": "direction", "title": "direction"},
                 {"field": "from", "title": "from, bytes", "format": ",d"},
@@ -622,13 +434,13 @@ def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
     events = sorted(timeline["events"], key=lambda event: event["lane"] != "group")
     lanes = list(dict.fromkeys(["group", *(event["lane"] for event in events)]))
     columns: Columns = {
-        "lane": _shown([event["lane"] for event in events]),
+        "lane": shown_texts([event["lane"] for event in events]),
         "event": [_EVENT_NAMES.get(event["event"], event["event"]) for event in events],
         "t": [event["t"] for event in events],
         "t_end": [event["t_end"] for event in events],
         "generation": [event["generation"] for event in events],
         "ms": [event["duration_ms"] for event in events],
-        "detail": _shown([event["detail"] for event in events]),
+        "detail": shown_texts([event["detail"] for event in events]),
     }
     y = {
         "field": "lane",
@@ -642,8 +454,8 @@ def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
         },
     }
     seen = [name for name in _EVENT_NAMES.values() if name in columns["event"]]
-    color = _series("event", list(_EVENT_NAMES.values()))
-    x = _time(columns["t"])
+    color = series_color("event", list(_EVENT_NAMES.values()))
+    x = time_axis(columns["t"])
     tooltip = [
         {"field": "event", "title": "event"},
         {"field": "lane", "title": "who"},
@@ -655,7 +467,7 @@ def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
     spec = {
         "layer": [
             {
-                "params": [_ZOOM],
+                "params": [ZOOM],
                 "mark": {"type": "bar", "height": 9, "opacity": 0.75, "clip": True},
                 "encoding": {
                     "x": {"field": "t", **x},
@@ -696,12 +508,12 @@ def transaction_timeline(data: Columns) -> Chart | None:
     """A lane for each transactional id, a bar for each transaction."""
     if not data["t"]:
         return None
-    columns = {**data, "id": _shown(data["id"])}
+    columns = {**data, "id": shown_texts(data["id"])}
     lanes = len(set(columns["id"]))
     if lanes > 40:
         return None  # the table tells these better
     outcomes = ["commit", "abort", "open", "fenced"]
-    color = _series("outcome", outcomes)
+    color = series_color("outcome", outcomes)
     y = {
         "field": "id",
         "type": "nominal",
@@ -714,11 +526,11 @@ def transaction_timeline(data: Columns) -> Chart | None:
         {"field": "duration_ms", "title": "took, ms", "format": ",.3~r"},
         {"field": "record_count", "title": "records", "format": ",d"},
     ]
-    x = {"field": "t", **_time(data["t"])}
+    x = {"field": "t", **time_axis(data["t"])}
     spec = {
         "layer": [
             {
-                "params": [_ZOOM],
+                "params": [ZOOM],
                 "mark": {"type": "bar", "height": 9, "opacity": 0.75, "clip": True},
                 "encoding": {
                     "x": x,
@@ -753,19 +565,22 @@ def lag_over_time(data: Columns) -> Chart | None:
     """Records that groups were behind."""
     if not data["t"]:
         return None
-    columns = {**data, "group": _shown(data["group"])}
+    columns = {**data, "group": shown_texts(data["group"])}
     names = list(dict.fromkeys(columns["group"]))
-    x = _time(data["t"])
+    # names of groups are the capture's: the specification knows numbers of series
+    keys = {name: f"s{number}" for number, name in enumerate(names)}
+    columns["_key"] = [keys[name] for name in columns["group"]]
+    x = time_axis(data["t"])
     worst = max(range(len(data["lag"])), key=lambda i: data["lag"][i])
     spec = {
         "layer": [
             {
-                "params": [_ZOOM],
+                "params": [ZOOM],
                 "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6},
                 "encoding": {
                     "x": {"field": "t", **x},
-                    "y": {"field": "lag", **_number("records behind", "~s")},
-                    "color": _series("group", names),
+                    "y": {"field": "lag", **number_axis("records behind", "~s")},
+                    "color": series_color("_key", list(keys.values())),
                 },
             },
             {
@@ -784,7 +599,7 @@ def lag_over_time(data: Columns) -> Chart | None:
                 "encoding": {
                     "x": {"field": "t", **x},
                     "y": {"field": "lag", "type": "quantitative"},
-                    "color": _series("group", names),
+                    "color": series_color("_key", list(keys.values())),
                     "opacity": {
                         "condition": {"param": "near", "empty": False, "value": 1},
                         "value": 0,
@@ -821,9 +636,9 @@ def broker_difference(histogram: dict[str, Any]) -> Chart | None:
         "mark": {"type": "rect"},
         "transform": [{"calculate": "0", "as": "zero"}],
         "encoding": {
-            "x": {"field": "from", **_number("broker's time less the capture's, ms")},
+            "x": {"field": "from", **number_axis("broker's time less the capture's, ms")},
             "x2": {"field": "to"},
-            "y": {"field": "zero", **_number("exchanges", "~s", type="symlog")},
+            "y": {"field": "zero", **number_axis("exchanges", "~s", type="symlog")},
             "y2": {"field": "count"},
             "color": {"datum": "exchanges", "type": "nominal", "legend": None},
             "tooltip": [
@@ -865,9 +680,9 @@ def broker_cells(cells: dict[str, Any]) -> Chart | None:
     spec = {
         "mark": {"type": "rect"},
         "encoding": {
-            "x": {"field": "capture", **_number("capture, ms", type="log", nice=False)},
+            "x": {"field": "capture", **number_axis("capture, ms", type="log", nice=False)},
             "x2": {"field": "capture_to"},
-            "y": {"field": "broker", **_number("broker's log, ms", type="log", nice=False)},
+            "y": {"field": "broker", **number_axis("broker's log, ms", type="log", nice=False)},
             "y2": {"field": "broker_to"},
             "color": {
                 "field": "count",

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from kdissect.report import charts, readiness, views
 from kdissect.report import formats as f
-from kdissect.report.charts import Chart
 from kdissect.report.text import visible
+from kdissect.report.vega import Chart
 from kdissect.report.views import View, view
 
 LEVEL_NAMES = {"bad": "Look at this", "warn": "Worth a look", "info": "Good to know"}

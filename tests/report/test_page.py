@@ -129,24 +129,8 @@ def test_hostile_names_are_data_of_charts_only(attacked: Path) -> None:
     attacks = 0
     for chart in charts.values():
         attacks += "alert(" in json.dumps(chart["data"])
-        expressions = [
-            value
-            for key, value in _leaves(chart["spec"])
-            if key in ("signal", "update", "expr", "calculate", "test", "events", "field", "init")
-        ]
-        assert not [value for value in expressions if "alert" in str(value)]
+        assert "alert" not in json.dumps(chart["spec"])
     assert attacks > 4
-
-
-def _leaves(value: Any, key: str = "") -> Any:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _leaves(item, name)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item, key)
-    else:
-        yield key, value
 
 
 def test_json_in_a_script_cannot_end_it() -> None:

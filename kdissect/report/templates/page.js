@@ -152,7 +152,7 @@
 
   const LISTED = 1000;
   const fillTable = (details, chart) => {
-    const names = Object.keys(chart.data);
+    const names = Object.keys(chart.data).filter((name) => !name.startsWith("_"));
     const rows = rowsOf(chart).slice(0, LISTED);
     const table = document.createElement("table");
     table.createCaption().textContent = details.querySelector("summary").textContent;
