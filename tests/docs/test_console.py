@@ -8,8 +8,15 @@ from tests import console
 from tests.conftest import ROOT
 
 # questions.md is run by test_questions.py where the logs are that it is compared with
-LOGS = ROOT.parent / "shared" / "captures"
-PAGES = ["diff", "readiness", "report", "sql", *(() if LOGS.exists() else ("questions",))]
+ELSEWHERE = {"questions"} if (ROOT.parent / "shared" / "captures").exists() else set()
+ON_SPARK = {"dissect"}
+PAGES = [
+    pytest.param(page.stem, marks=[pytest.mark.heavy, pytest.mark.spark])
+    if page.stem in ON_SPARK
+    else page.stem
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    if page.stem not in ELSEWHERE and any(console.commands(page.read_text()))
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -17,7 +24,5 @@ def test_a_page(page: str, tmp_path: Path) -> None:
     """Each command of the page, run where the page says; `python -m tests.console` renews them."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
     console.prepare(tmp_path, text)
-    shown = list(console.commands(text))
-    assert shown
-    for command, output in shown:
+    for command, output in console.commands(text):
         assert console.run(command, tmp_path) == output, command
