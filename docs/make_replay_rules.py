@@ -43,7 +43,8 @@ The kinds, and the fields that go with them:
 
 Any rule may have `where = {{ field = "regular expression" }}`, which looks at fields of the same
 struct; `foreign = "topic" | "group" | "transactional_id"`, for elements that the capture's requests
-do not name; `several_brokers = true`, for captures or targets with more than one broker.
+do not name; `several_brokers = true`, for captures or targets with more than one broker;
+`racing = true`, for reads of what another request was changing at that moment.
 
 ## The built-in rules
 
@@ -83,6 +84,8 @@ def _what(rule: Rule) -> str:
         parts.append(f"of a {rule.foreign} that the capture's requests do not name")
     if rule.needs_brokers:
         parts.append("with several brokers")
+    if rule.needs_race:
+        parts.append("read while somebody was changing it")
     return ", ".join(parts)
 
 
