@@ -23,6 +23,8 @@ ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
+# rows of the others come in the order of their exchanges' times already
+ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
 
 
 class MemorySink:
@@ -80,6 +82,8 @@ class _Writer:
     def _flush(self) -> None:
         table = pa.concat_tables(_aligned(self._pending)).unify_dictionaries()
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        if self.name in ORDERED_BY:
+            table = table.sort_by(ORDERED_BY[self.name])  # a stable sort
         if self._writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(

@@ -39,6 +39,21 @@ def test_a_set_has_every_fixed_table_and_no_staging(tmp_path: Path) -> None:
             assert pq.read_schema(out / file).names == schema.names
 
 
+def test_rows_lie_in_the_order_of_their_times(tmp_path: Path) -> None:
+    """Connections come bucket by bucket; in a file they are sorted, for readers that skip."""
+    out = tmp_path / "set"
+    schema = FIXED_TABLES["connections"]
+    with staging(str(out)) as run_id:
+        sink = ParquetSink(str(out), run_id, "t")
+        for second in (3, 1, 2):
+            rows = [{"first_time": second * 10**6, "client_ids": ["a", "b"]}]
+            sink("connections", pa.Table.from_pylist(rows, schema=schema))
+        commit(str(out), run_id, sink.close(), {"inputs": []})
+    (file,) = read_manifest(str(out))["tables"]["connections"]["files"]
+    times = pq.read_table(out / file)["first_time"].to_pylist()
+    assert [time.second for time in times] == [1, 2, 3]
+
+
 def test_a_failing_run_leaves_the_old_set(tmp_path: Path) -> None:
     """An exception before the commit removes only what the run staged."""
     out = tmp_path / "set"
