@@ -14,13 +14,25 @@ from typing import Any
 import typer
 
 # each verb attaches itself; what it needs to run is imported when it runs
-from kdissect.cli import definitions, diff, dissect, extract, readiness, replay, report, show, sql
+from kdissect.cli import (
+    completion,
+    definitions,
+    diff,
+    dissect,
+    extract,
+    readiness,
+    replay,
+    report,
+    show,
+    sql,
+)
 from kdissect.cli.app import app
 from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
 from kdissect.errors import EnvironmentFailed, Error
 
 __all__ = [
     "app",
+    "completion",
     "definitions",
     "diff",
     "dissect",
@@ -41,7 +53,7 @@ def main() -> None:
     # py4j logs an interrupt with its traceback before it raises it
     logging.disable(logging.CRITICAL)
     try:
-        status = app(standalone_mode=False)
+        status = 0 if completion.serve(sys.argv[1:]) else app(standalone_mode=False)
     except typer.Exit as stop:
         status = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
