@@ -302,7 +302,7 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
             "t-rebalances",
             "Longest rebalances",
             views.REBALANCES,
-            groups["rebalances"],
+            {**groups["rebalances"], "rows": [_told(row) for row in groups["rebalances"]["rows"]]},
             "rebalances",
         ),
         "lag": made(
@@ -356,6 +356,12 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
     }
 
 
+def _told(rebalance: dict[str, Any]) -> dict[str, Any]:
+    """A rebalance with its reason apart from who took part."""
+    who, _, why = (rebalance["detail"] or "").rpartition("why: ")
+    return {**rebalance, "detail": who.rstrip("; "), "why": why}
+
+
 def _spans_days(d: Document) -> bool:
     first, last = d["overview"]["first_time"], d["overview"]["last_time"]
     return first is not None and first[:10] != last[:10]
@@ -377,12 +383,12 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
         stories = []
         for index, story in enumerate(timeline["stories"]):
             generation = story["generation"]
-            head, _, why = (story["detail"] or "").rpartition("why: ")
+            told = _told(story)
             stories.append(
                 {
                     "title": f"{moment(story['time'])}, generation "
                     f"{f.count(generation)}, {f.duration(story['duration_ms'])}",
-                    "why": visible(why or head, 240),
+                    "why": visible(told["why"] or told["detail"], 240),
                     "result": visible(story["result"], 600),
                     "view": view(
                         f"t-story-{number}-{index}",

@@ -166,7 +166,11 @@ LATENCY = (
     C("errors", "errors", "count"),
 )
 LATENCY_APIS = (C("api", "API"), *LATENCY)
-LATENCY_CLIENTS = (C("client_id", "client", "client"), *LATENCY)
+LATENCY_CLIENTS = (
+    C("client_id", "client", "client"),
+    C("is_broker", "broker", "flag"),
+    *LATENCY,
+)
 LATENCY_BROKERS = (C("broker", "broker"), *LATENCY)
 SLOWEST = (
     C("api", "API"),
@@ -310,7 +314,8 @@ REBALANCES = (
     C("generation", "generation", "count"),
     C("begin_time", "began (UTC)", "time"),
     C("duration_ms", "took ms", "ms", bar=True),
-    C("detail", "story"),
+    C("why", "why"),
+    C("detail", "who took part"),
     C("packet", "packet", "packet"),
 )
 STORY = (
