@@ -96,6 +96,7 @@ def key_log_texts(paths: Sequence[str]) -> list[Any]:
     if not paths:
         return []
     from kdissect.capture.source import Sources
+    from kdissect.pipeline.plan import check_key_logs
 
     check_key_logs(paths)
     files = Sources(list(paths))

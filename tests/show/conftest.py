@@ -23,7 +23,7 @@ def shared(*names: str) -> list[Path]:
 
 
 def key_log(path: Path) -> tuple[str, ...]:
-    found = path.with_suffix(".keylog")
+    found = path.with_name(f"{path.name.split('.')[0]}.keylog")
     return (os.fspath(found),) if found.exists() else ()
 
 
