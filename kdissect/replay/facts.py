@@ -31,20 +31,23 @@ def gather_facts(connections: list[Connection]) -> WorkloadFacts:
     mark_internal(connections)
     exchanges = [each for connection in connections for each in connection.exchanges]
     exchanges.sort(key=lambda each: (each.request_time_ns, each.connection, each.index))
+    grown: set[str] = set()
     for exchange in exchanges:
         if exchange.api_key in _READ_APIS:
-            _Reader(facts, exchange).read()
+            _Reader(facts, exchange, grown).read()
     facts.listeners = sorted({connection.broker for connection in connections})
     _node_ids(connections, facts)
     return facts
 
 
 class _Reader:
-    """Adds what one exchange tells."""
+    """Adds what one exchange tells. grown: topics that were given more partitions; how many they
+    had before counts, because the replay makes the others as the capture did."""
 
-    def __init__(self, facts: WorkloadFacts, exchange: Exchange) -> None:
+    def __init__(self, facts: WorkloadFacts, exchange: Exchange, grown: set[str]) -> None:
         self.facts = facts
         self.exchange = exchange
+        self.grown = grown
 
     def read(self) -> None:
         request, response = request_of(self.exchange), response_of(self.exchange)
@@ -94,7 +97,8 @@ class _Reader:
         topic = self._seen(name, entry.get("topic_id"))
         topic.is_internal = topic.is_internal or bool(entry.get("is_internal"))
         partitions = entries(entry["partitions"])
-        topic.partition_count = max(topic.partition_count, len(partitions))
+        if name not in self.grown:
+            topic.partition_count = max(topic.partition_count, len(partitions))
         for partition in partitions:
             replicas = entries(partition.get("replica_nodes"))
             topic.replication_factor = max(topic.replication_factor, len(replicas))
@@ -132,8 +136,8 @@ class _Reader:
         }
         for entry in entries(request.body["topics"]):
             if entry["name"] in done:
-                topic = self._seen(entry["name"])
-                topic.partition_count = max(topic.partition_count, entry["count"])
+                self._seen(entry["name"])
+                self.grown.add(entry["name"])
 
     def _configs(self, response: Message) -> None:
         for result in entries(response.body["results"]):

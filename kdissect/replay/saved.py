@@ -27,6 +27,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -166,14 +167,12 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
         OSError,
         EOFError,
         ValueError,
-        KeyError,
-        IndexError,
+        LookupError,
         TypeError,
         AttributeError,
+        zlib.error,
     ) as error:
-        raise CaptureError(
-            f"{path}:{number or 1}: no saved replay can be read there: {error}"
-        ) from None
+        raise CaptureError(f"{path}:{number}: no saved replay can be read there: {error}") from None
     notes = list(header.get("notes", []))
     if header.get("payload", "full") != "full":
         notes.append(f"saved with --payload {header['payload']}: records are not the captured ones")
