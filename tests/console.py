@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = "librdkafka"
@@ -34,13 +36,19 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 def prepare(folder: Path, text: str) -> None:
     """Lay out what the commands of a page name."""
-    import kdissect
-
     (folder / "captures").symlink_to(ROOT / "captures")
     named = " ".join(command for command, _ in commands(text))
     for name in sorted(set(re.findall(r"\btables(?:-(\w+))?/", named))):
-        (capture,) = (ROOT / "captures").glob(f"{name or DEFAULT}.pcap*")
-        kdissect.read(capture).write(folder / (f"tables-{name}" if name else "tables"))
+        dissected(name or DEFAULT).write(folder / (f"tables-{name}" if name else "tables"))
+
+
+@cache
+def dissected(name: str) -> Any:
+    """The tables of a shipped capture, made once for all pages."""
+    import kdissect
+
+    (capture,) = (ROOT / "captures").glob(f"{name}.pcap*")
+    return kdissect.read(capture)
 
 
 def environment() -> dict[str, str]:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import duckdb
@@ -10,6 +11,7 @@ import pytest
 
 import kdissect
 from kdissect.cli import app
+from tests import console
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -51,3 +53,96 @@ def test_the_table_reference_is_what_the_schemas_say() -> None:
     command = [sys.executable, "docs/make_reference.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def pages() -> list[Path]:
+    """Documents that people read."""
+    return [
+        *sorted((ROOT / "docs").glob("*.md")),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        ROOT / "captures" / "README.md",
+        *sorted((ROOT / "reports").glob("*.md")),
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """What `#...` may name in a page: its headings, as repository browsers write them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """To files of the project, and to headings that they have."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_document_is_linked_from_the_readme() -> None:
+    """A page that nothing leads to is not read."""
+    links = set(re.findall(r"\]\((\S+?)\)", README))
+    for page in (*pages(), *sorted((ROOT / "notebooks").glob("*.ipynb"))):
+        name = str(page.relative_to(ROOT))
+        assert name in links or name == "README.md", name
+
+
+def test_every_verb_has_a_page() -> None:
+    """Named after it, with a call of it."""
+    for command in app.registered_commands:
+        assert f"kdissect {command.name}" in (ROOT / "docs" / f"{command.name}.md").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    """It is for someone who has five minutes."""
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_documents_are_of_the_project(page: Path) -> None:
+    """They name no place of the machine that they were written on."""
+    found = re.findall(r"(?<![\w.:/-])/(?:work|root|home)/\S+|\.venv/lib\S*", page.read_text())
+    assert not found
+
+
+def test_every_dependency_has_a_reason() -> None:
+    """In CONTRIBUTING.md, and no other has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    needed = {re.split(r"[\[<>=~ ]", item)[0] for items in lists for item in items}
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Dependencies")[2]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+    reasons = {
+        name.strip(): why
+        for names, why in rows[1:]
+        for name in names.replace("(development)", "").split(",")
+    }
+    assert reasons.keys() == needed
+    assert all(len(why) > 10 for why in reasons.values())
+
+
+def test_what_is_out_of_scope_is_said() -> None:
+    """Three things that kdissect is not."""
+    said = (ROOT / "CONTRIBUTING.md").read_text()
+    for what in ("general protocol analyser", "live dashboard", "Kafka client"):
+        assert what in said
+
+
+def test_the_first_steps(tables: Path, tmp_path: Path) -> None:
+    """What a newcomer types after the clone answers; `tables/` is there without Spark here."""
+    (tmp_path / "captures").symlink_to(ROOT / "captures")
+    (tmp_path / "tables").symlink_to(tables)
+    steps = README.partition("## From a clone")[2].split("```")[1].splitlines()
+    steps = [step for step in steps if step.startswith("kdissect ")]
+    assert [step.split()[1] for step in steps] == ["show", "dissect", "report", "sql"]
+    for step in steps:
+        if "dissect dissect" not in step:
+            output = console.run(f"{step}\necho ended with $?", tmp_path)
+            assert output.endswith("ended with 0\n"), output
+            assert output.count("\n") > 1
