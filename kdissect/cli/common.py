@@ -132,12 +132,19 @@ def put(lines: Iterable[str]) -> None:
         for line in lines:
             sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        close_stdout()
+    except OSError as error:
+        stdout_failed(error)
+
+
+def stdout_failed(error: OSError) -> None:
+    """After a failed write to stdout: quiet for a broken pipe, EnvironmentFailed for others."""
+    close_stdout()
+    if not isinstance(error, BrokenPipeError):
+        raise EnvironmentFailed(f"stdout: {error.strerror or error}") from error
 
 
 def close_stdout() -> None:
-    """After a broken pipe: what is left in the buffer, and what comes, has nowhere to go."""
+    """What is left in the buffer, and what comes, has nowhere to go."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (stdout lasts as long as the program)
 

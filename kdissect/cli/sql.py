@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import close_stdout
+from kdissect.cli.common import stdout_failed
 from kdissect.errors import EnvironmentFailed, OutputError
 
 SQL_EXAMPLES = """
@@ -73,9 +74,47 @@ def sql_command(
             _to_file(form, schema, batches, out)
 
 
-def _write(form: Format, schema: Any, batches: Any, binary: Any) -> None:
-    import io
+def _to_stdout(form: Format, schema: Any, batches: Any) -> None:
+    from kdissect.sql import formats
 
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape", newline="")
+    try:
+        if form is Format.PARQUET:
+            formats.write_parquet(schema, batches, sys.stdout.buffer)
+        else:
+            formats.TEXT_FORMATS[form.value](schema, batches, sys.stdout)
+        sys.stdout.flush()
+    except OSError as error:
+        stdout_failed(error)
+
+
+def _to_file(form: Format, schema: Any, batches: Any, out: str) -> None:
+    """The file appears when it is whole: a query that fails leaves what was there before."""
+    # a device or a pipe is written to, never replaced, nor is a link
+    is_special = os.path.abspath(out).startswith(("/dev/", "/proc/")) or (
+        os.path.exists(out) and not os.path.isfile(out)
+    )
+    target = out if is_special else os.path.realpath(out)
+    place = out if is_special else f"{target}.{os.getpid()}.part"
+    try:
+        try:
+            binary = open(place, "ab" if is_special else "wb")  # noqa: SIM115  (closed below)
+        except OSError as error:
+            raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+        try:
+            with binary:
+                _write(form, schema, batches, binary)
+            if not is_special:
+                os.replace(place, target)
+        except OSError as error:
+            raise EnvironmentFailed(f"{out}: {error.strerror or error}") from error
+    finally:
+        if not is_special and os.path.exists(place):
+            os.unlink(place)
+
+
+def _write(form: Format, schema: Any, batches: Any, binary: BinaryIO) -> None:
     from kdissect.sql import formats
 
     if form is Format.PARQUET:
@@ -85,30 +124,3 @@ def _write(form: Format, schema: Any, batches: Any, binary: Any) -> None:
     formats.TEXT_FORMATS[form.value](schema, batches, text)
     text.flush()
     text.detach()
-
-
-def _to_stdout(form: Format, schema: Any, batches: Any) -> None:
-    try:
-        _write(form, schema, batches, sys.stdout.buffer)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        close_stdout()
-
-
-def _to_file(form: Format, schema: Any, batches: Any, out: str) -> None:
-    """The file appears when it is whole: a query that fails leaves what was there before."""
-    partial = f"{out}.{os.getpid()}.part"
-    try:
-        try:
-            binary = open(partial, "xb")  # noqa: SIM115  (closed below, removed on failure)
-        except OSError as error:
-            raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
-        try:
-            with binary:
-                _write(form, schema, batches, binary)
-            os.replace(partial, out)
-        except OSError as error:
-            raise EnvironmentFailed(f"{out}: {error.strerror or error}") from error
-    finally:
-        if os.path.exists(partial):
-            os.unlink(partial)

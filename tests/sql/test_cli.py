@@ -88,3 +88,38 @@ def test_no_table_set(kdissect: Run, tmp_path: Path) -> None:
     result = kdissect("sql", str(tmp_path), "select 1")
     assert result.returncode == 2
     assert str(tmp_path) in result.stderr
+
+
+def test_places_that_are_no_files(table_set: Path, tmp_path: Path) -> None:
+    """A device is written to and stays one; a link keeps leading to its file."""
+    command = [sys.executable, "-m", "kdissect", "sql", str(table_set), "select 7 a", "--out"]
+    link, file, pipe = (tmp_path / name for name in ("link", "file", "pipe"))
+    file.write_text("before")
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    assert subprocess.run([*command, "/dev/null"], check=False, cwd=ROOT).returncode == 0
+    assert Path("/dev/null").is_char_device()
+    assert subprocess.run([*command, str(link)], check=False, cwd=ROOT).returncode == 0
+    assert link.is_symlink()
+    assert file.read_text().split() == ["a", "-", "7"]
+    with subprocess.Popen([*command, str(pipe)], cwd=ROOT):
+        assert pipe.read_text().split() == ["a", "-", "7"]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_full_disk(table_set: Path, form: str) -> None:
+    """One line and exit 3."""
+    command = [sys.executable, "-m", "kdissect", "sql", str(table_set), "from exchanges"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*command, "--format", form],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert "No space left" in done.stderr
