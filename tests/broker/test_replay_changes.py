@@ -1,0 +1,254 @@
+"""Brokers changed on purpose, and brokers in trouble: the matching findings, and no hang."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kdissect.wire.message import Message
+from tests.broker.certificates import Authority
+from tests.broker.kafka_broker import AS_RECORDED, Broker, free_ports
+from tests.broker.proxy import Proxy
+from tests.broker.replaying import EVERYTHING, MATERIAL, ROOT, finish, replay, start
+
+pytestmark = [pytest.mark.broker, pytest.mark.heavy]
+SARAMA = ROOT / "captures" / "sarama.pcap.gz"
+LIBRDKAFKA = ROOT / "captures" / "librdkafka.pcap"
+FAST = ("--pace", "x4")
+
+
+@pytest.mark.parametrize(
+    ("capture", "options"),
+    [
+        (SARAMA, ()),
+        (LIBRDKAFKA, ()),
+        (MATERIAL / "other_clients" / "kafka_python.pcap", ("--create-topics",)),
+        (MATERIAL / "java_latest" / "java_latest.pcap", ("--max-gap", "2s")),
+        (MATERIAL / "transactions" / "transactions.pcap", ("--max-gap", "2s")),
+    ],
+    ids=lambda value: value.stem if isinstance(value, Path) else "",
+)
+def test_captures_of_clients(
+    start_broker: Callable[..., Broker], tmp_path: Path, capture: Path, options: tuple[str, ...]
+) -> None:
+    """Captures of four clients, on a broker as they were recorded with: no difference."""
+    if not capture.exists():
+        pytest.skip(f"{capture.name} is not here: it is not shipped with the project")
+    target = start_broker(settings=AS_RECORDED)
+    done = replay(capture, target.address, tmp_path / "r.jsonl", *EVERYTHING, *options)
+    assert done.status == 0, done.explain()
+    assert done.verdicts["same"] + done.verdicts["tolerated"] > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"log.segment.bytes": "33554432"},
+            {
+                ("CreateTopics", "topics[].configs[].value", "67108864", "33554432"),
+                ("DescribeConfigs", "results[].configs[].value", "67108864", "33554432"),
+            },
+        ),
+        (
+            {"message.max.bytes": "500"},
+            {("Produce", "responses[].partition_responses[].error_code", "0", "10")},
+        ),
+    ],
+    ids=["another default", "smaller messages"],
+)
+def test_a_changed_setting(
+    start_broker: Callable[..., Broker],
+    tmp_path: Path,
+    change: dict[str, str],
+    expected: set[tuple[str, str, str, str]],
+) -> None:
+    """What follows from the setting is different, under the path where it shows."""
+    target = start_broker(settings=AS_RECORDED | change)
+    done = replay(SARAMA, target.address, tmp_path / "r.jsonl", *EVERYTHING, *FAST)
+    assert done.status == 1
+    assert expected <= done.differences(), done.explain()
+    if "log.segment.bytes" in change:
+        assert expected == done.differences(), done.explain()
+
+
+def test_a_topic_is_missing(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """Reads of a topic that the target has not: errors of that topic only."""
+    target = start_broker(settings=AS_RECORDED | {"auto.create.topics.enable": "false"})
+    done = replay(
+        SARAMA, target.address, tmp_path / "r.jsonl", "--pace", "max", "--api", "ListOffsets"
+    )
+    assert done.status == 1
+    assert {api for api, *_ in done.differences()} == {"ListOffsets"}
+    codes = {
+        (captured, answered)
+        for _, path, captured, answered in done.differences()
+        if path.endswith("error_code")
+    }
+    assert codes == {("0", "3")}, done.explain()
+
+
+def test_an_acl(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """An authorizer that lets nobody write: exactly the denied requests differ."""
+    target = start_broker(
+        settings=AS_RECORDED
+        | {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:nobody-here",
+            "allow.everyone.if.no.acl.found": "true",
+        }
+    )
+    _deny_writing(target.address, "User:ANONYMOUS")
+    done = replay(SARAMA, target.address, tmp_path / "r.jsonl", *EVERYTHING, *FAST)
+    assert done.status == 1
+    assert any(
+        (api, captured, answered) == ("Produce", "0", "29")  # TOPIC_AUTHORIZATION_FAILED
+        for api, path, captured, answered in done.differences()
+        if path.endswith("error_code")
+    ), done.explain()
+
+
+def _deny_writing(address: str, principal: str) -> None:
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    admin = AdminClient({"bootstrap.servers": address})
+    rule = AclBinding(
+        ResourceType.TOPIC,
+        "*",
+        ResourcePatternType.LITERAL,
+        principal,
+        "*",
+        AclOperation.WRITE,
+        AclPermissionType.DENY,
+    )
+    for future in admin.create_acls([rule]).values():
+        future.result(20)
+
+
+def test_a_flipped_field(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """A proxy changes one field of one response: one difference, at that path."""
+    port = free_ports(1)[0]
+    target = start_broker(
+        settings=AS_RECORDED | {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
+    )
+    seen: list[int] = []
+
+    def flip(message: Message) -> bool:
+        if message.api_name != "OffsetCommit" or seen:
+            return False
+        seen.append(1)
+        message.body["topics"][0]["partitions"][0]["error_code"] = 12
+        return True
+
+    with Proxy(port, target.ports["PLAINTEXT"], flip).running() as proxy:
+        address = f"127.0.0.1:{port}"
+        done = replay(SARAMA, address, tmp_path / "r.jsonl", *EVERYTHING, *FAST)
+        assert proxy.altered == 1
+    assert done.status == 1
+    assert done.differences() == {
+        ("OffsetCommit", "topics[].partitions[].error_code", "0", "12")
+    }, done.explain()
+    assert done.verdicts["different"] == 1
+
+
+def test_the_broker_is_killed(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """In the middle: what was done is kept, the rest says why it is not, exit code 3."""
+    target = start_broker(settings=AS_RECORDED)
+    lines = tmp_path / "r.jsonl"
+    process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines),
+                    "--junit", str(tmp_path / "r.xml"))  # fmt: skip
+    time.sleep(8)
+    target.kill()
+    done = finish(process, lines, 60)
+    assert done.status == 3
+    assert "the target is gone" in done.errors
+    assert done.summary["ended"]
+    assert done.verdicts["same"] > 5
+    assert done.verdicts["error"] > 20
+    assert len(done.rows) == done.run["steps"]
+    assert "the target is gone" in (tmp_path / "r.xml").read_text()
+
+
+def test_interrupted(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """SIGINT: outputs are written with what was done, exit code 130."""
+    target = start_broker(settings=AS_RECORDED)
+    lines = tmp_path / "r.jsonl"
+    process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines))
+    time.sleep(8)
+    process.send_signal(signal.SIGINT)
+    done = finish(process, lines, 30)
+    assert done.status == 130
+    assert done.verdicts["same"] > 5
+    assert {"not_reached"} <= {row["skipped"] for row in done.rows}
+    assert "nothing was written" not in done.errors
+
+
+def test_no_way_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """A closed port, TLS where none is spoken, a wrong password: one line, exit code 3."""
+    authority = Authority(tmp_path)
+    target = start_broker(
+        listeners={"SASL": "SASL_PLAINTEXT"},
+        settings={
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain."
+            'PlainLoginModule required user_alice="right";',
+        },
+    )
+    login = ("--sasl", "PLAIN", "--sasl-user", "alice")
+    wrong = {"KDISSECT_SASL_PASSWORD": "wrong"}
+    right = {"KDISSECT_SASL_PASSWORD": "right"}
+    lines = tmp_path / "r.jsonl"
+    cases: list[tuple[str, tuple[str, ...], dict[str, str], str]] = [
+        (f"127.0.0.1:{free_ports(1)[0]}", (), {}, "connection refused"),
+        (target.address, ("--tls", "--tls-ca", str(authority.cert)), {}, "is TLS spoken"),
+        (target.address_of("SASL"), login, wrong, "SASL PLAIN was refused"),
+        (target.address_of("SASL"), ("--connect-timeout", "2s"), {}, "want"),
+    ]
+    for address, options, env, said in cases:
+        began = time.monotonic()
+        done = replay(SARAMA, address, lines, *options, env=env)
+        assert (done.status, time.monotonic() - began < 40) == (3, True), done.errors
+        assert said in done.errors.splitlines()[-1], done.errors
+        assert "wrong" not in done.errors
+    done = replay(
+        SARAMA, target.address_of("SASL"), lines, *login, "--api", "ApiVersions", env=right
+    )
+    assert done.status == 0, done.explain()
+
+
+def test_answers_that_stall(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """A broker that is stopped (SIGSTOP) keeps its connections: time limits end the run."""
+    target = start_broker(settings=AS_RECORDED)
+    lines = tmp_path / "r.jsonl"
+    process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines),
+                    "--timeout", "1s", "--connect-timeout", "1s")  # fmt: skip
+    time.sleep(8)
+    assert target.process is not None
+    target.process.send_signal(signal.SIGSTOP)
+    try:
+        done = finish(process, lines, 90)
+    finally:
+        target.process.send_signal(signal.SIGCONT)
+    assert done.status == 3
+    assert "stopped answering" in done.errors or "is gone" in done.errors
+    assert any("no answer within" in (row["error"] or "") for row in done.rows)
+
+
+def test_the_same_cluster(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """The address that was captured is refused before a byte is sent; by name it is allowed."""
+    target = start_broker(port=free_ports(1)[0])
+    lines = tmp_path / "r.jsonl"
+    done = replay(SARAMA, "127.0.0.1:9092", lines)
+    assert done.status == 2
+    assert "--same-cluster" in done.errors
+    done = replay(SARAMA, target.address, lines, "--same-cluster", "--api", "ApiVersions")
+    assert done.status == 0, done.explain()
