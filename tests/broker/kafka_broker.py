@@ -132,7 +132,8 @@ class Broker:
         port: int | None = None,
     ) -> None:
         self.folder, self.kafka_version = folder, kafka_version
-        self.cluster_id = cluster_id or base64.urlsafe_b64encode(uuid4().bytes).decode()[:22]
+        # never with a dash in front, which the command line of the format would take for an option
+        self.cluster_id = cluster_id or "k" + base64.urlsafe_b64encode(uuid4().bytes).decode()[:21]
         self.settings, self.scram = dict(settings or {}), dict(scram or {})
         self.protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(listeners or {})}
         names = list(self.protocols)
