@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
@@ -95,6 +96,9 @@ class Comparator:
             )
         if isinstance(answer, str):
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
+        if version != exchange.api_version:
+            _name_topics(captured.body, self.translator.names)
+            _name_topics(answer.body, self.translator.target.names)
         judgement = self._judged(step, captured, answer)
         if version != exchange.api_version:
             judgement.differences.insert(
@@ -360,6 +364,8 @@ class _Walk:
             self._scalars(slot, kind, c, a, place, rule)
             return
         twice: set[int] = set()
+        if rule is not None and rule.key and not _keys_of(rule, slot.inner):
+            rule = None  # nothing tells these elements apart but their place
         if rule is None:
             pairs: list[tuple[int, int]] = [(i, i) for i in range(min(len(c), len(a)))]
             pairs += [(i, -1) for i in range(len(a), len(c))]
@@ -386,9 +392,7 @@ class _Walk:
     ) -> tuple[list[tuple[int, int]], set[int]]:
         """(index, index) of elements with equal keys, -1 where one side has none; and the answered
         ones whose key another answered one has."""
-        names = [
-            name for name in rule.key if any(each in inner.by_name for each in name.split("|"))
-        ]
+        names = _keys_of(rule, inner)
         keys = {each for name in names for each in name.split("|")}
         shape = _shape(self.api_key, inner)
         meaning = self.owner.meaning
@@ -452,7 +456,9 @@ class _Walk:
         name = t.topic_name(around.topic, around.topic_id)
         for each in partitions:
             is_asked = t.offsets.was_asked((name, each["partition_index"]))
-            if each["error_code"] or not (is_captured or is_asked or self.api_key != api.FETCH):
+            if not is_captured and (
+                each["error_code"] or not (is_asked or self.api_key != api.FETCH)
+            ):
                 return False
         for index, each in enumerate(partitions):
             here = place._replace(
@@ -462,6 +468,10 @@ class _Walk:
             )
             if is_topic:
                 here = here.field("partitions").element(index)
+            if each["error_code"]:
+                if not self._goes_with(here, "error_code", each, {"error_code": 0}):
+                    self.leaf(here.field("error_code"), each["error_code"], 0, None, None)
+                continue
             data = each["records"] or b""
             mine, theirs = (data, b"") if is_captured else (b"", data)
             self.records(mine, theirs, here.field("records"))
@@ -634,6 +644,24 @@ def _about(named: Mapping[Kind, str], values: Body, around: Around) -> Around:
         else:
             transactional_id = value
     return Around(topic, topic_id, partition, group, transactional_id)
+
+
+def _keys_of(rule: Rule, of: Layout) -> list[str]:
+    """The fields of a rule's key that a struct has."""
+    return [name for name in rule.key if any(each in of.by_name for each in name.split("|"))]
+
+
+def _name_topics(body: Body, names: Mapping[UUID, str]) -> None:
+    """Give topics that are told by id their names beside it: in another version the other side
+    tells them by name."""
+    for value in body.values():
+        if not isinstance(value, list):
+            continue
+        for each in value:
+            if isinstance(each, dict):
+                if "topic_id" in each and not (each.get("name") or each.get("topic")):
+                    each["name"] = names.get(each["topic_id"], "")
+                _name_topics(each, names)
 
 
 def _each_topic_once(topics: list[Body]) -> list[Body]:

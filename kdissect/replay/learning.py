@@ -111,14 +111,11 @@ def _retry_fetch(t: Translator, step: Step, captured: Message, answer: Message) 
     if any(error_codes(answer.body)):
         return ""
     there = {
-        (topic.get("topic") or topic.get("topic_id"), partition["partition_index"])
+        (t.topic_key(topic, is_captured=False), partition["partition_index"])
         for topic, partition in _fetched(answer)
     }
     wanted = (
-        (
-            t.topic(topic["topic"]) if "topic" in topic else t.topic_id(topic["topic_id"]),
-            partition["partition_index"],
-        )
+        (t.topic_key(topic, is_captured=True), partition["partition_index"])
         for topic, partition in _fetched(captured)
     )
     if all(each in there for each in wanted):
@@ -268,14 +265,14 @@ def _produce(t: Translator, step: Step, captured: Message | None, answer: Messag
     if captured is None:
         return
     told = {
-        (topic.get("name") or topic.get("topic_id"), partition["index"]): partition
+        (t.topic_key(topic, is_captured=False), partition["index"]): partition
         for topic in entries(answer.body["responses"])
         for partition in entries(topic["partition_responses"])
     }
     written: set[Log] = set()
     for topic in entries(captured.body["responses"]):
         name = t.topic_name(topic.get("name") or "", topic.get("topic_id"))
-        key = t.topic(topic["name"]) if topic.get("name") else t.topic_id(topic["topic_id"])
+        key = t.topic_key(topic, is_captured=True)
         for partition in entries(topic["partition_responses"]):
             log = (name, partition["index"])
             found = told.get((key, partition["index"]))

@@ -19,6 +19,7 @@ class TargetFacts:
         self.ranges: dict[int, tuple[int, int]] = {}
         self.nodes: dict[int, tuple[str, int]] = {}
         self.topic_ids: dict[str, UUID] = {}
+        self.names: dict[UUID, str] = {}  # of topics that are gone, too
         self.leaders: dict[tuple[str, int], tuple[int, int]] = {}
         self.missing: set[str] = set()  # topics that the target said it has not
         self.coordinators: dict[tuple[int, str], int] = {}
@@ -38,6 +39,7 @@ class TargetFacts:
             topic_id = topic.get("topic_id")
             if topic_id is not None and topic_id != ZERO_UUID:
                 self.topic_ids[name] = topic_id
+                self.names[topic_id] = name
             for partition in entries(topic["partitions"]):
                 if partition["leader_id"] >= 0:
                     self.leaders[name, partition["partition_index"]] = (
@@ -57,6 +59,7 @@ class TargetFacts:
         self.missing.discard(name)
         if topic_id is not None and topic_id != ZERO_UUID:
             self.topic_ids[name] = topic_id
+            self.names[topic_id] = name
 
     def has_topic(self, name: str) -> bool:
         return name in self.topic_ids or (name, 0) in self.leaders

@@ -163,6 +163,20 @@ class Translator:
             found = self.target.topic_ids.get(self.topic(self.names[captured]))
         return found
 
+    def topic_key(self, topic: Mapping[str, Any], *, is_captured: bool) -> Any:
+        """What tells a topic of a message from others: the target's name of it, else its id there.
+        Captured and answered ones have equal keys, also where one is named and one identified."""
+        name = topic.get("name") or topic.get("topic") or ""
+        topic_id = topic.get("topic_id")
+        if not is_captured:
+            return name or self.target.names.get(topic_id, topic_id)  # type: ignore[arg-type]
+        if name or topic_id is None:
+            return self.topic(name)
+        target_id = self.topic_id(topic_id)
+        if target_id in self.target.names:
+            return self.target.names[target_id]
+        return target_id if target_id is not None else topic_id
+
     def bind_topic(self, captured: UUID | None, target: UUID | None) -> None:
         if captured and target and captured != ZERO_UUID and target != ZERO_UUID:
             self.topic_ids[captured] = target
