@@ -8,6 +8,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+import typer
 
 import kdissect
 from kdissect.cli import app
@@ -146,3 +147,22 @@ def test_the_first_steps(tables: Path, tmp_path: Path) -> None:
             output = console.run(f"{step}\necho ended with $?", tmp_path)
             assert output.endswith("ended with 0\n"), output
             assert output.count("\n") > 1
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.name)
+def test_the_page_of_a_verb_has_its_options(command: typer.models.CommandInfo) -> None:
+    """Each of them by its long name; other spellings and opposites need not be there."""
+    page = (ROOT / "docs" / f"{command.name}.md").read_text()
+    group = typer.main.get_command(app)
+    options = [
+        names
+        for parameter in group.commands[command.name].params
+        if (names := [name for name in parameter.opts if name.startswith("--")])
+    ]
+    assert options
+    missing = [
+        names
+        for names in options
+        if not any(re.search(rf"(?<![\w-])--(no-)?{name[2:]}\b", page) for name in names)
+    ]
+    assert not missing
