@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,15 @@ def replay(
     lines.unlink(missing_ok=True)
     process = start(source, address, "--json", str(lines), *options, env=env)
     return finish(process, lines, timeout)
+
+
+def after_plan(process: subprocess.Popen[str], seconds: float) -> None:
+    """Wait until the plan was printed, and then some time: the run has begun."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("Pace "):
+            break
+    time.sleep(seconds)
 
 
 def finish(process: subprocess.Popen[str], lines: Path, timeout: float = 300) -> Replayed:
