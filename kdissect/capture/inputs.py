@@ -1,8 +1,8 @@
 """From what the user names to files that can be read at any position.
 
-A capture is known by its first bytes, never by its name. What is compressed, or cannot be read at
-a position (standard input, a pipe), is *spooled* once: written uncompressed under a folder that the
-caller gives, piece by piece.
+A capture is known by its first bytes, never by its name. What is compressed, in an object store, or
+cannot be read at a position (standard input, a pipe), is *spooled* once: written uncompressed under
+a folder that the caller gives, piece by piece.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ..errors import CaptureError, EnvironmentFailed
+from . import remote
 from .pcap import MAGICS
 from .pcapng import MAGIC
 
@@ -69,7 +70,7 @@ def detect_compression(head: bytes) -> str:
 def _pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[bytes]:
     """The plain bytes of a compressed file behind the first `skip`, `size` at a time."""
     with (
-        pa.OSFile(path, "rb") as raw,
+        remote.opened(path) if remote.is_remote(path) else pa.OSFile(path, "rb") as raw,
         pa.CompressedInputStream(raw, compression) as stream,
     ):
         while skip > 0 and (piece := stream.read(min(skip, _PIECE))):
@@ -101,15 +102,23 @@ def _unpack(path: str, compression: str, out: BinaryIO) -> str | None:
 def _look(path: str) -> InputFile:
     """What a regular file is, from its first bytes. Raises OSError."""
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(4)
+        return _looked_at(path, os.fstat(file.fileno()).st_size, file.read(4), path)
+
+
+def _look_far(url: str, size: int) -> InputFile:
+    """What a file in an object store is. Raises CaptureError."""
+    with remote.opened(url) as file:
+        return _looked_at(url, size, file.read(4), "")
+
+
+def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
     if size == 0:
         return InputFile(path, "unknown", error="the file is empty")
     compression = detect_compression(head)
     if compression == "none":
         kind = detect_format(head)
         error = None if kind != "unknown" else _NO_CAPTURE
-        return InputFile(path, kind, "none", size, error, path)
+        return InputFile(path, kind, "none", size, error, data_path)
     plain = b""
     try:
         for piece in _pieces(path, compression, _HEAD):
@@ -162,6 +171,8 @@ def _folder(path: str) -> list[InputFile]:
 def _expand(path: str) -> list[InputFile]:
     if path == STDIN:
         return [InputFile(STDIN, "stream")]
+    if remote.is_remote(path):
+        return _far_files(path)
     if not os.path.lexists(path) and glob.has_magic(path):
         matches = sorted(glob.glob(path, recursive=True))
         if not matches:
@@ -171,6 +182,18 @@ def _expand(path: str) -> list[InputFile]:
             raise CaptureError(f"{path}: no capture among the files that match")
         return files
     return _folder(path) if os.path.isdir(path) else [_named_file(path)]
+
+
+def _far_files(url: str) -> list[InputFile]:
+    """As for files here: one that is named must be a capture, among several one of them."""
+    matches = remote.matching(url)
+    if matches is None:
+        raise CaptureError(f"{url}: no such file, and nothing under that name")
+    files = [_look_far(*match) for match in matches]
+    if not any(file.is_capture for file in files):
+        error = files[0].error if matches[0][0] == url else f"no capture ({len(files)} other files)"
+        raise CaptureError(f"{url}: {error}")
+    return files
 
 
 def _matched(path: str) -> list[InputFile]:
@@ -184,7 +207,8 @@ def _matched(path: str) -> list[InputFile]:
 
 
 def find_captures(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
-    """The files that paths, folders (recursive), globs and "-" (standard input) stand for.
+    """The files that paths, folders (recursive), globs, URLs of object stores and "-" (standard
+    input) stand for.
 
     Files of a folder or glob that are no captures are in the list too, with their error; a file
     that is reached twice is in it once. Raises CaptureError for no paths at all, a named file that
@@ -193,7 +217,8 @@ def find_captures(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
     found: dict[str, InputFile] = {}
     for path in paths:
         for file in _expand(os.fspath(path)):
-            found.setdefault(os.path.realpath(file.path) if file.path != STDIN else STDIN, file)
+            is_here = file.path != STDIN and not remote.is_remote(file.path)
+            found.setdefault(os.path.realpath(file.path) if is_here else file.path, file)
     if not found:
         raise CaptureError("no captures: no path was given")
     return list(found.values())
@@ -218,6 +243,10 @@ def spool(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:
             return _spool_stream(file, spool_dir)
         out, path = _new_file(spool_dir)
         with out:
+            if file.compression == "none":
+                with remote.opened(file.path) as far:
+                    shutil.copyfileobj(far, out, _PIECE)
+                return replace(file, data_path=path)
             damage = _unpack(file.path, file.compression, out)
     except OSError as error:
         raise EnvironmentFailed(f"{file.path}: spooling to {spool_dir}: {error}") from error

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CaptureError
-from . import inputs, pcap, pcapng
+from . import inputs, pcap, pcapng, remote
 from .cursor import (
     END,
     FAULT,
@@ -314,6 +314,8 @@ def open_bytes(path: str) -> _Plain | _Unpacked:
 
     Raises CaptureError when it cannot be opened.
     """
+    if remote.is_remote(path):
+        raise CaptureError(f"{path}: is in an object store, which only dissect and read can read")
     try:
         descriptor = sys.stdin.fileno() if path == inputs.STDIN else os.open(path, os.O_RDONLY)
     except OSError as error:

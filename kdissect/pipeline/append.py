@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kdissect.capture.remote import is_remote
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.commit import MANIFEST, read_manifest
 from kdissect.pipeline.options import Options
@@ -50,6 +51,8 @@ def _is_there(out: str, item: dict[str, Any]) -> bool:
     """True for a capture that can be read again; False for what was no capture the first time."""
     if not item.get("is_capture", True):
         return False
+    if is_remote(item["path"]):
+        return True  # looked at when it is read
     path = Path(item["path"])
     if not path.is_file():
         raise CaptureError(f"{path}: the tables in {out} were made from it, and it is gone")
