@@ -6,8 +6,10 @@ Commands run where `captures/` is the project's and `tables/` is the table set o
 `captures/librdkafka.pcap`; `tables-NAME/` that of another capture, `captures/NAME.*`.
 """
 
+import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = "librdkafka"
+
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+SHELL = re.compile(r"[|<>;&*\\\n]")
 
 _BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 _COMMAND = re.compile(r"^\$ ", re.MULTILINE)
@@ -71,6 +76,39 @@ def run(command: str, folder: Path) -> str:
         check=False,
     )
     return done.stdout
+
+
+def run_here(command: str, folder: Path) -> str:
+    """The same in this process, which has loaded everything; what a pipe takes in runs in a shell.
+
+    A command that needs more of a shell than a pipe, or that fails, is run as `run` does.
+    """
+    first, pipe, rest = command.strip().partition(" | ")
+    try:
+        program, *arguments = shlex.split(first)
+    except ValueError:  # the bar was inside of quotes
+        return run(command, folder)
+    if program != "kdissect" or SHELL.search(QUOTED.sub("", first)) or "$" in first:
+        return run(command, folder)
+    from typer.testing import CliRunner
+
+    from kdissect.cli import app
+
+    with contextlib.chdir(folder):
+        done = CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "TERM": "dumb"})
+    if done.exit_code:
+        return run(command, folder)
+    if not pipe:
+        return done.output
+    return subprocess.run(
+        ["bash", "-c", rest],
+        cwd=folder,
+        input=done.stdout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    ).stdout
 
 
 def rewritten(text: str, folder: Path) -> str:

@@ -11,17 +11,25 @@ from tests.conftest import ROOT
 ELSEWHERE = {"questions"} if (ROOT.parent / "shared" / "captures").exists() else set()
 ON_SPARK = {"dissect"}
 PAGES = [
-    pytest.param(page.stem, marks=[pytest.mark.heavy, pytest.mark.spark])
-    if page.stem in ON_SPARK
-    else page.stem
+    page.stem
     for page in sorted((ROOT / "docs").glob("*.md"))
     if page.stem not in ELSEWHERE and any(console.commands(page.read_text()))
 ]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_SPARK])
 def test_a_page(page: str, tmp_path: Path) -> None:
     """Each command of the page, run where the page says; `python -m tests.console` renews them."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    console.prepare(tmp_path, text)
+    for command, output in console.commands(text):
+        assert console.run_here(command, tmp_path) == output, command
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_in_a_shell(page: str, tmp_path: Path) -> None:
+    """The same, each command a process of its own."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
     console.prepare(tmp_path, text)
     for command, output in console.commands(text):
