@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from enum import StrEnum
 from typing import Annotated, Any, BinaryIO
@@ -12,7 +11,7 @@ import typer
 
 from kdissect.cli.app import app
 from kdissect.cli.common import stdout_failed
-from kdissect.errors import EnvironmentFailed, OutputError
+from kdissect.whole_file import replacing
 
 SQL_EXAMPLES = """
 Examples:
@@ -91,27 +90,8 @@ def _to_stdout(form: Format, schema: Any, batches: Any) -> None:
 
 def _to_file(form: Format, schema: Any, batches: Any, out: str) -> None:
     """The file appears when it is whole: a query that fails leaves what was there before."""
-    # a device or a pipe is written to, never replaced, nor is a link
-    is_special = os.path.abspath(out).startswith(("/dev/", "/proc/")) or (
-        os.path.exists(out) and not os.path.isfile(out)
-    )
-    target = out if is_special else os.path.realpath(out)
-    place = out if is_special else f"{target}.{os.getpid()}.part"
-    try:
-        try:
-            binary = open(place, "ab" if is_special else "wb")  # noqa: SIM115  (closed below)
-        except OSError as error:
-            raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
-        try:
-            with binary:
-                _write(form, schema, batches, binary)
-            if not is_special:
-                os.replace(place, target)
-        except OSError as error:
-            raise EnvironmentFailed(f"{out}: {error.strerror or error}") from error
-    finally:
-        if not is_special and os.path.exists(place):
-            os.unlink(place)
+    with replacing(out) as place, open(place, "ab") as binary:
+        _write(form, schema, batches, binary)
 
 
 def _write(form: Format, schema: Any, batches: Any, binary: BinaryIO) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from kdissect.capture.compose import LINK_TYPE_RAW
 from kdissect.capture.index import SegmentBatch
 from kdissect.capture.pick import pick
 from kdissect.capture.source import Sources
-from kdissect.errors import CaptureError
+from kdissect.errors import CaptureError, OutputError
 from kdissect.extract.choose import Choice, Chosen
 from kdissect.extract.frames import connection_segments, frame_segments, is_carried
 from kdissect.extract.pcapng import PcapngWriter
@@ -30,6 +28,7 @@ from kdissect.pipeline.plan import planned
 from kdissect.pipeline.steps import Kind, Row, RunPlan, assembled, scan_step
 from kdissect.stream.index import Assembly
 from kdissect.tables.connections import endpoint_columns
+from kdissect.whole_file import replacing
 
 APPLICATION = f"kdissect {__version__}"
 
@@ -83,8 +82,9 @@ def extract(
     the captures.
     """
     target = Path(out)
-    if target.exists() and not overwrite:
-        raise CaptureError(f"{target}: is there already; --overwrite replaces it")
+    if target.is_file() and not overwrite:
+        raise OutputError(f"{target}: is there already; --overwrite replaces it")
+    target.parent.mkdir(parents=True, exist_ok=True)
     with planned(paths, options, 1, spool) as plan:
         chosen = Chosen(choice)
         local.run(plan, chosen)
@@ -102,7 +102,7 @@ def extract(
         wanted = _wanted(plan, connection_ids, exchange_ids)
         _comment(plan, wanted, exchanges, connection_ids)
         secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
-        with _replacing(target) as stream:
+        with replacing(target) as place, open(place, "wb") as stream:
             writer = PcapngWriter(stream, APPLICATION, _described(choice, options))
             if secrets:
                 writer.secrets(secrets)
@@ -114,7 +114,7 @@ def _retold(plan: RunPlan, target: Path, connection_ids: set[int], exchange_ids:
     conversations = list(_conversations(plan, connection_ids, exchange_ids))
     retelling = Retelling()
     count = 0
-    with _replacing(target) as stream:
+    with replacing(target) as place, open(place, "wb") as stream:
         writer = PcapngWriter(stream, APPLICATION, "names, addresses, keys and values are replaced")
         for packet in retelling.packets(conversations):
             size = len(packet.data)
@@ -274,20 +274,3 @@ def _described(choice: Choice, options: Options) -> str:
     if options.time_to_ns is not None:
         parts.append(f"before {options.time_to_ns} ns since 1970")
     return f"packets of {'; '.join(parts) or 'all connections'}"
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[Any]:
-    """A file that takes the target's place once it is whole."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            yield stream
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -9,7 +9,6 @@ bounded by DuckDB's limit and by the rows that are shown, not by the table set.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from kdissect import __version__
 from kdissect.api import Tables
 from kdissect.background import Background
-from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
+from kdissect.errors import CaptureError, OutputError
 from kdissect.report import (
     basis,
     broker_log,
@@ -38,6 +37,7 @@ from kdissect.report import (
     vega,
 )
 from kdissect.report.database import Database
+from kdissect.whole_file import replacing
 
 FORMAT_VERSION = 1  # of the JSON document
 
@@ -127,10 +127,10 @@ def build(
         if csv:
             for table, file in names.items():
                 path = html.parent / file
-                with _replacing(path) as part:
+                with replacing(path) as part:
                     database.copy_csv(CSV_TABLES[table], part)
                 report.csv[table] = path
-        with _replacing(html) as part:
+        with replacing(html) as part:
             Path(part).write_text(text, encoding="utf-8")
     document["files"] = {"html": str(html), "csv": {k: str(v) for k, v in report.csv.items()}}
     return report
@@ -146,34 +146,6 @@ def _name_of(source: str | os.PathLike[str] | Tables) -> str:
 def _csv_tables(database: Database) -> list[str]:
     made = {row["name"] for row in database.rows("SELECT table_name AS name FROM duckdb_tables()")}
     return [name for name in CSV_TABLES if (name not in ("lag", "broker_times") or name in made)]
-
-
-class _replacing:
-    """A path to write to, which becomes the file when all went well."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-
-    def __enter__(self) -> str:
-        try:
-            descriptor, self._part = tempfile.mkstemp(
-                prefix=f".{self._target.name}-", dir=self._target.parent
-            )
-        except OSError as error:
-            raise OutputError(f"{self._target}: {error.strerror}") from error
-        os.close(descriptor)
-        return self._part
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(self._part, 0o666 & ~umask)
-            os.replace(self._part, self._target)
-            return
-        Path(self._part).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise EnvironmentFailed(f"{self._target}: {error.strerror}") from error
 
 
 def collect(
