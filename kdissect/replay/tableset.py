@@ -16,7 +16,6 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kdissect.api import Tables, open_tables
 from kdissect.errors import EncodeError
@@ -267,15 +266,14 @@ class _Records:
         self.batches: dict[int, list[Row]] = defaultdict(list)
         if payload != "full":
             return
-        wanted = pc.field("source").isin(["produce", "fetch", "share_fetch"])
-        for row in _rows(tables.record_batches.to_arrow(filter=wanted)):
+        for row in _rows(tables.record_batches.to_arrow()):
             self.batches[row["exchange_id"]].append({**row, "records": []})
         index: dict[tuple[int, int], Row] = {}
         for exchange_id, rows in self.batches.items():
             rows.sort(key=lambda row: int(row["batch_index"]))
             for row in rows:
                 index[exchange_id, row["batch_index"]] = row
-        for row in _rows(tables.records.to_arrow(filter=wanted)):
+        for row in _rows(tables.records.to_arrow()):
             batch = index.get((row["exchange_id"], row["batch_index"]))
             if batch is not None:
                 batch["records"].append(row)

@@ -37,6 +37,7 @@ from tests.replay.other_cluster import OtherCluster, events, everything
 from tests.truth.material import CAPTURES, needs_material
 
 PER_VERSION = 2  # answers of each API and version whose fields are changed one by one
+PER_ANSWER = 150  # of these at most, evenly chosen
 NOTHING: Any = object()
 
 
@@ -120,7 +121,8 @@ def flipped(path: Path) -> tuple[Counter[str], dict[str, str]]:
         if seen[key] > PER_VERSION:
             continue
         shape = layout(catalog.api(answer.api_key).response, answer.api_version)
-        for place, slot, holder, name in list(leaves(shape, answer.body)):
+        places = list(leaves(shape, answer.body))
+        for place, slot, holder, name in places[:: 1 + len(places) // PER_ANSWER]:
             value = holder[name]
             holder[name] = other(slot, value)
             changed = None if holder[name] is NOTHING else encode_message(answer)
@@ -151,12 +153,13 @@ def check_flips(path: Path, count_min: int) -> None:
     assert verdicts["different"] > 0.6 * sum(verdicts.values())
     # the first offset that is produced to a log, and first epochs, are what the target says
     first_told = {name for name in missed if name.endswith((".base_offset", "leader_epoch"))}
+    first_told.add("CreateTopics topics[].topic_id")  # also of topics that are not made after all
     assert set(missed) - ABOUT_RECORDS - first_told == set()
 
 
 @pytest.mark.parametrize("name", ["librdkafka.pcap", "java_0_10_2_2.pcap"])
 def test_every_changed_field_is_found_at_its_place(captures: Path, name: str) -> None:
-    check_flips(captures / name, 700)
+    check_flips(captures / name, 500)
 
 
 @needs_material
@@ -167,7 +170,7 @@ def test_every_changed_field_is_found_at_its_place(captures: Path, name: str) ->
      "version_sweep/sweep_4_3_1"],
 )  # fmt: skip
 def test_every_changed_field_of_many_apis_is_found(name: str) -> None:
-    check_flips(CAPTURES / f"{name}.pcap", 1000)
+    check_flips(CAPTURES / f"{name}.pcap", 600)
 
 
 # -- verdicts ---------------------------------------------------------------------------------
