@@ -128,11 +128,13 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
     """The summary as text for people; long lists are cut and say so."""
     totals = document["totals"]
     console.print(
-        f"[bold]{totals['packets']:,}[/] packets in {totals['captures']:,} captures "
-        f"({_size(totals['bytes'])}): {totals['connections']:,} connections, "
+        f"[bold]{totals['packets']:,}[/] packets in {_many(totals['captures'], 'capture')} "
+        f"({_size(totals['bytes'])}): {_many(totals['connections'], 'connection')}, "
         f"{document['kafka_connections']:,} of them Kafka, "
-        f"[bold]{totals['exchanges']:,}[/] exchanges, {totals['record_batches']:,} record batches, "
-        f"[bold]{totals['records']:,}[/] records, {totals['anomalies']:,} anomalies"
+        f"[bold]{totals['exchanges']:,}[/] exchanges, "
+        f"{_many(totals['record_batches'], 'record batch', 'record batches')}, "
+        f"[bold]{totals['records']:,}[/] records, "
+        f"{_many(totals['anomalies'], 'anomaly', 'anomalies')}"
     )
     _print_list(
         console,
@@ -214,6 +216,10 @@ def _topic_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['records'] or 0:,}",
         _size(row["bytes"]),
     )
+
+
+def _many(count: int, one: str, more: str = "") -> str:
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def _ms(value: float | None) -> str:
