@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -563,6 +562,8 @@ def _run(
 ) -> Results:
     from kdissect.replay.output_console import Progress
     from kdissect.replay.session import replay
+
+    import asyncio
 
     progress = Progress(shown=not quiet and sys.stderr.isatty())
     try:
