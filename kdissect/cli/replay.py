@@ -560,10 +560,10 @@ def _show_plan(plan: Plan, pace: Any, dry_run: bool, quiet: bool) -> None:
 def _run(
     plan: Plan, target: Target, options: SessionOptions, against: Target | None, quiet: bool
 ) -> Results:
+    import asyncio
+
     from kdissect.replay.output_console import Progress
     from kdissect.replay.session import replay
-
-    import asyncio
 
     progress = Progress(shown=not quiet and sys.stderr.isatty())
     try:
