@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,22 @@ def test_a_missing_file(kdissect: Run, tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "no/such.pcap" in one_line(result)
     assert not (tmp_path / "out").exists()
+
+
+def test_closed_streams() -> None:
+    """A parent that closed stdin, stdout or stderr gets the exit code, no traceback."""
+    command = f"{sys.executable} -m kdissect"
+    for text, expected in (
+        ("show - <&-", 2),
+        ("--version >&-", 0),
+        ("--version 2>&-", 0),
+        ("definitions Fetch <&- >&- 2>&-", 0),
+    ):
+        result = subprocess.run(
+            ["sh", "-c", f"{command} {text}"], capture_output=True, text=True, check=False
+        )
+        assert result.returncode == expected, result.stderr
+        assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"not a capture at all"], ids=["empty", "text"])

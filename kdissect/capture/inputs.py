@@ -128,6 +128,10 @@ def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
+        if not plain:
+            reason = str(error).splitlines()[0]
+            text = f"{compression} data is damaged before its first bytes: {reason}"
+            return InputFile(path, "unknown", compression, size, text)
     kind = detect_format(plain)
     error_text = None if kind != "unknown" else f"{compression} of something that is no capture"
     return InputFile(path, kind, compression, size, error_text)

@@ -48,6 +48,7 @@ __all__ = [
 
 def main() -> None:
     """Entry point of the `kdissect` command."""
+    _open_closed_streams()
     # our own words go to the terminal also while a starting JVM is given a file as its stderr
     sys.stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace", buffering=1)
     # py4j logs an interrupt with its traceback before it raises it
@@ -77,6 +78,15 @@ def main() -> None:
     sys.stderr.flush()
     # the JVM needs a second to stop in order, and has nothing left to save
     os._exit(status or 0)
+
+
+def _open_closed_streams() -> None:
+    """A parent may have closed them (`<&-`): then no file of ours gets their number."""
+    for number, name, flags in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, flags))  # noqa: SIM115  (lasts as the program)
+            if getattr(sys, name).fileno() != number:
+                os.dup2(getattr(sys, name).fileno(), number)
 
 
 def _is_usage(error: Exception) -> bool:

@@ -129,6 +129,8 @@ def read_manifest(out: str) -> dict[str, Any]:
         document = json.loads(path.read_text())
     except FileNotFoundError:
         raise CaptureError(f"{out}: no table set ({MANIFEST} is missing)") from None
+    except NotADirectoryError:
+        raise CaptureError(f"{out}: is a file; a table set is a folder") from None
     except (OSError, ValueError) as error:
         raise CaptureError(f"{path}: not readable ({error})") from error
     if not isinstance(document, dict) or "tables" not in document:

@@ -115,6 +115,8 @@ def test_manifests_are_checked(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(CaptureError, match="not readable"):
         read_manifest(str(tmp_path))
+    with pytest.raises(CaptureError, match="is a file; a table set is a folder"):
+        read_manifest(str(tmp_path / MANIFEST))
     (tmp_path / MANIFEST).write_text(json.dumps({"format_version": 99, "tables": {}}))
     with pytest.raises(CaptureError, match="newer kdissect"):
         read_manifest(str(tmp_path))
