@@ -133,7 +133,13 @@ def extract_command(
         }
         typer.echo(json.dumps(document, indent=1))
     elif not quiet:
-        typer.echo(
-            f"{done.packet_count} packets of {done.exchange_count} exchanges on "
-            f"{done.connection_count} connections to {done.path}"
+        counts = (
+            _counted(done.packet_count, "packet"),
+            _counted(done.exchange_count, "exchange"),
+            _counted(done.connection_count, "connection"),
         )
+        typer.echo(f"{counts[0]} of {counts[1]} on {counts[2]} to {done.path}")
+
+
+def _counted(number: int, one: str) -> str:
+    return f"{number} {one}{'' if number == 1 else 's'}"
