@@ -199,7 +199,10 @@ def compress(codec: int, data: bytes, *, xerial: bool = True, old_lz4: bool = Fa
     if codec == Codec.ZSTD:
         return bytes(cramjam.zstd.compress(data, 3))
     if codec == Codec.LZ4:
-        frame = bytearray(bytes(cramjam.lz4.compress(data)))
+        # as Kafka's writer: brokers refuse blocks that depend on the ones before them
+        writer = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
+        writer.compress(data)
+        frame = bytearray(bytes(writer.finish()))
         if old_lz4:
             place = 6 + (8 if frame[4] & 0x08 else 0)
             frame[place] = (xxhash.xxh32_intdigest(bytes(frame[:place])) >> 8) & 0xFF
