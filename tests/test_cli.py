@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,3 +173,22 @@ def test_definitions(kdissect: Run) -> None:
     wrong = kdissect("definitions", "Fetsh")
     assert wrong.returncode == 2
     assert "did you mean Fetch" in one_line(wrong)
+
+
+def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
+    """SIGINT in the middle of a run: exit 130, one line, nothing left behind."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "kdissect", "dissect", str(captures / "librdkafka.pcap")]
+    with subprocess.Popen(
+        [*command, "--out", str(out)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        until = time.monotonic() + 60
+        while not list(out.glob("_staging/*")) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        error = process.stderr.read()
+    assert process.returncode == 130
+    assert error.strip().splitlines()[-1] == "kdissect: interrupted; nothing was written"
+    assert "Traceback" not in error
+    assert not out.exists()

@@ -58,7 +58,6 @@ def main() -> None:
     except typer.Exit as stop:
         status = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        say("interrupted; nothing was written")
         status = EXIT_INTERRUPTED
     except EnvironmentFailed as error:
         say(str(error))
@@ -74,6 +73,10 @@ def main() -> None:
             raise
         say(_usage_text(error))
         status = EXIT_USAGE
+    # Typer makes an exit code of an interrupt, and replay tells itself how far it came
+    if status == EXIT_INTERRUPTED and sys.argv[1] != "replay":
+        wrote_nothing = sys.argv[1] in ("dissect", "extract")
+        say("interrupted; nothing was written" if wrote_nothing else "interrupted")
     sys.stdout.flush()
     sys.stderr.flush()
     # the JVM needs a second to stop in order, and has nothing left to save
