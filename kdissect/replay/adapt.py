@@ -321,7 +321,7 @@ def _join_group(t: Translator, step: Step, request: Message) -> bool:
         return False
     is_changed = False
     for protocol in entries(request.body["protocols"]):
-        renamed = _renamed_protocol(t, "ConsumerProtocolSubscription", protocol["metadata"])
+        renamed = renamed_protocol(t, "ConsumerProtocolSubscription", protocol["metadata"])
         is_changed |= renamed != protocol["metadata"]
         protocol["metadata"] = renamed
     return is_changed
@@ -337,7 +337,7 @@ def _sync_group(t: Translator, step: Step, request: Message) -> bool:
         {
             # the walk translates member ids; here are the capture's
             **each,
-            "assignment": _renamed_protocol(t, "ConsumerProtocolAssignment", each["assignment"])
+            "assignment": renamed_protocol(t, "ConsumerProtocolAssignment", each["assignment"])
             if is_consumer and t.has_topic_renames
             else each["assignment"],
         }
@@ -346,7 +346,7 @@ def _sync_group(t: Translator, step: Step, request: Message) -> bool:
     return bool(body["assignments"] != before)
 
 
-def _renamed_protocol(t: Translator, name: str, data: bytes) -> bytes:
+def renamed_protocol(t: Translator, name: str, data: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; bytes of other clients'
     protocols stay as they are."""
     definition = catalog.definition(name)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from kdissect.replay.adapt import acl_resource, config_resource
+from kdissect.replay.adapt import acl_resource, config_resource, renamed_protocol
 from kdissect.replay.messages import PRODUCE_API
 from kdissect.replay.model import Step
 from kdissect.replay.producers import Producer
@@ -15,6 +15,15 @@ from kdissect.replay.translate import Translator
 from kdissect.replay.walk import Around, Kind
 
 Body = dict[str, Any]
+
+
+# fields with the bytes of a consumer's protocol, by their names in messages of groups
+_PROTOCOLS = {
+    "assignment": "ConsumerProtocolAssignment",
+    "member_assignment": "ConsumerProtocolAssignment",
+    "metadata": "ConsumerProtocolSubscription",
+    "member_metadata": "ConsumerProtocolSubscription",
+}
 
 
 class Meaning:
@@ -66,6 +75,8 @@ class Meaning:
         name = path.rpartition(".")[2]
         if translated_as == "name" and name in ("resource_name", "key") and c is not None:
             return bool(self.key(kind, c, holder, around, name) == a)
+        if translated_as == "name" and isinstance(c, bytes) and isinstance(a, bytes):
+            return self._renamed_protocol(name, c) == a
         if wanted is not None and kind not in wanted:
             return False
         if c is None or a is None or isinstance(c, (list, dict)):
@@ -86,6 +97,13 @@ class Meaning:
         if translated_as == "opaque":
             return self.t.opaque.get((name, c), ZERO_UUID) == a
         return self._checks[translated_as](c, a, around, holder)
+
+    def _renamed_protocol(self, name: str, data: bytes) -> bytes | None:
+        """A consumer's subscription or assignment with the target's names of topics."""
+        definition = _PROTOCOLS.get(name)
+        if definition is None or not self.t.has_topic_renames:
+            return None
+        return renamed_protocol(self.t, definition, data)
 
     def key(self, kind: Kind | None, value: Any, holder: Body, around: Around, name: str) -> Any:
         """What the target calls a captured value, to find the element that is about it. holder: the
