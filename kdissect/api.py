@@ -168,6 +168,7 @@ class Tables:
             sink = ParquetSink(target, run_id, "w00000")
             for name in self.names:
                 sink(name, self._tables[name].to_arrow())
+            check_out(target, overwrite)  # another run may have been quicker
             commit(target, run_id, sink.close(), self.manifest)
         return open_tables(target)
 
@@ -304,6 +305,7 @@ def dissect(
         time_to_ns=None if time_to is None else time_ns(time_to),
         limits=Limits.of(limits),
     )
+    on_spark.use_this_python(spark)
     cores = on_spark.parallelism(spark)
     named = _paths(paths)
     if append:
@@ -322,6 +324,7 @@ def dissect(
             rows[file.table] = rows.get(file.table, 0) + file.row_count
         timings = {"session_start_s": session_start_s, **result["timings"]}
         timings["total_s"] = time.perf_counter() - began
+        check_out(target, overwrite or append)  # another run may have been quicker
         commit(target, run_id, files, _manifest(plan, inputs.result(), timings, rows))
     return open_tables(target)
 

@@ -109,6 +109,21 @@ def _with_retries(master: str) -> str:
     return master
 
 
+def use_this_python(spark: SparkSession) -> None:
+    """Workers of a local session run the caller's Python, unless the caller named another.
+
+    By itself Spark takes the first python3 of PATH, which need not have kdissect.
+    """
+    context = getattr(spark, "_sc", None)  # none with Spark Connect
+    if (
+        context is not None
+        and context.master.startswith("local")
+        and context.pythonExec == "python3"
+        and not os.environ.get("PYSPARK_PYTHON")
+    ):
+        context.pythonExec = sys.executable
+
+
 def parallelism(spark: SparkSession) -> int:
     """Cores that the session's tasks can use at a time."""
     try:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kdissect import api
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.commit import MANIFEST, check_out, commit, read_manifest, staging
 from kdissect.pipeline.sink import STAGING, ParquetSink
@@ -120,3 +121,22 @@ def test_manifests_are_checked(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text(json.dumps({"format_version": 99, "tables": {}}))
     with pytest.raises(CaptureError, match="newer kdissect"):
         read_manifest(str(tmp_path))
+
+
+def test_the_quicker_of_two_runs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that appeared while this one was made is not replaced without being asked for."""
+    out = tmp_path / "set"
+    tables = api.Tables({}, {})
+    checked: list[str] = []
+
+    def check(target: str, overwrite: bool) -> None:
+        check_out(target, overwrite)
+        if not checked:
+            write(out, "the other's")
+        checked.append(target)
+
+    monkeypatch.setattr(api, "check_out", check)
+    monkeypatch.setattr(api.Tables, "names", [])
+    with pytest.raises(OutputError, match="holds a table set already"):
+        tables.write(out)
+    assert read_manifest(str(out))["tables"]["topics"]["rows"] == 1
