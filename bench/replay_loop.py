@@ -36,8 +36,9 @@ from kdissect.replay.model import (
     WorkloadFacts,
 )
 from kdissect.replay.pace import parse_pace
+from kdissect.replay.played import RunOptions, RunResult
 from kdissect.replay.results import Span
-from kdissect.replay.run import Runner, RunOptions, RunResult
+from kdissect.replay.run import Runner
 from kdissect.replay.target import Target
 from kdissect.wire.message import Message, encode_message
 

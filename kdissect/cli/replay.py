@@ -394,8 +394,8 @@ def replay_command(
     from kdissect.replay import guard
     from kdissect.replay.model import PlanOptions, TranslateOptions
     from kdissect.replay.pace import parse_pace, parse_span
+    from kdissect.replay.played import RunOptions
     from kdissect.replay.results import FAIL_ON_DEFAULT, parse_fail_on
-    from kdissect.replay.run import RunOptions
     from kdissect.replay.session import SessionOptions
     from kdissect.replay.target import Target, parse_address
 

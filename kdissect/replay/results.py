@@ -11,8 +11,8 @@ from enum import Enum
 from kdissect.errors import Error
 from kdissect.replay.differences import DifferenceGroup, group_differences
 from kdissect.replay.model import Judgement, Outcome, Plan, Verdict
+from kdissect.replay.played import RunResult
 from kdissect.replay.prepare import Prepared
-from kdissect.replay.run import RunResult
 
 FORMAT_VERSION = 1
 _PARTS = (0.5, 0.95, 0.99)

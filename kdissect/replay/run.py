@@ -27,7 +27,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.errors import Error
@@ -40,7 +39,8 @@ from kdissect.replay.model import (
     Step,
     Translation,
 )
-from kdissect.replay.pace import Pace, schedule
+from kdissect.replay.pace import schedule
+from kdissect.replay.played import Attempt, LinkRecord, RunOptions, RunResult
 from kdissect.replay.target import Target
 from kdissect.replay.transport import ConnectFailed, Link, connect_as
 
@@ -58,61 +58,6 @@ NOT_WAITED = "the connection was ended without the answer, as the client did"
 SWEEP_S, GRACE_S = 0.1, 1.0
 JUDGE_SLICE_NS, JUDGE_ROOM_NS = 2_000_000, 20_000_000
 PUMP_SLICE = 200  # scripts advanced before the loop may look at its sockets again
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """answer_timeout_s: for an answer, beyond the captured latency where the answer may block.
-
-    in_flight_bytes: sent and not answered, over all connections, before sending pauses.
-    """
-
-    pace: Pace = field(default_factory=Pace)
-    answer_timeout_s: float = 30.0
-    in_flight_bytes: int = 64 << 20
-
-
-@dataclass(slots=True)
-class LinkRecord:
-    """A connection as it was, for the table set of the run. Times in ns since its start."""
-
-    ours: tuple[str, int]
-    theirs: tuple[str, int]
-    opened_ns: int
-    closed_ns: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A request that was answered with "not yet" and sent again. link: index in `links`."""
-
-    link: int
-    sent: bytes
-    sent_ns: int
-    answer: bytes
-    answered_ns: int
-
-
-@dataclass
-class RunResult:
-    """What a run did.
-
-    outcomes: by step number; every step has one. own_lag_ns: by step number, the part of the lag
-    that is ours (ready to go and not yet sent), -1 where not sent or not timed. link_of: by step
-    number the index in `links`, -1 none. ended: "" or why the run ended early; is_interrupted: by
-    the user. start_time_ns: wall clock at the run's start.
-    """
-
-    outcomes: list[Outcome]
-    own_lag_ns: array[int]
-    link_of: array[int]
-    links: list[LinkRecord]
-    start_time_ns: int
-    elapsed_ns: int = 0
-    ended: str = ""
-    is_interrupted: bool = False
-    reconnects: int = 0
-    retried: list[Attempt] = field(default_factory=list)
 
 
 class _Conn(Link):

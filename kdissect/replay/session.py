@@ -15,9 +15,10 @@ from typing import Any
 from kdissect.replay import against as runs
 from kdissect.replay.guard import check_cluster
 from kdissect.replay.model import Plan, TranslateOptions, Verdict
+from kdissect.replay.played import RunOptions, RunResult
 from kdissect.replay.prepare import Prepared, create_topics
 from kdissect.replay.results import FAIL_ON_DEFAULT, Reference, Results
-from kdissect.replay.run import Runner, RunOptions, RunResult
+from kdissect.replay.run import Runner
 from kdissect.replay.target import Target
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kdissect.capture.compose import BROKER, CLIENT, LINK_TYPE_RAW, Flow
-from kdissect.replay.run import RunResult
+from kdissect.replay.played import RunResult
 
 _MAGIC_NS = 0xA1B23C4D
 

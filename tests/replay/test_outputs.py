@@ -17,8 +17,8 @@ from kdissect.replay.output_html import write_html
 from kdissect.replay.output_json import write_json_lines
 from kdissect.replay.output_junit import write_junit
 from kdissect.replay.pace import Pace
+from kdissect.replay.played import LinkRecord, RunResult
 from kdissect.replay.results import FailOnError, Results, Span, parse_fail_on, show_ns
-from kdissect.replay.run import LinkRecord, RunResult
 from tests.replay.made import MS, PlanMaker
 
 HOSTILE = "<script>alert(1)</script>]]>&\"'\x1b[31m\x00\ud800[bold]"

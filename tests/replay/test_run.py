@@ -9,7 +9,8 @@ import pytest
 
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.pace import Pace
-from kdissect.replay.run import NOT_WAITED, Runner, RunOptions, RunResult
+from kdissect.replay.played import RunOptions, RunResult
+from kdissect.replay.run import NOT_WAITED, Runner
 from kdissect.replay.target import Target
 from tests.replay.made import (
     API_VERSIONS,

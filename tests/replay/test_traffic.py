@@ -5,7 +5,7 @@ from pathlib import Path
 
 import kdissect
 from kdissect.replay.model import Outcome
-from kdissect.replay.run import Attempt, LinkRecord, RunResult
+from kdissect.replay.played import Attempt, LinkRecord, RunResult
 from kdissect.replay.traffic import write_capture
 from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
 
