@@ -34,6 +34,7 @@ from kdissect.pipeline.choose import time_ns
 from kdissect.pipeline.indexed import ANOMALIES, STORIES, Index, make_index
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.spark import use_this_python
 from kdissect.protocol import catalog
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.schemas import api_schema, fixed_tables
@@ -232,4 +233,5 @@ class _StreamReader(DataSourceStreamReader):
 
 def register(spark: SparkSession) -> None:
     """Make the format "kdissect" known to a session."""
+    use_this_python(spark)
     spark.dataSource.register(KdissectDataSource)
