@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, put
+from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put
 
 DIFF_EXAMPLES = """
 Examples:
@@ -42,6 +42,7 @@ def diff_command(
         ),
     ] = "1GiB",
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """What changed from one capture to another: versions, clients, errors, latency, and more."""
     from kdissect import api
@@ -52,7 +53,7 @@ def diff_command(
     failed = failing(document, kinds)
     if as_json:
         put([json.dumps({**document, "fail_on": kinds, "failed_on": failed}, indent=1)])
-    else:
+    elif not quiet:
         put(_lines(document, a, b))
         put(["", f"Failed on {', '.join(failed)}"] if failed else [])
     if failed:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, put, say
+from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put, say
 
 READINESS_EXAMPLES = """
 Examples:
@@ -27,6 +27,7 @@ def readiness_command(
         str, typer.Option("--target", metavar="RELEASE", help="A Kafka release from 2.4 to 4.3.")
     ],
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Who would break on a Kafka release: per client what it does that the release does not take.
 
@@ -36,9 +37,10 @@ def readiness_command(
     from kdissect.readiness import BREAKS, assess
 
     document = assess(api.open_tables(tables), target)
-    if not document["clients"]:
+    if not document["clients"] and not quiet:
         say(f"warning: no Kafka client in {tables}")
-    put([json.dumps(document, indent=1)] if as_json else _lines(document))
+    if as_json or not quiet:
+        put([json.dumps(document, indent=1)] if as_json else _lines(document))
     if document["counts"][BREAKS]:
         raise typer.Exit(EXIT_FINDING)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from enum import StrEnum
 from typing import Annotated, Any, BinaryIO
@@ -66,7 +67,9 @@ def sql_command(
     from kdissect import api
 
     with api.open_tables(tables).database(memory_limit=memory) as database:
-        schema, batches = database.stream(query)
+        # a query's bytes that the locale could not read came as surrogates
+        text = os.fsencode(query).decode("utf-8", "replace")
+        schema, batches = database.stream(text)
         if out is None:
             _to_stdout(form, schema, batches)
         else:

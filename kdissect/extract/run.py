@@ -84,7 +84,6 @@ def extract(
     target = Path(out)
     if target.is_file() and not overwrite:
         raise OutputError(f"{target}: is there already; --overwrite replaces it")
-    target.parent.mkdir(parents=True, exist_ok=True)
     with planned(paths, options, 1, spool) as plan:
         chosen = Chosen(choice)
         local.run(plan, chosen)

@@ -72,3 +72,12 @@ def test_a_closed_pipe(table_set: Path, target: str, code: int) -> None:
     script = f"{command} --target {target} --json | head -c 5; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (code, b"")
+
+
+def test_quiet_leaves_the_exit_code(tmp_path: Path) -> None:
+    """CI jobs that want the code alone."""
+    tables = tmp_path / "tables"
+    package.read(ROOT / "captures" / "java_0_10_2_2.pcap").write(tables)
+    command = [sys.executable, "-m", "kdissect", "readiness", str(tables), "--target", "4.0", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")

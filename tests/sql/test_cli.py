@@ -123,3 +123,14 @@ def test_a_full_disk(table_set: Path, form: str) -> None:
         )
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "No space left" in done.stderr
+
+
+def test_a_query_in_a_locale_without_its_letters(table_set: Path) -> None:
+    """What the locale cannot read reaches Python as surrogates."""
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kdissect", "sql", str(table_set), "select length('\u00e9') as n"],
+        capture_output=True, check=False, env=os.environ | settings,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"1" in done.stdout
