@@ -26,7 +26,7 @@ demo: $(STAMP) java
 	$(VENV)/bin/kdissect dissect captures --keylog captures/tls13.keylog --out out/demo --overwrite
 
 test: $(STAMP) java
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 test-all: $(STAMP) java
 	$(PY) -m pytest -m "heavy or not heavy"
