@@ -14,9 +14,7 @@ import pyarrow as pa
 
 from kdissect import __version__
 from kdissect.capture.compose import LINK_TYPE_RAW
-from kdissect.capture.index import SegmentBatch
 from kdissect.capture.pick import pick
-from kdissect.capture.source import Sources
 from kdissect.errors import CaptureError, OutputError
 from kdissect.extract.choose import Choice, Chosen
 from kdissect.extract.frames import connection_segments, frame_segments, is_carried
@@ -25,7 +23,7 @@ from kdissect.extract.retell import Conversation, Retelling
 from kdissect.pipeline import local
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
-from kdissect.pipeline.steps import Kind, Row, RunPlan, assembled, scan_step
+from kdissect.pipeline.steps import RunPlan
 from kdissect.stream.index import Assembly
 from kdissect.tables.connections import endpoint_columns
 from kdissect.whole_file import replacing
@@ -146,7 +144,7 @@ def _check_named(
 def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> _Wanted:
     """The packets of exchanges (int64[n], sorted), or of whole connections where that is None."""
     wanted = _Wanted()
-    for batch, assembly, _ in _assemblies(plan):
+    for batch, assembly, _ in local.assemblies(plan):
         ids = assembly.connections["connection_id"].tolist()
         for connection in [row for row, name in enumerate(ids) if name in connection_ids]:
             rows = connection_segments(batch, assembly, connection)
@@ -166,25 +164,11 @@ def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Any) -> An
     return own[np.isin(assembly.exchanges["exchange_id"][own], exchange_ids)]
 
 
-def _assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]]:
-    """The segments of each bucket, what they come to, and where its bytes are."""
-    sources = plan.sources()
-    parts: dict[int, list[Row]] = defaultdict(list)
-    for number in range(len(plan.splits)):
-        for row in scan_step(plan, sources, number):
-            if row.kind == Kind.SEGMENTS:
-                parts[row.key].append(row)
-    for bucket in sorted(parts):
-        batches = [SegmentBatch.from_bytes(row.data) for row in local.in_order(parts.pop(bucket))]
-        batch, assembly, here, _ = assembled(plan, sources, batches)
-        yield batch, assembly, here
-
-
 def _conversations(
     plan: RunPlan, connection_ids: set[int], exchange_ids: Any
 ) -> Iterator[Conversation]:
     """The connections asked for with their exchanges; those that speak no Kafka have none."""
-    for _, assembly, sources in _assemblies(plan):
+    for _, assembly, sources in local.assemblies(plan):
         ids = assembly.connections["connection_id"].tolist()
         where = endpoint_columns(assembly.endpoints, assembly.connections)
         client_ips, broker_ips = where.client_ip.to_pylist(), where.broker_ip.to_pylist()

@@ -115,8 +115,11 @@ def make_index(
     _remove_old(home)
     digest = hashlib.sha256(repr((_FORMAT, parallelism, sorted(paths), options)).encode())
     for item in inputs:
-        state = os.stat(item.path)
-        digest.update(f"{item.path} {state.st_size} {state.st_mtime_ns}\n".encode())
+        digest.update(f"{item.path} {item.size}\n".encode())
+    for path in (*(item.path for item in inputs), *options.keylog):
+        if os.path.exists(path):  # what is in an object store is told by its size alone
+            state = os.stat(path)
+            digest.update(f"{path} {state.st_size} {state.st_mtime_ns}\n".encode())
     folder = home / digest.hexdigest()[:32]
     if Path(folder, _PLAN).exists():
         os.utime(folder)

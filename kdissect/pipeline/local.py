@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
+from kdissect.capture.index import SegmentBatch
+from kdissect.capture.source import Sources
 from kdissect.pipeline.decode import Sink
 from kdissect.pipeline.steps import (
     Kind,
@@ -13,9 +16,11 @@ from kdissect.pipeline.steps import (
     RunPlan,
     analyse_step,
     assemble_step,
+    assembled,
     decode_step,
     scan_step,
 )
+from kdissect.stream.index import Assembly
 
 
 def run(plan: RunPlan, sink: Sink) -> dict[str, Any]:
@@ -47,6 +52,20 @@ def run(plan: RunPlan, sink: Sink) -> dict[str, Any]:
     for key in sorted(events):
         count(analyse_step(events.pop(key), sink))
     return {"timings": dict(timings)}
+
+
+def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]]:
+    """The segments of each bucket, what they come to, and where its bytes are: no decoding."""
+    sources = plan.sources()
+    parts: dict[int, list[Row]] = defaultdict(list)
+    for number in range(len(plan.splits)):
+        for row in scan_step(plan, sources, number):
+            if row.kind == Kind.SEGMENTS:
+                parts[row.key].append(row)
+    for bucket in sorted(parts):
+        batches = [SegmentBatch.from_bytes(row.data) for row in in_order(parts.pop(bucket))]
+        batch, assembly, here, _ = assembled(plan, sources, batches)
+        yield batch, assembly, here
 
 
 def in_order(rows: list[Row]) -> list[Row]:

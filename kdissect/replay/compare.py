@@ -24,7 +24,7 @@ from kdissect.replay.record_compare import RecordLedger
 from kdissect.replay.rules import Rule, Rules, load_rules
 from kdissect.replay.texts import element_text, records_text, text_of
 from kdissect.replay.translate import Translator
-from kdissect.replay.walk import Around, Kind, kind_of, spots
+from kdissect.replay.walk import Around, Kind, about, kind_of, spots
 from kdissect.wire.message import Message, decode_message
 from kdissect.wire.reference import UNKNOWN_TAGS, Layout, Slot, layout
 
@@ -298,7 +298,7 @@ class _Walk:
 
     def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: _Place) -> None:
         shape = _shape(self.api_key, ours)
-        place = place._replace(around=_about(shape.named, c, place.around), captured=c, answered=a)
+        place = place._replace(around=about(shape.named, c, place.around), captured=c, answered=a)
         for name in shape.telling:
             if name in a and c[name] != a[name] and self._goes_with(place, name, c, a):
                 return
@@ -401,7 +401,7 @@ class _Walk:
             waiting.setdefault(_key(each, names), []).append(index)
         pairs = []
         for index, each in enumerate(c):
-            around = _about(shape.named, each, place.around)
+            around = about(shape.named, each, place.around)
             mapped = {
                 name: meaning.key(shape.kinds.get(name), value, each, around, name)
                 for name, value in each.items()
@@ -625,25 +625,6 @@ def _equal_modulo(rule: Rule, c: Any, a: Any) -> bool:
 
 def _is_set(value: Any) -> bool:
     return not (value is None or value == -1 or value in ("", b""))
-
-
-def _about(named: Mapping[Kind, str], values: Body, around: Around) -> Around:
-    topic, topic_id, partition, group, transactional_id = around
-    for kind, name in named.items():
-        value = values.get(name)
-        if value is None:
-            continue
-        if kind is Kind.TOPIC:
-            topic, topic_id = value, None
-        elif kind is Kind.TOPIC_ID:
-            topic_id = value
-        elif kind is Kind.PARTITION:
-            partition = value
-        elif kind is Kind.GROUP:
-            group = value
-        else:
-            transactional_id = value
-    return Around(topic, topic_id, partition, group, transactional_id)
 
 
 def _keys_of(rule: Rule, of: Layout) -> list[str]:

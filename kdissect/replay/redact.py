@@ -10,7 +10,7 @@ import xxhash
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.replay.messages import FETCH, NO_API, PRODUCE_API, SHARE_FETCH, entries
 from kdissect.replay.model import Exchange
-from kdissect.tables.redact import ALWAYS, CONFIGS, TEXT, is_sensitive_name
+from kdissect.tables.redact import ALWAYS, CONFIGS, TEXT, holders, is_sensitive_name
 from kdissect.wire.message import Message, decode_message, encode_message
 from kdissect.wire.records_reference import decode_record_set, encode_entry
 
@@ -120,13 +120,13 @@ def _without_secrets(
     hidden = 0
     for path in ALWAYS.get((exchange.api_key, number), ()):
         *outer, name = path.split(".")
-        for holder in _holders(message.body, outer):
+        for holder in holders(message.body, outer):
             value = holder.get(name)
             if value:
                 holder[name] = TEXT.encode() if isinstance(value, bytes) else TEXT
                 hidden += 1
     for path, name, value_name, flag in CONFIGS.get((exchange.api_key, number), ()):
-        for entry in _holders(message.body, path.split(".")):
+        for entry in holders(message.body, path.split(".")):
             sensitive = is_sensitive_name(entry.get(name) or "") or bool(flag and entry.get(flag))
             if sensitive and entry.get(value_name) is not None:
                 entry[value_name] = TEXT
@@ -137,16 +137,6 @@ def _without_secrets(
         return encode_message(message), True
     except EncodeError:
         return None, True
-
-
-def _holders(body: dict[str, Any], path: list[str]) -> list[dict[str, Any]]:
-    found = [body]
-    for name in path:
-        inner = [one.get(name) for one in found]
-        found = []
-        for each in inner:
-            found += each if isinstance(each, list) else [each] if each is not None else []
-    return found
 
 
 def _decoded(exchange: Exchange, frame: bytes, side: str) -> Message | None:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kdissect.capture.index import SegmentBatch
 from kdissect.errors import CaptureError
+from kdissect.pipeline import local
 from kdissect.pipeline.frames import REQUEST, RESPONSE, Frames
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.slices import SIDES
-from kdissect.pipeline.steps import Kind, RunPlan, scan_step
+from kdissect.pipeline.steps import RunPlan
 from kdissect.replay import saved, tableset
 from kdissect.replay.facts import gather_facts
 from kdissect.replay.messages import NO_API, client_id_of, expects_response
 from kdissect.replay.model import Connection, Exchange, Workload
-from kdissect.stream.assemble import assemble
 from kdissect.stream.index import Assembly, PairStatus, Protocol
-from kdissect.stream.options import StreamOptions
 from kdissect.tables.connections import endpoint_columns
 
 PathLike = str | os.PathLike[str]
@@ -82,25 +79,9 @@ def _kind(paths: list[str]) -> str:
 
 
 def _captured(plan: RunPlan) -> list[Connection]:
-    sources = plan.sources()
-    buckets: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
-    for number in range(len(plan.splits)):
-        for row in scan_step(plan, sources, number):
-            if row.kind == Kind.SEGMENTS:
-                buckets[row.key].append((row.order, row.data))
     connections: list[Connection] = []
-    stream_options = StreamOptions(
-        ports=plan.options.ports, frame_size_max=plan.options.frame_size_max
-    )
-    for bucket in sorted(buckets):
-        parts = [SegmentBatch.from_bytes(data) for _, data in sorted(buckets.pop(bucket))]
-        assembly = assemble(
-            SegmentBatch.concat(parts), sources, stream_options, plan.key_logs(sources)
-        )
-        here = sources
-        if len(assembly.carried.data):
-            here = sources.carrying(assembly.carried.data)
-        connections += _connections(plan, assembly, here)
+    for _, assembly, sources in local.assemblies(plan):
+        connections += _connections(plan, assembly, sources)
     return connections
 
 

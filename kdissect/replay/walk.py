@@ -178,7 +178,7 @@ def spots(message: Message) -> Iterator[Spot]:
 
 def _spots(program: _Program, values: dict[str, Any], around: Around) -> Iterator[Spot]:
     if program.named:
-        around = _about(program.named, values, around)
+        around = about(program.named, values, around)
     for step in program.steps:
         value = values.get(step.slot.name)
         if step.inner is None:
@@ -191,7 +191,8 @@ def _spots(program: _Program, values: dict[str, Any], around: Around) -> Iterato
             yield from _spots(step.inner, value, around)
 
 
-def _about(named: Mapping[Kind, str], values: dict[str, Any], around: Around) -> Around:
+def about(named: Mapping[Kind, str], values: dict[str, Any], around: Around) -> Around:
+    """What the values of a struct say, besides what is said around it."""
     topic, topic_id, partition, group, transactional_id = around
     for kind, name in named.items():
         value = values.get(name)

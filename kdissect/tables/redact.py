@@ -84,11 +84,11 @@ def redact_values(body: dict[str, Any], api_key: int, side: int) -> dict[str, An
     configs = CONFIGS.get((api_key, side), ())
     for path in always:
         *outer, name = path.split(".")
-        for holder in _holders(body, outer):
+        for holder in holders(body, outer):
             if holder.get(name) is not None:
                 holder[name] = TEXT
     for path, name, value, flag in configs:
-        for entry in _holders(body, path.split(".")):
+        for entry in holders(body, path.split(".")):
             sensitive = is_sensitive_name(entry.get(name) or "") or entry.get(flag)
             if sensitive and entry.get(value) is not None:
                 entry[value] = TEXT
@@ -97,7 +97,7 @@ def redact_values(body: dict[str, Any], api_key: int, side: int) -> dict[str, An
     return body
 
 
-def _holders(body: dict[str, Any], path: list[str]) -> list[dict[str, Any]]:
+def holders(body: dict[str, Any], path: list[str]) -> list[dict[str, Any]]:
     """The structs at a path; lists on the way stand for all their elements."""
     found = [body]
     for name in path:
