@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from kdissect.errors import DecodeError, EncodeError
@@ -13,12 +13,11 @@ from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.messages import entries, response_of
 from kdissect.replay.model import Step
 from kdissect.replay.producers import Producer
+from kdissect.replay.routing import share_key
+from kdissect.replay.state import State
 from kdissect.replay.walk import Kind, Spot, spots
 from kdissect.wire import reference
 from kdissect.wire.message import Message
-
-if TYPE_CHECKING:
-    from kdissect.replay.translate import Translator
 
 Body = dict[str, Any]
 _UNKNOWN_TOPIC_ID = 100
@@ -30,7 +29,7 @@ class Untranslatable(Exception):
     """Something in the request has no counterpart at the target: one clause for people."""
 
 
-def translate(t: Translator, step: Step, request: Message) -> bool:
+def translate(t: State, step: Step, request: Message) -> bool:
     """Change the decoded request's body; says whether anything changed. Raises Untranslatable."""
     special = _SPECIAL.get(step.exchange.api_key)
     is_changed = special(t, step, request) if special is not None else False
@@ -57,19 +56,19 @@ def translate(t: Translator, step: Step, request: Message) -> bool:
 # -- by the kind of a field -------------------------------------------------------------------
 
 
-def _topic(t: Translator, step: Step, spot: Spot, value: str) -> str:
+def _topic(t: State, step: Step, spot: Spot, value: str) -> str:
     return t.topic(value)
 
 
-def _group(t: Translator, step: Step, spot: Spot, value: str) -> str:
+def _group(t: State, step: Step, spot: Spot, value: str) -> str:
     return t.group(value)
 
 
-def _transactional_id(t: Translator, step: Step, spot: Spot, value: str) -> str:
+def _transactional_id(t: State, step: Step, spot: Spot, value: str) -> str:
     return t.transactional_id(value)
 
 
-def _topic_id(t: Translator, step: Step, spot: Spot, value: UUID) -> UUID:
+def _topic_id(t: State, step: Step, spot: Spot, value: UUID) -> UUID:
     found = t.topic_id(value)
     if found is not None:
         return found
@@ -93,7 +92,7 @@ def _holds_code(value: Any, code: int) -> bool:
     return isinstance(value, list) and any(_holds_code(each, code) for each in value)
 
 
-def _producer_id(t: Translator, step: Step, spot: Spot, value: int) -> int:
+def _producer_id(t: State, step: Step, spot: Spot, value: int) -> int:
     if value < 0:
         return value
     found = t.producers.target_id(value)
@@ -104,7 +103,7 @@ def _producer_id(t: Translator, step: Step, spot: Spot, value: int) -> int:
     return found
 
 
-def _producer_epoch(t: Translator, spot: Spot) -> bool:
+def _producer_epoch(t: State, spot: Spot) -> bool:
     """Translate the epoch beside a producer id, which is the capture's still."""
     name = spot.slot.name.removesuffix("_id") + "_epoch"
     producer_id = spot.holder[spot.slot.name]
@@ -117,32 +116,32 @@ def _producer_epoch(t: Translator, spot: Spot) -> bool:
     return True
 
 
-def _member(t: Translator, step: Step, spot: Spot, value: str) -> str:
+def _member(t: State, step: Step, spot: Spot, value: str) -> str:
     return t.groups.member(spot.around.group, value)
 
 
-def _generation(t: Translator, step: Step, spot: Spot, value: int) -> int:
+def _generation(t: State, step: Step, spot: Spot, value: int) -> int:
     member = spot.holder.get("member_id") or ""
     return t.groups.generation(spot.around.group, member, value)
 
 
-def _leader_epoch(t: Translator, step: Step, spot: Spot, value: int) -> int:
+def _leader_epoch(t: State, step: Step, spot: Spot, value: int) -> int:
     if value < 0:
         return value
     name = t.topic_name(spot.around.topic, spot.around.topic_id)
     return t.leader_epoch(name, spot.around.partition)
 
 
-def _offset(t: Translator, step: Step, spot: Spot, value: int) -> int:
+def _offset(t: State, step: Step, spot: Spot, value: int) -> int:
     name = t.topic_name(spot.around.topic, spot.around.topic_id)
     return t.offsets.to_target((name, spot.around.partition), value)
 
 
-def _node(t: Translator, step: Step, spot: Spot, value: int) -> int:
+def _node(t: State, step: Step, spot: Spot, value: int) -> int:
     return t.node(value)
 
 
-def _records(t: Translator, step: Step, spot: Spot, value: bytes) -> bytes:
+def _records(t: State, step: Step, spot: Spot, value: bytes) -> bytes:
     """Produced batches with the target's producer id, epoch and sequence."""
     name = t.topic_name(spot.around.topic, spot.around.topic_id)
     log = (name, spot.around.partition)
@@ -188,7 +187,7 @@ _CHANGES: dict[Kind, Callable[[Any, Step, Spot, Any], Any]] = {
 # -- by API -----------------------------------------------------------------------------------
 
 
-def _fetch(t: Translator, step: Step, request: Message) -> bool:
+def _fetch(t: State, step: Step, request: Message) -> bool:
     if "session_id" not in request.body:
         return False
     before = request.body
@@ -200,7 +199,7 @@ def _fetch(t: Translator, step: Step, request: Message) -> bool:
     return bool(request.body != before)
 
 
-def _metadata(t: Translator, step: Step, request: Message) -> bool:
+def _metadata(t: State, step: Step, request: Message) -> bool:
     """Reading must not create: where creating is not allowed, no topic comes by being asked for."""
     topics = entries(request.body["topics"])
     if t.may_create or not topics:
@@ -220,7 +219,7 @@ def _metadata(t: Translator, step: Step, request: Message) -> bool:
     return False
 
 
-def _unregister(t: Translator, step: Step, request: Message) -> bool:
+def _unregister(t: State, step: Step, request: Message) -> bool:
     """The target's brokers are its own: none of them may be lost to a workload."""
     captured = request.body["broker_id"]
     if captured in t.captured_nodes or captured in t.target.nodes:
@@ -228,7 +227,7 @@ def _unregister(t: Translator, step: Step, request: Message) -> bool:
     return False
 
 
-def _create_topics(t: Translator, step: Step, request: Message) -> bool:
+def _create_topics(t: State, step: Step, request: Message) -> bool:
     """As many replicas as the target has brokers, at most; placement by the target's nodes."""
     count = len(t.target.nodes)
     is_changed = False
@@ -253,7 +252,7 @@ def _create_topics(t: Translator, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _in_sync(t: Translator, config: Body) -> bool:
+def _in_sync(t: State, config: Body) -> bool:
     """No more replicas in sync than the target has brokers, or nobody could write."""
     count = len(t.target.nodes)
     if config.get("name") != "min.insync.replicas" or not 0 < count < _number(config["value"]):
@@ -266,7 +265,7 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() else 0
 
 
-def _placed(t: Translator, holder: Body, name: str) -> bool:
+def _placed(t: State, holder: Body, name: str) -> bool:
     """Each node of a list once: several of the capture's may be the same at the target."""
     given = holder[name]
     if not given:
@@ -277,7 +276,7 @@ def _placed(t: Translator, holder: Body, name: str) -> bool:
     return bool(holder[name] != given)
 
 
-def _create_partitions(t: Translator, step: Step, request: Message) -> bool:
+def _create_partitions(t: State, step: Step, request: Message) -> bool:
     is_changed = False
     for topic in entries(request.body["topics"]):
         for assignment in entries(topic["assignments"]):
@@ -285,7 +284,7 @@ def _create_partitions(t: Translator, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _reassign(t: Translator, step: Step, request: Message) -> bool:
+def _reassign(t: State, step: Step, request: Message) -> bool:
     is_changed = False
     for topic in entries(request.body["topics"]):
         for partition in entries(topic["partitions"]):
@@ -293,7 +292,7 @@ def _reassign(t: Translator, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _find_coordinator(t: Translator, step: Step, request: Message) -> bool:
+def _find_coordinator(t: State, step: Step, request: Message) -> bool:
     key_type = request.body.get("key_type", 0)
     rename = {0: t.group, 1: t.transactional_id}.get(key_type)
     if rename is None:
@@ -311,12 +310,12 @@ def _find_coordinator(t: Translator, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _find_share_coordinator(t: Translator, request: Message) -> bool:
+def _find_share_coordinator(t: State, request: Message) -> bool:
     """Keys ``group:topic id:partition``; only brokers ask so."""
     raise Untranslatable("only brokers look for the coordinator of a share group's state")
 
 
-def _join_group(t: Translator, step: Step, request: Message) -> bool:
+def _join_group(t: State, step: Step, request: Message) -> bool:
     if request.body["protocol_type"] != "consumer" or not t.has_topic_renames:
         return False
     is_changed = False
@@ -327,7 +326,7 @@ def _join_group(t: Translator, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _sync_group(t: Translator, step: Step, request: Message) -> bool:
+def _sync_group(t: State, step: Step, request: Message) -> bool:
     body = request.body
     before = body["assignments"]
     group = body["group_id"]
@@ -346,7 +345,7 @@ def _sync_group(t: Translator, step: Step, request: Message) -> bool:
     return bool(body["assignments"] != before)
 
 
-def renamed_protocol(t: Translator, name: str, data: bytes) -> bytes:
+def renamed_protocol(t: State, name: str, data: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; bytes of other clients'
     protocols stay as they are."""
     definition = catalog.definition(name)
@@ -367,7 +366,7 @@ def renamed_protocol(t: Translator, name: str, data: bytes) -> bytes:
         return data
 
 
-def _heartbeat(t: Translator, step: Step, request: Message) -> bool:
+def _heartbeat(t: State, step: Step, request: Message) -> bool:
     """A member says what it owns: what the target gave it, where it was all the capture gave."""
     body = request.body
     captured = body["member_id"]
@@ -382,7 +381,7 @@ def _heartbeat(t: Translator, step: Step, request: Message) -> bool:
     return True
 
 
-def _share_session(t: Translator, step: Step, request: Message) -> bool:
+def _share_session(t: State, step: Step, request: Message) -> bool:
     """Epochs of a share session count the requests that the target has taken.
 
     A member has a session with each captured broker. Where two of these are one node at the target
@@ -390,7 +389,7 @@ def _share_session(t: Translator, step: Step, request: Message) -> bool:
     """
     body = request.body
     epoch = body["share_session_epoch"]
-    session = t.share_sessions.get(t.share_key(step, body))
+    session = t.share_sessions.get(share_key(t, step, body))
     if session is None:
         return False
     if session.broker != t.broker(step):
@@ -403,7 +402,7 @@ def _share_session(t: Translator, step: Step, request: Message) -> bool:
     return bool(body["share_session_epoch"] != epoch)
 
 
-def _config_resources(t: Translator, step: Step, request: Message) -> bool:
+def _config_resources(t: State, step: Step, request: Message) -> bool:
     is_changed = False
     for resource in entries(request.body["resources"]):
         renamed = config_resource(t, resource["resource_type"], resource["resource_name"])
@@ -414,7 +413,7 @@ def _config_resources(t: Translator, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def config_resource(t: Translator, resource_type: int, name: str) -> str:
+def config_resource(t: State, resource_type: int, name: str) -> str:
     """The target's name of what a config belongs to."""
     if resource_type == _TOPIC:
         return t.topic(name)
@@ -425,7 +424,7 @@ def config_resource(t: Translator, resource_type: int, name: str) -> str:
     return name
 
 
-def acl_resource(t: Translator, resource_type: int, name: str | None) -> str | None:
+def acl_resource(t: State, resource_type: int, name: str | None) -> str | None:
     """The target's name of what an ACL is about."""
     if name is None:
         return None
@@ -436,7 +435,7 @@ def acl_resource(t: Translator, resource_type: int, name: str | None) -> str | N
     return t.transactional_id(name) if resource_type == _TRANSACTIONAL_ID else name
 
 
-def _acls(t: Translator, step: Step, request: Message) -> bool:
+def _acls(t: State, step: Step, request: Message) -> bool:
     body = request.body
     holders = [body, *entries(body.get("creations")), *entries(body.get("filters"))]
     is_changed = False
@@ -455,7 +454,7 @@ def _acls(t: Translator, step: Step, request: Message) -> bool:
 def _opaque(*names: str) -> Callable[[Any, Step, Message], bool]:
     """Values that an earlier answer gave and that mean nothing but themselves."""
 
-    def change(t: Translator, step: Step, request: Message) -> bool:
+    def change(t: State, step: Step, request: Message) -> bool:
         is_changed = False
         for name in names:
             value = request.body.get(name)

@@ -22,8 +22,8 @@ from kdissect.replay.model import Difference, Judgement, Outcome, Plan, SkipCode
 from kdissect.replay.producers import Producer
 from kdissect.replay.record_compare import RecordLedger
 from kdissect.replay.rules import Rule, Rules, load_rules
+from kdissect.replay.state import State
 from kdissect.replay.texts import element_text, records_text, text_of
-from kdissect.replay.translate import Translator
 from kdissect.replay.walk import Around, Kind, about, kind_of, spots
 from kdissect.wire.message import Message, decode_message
 from kdissect.wire.reference import UNKNOWN_TAGS, Layout, Slot, layout
@@ -37,9 +37,7 @@ Body = dict[str, Any]
 class Comparator:
     """`model.Comparison`. One for a run; judges in the order in which answers come."""
 
-    def __init__(
-        self, translator: Translator, rules: Rules | None = None, strict: bool = False
-    ) -> None:
+    def __init__(self, translator: State, rules: Rules | None = None, strict: bool = False) -> None:
         rules = rules or load_rules()
         if strict:
             kept = tuple(rule for rule in rules.rules if rule.kind == "translated" or rule.is_own)
@@ -177,7 +175,7 @@ class _Named:
     """Topics, groups and transactional ids that the requests of a plan name, as the target calls
     them; others are foreign."""
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: State) -> None:
         self._translator = translator
         self._names: dict[str, set[str]] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kdissect.replay import messages as api
 from kdissect.replay.batches import headers
@@ -18,11 +18,10 @@ from kdissect.replay.messages import (
 from kdissect.replay.model import READ, Exchange, Step
 from kdissect.replay.offsets import Log
 from kdissect.replay.producers import Producer
+from kdissect.replay.routing import share_key
 from kdissect.replay.sessions import ShareSession
+from kdissect.replay.state import State
 from kdissect.wire.message import Message
-
-if TYPE_CHECKING:
-    from kdissect.replay.translate import Translator
 
 Body = dict[str, Any]
 _EARLIEST = -2  # timestamp of ListOffsets
@@ -43,7 +42,7 @@ _HEARTBEATS = frozenset(
 # -- before the run ---------------------------------------------------------------------------
 
 
-def from_capture(t: Translator, exchange: Exchange) -> None:
+def from_capture(t: State, exchange: Exchange) -> None:
     """What a captured exchange tells that later answers are held against."""
     t.groups.capture_tells(exchange)
     if exchange.api_key == api.FETCH:
@@ -60,7 +59,7 @@ def from_capture(t: Translator, exchange: Exchange) -> None:
             t.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
 
 
-def _logs(t: Translator, body: Mapping[str, Any], topics: str) -> Iterator[tuple[Log, Body]]:
+def _logs(t: State, body: Mapping[str, Any], topics: str) -> Iterator[tuple[Log, Body]]:
     """(log by the capture's name, partition's struct) of a captured body."""
     for topic in entries(body.get(topics)):
         name = t.topic_name(topic.get("topic") or topic.get("name") or "", topic.get("topic_id"))
@@ -85,7 +84,7 @@ def _index(partition: Body) -> int:
 # -- is it final ------------------------------------------------------------------------------
 
 
-def retry(t: Translator, step: Step, answer: Message) -> str:
+def retry(t: State, step: Step, answer: Message) -> str:
     """Why to ask again, or ""."""
     captured = t.captured_of(step)
     if captured is None:
@@ -105,7 +104,7 @@ def retry(t: Translator, step: Step, answer: Message) -> str:
     return f"error {min(again)}: not ready yet"
 
 
-def _retry_fetch(t: Translator, step: Step, captured: Message, answer: Message) -> str:
+def _retry_fetch(t: State, step: Step, captured: Message, answer: Message) -> str:
     """Records that the capture shows are not there yet: the request may have come a little earlier
     than what it waited for, and markers are written some time after a transaction's end."""
     if any(error_codes(answer.body)):
@@ -138,7 +137,7 @@ def _fetched(response: Message) -> Iterator[tuple[Body, Body]]:
                 yield topic, partition
 
 
-def _retry_read(t: Translator, step: Step, captured: Message, answer: Message) -> str:
+def _retry_read(t: State, step: Step, captured: Message, answer: Message) -> str:
     """Brokers take a moment until all of them see what was changed: a read that differs is asked
     again, unless that has been of no use for this API several times."""
     key = step.exchange.api_key
@@ -155,7 +154,7 @@ def _retry_read(t: Translator, step: Step, captured: Message, answer: Message) -
     return "it differs: perhaps a change is not seen everywhere yet"
 
 
-def _is_futile(t: Translator, step: Step, attempts: int, steps: int) -> bool:
+def _is_futile(t: State, step: Step, attempts: int, steps: int) -> bool:
     """Whether to ask no more: this step has been asked so often, or so many others in vain."""
     key = step.exchange.api_key
     if t.asked[step.number] >= attempts:
@@ -165,7 +164,7 @@ def _is_futile(t: Translator, step: Step, attempts: int, steps: int) -> bool:
     return t.futile[key] >= steps
 
 
-def _has_topics(t: Translator, step: Step) -> bool:
+def _has_topics(t: State, step: Step) -> bool:
     """Whether the target should know the topics of a request."""
     request = request_of(step.exchange)
     if request is None:
@@ -184,7 +183,7 @@ def _has_topics(t: Translator, step: Step) -> bool:
 # -- answers ----------------------------------------------------------------------------------
 
 
-def from_answer(t: Translator, step: Step, answer: Message) -> None:
+def from_answer(t: State, step: Step, answer: Message) -> None:
     """Learn from a final answer."""
     learner = _LEARNERS.get(step.exchange.api_key)
     if learner is not None:
@@ -196,7 +195,7 @@ def teaches(step: Step) -> bool:
     return step.exchange.api_key in _LEARNERS
 
 
-def from_failure(t: Translator, step: Step) -> None:
+def from_failure(t: State, step: Step) -> None:
     """No answer came, or the step was not sent."""
     if step.exchange.api_key == api.FETCH:
         t.sessions.failed(t.broker(step), step.number)
@@ -206,12 +205,12 @@ def from_failure(t: Translator, step: Step) -> None:
             _lost(t, step, captured, set())
 
 
-def _metadata(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _metadata(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     t.target.learn_metadata(answer.body)
     _bind_topics(t, captured, answer, "topics")
 
 
-def _bind_topics(t: Translator, captured: Message | None, answer: Message, where: str) -> None:
+def _bind_topics(t: State, captured: Message | None, answer: Message, where: str) -> None:
     """The ids that both sides tell for a name."""
     if captured is None:
         return
@@ -225,7 +224,7 @@ def _bind_topics(t: Translator, captured: Message | None, answer: Message, where
             t.bind_topic(entry.get("topic_id"), told.get(t.topic(entry["name"])))
 
 
-def _create_topics(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _create_topics(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is not None and request.body.get("validate_only"):
         return
@@ -236,7 +235,7 @@ def _create_topics(t: Translator, step: Step, captured: Message | None, answer: 
     _bind_topics(t, captured, answer, "topics")
 
 
-def _delete_topics(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _delete_topics(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     for topic in entries(answer.body["responses"]):
         if topic["error_code"] == 0 and topic["name"]:
             # the id stays known: a late request by id is refused by both
@@ -247,7 +246,7 @@ def _delete_topics(t: Translator, step: Step, captured: Message | None, answer: 
             t.target.forget_topic(name)
 
 
-def _find_coordinator(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _find_coordinator(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is None:
         return
@@ -261,7 +260,7 @@ def _find_coordinator(t: Translator, step: Step, captured: Message | None, answe
         t.learn_coordinator(key_type, rename(request.body["key"]), answer.body["node_id"])
 
 
-def _produce(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _produce(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     if captured is None:
         return
     told = {
@@ -288,7 +287,7 @@ def _produce(t: Translator, step: Step, captured: Message | None, answer: Messag
     _lost(t, step, captured, written)
 
 
-def _lost(t: Translator, step: Step, captured: Message, written: set[Log]) -> None:
+def _lost(t: State, step: Step, captured: Message, written: set[Log]) -> None:
     """Batches that the capture's broker took and the target did not."""
     taken = {log for log, entry in _logs(t, captured.body, "responses") if entry["error_code"] == 0}
     request = request_of(step.exchange)
@@ -302,12 +301,12 @@ def _lost(t: Translator, step: Step, captured: Message, written: set[Log]) -> No
                     t.producers.lost(producer, log, header.record_count)
 
 
-def _fetch(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _fetch(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     session_id = 0 if captured is None else captured.body.get("session_id", 0)
     t.sessions.answered(t.broker(step), step.number, session_id, answer.body, is_final=True)
 
 
-def _list_offsets(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _list_offsets(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is None:
         return
@@ -323,7 +322,7 @@ def _list_offsets(t: Translator, step: Step, captured: Message | None, answer: M
                 t.offsets.target_starts(log, partition["offset"])
 
 
-def _init_producer_id(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _init_producer_id(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     if captured is None or captured.body["error_code"] != 0 or answer.body["error_code"] != 0:
         return
     t.producers.learn(
@@ -332,28 +331,28 @@ def _init_producer_id(t: Translator, step: Step, captured: Message | None, answe
     )
 
 
-def _end_txn(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _end_txn(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     if captured is not None and "producer_id" in captured.body and "producer_id" in answer.body:
         _init_producer_id(t, step, captured, answer)
 
 
-def _join_group(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _join_group(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is not None:
         t.groups.joined(request.body, None if captured is None else captured.body, answer.body)
 
 
-def _heartbeat(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _heartbeat(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is not None:
         t.groups.heartbeat(request.body, None if captured is None else captured.body, answer.body)
 
 
-def _share(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+def _share(t: State, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is None:
         return
-    key = t.share_key(step, request.body)
+    key = share_key(t, step, request.body)
     epoch = request.body["share_session_epoch"]
     if answer.body["error_code"] != 0 or epoch < 0:
         t.share_sessions.pop(key, None)
@@ -365,7 +364,7 @@ def _share(t: Translator, step: Step, captured: Message | None, answer: Message)
 
 
 def _opaque(*names: str) -> Any:
-    def learn(t: Translator, step: Step, captured: Message | None, answer: Message) -> None:
+    def learn(t: State, step: Step, captured: Message | None, answer: Message) -> None:
         if captured is None or answer.body["error_code"] != 0:
             return
         for name in names:

@@ -10,8 +10,8 @@ from kdissect.replay.adapt import acl_resource, config_resource, renamed_protoco
 from kdissect.replay.messages import PRODUCE_API
 from kdissect.replay.model import Step
 from kdissect.replay.producers import Producer
+from kdissect.replay.state import State
 from kdissect.replay.target_facts import ZERO_UUID
-from kdissect.replay.translate import Translator
 from kdissect.replay.walk import Around, Kind
 
 Body = dict[str, Any]
@@ -29,7 +29,7 @@ _PROTOCOLS = {
 class Meaning:
     """Answers by what a `Translator` has learnt."""
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: State) -> None:
         self.t = translator
         self._checks: dict[str, Callable[[Any, Any, Around, Body], bool]] = {
             "topic_id": self._topic_id,

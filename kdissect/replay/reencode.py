@@ -9,25 +9,23 @@ lists, and record data of a form that newer versions no longer take.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kdissect.protocol import catalog
 from kdissect.replay import messages as api
 from kdissect.replay.adapt import Untranslatable
 from kdissect.replay.messages import entries
+from kdissect.replay.state import State
 from kdissect.replay.target_facts import ZERO_UUID
 from kdissect.wire.message import Message
 from kdissect.wire.records_reference import decode_record_set, encode_batch
 from kdissect.wire.reference import UNKNOWN_TAGS, Layout, layout
 
-if TYPE_CHECKING:
-    from kdissect.replay.translate import Translator
-
 Body = dict[str, Any]
 _MAGIC_2_SINCE = 3  # Produce v3 takes nothing older
 
 
-def reencoded(t: Translator, request: Message, version: int) -> Message:
+def reencoded(t: State, request: Message, version: int) -> Message:
     """The request, with the target's ids already, in another version of its API.
 
     Raises Untranslatable where that version cannot say the same.
@@ -88,7 +86,7 @@ _NO_LOSS = frozenset(
 def _topic_ids(holder: str, name: str) -> Callable[[Any, Body, int, int], Body]:
     """Topics by name in old versions, by id in new ones."""
 
-    def rebuild(t: Translator, body: Body, old: int, new: int) -> Body:
+    def rebuild(t: State, body: Body, old: int, new: int) -> Body:
         topics = []
         for topic in entries(body.get(holder)):
             topic = dict(topic)
@@ -106,7 +104,7 @@ def _topic_ids(holder: str, name: str) -> Callable[[Any, Body, int, int], Body]:
     return rebuild
 
 
-def _has_ids(t: Translator, holder: str, body: Body, new: int) -> bool:
+def _has_ids(t: State, holder: str, body: Body, new: int) -> bool:
     first = {"topic_data": 13, "topics": 13 if "max_wait_ms" in body else 10}[holder]
     return new >= first
 
@@ -116,7 +114,7 @@ def _only(topic: Body, name: str, by_id: bool) -> Body:
     return topic
 
 
-def _produce(t: Translator, body: Body, old: int, new: int) -> Body:
+def _produce(t: State, body: Body, old: int, new: int) -> Body:
     body = _topic_ids("topic_data", "name")(t, body, old, new)
     if new < _MAGIC_2_SINCE:
         if old >= _MAGIC_2_SINCE:
@@ -142,7 +140,7 @@ def _as_batch(data: bytes | None) -> bytes | None:
     return encode_batch(records, base_offset=0)
 
 
-def _find_coordinator(t: Translator, body: Body, old: int, new: int) -> Body:
+def _find_coordinator(t: State, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 4 <= new:
         body["coordinator_keys"] = [body.pop("key")]
@@ -154,7 +152,7 @@ def _find_coordinator(t: Translator, body: Body, old: int, new: int) -> Body:
     return body
 
 
-def _offset_fetch(t: Translator, body: Body, old: int, new: int) -> Body:
+def _offset_fetch(t: State, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 8 <= new:
         group = {"group_id": body.pop("group_id"), "topics": body.pop("topics")}
@@ -175,7 +173,7 @@ def _offset_fetch(t: Translator, body: Body, old: int, new: int) -> Body:
     return body
 
 
-def _leave_group(t: Translator, body: Body, old: int, new: int) -> Body:
+def _leave_group(t: State, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 3 <= new:
         body["members"] = [{"member_id": body.pop("member_id")}]
@@ -187,7 +185,7 @@ def _leave_group(t: Translator, body: Body, old: int, new: int) -> Body:
     return body
 
 
-def _delete_topics(t: Translator, body: Body, old: int, new: int) -> Body:
+def _delete_topics(t: State, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 6 <= new:
         body["topics"] = [{"name": name} for name in body.pop("topic_names")]

@@ -30,6 +30,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kdissect.errors import Error
+from kdissect.replay.judging import Judging
 from kdissect.replay.model import (
     Comparison,
     Outcome,
@@ -56,7 +57,6 @@ SCRIPT_TIMEOUTS = 3  # the same for one connection
 _FENCE, _FENCE_END = b"\0\x12\0\0", b"\xff\xff"  # ApiVersions v0: key, version; no client id
 NOT_WAITED = "the connection was ended without the answer, as the client did"
 SWEEP_S, GRACE_S = 0.1, 1.0
-JUDGE_SLICE_NS, JUDGE_ROOM_NS = 2_000_000, 20_000_000
 PUMP_SLICE = 200  # scripts advanced before the loop may look at its sockets again
 
 
@@ -98,7 +98,7 @@ class Runner:
         target: Target,
         options: RunOptions,
     ) -> None:
-        self.plan, self.translation, self.comparison = plan, translation, comparison
+        self.plan, self.translation = plan, translation
         self.target, self.options = target, options
         count = len(plan.steps)
         self.outcomes: list[Outcome | None] = [None] * count
@@ -117,8 +117,7 @@ class Runner:
         self._throttled: deque[_Script] = deque()
         self._live: set[_Conn] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unjudged: deque[Outcome] = deque()
-        self._is_judging = False
+        self._judging = Judging(comparison)
         self._is_pumping = False
         self._in_flight_bytes = 0
         self._asked: set[str] = set()
@@ -154,7 +153,7 @@ class Runner:
         finally:
             gc.enable()
             gc.unfreeze()
-        self._judge_all()
+        self._judging.finish(self.outcomes)
         return RunResult(
             [outcome for outcome in self.outcomes if outcome is not None],
             self._own_lag,
@@ -250,9 +249,8 @@ class Runner:
             self._loop.call_soon(self._pump)
         if self.left == 0:
             self._done.set()
-        elif self._unjudged and not self._is_judging and not self.options.pace.is_max:
-            self._is_judging = True
-            self._loop.call_soon(self._judge_some)
+        elif not self.options.pace.is_max:
+            self._judging.wake(self._loop)
 
     def _advance(self, script: _Script) -> None:
         numbers, steps = script.numbers, self.plan.steps
@@ -404,7 +402,7 @@ class Runner:
         self.outcomes[number] = outcome
         self._is_settled[number] = 1
         self.left -= 1
-        self._unjudged.append(outcome)
+        self._judging.add(outcome)
         self._count_down(self._on_sent.pop(number, ()))
         self._count_down(self._on_settled.pop(number, ()))
 
@@ -674,31 +672,6 @@ class Runner:
         self._timer_count -= 1
         self._queue(script)
         self._pump()
-
-    # -- judging ----------------------------------------------------------------------------
-
-    def _judge_some(self) -> None:
-        """While there is time: answers are judged in the order in which they were settled."""
-        end = time.monotonic_ns() + JUDGE_SLICE_NS
-        while self._unjudged and time.monotonic_ns() < end:
-            self._judge(self._unjudged.popleft())
-        if self._unjudged and not self._is_stopping:
-            self._loop.call_later(JUDGE_ROOM_NS / 1e9, self._judge_some)
-        else:
-            self._is_judging = False
-
-    def _judge(self, outcome: Outcome) -> None:
-        if self.comparison is not None:
-            outcome.judgement = self.comparison.judge(outcome)
-
-    def _judge_all(self) -> None:
-        while self._unjudged:
-            self._judge(self._unjudged.popleft())
-        if self.comparison is not None:
-            for number, judgement in self.comparison.finish().items():
-                outcome = self.outcomes[number]
-                assert outcome is not None
-                outcome.judgement = judgement
 
 
 def _bind(

@@ -8,7 +8,7 @@ sent with just these changed. `adapt` stays the definition; the tests compare bo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from kdissect.replay import messages as api
@@ -17,11 +17,9 @@ from kdissect.replay.messages import entries, request_of
 from kdissect.replay.model import Exchange
 from kdissect.replay.offsets import Log
 from kdissect.replay.producers import NOBODY, Producer
+from kdissect.replay.state import State
 from kdissect.replay.target_facts import ZERO_UUID
 from kdissect.replay.walk import Kind, Spot, spots
-
-if TYPE_CHECKING:
-    from kdissect.replay.translate import Translator
 
 # APIs that have no translation of their own in `adapt` (Metadata and FindCoordinator: see below).
 _PLAIN = frozenset(
@@ -51,7 +49,7 @@ class Shortcut:
     batches: tuple[tuple[Log, BatchHeader, bool], ...] = ()
 
 
-def shortcut(t: Translator, exchange: Exchange, needs_topics: bool) -> Shortcut:
+def shortcut(t: State, exchange: Exchange, needs_topics: bool) -> Shortcut:
     """What can be known of a request."""
     request = request_of(exchange)
     if request is None:
@@ -73,7 +71,7 @@ def shortcut(t: Translator, exchange: Exchange, needs_topics: bool) -> Shortcut:
     return made
 
 
-def _needs(t: Translator, found: list[Spot]) -> tuple[str, ...]:
+def _needs(t: State, found: list[Spot]) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for kind, slot, holder, around in found:
         value = holder[slot.name]
@@ -106,7 +104,7 @@ def _is_translated(spot: Spot) -> bool:
     return False
 
 
-def _patches(t: Translator, made: Shortcut, exchange: Exchange, body: dict[str, Any]) -> None:
+def _patches(t: State, made: Shortcut, exchange: Exchange, body: dict[str, Any]) -> None:
     """The places of topic ids and batches in a Produce; in wire order, so none is another's."""
     frame = exchange.request or b""
     at = 0
@@ -135,7 +133,7 @@ def _patches(t: Translator, made: Shortcut, exchange: Exchange, body: dict[str, 
     made.topic_ids, made.batches = tuple(topic_ids), tuple(batches)
 
 
-def patched(t: Translator, made: Shortcut, frame: bytes, correlation_id: int) -> bytes | None:
+def patched(t: State, made: Shortcut, frame: bytes, correlation_id: int) -> bytes | None:
     """The frame with the target's ids; None where one is not known (`adapt` says what then)."""
     out = bytearray(frame)
     out[4:8] = correlation_id.to_bytes(4, "big", signed=True)

@@ -1,0 +1,126 @@
+"""Where a request goes: the target's leaders and coordinators, or the counterpart of its broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kdissect.replay import messages as api
+from kdissect.replay.messages import request_of
+from kdissect.replay.model import Step
+from kdissect.replay.state import State
+from kdissect.replay.target_facts import GROUP_KEY, TRANSACTION_KEY
+from kdissect.replay.walk import Kind, spots
+from kdissect.wire.message import Message
+
+_BY_LEADER = frozenset(
+    {
+        api.PRODUCE_API, api.FETCH, api.LIST_OFFSETS, api.OFFSET_FOR_LEADER_EPOCH,
+        api.DELETE_RECORDS, api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE, api.DESCRIBE_PRODUCERS,
+    }
+)  # fmt: skip
+_BY_GROUP = frozenset(
+    {
+        api.OFFSET_COMMIT, api.OFFSET_FETCH, api.JOIN_GROUP, api.HEARTBEAT, api.LEAVE_GROUP,
+        api.SYNC_GROUP, api.DESCRIBE_GROUPS, api.DELETE_GROUPS, api.OFFSET_DELETE,
+        api.TXN_OFFSET_COMMIT, api.CONSUMER_GROUP_HEARTBEAT, api.CONSUMER_GROUP_DESCRIBE,
+        api.SHARE_GROUP_HEARTBEAT, api.SHARE_GROUP_DESCRIBE, api.STREAMS_GROUP_HEARTBEAT,
+        api.STREAMS_GROUP_DESCRIBE, api.DESCRIBE_SHARE_GROUP_OFFSETS,
+        api.ALTER_SHARE_GROUP_OFFSETS, api.DELETE_SHARE_GROUP_OFFSETS,
+    }
+)  # fmt: skip
+_BY_TRANSACTION = frozenset(
+    {
+        api.INIT_PRODUCER_ID, api.ADD_PARTITIONS_TO_TXN, api.ADD_OFFSETS_TO_TXN, api.END_TXN,
+        api.DESCRIBE_TRANSACTIONS,
+    }
+)  # fmt: skip
+# Requests that need to know the partitions of their topics.
+NEEDS_TOPICS = _BY_LEADER | {
+    api.OFFSET_COMMIT, api.OFFSET_FETCH, api.CONSUMER_GROUP_HEARTBEAT, api.TXN_OFFSET_COMMIT,
+    api.ADD_PARTITIONS_TO_TXN,
+}  # fmt: skip
+
+
+def share_key(t: State, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Whose share session a request is of, and at which node of the target."""
+    return (target_node(t, step), body["group_id"] or "", body["member_id"] or "")
+
+
+def wants_metadata(t: State, needs: tuple[str, ...]) -> list[str]:
+    """The target's names of topics that a request needs and nothing is known of yet."""
+    wanted = [t.topic(name) for name in needs]
+    known = t.target
+    return [
+        name
+        for name in wanted
+        if name not in known.missing and not any((name, n) in known.leaders for n in (0, 1))
+    ]
+
+
+def target_node(t: State, step: Step) -> int | None:
+    """The target's node that a request goes to; None: any (the bootstrap address)."""
+    if len(t.target.nodes) < 2:
+        return None
+    key = step.exchange.api_key
+    request = request_of(step.exchange)
+    found: int | None = None
+    if request is not None and key in _BY_LEADER:
+        found = _leader(t, request)
+    elif request is not None and key in (_BY_GROUP | _BY_TRANSACTION):
+        found = _coordinator(t, request, key in _BY_TRANSACTION)
+    if found is not None and found in t.target.nodes:
+        return found
+    captured = t.plan.workload.connections[step.connection].node_id
+    if captured is None:
+        return None
+    found = t.node(captured)
+    return found if found in t.target.nodes else None
+
+
+def _leader(t: State, request: Message) -> int | None:
+    """The node that leads most of the partitions that a request names."""
+    votes: dict[int, int] = {}
+    for kind, slot, holder, around in spots(request):
+        if kind is Kind.PARTITION:
+            name = t.topic(t.topic_name(around.topic, around.topic_id))
+            value = holder[slot.name]
+            for number in value if isinstance(value, list) else [value]:
+                leader = t.target.leaders.get((name, number))
+                if leader is not None:
+                    votes[leader[0]] = votes.get(leader[0], 0) + 1
+    return max(votes, key=lambda node: votes[node]) if votes else None
+
+
+def _coordinator(t: State, request: Message, is_transaction: bool) -> int | None:
+    wanted = Kind.TRANSACTIONAL_ID if is_transaction else Kind.GROUP
+    key_type = TRANSACTION_KEY if is_transaction else GROUP_KEY
+    for kind, slot, holder, _ in spots(request):
+        if kind is wanted:
+            value = holder[slot.name]
+            for name in value if isinstance(value, list) else [value]:
+                node = t.target.coordinators.get((key_type, t.renamed(kind, name)))
+                if node is not None:
+                    return node
+    return None
+
+
+def coordinator_keys(t: State) -> list[tuple[int, str]]:
+    """(key type, target's name) of the coordinators that the plan will need: asked for ahead,
+    a fresh target has made its internal topics before the first request."""
+    found: dict[tuple[int, str], None] = {}
+    for step in t.plan.steps:
+        if step.skipped is not None:
+            continue
+        key = step.exchange.api_key
+        if key not in _BY_GROUP and key not in _BY_TRANSACTION:
+            continue
+        request = request_of(step.exchange)
+        for kind, slot, holder, _ in spots(request) if request is not None else ():
+            if kind is Kind.GROUP or kind is Kind.TRANSACTIONAL_ID:
+                value = holder[slot.name]
+                key_type = GROUP_KEY if kind is Kind.GROUP else TRANSACTION_KEY
+                for name in value if isinstance(value, list) else [value]:
+                    if name:
+                        found[key_type, t.renamed(kind, name)] = None
+    return list(found)
