@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,11 +13,10 @@ import pyarrow.dataset as pads
 
 from kdissect import __version__
 from kdissect.background import Background
-from kdissect.errors import CaptureError
 from kdissect.pipeline import local
 from kdissect.pipeline.append import extended
 from kdissect.pipeline.choose import time_ns
-from kdissect.pipeline.commit import check_out, commit, read_manifest, staging
+from kdissect.pipeline.commit import absolute, check_out, commit, dataset, read_manifest, staging
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import manifest_inputs, planned
@@ -246,16 +244,16 @@ def read(
 
 
 def open_tables(path: PathLike) -> Tables:
-    """Open a table set on disk, lazily. Raises CaptureError where there is none."""
+    """Open a table set, in a folder or at a URL of an object store, lazily.
+
+    Raises CaptureError where there is none.
+    """
     root = os.fspath(path)
     manifest = read_manifest(root)
-    tables = {}
-    for name, entry in manifest["tables"].items():
-        files = [os.path.join(root, file) for file in entry["files"]]
-        missing = [file for file in files if not Path(file).exists()]
-        if missing:
-            raise CaptureError(f"{missing[0]}: listed in the manifest, but not there")
-        tables[name] = Table(name, pads.dataset(files, format="parquet"))
+    tables = {
+        name: Table(name, dataset(root, entry["files"]))
+        for name, entry in manifest["tables"].items()
+    }
     return Tables(tables, manifest)
 
 
@@ -314,7 +312,7 @@ def dissect(
         inputs = Background(lambda: manifest_inputs(plan))
         files: list[StagedFile]
         if plan.splits:
-            files, result = on_spark.run(spark, plan, os.path.abspath(target), run_id)
+            files, result = on_spark.run(spark, plan, absolute(target), run_id)
         else:
             sink = ParquetSink(target, run_id, "empty")
             result = local.run(plan, sink)

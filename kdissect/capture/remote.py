@@ -1,4 +1,4 @@
-"""Captures in object stores: listed, looked at by their first bytes, and read as a stream.
+"""Object stores: what a URL stands for, captures listed and opened there.
 
 Through `pyarrow.fs`: ``s3://`` (``s3a://`` and ``s3n://`` are the same), ``gs://``, ``abfs://``, ``hdfs://``.
 Credentials and endpoints are those of the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...).
@@ -43,8 +43,11 @@ def _s3() -> Any:
     )
 
 
-def _place(url: str) -> tuple[Any, str, str]:
-    """(file system, path there, what to put before a path to have its URL again)."""
+def place(url: str) -> tuple[Any, str, str]:
+    """(file system, path there, what to put before a path to have its URL again).
+
+    Raises CaptureError for a URL that names no store.
+    """
     match = _URL.match(url)
     assert match is not None, url
     scheme, rest = match[1].lower(), match[2]
@@ -53,7 +56,7 @@ def _place(url: str) -> tuple[Any, str, str]:
             return _s3(), rest.rstrip("/"), f"{match[1]}://"
         found, path = _pafs().FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CaptureError(f"{url}: {_clause(error)}") from None
+        raise CaptureError(f"{url}: {clause(error)}") from None
     return found, path, url[: len(url) - len(path)] if url.endswith(path) else f"{match[1]}://"
 
 
@@ -62,7 +65,7 @@ def matching(url: str) -> list[tuple[str, int]] | None:
 
     None where nothing is there. Raises CaptureError where the store cannot be asked.
     """
-    store, path, before = _place(url)
+    store, path, before = place(url)
     magic = _MAGIC.search(path)
     base = path[: path.rfind("/", 0, magic.start()) + 1].rstrip("/") if magic else path
     try:
@@ -75,7 +78,7 @@ def matching(url: str) -> list[tuple[str, int]] | None:
         selector = _pafs().FileSelector(base, allow_not_found=True, recursive=True)
         infos = [info for info in store.get_file_info(selector) if info.is_file]
     except (pa.ArrowException, OSError) as error:
-        raise CaptureError(f"{url}: {_clause(error)}") from None
+        raise CaptureError(f"{url}: {clause(error)}") from None
     if magic is not None:
         pattern = re.compile(_translated(path), re.DOTALL)
         infos = [info for info in infos if pattern.fullmatch(info.path)]
@@ -85,11 +88,11 @@ def matching(url: str) -> list[tuple[str, int]] | None:
 
 def opened(url: str) -> Any:
     """A pyarrow NativeFile. Raises CaptureError where it cannot be read."""
-    store, path, _ = _place(url)
+    store, path, _ = place(url)
     try:
         return store.open_input_file(path)
     except (pa.ArrowException, OSError) as error:
-        raise CaptureError(f"{url}: {_clause(error)}") from None
+        raise CaptureError(f"{url}: {clause(error)}") from None
 
 
 def _translated(pattern: str) -> str:
@@ -115,5 +118,6 @@ def _translated(pattern: str) -> str:
     return out
 
 
-def _clause(error: Exception) -> str:
+def clause(error: Exception) -> str:
+    """What a store's library says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

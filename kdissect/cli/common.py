@@ -151,6 +151,10 @@ def close_stdout() -> None:
 
 def check_disk(out: str, inputs: list[Any]) -> None:
     """Tables take about as much room as the captures at most, compressed ones their spool too."""
+    from kdissect.capture.remote import is_remote
+
+    if is_remote(out):
+        return
     needed = sum(item.size for item in inputs if item.error is None)
     place = Path(out).absolute()
     while not place.exists():

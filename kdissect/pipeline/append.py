@@ -14,7 +14,7 @@ from typing import Any
 
 from kdissect.capture.remote import is_remote
 from kdissect.errors import CaptureError, OutputError
-from kdissect.pipeline.commit import MANIFEST, read_manifest
+from kdissect.pipeline.commit import has_set, read_manifest
 from kdissect.pipeline.options import Options
 
 # Options that say what is in the rows; the others say how the work is done, or only add certainty.
@@ -28,7 +28,7 @@ def extended(out: str, paths: Sequence[str], options: Options) -> tuple[list[str
     Where there is no set yet, the new ones alone. Raises CaptureError for a capture of the set that
     is gone or was cut, OutputError where the set was made with other options.
     """
-    if not (Path(out) / MANIFEST).exists():
+    if not has_set(out):
         return list(paths), options
     manifest = read_manifest(out)
     before, now = manifest["options"], options.to_json()

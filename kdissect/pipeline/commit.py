@@ -2,7 +2,8 @@
 
 The manifest names every file that counts. A new set is staged beside the old one; committing
 moves its files under fresh names, replaces the manifest in one rename, and only then removes what
-the old manifest listed. A run that fails removes its own staging and nothing else.
+the old manifest listed. A run that fails removes its own staging and nothing else. A set whose
+folder is a URL is in an object store, which knows no renames: see `stored`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from kdissect.errors import CaptureError, OutputError
+from kdissect.capture.remote import is_remote
+from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
+from kdissect.pipeline import stored
 from kdissect.pipeline.sink import COMPRESSION, COMPRESSION_LEVEL, STAGING, StagedFile
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
@@ -28,7 +32,10 @@ MANIFEST = "_kdissect.json"
 
 
 def check_out(out: str, overwrite: bool) -> None:
-    """Raise OutputError unless a new table set may be written to `out`."""
+    """Raise OutputError unless a new table set may be written to `out`, a folder or a URL."""
+    if is_remote(out):
+        stored.check(out, MANIFEST, overwrite)
+        return
     path = Path(out)
     if path.exists() and not path.is_dir():
         raise OutputError(f"{out}: is a file; --out names a folder")
@@ -51,6 +58,14 @@ def check_out(out: str, overwrite: bool) -> None:
 def staging(out: str) -> Iterator[str]:
     """A run's id; whatever it staged is gone afterwards, also when it failed."""
     run_id = uuid.uuid4().hex[:12]
+    if is_remote(out):
+        stored.begin(out, run_id)
+        try:
+            yield run_id
+        finally:
+            with suppress(EnvironmentFailed):  # no manifest lists what stays then
+                stored.end(out, run_id, _listed(_document(out)))
+        return
     created = not Path(out).exists()
     try:
         (Path(out) / STAGING / run_id).mkdir(parents=True)
@@ -74,8 +89,11 @@ def commit(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, A
     `manifest` gets `format_version` and `tables` here; fixed tables without rows get an empty
     file, so that every reader finds their schema.
     """
+    if is_remote(out):
+        _commit_far(out, run_id, files, manifest)
+        return
     root = Path(out)
-    old = read_manifest(out) if (root / MANIFEST).exists() else None
+    old = read_manifest(out) if has_set(out) else None
     tables: dict[str, dict[str, Any]] = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
     for number, file in enumerate(sorted(files, key=lambda file: (file.table, file.path))):
         entry = tables.setdefault(file.table, {"rows": 0, "files": []})
@@ -84,24 +102,62 @@ def commit(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, A
         os.replace(root / STAGING / run_id / file.path, root / name)
         entry["rows"] += file.row_count
         entry["files"].append(name)
-    for table, schema in fixed_tables(manifest.get("options", {}).get("decode_values")).items():
-        if not tables[table]["files"]:
-            name = f"{table}/part-00000-{run_id}.parquet"
-            (root / table).mkdir(parents=True, exist_ok=True)
-            _write_empty(root / name, schema)
-            tables[table]["files"].append(name)
-    document = {"format_version": FORMAT_VERSION, **manifest, "tables": tables}
+    for name, schema in _empty_files(tables, run_id, manifest):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        _write_empty(root / name, schema)
     temporary = root / STAGING / run_id / MANIFEST
-    temporary.write_text(json.dumps(document, indent=1) + "\n")
+    temporary.write_text(_text(tables, manifest))
     os.replace(temporary, root / MANIFEST)
     if old is not None:
         _remove_files(root, old, keep=tables)
 
 
-def _write_empty(path: Path, schema: pa.Schema) -> None:
+def _commit_far(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]) -> None:
+    """As `commit`, where files have their names already."""
+    place = stored.Place(out)
+    tables: dict[str, dict[str, Any]] = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
+    for file in sorted(files, key=lambda file: (file.table, file.path)):
+        entry = tables.setdefault(file.table, {"rows": 0, "files": []})
+        entry["rows"] += file.row_count
+        entry["files"].append(file.path)
+    for name, schema in _empty_files(tables, run_id, manifest):
+        buffer = pa.BufferOutputStream()
+        _write_empty(buffer, schema)
+        place.write(name, buffer.getvalue().to_pybytes())
+    document = {"tables": tables}
+    listed = _listed(document)
+    if not all(place.has(sorted(listed))):
+        raise EnvironmentFailed(f"{out}: files of this run were removed by another one")
+    place.write(MANIFEST, _text(tables, manifest).encode())
+    stored.remove_unlisted(place, listed)
+
+
+def _empty_files(
+    tables: dict[str, dict[str, Any]], run_id: str, manifest: dict[str, Any]
+) -> Iterator[tuple[str, pa.Schema]]:
+    """(name, schema) of the files that tables without rows get; they are entered in `tables`."""
+    for table, schema in fixed_tables(manifest.get("options", {}).get("decode_values")).items():
+        if not tables[table]["files"]:
+            name = f"{table}/part-00000-{run_id}.parquet"
+            tables[table]["files"].append(name)
+            yield name, schema
+
+
+def _text(tables: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> str:
+    document = {"format_version": FORMAT_VERSION, **manifest, "tables": tables}
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _listed(document: dict[str, Any] | None) -> set[str]:
+    """The files that a manifest lists."""
+    entries = document["tables"].values() if document else ()
+    return {name for entry in entries for name in entry["files"]}
+
+
+def _write_empty(target: Any, schema: pa.Schema) -> None:
     pq.write_table(
         schema.empty_table(),
-        path,
+        target,
         compression=COMPRESSION,
         compression_level=COMPRESSION_LEVEL,
         store_schema=False,
@@ -122,11 +178,58 @@ def _remove_files(root: Path, old: dict[str, Any], keep: dict[str, Any]) -> None
                 continue  # holds files that count
 
 
+def has_set(out: str) -> bool:
+    """Whether there is a table set at `out`, as far as its manifest tells."""
+    if is_remote(out):
+        return stored.Place(out).read(MANIFEST) is not None
+    return (Path(out) / MANIFEST).exists()
+
+
+def absolute(out: str) -> str:
+    """`out` as tasks anywhere can use it."""
+    return out if is_remote(out) else os.path.abspath(out)
+
+
+def dataset(out: str, names: list[str]) -> pads.Dataset:
+    """The rows of a table's files, which the manifest lists; CaptureError where one is gone."""
+    files = [f"{out.rstrip('/')}/{name}" for name in names]
+    if not is_remote(out):
+        is_there = [os.path.exists(file) for file in files]
+        found = files
+        store = None
+    else:
+        place = stored.Place(out)
+        is_there = place.has(names)
+        found = [place.path(name) for name in names]
+        store = place.store
+    if not all(is_there):
+        gone = files[is_there.index(False)]
+        raise CaptureError(f"{gone}: listed in the manifest, but not there")
+    return pads.dataset(found, format="parquet", filesystem=store)
+
+
+def _document(out: str) -> dict[str, Any] | None:
+    """The manifest at a URL; None where there is none that can be used."""
+    try:
+        return read_manifest(out)
+    except CaptureError:
+        return None
+
+
+def _manifest_text(out: str) -> str:
+    if not is_remote(out):
+        return (Path(out) / MANIFEST).read_text()
+    data = stored.Place(out).read(MANIFEST)
+    if data is None:
+        raise FileNotFoundError
+    return data.decode()
+
+
 def read_manifest(out: str) -> dict[str, Any]:
     """The manifest of a table set; CaptureError where there is none or it is not readable."""
-    path = Path(out) / MANIFEST
+    path = f"{out.rstrip('/')}/{MANIFEST}"
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(_manifest_text(out))
     except FileNotFoundError:
         raise CaptureError(f"{out}: no table set ({MANIFEST} is missing)") from None
     except NotADirectoryError:

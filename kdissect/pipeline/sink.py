@@ -1,7 +1,8 @@
 """Where tables go: memory, or Parquet files staged for one task attempt.
 
 Files of an attempt have unique names under ``_staging``; nothing is visible until `commit` moves
-the files of successful attempts into place and writes the manifest last.
+the files of successful attempts into place and writes the manifest last. In an object store they
+have their final names at once, and only the manifest makes them visible (`stored`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kdissect.capture.remote import is_remote
+from kdissect.errors import EnvironmentFailed
+from kdissect.pipeline.stored import STAGING, Place, is_open
 from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
 from kdissect.tables.values import plain
 
-STAGING = "_staging"
 ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
 COMPRESSION = "zstd"
@@ -50,7 +53,10 @@ class MemorySink:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A finished file of an attempt: its table, path under the staging folder, rows, bytes."""
+    """A finished file of an attempt: its table, path, rows, bytes.
+
+    path: under the run's staging folder; in an object store, under the set's.
+    """
 
     table: str
     path: str
@@ -59,11 +65,16 @@ class StagedFile:
 
 
 class _Writer:
-    """One table's file of one attempt: buffers rows into row groups."""
+    """One table's file of one attempt: buffers rows into row groups.
 
-    def __init__(self, name: str, path: Path) -> None:
+    path: of the file, relative to the store's folder where `place` is given.
+    """
+
+    def __init__(self, name: str, path: str, place: Place | None = None) -> None:
         self.name = name
         self.path = path
+        self._place = place
+        self._stream: Any = None
         self.row_count = 0
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
@@ -85,9 +96,8 @@ class _Writer:
         if self.name in ORDERED_BY:
             table = table.sort_by(ORDERED_BY[self.name])  # a stable sort
         if self._writer is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(
-                self.path,
+                self._target(),
                 table.schema,
                 compression=COMPRESSION,
                 compression_level=COMPRESSION_LEVEL,
@@ -102,13 +112,24 @@ class _Writer:
         self._writer.write_table(table.cast(self._writer.schema), row_group_size=ROW_GROUP_ROWS)
         self.row_count += table.num_rows
 
+    def _target(self) -> Any:
+        if self._place is not None:
+            self._stream = self._place.open_output(self.path)
+            return self._stream
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        return self.path
+
     def close(self) -> int:
         if self._pending:
             self._flush()
         if self._writer is None:
             return 0
         self._writer.close()
-        return self.path.stat().st_size
+        if self._place is None:
+            return os.stat(self.path).st_size
+        size = int(self._stream.tell())
+        self._stream.close()
+        return size
 
 
 def _aligned(tables: list[pa.Table]) -> list[pa.Table]:
@@ -159,27 +180,39 @@ def _statistics_columns(schema: pa.Schema) -> bool | list[str]:
 
 
 class ParquetSink:
-    """Files of one attempt under out/_staging/<run>/<attempt>/<table>/."""
+    """Files of one attempt: out/_staging/<run>/<attempt>/<table>/part-<attempt>.parquet, or
+    out/<table>/part-<attempt>-<run>.parquet where `out` is in an object store."""
 
     def __init__(self, out: str, run_id: str, label: str) -> None:
         self.label = label
-        self.root = Path(out) / STAGING / run_id
+        self.run_id = run_id
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
+        self.root = Path(out) / STAGING / run_id
+        self.place = Place(out) if is_remote(out) else None
         # fails when the run is over and its staging gone, as it should
-        (self.root / self.attempt).mkdir()
+        if self.place is None:
+            (self.root / self.attempt).mkdir()
+        elif not is_open(self.place, run_id):
+            raise EnvironmentFailed(f"{out}: the run that this task belongs to is over")
         self._writers: dict[str, _Writer] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:
         if name not in self._writers:
-            path = self.root / self.attempt / name / f"part-{self.attempt}.parquet"
-            self._writers[name] = _Writer(name, path)
+            self._writers[name] = _Writer(name, self._path(name), self.place)
         self._writers[name].add(table)
+
+    def _path(self, name: str) -> str:
+        if self.place is not None:
+            return f"{name}/part-{self.attempt}-{self.run_id}.parquet"
+        return str(self.root / self.attempt / name / f"part-{self.attempt}.parquet")
 
     def close(self) -> list[StagedFile]:
         files = []
         for name, writer in self._writers.items():
             size = writer.close()
             if writer.row_count:
-                path = os.path.relpath(writer.path, self.root)
+                path = writer.path
+                if self.place is None:
+                    path = os.path.relpath(path, self.root)
                 files.append(StagedFile(name, path, writer.row_count, size))
         return files

@@ -18,6 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from kdissect.api import Tables, open_tables
+from kdissect.capture.remote import is_remote
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.names import snake_case
 
@@ -49,6 +50,8 @@ class Database:
         self._connection.execute("SET preserve_insertion_order = false")
         self._connection.execute("SET enable_progress_bar = false")  # it would go to stdout
         root = None if isinstance(source, Tables) else os.fspath(source)
+        if root is not None and is_remote(root):
+            root = None  # pyarrow knows how to get there
         for name in self.tables.names:
             self._add_view(root, name)
 
@@ -72,7 +75,7 @@ class Database:
             files = [os.path.join(root, file) for file in entry["files"]]
         if not files or any(_GLOB & set(file) for file in files):
             # rows in memory, or a path that DuckDB would take for a pattern
-            self._connection.register(view, self.tables[name].to_arrow())
+            self._connection.register(view, self.tables[name].dataset)
             return
         listed = ", ".join(_text(file) for file in files)
         self._connection.execute(f'CREATE VIEW "{view}" AS FROM read_parquet([{listed}])')

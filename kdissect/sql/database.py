@@ -231,6 +231,8 @@ def _parquet_files(dataset: pads.Dataset) -> list[str]:
     files = getattr(dataset, "files", None)
     if files is None or getattr(dataset.format, "default_extname", "") != "parquet":
         return []
+    if dataset.filesystem.type_name != "local":
+        return []  # in an object store: pyarrow knows how to get there
     return [os.path.abspath(path) for path in files]
 
 

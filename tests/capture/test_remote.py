@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow.fs as pafs
 import pytest
 
 import kdissect
@@ -10,42 +9,17 @@ from kdissect.capture import remote
 from kdissect.pipeline.append import extended
 from kdissect.pipeline.options import Options
 from tests.conftest import CAPTURES
-
-pytest.importorskip("moto", reason="moto is not installed")
+from tests.objects import object_store
 
 
 @pytest.fixture(scope="module")
 def bucket():
     """A bucket with captures and another file; the environment says where it is."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    values = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            patch.setenv(name, value)
-        remote._s3.cache_clear()
-        store = pafs.S3FileSystem(
-            endpoint_override=f"{host}:{port}", scheme="http", allow_bucket_creation=True
-        )
-        store.create_dir("captures")
-        for name, path in (
-            ("day1/java.pcap", "java_2_0_1.pcap"),
-            ("day1/deep/sarama.pcap.gz", "sarama.pcap.gz"),
-            ("day1/README.md", "README.md"),
-        ):
-            with store.open_output_stream(f"captures/{name}", compression=None) as out:
-                out.write((CAPTURES / path).read_bytes())
-        yield "s3a://captures"
-        remote._s3.cache_clear()
-    server.stop()
+    with object_store() as store:
+        store.put("day1/java.pcap", CAPTURES / "java_2_0_1.pcap")
+        store.put("day1/deep/sarama.pcap.gz", CAPTURES / "sarama.pcap.gz")
+        store.put("day1/README.md", CAPTURES / "README.md")
+        yield f"s3a://{store.bucket}"
 
 
 def _exchanges(tables: kdissect.Tables) -> list[tuple]:

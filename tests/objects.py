@@ -1,0 +1,108 @@
+"""An S3 server on loopback for tests, with an account of what was asked of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs as pafs
+import pytest
+
+from kdissect.capture import remote
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_REGION": "us-east-1",
+}
+
+
+@dataclass(slots=True)
+class Store:
+    """A server with one bucket. `requests`: method, path, range or None, of each that was asked."""
+
+    host: str
+    port: int
+    bucket: str
+    requests: list[tuple[str, str, tuple[int, int] | None]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"AWS_ENDPOINT_URL": f"http://{self.host}:{self.port}", **SECRETS}
+
+    @property
+    def filesystem(self) -> Any:
+        return pafs.S3FileSystem(
+            endpoint_override=f"{self.host}:{self.port}",
+            scheme="http",
+            allow_bucket_creation=True,
+        )
+
+    def url(self, name: str) -> str:
+        return f"s3://{self.bucket}/{name}"
+
+    def put(self, name: str, data: bytes | Path) -> str:
+        """Store an object; its URL."""
+        content = data if isinstance(data, bytes) else data.read_bytes()
+        with self.filesystem.open_output_stream(f"{self.bucket}/{name}", compression=None) as out:
+            out.write(content)
+        return self.url(name)
+
+    def names(self, under: str = "") -> list[str]:
+        """Objects below a prefix, without the bucket's name."""
+        base = f"{self.bucket}/{under}".rstrip("/")
+        selector = pafs.FileSelector(base, recursive=True, allow_not_found=True)
+        cut = len(self.bucket) + 1
+        infos = self.filesystem.get_file_info(selector)
+        return sorted(info.path[cut:] for info in infos if info.is_file)
+
+    def get_bytes(self, name: str) -> int:
+        """Bytes of an object that were asked for by ranges, since `requests` was cleared."""
+        asked = [
+            span
+            for method, path, span in self.requests
+            if method == "GET" and path == f"/{self.bucket}/{name}"
+        ]
+        assert None not in asked, "an object was read as a whole"
+        return sum(last + 1 - first for first, last in asked)  # type: ignore[misc]
+
+
+class _Counting:
+    """A WSGI application that notes what is asked before it is answered."""
+
+    def __init__(self, inner: Any, store: Store) -> None:
+        self.inner = inner
+        self.store = store
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", environ.get("HTTP_RANGE", ""))
+        span = (int(found[1]), int(found[2])) if found else None
+        self.store.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], span))
+        return self.inner(environ, start_response)
+
+
+@contextmanager
+def object_store(bucket: str = "captures") -> Iterator[Store]:
+    """A server with an empty bucket; the environment says where it is meanwhile."""
+    pytest.importorskip("moto", reason="moto is not installed")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    store = Store(host, port, bucket)
+    server._server.app = _Counting(server._server.app, store)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in store.environment.items():
+            patch.setenv(name, value)
+        remote._s3.cache_clear()
+        try:
+            store.filesystem.create_dir(bucket)
+            yield store
+        finally:
+            remote._s3.cache_clear()
+            server.stop()
