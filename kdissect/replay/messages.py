@@ -8,7 +8,8 @@ from typing import Any
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.replay.model import ADMIN, GROUPS, PRODUCE, READ, TRANSACTIONS, Exchange
-from kdissect.wire.message import Message, decode_message
+from kdissect.wire.forms import decode_alike
+from kdissect.wire.message import Message
 from kdissect.wire.reference import read_int16, read_string
 
 NO_API = -1  # a raw SASL token, or a response that says nothing of its request
@@ -115,7 +116,7 @@ def _decoded(exchange: Exchange, frame: bytes | None, side: str) -> Message | No
     if frame is None or exchange.api_key == NO_API:
         return None
     try:
-        return decode_message(
+        return decode_alike(
             frame, side=side, api_key=exchange.api_key, api_version=exchange.api_version
         )
     except (DecodeError, ValueError):
@@ -127,7 +128,8 @@ def expects_response(api_key: int, frame: bytes | None) -> bool:
     if api_key != PRODUCE_API or frame is None:
         return True
     try:
-        body = decode_message(frame, side="request").body
+        api_version = read_int16(frame, 2)[0]
+        body = decode_alike(frame, side="request", api_key=api_key, api_version=api_version).body
     except (DecodeError, ValueError):
         return True
     return bool(body["acks"] != 0)

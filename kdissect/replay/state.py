@@ -23,7 +23,8 @@ from kdissect.replay.producers import Producers
 from kdissect.replay.sessions import FetchSessions, ShareSession
 from kdissect.replay.target_facts import ZERO_UUID, TargetFacts
 from kdissect.replay.walk import Kind
-from kdissect.wire.message import Message, decode_message
+from kdissect.wire.forms import decode_alike
+from kdissect.wire.message import Message
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
 
@@ -174,7 +175,7 @@ class State:
         if self._last_answer[0] is response:
             return self._last_answer[1]
         try:
-            answer = decode_message(
+            answer = decode_alike(
                 response,
                 side="response",
                 api_key=step.exchange.api_key,

@@ -35,7 +35,7 @@ class Message:
     surplus: bytes = b""
 
     def __post_init__(self) -> None:
-        definition, header_definition, header_version = _definitions(
+        definition, header_definition, header_version = definitions_of(
             catalog.api(self.api_key), self.api_version, self.side
         )
         header: dict[str, Any] = dict(self.header)
@@ -56,7 +56,7 @@ class Message:
         return catalog.api(self.api_key).name
 
 
-def _definitions(api: Api, api_version: int, side: str) -> tuple[Definition, Definition, int]:
+def definitions_of(api: Api, api_version: int, side: str) -> tuple[Definition, Definition, int]:
     """Body definition, header definition and header version. Raises ValueError."""
     definition = api.side(side)
     if api_version not in definition.versions:
@@ -126,7 +126,7 @@ def _request_identity(data: bytes | bytearray | memoryview) -> tuple[int, int]:
 
 
 def _decode(api: Api, version: int, side: str, data: bytes | bytearray | memoryview) -> Message:
-    definition, header_definition, header_version = _definitions(api, version, side)
+    definition, header_definition, header_version = definitions_of(api, version, side)
     header, pos = reference.decode(header_definition, header_version, data)
     body, pos = reference.decode(definition, version, data, pos)
     message = object.__new__(Message)  # what was decoded is complete already
@@ -167,7 +167,7 @@ def encode_message(message: Message) -> bytes:
 
     Gives back the bytes that Kafka's own writer makes. Raises EncodeError with ``.path``.
     """
-    definition, header_definition, header_version = _definitions(
+    definition, header_definition, header_version = definitions_of(
         catalog.api(message.api_key), message.api_version, message.side
     )
     header: Mapping[str, Any] = message.header
