@@ -31,18 +31,18 @@ class Untranslatable(Exception):
 
 def translate(t: State, step: Step, request: Message) -> bool:
     """Change the decoded request's body; says whether anything changed. Raises Untranslatable."""
-    special = _SPECIAL.get(step.exchange.api_key)
+    special = SPECIAL.get(step.exchange.api_key)
     is_changed = special(t, step, request) if special is not None else False
     # All are found before any is changed, and epochs of members are looked up by the capture's ids.
     found_spots = list(spots(request))
     found_spots.sort(key=lambda spot: spot.kind is not Kind.GENERATION)
     for spot in found_spots:
-        change = _CHANGES.get(spot.kind)
+        change = CHANGES.get(spot.kind)
         if change is None:
             continue
         value = spot.holder[spot.slot.name]
         if spot.kind is Kind.PRODUCER_ID:
-            is_changed |= _producer_epoch(t, spot)
+            is_changed |= producer_epoch(t, spot)
         if isinstance(value, list):
             found = [change(t, step, spot, each) for each in value]
         else:
@@ -103,9 +103,9 @@ def _producer_id(t: State, step: Step, spot: Spot, value: int) -> int:
     return found
 
 
-def _producer_epoch(t: State, spot: Spot) -> bool:
+def producer_epoch(t: State, spot: Spot) -> bool:
     """Translate the epoch beside a producer id, which is the capture's still."""
-    name = spot.slot.name.removesuffix("_id") + "_epoch"
+    name = epoch_name(spot)
     producer_id = spot.holder[spot.slot.name]
     if name not in spot.holder or producer_id < 0:
         return False
@@ -114,6 +114,11 @@ def _producer_epoch(t: State, spot: Spot) -> bool:
         return False
     spot.holder[name] = found.epoch
     return True
+
+
+def epoch_name(spot: Spot) -> str:
+    """The field with the epoch of a producer id."""
+    return spot.slot.name.removesuffix("_id") + "_epoch"
 
 
 def _member(t: State, step: Step, spot: Spot, value: str) -> str:
@@ -169,7 +174,7 @@ def _records(t: State, step: Step, spot: Spot, value: bytes) -> bytes:
     return value if out is None else bytes(out)
 
 
-_CHANGES: dict[Kind, Callable[[Any, Step, Spot, Any], Any]] = {
+CHANGES: dict[Kind, Callable[[Any, Step, Spot, Any], Any]] = {
     Kind.TOPIC: _topic,
     Kind.GROUP: _group,
     Kind.TRANSACTIONAL_ID: _transactional_id,
@@ -191,7 +196,7 @@ def _fetch(t: State, step: Step, request: Message) -> bool:
     if "session_id" not in request.body:
         return False
     before = request.body
-    captured = response_of(step.exchange)
+    captured = t.captured_of(step)
     code = 0 if captured is None else captured.body.get("error_code", 0)
     request.body, reason = t.sessions.request(t.broker(step), step.number, before, code)
     if reason:
@@ -466,7 +471,7 @@ def _opaque(*names: str) -> Callable[[Any, Step, Message], bool]:
     return change
 
 
-_SPECIAL: dict[int, Callable[[Any, Step, Message], bool]] = {
+SPECIAL: dict[int, Callable[[Any, Step, Message], bool]] = {
     api.FETCH: _fetch,
     api.METADATA: _metadata,
     api.UNREGISTER_BROKER: _unregister,

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdissect.replay import messages as api
-from kdissect.replay.messages import request_of
-from kdissect.replay.model import Step
+from kdissect.replay.model import Exchange, Step
+from kdissect.replay.readings import spots_of
 from kdissect.replay.state import State
 from kdissect.replay.target_facts import GROUP_KEY, TRANSACTION_KEY
-from kdissect.replay.walk import Kind, spots
-from kdissect.wire.message import Message
+from kdissect.replay.walk import Kind
 
 _BY_LEADER = frozenset(
     {
@@ -36,15 +35,33 @@ _BY_TRANSACTION = frozenset(
     }
 )  # fmt: skip
 # Requests that need to know the partitions of their topics.
-NEEDS_TOPICS = _BY_LEADER | {
+_NEEDS_TOPICS = _BY_LEADER | {
     api.OFFSET_COMMIT, api.OFFSET_FETCH, api.CONSUMER_GROUP_HEARTBEAT, api.TXN_OFFSET_COMMIT,
     api.ADD_PARTITIONS_TO_TXN,
 }  # fmt: skip
+_TOPICS = frozenset({Kind.TOPIC, Kind.TOPIC_ID})
+_PARTITION = frozenset({Kind.PARTITION})
+_COORDINATED = frozenset({Kind.GROUP, Kind.TRANSACTIONAL_ID})
 
 
 def share_key(t: State, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
     """Whose share session a request is of, and at which node of the target."""
     return (target_node(t, step), body["group_id"] or "", body["member_id"] or "")
+
+
+def needs(t: State, exchange: Exchange) -> tuple[str, ...]:
+    """The capture's names of the topics that a request is about, where their leaders matter."""
+    if exchange.api_key not in _NEEDS_TOPICS:
+        return ()
+    names: dict[str, None] = {}
+    for kind, slot, holder, around in spots_of(exchange, _TOPICS):
+        value = holder[slot.name]
+        for each in value if isinstance(value, list) else [value]:
+            if kind is Kind.TOPIC:
+                names[each] = None
+            elif not around.topic and each in t.names:
+                names[t.names[each]] = None
+    return tuple(names)
 
 
 def wants_metadata(t: State, needs: tuple[str, ...]) -> list[str]:
@@ -63,12 +80,13 @@ def target_node(t: State, step: Step) -> int | None:
     if len(t.target.nodes) < 2:
         return None
     key = step.exchange.api_key
-    request = request_of(step.exchange)
     found: int | None = None
-    if request is not None and key in _BY_LEADER:
-        found = _leader(t, request)
-    elif request is not None and key in (_BY_GROUP | _BY_TRANSACTION):
-        found = _coordinator(t, request, key in _BY_TRANSACTION)
+    if key in _BY_LEADER:
+        found = _leader(t, step.exchange)
+    elif key in _BY_TRANSACTION:
+        found = _coordinator(t, step.exchange, Kind.TRANSACTIONAL_ID, TRANSACTION_KEY)
+    elif key in _BY_GROUP:
+        found = _coordinator(t, step.exchange, Kind.GROUP, GROUP_KEY)
     if found is not None and found in t.target.nodes:
         return found
     captured = t.plan.workload.connections[step.connection].node_id
@@ -78,30 +96,26 @@ def target_node(t: State, step: Step) -> int | None:
     return found if found in t.target.nodes else None
 
 
-def _leader(t: State, request: Message) -> int | None:
+def _leader(t: State, exchange: Exchange) -> int | None:
     """The node that leads most of the partitions that a request names."""
     votes: dict[int, int] = {}
-    for kind, slot, holder, around in spots(request):
-        if kind is Kind.PARTITION:
-            name = t.topic(t.topic_name(around.topic, around.topic_id))
-            value = holder[slot.name]
-            for number in value if isinstance(value, list) else [value]:
-                leader = t.target.leaders.get((name, number))
-                if leader is not None:
-                    votes[leader[0]] = votes.get(leader[0], 0) + 1
+    for _, slot, holder, around in spots_of(exchange, _PARTITION):
+        name = t.topic(t.topic_name(around.topic, around.topic_id))
+        value = holder[slot.name]
+        for number in value if isinstance(value, list) else [value]:
+            leader = t.target.leaders.get((name, number))
+            if leader is not None:
+                votes[leader[0]] = votes.get(leader[0], 0) + 1
     return max(votes, key=lambda node: votes[node]) if votes else None
 
 
-def _coordinator(t: State, request: Message, is_transaction: bool) -> int | None:
-    wanted = Kind.TRANSACTIONAL_ID if is_transaction else Kind.GROUP
-    key_type = TRANSACTION_KEY if is_transaction else GROUP_KEY
-    for kind, slot, holder, _ in spots(request):
-        if kind is wanted:
-            value = holder[slot.name]
-            for name in value if isinstance(value, list) else [value]:
-                node = t.target.coordinators.get((key_type, t.renamed(kind, name)))
-                if node is not None:
-                    return node
+def _coordinator(t: State, exchange: Exchange, wanted: Kind, key_type: int) -> int | None:
+    for kind, slot, holder, _ in spots_of(exchange, {wanted}):
+        value = holder[slot.name]
+        for name in value if isinstance(value, list) else [value]:
+            node = t.target.coordinators.get((key_type, t.renamed(kind, name)))
+            if node is not None:
+                return node
     return None
 
 
@@ -115,12 +129,10 @@ def coordinator_keys(t: State) -> list[tuple[int, str]]:
         key = step.exchange.api_key
         if key not in _BY_GROUP and key not in _BY_TRANSACTION:
             continue
-        request = request_of(step.exchange)
-        for kind, slot, holder, _ in spots(request) if request is not None else ():
-            if kind is Kind.GROUP or kind is Kind.TRANSACTIONAL_ID:
-                value = holder[slot.name]
-                key_type = GROUP_KEY if kind is Kind.GROUP else TRANSACTION_KEY
-                for name in value if isinstance(value, list) else [value]:
-                    if name:
-                        found[key_type, t.renamed(kind, name)] = None
+        for kind, slot, holder, _ in spots_of(step.exchange, _COORDINATED):
+            value = holder[slot.name]
+            key_type = GROUP_KEY if kind is Kind.GROUP else TRANSACTION_KEY
+            for name in value if isinstance(value, list) else [value]:
+                if name:
+                    found[key_type, t.renamed(kind, name)] = None
     return list(found)

@@ -1,157 +1,297 @@
-"""What can be known of a request before the run, so that sending it takes no decoding.
+"""Requests and answers of a form that is known: translated and learnt from without being decoded.
 
-Most requests of a large workload are alike and small: nothing in them needs a translation, or only
-the topic ids and producers of a Produce, which have their size and place. Their captured bytes are
-sent with just these changed. `adapt` stays the definition; the tests compare both.
+Most messages of a large workload are small and alike (`wire.forms`). What `adapt` would change in a
+request lies at places that its form tells, and has its size; so the captured bytes are sent with
+just these patched. What `learning` asks of an answer are a few values beside those of the captured
+response, and where both are of one form, they lie at the same places.
+
+`adapt` and `learning` stay the definition: whatever is not met here gives None, and they are asked;
+what is changed is what `adapt` says for that kind of field. The tests compare both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
+from kdissect.replay import adapt
 from kdissect.replay import messages as api
-from kdissect.replay.batches import BatchHeader, headers, is_sealed, patch_producer
-from kdissect.replay.messages import entries, request_of
-from kdissect.replay.model import Exchange
-from kdissect.replay.offsets import Log
-from kdissect.replay.producers import NOBODY, Producer
+from kdissect.replay.batches import headers
+from kdissect.replay.messages import TRANSIENT
+from kdissect.replay.model import READ, Step
+from kdissect.replay.readings import Place, Reading, reading_of
 from kdissect.replay.state import State
-from kdissect.replay.target_facts import ZERO_UUID
-from kdissect.replay.walk import Kind, Spot, spots
+from kdissect.replay.walk import Kind, Spot
+from kdissect.wire.forms import FORMS_MAX, Form, Leaf, form_of
 
-# APIs that have no translation of their own in `adapt` (Metadata and FindCoordinator: see below).
-_PLAIN = frozenset(
-    {
-        api.PRODUCE_API, api.LIST_OFFSETS, api.METADATA, api.OFFSET_COMMIT, api.OFFSET_FETCH,
-        api.FIND_COORDINATOR, api.JOIN_GROUP, api.HEARTBEAT, api.LEAVE_GROUP, api.DESCRIBE_GROUPS,
-        api.LIST_GROUPS, api.API_VERSIONS, api.INIT_PRODUCER_ID, api.DESCRIBE_CLUSTER,
-    }
-)  # fmt: skip
-_NAMES = frozenset({Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID, Kind.PARTITION})
+_NAMES = frozenset({Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID})  # the same without renames
+_CHANGING = frozenset(adapt.CHANGES) - _NAMES
+_BESIDE = frozenset({Kind.GENERATION, Kind.PRODUCER_ID})  # need the struct around
 _GROUP_OR_TRANSACTION = (0, 1)  # key types of FindCoordinator
 
+_Special = Callable[[State, Step, Reading, bytes, list[Any], bytearray], bool]
 
-@dataclass(slots=True)
-class Shortcut:
-    """needs: the capture's names of topics that the request is about, where leaders matter.
 
-    is_plain: nothing in it is translated, whatever is learnt. topic_ids: (place in the frame, id);
-    batches: (log, header with its place in the frame, was its CRC right): with `is_patched` these
-    are all that is translated.
+# -- requests -----------------------------------------------------------------------------------
+
+
+class _Patch:
+    """What may be another at the target in requests of a form.
+
+    places: in the order in which `adapt` changes them. special: the API's own, None where it does
+    nothing; `is_known` False: only `adapt` knows.
     """
 
-    needs: tuple[str, ...] = ()
-    is_plain: bool = False
-    is_patched: bool = False
-    topic_ids: tuple[tuple[int, UUID], ...] = ()
-    batches: tuple[tuple[Log, BatchHeader, bool], ...] = ()
+    __slots__ = ("is_known", "is_plain", "places", "reading", "special")
+
+    def __init__(self, form: Form) -> None:
+        self.reading = reading_of(form)
+        self.is_known, self.special = _special(self.reading)
+        places = [place for place in self.reading.of(_CHANGING) if place.leaves]
+        self.places = sorted(places, key=lambda place: place.kind is not Kind.GENERATION)
+        self.is_plain = self.is_known and self.special is None and not self.places
 
 
-def shortcut(t: State, exchange: Exchange, needs_topics: bool) -> Shortcut:
-    """What can be known of a request."""
-    request = request_of(exchange)
-    if request is None:
-        return Shortcut()
-    found = list(spots(request))
-    made = Shortcut(_needs(t, found) if needs_topics else ())
-    if exchange.api_key not in _PLAIN or t.has_renames or t.options.reencode:
-        return made
-    body = request.body
-    if exchange.api_key == api.METADATA and body["topics"] and not t.may_create:
-        return made
-    if exchange.api_key == api.FIND_COORDINATOR:
-        if body.get("key_type", 0) not in _GROUP_OR_TRANSACTION:
-            return made
-    if not any(_is_translated(spot) for spot in found):
-        made.is_plain = True
-    elif exchange.api_key == api.PRODUCE_API:
-        _patches(t, made, exchange, body)
-    return made
+_patch_of = lru_cache(FORMS_MAX)(_Patch)
 
 
-def _needs(t: State, found: list[Spot]) -> tuple[str, ...]:
-    names: dict[str, None] = {}
-    for kind, slot, holder, around in found:
-        value = holder[slot.name]
-        if kind is Kind.TOPIC:
-            names.update(dict.fromkeys(value if isinstance(value, list) else [value]))
-        elif kind is Kind.TOPIC_ID and not around.topic:
-            for each in value if isinstance(value, list) else [value]:
-                if each in t.names:
-                    names[t.names[each]] = None
-    return tuple(names)
+def patched(t: State, step: Step, frame: bytes, correlation_id: int) -> bytes | None:
+    """The frame with the target's ids; None where `adapt` has to be asked. Raises Untranslatable as
+    it does."""
+    exchange = step.exchange
+    form = form_of(frame, "request", exchange.api_key, exchange.api_version)
+    if form is None or t.has_renames or t.options.reencode:
+        return None
+    patch = _patch_of(form)
+    if not patch.is_known:
+        return None
+    out = bytearray(frame)
+    out[4:8] = correlation_id.to_bytes(4, "big", signed=True)
+    if patch.is_plain:
+        return bytes(out)
+    values = form.values(frame)
+    if patch.special is not None:
+        if not patch.special(t, step, patch.reading, frame, values, out):
+            return None
+    for place in patch.places:
+        if not _change(t, step, place, values, out):
+            return None
+    return bytes(out)
 
 
-def _is_translated(spot: Spot) -> bool:
-    """Whether a value may be another at the target."""
-    if spot.kind in _NAMES:
+def _change(t: State, step: Step, place: Place, values: list[Any], out: bytearray) -> bool:
+    kind = place.kind
+    if kind in _BESIDE:
+        spot = place.spot(values)
+        if kind is Kind.PRODUCER_ID and adapt.producer_epoch(t, spot):
+            name = adapt.epoch_name(spot)
+            leaf = place.holder[name]
+            if not isinstance(leaf, Leaf) or not _put(out, leaf, spot.holder[name]):
+                return False
+    else:
+        spot = Spot(kind, place.slot, _NOTHING, place.around_of(values))
+    change = adapt.CHANGES[kind]
+    for leaf in place.leaves:
+        value = values[leaf.place]
+        found = change(t, step, spot, value)
+        if found != value and not _put(out, leaf, found):
+            return False
+    return True
+
+
+_NOTHING: dict[str, Any] = {}
+
+
+def _put(out: bytearray, leaf: Leaf, value: Any) -> bool:
+    """Write a value where another was; False where it has not its size."""
+    if isinstance(value, UUID):
+        value = value.bytes
+    elif isinstance(value, str):
+        try:
+            value = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return False
+    if isinstance(value, bytes):
+        if len(value) != leaf.size:
+            return False
+        out[leaf.pos : leaf.pos + leaf.size] = value
+        return True
+    try:
+        struct.pack_into(f">{leaf.code}", out, leaf.pos, value)
+    except struct.error:
         return False
-    value = spot.holder[spot.slot.name]
-    for each in value if isinstance(value, list) else [value]:
-        if spot.kind is Kind.TOPIC_ID:
-            if each != ZERO_UUID:
-                return True
-        elif spot.kind is Kind.MEMBER:
-            if each:
-                return True
-        elif spot.kind is Kind.RECORDS:
-            if any(header.producer_id >= 0 for header in headers(each)):
-                return True
-        elif each >= 0:
-            return True
+    return True
+
+
+def _special(reading: Reading) -> tuple[bool, _Special | None]:
+    """Whether the API's own translation is known here, and what does it, None: it does nothing."""
+    key, body = reading.form.api_key, reading.body
+    if key not in adapt.SPECIAL:
+        return True, None
+    if key == api.FETCH:
+        return True, (_fields if "session_id" in body else None)
+    if key in (api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE):
+        return True, _fields
+    if key == api.METADATA:
+        return True, (_metadata if body["topics"] else None)
+    if key == api.FIND_COORDINATOR:
+        return True, _find_coordinator
+    if key == api.JOIN_GROUP:
+        return True, None  # it renames
+    if key == api.CONSUMER_GROUP_HEARTBEAT:
+        return body["topic_partitions"] is None, None
+    return False, None
+
+
+def _fields(
+    t: State, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
+) -> bool:
+    """What `adapt` changes in single fields at the top: sessions and their epochs."""
+    message = reading.form.message(frame)
+    before = message.body
+    values_before = dict(before)
+    if not adapt.SPECIAL[step.exchange.api_key](t, step, message):
+        return True
+    for name, value in message.body.items():
+        was = values_before[name]
+        if value is was or value == was:
+            continue
+        leaf = reading.body[name]
+        if not isinstance(leaf, Leaf) or not _put(out, leaf, value):
+            return False
+    return True
+
+
+def _metadata(
+    t: State, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
+) -> bool:
+    leaf = reading.body.get("allow_auto_topic_creation")
+    if t.may_create:
+        return True
+    return isinstance(leaf, Leaf) and _put(out, leaf, False)
+
+
+def _find_coordinator(
+    t: State, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
+) -> bool:
+    leaf = reading.body.get("key_type")
+    return leaf is None or values[leaf.place] in _GROUP_OR_TRANSACTION
+
+
+# -- answers ------------------------------------------------------------------------------------
+
+
+class Pair:
+    """A captured response and an answer of one form. codes: of the answer, `was` of the other."""
+
+    __slots__ = ("answered", "captured", "codes", "reading", "was")
+
+    def __init__(self, reading: Reading, captured: list[Any], answered: list[Any]) -> None:
+        self.reading, self.captured, self.answered = reading, captured, answered
+        self.codes = {answered[leaf.place] for leaf in reading.codes}
+        self.was = {captured[leaf.place] for leaf in reading.codes}
+
+
+def pair_of(t: State, step: Step, answer: bytes) -> Pair | None:
+    """Both responses of a step; None where they are not of one form."""
+    exchange = step.exchange
+    captured = exchange.response
+    if captured is None or len(captured) != len(answer) or t.options.reencode:
+        return None
+    key, version = exchange.api_key, exchange.api_version
+    form = form_of(captured, "response", key, version)
+    if form is None or not form.fits(int.from_bytes(answer)):
+        return None
+    return Pair(reading_of(form), form.values(captured), form.values(answer))
+
+
+def is_final(t: State, step: Step, pair: Pair) -> bool:
+    """Whether `learning.retry` would certainly take the answer as it is."""
+    if pair.codes & TRANSIENT and pair.codes & (TRANSIENT - pair.was):
+        return False
+    if step.exchange.api_key != api.FETCH:
+        return step.step_class != READ
+    return any(pair.codes) or _brings_all(t, pair)
+
+
+def _brings_all(t: State, pair: Pair) -> bool:
+    """Whether each partition of a Fetch that had data records has some, in the same order."""
+    for place in pair.reading.of(_RECORDS):
+        for leaf in place.leaves:
+            if not _has_data(pair.captured[leaf.place]):
+                continue
+            if not _has_data(pair.answered[leaf.place]):
+                return False
+            mine, theirs = place.around_of(pair.captured), place.around_of(pair.answered)
+            if mine.partition != theirs.partition or not _is_same_topic(t, mine, theirs):
+                return False
+    return True
+
+
+_RECORDS = frozenset({Kind.RECORDS})
+
+
+def _has_data(data: bytes) -> bool:
+    return any(not header.is_partial and not header.is_control for header in headers(data))
+
+
+def _is_same_topic(t: State, mine: Any, theirs: Any) -> bool:
+    if mine.topic or mine.topic_id is None:
+        return bool(t.topic(mine.topic) == theirs.topic)
+    return t.topic_id(mine.topic_id) == theirs.topic_id
+
+
+def learnt(t: State, step: Step, pair: Pair) -> bool:
+    """Learn from a final answer; False where `learning` has to."""
+    key = step.exchange.api_key
+    if key == api.PRODUCE_API:
+        return _produced(t, step, pair)
+    if key == api.FETCH:
+        return _fetched(t, step, pair)
     return False
 
 
-def _patches(t: State, made: Shortcut, exchange: Exchange, body: dict[str, Any]) -> None:
-    """The places of topic ids and batches in a Produce; in wire order, so none is another's."""
-    frame = exchange.request or b""
-    at = 0
-    topic_ids: list[tuple[int, UUID]] = []
-    batches: list[tuple[Log, BatchHeader, bool]] = []
-    for topic in entries(body["topic_data"]):
-        topic_id = topic.get("topic_id")
-        if topic_id is not None:
-            at = frame.find(topic_id.bytes, at)
-            if at < 0:
-                return
-            topic_ids.append((at, topic_id))
-            at += 16
-        name = t.topic_name(topic.get("name") or "", topic_id)
-        for partition in entries(topic["partition_data"]):
-            data = partition["records"] or b""
-            at = frame.find(data, at)
-            if at < 0:
-                return
-            for header in headers(data):
-                if header.magic == 2 and header.producer_id >= 0 and not header.is_partial:
-                    moved = header._replace(pos=at + header.pos)
-                    batches.append(((name, partition["index"]), moved, is_sealed(data, header)))
-            at += len(data)
-    made.is_patched = True
-    made.topic_ids, made.batches = tuple(topic_ids), tuple(batches)
+def _fetched(t: State, step: Step, pair: Pair) -> bool:
+    session, code = pair.reading.body.get("session_id"), pair.reading.body.get("error_code")
+    if not isinstance(session, Leaf) or not isinstance(code, Leaf):
+        return False
+    answer = {
+        "session_id": pair.answered[session.place],
+        "error_code": pair.answered[code.place],
+    }
+    captured_id = pair.captured[session.place]
+    t.sessions.answered(t.broker(step), step.number, captured_id, answer, is_final=True)
+    return True
 
 
-def patched(t: State, made: Shortcut, frame: bytes, correlation_id: int) -> bytes | None:
-    """The frame with the target's ids; None where one is not known (`adapt` says what then)."""
-    out = bytearray(frame)
-    out[4:8] = correlation_id.to_bytes(4, "big", signed=True)
-    for at, captured_id in made.topic_ids:
-        target_id = t.topic_id(captured_id)
-        if target_id is None:
-            return None
-        out[at : at + 16] = target_id.bytes
-    for log, header, was_sealed in made.batches:
-        captured = Producer(header.producer_id, header.producer_epoch)
-        found = t.producers.target(captured)
-        sequence = header.base_sequence
-        if found is None:
-            if header.is_transactional:
-                return None
-            found, sequence = NOBODY, -1
-        else:
-            sequence = t.producers.sequence(captured, log, sequence)
-        if (*found, sequence) != (*captured, header.base_sequence):
-            patch_producer(out, header, *found, sequence, seal=was_sealed)
-    return bytes(out)
+def _produced(t: State, step: Step, pair: Pair) -> bool:
+    """Where batches are that both brokers took, all of them."""
+    if any(pair.codes) or any(pair.was):
+        return False
+    found = []
+    for place in pair.reading.of(_OFFSETS):
+        if place.slot.name != "base_offset":
+            continue
+        mine, theirs = place.around_of(pair.captured), place.around_of(pair.answered)
+        if mine.partition != theirs.partition or not _is_same_topic(t, mine, theirs):
+            return False
+        (base,) = place.leaves
+        start = place.holder.get("log_start_offset")
+        log = (t.topic_name(mine.topic, mine.topic_id), mine.partition)
+        first = pair.answered[start.place] if isinstance(start, Leaf) else -1
+        found.append((log, pair.captured[base.place], pair.answered[base.place], first))
+    if len({log for log, _, _, _ in found}) < len(found):
+        return False
+    for log, captured, answered, start in found:
+        expected = t.offsets.expect(log, captured)
+        if expected is not None:
+            t.expected[step.number, log] = expected
+        t.offsets.produced(log, captured, answered)
+        t.offsets.target_starts(log, start)
+    return True
+
+
+_OFFSETS = frozenset({Kind.OFFSET})

@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdissect.errors import EncodeError
-from kdissect.replay import adapt, learning, routing
+from kdissect.replay import adapt, learning, routing, shortcuts
 from kdissect.replay import messages as api
 from kdissect.replay.adapt import Untranslatable
 from kdissect.replay.messages import request_of, response_of
 from kdissect.replay.model import Plan, SkipCode, Skipped, Step, TranslateOptions
 from kdissect.replay.reencode import reencoded
-from kdissect.replay.shortcuts import Shortcut, patched, shortcut
+from kdissect.replay.shortcuts import Pair, patched
 from kdissect.replay.state import State
 from kdissect.wire.message import encode_message
 
@@ -33,14 +33,16 @@ class Translator(State):
 
     def __init__(self, plan: Plan, options: TranslateOptions | None = None) -> None:
         super().__init__(plan, options)
-        self._shortcuts: list[Shortcut] = []
+        self._last_pair: tuple[bytes, Pair | None] = (b"", None)
+        self.is_quick = True  # by forms, where they are known
+        self._needs: list[tuple[str, ...]] = []
+        known: dict[tuple[str, ...], tuple[str, ...]] = {}
         for step in plan.steps:
-            if step.skipped is not None:
-                self._shortcuts.append(Shortcut())
-                continue
-            learning.from_capture(self, step.exchange)
-            needs_topics = step.exchange.api_key in routing.NEEDS_TOPICS
-            self._shortcuts.append(shortcut(self, step.exchange, needs_topics))
+            needs: tuple[str, ...] = ()
+            if step.skipped is None:
+                learning.from_capture(self, step.exchange)
+                needs = routing.needs(self, step.exchange)
+            self._needs.append(known.setdefault(needs, needs))
 
     # -- what the runner tells ------------------------------------------------------------------
 
@@ -58,7 +60,8 @@ class Translator(State):
     # -- where to -------------------------------------------------------------------------------
 
     def wants_metadata(self, step: Step) -> list[str]:
-        return routing.wants_metadata(self, self._shortcuts[step.number].needs)
+        needs = self._needs[step.number]
+        return routing.wants_metadata(self, needs) if needs else []
 
     def target_node(self, step: Step) -> int | None:
         return routing.target_node(self, step)
@@ -77,17 +80,14 @@ class Translator(State):
         refused = self._refused(step)
         if refused is not None:
             return refused
-        made = self._shortcuts[step.number]
-        if made.is_plain:
-            return _numbered(frame, correlation_id)
-        if made.is_patched:
-            quick = patched(self, made, frame, correlation_id)
-            if quick is not None:
-                return quick
-        request = request_of(exchange)
-        if request is None:  # ApiVersions in a version that nobody knows: its answer is for that
-            return _numbered(frame, correlation_id)
         try:
+            if self.is_quick:
+                quick = patched(self, step, frame, correlation_id)
+                if quick is not None:
+                    return quick
+            request = request_of(exchange)
+            if request is None:  # ApiVersions in a version that nobody knows, answered for that
+                return _numbered(frame, correlation_id)
             is_changed = adapt.translate(self, step, request)
             version = self.api_version(step)
             if version != exchange.api_version:
@@ -128,13 +128,27 @@ class Translator(State):
         captured = step.exchange.response
         if captured is None or response[4:] == captured[4:]:
             return ""
+        pair = self._pair(step, response)
+        if pair is not None and shortcuts.is_final(self, step, pair):
+            return ""
         answer = self.answer_of(step, response)
         if answer is None:
             return ""
         return learning.retry(self, step, answer)
 
+    def _pair(self, step: Step, response: bytes) -> Pair | None:
+        if self._last_pair[0] is not response:
+            self._last_pair = (
+                response,
+                shortcuts.pair_of(self, step, response) if self.is_quick else None,
+            )
+        return self._last_pair[1]
+
     def learn(self, step: Step, response: bytes) -> None:
         if not learning.teaches(step):
+            return
+        pair = self._pair(step, response)
+        if pair is not None and shortcuts.learnt(self, step, pair):
             return
         answer = self.answer_of(step, response)
         if answer is None:

@@ -200,11 +200,13 @@ def replay(
     rules: Iterable[str] = (),
     strict: bool = False,
     flip: Any = None,
+    is_quick: bool = True,
 ) -> Replayed:
     """Send every request to the made-up cluster, in the captured order. flip(step, message) may
     change an answer, like a proxy between."""
     plan = make_plan(workload, plan_options or everything())
     translator = Translator(plan, options)
+    translator.is_quick = is_quick
     translator.learn_metadata(cluster.metadata())
     comparator = Comparator(translator, load_rules(list(rules)), strict)
     done = Replayed(plan, translator, comparator)

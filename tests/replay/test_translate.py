@@ -22,7 +22,6 @@ from kdissect.replay.model import (
 from kdissect.replay.offsets import Offsets
 from kdissect.replay.plan import make_plan
 from kdissect.replay.producers import Producer, Producers
-from kdissect.replay.shortcuts import Shortcut
 from kdissect.replay.source import load_workload
 from kdissect.replay.translate import Translator
 from kdissect.wire.message import decode_message
@@ -361,25 +360,3 @@ def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
     assert line.count >= len(different)
     assert "POLICY_VIOLATION" in line.note
     assert {done.plan.steps[n].api_name for n in different} == {"ListOffsets"}
-
-
-@pytest.mark.parametrize("name", ["librdkafka.pcap", "sarama.pcap.gz"])
-def test_shortcuts_send_what_the_definition_says(captures: Path, name: str) -> None:
-    """Frames patched in place are those of decoding, translating and encoding."""
-    found = load_workload(str(captures / name))
-    plan = make_plan(found, everything())
-    quick, plain = Translator(plan), Translator(plan)
-    plain._shortcuts = [Shortcut() for _ in plan.steps]
-    used = 0
-    for translator in (quick, plain):
-        translator.learn_metadata(OtherCluster(found).metadata())
-        translator.producers.learn(Producer(0, 0), Producer(500, 9))
-        translator.producers.learn(Producer(1, 0), Producer(501, 9))
-        for topic_id in translator.names:
-            translator.bind_topic(topic_id, UUID(int=topic_id.int ^ 77))
-    for step in plan.steps:
-        if step.skipped is None:
-            made = quick._shortcuts[step.number]
-            used += made.is_plain or made.is_patched
-            assert quick.request(step, 8) == plain.request(step, 8)
-    assert used > 100
