@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.rows import joined
+from kdissect.rows import joined, pack, unpack
 
 # One pair of endpoints, ordered: (ip_a, port_a) <= (ip_b, port_b) as bytes. IPv4 is stored as
 # IPv4-mapped IPv6 (::ffff:a.b.c.d). `network` is 1 + the VXLAN or GENEVE network id, 0 without.
@@ -61,16 +61,11 @@ class SegmentBatch:
     segments: npt.NDArray[np.void]
 
     def to_bytes(self) -> bytes:
-        counts = np.array([len(self.endpoints), len(self.segments)], "<i8")
-        return b"".join((counts.tobytes(), self.endpoints.tobytes(), self.segments.tobytes()))
+        return pack([self.endpoints, self.segments])
 
     @staticmethod
     def from_bytes(data: bytes) -> SegmentBatch:
-        endpoint_count, segment_count = (int(n) for n in np.frombuffer(data, "<i8", 2))
-        start = 16
-        endpoints = np.frombuffer(data, ENDPOINTS, endpoint_count, start)
-        start += endpoints.nbytes
-        return SegmentBatch(endpoints, np.frombuffer(data, SEGMENT, segment_count, start))
+        return SegmentBatch(*unpack(data, (ENDPOINTS, SEGMENT)))
 
     @staticmethod
     def concat(batches: list[SegmentBatch]) -> SegmentBatch:

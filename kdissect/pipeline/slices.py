@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.index import ENDPOINTS
-from kdissect.rows import copied, joined
+from kdissect.rows import copied, joined, pack, unpack
 from kdissect.rows import take as rows_of
 from kdissect.stream.index import (
     ANOMALY,
@@ -134,24 +134,22 @@ def concat(parts: list[Assembly]) -> Assembly:
 
 def to_bytes(assembly: Assembly) -> bytes:
     """Everything but the anomalies, packed for a shuffle."""
+    carried = assembly.carried
     arrays = (assembly.endpoints, assembly.connections, assembly.exchanges, assembly.extents)
-    counts = np.array([*(len(array) for array in arrays), assembly.carried.source], "<i8")
-    carried = assembly.carried.data.tobytes()
-    return b"".join([counts.tobytes(), *(array.tobytes() for array in arrays), carried])
+    return pack([*arrays, carried.data, np.array([carried.source])])
 
 
 def from_bytes(data: bytes) -> Assembly:
-    """What `to_bytes` packed; the arrays are views, which `concat` copies."""
-    counts = np.frombuffer(data, "<i8", 5)
-    arrays = []
-    pos = counts.nbytes
-    for kind, count in zip(_KINDS[:4], counts[:4], strict=True):
-        array = np.frombuffer(data, kind, int(count), pos)
-        pos += array.nbytes
-        arrays.append(array)
-    carried = _carrying(int(counts[4]), np.frombuffer(data, np.uint8, offset=pos))
+    """What `to_bytes` packed."""
+    arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8), np.dtype(np.int64)))
+    endpoints, connections, exchanges, extents, carried, source = arrays
     return Assembly(
-        arrays[0], arrays[1], arrays[2], arrays[3], np.zeros(0, ANOMALY), carried=carried
+        endpoints,
+        connections,
+        exchanges,
+        extents,
+        np.zeros(0, ANOMALY),
+        carried=_carrying(int(source[0]), carried),
     )
 
 

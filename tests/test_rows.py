@@ -1,0 +1,32 @@
+"""Rows of structured arrays: what is packed comes back."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdissect.rows import pack, unpack
+
+DTYPES = (
+    np.dtype([("time_ns", "<i8"), ("port", "<u2"), ("ip", "u1", (16,))]),
+    np.dtype(np.uint8),
+    np.dtype(np.int64),
+)
+
+
+@given(st.lists(st.binary(max_size=400), min_size=len(DTYPES), max_size=len(DTYPES)))
+def test_packed_arrays_come_back(data: list[bytes]) -> None:
+    """Whatever the rows hold, and where there are none."""
+    arrays = [
+        np.frombuffer(part[: len(part) // dtype.itemsize * dtype.itemsize], dtype)
+        for part, dtype in zip(data, DTYPES, strict=True)
+    ]
+    for before, after in zip(arrays, unpack(pack(arrays), DTYPES), strict=True):
+        assert after.dtype == before.dtype
+        assert after.tobytes() == before.tobytes()
+
+
+def test_an_index_becomes_small() -> None:
+    """Rows like the ones before them cost a few bytes each."""
+    rows = np.zeros(1000, DTYPES[0])
+    rows["time_ns"] = 1_700_000_000 * 10**9 + 1000 * np.arange(1000)
+    assert len(pack([rows])) < rows.nbytes // 8
