@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 from kdissect.errors import CaptureError
 from kdissect.folder_stream import FolderStream
 from kdissect.pipeline.choose import time_ns
-from kdissect.pipeline.indexed import ANOMALIES, STORIES, Index, make_index
+from kdissect.pipeline.indexed import STORIES, Index, make_index
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.spark import use_this_python
@@ -176,7 +176,7 @@ class _Reader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         index = self._source._index()
         found = [] if self._table in STORIES else [_Slot(index.folder, n) for n in index.slots()]
-        if self._table in STORIES or self._table == ANOMALIES:
+        if index.has_stories(self._table):
             found.append(_Slot(index.folder, -1))
         return found
 

@@ -25,6 +25,7 @@ from kdissect.pipeline.facts import Facts
 from kdissect.pipeline.frames import Frames
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.record_sets import record_sets
+from kdissect.pipeline.record_values import alike, as_shown
 from kdissect.pipeline.slices import SIDES
 from kdissect.pipeline.stories import ChunkStories
 from kdissect.protocol import catalog
@@ -34,7 +35,7 @@ from kdissect.rows import take
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
-from kdissect.tables.connections import endpoint_columns
+from kdissect.tables.connections import broker_texts
 from kdissect.tables.embedded import EmbeddedFault, add_decoded
 from kdissect.tables.exchanges import (
     SASL_TOKEN,
@@ -43,7 +44,6 @@ from kdissect.tables.exchanges import (
     VersionSource,
     exchanges_table,
 )
-from kdissect.tables.internal import internal_rows, without_secrets
 from kdissect.tables.marks import (
     METADATA_TOPIC,
     METADATA_TOPIC_ID,
@@ -51,7 +51,7 @@ from kdissect.tables.marks import (
     RecordSets,
     message_marks,
 )
-from kdissect.tables.payload import FULL, shown, with_decoded
+from kdissect.tables.payload import FULL
 from kdissect.tables.records import (
     FETCH,
     NO_OFFSET,
@@ -67,7 +67,7 @@ from kdissect.tables.redact import TEXT, redact_body
 from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
 from kdissect.tables.values import binaries, ints, strings, times_from_ns
 from kdissect.wire.body import MessageColumns, body_type
-from kdissect.wire.records import FaultStage, iter_record_chunks
+from kdissect.wire.records import iter_record_chunks
 
 REQUEST, RESPONSE = SIDE_NUMBERS = 0, 1
 SASL_AUTHENTICATE = 36
@@ -83,17 +83,6 @@ _RECORD_SOURCES = {0: PRODUCE, 1: FETCH, 78: SHARE_FETCH, 59: SNAPSHOT}
 
 # Messages whose bytes may hold secrets: shown as [redacted] in anomalies.data by default.
 _SECRET_APIS = frozenset({17, 19, 32, 33, 36, 38, 39, 40, 41, 44, 51, 58})
-
-_RECORD_FAULTS: dict[tuple[FaultStage, Status], Anomaly] = {
-    (FaultStage.FRAMING, Status.UNKNOWN_MAGIC): Anomaly.UNKNOWN_MAGIC,
-    (FaultStage.CRC, Status.BAD_CRC): Anomaly.WRONG_CRC,
-    (FaultStage.CODEC, Status.UNKNOWN_CODEC): Anomaly.DECOMPRESSION_FAILED,
-    (FaultStage.CODEC, Status.CORRUPT): Anomaly.DECOMPRESSION_FAILED,
-    (FaultStage.CODEC, Status.LIMIT): Anomaly.DECOMPRESSION_LIMIT,
-    (FaultStage.RECORDS, Status.BAD_CRC): Anomaly.WRONG_CRC,
-    (FaultStage.RECORDS, Status.COUNT_MISMATCH): Anomaly.RECORD_COUNT_MISMATCH,
-    (FaultStage.RECORDS, Status.LIMIT): Anomaly.LIMIT,
-}
 
 _EMBEDDED_FAULTS = {
     Status.INVALID_UTF8: Anomaly.INVALID_UTF8,
@@ -148,7 +137,12 @@ def error_versions(api_key: int) -> npt.NDArray[np.bool_]:
 
 
 class Decoder:
-    """Decodes assemblies into a sink; holds what all chunks share."""
+    """Decodes assemblies into a sink; holds what all chunks share.
+
+    joins_pieces: edges of pieces of snapshots are events, joined later; else they are partial rows.
+    """
+
+    joins_pieces = True
 
     def __init__(
         self,
@@ -170,10 +164,7 @@ class Decoder:
     def run(self, assembly: Assembly) -> None:
         """All exchanges of the assembly, in order of time."""
         self.assembly = assembly
-        where = endpoint_columns(assembly.endpoints, assembly.connections)
-        self.brokers = pc.binary_join_element_wise(
-            where.broker_ip.cast(pa.string()), pa.array(where.broker_port).cast(pa.string()), " "
-        )
+        self.brokers = broker_texts(assembly.endpoints, assembly.connections)
         for rows in self._chunks(assembly.exchanges):
             self._chunk(rows)
 
@@ -538,36 +529,31 @@ class Decoder:
             id_of_name=self.ids_by_name,
         )
         rows = RecordRows(facts, lead)
+        pieces = np.flatnonzero(facts.source == SNAPSHOT) if self.joins_pieces else sets.row[:0]
+        edges = stories.edges(sets, lead, pieces) if len(pieces) else None
         start = np.ascontiguousarray(sets.start + lead, np.int64)
         length = np.ascontiguousarray(sets.length - lead, np.int64)
         for part in iter_record_chunks(frames.buf, start, length, self.options.limits.of_records):
             raw = pa.table(part.batches)
             batches, records = rows.add(raw, pa.table(part.records))
             stories.add_batches(sets, facts.source, raw, batches)
+            if edges is not None:
+                batches = edges.without_open(raw, batches)
             if batches.num_rows:
                 self.sink("record_batches", batches)
             if records.num_rows:
                 set_index = part.records.column("set_index").to_numpy()
-                self.sink("records", self._record_values(chunk, sets, records, set_index))
+                table, wrong = as_shown(records, self.options, self.sink)
+                self.sink("records", table)
+                self._internal_anomalies(chunk, sets, wrong, set_index)
             self._record_anomalies(chunk, sets, marks.topics, part.faults)
-        if lead.any():
+        if edges is not None:
+            for fragment in edges.fragments(
+                rows.places(), marks, self.ids_by_name, self.capture_ids
+            ):
+                self.events.add_fragment(fragment)
+        elif lead.any():
             self.sink("record_batches", rows.pieces())
-
-    def _record_values(
-        self, chunk: _Chunk, sets: RecordSets, records: pa.Table, set_index: npt.NDArray[Any]
-    ) -> pa.Table:
-        """`records` as the options show it; what is internal goes to tables of its own."""
-        options = self.options
-        internal = internal_rows(records, options.payload, options.reveal_secrets)
-        if internal is not None:
-            for name, table in internal.tables:
-                self.sink(f"internal/{name}", table)
-            self._internal_anomalies(chunk, sets, internal.faults, set_index)
-            records = without_secrets(records, internal.secret)
-        records = shown(records, options.payload)
-        if options.decode_values is not None:
-            records = with_decoded(records, options.decode_values, options.payload)
-        return records
 
     def _record_source(
         self, api_key: npt.NDArray[Any], sets: RecordSets, marks: ChunkMarks
@@ -609,21 +595,14 @@ class Decoder:
     def _record_anomalies(
         self, chunk: _Chunk, sets: RecordSets, topics: list[str], faults: npt.NDArray[np.void]
     ) -> None:
-        told = (faults["stage"].astype(np.int64) << 8) | faults["kind"]
-        told = (told << 1) | sets.side[faults["set_index"]]
         metadata = [code for code, name in enumerate(topics) if name == METADATA_TOPIC]
-        for code in np.unique(told).tolist():
-            some = faults[told == code]
-            stage, status, side = FaultStage(code >> 9), Status((code >> 1) & 255), code & 1
-            kind, reason = _RECORD_FAULTS.get((stage, status)), REASONS[status]
-            if stage is FaultStage.TEXT:
-                kind, reason = Anomaly.INVALID_UTF8, "{number} header keys are no UTF-8"
+        for some, side, kind, reason in alike(faults, sets.side[faults["set_index"]]):
             batch, number, at = some["batch_index"], some["a"], some["set_index"]
             rows, pos = sets.row[at], some["pos"].astype(np.int64)
             secret = np.isin(sets.topic[at], metadata) & (not self.options.reveal_secrets)
             self._message_anomalies(
                 chunk,
-                Anomaly.MALFORMED_RECORDS if kind is None else kind,
+                kind,
                 rows,
                 side,
                 texts(f"record batch {{batch}}: {reason}", len(some), batch=batch, number=number),

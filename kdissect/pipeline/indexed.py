@@ -20,17 +20,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 
 from kdissect.capture.inputs import find_captures
-from kdissect.pipeline import local
+from kdissect.pipeline import local, slices
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import make_plan
+from kdissect.pipeline.record_sets import FETCH_SNAPSHOT
 from kdissect.pipeline.steps import (
     Kind,
     Row,
     RunPlan,
-    analyse_step,
     assemble_step,
     decode_step,
     scan_step,
@@ -38,10 +39,11 @@ from kdissect.pipeline.steps import (
 
 STORIES = ("group_events", "transactions", "fetch_sessions")  # told by messages of many slots
 ANOMALIES = "anomalies"  # told by slots and by stories
+_RECORDS = ("record_batches", "records")  # batches may lie in several pieces of a snapshot
 KEPT_S = 86_400
-_PLAN = "plan"
+_PLAN, _PIECES = "plan", "pieces"
 _HEAD = struct.Struct("<qiqq")  # key, kind, order, size
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,12 @@ class Index:
         names = [name for name in os.listdir(self.folder) if name.startswith("slot-")]
         return sorted(int(name.partition("-")[2]) for name in names)
 
+    def has_stories(self, name: str) -> bool:
+        """Whether a part of a table is told only by messages of many slots."""
+        if name in _RECORDS or name.startswith("internal/"):
+            return Path(self.folder, _PIECES).exists()
+        return name in STORIES or name == ANOMALIES
+
     def table(self, name: str, slot: int) -> Iterator[pa.Table]:
         """The part of a table that the messages of one slot make."""
         plan = self.plan
@@ -77,11 +85,14 @@ class Index:
         """The part of a table that only many messages together tell."""
         plan = self.plan
         sources = plan.sources()
-        events: dict[int, list[bytes]] = {}
+        events: dict[int, list[Row]] = {}
         for slot in self.slots():
-            for row in decode_step(plan, sources, self._rows(slot), lambda *_: None):
-                if row.kind == Kind.EVENTS:
-                    events.setdefault(row.key, []).append(row.data)
+            rows = self._rows(slot)
+            if name not in (*STORIES, ANOMALIES):
+                rows = [row for row in map(_pieces_of, rows) if row is not None]
+            for row in decode_step(plan, sources, rows, lambda *_: None):
+                if row.kind != Kind.RESULT:
+                    events.setdefault(row.key, []).append(row)
         found: list[pa.Table] = []
 
         def sink(table: str, rows: pa.Table) -> None:
@@ -89,7 +100,7 @@ class Index:
                 found.append(rows)
 
         for key in sorted(events):
-            analyse_step(events.pop(key), sink)
+            local.analyse_all(plan, events.pop(key), sink)
             yield from _emptied(found)
 
     def _rows(self, slot: int) -> list[Row]:
@@ -162,6 +173,19 @@ def _fill(plan: RunPlan, folder: Path) -> None:
             path.unlink()
             for row in assemble_step(plan, plan.sources(), rows):
                 slots.add(row)
+                if _pieces_of(row) is not None and row.kind == Kind.EXCHANGES:
+                    Path(folder, _PIECES).touch()
+
+
+def _pieces_of(row: Row) -> Row | None:
+    """The row with exchanges of FetchSnapshot alone; None where none of it is needed."""
+    if row.kind != Kind.EXCHANGES:
+        return row if row.kind in (Kind.FACTS, Kind.STATS) else None
+    assembly = slices.from_bytes(row.data)
+    chosen = np.flatnonzero(assembly.exchanges["api_key"] == FETCH_SNAPSHOT)
+    if not len(chosen):
+        return None
+    return row._replace(data=slices.to_bytes(slices.take(assembly, chosen)))
 
 
 class _Files:

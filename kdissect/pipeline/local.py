@@ -42,15 +42,15 @@ def run(plan: RunPlan, sink: Sink) -> dict[str, Any]:
         for name, value in result["timings"].items():
             timings[name] += value
 
-    events: dict[int, list[bytes]] = defaultdict(list)
+    events: dict[int, list[Row]] = defaultdict(list)
     for slot in sorted(slots):
         for row in decode_step(plan, sources, in_order(slots.pop(slot)), sink):
             if row.kind == Kind.RESULT:
                 count(json.loads(row.data))
             else:
-                events[row.key].append(row.data)
+                events[row.key].append(row)
     for key in sorted(events):
-        count(analyse_step(events.pop(key), sink))
+        count(analyse_all(plan, events.pop(key), sink))
     return {"timings": dict(timings)}
 
 
@@ -66,6 +66,14 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
         batches = [SegmentBatch.from_bytes(row.data) for row in in_order(parts.pop(bucket))]
         batch, assembly, here, _ = assembled(plan, sources, batches)
         yield batch, assembly, here
+
+
+def analyse_all(plan: RunPlan, rows: list[Row], sink: Sink) -> dict[str, Any]:
+    """All rows of one key of events, in any order."""
+    rows = in_order(rows)
+    events = [row.data for row in rows if row.kind == Kind.EVENTS]
+    pieces = (row.data for row in rows if row.kind == Kind.PIECES)
+    return analyse_step(plan, events, pieces, sink)
 
 
 def in_order(rows: list[Row]) -> list[Row]:

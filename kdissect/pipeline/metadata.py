@@ -2,27 +2,34 @@
 
 Brokers learn of topics by fetching that log from the controllers, so a capture of a cluster may
 name a topic nowhere else. Fetches are most of a capture: only those are read whose request names
-the log, by name or by its fixed id, and whose response is larger than one without records.
+the log, by name or by its fixed id, and whose response is larger than one without records. Batches
+in several pieces of a snapshot are joined where one connection carries these.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect.analysis.messages import Messages
+from kdissect.analysis.snapshots import Fragment, Joined, Joiner
 from kdissect.capture.source import Sources
 from kdissect.pipeline.frames import Frames
 from kdissect.pipeline.record_sets import FETCH_SNAPSHOT, record_sets
+from kdissect.pipeline.snapshots import Edges
 from kdissect.protocol import catalog
+from kdissect.rows import copied
 from kdissect.stream.index import Assembly
+from kdissect.tables.connections import broker_texts
 from kdissect.tables.marks import METADATA_TOPIC, METADATA_TOPIC_ID, ChunkMarks, message_marks
+from kdissect.wire.body import MessageColumns
 from kdissect.wire.internal import METADATA, decode_internal
-from kdissect.wire.records import Limits, iter_record_chunks
+from kdissect.wire.records import Limits, RecordChunk, iter_record_chunks
 
 REQUEST, RESPONSE = 0, 1
 FETCH = 1
@@ -30,6 +37,7 @@ _SMALLEST_BATCH = 61
 _NAMES = {METADATA_TOPIC_ID: METADATA_TOPIC}
 _MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC.encode())
 
+Rows = npt.NDArray[np.int64]
 AddTopic = Callable[[str, str, int, str], None]  # name, id, time in ns, API
 
 
@@ -42,7 +50,10 @@ def learn_metadata(
         np.isin(exchanges["api_key"], (FETCH, FETCH_SNAPSHOT))
         & (exchanges["request"]["is_whole"] != 0)
         & (exchanges["response"]["is_whole"] != 0)
-        & (exchanges["response"]["size"] > _SMALLEST_BATCH)
+        & (
+            (exchanges["response"]["size"] > _SMALLEST_BATCH)
+            | (exchanges["api_key"] == FETCH_SNAPSHOT)  # pieces of batches
+        )
     )
     asking = [
         chunk[_naming(assembly, sources, chunk)]
@@ -51,10 +62,23 @@ def learn_metadata(
     if not asking:
         return
     rows = np.concatenate(asking)
-    for chunk in _chunks(rows, exchanges["response"]["size"], chunk_bytes):
-        frames = Frames.gather(assembly, sources, chunk, (RESPONSE,))
-        for api_key in (FETCH, FETCH_SNAPSHOT):
-            _read(frames, api_key, add_topic)
+    # pieces of snapshots in the order in which they came
+    rows = rows[np.argsort(exchanges["response"]["time_ns"][rows], kind="stable")]
+    brokers = broker_texts(assembly.endpoints, assembly.connections)
+
+    def fragments() -> Iterator[Fragment]:
+        for chunk in _chunks(rows, exchanges["response"]["size"], chunk_bytes):
+            frames = Frames.gather(assembly, sources, chunk, (RESPONSE,))
+            for api_key in (FETCH, FETCH_SNAPSHOT):
+                yield from _read(frames, api_key, brokers, add_topic)
+
+    for found in Joiner(Limits().decompressed_size_max).join(fragments()):
+        if isinstance(found, Joined):
+            data = np.frombuffer(found.data, np.uint8)
+            place = np.zeros(1, np.int64), np.array([len(data)])
+            time_ns = np.array([found.at.time_ns])
+            for part in iter_record_chunks(data, *place, Limits()):
+                _tell(part, time_ns, FETCH_SNAPSHOT, add_topic)
 
 
 def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int64]]:
@@ -80,7 +104,10 @@ def _naming(assembly: Assembly, sources: Sources, rows: Any) -> npt.NDArray[np.i
     return np.array(sorted(found), np.int64)
 
 
-def _read(frames: Frames, api_key: int, add_topic: AddTopic) -> None:
+def _read(
+    frames: Frames, api_key: int, brokers: pa.Array, add_topic: AddTopic
+) -> Iterator[Fragment]:
+    """Tell the topics of whole batches; the edges of pieces of snapshots are given back."""
     chosen = np.flatnonzero(frames.readable(api_key, RESPONSE))
     if not len(chosen):
         return
@@ -89,18 +116,49 @@ def _read(frames: Frames, api_key: int, add_topic: AddTopic) -> None:
     marks = ChunkMarks(parts, frames.buf, len(frames.exchanges), _NAMES)
     sets, lead = record_sets(marks, frames.exchanges, frames.buf)
     codes = [code for code, name in enumerate(marks.topics) if name == METADATA_TOPIC]
-    mine = np.flatnonzero(np.isin(sets.topic, codes))
-    start = np.ascontiguousarray((sets.start + lead)[mine], np.int64)
-    length = np.ascontiguousarray((sets.length - lead)[mine], np.int64)
-    time_ns = frames.exchanges["response"]["time_ns"][sets.row[mine]]
-    api_name = catalog.api(api_key).name
+    mine = np.isin(sets.topic, codes)
+    start = np.ascontiguousarray(sets.start + lead, np.int64)
+    length = np.where(mine, sets.length - lead, 0)
+    time_ns = frames.exchanges["response"]["time_ns"][sets.row]
+    pieces = np.flatnonzero(mine) if api_key == FETCH_SNAPSHOT else np.zeros(0, np.int64)
+    messages = _messages(frames, (api_key, chosen, decoded), brokers)
+    edges = Edges(sets, lead, pieces, messages, frames.start[:, RESPONSE])
     for part in iter_record_chunks(frames.buf, start, length, Limits()):
-        records = pa.table(part.records)
-        records = records.filter(records["control_type"].is_null())
-        set_index = records["set_index"].to_numpy()
-        columns, _ = decode_internal(METADATA, records["key"], records["value"])
-        for found in columns:
-            if found.name == "TopicRecord":
-                times = time_ns[set_index[found.rows]].tolist()
-                for value, time in zip(found.value.to_pylist(), times, strict=True):
-                    add_topic(value["name"], value["topic_id"], time, api_name)
+        _tell(part, time_ns, api_key, add_topic)
+        batches = pa.table(part.batches)
+        edges.without_open(batches, batches)
+    if len(pieces):
+        nowhere = np.zeros(len(sets.row), np.int64)
+        yield from edges.fragments((nowhere, nowhere), marks, {}, [])
+
+
+def _messages(
+    frames: Frames, decoded: tuple[int, Rows, MessageColumns], brokers: pa.Array
+) -> Messages:
+    """What `Edges` looks at. Whose download a piece is of does not matter here: the bytes do."""
+    count = len(frames.exchanges)
+    exchanges = copied(frames.exchanges)
+    exchanges["response"]["source"] = -1
+    return Messages(
+        exchanges=exchanges,
+        connection_id=np.zeros(count, np.int64),
+        capture_id=np.zeros(count, np.int64),
+        client_id=pa.nulls(count, pa.string()),
+        broker=brokers.take(pa.array(exchanges["connection"])),
+        error_code=np.zeros(count, np.int16),
+        decoded={(decoded[0], RESPONSE): (decoded[1], decoded[2])},
+        topic_names={},
+    )
+
+
+def _tell(part: RecordChunk, time_ns: Rows, api_key: int, add_topic: AddTopic) -> None:
+    """Give the topics of metadata records to `add_topic`; time_ns: of each record set."""
+    records = pa.table(part.records)
+    records = records.filter(records["control_type"].is_null())
+    set_index = records["set_index"].to_numpy()
+    columns, _ = decode_internal(METADATA, records["key"], records["value"])
+    for found in columns:
+        if found.name == "TopicRecord":
+            times = time_ns[set_index[found.rows]].tolist()
+            for value, time in zip(found.value.to_pylist(), times, strict=True):
+                add_topic(value["name"], value["topic_id"], time, catalog.api(api_key).name)

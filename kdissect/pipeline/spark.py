@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
@@ -276,21 +276,26 @@ def _decoded(plan: RunPlan, rows: Iterator[Row], sink: ParquetSink) -> Iterator[
         yield row
 
 
-def _analyse_stage(out: str, run_id: str) -> Callable[[Batches], Batches]:
+def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], Batches]:
     def stage(batches: Batches) -> Batches:
         _enter("analyse")
         for group in _groups(_rows(batches)):
             events: list[bytes] = []
+            pieces: Iterator[Row] | None = None
             key = 0
-            for row in group:
+            for row in group:  # sorted by kind: pieces are last
                 key = row.key
                 if row.kind == Kind.RESULT:
                     yield pa.RecordBatch.from_pydict({"result": [row.data.decode()]})
-                else:
+                elif row.kind == Kind.EVENTS:
                     events.append(row.data)
-            if events:
+                else:
+                    pieces = chain([row], group)
+                    break
+            if events or pieces is not None:
                 sink = ParquetSink(out, run_id, f"e{key:05d}")
-                result = analyse_step(events, sink)
+                in_order = (row.data for row in pieces or ())
+                result = analyse_step(plan, events, in_order, sink)
                 result["files"] = [asdict(file) for file in sink.close()]
                 yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
         _settle("analyse")
@@ -322,7 +327,7 @@ def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFr
     assembled = _by_key(scanned, tasks).mapInArrow(_assemble_stage(plan), ROWS)
     decoded = _by_key(assembled, plan.slot_count).mapInArrow(_decode_stage(plan, out, run_id), ROWS)
     return _by_key(decoded, plan.event_key_count).mapInArrow(
-        _analyse_stage(out, run_id), "result string"
+        _analyse_stage(plan, out, run_id), "result string"
     )
 
 

@@ -3,8 +3,9 @@
 scan      one split      -> SEGMENTS rows keyed by bucket (a hash of the endpoints), STATS
 assemble  one bucket     -> EXCHANGES rows keyed by slot (a range of the captures' bytes),
                             FACTS to every slot, TABLE rows (connections, anomalies), STATS
-decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT
-analyse   one such key   -> tables into a sink (stories over many messages)
+decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT,
+                            PIECES rows (of snapshots: analysis/snapshots.py) keyed by snapshot
+analyse   one such key   -> tables into a sink (stories over many messages, batches in many pieces)
 
 A bucket holds whole connections, a slot about equal bytes whatever the connections; both depend
 on the input and the options alone, so the rows are the same however many workers there are.
@@ -40,6 +41,7 @@ from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
 from kdissect.pipeline.follow import Followed, follow
 from kdissect.pipeline.infer import infer
 from kdissect.pipeline.options import MB, Options
+from kdissect.pipeline.snapshots import write_joined
 from kdissect.rows import take
 from kdissect.stream.assemble import assemble_streams
 from kdissect.stream.index import Anomaly, Assembly
@@ -75,6 +77,7 @@ class Kind(IntEnum):
     EXCHANGES = 4
     EVENTS = 5
     RESULT = 6
+    PIECES = 7  # last: they are read one after another
 
 
 class Row(NamedTuple):
@@ -429,6 +432,8 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
     Decoder(sources, list(plan.capture_ids), facts, plan.options, sink, events).run(assembly)
     for packed in events.packed():
         yield Row(packed.key, Kind.EVENTS, (slot << 20) + packed.number, packed.data)
+    for fragment in events.fragments():
+        yield Row(fragment.key, Kind.PIECES, fragment.number, fragment.data)
     timings: Counter[str] = Counter()
     for entry in stats:
         timings.update(entry.get("timings", {}))
@@ -438,11 +443,15 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
     yield Row(slot % plan.event_key_count, Kind.RESULT, slot, result)
 
 
-def analyse_step(events: list[bytes], sink: Sink) -> dict[str, Any]:
-    """All events of one key to tables; returns what the driver sums up."""
+def analyse_step(
+    plan: RunPlan, events: list[bytes], pieces: Iterable[bytes], sink: Sink
+) -> dict[str, Any]:
+    """All events of one key, and its pieces in their order, to tables; returns what the driver
+    sums up."""
     began = time.perf_counter()
     for name, table in analyse(events):
         sink(name, table)
+    write_joined(pieces, plan.options, sink)
     return {"timings": {"analyse_s": time.perf_counter() - began}}
 
 

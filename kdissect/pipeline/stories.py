@@ -14,7 +14,8 @@ from kdissect.analysis.fetch_messages import fetch_events
 from kdissect.analysis.group_messages import group_events
 from kdissect.analysis.messages import Messages
 from kdissect.analysis.producer_messages import ProducedBatches, produce_events, producer_events
-from kdissect.pipeline.frames import REQUEST, Frames
+from kdissect.pipeline.frames import REQUEST, RESPONSE, Frames
+from kdissect.pipeline.snapshots import Edges
 from kdissect.protocol.plan import Role
 from kdissect.tables.marks import ChunkMarks, RecordSets
 from kdissect.tables.records import PRODUCE as PRODUCED
@@ -42,6 +43,10 @@ class ChunkStories:
             self.collector.add("producers", table)
         for table in fetch_events(self.messages):
             self.collector.add("fetches", table)
+
+    def edges(self, sets: RecordSets, lead: npt.NDArray[Any], pieces: npt.NDArray[Any]) -> Edges:
+        """Of the record sets `pieces`, which are pieces of snapshots."""
+        return Edges(sets, lead, pieces, self.messages, self.frames.start[:, RESPONSE])
 
     def add_batches(
         self, sets: RecordSets, source: npt.NDArray[Any], raw: pa.Table, shown: pa.Table

@@ -77,6 +77,7 @@ class Anomaly(IntEnum):
     MALFORMED_EMBEDDED = 25
     NOT_DECRYPTED = 26
     LOST_FRAGMENTS = 27
+    SNAPSHOT_GAP = 28
 
 
 INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity

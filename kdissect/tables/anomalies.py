@@ -52,6 +52,7 @@ SEVERITY: dict[Anomaly, int] = {
     Anomaly.SURPLUS_BYTES: INFO,
     Anomaly.NOT_DECRYPTED: INFO,
     Anomaly.LOST_FRAGMENTS: WARNING,
+    Anomaly.SNAPSHOT_GAP: WARNING,
 }
 
 # What a fault of a stream says; {a} and {b} are the numbers of its ANOMALY row.

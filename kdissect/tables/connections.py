@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kdissect.stream.index import CloseReason, Protocol, TlsFacts
 from kdissect.tables.schemas import CONNECTIONS, COUNTERS
@@ -50,6 +51,13 @@ def endpoint_columns(
         labels(np.where(b_is_client, a, b), texts),
         np.where(b_is_client, pair["port_a"], pair["port_b"]),
     )
+
+
+def broker_texts(endpoints: npt.NDArray[np.void], connections: npt.NDArray[np.void]) -> pa.Array:
+    """The broker of each connection: address and port, with a space between."""
+    where = endpoint_columns(endpoints, connections)
+    port = pa.array(where.broker_port).cast(pa.string())
+    return pc.binary_join_element_wise(where.broker_ip.cast(pa.string()), port, " ")
 
 
 def _texts(facts: dict[int, str], count: int) -> pa.Array:

@@ -73,6 +73,14 @@ class RecordRows:
         codes = np.where(facts.sets.topic_id >= 0, facts.sets.topic_id, by_name[facts.sets.topic])
         return self._texts(codes, texts)
 
+    def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(batch_index of the first batch, batches of its exchange) per set, once all chunks are
+        added."""
+        base = self._batch_base()
+        totals = np.zeros(len(base), np.int64)
+        np.add.at(totals, self._first, self._batches)
+        return base, totals[self._first]
+
     def _batch_base(self) -> npt.NDArray[np.int64]:
         """Batches in earlier sets of the same exchange, per set."""
         if not len(self._batches):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,43 @@ PRODUCE, FETCH, FETCH_SNAPSHOT = 0, 1, 59
 Exchange = tuple[bytes, bytes]  # frames of a request and of its response
 
 
-def write_capture(path: Path, exchanges: Iterable[Exchange]) -> Path:
-    """A pcap with one connection from its handshake on, exchanges one after another."""
-    seq = {CLIENT: 1000, BROKER: 7000}
+def write_capture(
+    path: Path,
+    exchanges: Iterable[Exchange],
+    ports: Sequence[int] = (),
+    lost: Collection[tuple[int, int]] = (),
+) -> Path:
+    """A pcap with connections from their handshakes on, exchanges one after another.
+
+    ports: the client's port of each exchange; without them one connection carries all. lost:
+    (number of an exchange, its side) of messages that are not in the capture.
+    """
+    seq: dict[tuple[str, int], int] = {}
     packets: list[bytes] = []
 
-    def send(source: str, payload: bytes, flags: int) -> None:
+    def send(source: str, port: int, payload: bytes, flags: int, is_lost: bool = False) -> None:
         target = BROKER if source == CLIENT else CLIENT
-        ports = (50000, 9092) if source == CLIENT else (9092, 50000)
-        ack = seq[target] if flags & ACK else 0
-        segment = tcp(payload, ports=ports, seq=seq[source] % 2**32, ack=ack, flags=flags)
-        packets.append(
-            ethernet(ipv4(segment, addresses=(source, target), ip_id=len(packets) % 65536))
-        )
-        seq[source] += len(payload) + (flags & SYN != 0)
+        ends = (port, 9092) if source == CLIENT else (9092, port)
+        ack = seq[target, port] if flags & ACK else 0
+        segment = tcp(payload, ports=ends, seq=seq[source, port] % 2**32, ack=ack, flags=flags)
+        packet = ethernet(ipv4(segment, addresses=(source, target), ip_id=len(packets) % 65536))
+        if not is_lost:
+            packets.append(packet)
+        seq[source, port] += len(payload) + (flags & SYN != 0)
 
-    send(CLIENT, b"", SYN)
-    send(BROKER, b"", SYN | ACK)
-    send(CLIENT, b"", ACK)
-    for request, response in exchanges:
-        for source, frame in ((CLIENT, request), (BROKER, response)):
+    for number, frames in enumerate(exchanges):
+        port = ports[number] if ports else 50000
+        if (CLIENT, port) not in seq:
+            seq[CLIENT, port], seq[BROKER, port] = 1000, 7000
+            send(CLIENT, port, b"", SYN)
+            send(BROKER, port, b"", SYN | ACK)
+            send(CLIENT, port, b"", ACK)
+        for side, frame in enumerate(frames):
             data = len(frame).to_bytes(4, "big") + frame
+            source = BROKER if side else CLIENT
             for at in range(0, len(data), SEGMENT_BYTES):
-                send(source, data[at : at + SEGMENT_BYTES], PSH | ACK)
+                part = data[at : at + SEGMENT_BYTES]
+                send(source, port, part, PSH | ACK, (number, side) in lost)
     times = [(1_700_000_000 + n // 1000, n % 1000 * 1000) for n in range(len(packets))]
     path.write_bytes(pcap(packets, times=times))
     return path
@@ -70,15 +84,20 @@ def fetch(number: int, topic: Any, records: Sequence[bytes], version: int = 12) 
     )
 
 
-def snapshot_piece(number: int, position: int, size: int, data: bytes) -> Exchange:
+def snapshot_piece(
+    number: int, position: int, size: int, data: bytes, follower: int = -1, end_offset: int = 100
+) -> Exchange:
     """A FetchSnapshot of the metadata log: bytes of the snapshot from a position on."""
-    place = {"snapshot_id": {"end_offset": 100, "epoch": 1}, "position": position}
+    place = {"snapshot_id": {"end_offset": end_offset, "epoch": 1}, "position": position}
     topic = "__cluster_metadata"
     return exchange(
         number,
         FETCH_SNAPSHOT,
         0,
-        {"topics": [{"name": topic, "partitions": [{"partition": 0, **place}]}]},
+        {
+            "replica_id": follower,
+            "topics": [{"name": topic, "partitions": [{"partition": 0, **place}]}],
+        },
         {
             "topics": [
                 {

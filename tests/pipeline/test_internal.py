@@ -1,8 +1,7 @@
-"""Internal topics, control records, snapshots and the topics they tell, through captures."""
+"""Internal topics, control records and the topics they tell, through captures."""
 
 import gzip
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,7 +13,7 @@ from kdissect.protocol import catalog
 from kdissect.wire import reference
 from kdissect.wire.compression import Codec, compress
 from kdissect.wire.records_reference import encode_message, encode_messages
-from tests.pipeline.made import batch, exchange, fetch, snapshot_piece, write_capture
+from tests.pipeline.made import batch, exchange, fetch, write_capture
 from tests.wire.internal_vectors import LOGS, check_row, internal_vectors
 
 RECORDS = Path(__file__).parents[3] / "shared/kafka/vectors/records.jsonl.gz"
@@ -126,53 +125,6 @@ def test_topic_records_of_other_topics_tell_nothing(tmp_path: Path) -> None:
     tables = kdissect.read(path)
     assert rows(tables, "topics") == []
     assert not [name for name in tables.names if name.startswith("internal/")]
-
-
-def test_snapshots_in_pieces(tmp_path: Path) -> None:
-    """Pieces are cut anywhere: whole batches of each are decoded, the rest is counted."""
-    batches = [
-        batch(
-            [
-                (None, metadata("TopicRecord", name=f"t{at}-{n}", topic_id=UUID(int=at * 10 + n)))
-                for n in range(1, 4)
-            ],
-            at * 3,
-        )
-        for at in range(1, 7)
-    ]
-    snapshot = b"".join(batches)
-    cuts = [0, 200, 500, len(batches[0]) * 4, len(snapshot)]
-    exchanges = [
-        snapshot_piece(at, low, len(snapshot), snapshot[low:high])
-        for at, (low, high) in enumerate(pairwise(cuts))
-    ]
-    tables = kdissect.read(write_capture(tmp_path / "made.pcap", exchanges))
-    assert kinds(tables) == []
-    starts = [sum(map(len, batches[:at])) for at in range(len(batches))]
-    whole = [
-        at
-        for at, start in enumerate(starts)
-        if any(low <= start and start + len(batches[at]) <= high for low, high in pairwise(cuts))
-    ]
-    assert 0 < len(whole) < len(batches)
-    listed = rows(tables, "record_batches")
-    assert {row["source"] for row in listed} == {"snapshot"}
-    assert sum(row["size"] for row in listed) == len(snapshot)
-    complete = [row for row in listed if not row["is_partial"]]
-    assert [row["base_offset"] for row in complete] == [3 * (at + 1) for at in whole]
-    # pieces start with the end of a batch, of which nothing is known, or on a boundary
-    leads = [row for row in listed if row["magic"] is None]
-    assert len(leads) == sum(cut not in starts for cut in cuts[1:-1])
-    assert all(row["is_partial"] and row["batch_index"] == 0 for row in leads)
-    pairs = [(row["exchange_id"], row["batch_index"]) for row in listed]
-    assert len(set(pairs)) == len(pairs)
-    complete_pairs = {(row["exchange_id"], row["batch_index"]) for row in complete}
-    records = rows(tables, "records")
-    assert {(row["exchange_id"], row["batch_index"]) for row in records} == complete_pairs
-    names = {row["value"]["name"] for row in rows(tables, "internal/TopicRecord")}
-    assert names == {f"t{at + 1}-{n}" for at in whole for n in range(1, 4)}
-    assert {row["topic"] for row in rows(tables, "topics")} == names
-    assert {row["source"] for row in rows(tables, "topics")} == {"FetchSnapshot"}
 
 
 def test_secrets_of_the_metadata_log(tmp_path: Path) -> None:
