@@ -15,6 +15,7 @@ TWINS = {
     "capture.source": (None, "capture/test_source.py"),  # copies: slices of bytes define them
     "capture.split": ("capture.packets_reference", "capture/test_formats.py"),
     "pipeline.facts": ("pipeline.facts_reference", "pipeline/test_client_ids.py"),
+    "stream.acks": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.assemble": (None, "stream/test_transcripts.py"),  # a join of columns
     "stream.evidence": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.framing": ("stream.framing_reference", "stream/test_framing.py"),
@@ -23,6 +24,7 @@ TWINS = {
     "stream.pieces": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.reassembly": ("stream.reassembly_reference", "stream/test_reassembly.py"),
     "stream.recognise": ("stream.recognise_reference", "stream/test_recognise.py"),
+    "stream.sasl_evidence": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.tls_records": ("stream.tls_records_reference", "stream/test_tls_records.py"),
     "tables.values": ("tables.values_reference", "tables/test_values.py"),
     "wire.body_kernel": ("wire.reference", "wire/test_body_faults.py"),

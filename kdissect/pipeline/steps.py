@@ -275,7 +275,7 @@ def assembled(
     if not keep_batch:
         followed = replace(followed, batch=SegmentBatch.concat([]))
     options = StreamOptions(plan.options.ports, limits.frame_size, limits.gaps)
-    assembly, _ = assemble_streams(batches.pop(), sources, options, key_logs, keep_pieces=False)
+    assembly, _, _ = assemble_streams(batches.pop(), sources, options, key_logs, keep_pieces=False)
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
     return followed.batch, assembly, sources, followed

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.accelerate import kernel
-from kdissect.capture.index import FRAGMENT_PART, SegmentBatch
+from kdissect.capture.index import ACK, FRAGMENT_PART, SYN, SegmentBatch
 from kdissect.protocol import catalog
 from kdissect.stream import framing, pairing
 from kdissect.stream.bounds import bounded
@@ -35,6 +35,8 @@ from kdissect.stream.columns import (
     LAST_TIME,
     OUT_OF_ORDER_COUNT,
     PAIR,
+    PIECE_START,
+    PIECE_STOP,
     RETRANSMITTED_COUNT,
     RTT,
     SEGMENT_COUNT,
@@ -130,6 +132,17 @@ class _Frames:
         faults = faults_of(plain, streams, direction, client_side, protocol, self.faults)
         return _Frames(self.table, self.extents, faults, self.start)
 
+    def behind_hole(self, has_origin: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """By frame: bytes directly before it are in no frame, or no one knows. has_origin: by
+        connection, whether position 0 is known to be where the stream began."""
+        pos = self.table[:, framing.POS]
+        end = pos + 4 + self.table[:, framing.FRAME_SIZE]
+        before = np.empty(len(pos), np.int64)
+        before[1:] = end[:-1]
+        some = np.flatnonzero(self.start[:-1] < self.start[1:])
+        before[self.start[some]] = np.where(has_origin[some], 0, -1)
+        return (pos != before).astype(np.uint8)
+
     def column(self, number: int) -> Ints:
         return np.ascontiguousarray(self.table[:, number])
 
@@ -151,11 +164,54 @@ class Known:
 
     has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin with a
     SYN here. is_kafka, client_side: uint8[pairs]; the latter counts where is_kafka is 1.
+    done_pair, done_pos int64: requests of the batch that were answered before it, by pair and
+    position.
     """
 
     has_origin: Ints
     is_kafka: npt.NDArray[np.uint8]
     client_side: npt.NDArray[np.uint8]
+    done_pair: Ints
+    done_pos: Ints
+
+
+def _is_done(requests: _Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
+    """By request: whether a response before the batch answered it."""
+    done = np.zeros(len(requests.table), np.uint8)
+    if known is None or not len(known.done_pos):
+        return done
+    row_of = np.full(int(known.done_pair.max()) + 1, -1, np.int64)
+    first = np.flatnonzero(connections[:, INCARNATION] == 0)
+    first = first[connections[first, PAIR] < len(row_of)]
+    row_of[connections[first, PAIR]] = first
+    here = np.stack([requests.table[:, framing.CONNECTION], requests.table[:, framing.POS]], 1)
+    there = np.stack([row_of[known.done_pair], known.done_pos], 1)
+    both = np.concatenate([here, there])
+    _, number = np.unique(both, axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    done[np.isin(number[: len(here)], number[len(here) :])] = 1
+    return done
+
+
+def _acknowledged(responses: _Frames, streams: Streams, of_requests: Ints) -> Ints:
+    """By response: the position in the request stream, modulo 2^32, that its segment tells to have
+    come, or NO_ACK. of_requests: by connection, that stream."""
+    segments, pieces = streams.segments, streams.pieces
+    sides = streams.sides.reshape(-1, SIDE_WIDTH)[of_requests]
+    piece = sides[:, PIECE_START]
+    has_bytes = sides[:, PIECE_STOP] > piece
+    piece = piece[has_bytes]
+    first = pieces.segment[piece]
+    inside = pieces.file_pos[piece] - segments["pos"][first] - pieces.pos[piece]
+    is_syn = segments["flags"][first] & SYN != 0
+    origin = np.zeros(len(sides), np.int64)  # sequence number of position 0
+    origin[has_bytes] = segments["seq"][first].astype(np.int64) + is_syn + inside
+    segment = responses.table[:, framing.FIRST]
+    connection = responses.table[:, framing.CONNECTION]
+    ack = segments["ack"][segment].astype(np.int64)
+    has_ack = (segments["flags"][segment] & ACK != 0) & has_bytes[connection]
+    has_ack &= segments["ip_id"][segment] & FRAGMENT_PART == 0
+    return np.where(has_ack, (ack - origin[connection]) & 0xFFFFFFFF, pairing.NO_ACK)
 
 
 def _recognise_others(
@@ -201,8 +257,9 @@ def assemble_streams(
     known: Known | None = None,
     *,
     keep_pieces: bool = True,
-) -> tuple[Assembly, Streams]:
-    """`assemble`, and the streams behind it; `known` where a batch goes on with connections.
+) -> tuple[Assembly, Streams, npt.NDArray[np.bool_]]:
+    """`assemble`, the streams behind it, and by exchange whether its answer is known to be lost;
+    `known` where a batch goes on with connections.
 
     keep_pieces: false leaves the streams without pieces, and memory for what comes behind them.
     """
@@ -266,20 +323,25 @@ def assemble_streams(
             asked, requests.start,
         ),
         len(connections),
-    ).settled(plain, streams, RESPONSE, client_side, protocol)  # fmt: skip
-
+    )  # fmt: skip
     rows = np.arange(len(connections))
     of_requests, of_responses = 2 * rows + client_side, 2 * rows + 1 - client_side
+    behind_hole = responses.behind_hole(origin[of_responses] != 0)
+    responses = responses.settled(plain, streams, RESPONSE, client_side, protocol)
+
     missing = sides[:, END] - sides[:, BYTE_COUNT]
     answer_of = np.empty(len(requests.table), np.int64)
+    is_lost = np.empty(len(requests.table), np.uint8)
     status = np.empty(len(requests.table), np.uint8)
     request_of = np.empty(len(responses.table), np.int64)
     came = np.empty(len(responses.table), np.uint8)
     pairing.pair(
-        asked, requests.start, responses.column(framing.ID), responses.column(framing.KIND),
-        times[responses.column(framing.FIRST)], responses.start,
-        (connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END).astype(np.uint8),
-        (missing[of_responses] > 0).astype(np.uint8), answer_of, request_of, status, came,
+        asked, requests.column(framing.POS) + 4 + requests.column(framing.FRAME_SIZE),
+        requests.start, _is_done(requests, connections, known), responses.column(framing.ID),
+        responses.column(framing.KIND), times[responses.column(framing.FIRST)],
+        _acknowledged(responses, streams, of_requests), behind_hole,
+        responses.start, (connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END).astype(np.uint8),
+        (missing[of_responses] > 0).astype(np.uint8), answer_of, request_of, status, came, is_lost,
     )  # fmt: skip
 
     table = _connections(endpoints, streams, client_side, protocol)
@@ -326,7 +388,9 @@ def assemble_streams(
         tls.facts,
         carried,
     )
-    return assembly, streams
+    lost = np.zeros(len(exchanges), np.bool_)
+    lost[of_request] = is_lost != 0
+    return assembly, streams, lost
 
 
 def _connections(

@@ -65,7 +65,8 @@ class Flow:
     base: stream position of the first carried byte; seq: its sequence number; syn: that of position
     0, where a SYN told it; certain: the first carried byte is that of a frame. parts: carried
     segments (packed SEGMENT), whose `pos` is a place in the bytes beside them.
-    shown: ids of finished exchanges that have carried bytes.
+    shown: ids of finished exchanges that have carried bytes; gone: positions of requests among them
+    that no response to come can answer.
     """
 
     endpoints: bytes
@@ -86,6 +87,7 @@ class Flow:
     needed: int = 0  # bytes of side `needed_side` that the open frame still needs
     needed_side: int = 0
     shown: Ints = field(default_factory=lambda: NO_IDS)
+    gone: Ints = field(default_factory=lambda: NO_IDS)
     open_count: int = 0  # exchanges begun
     has_loss: bool = False  # bytes of its responses are missing
     closed_at: int | None = None

@@ -15,7 +15,9 @@ counts when its request was sent before this packet, is not answered, and is nex
 nearly; ids of unseen requests only while they rise, by small steps as long as there are others. The
 byte behind the id tells more than it seems: it is the high byte of a throttle time, an error code
 or an array length, or the tag count, so it is 0 (255 for the error -1), where a record batch has
-its magic.
+its magic. Two answers tell themselves: the list of versions and the list of mechanisms that
+connections begin with. Java clients number what SASL needs apart (RESERVED), and may send what was
+numbered earlier a little later (FALL_MAX).
 
 Numbers of headers go into a small int64 array, see `SIZE` and following.
 """
@@ -29,6 +31,12 @@ import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel, load_u8, load_u16, load_u32
 from kdissect.stream.pieces import Pieces, find, peek, peek_u8
+from kdissect.stream.sasl_evidence import (
+    end_of_mechanism,
+    is_broker_token,
+    is_client_token,
+    is_mechanisms,
+)
 
 # Grades of a request header. ABSENT: one of its bytes is missing. NEVER: no size of a request.
 # POOR: a size, nothing else. FAIR: also a client id that is text. GOOD: also a known API.
@@ -50,6 +58,11 @@ LOCK_POINTS_UNASKED = 5  # a response whose request is not in the capture
 STEP_MAX = 64  # ids of unseen requests may rise by so much
 RISE_MAX = 1 << 16  # by so much behind a gap where no request of a connection was captured
 REQUEST_STEP_MAX = 1000
+FALL_MAX = 4  # ids may come so much too late
+RESERVED, RESERVED_COUNT = 0x7FFFFFF8, 8  # ids that Java clients keep for SASL
+TELLING_POINTS = 4  # for an answer that tells itself, at the start of a segment
+HANDSHAKE_POINTS = 5  # for a SaslHandshake request that is a mechanism's name to its end
+TOKENS_AHEAD_MAX = 4  # requests in a row that are looked through for a token
 NAMELESS_POINTS = 2  # what a request without a client id owes: zeros read like one
 LOOKED_BEHIND, LOOKED_BEHIND_NAMELESS = 2, 4  # frames behind a place that must agree
 FEATURES_MAX = 4096  # bytes of tagged fields in an ApiVersions response
@@ -80,6 +93,11 @@ class Stream(NamedTuple):
 def step(number: int, last: int) -> int:
     """How far an id has risen since the last one, 0 to 2^32 - 1: ids wrap."""
     return (number - last) & 0xFFFFFFFF
+
+
+@inlined
+def is_reserved(number: int) -> bool:
+    return RESERVED <= number < RESERVED + RESERVED_COUNT
 
 
 @inlined
@@ -175,6 +193,14 @@ def quick_request(address: Any, available: int, limit: int, known: Any, header: 
 
 
 @kernel
+def is_handshake(stream: Any, index: int, pos: int, header: Any) -> bool:
+    """Whether the SaslHandshake request at `pos` is one to its end: its mechanism."""
+    at = pos + 14 + max(header[CLIENT_LENGTH], 0)
+    end = pos + 4 + header[SIZE]
+    return end_of_mechanism(stream.pieces, index, stream.stop, at, end) == end
+
+
+@kernel
 def request_points(
     stream: Any, index: int, pos: int, kafka: Any, last_id: int, clients: Any, client_count: int,
     header: Any, following: Any,
@@ -208,7 +234,9 @@ def request_points(
         if 0 < risen <= REQUEST_STEP_MAX:
             points += 2
         elif not is_seen:
-            return -1
+            fallen = step(last_id, header[CORRELATION])
+            if header[CLIENT_LENGTH] <= 0 or not 0 < fallen <= FALL_MAX:
+                return -1
     if pos == pieces.pos[index]:
         points += 1
     at = pos
@@ -216,6 +244,8 @@ def request_points(
     correlation = header[CORRELATION]
     client = header[CLIENT_HASH]
     key = header[KEY]
+    if key == SASL_HANDSHAKE and is_handshake(stream, index, pos, header):
+        points += HANDSHAKE_POINTS
     for _ in range(looked_behind):
         if key == SASL_HANDSHAKE:
             break  # what follows may be a token
@@ -237,6 +267,8 @@ def request_points(
             if not 0 < step(following[CORRELATION], correlation) <= REQUEST_STEP_MAX:
                 if header[CLIENT_LENGTH] <= 0:
                     return -1  # responses read like requests of this kind
+                if not is_seen and following[CORRELATION] == correlation:
+                    return -1  # Produce responses do: a topic for a client, a count for an id
                 points -= 1
             elif header[CLIENT_LENGTH] > 0:
                 points += 1
@@ -249,17 +281,22 @@ def request_points(
 @kernel
 def find_request(
     stream: Any, index: int, pos: int, kafka: Any, last_id: int, clients: Any, client_count: int,
-    header: Any, following: Any,
+    may_be_token: bool, header: Any, following: Any,
 ) -> int:  # fmt: skip
     """The first place at or behind `pos` with LOCK_POINTS for a request, -1 without any.
 
-    Linear in the bytes: nearly every place falls at its size, key or version.
+    may_be_token: a segment that is a bare token by its size and shape counts too. Linear in the
+    bytes: nearly every place falls at its size, key or version.
     """
     pieces = stream.pieces
     limit = kafka.limit[0]
     for number in range(index, stream.stop):
         begin = max(pos, pieces.pos[number])
         whole = pieces.pos[number] + pieces.length[number]
+        if may_be_token and begin == pieces.pos[number]:
+            size = peek(pieces, number, stream.stop, begin, 4)
+            if size + 4 == pieces.length[number] and is_client_token(stream, number, begin, size):
+                return begin
         for at in range(begin, whole):
             if whole - at >= 8:
                 address = pieces.address[number] + np.uint64(at - pieces.pos[number])
@@ -405,32 +442,35 @@ def response_points(
         return -1
     size = header[SIZE]
     begins = pos == pieces.pos[index]
-    tells_versions = begins and is_api_versions(stream, index, pos, size)
+    tells_mechanisms = begins and is_mechanisms(stream, index, pos, size)
+    tells = tells_mechanisms or (begins and is_api_versions(stream, index, pos, size))
     row = find_asked(asked, first, last, correlation, time + CLOCK_SLACK_NS)
     if row >= 0:
         points = 3 if row == expecting(asked, first, last) else 2
     else:
         if correlation == 0 and not begins:
             return -1  # the size of a record set and its first offset
-        # Clients ask for versions first, with an id that others came before.
-        if not tells_versions and _is_of_the_future(
-            asked, first, last, correlation, time + CLOCK_SLACK_NS
-        ):
-            return -1
         points = LOCK_POINTS - LOCK_POINTS_UNASKED
-        if last_id >= 0:
-            risen = step(correlation, last_id)
-            if not 0 < risen <= rise_max:
+        if is_reserved(correlation) and begins:
+            points += 3
+        elif not tells:
+            # Clients ask for versions first, with an id that others came before.
+            now = time + CLOCK_SLACK_NS
+            if _is_of_the_future(asked, first, last, correlation, now):
                 return -1
-            points += 1 if risen <= STEP_MAX else 0
-        elif first < last:
-            # Its request may have come before the first one that is there, or among them.
-            away = asked.correlation[first] - correlation
-            if asked.kind[first] == 1 or away == 0 or abs(away) > STEP_MAX:
-                return -1
-            points += 1
+            if last_id >= 0:
+                risen = step(correlation, last_id)
+                if not 0 < risen <= rise_max and not 0 < step(last_id, correlation) <= FALL_MAX:
+                    return -1
+                points += 1 if 0 < risen <= STEP_MAX else 0
+            elif first < last:
+                # Its request may have come before the first one that is there, or among them.
+                away = asked.correlation[first] - correlation
+                if asked.kind[first] == 1 or away == 0 or abs(away) > STEP_MAX:
+                    return -1
+                points += 1
     if begins:
-        points += 3 if tells_versions else 1
+        points += TELLING_POINTS if tells else 1
     elif correlation < SMALL_ID:
         points -= 1 if row >= 0 else 2
     at = pos
@@ -438,6 +478,9 @@ def response_points(
         at += 4 + size
         # A segment that is one frame, and nothing behind it to agree.
         fits = number == 0 and begins and at == pos + pieces.length[index]
+        if number == 0 and tells_mechanisms:
+            points += 3 if fits else 0
+            break  # what follows may be a token
         if at >= stream.end:
             if at == stream.end:
                 points += 3 if fits else 1
@@ -463,27 +506,57 @@ def response_points(
             row = after
         elif 0 < step(following[CORRELATION], correlation) <= STEP_MAX:
             points += 1
-        else:
+        elif not (
+            0 < step(correlation, following[CORRELATION]) <= FALL_MAX
+            or (begins and (is_reserved(correlation) or is_reserved(following[CORRELATION])))
+        ):
             return -1
         correlation = following[CORRELATION]
         size = following[SIZE]
     return points
 
 
+@inlined
+def token_asked(asked: Any, first: int, last: int, sent_before: int) -> int:
+    """The next request of [first, last) that is a bare token and was sent by then, -1 without."""
+    for row in range(first, min(last, first + TOKENS_AHEAD_MAX)):
+        if asked.time[row] > sent_before:
+            return -1
+        if asked.kind[row] == 1:
+            return row
+    return -1
+
+
 @kernel
 def find_response(
     stream: Any, index: int, pos: int, limit: int, asked: Any, first: int, last: int, last_id: int,
-    rise_max: int, times: Any, header: Any, following: Any,
+    rise_max: int, may_be_token: bool, times: Any, header: Any, following: Any,
 ) -> int:  # fmt: skip
     """The first place at or behind `pos` with LOCK_POINTS for a response, -1 without any.
 
-    times int64[]: of the segments the pieces came from.
+    may_be_token: as for `find_request`. An empty token is a segment of four zeros where a token
+    was asked, or a response follows. times int64[]: of the segments the pieces came from.
     """
     pieces = stream.pieces
     for number in range(index, stream.stop):
         begin = max(pos, pieces.pos[number])
         whole = pieces.pos[number] + pieces.length[number]
         time = times[pieces.segment[number]]
+        if may_be_token and begin == pieces.pos[number]:
+            size = peek(pieces, number, stream.stop, begin, 4)
+            if size + 4 == pieces.length[number]:
+                if is_broker_token(stream, number, begin, size):
+                    return begin
+                behind = number + 1
+                if size == 0 and token_asked(asked, first, last, time + CLOCK_SLACK_NS) >= 0:
+                    return begin
+                if size == 0 and behind < stream.stop and pieces.pos[behind] == whole:
+                    points = response_points(
+                        stream, behind, whole, limit, asked, first, last, last_id, rise_max,
+                        times[pieces.segment[behind]], header, following,
+                    )  # fmt: skip
+                    if points >= LOCK_POINTS:
+                        return begin
         for at in range(begin, whole):
             if whole - at >= 9:
                 address = pieces.address[number] + np.uint64(at - pieces.pos[number])

@@ -16,7 +16,9 @@ in no frame are noted as unframed with the reason, so that bytes = framed + unfr
 
 SASL: behind a SaslHandshake of version 0 the client sends bare tokens, framed by size only, until a
 request header is recognised again; a first frame that is no request is such a token too (GSSAPI of
-0.9 clients). The broker answers tokens with tokens, in order.
+0.9 clients). The broker answers tokens with tokens, in order. Tokens come before all other traffic:
+while a stream had nothing but versions, handshakes and tokens it is *young*, and in a young stream
+a search finds tokens too (`sasl_evidence`).
 
 Tables are flat int64 arrays that grow by doubling; their columns are named below.
 """
@@ -27,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.accelerate import inlined, kernel, load_u8, load_u16, load_u32
+from kdissect.accelerate import inlined, kernel, load_u32
+from kdissect.stream.acks import acks_of, quick_acks
 from kdissect.stream.columns import (
     END,
     PIECE_START,
@@ -42,6 +45,7 @@ from kdissect.stream.evidence import (
     CLIENTS_MAX,
     CORRELATION,
     FAIR,
+    FALL_MAX,
     GOOD,
     HEADER_WIDTH,
     KEY,
@@ -51,16 +55,22 @@ from kdissect.stream.evidence import (
     SASL_HANDSHAKE,
     SIZE,
     STEP_MAX,
+    WINDOW,
     Stream,
     find_asked,
     find_request,
     find_response,
+    is_api_versions,
+    is_reserved,
     quick_request,
     request_header,
     response_header,
+    step,
+    token_asked,
 )  # fmt: skip
 from kdissect.stream.index import REQUEST, RESPONSE, WARNING, Anomaly, Protocol
-from kdissect.stream.pieces import find, grown, int64, peek, peek_u8
+from kdissect.stream.pieces import find, grown, int64
+from kdissect.stream.sasl_evidence import is_broker_token, is_mechanisms
 
 # Columns of a frame. CONNECTION: its row; FIRST and LAST: segments of the first and the last
 # captured byte; CAPTURED: bytes of it, the size prefix included.
@@ -85,8 +95,7 @@ AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
 
 SHOWN_MAX = 256  # unframed bytes to show with their anomaly
 TOKEN_SIZE_MAX = 1 << 20  # a SASL token larger than this is no token
-FLEXIBLE_PRODUCE = 9  # Produce versions from here have tagged fields and compact strings
-TAGS_MAX = 64  # tagged fields of a request header that are skipped to find acks
+ASKS_VERSIONS = 18  # ApiVersions, which may come before a handshake
 
 FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 
@@ -94,7 +103,8 @@ FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 # which the caller has had (`resumed.py`); the last of them began bare SASL tokens (IN_TOKENS), or
 # was a request that a response may be told by (HAS_ASKED). Above them, from LAST_ID on: one more
 # than the correlation id of the last frame, 0 where that is not known.
-ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED = 1, 2, 4, 8
+# YOUNG: a stream that had nothing but versions, handshakes and tokens.
+ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16
 LAST_ID = 8
 
 
@@ -232,88 +242,6 @@ def put_gaps(
     return faults
 
 
-@kernel
-def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
-    """acks of the Produce request at `pos` (0 to 65535), -1 where it cannot be read.
-
-    v0-2 begin with acks; v3-8 with a nullable string, the transactional id; from v9 on the header
-    ends with tagged fields and the string is compact.
-    """
-    at = pos + 14 + max(int64(0), header[CLIENT_LENGTH])
-    end = pos + 4 + header[SIZE]
-    api_version = header[API_VERSION]
-    if api_version < 3:
-        length = int64(0)
-    elif api_version < FLEXIBLE_PRODUCE:
-        length = peek(pieces, index, stop, at, 2)
-        if length < 0:
-            return -1
-        at += 2
-        if length >= 0x8000:
-            length = 0
-    else:
-        tags, at = _uvarint(pieces, index, stop, at)
-        if tags < 0 or tags > TAGS_MAX:
-            return -1
-        for _ in range(tags):
-            _, at = _uvarint(pieces, index, stop, at)
-            size, at = _uvarint(pieces, index, stop, at)
-            if size < 0 or size > end - at:
-                return -1
-            at += size
-            index = find(pieces, index, stop, at)
-        length, at = _uvarint(pieces, index, stop, at)
-        if length < 0:
-            return -1
-        length = max(int64(0), length - 1)
-    at += length
-    if at + 2 > end:
-        return -1
-    return peek(pieces, find(pieces, index, stop, at), stop, at, 2)
-
-
-@inlined
-def _quick_acks(address: Any, available: int, api_version: int, client_length: int) -> int:
-    """`acks_of` for the usual case: no tags, a short transactional id; else -1."""
-    at = 14 + max(0, client_length)
-    if api_version < 3:
-        length = 0
-    elif api_version < FLEXIBLE_PRODUCE:
-        if at + 2 > available:
-            return -1
-        length = load_u16(address + np.uint64(at))
-        at += 2
-        if length >= 0x8000:
-            length = 0
-    else:
-        if at + 2 > available or load_u8(address + np.uint64(at)) != 0:
-            return -1
-        length = load_u8(address + np.uint64(at + 1))
-        at += 2
-        if length >= 128:
-            return -1
-        length = max(0, length - 1)
-    at += length
-    return load_u16(address + np.uint64(at)) if at + 2 <= available else -1
-
-
-@kernel
-def _uvarint(pieces: Any, index: int, stop: int, pos: int) -> Any:
-    """(value, next position); value -1 where it is missing or longer than 5 bytes."""
-    value = int64(0)
-    for number in range(5):
-        while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
-            index += 1
-        byte = peek_u8(pieces, index, stop, pos)
-        pos += 1
-        if byte < 0:
-            return int64(-1), pos
-        value |= (byte & 127) << (7 * number)
-        if byte < 128:
-            return value, pos
-    return int64(-1), pos
-
-
 @inlined
 def stream_of(pieces: Any, sides: Any, number: int) -> Any:
     at = number * SIDE_WIDTH
@@ -377,6 +305,7 @@ def frame_requests(
         bad_size = int64(-1)
         in_tokens = has_origin[number] & IN_TOKENS != 0
         is_first = has_origin[number] & RESUMED == 0
+        is_young = is_first or has_origin[number] & YOUNG != 0
         last_id = (int64(has_origin[number]) >> LAST_ID) - 1
         client_count = 0
         while True:
@@ -386,13 +315,14 @@ def frame_requests(
                 break
             if not certain:
                 pos = find_request(
-                    stream, index, pos, kafka, last_id, clients, client_count, header, following
-                )
+                    stream, index, pos, kafka, last_id, clients, client_count, is_young, header,
+                    following,
+                )  # fmt: skip
                 if pos < 0:
                     break
                 while pieces.pos[index] + pieces.length[index] <= pos:
                     index += 1
-                in_tokens = False
+                in_tokens = is_young
                 certain = True
             available = pieces.pos[index] + pieces.length[index] - pos
             address = pieces.address[index] + np.uint64(max(0, pos - pieces.pos[index]))
@@ -441,13 +371,15 @@ def frame_requests(
             is_first = False
             if kind == EXPECTS:
                 in_tokens = header[KEY] == SASL_HANDSHAKE and header[API_VERSION] == 0
-                last_id = header[CORRELATION]
+                is_young &= header[KEY] == SASL_HANDSHAKE or header[KEY] == ASKS_VERSIONS
+                if not is_reserved(header[CORRELATION]):
+                    last_id = header[CORRELATION]
                 if grade == GOOD:
                     client_count = _remember(clients, client_count, header[CLIENT_HASH])
                     if header[KEY] == 0:
                         acks = int64(-1)
                         if quick:
-                            acks = _quick_acks(
+                            acks = quick_acks(
                                 address, min(available, 4 + size), header[API_VERSION],
                                 header[CLIENT_LENGTH],
                             )  # fmt: skip
@@ -505,6 +437,19 @@ def frame_requests(
     return frames, extents, faults, used
 
 
+@inlined
+def _is_near(asked: Any, first: int, last: int, correlation: int, last_id: int) -> bool:
+    """Whether an id that was not asked is one that could have been, beside those that were."""
+    if last_id >= 0 and (
+        0 < step(correlation, last_id) <= STEP_MAX or 0 < step(last_id, correlation) <= FALL_MAX
+    ):
+        return True
+    for row in range(first, min(last, first + WINDOW)):
+        if asked.kind[row] != TOKEN:
+            return abs(asked.correlation[row] - correlation) <= STEP_MAX
+    return False
+
+
 @kernel
 def frame_responses(
     pieces: Any, source: Any, times: Any, sides: Any, client_side: Any, protocol: Any,
@@ -534,6 +479,8 @@ def frame_responses(
         certain = has_origin[number] != 0
         reason = AFTER_GAP if certain else NO_BOUNDARY
         bad_size = int64(-1)
+        in_tokens = has_origin[number] & IN_TOKENS != 0
+        is_young = has_origin[number] & RESUMED == 0 or has_origin[number] & YOUNG != 0
         last_id = (int64(has_origin[number]) >> LAST_ID) - 1
         first = asked_start[connection]  # the first request that is not answered or passed over
         last = asked_start[connection + 1]
@@ -546,13 +493,14 @@ def frame_responses(
                 break
             if not certain:
                 pos = find_response(
-                    stream, index, pos, limit, asked, first, last, last_id, rise_max, times, header,
-                    following,
+                    stream, index, pos, limit, asked, first, last, last_id, rise_max, is_young,
+                    times, header, following,
                 )  # fmt: skip
                 if pos < 0:
                     break
                 while pieces.pos[index] + pieces.length[index] <= pos:
                     index += 1
+                in_tokens = is_young
                 certain = True
             while first < last and asked.kind[first] == SILENT:
                 first += 1
@@ -585,10 +533,26 @@ def frame_responses(
             if not expected and header[CORRELATION] >= 0:
                 time = times[pieces.segment[index]] + (1 << 40)  # certain: clocks may differ
                 row = find_asked(asked, first, last, header[CORRELATION], time)
-            if row < 0 and first < last and asked.kind[first] == TOKEN and size <= TOKEN_SIZE_MAX:
+            tells_mechanisms = False
+            tells = False
+            if is_young and not expected and plausible and header[CORRELATION] >= 0:
+                tells_mechanisms = is_mechanisms(stream, index, pos, size)
+                tells = tells_mechanisms or is_api_versions(stream, index, pos, size)
+            is_token = False
+            if row < 0 and not tells and size <= TOKEN_SIZE_MAX:
+                asked_token = first < last and asked.kind[first] == TOKEN
+                if is_young and size > 0 and is_broker_token(stream, index, pos, size):
+                    is_token = True
+                elif is_young and size == 0:
+                    is_token = in_tokens or asked_token
+                elif asked_token:
+                    is_token = not plausible or not _is_near(
+                        asked, first, last, header[CORRELATION], last_id
+                    )
+            if is_token:
                 kind = TOKEN
                 header[CORRELATION] = -1
-                row = first
+                row = token_asked(asked, first, last, times[pieces.segment[index]] + (1 << 40))
                 accept = True
             elif size < RESPONSE_SIZE_MIN or size > limit:
                 accept = False
@@ -600,7 +564,7 @@ def frame_responses(
                     break
                 pos += 4 + size
                 continue
-            elif row >= 0:
+            elif row >= 0 or tells_mechanisms:
                 accept = True
             else:
                 accept = plausible
@@ -615,7 +579,17 @@ def frame_responses(
                 pos += 1
                 continue
             if kind == EXPECTS:
-                last_id = header[CORRELATION]
+                if not is_reserved(header[CORRELATION]):
+                    last_id = header[CORRELATION]
+                if is_young:
+                    in_tokens = tells_mechanisms or (
+                        expected and is_mechanisms(stream, index, pos, size)
+                    )
+                    is_young = (
+                        tells
+                        or in_tokens
+                        or (expected and is_api_versions(stream, index, pos, size))
+                    )
             if row >= 0:
                 first = row + 1
             if pos > covered:

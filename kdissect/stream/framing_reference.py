@@ -1,4 +1,5 @@
-"""Framing as plain Python over one stream: the definition of `evidence.py` and `framing.py`.
+"""Framing as plain Python over one stream: the definition of `evidence.py`, `sasl_evidence.py` and
+`framing.py`.
 
 A stream is a list of bytes, None where one is missing, and the places where pieces begin. Frames
 come out as tuples. The theory of operation is in those two modules.
@@ -6,10 +7,12 @@ come out as tuples. The theory of operation is in those two modules.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kdissect.stream.acks import FLEXIBLE_PRODUCE, TAGS_MAX
 from kdissect.stream.evidence import (
     ABSENT,
     CLIENT_BYTES_READ,
@@ -17,8 +20,10 @@ from kdissect.stream.evidence import (
     CLOCK_SLACK_NS,
     CONTROLLED_SHUTDOWN,
     FAIR,
+    FALL_MAX,
     FEATURES_MAX,
     GOOD,
+    HANDSHAKE_POINTS,
     KEYS,
     LOCK_POINTS,
     LOCK_POINTS_UNASKED,
@@ -29,22 +34,30 @@ from kdissect.stream.evidence import (
     POOR,
     REQUEST_SIZE_MIN,
     REQUEST_STEP_MAX,
+    RESERVED,
+    RESERVED_COUNT,
     RESPONSE_SIZE_MIN,
     RISE_MAX,
     SASL_HANDSHAKE,
     SMALL_ID,
     STEP_MAX,
+    TELLING_POINTS,
+    TOKENS_AHEAD_MAX,
     WINDOW,
 )
 from kdissect.stream.framing import (
+    ASKS_VERSIONS,
     EXPECTS,
-    FLEXIBLE_PRODUCE,
     SILENT,
-    TAGS_MAX,
     TOKEN,
     TOKEN_SIZE_MAX,
 )
 from kdissect.stream.pairing_reference import Request
+from kdissect.stream.sasl_evidence import (
+    MECHANISM_MAX,
+    MECHANISMS_MAX,
+    TOKEN_BYTES_READ,
+)
 
 CERTAIN_SLACK_NS = 1 << 40  # on a certain boundary clocks do not count
 
@@ -61,6 +74,7 @@ class PlainStream:
     is_in_tokens: bool = False
     has_asked: bool = False
     last_id: int | None = None
+    was_young: bool = False
     end: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +92,10 @@ class PlainStream:
                 return None
             value = value << 8 | byte
         return value
+
+    def bytes_at(self, pos: int, count: int) -> bytes | None:
+        there = [self.byte(at) for at in range(pos, pos + count)]
+        return None if None in there else bytes(byte for byte in there if byte is not None)
 
     def is_piece(self, pos: int, end: int) -> bool:
         """Whether the bytes [pos, end) are one piece, all of it."""
@@ -169,6 +187,81 @@ def rises(number: int, last: int, most: int) -> bool:
     return 0 < (number - last) % 2**32 <= most
 
 
+MECHANISM = re.compile(rb"[A-Z0-9_-]{1,%d}" % MECHANISM_MAX)
+
+
+def end_of_mechanism(stream: PlainStream, pos: int, end: int) -> int | None:
+    length = stream.number(pos, 2)
+    if length is None or pos + 2 + length > end:
+        return None
+    name = stream.bytes_at(pos + 2, length)
+    return pos + 2 + length if name and MECHANISM.fullmatch(name) else None
+
+
+def is_mechanisms(stream: PlainStream, pos: int, size: int) -> bool:
+    count = stream.number(pos + 10, 4)
+    if stream.number(pos + 8, 2) not in (0, 33, 34) or count is None:
+        return False
+    at = pos + 14
+    for _ in range(count if 0 < count <= MECHANISMS_MAX else 0):
+        end = end_of_mechanism(stream, at, pos + 4 + size)
+        if end is None:
+            return False
+        at = end
+    return 0 < count <= MECHANISMS_MAX and at == pos + 4 + size
+
+
+def is_gss(start: bytes, size: int) -> bool:
+    if start[0] == 0x60:
+        if start[1] < 128:
+            return start[1] == size - 2 and start[2] == 6
+        if start[1] == 0x81:
+            return start[2] == size - 3 and start[3] == 6
+        return start[1] == 0x82 and int.from_bytes(start[2:], "big") == size - 4
+    return start[:2] == b"\5\4" and start[2] < 8 and start[3] == 255
+
+
+def is_said(stream: PlainStream, pos: int, size: int) -> bool:
+    said = stream.bytes_at(pos + 4, min(size, TOKEN_BYTES_READ))
+    return said is not None and all((at >= 32 or at == 1) and at != 127 for at in said)
+
+
+def is_client_token(stream: PlainStream, pos: int, size: int) -> bool:
+    if size == 1:
+        return stream.byte(pos + 4) == 1
+    start = stream.bytes_at(pos + 4, 4)
+    if size < 4 or start is None:
+        return False
+    if is_gss(start, size):
+        return True
+    if start[:2] in (b"n,", b"y,", b"p=", b"c="):
+        return is_said(stream, pos, size)
+    said = stream.bytes_at(pos + 4, size) if size <= TOKEN_BYTES_READ else None
+    if said is None or any(0 < byte < 32 or byte == 127 for byte in said):
+        return False
+    parts = said.split(b"\0")
+    return len(parts) == 3 and parts[1] != b"" and parts[2] != b""
+
+
+def is_broker_token(stream: PlainStream, pos: int, size: int) -> bool:
+    start = stream.bytes_at(pos + 4, 4)
+    if size < 4 or start is None:
+        return False
+    says = start[:2] in (b"r=", b"v=", b"e=") or start[:1] == b"{"
+    return is_gss(start, size) or (says and is_said(stream, pos, size))
+
+
+def is_handshake(stream: PlainStream, pos: int, header: Header) -> bool:
+    assert header.size is not None
+    name = int(header.client.split(" ")[0]) if header.client else 0
+    end = pos + 4 + header.size
+    return end_of_mechanism(stream, pos + 14 + name, end) == end
+
+
+def is_reserved(correlation_id: int) -> bool:
+    return RESERVED <= correlation_id < RESERVED + RESERVED_COUNT
+
+
 def request_points(
     stream: PlainStream, pos: int, kafka: Kafka, last_id: int | None, clients: list[str]
 ) -> int:
@@ -192,8 +285,11 @@ def request_points(
         if rises(header.correlation_id, last_id, REQUEST_STEP_MAX):
             points += 2
         elif not is_seen:
-            return -1
+            if not has_name(header) or not rises(last_id, header.correlation_id, FALL_MAX):
+                return -1
     points += pos in stream.starts
+    if header.key == SASL_HANDSHAKE and is_handshake(stream, pos, header):
+        points += HANDSHAKE_POINTS
     at, this = pos, header
     for _ in range(LOOKED_BEHIND_NAMELESS if is_nameless else LOOKED_BEHIND):
         if this.key == SASL_HANDSHAKE:
@@ -215,6 +311,8 @@ def request_points(
         if identity(following) == identity(header):
             if not rises(following.correlation_id, this.correlation_id, REQUEST_STEP_MAX):
                 if not has_name(header):
+                    return -1
+                if not is_seen and following.correlation_id == this.correlation_id:
                     return -1
                 points -= 1
             elif has_name(header):
@@ -269,7 +367,16 @@ def frame_requests(stream: PlainStream, kafka: Kafka) -> list[Frame]:
     frames: list[Frame] = []
     clients: list[str] = []
     last_id = stream.last_id
+    is_young = stream.was_young or not stream.is_resumed
     pos = 0
+
+    def speaks_at(at: int) -> bool:
+        size = stream.number(at, 4)
+        if is_young and size is not None and stream.is_piece(at, at + 4 + size):
+            if is_client_token(stream, at, size):
+                return True
+        return request_points(stream, at, kafka, last_id, clients) >= LOCK_POINTS
+
     certain, in_tokens = stream.has_origin, stream.is_in_tokens
     while stream.next_byte(pos) is not None:
         if not certain:
@@ -277,14 +384,13 @@ def frame_requests(stream: PlainStream, kafka: Kafka) -> list[Frame]:
                 (
                     at
                     for at in range(pos, stream.end)
-                    if stream.data[at] is not None
-                    and request_points(stream, at, kafka, last_id, clients) >= LOCK_POINTS
+                    if stream.data[at] is not None and speaks_at(at)
                 ),
                 None,
             )
             if found is None:
                 break
-            pos, certain, in_tokens = found, True, False
+            pos, certain, in_tokens = found, True, is_young
         header = request_header(stream, pos, kafka)
         size, grade = header.size, header.grade
         if size is None:
@@ -318,7 +424,9 @@ def frame_requests(stream: PlainStream, kafka: Kafka) -> list[Frame]:
         assert api_version is not None
         assert header.correlation_id is not None
         in_tokens = (key, api_version) == (SASL_HANDSHAKE, 0)
-        last_id = header.correlation_id
+        is_young = is_young and key in (SASL_HANDSHAKE, ASKS_VERSIONS)
+        if not is_reserved(header.correlation_id):
+            last_id = header.correlation_id
         kind = EXPECTS
         if grade == GOOD:
             if identity(header) not in clients and len(clients) < CLIENTS_MAX:
@@ -387,35 +495,42 @@ def response_points(
     if not is_plausible or correlation_id is None or size is None:
         return -1
     time_ns = stream.times[pos]
-    tells_versions = pos in stream.starts and is_api_versions(stream, pos, size)
+    begins = pos in stream.starts
+    tells_mechanisms = begins and is_mechanisms(stream, pos, size)
+    tells = tells_mechanisms or (begins and is_api_versions(stream, pos, size))
     row = find_asked(asked, first, correlation_id, time_ns + CLOCK_SLACK_NS)
     waiting = [at for at in range(first, len(asked)) if asked[at].kind != SILENT]
     if row is not None:
         points = 3 if row == waiting[0] else 2
     else:
-        if correlation_id == 0 and pos not in stream.starts:
-            return -1
-        now = time_ns + CLOCK_SLACK_NS
-        later = [request for request in asked[first : first + WINDOW] if request.time_ns > now]
-        is_future = later and (correlation_id - later[0].correlation_id) % 2**32 <= RISE_MAX
-        if is_future and not tells_versions:
+        if correlation_id == 0 and not begins:
             return -1
         points = LOCK_POINTS - LOCK_POINTS_UNASKED
-        if last_id is not None:
-            has_asked = asked or stream.has_asked
-            if not rises(correlation_id, last_id, STEP_MAX if has_asked else RISE_MAX):
+        if is_reserved(correlation_id) and begins:
+            points += 3
+        elif not tells:
+            now = time_ns + CLOCK_SLACK_NS
+            later = [request for request in asked[first : first + WINDOW] if request.time_ns > now]
+            if later and (correlation_id - later[0].correlation_id) % 2**32 <= RISE_MAX:
                 return -1
-            points += rises(correlation_id, last_id, STEP_MAX)
-        elif first < len(asked):
-            away = abs(asked[first].correlation_id - correlation_id)
-            if asked[first].kind == TOKEN or not 0 < away <= STEP_MAX:
-                return -1
-            points += 1
-    if pos in stream.starts:
-        points += 3 if tells_versions else 1
+            if last_id is not None:
+                has_asked = asked or stream.has_asked
+                if not rises(correlation_id, last_id, STEP_MAX if has_asked else RISE_MAX):
+                    if not rises(last_id, correlation_id, FALL_MAX):
+                        return -1
+                points += rises(correlation_id, last_id, STEP_MAX)
+            elif first < len(asked):
+                away = abs(asked[first].correlation_id - correlation_id)
+                if asked[first].kind == TOKEN or not 0 < away <= STEP_MAX:
+                    return -1
+                points += 1
+    if begins:
+        points += TELLING_POINTS if tells else 1
     elif correlation_id < SMALL_ID:
         points -= 1 if row is not None else 2
     at = pos
+    if tells_mechanisms:
+        return points + 3 * stream.is_piece(pos, pos + 4 + size)
     for number in range(2):
         at += 4 + size
         fits = number == 0 and stream.is_piece(pos, at)
@@ -438,38 +553,74 @@ def response_points(
             row = after
         elif rises(id_behind, correlation_id, STEP_MAX):
             points += 1
-        else:
+        elif not rises(correlation_id, id_behind, FALL_MAX) and not (
+            begins and (is_reserved(correlation_id) or is_reserved(id_behind))
+        ):
             return -1
         size, correlation_id = size_behind, id_behind
     return points
+
+
+def token_asked(asked: Sequence[Request], first: int, sent_before: int) -> int | None:
+    for row in range(first, min(len(asked), first + TOKENS_AHEAD_MAX)):
+        if asked[row].time_ns > sent_before:
+            return None
+        if asked[row].kind == TOKEN:
+            return row
+    return None
+
+
+def is_near(asked: Sequence[Request], first: int, correlation_id: int, last_id: int | None) -> bool:
+    if last_id is not None:
+        if rises(correlation_id, last_id, STEP_MAX) or rises(last_id, correlation_id, FALL_MAX):
+            return True
+    others = [one for one in asked[first : first + WINDOW] if one.kind != TOKEN]
+    return bool(others) and abs(others[0].correlation_id - correlation_id) <= STEP_MAX
 
 
 def frame_responses(stream: PlainStream, limit: int, asked: Sequence[Request]) -> list[Frame]:
     frames: list[Frame] = []
     last_id = stream.last_id
     first = pos = 0
-    certain = stream.has_origin
+    certain, in_tokens = stream.has_origin, stream.is_in_tokens
+    is_young = stream.was_young or not stream.is_resumed
+
+    def speaks_at(at: int) -> bool:
+        def is_response(place: int) -> bool:
+            points = response_points(stream, place, limit, asked, first, last_id)
+            return points >= LOCK_POINTS
+
+        size = stream.number(at, 4)
+        if is_young and size is not None and stream.is_piece(at, at + 4 + size):
+            if is_broker_token(stream, at, size):
+                return True
+            now = stream.times[at] + CLOCK_SLACK_NS
+            if size == 0 and token_asked(asked, first, now) is not None:
+                return True
+            if size == 0 and stream.byte(at + 4) is not None and is_response(at + 4):
+                return True
+        return is_response(at)
+
     while stream.next_byte(pos) is not None:
         if not certain:
             found = next(
                 (
                     at
                     for at in range(pos, stream.end)
-                    if stream.data[at] is not None
-                    and response_points(stream, at, limit, asked, first, last_id) >= LOCK_POINTS
+                    if stream.data[at] is not None and speaks_at(at)
                 ),
                 None,
             )
             if found is None:
                 break
-            pos, certain = found, True
+            pos, certain, in_tokens = found, True, is_young
+        while first < len(asked) and asked[first].kind == SILENT:
+            first += 1
         is_plausible, size, correlation_id = response_header(stream, pos, limit)
         if size is None:
             certain = False
             pos = stream.next_byte(pos) or 0
             continue
-        while first < len(asked) and asked[first].kind == SILENT:
-            first += 1
         row = None
         if correlation_id is not None:
             is_oldest = first < len(asked) and asked[first].kind == EXPECTS
@@ -478,10 +629,23 @@ def frame_responses(stream: PlainStream, limit: int, asked: Sequence[Request]) -
             else:
                 until = stream.times[pos] + CERTAIN_SLACK_NS
                 row = find_asked(asked, first, correlation_id, until)
+        has_header = is_plausible and correlation_id is not None
+        tells_mechanisms = has_header and is_mechanisms(stream, pos, size)
+        tells = tells_mechanisms or (has_header and is_api_versions(stream, pos, size))
         kind = EXPECTS
-        is_token = first < len(asked) and asked[first].kind == TOKEN and size <= TOKEN_SIZE_MAX
-        if row is None and is_token:
-            kind, correlation_id, row, accept = TOKEN, -1, first, True
+        is_token = False
+        if row is None and not (is_young and tells) and size <= TOKEN_SIZE_MAX:
+            asked_token = first < len(asked) and asked[first].kind == TOKEN
+            if is_young and size > 0 and is_broker_token(stream, pos, size):
+                is_token = True
+            elif is_young and size == 0:
+                is_token = in_tokens or asked_token
+            elif asked_token:
+                number = -1 if correlation_id is None else correlation_id
+                is_token = not is_plausible or not is_near(asked, first, number, last_id)
+        if is_token:
+            kind, correlation_id, accept = TOKEN, -1, True
+            row = token_asked(asked, first, stream.times[pos] + CERTAIN_SLACK_NS)
         elif not RESPONSE_SIZE_MIN <= size <= limit:
             accept = False
         elif correlation_id is None:
@@ -489,7 +653,7 @@ def frame_responses(stream: PlainStream, limit: int, asked: Sequence[Request]) -
                 break
             pos += 4 + size
             continue
-        elif row is not None:
+        elif row is not None or (is_young and tells_mechanisms):
             accept = True
         else:
             accept = is_plausible
@@ -501,7 +665,10 @@ def frame_responses(stream: PlainStream, limit: int, asked: Sequence[Request]) -
             continue
         assert correlation_id is not None
         if kind == EXPECTS:
-            last_id = correlation_id
+            if not is_reserved(correlation_id):
+                last_id = correlation_id
+            in_tokens = is_young and tells_mechanisms
+            is_young = is_young and tells
         if row is not None:
             first = row + 1
         frames.append(Frame(pos, size, -1, -1, correlation_id, kind))

@@ -10,8 +10,8 @@ In this order, the first that holds decides:
    TLS records, the HTTP/2 preface, HTTP methods or status lines at the start of a stream;
 4. Kafka requests found by a search, for starts in the middle;
 5. responses, for captures of one direction: two from the first byte on with rising ids, or the
-   ApiVersions response that most connections begin with, or a chain that a search finds (4 and 5
-   first with the guessed client, then with the other side as the client);
+   ApiVersions or SaslHandshake response that most connections begin with, or a chain that a search
+   finds (4 and 5 first with the guessed client, then with the other side as the client);
 6. a port that the user named: Kafka;
 7. TLS or HTTP in the middle (at the start of some segment); else other.
 
@@ -56,6 +56,7 @@ from kdissect.stream.evidence import (
 from kdissect.stream.framing import TOKEN_SIZE_MAX, stream_of
 from kdissect.stream.index import Protocol
 from kdissect.stream.pieces import find, int64, peek
+from kdissect.stream.sasl_evidence import is_mechanisms
 
 TOKENS_MAX = 8  # bare tokens before the first request of a 0.9 client
 PARTIAL_SIZE_MAX = 1 << 20  # a request of which only the start is there must not claim more
@@ -242,7 +243,7 @@ def _begins_with_requests(
 
 @kernel
 def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: Any) -> bool:
-    """Rule 5 of the top, at the first byte; without a SYN it must be an ApiVersions response."""
+    """Rule 5 of the top, at the first byte; without a SYN it must tell itself."""
     pieces = stream.pieces
     index = stream.start
     if index >= stream.stop or pieces.pos[index] != 0:
@@ -253,7 +254,9 @@ def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: An
     first = header[CORRELATION]
     if size < 0 or first < 0 or 4 + size > stream.end:
         return False
-    if is_api_versions(stream, index, int64(0), size):
+    if is_api_versions(stream, index, int64(0), size) or is_mechanisms(
+        stream, index, int64(0), size
+    ):
         return True
     if not has_origin or 4 + size == stream.end:
         return False
@@ -320,7 +323,7 @@ def recognise(
             stream = one if client == 0 else two
             if stream.start < stream.stop:
                 at = find_request(
-                    stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0),
+                    stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0), False,
                     header, following,
                 )  # fmt: skip
                 # Against the guess by ports Produce must not stand alone: a response reads like it.
@@ -335,7 +338,7 @@ def recognise(
                 else:
                     at = find_response(
                         stream, stream.start, int64(0), kafka.limit[0], asked, int64(0),
-                        int64(0), int64(-1), int64(RISE_MAX), times, header, following,
+                        int64(0), int64(-1), int64(RISE_MAX), False, times, header, following,
                     )  # fmt: skip
                     if at >= 0:
                         index = find(pieces, stream.start, stream.stop, at)

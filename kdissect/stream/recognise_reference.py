@@ -24,6 +24,7 @@ from kdissect.stream.framing_reference import (
     PlainStream,
     identity,
     is_api_versions,
+    is_mechanisms,
     request_header,
     request_points,
     response_header,
@@ -160,7 +161,7 @@ def begins_with_responses(stream: PlainStream, limit: int) -> bool:
     is_plausible, size, first = response_header(stream, 0, limit)
     if not is_plausible or size is None or first is None or 4 + size > stream.end:
         return False
-    if is_api_versions(stream, 0, size):
+    if is_api_versions(stream, 0, size) or is_mechanisms(stream, 0, size):
         return True
     if not stream.has_origin or 4 + size == stream.end:
         return False

@@ -241,11 +241,16 @@ class Resumed:
             bits,
             np.array([flow.state is KAFKA for flow in flows], np.uint8),
             np.array([flow.client_side for flow in flows], np.uint8),
+            np.repeat(np.arange(len(flows)), [len(flow.gone) for flow in flows]),
+            np.concatenate([flow.gone - flow.base[flow.client_side] for flow in flows]),
         )
-        assembly, streams = assemble_streams(batch, sources, self.options, self.key_logs, known)
+        assembly, streams, lost = assemble_streams(
+            batch, sources, self.options, self.key_logs, known
+        )
         settling = Settling(
             assembly,
             streams,
+            lost,
             flows,
             np.array([key in due for key in keys]),
             np.array([key in forced for key in keys]),

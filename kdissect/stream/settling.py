@@ -64,7 +64,8 @@ from kdissect.stream.columns import (
     PIECE_STOP,
     SIDE_WIDTH,
 )
-from kdissect.stream.framing import HAS_ASKED, IN_TOKENS, RESUMED
+from kdissect.stream.evidence import RESERVED, RESERVED_COUNT
+from kdissect.stream.framing import ASKS_VERSIONS, HAS_ASKED, IN_TOKENS, RESUMED, YOUNG
 from kdissect.stream.ids import connection_ids, exchange_ids
 from kdissect.stream.index import (
     EXTENT,
@@ -77,23 +78,28 @@ from kdissect.stream.index import (
 )
 from kdissect.stream.reassembly import Streams
 
+RESERVED_IDS = np.arange(RESERVED, RESERVED + RESERVED_COUNT)
+
 
 class Settling:
     """Which exchanges of a batch are finished, and what of its connections is carried on.
 
-    due, is_forced: bool by flow. `rows` are the finished exchanges that were not given before.
+    lost: bool by exchange, see `assemble_streams`; due, is_forced: bool by flow. `rows` are the
+    finished exchanges that were not given before.
     """
 
     def __init__(
         self,
         assembly: Assembly,
         streams: Streams,
+        lost: npt.NDArray[np.bool_],
         flows: list[Flow],
         is_due: Any,
         is_forced: Any,
         has_key_logs: bool,
     ) -> None:
         self.assembly, self.streams, self.flows = assembly, streams, flows
+        self.lost = lost
         self.has_key_logs = has_key_logs
         self.connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
         self.sides = streams.sides.reshape(-1, SIDE_WIDTH)
@@ -149,7 +155,8 @@ class Settling:
         has_all = ~np.isin(number[0], self.open_holes)
         done |= ~asked & settled[1] & ((is_followed & has_all) | self.is_tls[of])
         waiting = asked & ~answered & ~is_silent
-        done |= waiting & settled[0] & self._passed(of, is_answered, waiting)
+        passed = self._passed(of, is_answered, waiting)
+        done |= waiting & settled[0] & passed
         done |= over
 
         shown = [flow.shown for flow in self.flows if len(flow.shown)]
@@ -164,7 +171,8 @@ class Settling:
         done &= confirmed[of]
         self.rows = np.flatnonzero(done & ~before)
         self._tell_losses(of, before & ~is_silent, waiting)
-        self._places(of, number, has, pos, end, done | before, limit, ids)
+        gone = (done | before) & asked & ~is_silent
+        self._places(of, number, has, pos, end, done | before, gone, limit, ids)
 
     def _tell_losses(self, of: Ints, before: Any, waiting: Any) -> None:
         """An answer that did not come before those of later requests, which are known no more to
@@ -232,6 +240,7 @@ class Settling:
         last = np.full(self.count, -1, np.int64)
         np.maximum.at(last, of[is_answered], index[is_answered])
         passed: npt.NDArray[np.bool_] = index + PASSED_MAX <= last[of]
+        passed |= self.lost & (index < last[of])
         is_one_way = (self.sides[self.stream_of[1], HAS_DATA] == 0) & (
             self.bits[self.stream_of[1]] & RESUMED == 0
         )
@@ -244,9 +253,12 @@ class Settling:
 
     def _places(
         self, of: Ints, number: list[Ints], has: list[Any], pos: list[Ints], end: list[Ints],
-        done: Any, limit: Ints, ids: Any,
+        done: Any, gone: Any, limit: Ints, ids: Any,
     ) -> None:  # fmt: skip
-        """Where each stream goes on, and what the kernels must know there."""
+        """Where each stream goes on, and what the kernels must know there.
+
+        gone: requests that no response to come can answer.
+        """
         streams = 2 * self.count
         none = 1 << 62
         hold, covered = np.full(streams, none, np.int64), np.zeros(streams, np.int64)
@@ -269,22 +281,10 @@ class Settling:
 
         bits = np.where((covered > 0) & (covered <= resume), RESUMED, self.bits & RESUMED)
         bits |= self.bits & HAS_ASKED
+        bits = bits | self._are_young(of, number, has, pos, done)
         answers = np.unique(of[has[0] & done])
         bits[self.stream_of[1][answers]] |= HAS_ASKED
         self._tell_last_ids(of, number, has, pos, done)
-        # the last request before the place where its stream goes on
-        some = np.flatnonzero(has[0] & done & (pos[0] < resume[number[0]]))
-        exchanges = self.assembly.exchanges
-        last = np.full(self.count, -1, np.int64)
-        last[of[some]] = some  # in order: the last one stays
-        known = last >= 0
-        ask = self.stream_of[0]
-        bits[ask[~known]] |= self.bits[ask[~known]] & IN_TOKENS
-        before = exchanges[last[known]]
-        in_tokens = (before["is_sasl_token"] != 0) | (
-            (before["api_key"] == SASL_HANDSHAKE) & (before["api_version"] == 0)
-        )
-        bits[ask[known]] |= np.where(in_tokens, IN_TOKENS, 0)
         self.new_bits = np.where(bits & RESUMED, bits, bits & HAS_ASKED)
 
         kept = np.flatnonzero(
@@ -295,8 +295,12 @@ class Settling:
                 | self.is_tls[of]
             )
         )
+        again = np.flatnonzero(gone & (pos[0] >= resume[number[0]]))
+        self.gone_of = of[again]
+        self.gone_pos = pos[0][again] + self.base[number[0][again]]
         both = kept[has[0][kept] & has[1][kept]]
         self.kept_of = np.concatenate([of[kept], of[both]])
+        exchanges = self.assembly.exchanges
         response = exchanges["response"]["pos"][both]
         self.kept_ids = np.concatenate(
             [
@@ -305,6 +309,24 @@ class Settling:
             ]
         )
         self.open_count = np.bincount(of[~done], minlength=self.count)
+
+    def _are_young(
+        self, of: Ints, number: list[Ints], has: list[Any], pos: list[Ints], done: Any
+    ) -> Ints:
+        """By stream: YOUNG and IN_TOKENS as of the place where it goes on."""
+        exchanges = self.assembly.exchanges
+        key, version = exchanges["api_key"], exchanges["api_version"]
+        is_token = exchanges["is_sasl_token"] != 0
+        is_handshake = (key == SASL_HANDSHAKE) & (version == 0)
+        is_early = is_token | (key == SASL_HANDSHAKE) | (key == ASKS_VERSIONS)
+        young = (self.bits & RESUMED == 0) | (self.bits & YOUNG != 0)
+        tokens = self.bits & IN_TOKENS != 0
+        for side in (0, 1):
+            some = np.flatnonzero(has[side] & done & (pos[side] < self.resume[number[side]]))
+            some = some[np.argsort(pos[side][some], kind="stable")]
+            tokens[number[side][some]] = (is_token | is_handshake)[some]  # the last one stays
+            young[number[side][some[~is_early[some]]]] = False
+        return YOUNG * young.astype(np.int64) | IN_TOKENS * tokens.astype(np.int64)
 
     def _tell_last_ids(
         self, of: Ints, number: list[Ints], has: list[Any], pos: list[Ints], done: Any
@@ -316,7 +338,11 @@ class Settling:
         is_token = self.assembly.exchanges["is_sasl_token"] != 0
         for side in (0, 1):
             some = np.flatnonzero(
-                has[side] & done & ~is_token & (pos[side] < self.resume[number[side]])
+                has[side]
+                & done
+                & ~is_token
+                & ~np.isin(ids, RESERVED_IDS)
+                & (pos[side] < self.resume[number[side]])
             )
             some = some[np.argsort(pos[side][some], kind="stable")]
             self.last_ids[number[side][some]] = ids[some]  # the last one stays
@@ -454,6 +480,11 @@ class Facts:
             settling.kept_of.tolist(), settling.kept_ids.tolist(), strict=True
         ):
             self.shown.setdefault(connection, []).append(ident)
+        self.gone: dict[int, list[int]] = {}
+        for connection, pos in zip(
+            settling.gone_of.tolist(), settling.gone_pos.tolist(), strict=True
+        ):
+            self.gone.setdefault(connection, []).append(pos)
 
     def tell(self, flow: Flow, connection: int, state: State) -> None:
         """Bring a flow up to date with its last connection."""
@@ -471,10 +502,12 @@ class Facts:
             flow.closed_at = flow.last_time
         flow.state = state
         if state is LEFT:
-            flow.shown, flow.bits, flow.open_count = NO_IDS, [0, 0], 0
+            flow.shown, flow.gone, flow.bits, flow.open_count = NO_IDS, NO_IDS, [0, 0], 0
             return
         ids = self.shown.get(connection)
         flow.shown = NO_IDS if ids is None else np.array(ids, np.int64)
+        gone = self.gone.get(connection)
+        flow.gone = NO_IDS if gone is None or state is not KAFKA else np.array(gone, np.int64)
         flow.open_count = self.open_count[connection]
         for side in (0, 1):
             stream = 2 * connection + side

@@ -64,7 +64,8 @@ class Laid:
             kept, {begin for begin, _ in rows}, times, has_origin != 0,
             has_origin & framing.RESUMED != 0, has_origin & framing.IN_TOKENS != 0,
             has_origin & framing.HAS_ASKED != 0,
-            (has_origin >> framing.LAST_ID) - 1 if has_origin >> framing.LAST_ID else None,
+            was_young=has_origin & framing.YOUNG != 0,
+            last_id=(has_origin >> framing.LAST_ID) - 1 if has_origin >> framing.LAST_ID else None,
         )  # fmt: skip
 
 
@@ -83,6 +84,26 @@ KAFKA = Kafka(KNOWN, np.array([LIMIT], np.int64))
 ONE = np.array([Protocol.KAFKA], np.uint8)
 
 
+MECHANISMS = (b"\0\5PLAIN", b"\0\x0dSCRAM-SHA-256", b"\0\5plain", b"\0\5PLAIN!", b"\0\6PLAIN")
+CLIENT_TOKENS = (
+    b"\0user\0secret", b"as\0user\0secret", b"\0\0secret", b"\0user\0", b"\0u\0s\0", b"\0us\x01\0s",
+    b"n,,n=user,r=abc", b"y,a=x,n=user,r=abc", b"c=biws,r=abc,p=xyz",
+    b"n,,\x01auth=Bearer x\x01\x01",
+    b"\x01", b"n,,\x02", b"\x60\x08\x06\x06abcdef", b"\x60\x07\x06\x06abcdef", b"\5\4\0\xffxyz",
+    b"\x60\x81\x06\x06\x04abcd", b"\x60\x82\0\x04abcd", b"\5\4\x09\xffxyz", b"",
+)  # fmt: skip
+BROKER_TOKENS = (
+    b"", b"", b"r=abc,s=salt,i=4096", b"v=signature", b"e=other-error", b'{"status":"x"}',
+    b"v=\0\0\0",
+    b"\x60\x08\x06\x06abcdef", b"\5\4\1\xffxyz", b"\0\0\0\1\0\0", b"x=abc",
+)  # fmt: skip
+TOLD = (
+    b"\0\0\0\0\0\1\0\5PLAIN", b"\0\x21\0\0\0\2\0\5PLAIN\0\6GSSAPI", b"\0\0\0\0\0\1\0\5plain",
+    b"\0\0\0\0\0\0", b"\0\0\0\0\0\1\0\5PLAIN\0", b"\0\0\0\0\0\1\0\x12\0\0\0\4",
+    b"\0\0\0\0\0\1\0\x12\0\0\0\4\0\0\0\0", b"\0\0\2\0\x12\0\0\0\4\0\0\0\0\0\0",
+)  # fmt: skip
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
     """Frames that requests are made of, and what only looks like them."""
@@ -90,7 +111,7 @@ def requests(draw: st.DrawFn) -> bytes:
     data = b""
     for _ in range(draw(st.integers(1, 8))):
         number += draw(st.sampled_from((1, 1, 1, 1, 2, 3000)))
-        kind = draw(st.integers(0, 11))
+        kind = draw(st.integers(0, 13))
         name = draw(st.sampled_from(("orders", "orders", "orders", "", None, "x\x01")))
         size = draw(st.sampled_from((0, 4, 30)))
         if kind < 5:
@@ -106,8 +127,12 @@ def requests(draw: st.DrawFn) -> bytes:
             data += struct.pack(">ihhii", 12, 7, 0, number, 3)
         elif kind == 10:
             data += draw(st.binary(min_size=1, max_size=20))
-        else:
+        elif kind == 11:
             data += framed(draw(st.binary(max_size=14)))
+        elif kind == 12:
+            data += request(number, 17, 0, name, draw(st.sampled_from(MECHANISMS)))
+        else:
+            data += framed(draw(st.sampled_from(CLIENT_TOKENS)))
     return data
 
 
@@ -117,18 +142,29 @@ RESUMED = framing.ORIGIN | framing.RESUMED
 origins = st.sampled_from(
     (
         0, framing.ORIGIN, RESUMED, RESUMED | framing.IN_TOKENS, RESUMED | framing.HAS_ASKED,
+        RESUMED | framing.YOUNG, RESUMED | framing.YOUNG | framing.IN_TOKENS,
         RESUMED | framing.HAS_ASKED | 7 << framing.LAST_ID,
         framing.ORIGIN | 2**32 << framing.LAST_ID,
     )
 )  # fmt: skip
 
 
+def edges(data: bytes) -> list[int]:
+    """Where frames end, as far as their sizes tell."""
+    found = []
+    pos = 0
+    while pos + 4 <= len(data):
+        pos += 4 + struct.unpack_from(">I", data, pos)[0]
+        found.append(pos)
+    return found
+
+
 @settings(max_examples=400, deadline=None)
-@given(requests(), cuts, lost, origins)
+@given(requests(), cuts, lost, origins, st.booleans())
 def test_request_kernel_and_definition_agree(
-    data: bytes, cuts: list[int], lost: list[bool], has_origin: int
+    data: bytes, cuts: list[int], lost: list[bool], has_origin: int, by_frame: bool
 ) -> None:
-    laid = Laid(data, cuts, lost, has_origin)
+    laid = Laid(data, edges(data) + cuts[:2] if by_frame else cuts, lost, has_origin)
     found = framing.frame_requests(
         laid.pieces, laid.source, laid.sides, np.zeros(1, np.uint8), ONE, laid.has_origin, KAFKA
     )
@@ -139,18 +175,21 @@ def test_request_kernel_and_definition_agree(
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[bytes, list[Request]]:
     """Responses and what was asked, not all of either."""
-    number = draw(st.sampled_from((0, 250, 2**32 - 3)))
+    number = draw(st.sampled_from((0, 250, 2**31 - 8, 2**32 - 3)))
     data, asked = b"", []
     for _ in range(draw(st.integers(1, 8))):
-        number = (number + draw(st.sampled_from((0, 1, 1, 1, 2)))) % 2**32
+        number = (number + draw(st.sampled_from((0, 1, 1, 1, 2, -2, 2**31 + 3)))) % 2**32
         kind = draw(st.sampled_from((0, 0, 0, 0, 0, 1, 2)))
         if draw(st.integers(0, 5)):
             when = len(data) * 1000 + draw(st.sampled_from((0, 0, 20_000_000)))
             asked.append(Request(number if kind != 1 else 2**64 - 1, when, kind))
-        what = draw(st.integers(0, 11))
+        what = draw(st.integers(0, 13))
         signed = number - 2**32 if number >= 2**31 else number
         if kind == 1:
-            data += framed(draw(st.binary(max_size=9)))
+            anything = st.one_of(st.binary(max_size=9), st.sampled_from(BROKER_TOKENS))
+            data += framed(draw(anything))
+        elif what >= 12:
+            data += response(signed, draw(st.sampled_from(TOLD)))
         elif kind == 0 and what < 9:
             magic = draw(st.integers(0, 2))
             batch = struct.pack(">qiib", 0, draw(st.integers(9, 30)), signed, magic)
@@ -163,12 +202,16 @@ def conversations(draw: st.DrawFn) -> tuple[bytes, list[Request]]:
 
 
 @settings(max_examples=400, deadline=None)
-@given(conversations(), cuts, lost, origins)
+@given(conversations(), cuts, lost, origins, st.booleans())
 def test_response_kernel_and_definition_agree(
-    told: tuple[bytes, list[Request]], cuts: list[int], lost: list[bool], has_origin: int
+    told: tuple[bytes, list[Request]],
+    cuts: list[int],
+    lost: list[bool],
+    has_origin: int,
+    by_frame: bool,
 ) -> None:
     data, requests = told
-    laid = Laid(data, cuts, lost, has_origin)
+    laid = Laid(data, edges(data) + cuts[:2] if by_frame else cuts, lost, has_origin)
     asked = Asked(
         np.array([one.correlation_id for one in requests], np.int64),
         np.array([one.time_ns for one in requests], np.int64),

@@ -12,7 +12,7 @@ from kdissect.capture.windows import WindowReader
 from kdissect.stream import resumed
 from kdissect.stream.index import PairStatus
 from kdissect.stream.options import StreamOptions
-from kdissect.stream.resumed import CarryLimits, Resumed
+from kdissect.stream.resumed import CarryLimits, Finished, Resumed
 
 CLIENT, BROKER = b"\x0a\0\0\1", b"\x0a\0\0\2"
 SYN, FIN, RST, ACK, PUSH = 2, 1, 4, 16, 24
@@ -90,6 +90,7 @@ class Run:
         self.path = path
         self.resumed = Resumed(StreamOptions(), limits=limits)
         self.found: list[list[tuple[int, str]]] = []  # per window: (correlation id, status)
+        self.sizes: dict[int, set[tuple[int, int]]] = {}  # by id: of request and response
 
     def packets(self, packets: list[Packet]) -> list[list[tuple[int, str]]]:
         parts = [FILE_HEADER]
@@ -102,19 +103,22 @@ class Run:
         last = None
         for last in reader.windows():
             finished = self.resumed.add(last, paths)
-            self.found.append(rows(finished) if finished else [])
+            self.found.append(self.rows(finished) if finished else [])
         if last is not None:
             self.found.append(
-                [row for some in self.resumed.finish(last, paths) for row in rows(some)]
+                [row for some in self.resumed.finish(last, paths) for row in self.rows(some)]
             )
         return self.found
 
-
-def rows(finished: object) -> list[tuple[int, str]]:
-    exchanges = finished.assembly.exchanges[finished.rows]  # type: ignore[attr-defined]
-    return [
-        (int(row["correlation_id"]), PairStatus(row["status"]).name.lower()) for row in exchanges
-    ]
+    def rows(self, finished: Finished) -> list[tuple[int, str]]:
+        exchanges = finished.assembly.exchanges[finished.rows]
+        for row in exchanges:
+            both = int(row["request"]["size"]), int(row["response"]["size"])
+            self.sizes.setdefault(int(row["correlation_id"]), set()).add(both)
+        return [
+            (int(row["correlation_id"]), PairStatus(row["status"]).name.lower())
+            for row in exchanges
+        ]
 
 
 @pytest.fixture
@@ -139,6 +143,54 @@ def test_each_exchange_with_its_answer(run: Run) -> None:
     assert flat(found) == [(number, "paired") for number in range(5)]
     assert [len(some) for some in found[:-1]].count(1) == 5
     assert found[-1] == []
+
+
+def test_ids_that_begin_again_after_a_lost_answer(run: Run) -> None:
+    """The first answer with id 1 was lost; the second one is the second request's."""
+    talk = Talk()
+    for number in (3, 1, 2, 4):
+        talk.ask(request(number))
+        talk.answer(response(number), keep=number != 1)
+        talk.time += 20_000
+    talk.ask(request(1, body=bytes(9)))
+    talk.answer(response(1, 30))
+    talk.close()
+    found = sorted(flat(run.packets(talk.packets)))
+    assert found == [
+        (1, "paired"), (1, "response_missing"), (2, "paired"), (3, "paired"), (4, "paired")
+    ]  # fmt: skip
+    assert run.sizes[1] == {(22, 34), (17, -1)}
+
+
+def test_an_answered_request_that_is_carried_takes_no_other_answer(run: Run) -> None:
+    """Behind one that waits in order: its answer came before the window, its id comes again."""
+    talk = Talk()
+    for number in (1, 2, 3):
+        talk.ask(request(number))
+    talk.answer(response(2))
+    talk.answer(response(3))
+    talk.ask(request(2, body=bytes(9)))
+    talk.answer(response(2, 30))
+    talk.answer(response(1))
+    found = sorted(flat(run.packets(talk.packets)))
+    assert found == [(1, "paired"), (2, "paired"), (2, "paired"), (3, "paired")]
+    assert run.sizes[2] == {(17, 12), (22, 34)}
+
+
+def test_tokens_are_found_behind_a_gap_in_any_window(run: Run) -> None:
+    """The handshake is finished and gone when the first token, which is lost, is passed."""
+    talk = Talk()
+    talk.ask(request(0, 17, 0, b"\0\x0dSCRAM-SHA-256"))
+    talk.answer(frame(struct.pack(">ihih", 0, 0, 1, 13) + b"SCRAM-SHA-256"))
+    talk.ask(frame(b"n,,n=user,r=nonce"), keep=False)
+    talk.answer(frame(b"r=nonce,s=salt,i=4096"), keep=False)
+    talk.time += 20_000
+    talk.ask(frame(b"c=biws,r=nonce,p=proof"))
+    talk.answer(frame(b"v=signature"))
+    talk.ask(request(1))
+    talk.answer(response(1))
+    assert sorted(flat(run.packets(talk.packets))) == [(-1, "paired"), (0, "paired"), (1, "paired")]
+    assert run.sizes[-1] == {(22, 11)}
 
 
 def test_many_in_flight_and_acks_0(run: Run) -> None:
