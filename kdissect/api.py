@@ -19,7 +19,7 @@ from kdissect.pipeline.choose import time_ns
 from kdissect.pipeline.commit import absolute, check_out, commit, dataset, read_manifest, staging
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import manifest_inputs, planned
+from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
 from kdissect.pipeline.sink import MemorySink, ParquetSink, StagedFile
 from kdissect.pipeline.steps import RunPlan
 from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
@@ -308,7 +308,8 @@ def dissect(
     named = _paths(paths)
     if append:
         named, options = extended(target, named, options)
-    with planned(named, options, cores, spool) as plan, staging(target) as run_id:
+    walk_pieces = on_spark.walk_pieces(spark)
+    with planned(named, options, cores, spool, walk_pieces) as plan, staging(target) as run_id:
         inputs = Background(lambda: manifest_inputs(plan))
         files: list[StagedFile]
         if plan.splits:
@@ -322,6 +323,7 @@ def dissect(
             rows[file.table] = rows.get(file.table, 0) + file.row_count
         timings = {"session_start_s": session_start_s, **result["timings"]}
         timings["total_s"] = time.perf_counter() - began
+        check_unchanged(plan)
         check_out(target, overwrite or append)  # another run may have been quicker
         commit(target, run_id, files, _manifest(plan, inputs.result(), timings, rows))
     return open_tables(target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,16 @@ SECRETS = {
 
 @dataclass(slots=True)
 class Store:
-    """A server with one bucket. `requests`: method, path, range or None, of each that was asked."""
+    """A server with one bucket. `requests`: method, path, range or None, of each that was asked.
+
+    fault: what the status of a request must be, by these three; 0 for what the server says.
+    """
 
     host: str
     port: int
     bucket: str
     requests: list[tuple[str, str, tuple[int, int] | None]] = field(default_factory=list)
+    fault: Callable[[str, str, tuple[int, int] | None], int] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -81,7 +85,12 @@ class _Counting:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", environ.get("HTTP_RANGE", ""))
         span = (int(found[1]), int(found[2])) if found else None
-        self.store.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], span))
+        request = (environ["REQUEST_METHOD"], environ["PATH_INFO"], span)
+        self.store.requests.append(request)
+        status = self.store.fault(*request) if self.store.fault is not None else 0
+        if status:
+            start_response(f"{status} Refused", [("Content-Length", "0")])
+            return [b""]
         return self.inner(environ, start_response)
 
 

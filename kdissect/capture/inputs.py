@@ -1,8 +1,9 @@
 """From what the user names to files that can be read at any position.
 
-A capture is known by its first bytes, never by its name. What is compressed, in an object store, or
-cannot be read at a position (standard input, a pipe), is *spooled* once: written uncompressed under
-a folder that the caller gives, piece by piece.
+A capture is known by its first bytes, never by its name. What is compressed or cannot be read at a
+position (standard input, a pipe) is *spooled* once: written uncompressed under a folder that the
+caller gives, piece by piece. So is what lies in an object store, unless the caller reads it there
+(`InputFile.is_ranged`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -23,9 +25,11 @@ from ..errors import CaptureError, EnvironmentFailed
 from . import remote
 from .pcap import MAGICS
 from .pcapng import MAGIC
+from .ranged import version_of
 
 STDIN = "-"
 _PIECE = 1 << 20  # bytes decompressed at a time
+_LOOKED_AT_A_TIME = 16  # objects; each takes a store some hundredths of a second
 _HEAD = 4096  # bytes of a compressed stream that surely hold its first four bytes
 
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
@@ -38,6 +42,7 @@ class InputFile:
 
     format: pcap, pcapng, unknown, or stream (not looked at yet: standard input, a pipe).
     compression: none, gzip, zstd, lz4. error: why it is no capture, or was not wholly unpacked.
+    tag: of an object's content, by its store.
     """
 
     path: str
@@ -46,10 +51,16 @@ class InputFile:
     size: int = 0
     error: str | None = None
     data_path: str = ""
+    tag: str = ""
 
     @property
     def is_capture(self) -> bool:
         return self.format in ("pcap", "pcapng")
+
+    @property
+    def is_ranged(self) -> bool:
+        """Whether it can be read where it is, in an object store."""
+        return self.is_capture and self.compression == "none" and remote.is_remote(self.path)
 
 
 def detect_format(head: bytes) -> str:
@@ -105,10 +116,15 @@ def _look(path: str) -> InputFile:
         return _looked_at(path, os.fstat(file.fileno()).st_size, file.read(4), path)
 
 
-def _look_far(url: str, size: int) -> InputFile:
+def _look_far(url: str) -> InputFile:
     """What a file in an object store is. Raises CaptureError."""
     with remote.opened(url) as file:
-        return _looked_at(url, size, file.read(4), "")
+        version = version_of(file)
+        try:
+            head = file.read_at(min(4, version.size), 0)
+        except (pa.ArrowException, OSError) as error:
+            raise CaptureError(f"{url}: {remote.clause(error)}") from None
+    return replace(_looked_at(url, version.size, head, ""), tag=version.tag)
 
 
 def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
@@ -193,7 +209,8 @@ def _far_files(url: str) -> list[InputFile]:
     matches = remote.matching(url)
     if matches is None:
         raise CaptureError(f"{url}: no such file, and nothing under that name")
-    files = [_look_far(*match) for match in matches]
+    with ThreadPoolExecutor(_LOOKED_AT_A_TIME) as pool:
+        files = list(pool.map(_look_far, (match for match, _ in matches)))
     if not any(file.is_capture for file in files):
         error = files[0].error if matches[0][0] == url else f"no capture ({len(files)} other files)"
         raise CaptureError(f"{url}: {error}")

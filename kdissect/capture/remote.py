@@ -18,6 +18,14 @@ from ..errors import CaptureError
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 _S3 = ("s3", "s3a", "s3n")
 _MAGIC = re.compile(r"[*?\[]")
+MAX_ATTEMPTS = 4  # of a request, where AWS_MAX_ATTEMPTS does not say
+
+
+# What a driver tells its workers, as Spark does of the same variables: access, and where to.
+_SETTINGS = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
+    "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_MAX_ATTEMPTS",
+)  # fmt: skip
 
 
 def _pafs() -> Any:
@@ -32,14 +40,32 @@ def is_remote(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def settings() -> dict[str, str]:
+    """This process's way to S3, as far as variables of the environment tell it."""
+    return {name: os.environ[name] for name in _SETTINGS if name in os.environ}
+
+
+def use(told: dict[str, str]) -> None:
+    """Go to S3 by the settings of another process; where it has none, by our own."""
+    if any(os.environ.get(name) != value for name, value in told.items()):
+        os.environ.update(told)
+        _s3.cache_clear()
+
+
 @cache
 def _s3() -> Any:
     """S3 by the environment; pyarrow would look a bucket's region up, which needs Amazon's own."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     scheme, _, host = (endpoint or "").rpartition("://")
+    tries = os.environ.get("AWS_MAX_ATTEMPTS", "")
     return _pafs().S3FileSystem(
-        endpoint_override=host or None, scheme=scheme or "https", region=region or None
+        endpoint_override=host or None,
+        scheme=scheme or "https",
+        region=region or None,
+        retry_strategy=_pafs().AwsStandardS3RetryStrategy(
+            max_attempts=int(tries) if tries.isdecimal() else MAX_ATTEMPTS
+        ),
     )
 
 

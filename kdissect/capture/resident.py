@@ -11,14 +11,26 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import EnvironmentFailed
 
 WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on it is watched
 INTERVAL_S = 0.02
 
 _MADV_DONTNEED = 4
+_PROT_READ, _MAP_PRIVATE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 if hasattr(_libc, "malloc_trim"):
@@ -28,6 +40,26 @@ _lock = threading.RLock()
 _watched: dict[int, int] = {}
 _deferred: list[tuple[int, int]] = []
 _threads: list[threading.Thread] = []  # the one that runs, or none
+
+
+def mapped(descriptor: int, name: str) -> npt.NDArray[np.uint8]:
+    """uint8[size], read-only: an open file's bytes, mapped until the array is gone, and watched.
+
+    The descriptor may be closed. name: of the file, for the error. Raises EnvironmentFailed.
+    """
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return np.zeros(0, np.uint8)
+    address = _libc.mmap(None, size, _PROT_READ, _MAP_PRIVATE, descriptor, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        reason = os.strerror(ctypes.get_errno())
+        raise EnvironmentFailed(f"{name}: cannot be mapped into memory: {reason}")
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, unmap, address, size)
+    watch(address, size)
+    data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
+    data.flags.writeable = False
+    return data
 
 
 def watch(address: int, size: int) -> None:

@@ -21,7 +21,6 @@ from .cursor import (
     CAPTURED,
     CURSOR_SIZE,
     DATA_POS,
-    END,
     FORMAT,
     INTERFACE,
     INTERFACE_COUNT,
@@ -283,7 +282,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     """
     buf = sources.data(split.source)
     cursor = np.zeros(CURSOR_SIZE, np.int64)
-    cursor[[POS, END, FORMAT]] = split.pos, min(split.end, len(buf)), split.format
+    cursor[[POS, FORMAT]] = split.pos, split.format
     cursor[[LITTLE, TIME, SECRET_COUNT]] = split.little, split.time_ns, -1
     known = np.frombuffer(split.interfaces, np.int64)
     interfaces = np.zeros(split.interface_room * INTERFACE_SIZE, np.int64)
@@ -294,16 +293,21 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     segments = np.zeros(split.packet_count + 1, SEGMENT)
     endpoints = np.zeros(64 * _ENDPOINTS_SIZE, np.uint8)
     table = np.full(128, _EMPTY, np.int64)
-    while True:
-        outcome = _scan_packets(
-            buf, cursor, interfaces, counts, reasons, segments, endpoints, table, _MULTIPLIERS,
-            split.first_packet, split.source,
-        )  # fmt: skip
-        if outcome != STEP_ROOM_NEEDED:
-            break
-        endpoints = np.concatenate((endpoints, np.zeros_like(endpoints)))
-        table = np.full(2 * len(table), _EMPTY, np.int64)
-        _hash_endpoints(endpoints, counts[_ENDPOINTS], table, _MULTIPLIERS)
+
+    def step() -> int:
+        nonlocal endpoints, table
+        while True:
+            outcome: int = _scan_packets(
+                buf, cursor, interfaces, counts, reasons, segments, endpoints, table,
+                _MULTIPLIERS, split.first_packet, split.source,
+            )  # fmt: skip
+            if outcome != STEP_ROOM_NEEDED:
+                return outcome
+            endpoints = np.concatenate((endpoints, np.zeros_like(endpoints)))
+            table = np.full(2 * len(table), _EMPTY, np.int64)
+            _hash_endpoints(endpoints, counts[_ENDPOINTS], table, _MULTIPLIERS)
+
+    outcome = sources.windows(split.source, cursor, split.end, step)
     packet_count, segment_count, endpoint_count, cut_count = (int(count) for count in counts)
     assert outcome == STEP_END, (outcome, split)
     assert packet_count == split.packet_count, (packet_count, split)

@@ -1,4 +1,5 @@
-"""The bytes of a run's captures, behind one interface: mapped files, and copies of their extents.
+"""The bytes of a run's captures, behind one interface: mapped files, objects of stores read by
+ranges, and copies of their extents.
 
 Files are mapped read-only when a process first asks for their bytes; a `Sources` travels between
 processes as a list of paths. The maps are made with the system's own `mmap`, because Python's
@@ -8,6 +9,10 @@ Who reads a little here and there all over a large capture makes all of it resid
 system maps much around each page that is touched. `staged` is for them: it copies the segments
 that they will read aside, in the order of the file and window by window, and `addresses` then
 leads there instead of into the map.
+
+Of an object in a store (`ranged`) only what was asked for is there: who walks through it does so
+by `windows`, `gather` fetches what it copies, and who reads here and there gets all of its payload
+from elsewhere (`holding`), since a request for each few bytes would be dear.
 """
 
 from __future__ import annotations
@@ -15,8 +20,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +32,16 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..accelerate import JIT_ENABLED, kernel
-from ..errors import CaptureError, EnvironmentFailed
-from . import resident
+from ..errors import CaptureError
+from . import ranged, resident
+from .cursor import END, NEEDED, POS, STEP_CUT, STEP_END
+from .ranged import Ranged, Version
 
 STAGED_BYTES_MAX = 64 << 20  # payload that is copied aside; more lies so close that maps will do
 WINDOW_BYTES = 16 << 20  # of a capture that are mapped at a time meanwhile
 
-_PROT_READ, _MAP_PRIVATE = 1, 2
+WALKED_BYTES = 8 << 20  # of an object that are fetched at a time where it is read to the end
+
 _OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
 _FAULTS = {
     _BAD_SOURCE: "names no file of the run",
@@ -133,27 +140,24 @@ def _map(path: str) -> npt.NDArray[np.uint8]:
     except OSError as error:
         raise CaptureError(f"{path}: {error.strerror}") from None
     try:
-        size = os.fstat(descriptor).st_size
-        if size == 0:
-            return np.zeros(0, np.uint8)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-            ctypes.c_long,
-        )  # fmt: skip
-        address = libc.mmap(None, size, _PROT_READ, _MAP_PRIVATE, descriptor, 0)
-        if address is None or address == ctypes.c_void_p(-1).value:
-            reason = os.strerror(ctypes.get_errno())
-            raise EnvironmentFailed(f"{path}: cannot be mapped into memory: {reason}")
+        return resident.mapped(descriptor, path)
     finally:
         os.close(descriptor)
-    memory = (ctypes.c_uint8 * size).from_address(address)
-    weakref.finalize(memory, resident.unmap, address, size)
-    resident.watch(address, size)
-    data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
-    data.flags.writeable = False
-    return data
+
+
+def _portions(pos: Any, length: Any, is_far: Any) -> Iterator[slice]:
+    """Consecutive rows whose blocks an object's budget has room for; all at once for files."""
+    if not is_far.any():
+        yield slice(0, len(pos))
+        return
+    size = ranged.BLOCK_BYTES
+    first, last = pos // size, (pos + length - 1) // size
+    before = np.concatenate(([-1], last[:-1]))
+    blocks = np.where(is_far, last - first + (first != before), 0)
+    number = (np.cumsum(blocks) - blocks) * size // ranged.BUDGET_BYTES
+    bounds = np.flatnonzero(np.diff(number)) + 1
+    for low, high in itertools.pairwise([0, *bounds.tolist(), len(pos)]):
+        yield slice(low, high)
 
 
 def _columns(extents: npt.NDArray[np.void]) -> tuple[Any, Any, Any]:
@@ -171,6 +175,7 @@ class _Staged:
     data: npt.NDArray[np.uint8]
 
 
+_EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i4")])
 _NONE = np.zeros(0, np.int64)
 _NOTHING = _Staged(_NONE, _NONE, _NONE, np.zeros(0, np.uint8))
 
@@ -178,25 +183,87 @@ _NOTHING = _Staged(_NONE, _NONE, _NONE, np.zeros(0, np.uint8))
 class Sources:
     """The files of a run, by the index that `SEGMENT.source` and `EXTENT.source` hold."""
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        versions: Sequence[Version | None] = (),
+    ) -> None:
+        """versions: of the paths that are URLs of objects; None, or nothing at all, for files."""
         self.paths = [os.fspath(path) for path in paths]
+        self.versions = list(versions) or [None] * len(self.paths)
         self._maps: dict[int, npt.NDArray[np.uint8]] = {}
+        self._ranged: dict[int, Ranged] = {}
         self._bases: npt.NDArray[np.uint64] | None = None
         self._sizes: npt.NDArray[np.int64] | None = None
         self._buffer = np.zeros(0, np.uint8)
         self._staged = _NOTHING
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sources, (self.paths,)
+        return Sources, (self.paths, self.versions)
 
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def is_far(self) -> bool:
+        """Whether any of them is an object in a store."""
+        return any(version is not None for version in self.versions)
+
     def data(self, source: int) -> npt.NDArray[np.uint8]:
-        """uint8[size], read-only: the whole file. Raises CaptureError when it cannot be opened."""
+        """uint8[size], read-only: the whole file; of an object what was fetched, the rest zeros.
+
+        Raises CaptureError when it cannot be opened.
+        """
         if source not in self._maps:
-            self._maps[source] = _map(self.paths[source])
+            version = self.versions[source]
+            if version is None:
+                self._maps[source] = _map(self.paths[source])
+            else:
+                self._ranged[source] = Ranged(self.paths[source], version)
+                self._maps[source] = self._ranged[source].data
         return self._maps[source]
+
+    def part(self, source: int, start: int, end: int) -> npt.NDArray[np.uint8]:
+        """uint8[end - start], read-only: a view that is good until the next call."""
+        data = self.data(source)
+        if source in self._ranged:
+            self._ranged[source].fetch(start, end)
+        return data[start:end]
+
+    def windows(
+        self,
+        source: int,
+        cursor: npt.NDArray[np.int64],
+        stop: int,
+        step: Callable[[], int],
+    ) -> int:
+        """Step to the first record at or behind `stop` with what it reads at hand; the outcome.
+
+        step: moves the cursor until its END, and returns the outcome of the last step. A file is
+        one window; END is the file's where it is cut.
+        """
+        size = len(self.data(source))
+        far = self._ranged.get(source)
+        if far is None:
+            cursor[END] = min(stop, size)
+            return step()
+        stop = min(stop, size)
+        end = min(stop, int(cursor[POS]) + WALKED_BYTES)
+        while True:
+            far.head_and_tail(int(cursor[POS]), end)
+            cursor[END] = end
+            outcome = step()
+            pos = int(cursor[POS])
+            if outcome == STEP_CUT:
+                needed = pos + int(cursor[NEEDED])
+                if needed > size:
+                    cursor[END] = size
+                    return outcome
+                end = max(needed, min(stop, pos + WALKED_BYTES))
+            elif outcome == STEP_END and pos < stop:
+                end = min(stop, pos + WALKED_BYTES)
+            else:
+                return outcome
 
     @property
     def bases(self) -> npt.NDArray[np.uint64]:
@@ -218,9 +285,50 @@ class Sources:
     def carrying(self, carried: npt.NDArray[np.uint8]) -> Sources:
         """These sources and, as the one behind them, bytes that are in no file."""
         _ = self.bases  # mapped once for both
-        other = Sources([*self.paths, "carried bytes"])
+        other = Sources([*self.paths, "carried bytes"], [*self.versions, None])
         other._maps = {**self._maps, len(self.paths): carried}
+        other._ranged = self._ranged
         other._staged = self._staged
+        return other
+
+    def payload(self, segments: npt.NDArray[np.void], size: int) -> Iterator[bytes]:
+        """The captured bytes of SEGMENT[n] one behind the other, about `size` at a time."""
+        rows = np.flatnonzero(segments["captured"] > 0)
+        extents = np.zeros(len(rows), _EXTENT)
+        extents["pos"], extents["source"] = segments["pos"][rows], segments["source"][rows]
+        extents["length"] = segments["captured"][rows]
+        number = np.cumsum(extents["length"]) // size
+        for part in np.split(extents, np.flatnonzero(np.diff(number)) + 1):
+            if len(part):
+                yield self.gather(part).tobytes()
+
+    def holding(
+        self, segments: Sequence[npt.NDArray[np.void]], payload: npt.NDArray[np.uint8]
+    ) -> Sources:
+        """These sources with the bytes of SEGMENT arrays at hand; they lie in `payload`, in order.
+
+        Raises ValueError where they are not as many.
+        """
+        place, length = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        starts = self._starts()
+        for some in segments:
+            rows = np.flatnonzero(some["captured"] > 0)
+            place.append(starts[some["source"][rows]] + some["pos"][rows])
+            length.append(some["captured"][rows].astype(np.int64))
+        places, lengths = np.concatenate(place), np.concatenate(length)
+        if int(lengths.sum()) != len(payload):
+            raise ValueError(f"payload: {len(payload)} bytes are not those of the segments")
+        offset = np.cumsum(lengths) - lengths
+        if (np.diff(places) < 0).any():
+            order = np.argsort(places, kind="stable")
+            places, lengths, offset = places[order], lengths[order], offset[order]
+        return self._with(_Staged(places, places + lengths, offset, payload))
+
+    def _with(self, staged: _Staged) -> Sources:
+        other = Sources(self.paths, self.versions)
+        other._maps, other._ranged = self._maps, self._ranged
+        other._bases, other._sizes = self._bases, self._sizes
+        other._staged = staged
         return other
 
     def staged(self, segments: npt.NDArray[np.void]) -> Sources:
@@ -229,6 +337,8 @@ class Sources:
         Small captures stay as they are, and so do more bytes than STAGED_BYTES_MAX. Raises
         ValueError for a segment that is not inside its file.
         """
+        if self._staged is not _NOTHING:
+            return self
         rows = np.flatnonzero(segments["captured"] > 0)
         length = segments["captured"][rows].astype(np.int64)
         total = int(length.sum())
@@ -253,10 +363,7 @@ class Sources:
             at = _copy_extents(address, length, np.arange(low, high), data, at)
             end = int(address[high - 1]) + int(length[high - 1])
             resident.drop(int(address[low]), end - int(address[low]))
-        other = Sources(self.paths)
-        other._maps, other._bases, other._sizes = self._maps, self._bases, self._sizes
-        other._staged = _Staged(place, place + length, np.cumsum(length) - length, data)
-        return other
+        return self._with(_Staged(place, place + length, np.cumsum(length) - length, data))
 
     def addresses(
         self,
@@ -266,8 +373,16 @@ class Sources:
     ) -> npt.NDArray[np.uint64]:
         """uint64[n]: where the bytes of extents can be read (0 where source is -1).
 
-        The extents must lie inside their sources; these sources must outlive the addresses.
+        The extents must lie inside their sources; these sources must outlive the addresses. Of
+        objects they hold until more is fetched.
         """
+        found = self._found(source, pos, length)
+        far = self._to_fetch(source, length, found)
+        self._fetch(source[far], pos[far], length[far])
+        return found
+
+    def _found(self, source: Any, pos: Any, length: Any) -> npt.NDArray[np.uint64]:
+        """As `addresses`, whether the bytes are there or not."""
         found = np.empty(len(pos), np.uint64)
         staged = self._staged
         _addresses(
@@ -276,6 +391,20 @@ class Sources:
             staged.offset, staged.data.ctypes.data, found,
         )  # fmt: skip
         return found
+
+    def _to_fetch(self, source: Any, length: Any, found: Any) -> npt.NDArray[np.int64]:
+        """Rows of the extents that lie in objects and are not staged."""
+        if not self.is_far:
+            return _NONE
+        is_far = np.array([version is not None for version in self.versions] + [False])
+        here = self._staged.data.ctypes.data
+        is_staged = (found >= here) & (found < here + len(self._staged.data))
+        return np.flatnonzero(is_far[source] & (length > 0) & ~is_staged)
+
+    def _fetch(self, source: Any, pos: Any, length: Any) -> None:
+        for number in np.unique(source).tolist():
+            some = source == number
+            self._ranged[number].fetch(pos[some], pos[some] + length[some])
 
     def _starts(self) -> npt.NDArray[np.int64]:
         """int64[n]: where each file begins in the run's bytes."""
@@ -333,4 +462,12 @@ class Sources:
         out: npt.NDArray[np.uint8],
     ) -> None:
         pos, length, source = _columns(extents)
-        _copy_extents(self.addresses(source, pos, length), length, rows, out, 0)
+        found = self._found(source, pos, length)
+        far = np.zeros(len(extents), bool)
+        far[self._to_fetch(source, length, found)] = True
+        at = 0
+        for some in _portions(pos[rows], length[rows], far[rows]):
+            here = rows[some]
+            wanted = here[far[here]]
+            self._fetch(source[wanted], pos[wanted], length[wanted])
+            at = _copy_extents(found, length, here, out, at)

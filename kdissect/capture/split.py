@@ -7,9 +7,9 @@ and where its IP fragments are (`fragments`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ from .cursor import (
 from .fragments import FRAGMENT_WIDTH, Joined, join, note_fragment
 from .inputs import InputFile
 from .link import ETHERNET, FOUND_SIZE, IP_FRAGMENT, LINK_TYPE_NAMES, find_tcp
+from .ranged import Version
 from .source import Sources
 
 SPLIT_BYTES = 128 * 2**20  # the default: tasks of a second or less, and few of them
@@ -225,6 +226,11 @@ class _Walk:
     def start_time_ns(self) -> int | None:
         return int(self.counts[_START]) if self.counts[_PACKETS] else None
 
+    @property
+    def passed_over(self) -> int:
+        """IP fragments beyond the limit."""
+        return int(self.counts[_PASSED_OVER])
+
     def fragment_table(self) -> npt.NDArray[np.int64]:
         """int64[n, FRAGMENT_WIDTH]: the IP fragments that may carry TCP."""
         table = self.fragments[: self.counts[_FRAGMENTS] * FRAGMENT_WIDTH]
@@ -301,13 +307,35 @@ class _Walk:
         )
 
 
-def order_inputs(files: Sequence[InputFile]) -> list[InputFile]:
+class Walk(Protocol):
+    """What the plan wants of a walk over a capture, of whatever kind."""
+
+    @property
+    def start_time_ns(self) -> int | None: ...
+
+    @property
+    def passed_over(self) -> int: ...
+
+    def info(self, source: int, file: InputFile) -> CaptureInfo: ...
+
+    def make_splits(self, source: int) -> list[Split]: ...
+
+    def fragment_table(self) -> npt.NDArray[np.int64]: ...
+
+
+def order_inputs(
+    files: Sequence[InputFile], walks: Mapping[str, Walk] | None = None
+) -> list[InputFile]:
     """The captures among spooled inputs by their first packet's time; those without packets last.
 
     Equal times keep the order of the paths, so that the result does not depend on the caller's.
+    walks: by `data_path`, where they were done already.
     """
 
     def key(file: InputFile) -> tuple[bool, int, str]:
+        if walks and file.data_path in walks:
+            time_ns = walks[file.data_path].start_time_ns
+            return time_ns is None, time_ns or 0, file.path
         data = Sources([file.data_path]).data(0)
         time_ns = _Walk(data, max(len(data), 1)).run(packet_max=1).start_time_ns
         return time_ns is None, time_ns or 0, file.path
@@ -339,27 +367,32 @@ def plan_splits(
     files: Sequence[InputFile],
     split_bytes: int = SPLIT_BYTES,
     fragment_max: int = FRAGMENT_MAX,
+    walks: Mapping[str, Walk] | None = None,
 ) -> Splits:
     """The run's sources and splits, by one walk over each of them.
 
     `files` come from `inputs.spool`. fragment_max: IP fragments that are joined; the rest is
-    counted. Raises ValueError for split_bytes below 1, CaptureError for a file that cannot be
-    opened.
+    counted. walks: those over objects in stores, by `data_path` (`far.walk_all`). Raises ValueError
+    for split_bytes below 1, CaptureError for a file that cannot be opened.
     """
     if split_bytes < 1:
         raise ValueError(f"split_bytes: {split_bytes} is not positive")
-    ordered = order_inputs(files)
-    sources = Sources([file.data_path for file in ordered])
+    far = walks or {}
+    ordered = order_inputs(files, far)
+    versions = [Version(f.size, f.tag) if f.data_path in far else None for f in ordered]
+    sources = Sources([file.data_path for file in ordered], versions)
     captures: list[CaptureInfo] = []
     splits: list[Split] = []
     fragments: list[npt.NDArray[np.int64]] = []
     passed_over = 0
     for source, file in enumerate(ordered):
-        walk = _walked(file.data_path, split_bytes, fragment_max - sum(map(len, fragments)))
+        room = fragment_max - sum(map(len, fragments))
+        walk = far.get(file.data_path) or _walked(file.data_path, split_bytes, room)
         captures.append(walk.info(source, file))
         splits.extend(walk.make_splits(source))
-        fragments.append(walk.fragment_table())
-        passed_over += int(walk.counts[_PASSED_OVER])
+        table = walk.fragment_table()
+        fragments.append(table[:room])
+        passed_over += walk.passed_over + len(table) - len(fragments[-1])
     captures.extend(
         CaptureInfo(-1, file.path, file.format, file.compression, error=file.error)
         for file in files

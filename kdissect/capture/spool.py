@@ -1,4 +1,6 @@
-"""Bytes of a run that are in none of its captures as they are: decrypted ones, kept on disk.
+"""Bytes that a step must have at hand and that no local capture holds: kept on disk.
+
+Decrypted ones, and a bucket's payload where the captures are in an object store.
 
 A spool is an unnamed temporary file, so that the bytes need no memory, are gone with the process
 however it ends, and are never found under a name.
@@ -6,7 +8,6 @@ however it ends, and are never found under a name.
 
 from __future__ import annotations
 
-import mmap
 import tempfile
 from typing import IO
 
@@ -14,6 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.errors import EnvironmentFailed
+
+from . import resident
+
+HELD_BYTES_MAX = 64 << 20  # payload in memory; more goes to disk
 
 
 class Spool:
@@ -41,9 +46,39 @@ class Spool:
             return np.zeros(0, np.uint8)
         try:
             self._file.flush()
-            mapped = mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_READ)
+            data = resident.mapped(self._file.fileno(), tempfile.gettempdir())
         except OSError as error:
             raise EnvironmentFailed(f"{tempfile.gettempdir()}: {error.strerror}") from None
         self._file.close()
         self._file = None
-        return np.frombuffer(mapped, np.uint8)
+        return data
+
+
+class Held:
+    """Pieces one behind the other, in memory while they are few, else in a spool."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._spool: Spool | None = None
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises EnvironmentFailed without room on disk."""
+        self._size += len(data)
+        if self._spool is not None:
+            self._spool.write(data)
+            return
+        self._pieces.append(data)
+        if self._size > HELD_BYTES_MAX:
+            self._spool = Spool()
+            for piece in self._pieces:
+                self._spool.write(piece)
+            self._pieces = []
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        """uint8[n], read-only: all that was written; what was held is given away."""
+        if self._spool is not None:
+            return self._spool.data()
+        found = b"".join(self._pieces)
+        self._pieces = []
+        return np.frombuffer(found, np.uint8)

@@ -7,10 +7,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kdissect.background import Background
+from kdissect.capture import far, remote
 from kdissect.capture.inputs import InputFile, find_captures, spool
+from kdissect.capture.ranged import changed, version_of
 from kdissect.capture.source import Sources
 from kdissect.capture.split import plan_splits
 from kdissect.errors import CaptureError
@@ -37,33 +40,54 @@ def planned(
     options: Options,
     parallelism: int,
     spool_dir: str | None = None,
+    walk_pieces: far.Runner | None = None,
 ) -> Iterator[RunPlan]:
     """The plan of a run; spooled copies live as long as the context.
 
+    walk_pieces: walks through pieces of objects in stores, which are read where they are then;
+    without it they are spooled.
     Raises CaptureError when a named file is missing or no capture, or nothing can be used.
     """
     inputs = find_captures([os.fspath(path) for path in paths])
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
-        yield make_plan(inputs, options, parallelism, folder)
+        yield make_plan(inputs, options, parallelism, folder, walk_pieces)
 
 
 def make_plan(
-    inputs: list[InputFile], options: Options, parallelism: int, spool_dir: str
+    inputs: list[InputFile],
+    options: Options,
+    parallelism: int,
+    spool_dir: str,
+    walk_pieces: far.Runner | None = None,
 ) -> RunPlan:
     """Split the inputs; those that cannot be read at a position are spooled first.
 
-    Raises CaptureError when none of them is a capture.
+    walk_pieces: as of `planned`. Raises CaptureError when none of them is a capture.
     """
     check_key_logs(options.keylog)
-    files = [spool(item, spool_dir) for item in inputs]
+    files = [
+        replace(item, data_path=item.path)
+        if walk_pieces is not None and item.is_ranged
+        else spool(item, spool_dir)
+        for item in inputs
+    ]
+    far_files = [item for item in files if item.is_ranged and item.data_path == item.path]
     if not any(item.is_capture for item in files):
         raise CaptureError(f"{inputs[0].path}: {inputs[0].error}")
-    byte_count = sum(os.path.getsize(item.data_path) for item in files if item.is_capture)
+    byte_count = sum(
+        item.size if item in far_files else os.path.getsize(item.data_path)
+        for item in files
+        if item.is_capture
+    )
     split_bytes = options.split_bytes
     if split_bytes is None:
         split_bytes = byte_count // max(1, 2 * parallelism)
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
-    found = plan_splits(files, split_bytes, options.limits.fragments)
+    walks: dict[str, far.FarWalk] = {}
+    if far_files and walk_pieces is not None:
+        piece_bytes = options.split_bytes or min(split_bytes, far.PIECE_BYTES_MAX)
+        walks = far.walk_all(far_files, piece_bytes, options.limits.fragments, walk_pieces)
+    found = plan_splits(files, split_bytes, options.limits.fragments, walks)
     sources = found.sources
     bucket_count, slot_bytes = sized(byte_count, parallelism)
     return RunPlan(
@@ -76,6 +100,7 @@ def make_plan(
         bucket_count=bucket_count,
         slot_bytes=slot_bytes,
         options=options,
+        versions=tuple(sources.versions),
     )
 
 
@@ -126,26 +151,42 @@ def _state(path: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
+def check_unchanged(plan: RunPlan) -> None:
+    """Raise EnvironmentFailed where an object is another one than when the run began.
+
+    Requests by range do not say which version of an object they want.
+    """
+    for path, before in zip(plan.paths, plan.versions, strict=True):
+        if before is not None:
+            with remote.opened(path) as file:
+                now = version_of(file)
+            if now != before:
+                raise changed(path, before, now)
+
+
 def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
     """`inputs` of the manifest: path, size and sha256 of each file as the user has it, and whether
     it was read as a capture.
 
-    Of a stream, which cannot be read twice, those of its spooled bytes. What was hashed ahead
-    counts where the file is still the same by size and time of change.
+    Of a stream, which cannot be read twice, those of its spooled bytes. Of an object that was read
+    where it is, nobody reads all bytes in order: `sha256` is null, and `etag` is the store's. What
+    was hashed ahead counts where the file is still the same by size and time of change.
     """
     known = _ahead.pop().result() if _ahead else {}
     listed = []
     for info in plan.captures:
-        path = info.path if os.path.isfile(info.path) else plan.paths[info.source]
-        found = known.get(path)
-        if found is None or found.state != _state(path):
-            found = _hashed(path)
-        listed.append(
-            {
-                "path": info.path,
-                "size": found.size,
-                "sha256": found.sha256,
-                "is_capture": info.source >= 0,
-            }
-        )
+        item: dict[str, Any] = {"path": info.path}
+        version = plan.versions[info.source] if info.source >= 0 else None
+        if info.source < 0 and remote.is_remote(info.path):
+            with remote.opened(info.path) as file:
+                version = version_of(file)
+        if version is not None:
+            item |= {"size": version.size, "sha256": None, "etag": version.tag}
+        else:
+            path = info.path if os.path.isfile(info.path) else plan.paths[info.source]
+            found = known.get(path)
+            if found is None or found.state != _state(path):
+                found = _hashed(path)
+            item |= {"size": found.size, "sha256": found.sha256}
+        listed.append({**item, "is_capture": info.source >= 0})
     return listed

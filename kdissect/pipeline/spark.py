@@ -16,10 +16,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain, groupby
@@ -29,7 +30,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kdissect.capture import resident
+from kdissect.capture import remote, resident
+from kdissect.capture.far import Piece, Runner, Walked, walk_piece
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import local
 from kdissect.pipeline.sink import ParquetSink, StagedFile
@@ -194,6 +196,8 @@ def _job_error(error: Exception) -> Exception:
     kind, reason = raised[-1] if raised else ("", "")
     if kind.endswith("CaptureError"):
         return CaptureError(reason)
+    if kind.endswith("EnvironmentFailed"):
+        return EnvironmentFailed(reason)
     if kind.endswith(("AssertionError", "ValueError", "TypeError", "IndexError", "KeyError")):
         return error
     first = reason or (text.strip().splitlines() or [type(error).__name__])[0]
@@ -223,7 +227,23 @@ def _settle(stage: str) -> None:
         gc.freeze()
 
 
-def _scan_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
+Stage = Callable[[Batches], Batches]
+
+
+def _far(stage: Stage, *places: str) -> Stage:
+    """A stage that reads or writes at `places`; its tasks get to stores as the driver does."""
+    if not any(map(remote.is_remote, places)):
+        return stage
+    settings = remote.settings()
+
+    def with_settings(batches: Batches) -> Batches:
+        remote.use(settings)
+        yield from stage(batches)
+
+    return with_settings
+
+
+def _scan_stage(plan: RunPlan) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("scan")
         sources = plan.sources()
@@ -235,7 +255,7 @@ def _scan_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
     return stage
 
 
-def _assemble_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
+def _assemble_stage(plan: RunPlan) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("assemble")
         for group in _groups(_rows(batches)):
@@ -246,7 +266,7 @@ def _assemble_stage(plan: RunPlan) -> Callable[[Batches], Batches]:
     return stage
 
 
-def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], Batches]:
+def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("decode")
         rows = _rows(batches)
@@ -276,7 +296,7 @@ def _decoded(plan: RunPlan, rows: Iterator[Row], sink: ParquetSink) -> Iterator[
         yield row
 
 
-def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], Batches]:
+def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("analyse")
         for group in _groups(_rows(batches)):
@@ -303,7 +323,7 @@ def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], 
     return stage
 
 
-def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], Batches]:
+def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     """All steps in one task, for a capture that is one split and one slot."""
 
     def stage(batches: Batches) -> Batches:
@@ -317,18 +337,46 @@ def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Callable[[Batches], Ba
     return stage
 
 
+def walk_pieces(spark: SparkSession) -> Runner:
+    """Walks through pieces of objects in stores as tasks of a job."""
+
+    def run(pieces: Sequence[Piece]) -> list[Walked]:
+        def stage(batches: Batches) -> Batches:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    data = pickle.dumps(walk_piece(pieces[number]))
+                    yield pa.RecordBatch.from_pydict({"number": [number], "data": [data]})
+            _settle("walk")
+
+        numbers = spark.range(0, len(pieces), 1, len(pieces))
+        try:
+            walked = _far(stage, *(piece.url for piece in pieces))
+            found = numbers.mapInArrow(walked, "number long, data binary").collect()
+        except KeyboardInterrupt:
+            _cancel(spark)
+            raise
+        except Exception as error:
+            raise _job_error(error) from error
+        return [pickle.loads(row.data) for row in sorted(found, key=lambda row: row.number)]
+
+    return run
+
+
 def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFrame:
     """The job: a row of its last stage is the result of a task, as JSON."""
+    places = (*plan.paths, out)
     numbers = spark.range(0, len(plan.splits), 1, max(1, len(plan.splits)))
     if len(plan.splits) == 1 and plan.slot_count == 1:
-        return numbers.mapInArrow(_whole_stage(plan, out, run_id), "result string")
-    scanned = numbers.mapInArrow(_scan_stage(plan), ROWS)
+        whole = _far(_whole_stage(plan, out, run_id), *places)
+        return numbers.mapInArrow(whole, "result string")
+    scanned = numbers.mapInArrow(_far(_scan_stage(plan), *places), ROWS)
     tasks = min(plan.bucket_count, max(1, 2 * parallelism(spark)))
-    assembled = _by_key(scanned, tasks).mapInArrow(_assemble_stage(plan), ROWS)
-    decoded = _by_key(assembled, plan.slot_count).mapInArrow(_decode_stage(plan, out, run_id), ROWS)
-    return _by_key(decoded, plan.event_key_count).mapInArrow(
-        _analyse_stage(plan, out, run_id), "result string"
-    )
+    assemble = _far(_assemble_stage(plan), *places)
+    assembled = _by_key(scanned, tasks).mapInArrow(assemble, ROWS)
+    decode = _far(_decode_stage(plan, out, run_id), *places)
+    decoded = _by_key(assembled, plan.slot_count).mapInArrow(decode, ROWS)
+    analyse = _far(_analyse_stage(plan, out, run_id), *places)
+    return _by_key(decoded, plan.event_key_count).mapInArrow(analyse, "result string")
 
 
 def run(

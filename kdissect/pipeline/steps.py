@@ -30,9 +30,11 @@ from kdissect.analysis.analyse import analyse
 from kdissect.analysis.events import Collector
 from kdissect.capture.fragments import CONFLICT, Joined
 from kdissect.capture.index import SegmentBatch
+from kdissect.capture.ranged import Version
 from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.source import Sources
 from kdissect.capture.split import CaptureInfo, Split
+from kdissect.capture.spool import Held
 from kdissect.pipeline import slices
 from kdissect.pipeline.choose import is_within, of_hosts, of_times
 from kdissect.pipeline.decode import Decoder, Sink
@@ -78,6 +80,7 @@ class Kind(IntEnum):
     EVENTS = 5
     RESULT = 6
     PIECES = 7  # last: they are read one after another
+    PAYLOAD = 8  # of the SEGMENTS rows of a bucket, in their order
 
 
 class Row(NamedTuple):
@@ -102,6 +105,7 @@ class RunPlan:
     bucket_count: int
     slot_bytes: int
     options: Options
+    versions: tuple[Version | None, ...] = ()  # of the paths that are objects in stores
 
     @property
     def source_start(self) -> list[int]:
@@ -122,7 +126,7 @@ class RunPlan:
         return max(1, min(4096, -(-self.byte_count // EVENT_KEY_BYTES)))
 
     def sources(self) -> Sources:
-        return Sources(list(self.paths))
+        return Sources(list(self.paths), list(self.versions))
 
     def key_logs(self, sources: Sources) -> list[memoryview]:
         """The texts of key log files and of the secrets inside captures."""
@@ -131,7 +135,7 @@ class RunPlan:
         for info in self.captures:
             for kind, pos, length in info.secrets:
                 if kind == TLS_KEY_LOG and info.source >= 0:
-                    texts.append(sources.data(info.source)[pos : pos + length])
+                    texts.append(sources.part(info.source, pos, pos + length).copy())
         return [memoryview(text) for text in texts]  # type: ignore[arg-type]
 
 
@@ -164,7 +168,7 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
     }
     for part in _sliced(_scan_anomalies(plan, result, is_first=number == 0)):
         yield Row(0, Kind.TABLE, number, _packed_table("anomalies", part))
-    yield from _bucket_rows(result.batch, plan.bucket_count, number)
+    yield from _bucket_rows(result.batch, plan.bucket_count, number, sources)
     stats["timings"] = {
         "scan_s": time.perf_counter() - began,
         "scan_bytes": split.end - split.pos,
@@ -227,7 +231,14 @@ def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
         )
 
 
-def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterator[Row]:
+def _bucket_rows(
+    batch: SegmentBatch, bucket_count: int, number: int, sources: Sources
+) -> Iterator[Row]:
+    """Segments by bucket; of objects in stores their payload travels along, piece by piece.
+
+    What a bucket needs lies all over the captures: in a store that would be a request for every few
+    packets, or all of the captures for every bucket.
+    """
     if not len(batch.segments):
         return
     bucket = _bucket_of(batch, bucket_count)
@@ -242,7 +253,11 @@ def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterato
             used, index = np.unique(segments["endpoints"], return_inverse=True)
             segments["endpoints"] = index
             part = SegmentBatch(batch.endpoints[used], segments)
-            yield Row(key, Kind.SEGMENTS, (number << 20) + start // row_max, part.to_bytes())
+            order_number = (number << 20) + start // row_max
+            yield Row(key, Kind.SEGMENTS, order_number, part.to_bytes())
+            if sources.is_far:
+                for data in sources.payload(segments, ROW_BYTES_MAX):
+                    yield Row(key, Kind.PAYLOAD, order_number, data)
 
 
 def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
@@ -286,15 +301,20 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
     began = time.perf_counter()
     segments: list[tuple[int, bytes]] = []
     bucket = 0
+    payload = Held()
     for row in rows:
         bucket = row.key
         if row.kind == Kind.SEGMENTS:
             segments.append((row.order, row.data))
+        elif row.kind == Kind.PAYLOAD:
+            payload.write(row.data)
         else:
             yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
     segments.sort()
     batches = [SegmentBatch.from_bytes(data) for _, data in segments]
     del segments
+    if sources.is_far:
+        sources = sources.holding([batch.segments for batch in batches], payload.data())
     _, assembly, sources, followed = assembled(plan, sources, batches, keep_batch=False)
     infer(assembly, sources)
     facts, connection_facts = learn(assembly, sources, plan.options.chunk_bytes)

@@ -1,0 +1,208 @@
+"""Captures in an object store and tables in one, on Spark: the rows of a local run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdissect
+from kdissect.capture import ranged, remote
+from kdissect.errors import CaptureError, EnvironmentFailed
+from kdissect.pipeline.commit import MANIFEST
+from kdissect.pipeline.plan import capture_id as capture_id_of
+from tests.conftest import CAPTURES
+from tests.objects import Store, object_store
+from tests.pipeline.test_spark import rows
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def store():
+    with object_store() as found:
+        yield found
+
+
+def there(tables: kdissect.Tables, url: str, path: Path) -> dict[str, list[str]]:
+    """Rows with the ids and paths of a local input instead of those of an object."""
+    ids = tables.captures.to_arrow(["capture_id"])["capture_id"].to_pylist()
+    found = {}
+    local = capture_id_of(str(path))
+    for name, lines in rows(tables).items():
+        text = [line.replace(url, str(path)) for line in lines]
+        for capture_id in ids:
+            text = [line.replace(str(capture_id), str(local)) for line in text]
+        found[name] = sorted(text)
+    return found
+
+
+@pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of objects that this process, the driver, reads; its workers are others."""
+    counts: list[int] = []
+    opened = remote.opened
+
+    class Counting:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def read_at(self, count: int, pos: int) -> bytes:
+            data: bytes = self._file.read_at(count, pos)
+            counts.append(len(data))
+            return data
+
+        def __getattr__(self, name: str) -> Any:
+            assert name in ("size", "metadata", "close"), name
+            return getattr(self._file, name)
+
+        def __enter__(self) -> Counting:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self._file.close()
+
+    monkeypatch.setattr(remote, "opened", lambda url: Counting(opened(url)))
+    return counts
+
+
+@pytest.mark.parametrize("split_bytes", [None, 40_000])
+def test_rows_of_the_local_file(
+    spark: Any, store: Store, tmp_path: Path, read_here: list[int], split_bytes: int | None
+) -> None:
+    path = CAPTURES / "librdkafka.pcap"
+    name = f"day{split_bytes}/librdkafka.pcap"
+    url = store.put(name, path)
+    out = store.url(f"tables{split_bytes}")
+    store.requests.clear()
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tables = kdissect.dissect(spark, url, out, split_bytes=split_bytes, spool=str(spool))
+    size = path.stat().st_size
+    assert sum(read_here) < 100, "the driver reads the first bytes, to know what it is"
+    pieces = 1 if split_bytes is None else -(-size // split_bytes)
+    assert store.get_bytes(name) <= (6 + pieces) * max(size, pieces * ranged.BLOCK_BYTES)
+    expected = rows(kdissect.read(path))
+    assert there(tables, url, path) == expected
+    assert there(kdissect.open(out), url, path) == expected
+    (item,) = tables.manifest["inputs"]
+    assert (item["path"], item["size"], item["sha256"]) == (url, size, None)
+    assert len(item["etag"]) >= 32
+    listed = {file for entry in tables.manifest["tables"].values() for file in entry["files"]}
+    prefix = f"tables{split_bytes}/"
+    assert store.names(prefix) == sorted(f"{prefix}{file}" for file in {*listed, MANIFEST})
+
+
+def test_the_folder_with_all_kinds(spark: Any, store: Store, tmp_path: Path) -> None:
+    """Compressed captures are spooled, other files listed, TLS decrypted with secrets at hand."""
+    for name in ("java_2_0_1.pcap", "java_0_10_2_2.pcap", "sarama.pcap.gz", "tls13.pcap.gz"):
+        store.put(f"all/{name}", CAPTURES / name)
+    store.put("all/notes.txt", b"no capture")
+    keylog = CAPTURES / "tls13.keylog"
+    found = kdissect.dissect(
+        spark, store.url("all"), tmp_path / "out", keylog=keylog, split_bytes=30_000
+    )
+    local = kdissect.read(sorted(CAPTURES.glob("*[12].pcap")) + sorted(CAPTURES.glob("*.gz")),
+                          keylog=keylog)  # fmt: skip
+    for name in ("connections", "exchanges", "records", "record_batches", "group_events"):
+        assert found[name].num_rows == local[name].num_rows, name
+    formats = found.captures.to_arrow(["format"])["format"].to_pylist()
+    assert sorted(formats) == ["pcap"] * 4 + ["unknown"]
+    assert sum(item["is_capture"] for item in found.manifest["inputs"]) == 4
+
+
+def test_an_object_that_is_not_there(spark: Any, store: Store, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"s3://captures/none\.pcap: no such file"):
+        kdissect.dissect(spark, store.url("none.pcap"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_object_that_changes_on_the_way(
+    spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found at the latest before the tables become visible."""
+    from kdissect.pipeline import spark as on_spark
+
+    path = CAPTURES / "java_2_0_1.pcap"
+    url = store.put("changing.pcap", path)
+    run = on_spark.run
+
+    def meanwhile(*values: Any) -> Any:
+        result = run(*values)
+        store.put("changing.pcap", path.read_bytes() + bytes(16))
+        return result
+
+    monkeypatch.setattr(on_spark, "run", meanwhile)
+    out = tmp_path / "out"
+    with pytest.raises(EnvironmentFailed, match=r"changing\.pcap: changed from \d+ to \d+ bytes"):
+        kdissect.dissect(spark, url, out)
+    assert not out.exists()
+    monkeypatch.setattr(on_spark, "run", run)
+    assert kdissect.dissect(spark, url, out).exchanges.num_rows
+    assert os.listdir(out)
+
+
+def refusing(status: int, count: int, path: str) -> tuple[list[tuple[int, int]], Any]:
+    """(ranges that were refused, what refuses the first `count` requests for ranges of `path`)."""
+    refused: list[tuple[int, int]] = []
+
+    def fault(method: str, asked: str, span: tuple[int, int] | None) -> int:
+        # the first bytes are looked at by the driver
+        if method == "GET" and asked == path and span and span[1] > 4 and len(refused) < count:
+            refused.append(span)
+            return status
+        return 0
+
+    return refused, fault
+
+
+def test_a_range_is_asked_for_again(spark: Any, store: Store, tmp_path: Path) -> None:
+    """A store that stumbles now and then costs time and nothing else."""
+    path = CAPTURES / "java_2_0_1.pcap"
+    url = store.put("stumbling.pcap", path)
+    refused, store.fault = refusing(503, 2, "/captures/stumbling.pcap")
+    try:
+        found = kdissect.dissect(spark, url, tmp_path / "out", split_bytes=60_000)
+    finally:
+        store.fault = None
+    assert len(refused) == 2
+    assert there(found, url, path) == rows(kdissect.read(path))
+
+
+def test_a_range_that_cannot_be_read(
+    spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that names the object and the place; nothing is left; the repeat succeeds."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    url = store.put("broken.pcap", CAPTURES / "java_2_0_1.pcap")
+    out = store.url("broken")
+    asked: list[tuple[int, int]] = []
+
+    def fault(method: str, path: str, span: tuple[int, int] | None) -> int:
+        if method != "GET" or path != "/captures/broken.pcap" or span is None:
+            return 0
+        asked.append(span)
+        return 500 if len(asked) > 3 else 0  # the first bytes, the walk, and a task's range
+
+    store.fault = fault
+    message = r"^s3://captures/broken\.pcap: bytes \d+ to \d+ cannot be read: [^\n]*$"
+    try:
+        with pytest.raises(EnvironmentFailed, match=message):
+            kdissect.dissect(spark, url, out, split_bytes=100_000)
+    finally:
+        store.fault = None
+    assert not store.names("broken/")
+    assert kdissect.dissect(spark, url, out).exchanges.num_rows
+
+
+def test_an_object_that_may_not_be_read(spark: Any, store: Store, tmp_path: Path) -> None:
+    url = store.put("secret.pcap", CAPTURES / "java_2_0_1.pcap")
+    store.fault = lambda method, path, span: 403 if path == "/captures/secret.pcap" else 0
+    try:
+        with pytest.raises(CaptureError, match=r"^s3://captures/secret\.pcap: .*ACCESS_DENIED"):
+            kdissect.dissect(spark, url, tmp_path / "out")
+    finally:
+        store.fault = None
+    assert not (tmp_path / "out").exists()
