@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def store():
-    with object_store() as found:
+    with object_store("far") as found:
         yield found
 
 
@@ -114,7 +114,7 @@ def test_the_folder_with_all_kinds(spark: Any, store: Store, tmp_path: Path) -> 
 
 
 def test_an_object_that_is_not_there(spark: Any, store: Store, tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"s3://captures/none\.pcap: no such file"):
+    with pytest.raises(CaptureError, match=r"s3://far/none\.pcap: no such file"):
         kdissect.dissect(spark, store.url("none.pcap"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -162,7 +162,7 @@ def test_a_range_is_asked_for_again(spark: Any, store: Store, tmp_path: Path) ->
     """A store that stumbles now and then costs time and nothing else."""
     path = CAPTURES / "java_2_0_1.pcap"
     url = store.put("stumbling.pcap", path)
-    refused, store.fault = refusing(503, 2, "/captures/stumbling.pcap")
+    refused, store.fault = refusing(503, 2, "/far/stumbling.pcap")
     try:
         found = kdissect.dissect(spark, url, tmp_path / "out", split_bytes=60_000)
     finally:
@@ -171,6 +171,7 @@ def test_a_range_is_asked_for_again(spark: Any, store: Store, tmp_path: Path) ->
     assert there(found, url, path) == rows(kdissect.read(path))
 
 
+@pytest.mark.heavy
 def test_a_range_that_cannot_be_read(
     spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,13 +182,13 @@ def test_a_range_that_cannot_be_read(
     asked: list[tuple[int, int]] = []
 
     def fault(method: str, path: str, span: tuple[int, int] | None) -> int:
-        if method != "GET" or path != "/captures/broken.pcap" or span is None:
+        if method != "GET" or path != "/far/broken.pcap" or span is None:
             return 0
         asked.append(span)
         return 500 if len(asked) > 3 else 0  # the first bytes, the walk, and a task's range
 
     store.fault = fault
-    message = r"^s3://captures/broken\.pcap: bytes \d+ to \d+ cannot be read: [^\n]*$"
+    message = r"^s3://far/broken\.pcap: bytes \d+ to \d+ cannot be read: [^\n]*$"
     try:
         with pytest.raises(EnvironmentFailed, match=message):
             kdissect.dissect(spark, url, out, split_bytes=100_000)
@@ -199,9 +200,9 @@ def test_a_range_that_cannot_be_read(
 
 def test_an_object_that_may_not_be_read(spark: Any, store: Store, tmp_path: Path) -> None:
     url = store.put("secret.pcap", CAPTURES / "java_2_0_1.pcap")
-    store.fault = lambda method, path, span: 403 if path == "/captures/secret.pcap" else 0
+    store.fault = lambda method, path, span: 403 if path == "/far/secret.pcap" else 0
     try:
-        with pytest.raises(CaptureError, match=r"^s3://captures/secret\.pcap: .*ACCESS_DENIED"):
+        with pytest.raises(CaptureError, match=r"^s3://far/secret\.pcap: .*ACCESS_DENIED"):
             kdissect.dissect(spark, url, tmp_path / "out")
     finally:
         store.fault = None
