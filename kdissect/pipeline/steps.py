@@ -256,8 +256,8 @@ def _bucket_rows(
             order_number = (number << 20) + start // row_max
             yield Row(key, Kind.SEGMENTS, order_number, part.to_bytes())
             if sources.is_far:
-                for index, data in enumerate(sources.payload(segments, ROW_BYTES_MAX)):
-                    yield Row(key, Kind.PAYLOAD, (order_number << 20) + index, data)
+                for piece, data in enumerate(sources.payload(segments, ROW_BYTES_MAX)):
+                    yield Row(key, Kind.PAYLOAD, (order_number << 20) + piece, data)
 
 
 def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
