@@ -605,7 +605,9 @@ def _finish(results: Results, files: dict[str, str | None], out: str | None, qui
         written += [f"--out {out}"] if out else []
         if written:
             say(f"written: {', '.join(written)}")
-    if results.run.ended:
+    if results.run.ended and not results.run.links:
+        say(f"nothing was sent: {results.run.ended}")  # which names the target at fault
+    elif results.run.ended:
         say(f"{results.target}: the replay ended early: {results.run.ended}")
     elif not results.sent_count:
         say("warning: nothing was sent; see what was skipped and why")

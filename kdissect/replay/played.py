@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import Outcome, Plan
 from kdissect.replay.pace import Pace
 
 
@@ -62,3 +62,16 @@ class RunResult:
     is_interrupted: bool = False
     reconnects: int = 0
     retried: list[Attempt] = field(default_factory=list)
+
+
+def not_begun(plan: Plan, reason: str, start_time_ns: int) -> RunResult:
+    """The result of a run that never began: every step that would have been sent has an error."""
+    outcomes = [
+        Outcome(step, skipped=step.skipped)
+        if step.skipped is not None
+        else Outcome(step, error=f"not sent: {reason}")
+        for step in plan.steps
+    ]
+    unset = array("q", [-1]) * len(outcomes)
+    links = array("i", [-1]) * len(outcomes)
+    return RunResult(outcomes, unset, links, [], start_time_ns, ended=reason)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from kdissect.errors import EnvironmentFailed
 from kdissect.replay import against as runs
 from kdissect.replay.guard import check_cluster
 from kdissect.replay.model import Plan, TranslateOptions, Verdict
-from kdissect.replay.played import RunOptions, RunResult
+from kdissect.replay.played import RunOptions, RunResult, not_begun
 from kdissect.replay.prepare import Prepared, create_topics
 from kdissect.replay.results import FAIL_ON_DEFAULT, Reference, Results
 from kdissect.replay.run import Runner
@@ -52,14 +54,19 @@ async def replay(
 ) -> Results:
     """Replay a plan to `target`, and before that to `against` where one is given.
 
-    watch: called with each runner when it begins. Raises EnvironmentFailed where a target cannot
-    be reached at the start, GuardError where it may not be used, CaptureError for a baseline that
-    is none; later troubles are in the results.
+    watch: called with each runner when it begins. Raises GuardError where a target may not be
+    used, CaptureError for a baseline that is none. Troubles with a target are in the results, also
+    where it could not be reached at all: every step then says so, and the run has ended early.
     """
     baseline = runs.read_baseline(options.baseline) if options.baseline else None
     for each in (against, target):
         if each is not None:  # both are looked at before the first request of the workload
-            await each.probe()
+            try:
+                await each.probe()
+            except EnvironmentFailed as error:
+                each.close()
+                nothing = not_begun(plan, str(error), time.time_ns())
+                return _results(plan, target, options, nothing, [], [])
             check_cluster(plan.workload.facts, each, options.same_cluster)
     notes: list[str] = []
     reference, reference_name = Reference.CAPTURE, ""
@@ -116,13 +123,16 @@ async def _run(
     translator = Translator(plan, options.translate)
     translator.learn_versions(target.versions)
     prepared: list[Prepared] = []
-    if options.makes_topics:
-        prepared = await create_topics(plan, target, _topic_renames(options.translate))
-    translator.learn_metadata(target.metadata)
-    translator.learn_log_starts(await target.learn_log_starts())
-    for (key_type, key), node_id in (
-        await target.find_coordinators(translator.coordinator_keys())
-    ).items():
+    try:
+        if options.makes_topics:
+            prepared = await create_topics(plan, target, _topic_renames(options.translate))
+        translator.learn_metadata(target.metadata)
+        translator.learn_log_starts(await target.learn_log_starts())
+        coordinators = await target.find_coordinators(translator.coordinator_keys())
+    except EnvironmentFailed as error:
+        target.close()
+        return not_begun(plan, str(error), time.time_ns()), prepared
+    for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
     comparator = Comparator(translator, load_rules(options.rules), strict=options.is_strict)
     runner = Runner(plan, translator, comparator, target, options.run)
