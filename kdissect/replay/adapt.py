@@ -14,6 +14,7 @@ from kdissect.replay.messages import entries, response_of
 from kdissect.replay.model import Step
 from kdissect.replay.producers import Producer
 from kdissect.replay.routing import share_key
+from kdissect.replay.sessions import stand_in
 from kdissect.replay.state import State
 from kdissect.replay.walk import Kind, Spot, spots
 from kdissect.wire import reference
@@ -387,24 +388,17 @@ def _heartbeat(t: State, step: Step, request: Message) -> bool:
 
 
 def _share_session(t: State, step: Step, request: Message) -> bool:
-    """Epochs of a share session count the requests that the target has taken.
-
-    A member has a session with each captured broker. Where two of these are one node at the target
-    there is room for one: epochs of two connections cannot be kept in order.
+    """Epochs of a share session count the requests that the target has taken. Where a member's
+    sessions with several captured brokers meet at one node, the later ones have ids of their own.
     """
     body = request.body
-    epoch = body["share_session_epoch"]
-    session = t.share_sessions.get(share_key(t, step, body))
-    if session is None:
-        return False
-    if session.broker != t.broker(step):
-        raise Untranslatable(
-            "the member has a share session with this node of the target already, in the stead of "
-            "another captured broker"
-        )
-    if epoch > 0:
-        body["share_session_epoch"] = session.epoch
-    return bool(body["share_session_epoch"] != epoch)
+    before = body["member_id"], body["share_session_epoch"]
+    key = share_key(t, step, body)
+    if t.share_owners.setdefault(key[:-1], key[-1]) != key[-1]:
+        body["member_id"] = stand_in(t.groups.member(body["group_id"], body["member_id"]), key[-1])
+    if body["share_session_epoch"] > 0:
+        body["share_session_epoch"] = t.share_epochs.get(key, body["share_session_epoch"])
+    return bool((body["member_id"], body["share_session_epoch"]) != before)
 
 
 def _config_resources(t: State, step: Step, request: Message) -> bool:

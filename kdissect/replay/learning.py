@@ -19,7 +19,6 @@ from kdissect.replay.model import READ, Exchange, Step
 from kdissect.replay.offsets import Log
 from kdissect.replay.producers import Producer
 from kdissect.replay.routing import share_key
-from kdissect.replay.sessions import ShareSession
 from kdissect.replay.state import State
 from kdissect.wire.message import Message
 
@@ -355,12 +354,12 @@ def _share(t: State, step: Step, captured: Message | None, answer: Message) -> N
     key = share_key(t, step, request.body)
     epoch = request.body["share_session_epoch"]
     if answer.body["error_code"] != 0 or epoch < 0:
-        t.share_sessions.pop(key, None)
-    elif epoch == 0 or key not in t.share_sessions:
-        t.share_sessions[key] = ShareSession(t.broker(step), epoch + 1)
+        t.share_epochs.pop(key, None)
+    elif epoch == 0 or key not in t.share_epochs:
+        t.share_epochs[key] = epoch + 1
     else:
-        session = t.share_sessions[key]
-        session.epoch = session.epoch + 1 if session.epoch < 0x7FFFFFFF else 1
+        last = t.share_epochs[key]
+        t.share_epochs[key] = last + 1 if last < 0x7FFFFFFF else 1
 
 
 def _opaque(*names: str) -> Any:

@@ -184,6 +184,8 @@ class Step:
         does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
         runner's own behind it, answered, says that it is done: only then it is settled.
     is_racing: it reads what another request was changing at that moment; either order is right.
+    expired: the transactional id whose transaction had run out of time, so that the captured broker
+        refused this request; "" none. The target has to have ended its transaction before.
     """
 
     number: int
@@ -196,6 +198,7 @@ class Step:
     blocks: bool = False
     needs_fence: bool = False
     is_racing: bool = False
+    expired: str = ""
     skipped: Skipped | None = None
     depends_on: tuple[int, ...] = ()
     follows: tuple[int, ...] = ()
@@ -285,6 +288,9 @@ class Translation(Protocol):
 
     def wants_metadata(self, step: Step) -> list[str]:
         """The target's names of topics that `step` needs and nothing is known of yet."""
+
+    def transactional_id(self, name: str) -> str:
+        """The target's name of a transactional id."""
 
     def target_node(self, step: Step) -> int | None:
         """The target's node that this request goes to; None: any (the bootstrap address)."""

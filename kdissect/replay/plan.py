@@ -33,6 +33,7 @@ from itertools import pairwise
 from kdissect.protocol import catalog
 from kdissect.replay import messages as api
 from kdissect.replay.batches import headers
+from kdissect.replay.expiry import mark_expired
 from kdissect.replay.messages import entries, request_of, response_of
 from kdissect.replay.model import (
     PRODUCE,
@@ -83,6 +84,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> Plan:
         steps.append(step)
         touched.append(mine)
         scripts[exchange.connection].append(number)
+    mark_expired(steps)
     plan = Plan(workload, options, steps, scripts)
     _Ordering(plan, touched, touches, start_ns).run()
     return plan
@@ -224,9 +226,11 @@ class _Frontier:
             return
         mine = {Mode.READ: self.reads, Mode.ADD: self.adds, Mode.WRITE: self.writes}[mode]
         if mode is not Mode.READ:
-            for held in (self.writes, self.adds, self.reads):
+            # who waits for this one need not wait for those that it waited for; other adds do not
+            # wait for an add, so it speaks only for adds
+            spoken_for = (self.adds,) if mode is Mode.ADD else (self.writes, self.adds, self.reads)
+            for held in spoken_for:
                 for connection, number in list(held.items()):
-                    # adds do not wait for adds, so they do not speak for them either
                     if number in waited_for:
                         del held[connection]
         mine[step.connection] = step.number

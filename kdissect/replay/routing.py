@@ -45,8 +45,9 @@ _COORDINATED = frozenset({Kind.GROUP, Kind.TRANSACTIONAL_ID})
 
 
 def share_key(t: State, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Whose share session a request is of, and at which node of the target."""
-    return (target_node(t, step), body["group_id"] or "", body["member_id"] or "")
+    """Whose share session a request is of: (node of the target, group, member, captured broker)."""
+    node = target_node(t, step)
+    return (node, body["group_id"] or "", body["member_id"] or "", t.broker(step))
 
 
 def needs(t: State, exchange: Exchange) -> tuple[str, ...]:

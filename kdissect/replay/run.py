@@ -27,9 +27,10 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
-from kdissect.errors import Error
+from kdissect.errors import EnvironmentFailed, Error
 from kdissect.replay.judging import Judging
 from kdissect.replay.model import (
     Comparison,
@@ -50,6 +51,7 @@ CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped co
 RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
 RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers that say: not yet
 METADATA_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4)  # a topic just made takes a moment to be known
+EXPIRY_PAUSE_S, EXPIRY_S = 0.25, 90.0  # a transaction's own limit is 60 s by default
 LEADER_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 _MAKE_PARTITIONS = frozenset({19, 37})  # CreateTopics, CreatePartitions
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
@@ -121,6 +123,7 @@ class Runner:
         self._is_pumping = False
         self._in_flight_bytes = 0
         self._asked: set[str] = set()
+        self._expiry_awaited: set[int] = set()
         self._timeouts = 0
         self._timer_count = 0
         self._reconnects = 0
@@ -270,6 +273,9 @@ class Runner:
             names = self.translation.wants_metadata(step)
             if names and not self._asked.issuperset(names):
                 self._work(script, self._ask_metadata(names))
+                return
+            if step.expired and number not in self._expiry_awaited:
+                self._work(script, self._await_expiry(step))
                 return
             node_id = self.translation.target_node(step)
             link = script.links.get(node_id)
@@ -645,6 +651,16 @@ class Runner:
             if not any(topic["error_code"] for topic in body["topics"]):
                 break
         self._asked.update(names)
+
+    async def _await_expiry(self, step: Step) -> None:
+        """The transaction had run out of time when this was sent: so it shall have at the target,
+        whose coordinator looks for such ones every few seconds."""
+        self._expiry_awaited.add(step.number)
+        name = self.translation.transactional_id(step.expired)
+        end = self._loop.time() + EXPIRY_S
+        with suppress(ConnectFailed, EnvironmentFailed):  # the step itself will tell
+            while await self.target.has_open_transaction(name) and self._loop.time() < end:
+                await asyncio.sleep(EXPIRY_PAUSE_S)
 
     async def _wait_for_leaders(self, outcome: Outcome) -> None:
         """Partitions just made are served some time after the answer; clients find that out by

@@ -7,6 +7,8 @@ remembers all that it was told, and is then opened again with a full Fetch of ju
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +30,16 @@ class _Session:
     told: dict[tuple[Any, int], Body] = field(default_factory=dict)  # (topic, partition) -> entry
 
 
-@dataclass(slots=True)
-class ShareSession:
-    """A member's share session (KIP-932) at one node of the target.
+def stand_in(member_id: str, broker: Broker) -> str:
+    """A member id for the share session that a member had with one captured broker.
 
-    broker: the captured one whose session it stands for. epoch: of the next request.
+    A member has one share session with a node (KIP-932). Where several captured brokers are one
+    node at the target, the sessions with them are kept apart by ids of their own: nodes that lead
+    partitions do not look up who is a member. The ids are uuids, as Kafka writes them.
     """
-
-    broker: Broker
-    epoch: int
+    text = f"{member_id} {broker[0]} {broker[1]}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 class FetchSessions:

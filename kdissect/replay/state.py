@@ -20,7 +20,7 @@ from kdissect.replay.messages import response_of
 from kdissect.replay.model import ADMIN, READ, Plan, Step, TranslateOptions
 from kdissect.replay.offsets import Log, Offsets
 from kdissect.replay.producers import Producers
-from kdissect.replay.sessions import FetchSessions, ShareSession
+from kdissect.replay.sessions import Broker, FetchSessions
 from kdissect.replay.target_facts import ZERO_UUID, TargetFacts
 from kdissect.replay.walk import Kind
 from kdissect.wire.forms import decode_alike
@@ -51,7 +51,9 @@ class State:
         )
         self.marked: set[Log] = set()
         self.expected: dict[tuple[int, Log], int] = {}
-        self.share_sessions: dict[tuple[Any, ...], ShareSession] = {}
+        self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
+        # (node, group, member) -> captured broker whose session is under the member's own id
+        self.share_owners: dict[tuple[Any, ...], Broker] = {}
         self.may_create = ADMIN in plan.options.allow
         facts = plan.workload.facts
         self.captured_nodes = sorted(facts.brokers)

@@ -17,6 +17,9 @@ from kdissect.replay.transport import Access, ConnectFailed, Link, connect, requ
 from kdissect.wire.message import Message
 
 _API_VERSIONS, _METADATA, _LIST_OFFSETS = 18, 3, 2
+_DESCRIBE_TRANSACTIONS = 65
+_TRANSACTION = 1  # key type of FindCoordinator
+_OPEN_STATES = frozenset({"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"})
 _FIND_COORDINATOR, _ONE_COORDINATOR_MAX = 10, 3
 _LOADING = frozenset({14, 15, 16})  # the coordinator is loading, not available, elsewhere
 _EARLIEST = -2
@@ -189,6 +192,24 @@ class Target:
                 await asyncio.sleep(0.05)
         return found
 
+    async def has_open_transaction(self, transactional_id: str) -> bool:
+        """Whether a transaction is under way, or is being ended. False where nobody can tell.
+
+        Raises ConnectFailed.
+        """
+        version = self.newest(_DESCRIBE_TRANSACTIONS)
+        if version is None:
+            return False
+        where = await self.find_coordinators([(_TRANSACTION, transactional_id)])
+        host, port = self.address(where.get((_TRANSACTION, transactional_id)))
+        body: dict[str, Any] = {"transactional_ids": [transactional_id]}
+        answer = await self._ask_once(
+            host, port, request(_DESCRIBE_TRANSACTIONS, version, body), "DescribeTransactions"
+        )
+        return any(
+            each["transaction_state"] in _OPEN_STATES for each in answer.body["transaction_states"]
+        )
+
     async def learn_log_starts(self) -> dict[tuple[str, int], int]:
         """The earliest offset of every partition whose leader tells one.
 
@@ -230,14 +251,8 @@ class Target:
         if version is None:
             return {}
         host, port = self.address(leader)
-        link = await connect(host, port, self.access)
-        try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                answer = await link.ask(request(_LIST_OFFSETS, version, _earliest(topics, version)))
-        except TimeoutError:
-            raise ConnectFailed("timeout", "ListOffsets was not answered") from None
-        finally:
-            link.close()
+        asked = request(_LIST_OFFSETS, version, _earliest(topics, version))
+        answer = await self._ask_once(host, port, asked, "ListOffsets")
         found: dict[tuple[str, int], int] = {}
         for topic in answer.body["topics"]:
             for each in topic["partitions"]:
@@ -246,6 +261,17 @@ class Target:
                     offset = each["offset"] if version else each["old_style_offsets"][-1]
                     found[topic["name"], each["partition_index"]] = offset
         return found
+
+    async def _ask_once(self, host: str, port: int, asked: Message, name: str) -> Message:
+        """One question to one node, over a connection of its own. Raises ConnectFailed."""
+        link = await connect(host, port, self.access)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                return await link.ask(asked)
+        except TimeoutError:
+            raise ConnectFailed("timeout", f"{name} was not answered") from None
+        finally:
+            link.close()
 
     def topic_names(self) -> set[str]:
         """Of the topics that are there, as last asked."""
