@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kdissect.replay.explain import Explanation, explanations
 from kdissect.replay.rules import Rule, built_in_rules
 
 HEAD = """# Rules of the comparison
@@ -51,13 +52,43 @@ do not name; `several_brokers = true`, for captures or targets with more than on
 """
 
 
+MEANING = """## What other differences mean
+
+A difference that no rule allows stays one. Where something is known about it, a note beside it says so, in every
+output: the names of error codes; which releases speak a version that the target does not offer; the texts of this table
+(`{then}` and `{now}` are the releases of the captured broker and of the target, told by the versions that they offer); and
+*may follow from exchange N*, where an earlier request that changed the same topic, partition, group, transaction or
+producer was not taken by the target, or was not sent.
+
+| where | note |
+|---|---|
+"""
+
+
 def page() -> str:
     from kdissect.replay.rules import TRANSLATIONS
 
     lines = [HEAD.format(translations=", ".join(f"`{each}`" for each in TRANSLATIONS))]
     for rule in built_in_rules():
         lines.append(f"### {rule.name}\n\n{_what(rule)}\n\n{rule.why}\n\n")
+    lines.append(MEANING)
+    for one in explanations():
+        lines.append(f"| {_place(one)} | {one.text} |\n")
     return "".join(lines).rstrip() + "\n"
+
+
+def _place(one: Explanation) -> str:
+    parts = [f"`{one.path}`"]
+    if one.apis:
+        parts.append("of " + ", ".join(sorted(one.apis)))
+    for name, values in (("then", one.captured), ("now", one.answered)):
+        if values:
+            parts.append(
+                ", ".join(f"`{each}`" for each in sorted(values, key=_number)) + f" {name}"
+            )
+    if one.needs_releases:
+        parts.append("of another release")
+    return " ".join(parts)
 
 
 def _what(rule: Rule) -> str:

@@ -26,6 +26,7 @@ Produce 0 and up, for clients that would otherwise not compress, and refuses 0 t
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -143,3 +144,45 @@ def spoken_versions(release: str) -> dict[int, VersionRange]:
         for key, by_release in facts().spoken.items()
         if (versions := by_release.get(release)) is not None
     }
+
+
+def releases_offering(ranges: Mapping[int, tuple[int, int]]) -> list[str]:
+    """Releases whose brokers may answer ApiVersions so: API key to first and last version.
+
+    Oldest first; none for a broker of another make, or a release that is not known. APIs that the
+    answer leaves out tell nothing: listeners and features decide about them. Of Produce only the
+    last version does (see above).
+    """
+    return [
+        release
+        for release in facts().releases
+        if ranges
+        and all(
+            (taken := facts().spoken.get(key, {}).get(release)) is not None
+            and taken.last == last
+            and (taken.first == first or key == 0)
+            for key, (first, last) in ranges.items()
+        )
+    ]
+
+
+def first_release_with(api_key: int, api_version: int) -> str | None:
+    """The oldest known release that takes a version; None for none of them."""
+    return next(
+        (
+            release
+            for release, versions in facts().spoken.get(api_key, {}).items()
+            if versions is not None and versions.first <= api_version <= versions.last
+        ),
+        None,
+    )
+
+
+def last_release_with(api_key: int, api_version: int) -> str | None:
+    """The newest known release that takes a version; None for none of them."""
+    found = [
+        release
+        for release, versions in facts().spoken.get(api_key, {}).items()
+        if versions is not None and versions.first <= api_version <= versions.last
+    ]
+    return found[-1] if found else None

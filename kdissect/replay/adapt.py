@@ -398,7 +398,13 @@ def _share_session(t: State, step: Step, request: Message) -> bool:
         body["member_id"] = stand_in(t.groups.member(body["group_id"], body["member_id"]), key[-1])
     if body["share_session_epoch"] > 0:
         body["share_session_epoch"] = t.share_epochs.get(key, body["share_session_epoch"])
-    return bool((body["member_id"], body["share_session_epoch"]) != before)
+    is_changed = bool((body["member_id"], body["share_session_epoch"]) != before)
+    if step.number in t.share_acknowledged:
+        for topic in entries(body["topics"]):
+            for partition in entries(topic["partitions"]):
+                is_changed |= bool(partition["acknowledgement_batches"])
+                partition["acknowledgement_batches"] = []
+    return is_changed
 
 
 def _config_resources(t: State, step: Step, request: Message) -> bool:

@@ -504,6 +504,9 @@ class _Walk:
             self.owner.translator.topic_name(around.topic, around.topic_id),
             around.partition,
         )
+        earlier = self.owner.translator.share_records.get((self.step.number, log))
+        if earlier is not None:
+            a = earlier + (a or b"")
         found, is_uneven = self.owner.ledger.compare(
             self.step.number, place.path, log, c or b"", a or b""
         )

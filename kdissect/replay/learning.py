@@ -9,6 +9,7 @@ from kdissect.replay import messages as api
 from kdissect.replay.batches import headers
 from kdissect.replay.messages import (
     NO_TOPIC,
+    OUT_OF_SEQUENCE,
     TRANSIENT,
     entries,
     error_codes,
@@ -19,6 +20,7 @@ from kdissect.replay.model import READ, Exchange, Step
 from kdissect.replay.offsets import Log
 from kdissect.replay.producers import Producer
 from kdissect.replay.routing import share_key
+from kdissect.replay.sessions import Held
 from kdissect.replay.state import State
 from kdissect.wire.message import Message
 
@@ -29,6 +31,7 @@ _EARLIEST = -2  # timestamp of ListOffsets
 # steps of an API for which that was of no use, the others are taken at their first word.
 READ_ATTEMPTS, READS_MAX = 5, 4
 FETCH_ATTEMPTS, FETCHES_MAX = 6, 16
+SHARE_ATTEMPTS, SHARES_MAX = 4, 8
 # What nobody's writes change, and fetches, whose records are looked for in all answers.
 _NEVER_AGAIN = frozenset(
     {api.FETCH, api.API_VERSIONS, api.DESCRIBE_CLUSTER, api.GET_TELEMETRY_SUBSCRIPTIONS}
@@ -90,17 +93,29 @@ def retry(t: State, step: Step, answer: Message) -> str:
         return ""
     codes = list(error_codes(answer.body))
     again = set(codes) & (TRANSIENT - set(error_codes(captured.body)))
+    if OUT_OF_SEQUENCE in codes and _is_behind(t, step):
+        again.add(OUT_OF_SEQUENCE)
     if again & NO_TOPIC and not _has_topics(t, step):
         again -= NO_TOPIC
     if not again and step.exchange.api_key == api.FETCH:
         return _retry_fetch(t, step, captured, answer)
+    if not again and step.exchange.api_key == api.SHARE_FETCH:
+        return _retry_share(t, step, captured, answer)
     if not again:
         return _retry_read(t, step, captured, answer)
     if step.exchange.api_key == api.PRODUCE_API and not set(codes) <= again:
         return ""  # some partitions were written
     if step.exchange.api_key == api.FETCH:
         t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
+    elif step.exchange.api_key == api.PRODUCE_API:
+        t.produced_again.setdefault(step.connection, set()).add(step.number)
     return f"error {min(again)}: not ready yet"
+
+
+def _is_behind(t: State, step: Step) -> bool:
+    """Whether a Produce before this one on its connection is asked again, so that the sequence of
+    its batches is not there yet."""
+    return any(number < step.number for number in t.produced_again.get(step.connection, ()))
 
 
 def _retry_fetch(t: State, step: Step, captured: Message, answer: Message) -> str:
@@ -123,6 +138,68 @@ def _retry_fetch(t: State, step: Step, captured: Message, answer: Message) -> st
     t.asked[step.number] += 1
     t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
     return "it does not bring all records yet"
+
+
+def _retry_share(t: State, step: Step, captured: Message, answer: Message) -> str:
+    """A member of a share group got fewer records than it did in the capture: the request came a
+    little earlier than they were produced, or than somebody else let go of them."""
+    if list(error_codes(answer.body)) != list(error_codes(captured.body)):
+        return ""
+    request = request_of(step.exchange)
+    if request is None:
+        return ""
+    held = t.share_held.get(share_key(t, step, request.body), Held()).copy()
+    _acknowledge(t, held, request)
+    for log, first, last in _acquired(t, answer, is_captured=False):
+        held.add(log, first, last)
+    wanted = _acquired(t, captured, is_captured=True)
+    if all(held.covers(log, first, last) for log, first, last in wanted):
+        return ""
+    if _is_futile(t, step, SHARE_ATTEMPTS, SHARES_MAX):
+        return ""
+    t.asked[step.number] += 1
+    _share(t, step, captured, answer)
+    t.share_acknowledged.add(step.number)
+    for log, partition in _share_partitions(t, answer, is_captured=False):
+        t.share_records[step.number, log] = t.share_records.get((step.number, log), b"") + (
+            partition["records"] or b""
+        )
+    return "it does not get all records yet"
+
+
+def _acknowledge(t: State, held: Held, request: Message) -> None:
+    """What a captured request acknowledges is held no longer."""
+    for log, entry in _logs(t, request.body, "topics"):
+        for batch in entries(entry["acknowledgement_batches"]):
+            first, last = (
+                t.offsets.to_target(log, batch[name]) for name in ("first_offset", "last_offset")
+            )
+            held.remove(log, first, last)
+
+
+def _acquired(t: State, response: Message, *, is_captured: bool) -> Iterator[tuple[Log, int, int]]:
+    """(log by the capture's name, the target's first and last offset) of records that a ShareFetch
+    got."""
+    for log, partition in _share_partitions(t, response, is_captured=is_captured):
+        for batch in entries(partition["acquired_records"]):
+            first, last = batch["first_offset"], batch["last_offset"]
+            if is_captured:
+                first, last = (t.offsets.to_target(log, each) for each in (first, last))
+            yield log, first, last
+
+
+def _share_partitions(
+    t: State, response: Message, *, is_captured: bool
+) -> Iterator[tuple[Log, Body]]:
+    """(log by the capture's name, partition's struct) of a ShareFetch response."""
+    back = {} if is_captured else {target: mine for mine, target in t.topic_ids.items()}
+    for topic in entries(response.body["responses"]):
+        topic_id = back.get(topic["topic_id"], topic["topic_id"])
+        name = t.topic_name("", topic_id)
+        if topic_id not in t.names and not is_captured:
+            name = t.captured_topic_name(t.target.names.get(topic_id, name))
+        for partition in entries(topic["partitions"]):
+            yield (name, partition["partition_index"]), partition
 
 
 def _fetched(response: Message) -> Iterator[tuple[Body, Body]]:
@@ -199,6 +276,7 @@ def from_failure(t: State, step: Step) -> None:
     if step.exchange.api_key == api.FETCH:
         t.sessions.failed(t.broker(step), step.number)
     elif step.exchange.api_key == api.PRODUCE_API and step.expects_response:
+        t.produced_again.get(step.connection, set()).discard(step.number)
         captured = t.captured_of(step)
         if captured is not None:
             _lost(t, step, captured, set())
@@ -260,6 +338,7 @@ def _find_coordinator(t: State, step: Step, captured: Message | None, answer: Me
 
 
 def _produce(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+    t.produced_again.get(step.connection, set()).discard(step.number)
     if captured is None:
         return
     told = {
@@ -355,11 +434,19 @@ def _share(t: State, step: Step, captured: Message | None, answer: Message) -> N
     epoch = request.body["share_session_epoch"]
     if answer.body["error_code"] != 0 or epoch < 0:
         t.share_epochs.pop(key, None)
+        t.share_held.pop(key, None)
     elif epoch == 0 or key not in t.share_epochs:
         t.share_epochs[key] = epoch + 1
     else:
         last = t.share_epochs[key]
         t.share_epochs[key] = last + 1 if last < 0x7FFFFFFF else 1
+    held = t.share_held.setdefault(key, Held())
+    if step.number not in t.share_acknowledged:
+        _acknowledge(t, held, request)
+    if step.exchange.api_key == api.SHARE_FETCH:
+        for log, first, last in _acquired(t, answer, is_captured=False):
+            held.add(log, first, last)
+    t.share_acknowledged.discard(step.number)
 
 
 def _opaque(*names: str) -> Any:

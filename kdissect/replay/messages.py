@@ -86,6 +86,7 @@ BLOCKING_APIS = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
 REFUSED = frozenset({5, 6, 14, 15, 16, 19, 41, 51, 72, 74, 75, 76})
 NO_TOPIC = frozenset({3, 100, 103})  # when the target has just made it
 TRANSIENT = REFUSED | NO_TOPIC | {9, 56}
+OUT_OF_SEQUENCE = 45  # of a Produce: batches before it did not come
 
 
 def step_class(api_key: int) -> str:

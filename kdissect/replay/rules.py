@@ -180,7 +180,7 @@ def _rule(entry: dict[str, Any], place: str, is_own: bool) -> Rule:
         needs_brokers=bool(entry.get("several_brokers", False)),
         needs_race=bool(entry.get("racing", False)),
         is_own=is_own,
-        matches=_path_pattern(entry["path"]),
+        matches=path_pattern(entry["path"]),
     )
 
 
@@ -202,7 +202,7 @@ def _pattern(text: str, place: str) -> re.Pattern[str]:
         raise RuleError(f"{place}: {text!r} is no regular expression: {error}") from None
 
 
-def _path_pattern(path: str) -> re.Pattern[str]:
+def path_pattern(path: str) -> re.Pattern[str]:
     """``partition_size`` at any depth, ``topics[].name`` as a whole; ``*`` within a name."""
     if path == "*":
         return re.compile(".*")

@@ -75,13 +75,15 @@ class _Conn(Link):
 
 
 class _Script:
-    __slots__ = ("busy", "close_timer", "is_queued", "links", "number", "numbers", "pos",
-                 "ready_ns", "timeouts", "timer")  # fmt: skip
+    __slots__ = ("again", "busy", "close_timer", "held", "is_queued", "links", "number", "numbers",
+                 "pos", "ready_ns", "timeouts", "timer")  # fmt: skip
 
     def __init__(self, number: int, numbers: list[int]) -> None:
         self.number, self.numbers, self.pos = number, numbers, 0
         self.links: dict[int | None, _Conn] = {}
         self.is_queued = False
+        self.again: set[int] = set()  # steps that are asked again
+        self.held: list[Outcome] = []  # answered, behind one that is asked again
         self.busy = 0  # tasks that it waits for
         self.timer: asyncio.TimerHandle | None = None
         self.close_timer: asyncio.TimerHandle | None = None
@@ -208,6 +210,10 @@ class Runner:
         self._is_stopping = True
         for script in self._scripts:
             _cancel(script)
+            for outcome in script.held:
+                self._settle_now(outcome.step.number, outcome)
+            script.held.clear()
+            script.again.clear()
         for link in list(self._live):
             for number, _, _ in link.pending:
                 reason = f"{self._ended or 'the run ended'} before the answer came"
@@ -403,6 +409,23 @@ class Runner:
     # -- settling ---------------------------------------------------------------------------
 
     def _settle(self, number: int, outcome: Outcome) -> None:
+        """Steps of a connection are settled in order: others wait for the last of those that they
+        need, which stands for all before. So what is behind a step that is asked again is held."""
+        script = self._scripts[outcome.step.connection]
+        if not script.again:
+            self._settle_now(number, outcome)
+            return
+        script.again.discard(number)
+        script.held.append(outcome)
+        first = min(script.again, default=len(self.outcomes))
+        held, script.held = script.held, []
+        for each in held:
+            if each.step.number < first:
+                self._settle_now(each.step.number, each)
+            else:
+                script.held.append(each)
+
+    def _settle_now(self, number: int, outcome: Outcome) -> None:
         if self._is_settled[number]:
             return
         self.outcomes[number] = outcome
@@ -466,6 +489,7 @@ class Runner:
         if outcome.attempts <= len(RETRY_PAUSES_S) and self._is_not_yet(outcome.step, frame):
             attempt = Attempt(link.record, outcome.sent, outcome.sent_ns, frame, now)
             self._retried.append(attempt)
+            script.again.add(number)
             self._work(script, self._send_again(script, outcome))
         else:
             outcome.answer, outcome.answered_ns = frame, now

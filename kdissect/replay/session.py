@@ -15,6 +15,7 @@ from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay import against as runs
+from kdissect.replay.explain import explain
 from kdissect.replay.guard import check_cluster
 from kdissect.replay.model import Plan, TranslateOptions, Verdict
 from kdissect.replay.played import RunOptions, RunResult, not_begun
@@ -87,6 +88,7 @@ async def replay(
             notes.append(
                 f"{missing} exchanges are not in the reference and were compared with the capture"
             )
+    notes += explain(plan, result.outcomes, target.versions)
     results = _results(plan, target, options, result, prepared, notes)
     results.reference, results.reference_name = reference, reference_name
     return results

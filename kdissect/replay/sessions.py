@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.replay.messages import entries
+from kdissect.replay.offsets import Log
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
 _LOST = frozenset({70, 71, 106})  # session id not found, wrong epoch, topic id changed
@@ -40,6 +41,41 @@ def stand_in(member_id: str, broker: Broker) -> str:
     text = f"{member_id} {broker[0]} {broker[1]}"
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+class Held:
+    """Offsets that a share session has got and not acknowledged: ranges by log, disjoint."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[Log, list[tuple[int, int]]] = {}
+
+    def copy(self) -> Held:
+        made = Held()
+        made._ranges = {log: list(ranges) for log, ranges in self._ranges.items()}
+        return made
+
+    def add(self, log: Log, first: int, last: int) -> None:
+        """Both ends included; ranges that touch become one."""
+        kept = []
+        for low, high in self._ranges.get(log, ()):
+            if high + 1 < first or last + 1 < low:
+                kept.append((low, high))
+            else:
+                first, last = min(first, low), max(last, high)
+        self._ranges[log] = sorted([*kept, (first, last)]) if first <= last else kept
+
+    def remove(self, log: Log, first: int, last: int) -> None:
+        parts = [
+            part
+            for low, high in self._ranges.get(log, ())
+            for part in ((low, min(high, first - 1)), (max(low, last + 1), high))
+            if part[0] <= part[1]
+        ]
+        self._ranges[log] = sorted(set(parts))
+
+    def covers(self, log: Log, first: int, last: int) -> bool:
+        """Whether one range holds all of it."""
+        return any(low <= first and last <= high for low, high in self._ranges.get(log, ()))
 
 
 class FetchSessions:

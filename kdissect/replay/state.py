@@ -20,7 +20,7 @@ from kdissect.replay.messages import response_of
 from kdissect.replay.model import ADMIN, READ, Plan, Step, TranslateOptions
 from kdissect.replay.offsets import Log, Offsets
 from kdissect.replay.producers import Producers
-from kdissect.replay.sessions import Broker, FetchSessions
+from kdissect.replay.sessions import Broker, FetchSessions, Held
 from kdissect.replay.target_facts import ZERO_UUID, TargetFacts
 from kdissect.replay.walk import Kind
 from kdissect.wire.forms import decode_alike
@@ -45,6 +45,7 @@ class State:
         # Set by who compares: whether an answer differs from the captured one.
         self.differs: Callable[[Step, Message, Message], bool] | None = None
         self.asked: Counter[int] = Counter()  # step -> how often it was asked again
+        self.produced_again: dict[int, set[int]] = {}  # connection -> Produce steps asked again
         self.futile: Counter[int] = Counter()  # api_key -> steps asked again and again in vain
         self.has_writes = any(
             step.skipped is None and step.step_class != READ for step in plan.steps
@@ -52,6 +53,11 @@ class State:
         self.marked: set[Log] = set()
         self.expected: dict[tuple[int, Log], int] = {}
         self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
+        self.share_held: dict[tuple[Any, ...], Held] = {}  # what a session has got at the target
+        # ShareFetch steps that are asked again: what they acknowledge was taken the first time
+        self.share_acknowledged: set[int] = set()
+        # (step, log) -> record data of its answers but the last
+        self.share_records: dict[tuple[int, Log], bytes] = {}
         # (node, group, member) -> captured broker whose session is under the member's own id
         self.share_owners: dict[tuple[Any, ...], Broker] = {}
         self.may_create = ADMIN in plan.options.allow

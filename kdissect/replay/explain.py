@@ -1,0 +1,214 @@
+"""What differences mean: a text beside each that something is known about. They stay differences.
+
+Three things are known: what single values say (`explanations.toml`); which releases the captured
+broker and the target are, by the versions that they offer; and that a request changed something in
+the capture which the target did not take, or took otherwise, so that whatever touched the same
+thing later (`resources`) may follow from that.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+
+from kdissect.protocol.releases import (
+    first_release_with,
+    last_release_with,
+    releases_offering,
+)
+from kdissect.replay import messages as api
+from kdissect.replay.differences import plain_path
+from kdissect.replay.messages import entries, response_of
+from kdissect.replay.model import Difference, Outcome, Plan, Step, Verdict, Workload
+from kdissect.replay.resources import Mode, Resource, Touches
+from kdissect.replay.rules import path_pattern
+
+Ranges = Mapping[int, tuple[int, int]]
+# An answer may depend on all that its connection said before: sessions.
+_IN_SESSIONS = frozenset({api.FETCH, api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE})
+_NOT_OFFERED = "not offered"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One entry of `explanations.toml`."""
+
+    path: str
+    text: str
+    apis: frozenset[str]
+    captured: frozenset[str]
+    answered: frozenset[str]
+    needs_releases: bool
+    matches: re.Pattern[str]
+
+    def fits(self, api_name: str, difference: Difference) -> bool:
+        if self.apis and api_name not in self.apis:
+            return False
+        if self.captured and difference.captured not in self.captured:
+            return False
+        if self.answered and difference.answered not in self.answered:
+            return False
+        return self.matches.fullmatch(plain_path(difference.path)) is not None
+
+
+@cache
+def explanations() -> tuple[Explanation, ...]:
+    """The packaged ones, in order."""
+    text = files("kdissect.replay").joinpath("explanations.toml").read_text(encoding="utf-8")
+    return tuple(
+        Explanation(
+            each["path"],
+            each["text"],
+            frozenset(each.get("apis", ())),
+            frozenset(each.get("captured", ())),
+            frozenset(each.get("answered", ())),
+            bool(each.get("releases", False)),
+            path_pattern(each["path"]),
+        )
+        for each in tomllib.loads(text)["explanation"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """Kafka releases of the captured broker and of the target, as ``3.9``; "" unknown."""
+
+    then: str = ""
+    now: str = ""
+
+    @classmethod
+    def of(cls, workload: Workload, target: Ranges) -> Releases:
+        return cls(_name(_captured_ranges(workload)), _name(target))
+
+    @property
+    def differ(self) -> bool:
+        return bool(self.then and self.now) and self.then != self.now
+
+
+def _captured_ranges(workload: Workload) -> dict[int, tuple[int, int]]:
+    """What a captured client was offered; of several brokers the longest list."""
+    found: dict[int, tuple[int, int]] = {}
+    for exchange in workload.exchanges():
+        if exchange.api_key != api.API_VERSIONS or exchange.internal_reason:
+            continue
+        response = response_of(exchange)
+        offered = entries(response.body.get("api_keys")) if response is not None else []
+        if len(offered) > len(found):
+            found = {
+                each["api_key"]: (each["min_version"], each["max_version"]) for each in offered
+            }
+    return found
+
+
+def _name(ranges: Ranges) -> str:
+    """``3.9``, or ``4.1 or 4.2`` where these offer the same; "" for neither."""
+    minors = dict.fromkeys(each.rsplit(".", 1)[0] for each in releases_offering(ranges))
+    return " or ".join(minors) if len(minors) <= 2 else ""
+
+
+def explain(plan: Plan, outcomes: Sequence[Outcome], target: Ranges) -> list[str]:
+    """Put a note to the differences of judged outcomes that no rule allows, where something is
+    known about them. target: api_key -> versions that it offers. Returns notes on the whole run."""
+    different = [each for each in outcomes if _is_different(each)]
+    if not different:
+        return []
+    releases = Releases.of(plan.workload, target)
+    causes = _causes(plan, outcomes, {each.step.number for each in different})
+    for outcome in different:
+        assert outcome.judgement is not None
+        cause = causes.get(outcome.step.number, "")
+        outcome.judgement = replace(
+            outcome.judgement,
+            differences=[
+                each if each.rule else _explained(outcome.step, each, releases, cause)
+                for each in outcome.judgement.differences
+            ],
+        )
+    if not releases.differ:
+        return []
+    return [f"by what they offer, the captured broker is Kafka {releases.then}, the target "
+            f"Kafka {releases.now}"]  # fmt: skip
+
+
+def _is_different(outcome: Outcome) -> bool:
+    return outcome.judgement is not None and outcome.judgement.verdict is Verdict.DIFFERENT
+
+
+def _explained(step: Step, one: Difference, releases: Releases, cause: str) -> Difference:
+    notes = [one.note] if one.note else []
+    if one.path == "api_version" and one.answered == _NOT_OFFERED:
+        notes += _since(step)
+        return replace(one, note="; ".join(notes))
+    for each in explanations():
+        if each.fits(step.api_name, one) and (releases.differ or not each.needs_releases):
+            notes.append(each.text.format(then=releases.then, now=releases.now))
+            break
+    if cause:
+        notes.append(cause)
+    return replace(one, note="; ".join(notes))
+
+
+def _since(step: Step) -> list[str]:
+    """Which releases speak the version of a request."""
+    key, version = step.exchange.api_key, step.exchange.api_version
+    first, last = first_release_with(key, version), last_release_with(key, version)
+    if first is None or last is None:
+        return []
+    minors = [each.rsplit(".", 1)[0] for each in (first, last)]
+    spoken = minors[0] if minors[0] == minors[1] else " to ".join(minors)
+    return [f"v{version} is spoken by Kafka {spoken}, of those known"]
+
+
+def _causes(plan: Plan, outcomes: Sequence[Outcome], wanted: set[int]) -> dict[int, str]:
+    """For steps, what earlier request the target did not do, of those on the same thing."""
+    touches = Touches(plan.workload.facts)
+    untaken: dict[Resource, str] = {}
+    found: dict[int, str] = {}
+    for step, outcome in zip(plan.steps, outcomes, strict=True):
+        if step.exchange.internal_reason:
+            continue
+        mine = touches.of(step.exchange)
+        if step.exchange.api_key in _IN_SESSIONS:
+            mine.append((("connection", step.connection), Mode.WRITE))
+        if step.number in wanted:
+            known = (untaken[resource] for resource, _ in mine if resource in untaken)
+            if cause := next(known, ""):
+                found[step.number] = cause
+        why = _why_untaken(outcome)
+        if not why:
+            continue
+        text = (
+            f"may follow from exchange {step.exchange.exchange_id}: {step.api_name} "
+            f"v{step.exchange.api_version} {why}"
+        )
+        for resource, mode in mine:
+            if mode in (Mode.WRITE, Mode.ADD):
+                untaken.setdefault(resource, text)
+    return found
+
+
+def _why_untaken(outcome: Outcome) -> str:
+    """What the target did not do as in the capture, as a clause; "" where it did."""
+    skipped = outcome.skipped or outcome.step.skipped
+    if skipped is not None:
+        if skipped.is_finding:
+            return "is not offered by the target"
+        code = skipped.code.value
+        return "" if code in _AS_CAPTURED else f"was not sent ({code})"
+    if outcome.error:
+        return f"was not answered ({outcome.error})"
+    differences: Iterable[Difference] = (
+        outcome.judgement.differences if outcome.judgement is not None else ()
+    )
+    for each in differences:
+        if not each.rule and each.path.endswith("error_code"):
+            return f"was answered {each.note or each.answered}"
+    return ""
+
+
+# What is left out for these reasons changed nothing then, or is the target's own business.
+_AS_CAPTURED = frozenset({"not_ready", "target_own", "internal"})
