@@ -276,7 +276,6 @@ def from_failure(t: State, step: Step) -> None:
     if step.exchange.api_key == api.FETCH:
         t.sessions.failed(t.broker(step), step.number)
     elif step.exchange.api_key == api.PRODUCE_API and step.expects_response:
-        t.produced_again.get(step.connection, set()).discard(step.number)
         captured = t.captured_of(step)
         if captured is not None:
             _lost(t, step, captured, set())
@@ -338,7 +337,6 @@ def _find_coordinator(t: State, step: Step, captured: Message | None, answer: Me
 
 
 def _produce(t: State, step: Step, captured: Message | None, answer: Message) -> None:
-    t.produced_again.get(step.connection, set()).discard(step.number)
     if captured is None:
         return
     told = {

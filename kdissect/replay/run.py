@@ -75,15 +75,15 @@ class _Conn(Link):
 
 
 class _Script:
-    __slots__ = ("again", "busy", "close_timer", "held", "is_queued", "links", "number", "numbers",
-                 "pos", "ready_ns", "timeouts", "timer")  # fmt: skip
+    __slots__ = ("busy", "close_timer", "held", "is_queued", "links", "number", "numbers", "pos",
+                 "ready_ns", "settled_pos", "timeouts", "timer")  # fmt: skip
 
     def __init__(self, number: int, numbers: list[int]) -> None:
         self.number, self.numbers, self.pos = number, numbers, 0
         self.links: dict[int | None, _Conn] = {}
         self.is_queued = False
-        self.again: set[int] = set()  # steps that are asked again
-        self.held: list[Outcome] = []  # answered, behind one that is asked again
+        self.settled_pos = 0  # steps before it are settled
+        self.held: dict[int, Outcome] = {}  # done, behind one that is not
         self.busy = 0  # tasks that it waits for
         self.timer: asyncio.TimerHandle | None = None
         self.close_timer: asyncio.TimerHandle | None = None
@@ -188,7 +188,7 @@ class Runner:
             self._waits[step.number] = len(step.depends_on) + len(step.follows)
         for step in self.plan.steps:
             if step.skipped is not None:
-                self._skip(step, step.skipped)
+                self._settle_now(step.number, Outcome(step, skipped=step.skipped))
         for script in self._scripts:
             self._queue(script)
         self._pump()
@@ -210,10 +210,9 @@ class Runner:
         self._is_stopping = True
         for script in self._scripts:
             _cancel(script)
-            for outcome in script.held:
-                self._settle_now(outcome.step.number, outcome)
+            for number, outcome in sorted(script.held.items()):
+                self._settle_now(number, outcome)
             script.held.clear()
-            script.again.clear()
         for link in list(self._live):
             for number, _, _ in link.pending:
                 reason = f"{self._ended or 'the run ended'} before the answer came"
@@ -409,21 +408,24 @@ class Runner:
     # -- settling ---------------------------------------------------------------------------
 
     def _settle(self, number: int, outcome: Outcome) -> None:
-        """Steps of a connection are settled in order: others wait for the last of those that they
-        need, which stands for all before. So what is behind a step that is asked again is held."""
-        script = self._scripts[outcome.step.connection]
-        if not script.again:
-            self._settle_now(number, outcome)
+        """Steps of a connection are settled in its order, as brokers answer: who waits for the last
+        of those that it needs waits for all before. One behind a step that is asked again, or is
+        under way over another link, is held until then."""
+        script, is_settled = self._scripts[outcome.step.connection], self._is_settled
+        numbers, pos = script.numbers, script.settled_pos
+        while numbers[pos] != number and is_settled[numbers[pos]]:
+            pos += 1
+        script.settled_pos = pos
+        if numbers[pos] != number:
+            script.held[number] = outcome
             return
-        script.again.discard(number)
-        script.held.append(outcome)
-        first = min(script.again, default=len(self.outcomes))
-        held, script.held = script.held, []
-        for each in held:
-            if each.step.number < first:
-                self._settle_now(each.step.number, each)
-            else:
-                script.held.append(each)
+        self._settle_now(number, outcome)
+        while script.held and (pos := pos + 1) < len(numbers):
+            held = script.held.pop(numbers[pos], None)
+            if held is not None:
+                self._settle_now(numbers[pos], held)
+            elif not is_settled[numbers[pos]]:
+                return
 
     def _settle_now(self, number: int, outcome: Outcome) -> None:
         if self._is_settled[number]:
@@ -489,7 +491,6 @@ class Runner:
         if outcome.attempts <= len(RETRY_PAUSES_S) and self._is_not_yet(outcome.step, frame):
             attempt = Attempt(link.record, outcome.sent, outcome.sent_ns, frame, now)
             self._retried.append(attempt)
-            script.again.add(number)
             self._work(script, self._send_again(script, outcome))
         else:
             outcome.answer, outcome.answered_ns = frame, now

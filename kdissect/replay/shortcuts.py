@@ -20,7 +20,7 @@ from uuid import UUID
 from kdissect.replay import adapt
 from kdissect.replay import messages as api
 from kdissect.replay.batches import headers
-from kdissect.replay.messages import TRANSIENT
+from kdissect.replay.messages import OUT_OF_SEQUENCE, TRANSIENT
 from kdissect.replay.model import READ, Step
 from kdissect.replay.readings import Place, Reading, reading_of
 from kdissect.replay.state import State
@@ -133,8 +133,6 @@ def _special(reading: Reading) -> tuple[bool, _Special | None]:
         return True, None
     if key == api.FETCH:
         return True, (_fields if "session_id" in body else None)
-    if key in (api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE):
-        return True, _fields
     if key == api.METADATA:
         return True, (_metadata if body["topics"] else None)
     if key == api.FIND_COORDINATOR:
@@ -149,7 +147,7 @@ def _special(reading: Reading) -> tuple[bool, _Special | None]:
 def _fields(
     t: State, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
 ) -> bool:
-    """What `adapt` changes in single fields at the top: sessions and their epochs."""
+    """What `adapt` changes in single fields at the top: a fetch session and its epoch."""
     message = reading.form.message(frame)
     before = message.body
     values_before = dict(before)
@@ -211,6 +209,8 @@ def pair_of(t: State, step: Step, answer: bytes) -> Pair | None:
 def is_final(t: State, step: Step, pair: Pair) -> bool:
     """Whether `learning.retry` would certainly take the answer as it is."""
     if pair.codes & TRANSIENT and pair.codes & (TRANSIENT - pair.was):
+        return False
+    if OUT_OF_SEQUENCE in pair.codes or step.exchange.api_key == api.SHARE_FETCH:
         return False
     if step.exchange.api_key != api.FETCH:
         return step.step_class != READ

@@ -147,6 +147,8 @@ class Translator(State):
     def learn(self, step: Step, response: bytes) -> None:
         if not learning.teaches(step):
             return
+        if self.produced_again:
+            self.produced_again.get(step.connection, set()).discard(step.number)
         pair = self._pair(step, response)
         if pair is not None and shortcuts.learnt(self, step, pair):
             return
@@ -157,6 +159,8 @@ class Translator(State):
             learning.from_answer(self, step, answer)
 
     def failed(self, step: Step) -> None:
+        if self.produced_again:
+            self.produced_again.get(step.connection, set()).discard(step.number)
         learning.from_failure(self, step)
 
 

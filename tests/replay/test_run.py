@@ -344,3 +344,28 @@ def test_a_fence_behind_a_request_without_response() -> None:
     assert verdicts(result)[1:] == ["answered", "answered"]
     assert not result.outcomes[0].error
     assert result.outcomes[0].answer is None
+
+
+def test_steps_of_a_connection_settle_in_order() -> None:
+    """>> 0 and 1 pipelined, 0 is asked again, 2 on b waits for 1 only: it goes after 0 as well,
+    because who waits for the last of a connection waits for all before."""
+    maker = PlanMaker()
+    maker.add(0)
+    second = maker.add(0)
+    maker.add(1, after=(second,))
+
+    class NotYet(Counting):
+        left = 2
+
+        def retry(self, step: Any, response: bytes) -> str:
+            if step.number == 0 and self.left:
+                self.left -= 1
+                return "not yet"
+            return ""
+
+    with FakeBroker().running() as server:
+        result, said = play(maker, server, translation=NotYet())
+    assert verdicts(result) == ["answered"] * 3
+    assert result.outcomes[0].attempts == 3
+    order = said.said
+    assert order.index(("answered", 1)) < order.index(("answered", 0)) < order.index(("sent", 2))

@@ -38,7 +38,7 @@ from tests.wire.message_values import sample
 
 SHIPPED = ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"]
 SHARED = ["perf/perf_tshark", "transactions/transactions", "other_clients/kafka_python"]
-HANDLED = (api.FETCH, api.METADATA, api.JOIN_GROUP, api.FIND_COORDINATOR, api.SHARE_FETCH)
+HANDLED = (api.FETCH, api.METADATA, api.JOIN_GROUP, api.FIND_COORDINATOR)
 BROKER = ("10.0.0.2", 9092)
 
 
@@ -58,7 +58,7 @@ def same(quick: Replayed, plain: Replayed) -> None:
         assert decoded(frame) == decoded(plain.sent[number]), quick.plan.steps[number].api_name
     assert quick.judgements == plain.judgements
     assert quick.retried == plain.retried
-    for name in ("topic_ids", "expected", "opaque", "asked", "futile", "share_sessions"):
+    for name in ("topic_ids", "expected", "opaque", "asked", "futile", "share_epochs"):
         assert getattr(quick.translator, name) == getattr(plain.translator, name), name
     for name in ("offsets", "producers", "groups"):
         mine, theirs = getattr(quick.translator, name), getattr(plain.translator, name)
