@@ -154,3 +154,20 @@ def test_against_the_jars() -> None:
             assert {k: v for k, (_, v) in found.items()} == releases.spoken_versions(release)
             checked += 1
     assert checked
+
+
+def test_releases_by_what_they_offer() -> None:
+    """A broker is known by the versions in its ApiVersions answer, whatever APIs it leaves out."""
+    offered = {
+        key: (versions.first, versions.last)
+        for key, versions in releases.spoken_versions("3.9.1").items()
+    }
+    assert releases.releases_offering(offered) == ["3.9.0", "3.9.1", "3.9.2"]
+    del offered[18], offered[32]
+    assert releases.releases_offering(offered) == ["3.9.0", "3.9.1", "3.9.2"]
+    assert releases.releases_offering({0: (0, 13), 1: (4, 18), 2: (1, 11)})[-1] == "4.3.1"
+    assert releases.releases_offering({1: (3, 17)}) == []
+    assert releases.releases_offering({}) == []
+    assert releases.first_release_with(1, 18) == "4.1.0"
+    assert releases.last_release_with(1, 3) == "3.9.2"
+    assert releases.first_release_with(1, 99) is releases.last_release_with(999, 0) is None

@@ -309,3 +309,43 @@ def test_plans_of_real_captures(captures: Path, name: str) -> None:
         for step in plan.steps
         if step.exchange.api_key in api.INTERNAL_APIS
     )
+
+
+def test_a_new_group_waits_for_who_looked_before() -> None:
+    """A leave that waited for a list of groups does not speak for it: leaves and joins commute, so
+    a later join waits for the list itself."""
+    listed = exchange(0, Message(api.LIST_GROUPS, 2, "request", {"client_id": "c"}, {}), 0, 5,
+                      Message(api.LIST_GROUPS, 2, "response", {},
+                              {"error_code": 0, "groups": []}))  # fmt: skip
+    leave = Message(api.LEAVE_GROUP, 2, "request", {"client_id": "c"},
+                    {"group_id": "g", "member_id": "m"})  # fmt: skip
+    left = exchange(0, leave, 6, 7, Message(api.LEAVE_GROUP, 2, "response", {}, {"error_code": 0}))
+    joined = exchange(1, join("other"), 8, 9, None)
+    plan = make_plan(workload([listed, left], [joined]), everything())
+    assert step_of(plan, listed).number in step_of(plan, joined).depends_on
+
+
+def join(group: str) -> Message:
+    body = {"group_id": group, "session_timeout_ms": 1, "rebalance_timeout_ms": 1, "member_id": "",
+            "protocol_type": "consumer", "protocols": []}  # fmt: skip
+    return Message(api.JOIN_GROUP, 3, "request", {"client_id": "c"}, body)
+
+
+@pytest.mark.parametrize(("end_ms", "is_expired"), [(40, False), (60, True)])
+def test_a_transaction_that_ran_out_of_time(end_ms: int, is_expired: bool) -> None:
+    """An EndTxn that was refused when the producer's time was over waits for that at the target."""
+    body = {"transactional_id": "t", "transaction_timeout_ms": 50}
+    told = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
+    began = exchange(0, Message(api.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0, 1,
+                     Message(api.INIT_PRODUCER_ID, 1, "response", {}, told))  # fmt: skip
+    names = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
+    offsets = Message(api.ADD_OFFSETS_TO_TXN, 1, "request", {"client_id": "c"},
+                      {**names, "group_id": "g"})  # fmt: skip
+    done = Message(api.ADD_OFFSETS_TO_TXN, 1, "response", {}, {"error_code": 0})
+    added = exchange(0, offsets, 5, 6, done)
+    end = Message(api.END_TXN, 1, "request", {"client_id": "c"}, {**names, "committed": True})
+    refused = Message(api.END_TXN, 1, "response", {}, {"error_code": 48})
+    ended = exchange(0, end, end_ms, end_ms + 1, refused)
+    plan = make_plan(workload([began, added, ended]), everything())
+    assert step_of(plan, ended).expired == ("t" if is_expired else "")
+    assert not step_of(plan, added).expired

@@ -1,5 +1,6 @@
 """Every request of real captures in the terms of a made-up cluster, and its answers judged."""
 
+import base64
 from pathlib import Path
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from kdissect.replay.model import (
 from kdissect.replay.offsets import Offsets
 from kdissect.replay.plan import make_plan
 from kdissect.replay.producers import Producer, Producers
+from kdissect.replay.sessions import Held, stand_in
 from kdissect.replay.source import load_workload
 from kdissect.replay.translate import Translator
 from kdissect.wire.message import decode_message
@@ -360,3 +362,27 @@ def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
     assert line.count >= len(different)
     assert "POLICY_VIOLATION" in line.note
     assert {done.plan.steps[n].api_name for n in different} == {"ListOffsets"}
+
+
+def test_what_a_share_session_holds() -> None:
+    """Ranges that touch are one; what is taken out of the middle leaves both ends."""
+    held, log = Held(), ("t", 0)
+    held.add(log, 0, 9)
+    held.add(log, 10, 19)
+    assert held.covers(log, 0, 19)
+    held.remove(log, 5, 14)
+    assert held.covers(log, 0, 4)
+    assert held.covers(log, 15, 19)
+    assert not held.covers(log, 4, 15)
+    assert not held.copy().covers(("t", 1), 0, 0)
+    held.remove(log, 0, 1 << 62)
+    assert not held.covers(log, 0, 0)
+
+
+def test_a_share_session_of_another_broker_has_an_id_of_its_own() -> None:
+    """A uuid as Kafka writes it, the same each time."""
+    found = {stand_in("abcdefghijklmnopqrstuv", (host, 9092)) for host in ("10.0.0.1", "10.0.0.2")}
+    assert len(found) == 2
+    for each in found:
+        assert len(base64.urlsafe_b64decode(each + "==")) == 16
+    assert stand_in("a", ("h", 1)) == stand_in("a", ("h", 1))
