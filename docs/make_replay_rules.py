@@ -54,11 +54,12 @@ do not name; `several_brokers = true`, for captures or targets with more than on
 
 MEANING = """## What other differences mean
 
-A difference that no rule allows stays one. Where something is known about it, a note beside it says so, in every
-output: the names of error codes; which releases speak a version that the target does not offer; the texts of this table
-(`{then}` and `{now}` are the releases of the captured broker and of the target, told by the versions that they offer); and
-*may follow from exchange N*, where an earlier request that changed the same topic, partition, group, transaction or
-producer was not taken by the target, or was not sent.
+A difference that no rule allows stays one. Where something is known about it, a note beside it
+says so, in every output: the names of error codes; which releases speak a version that the target
+does not offer; the texts of this table (`{then}` and `{now}` are the releases of the captured
+broker and of the target, told by the versions that they offer); and *may follow from exchange N*,
+where an earlier request that changed the same topic, partition, group, transaction or producer was
+not taken by the target, or was not sent.
 
 | where | note |
 |---|---|
