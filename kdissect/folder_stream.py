@@ -15,14 +15,14 @@ import hashlib
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from kdissect.capture.inputs import find_captures
+from kdissect.capture.inputs import describe, listed
 from kdissect.capture.windows import WindowReader
 from kdissect.errors import CaptureError
 from kdissect.pipeline.indexed import private_folder
@@ -58,6 +58,13 @@ class FolderStream:
     folder: str
     options: Options
     spool: str | None
+    # of files that were looked at: (size, time of change) then, and the first packet's time
+    _seen: dict[str, tuple[tuple[int, int], int]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FolderStream, (self.folder, self.options, self.spool)
 
     def first(self) -> Offset:
         return {"time_ns": -1, "path": ""}
@@ -67,14 +74,32 @@ class FolderStream:
         files = self._files()
         return self.first() if len(files) < 2 else _offset(files[-2])
 
-    def _files(self) -> list[tuple[int, str]]:
-        """(time of the first packet, path) of the captures that have packets, in order."""
+    def _files(self, done: Collection[str] = ()) -> list[tuple[int, str]]:
+        """(time of the first packet, path) of the captures that have packets, in order.
+
+        Without those that are `done`. A trigger may find thousands of files: only those that are
+        new or have changed are opened.
+        """
+        found = []
+        for path in listed(self.folder):
+            if path in done:
+                continue
+            time_ns = self._first_time(path)
+            if time_ns != NEVER:
+                found.append((time_ns, path))
+        return sorted(found)
+
+    def _first_time(self, path: str) -> int:
         try:
-            found = find_captures([self.folder])
-        except CaptureError:
-            return []  # none is there yet
-        timed = [(first_time(item), item.path) for item in found if item.is_capture]
-        return sorted(each for each in timed if each[0] != NEVER)
+            there = os.stat(path)
+        except OSError:
+            return NEVER  # gone since it was listed
+        state = (there.st_size, there.st_mtime_ns)
+        known = self._seen.get(path)
+        if known is None or known[0] != state:
+            item = describe(path)
+            known = self._seen[path] = (state, first_time(item) if item.is_capture else NEVER)
+        return known[1]
 
     def read(self, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
         """The tables of what the files behind `start` up to `end` finish."""
@@ -86,13 +111,14 @@ class FolderStream:
         for path, size in zip(state.paths, state.sizes, strict=True):
             if os.path.exists(path) and os.path.getsize(path) != size:
                 raise CaptureError(f"{path}: grew after it was read; a stream reads a file once")
-        for file in self._files():
+        capture_ids = [capture_id(each) for each in state.paths]
+        for file in self._files(set(state.paths)):
             if not _key(start) < file <= _key(end):
                 continue
             path = file[1]
             state.paths.append(path)
             state.sizes.append(os.path.getsize(path))
-            capture_ids = [capture_id(each) for each in state.paths]
+            capture_ids.append(capture_id(path))
             lister = Lister(self.options, capture_ids, Filters(), "records")
             lister.names.update(state.names)
             reader = WindowReader(path, len(state.paths) - 1, state.paths)

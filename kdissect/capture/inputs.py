@@ -153,8 +153,8 @@ def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
     return InputFile(path, kind, compression, size, error_text)
 
 
-def _describe(path: str) -> InputFile:
-    """As `_look`; a file that cannot be read is one with an error."""
+def describe(path: str) -> InputFile:
+    """What a file is, from its first bytes; one that cannot be read has an error."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
@@ -172,17 +172,28 @@ def _named_file(path: str) -> InputFile:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         return InputFile(path, "stream")
-    file = _describe(path)
+    file = describe(path)
     if not file.is_capture:
         raise CaptureError(f"{path}: {file.error}")
     return file
 
 
-def _folder(path: str) -> list[InputFile]:
-    files: list[InputFile] = []
+def listed(path: str) -> list[str]:
+    """The files of a folder (recursive) or of a glob, not looked into."""
+    if not os.path.isdir(path):
+        found: list[str] = []
+        for match in sorted(glob.glob(path, recursive=True)):
+            found += listed(match) if os.path.isdir(match) else [match]
+        return found
+    files: list[str] = []
     for folder, folders, names in os.walk(path):
         folders.sort()
-        files.extend(_describe(os.path.join(folder, name)) for name in sorted(names))
+        files.extend(os.path.join(folder, name) for name in sorted(names))
+    return files
+
+
+def _folder(path: str) -> list[InputFile]:
+    files = [describe(file) for file in listed(path)]
     if not any(file.is_capture for file in files):
         raise CaptureError(f"{path}: no capture in this folder ({len(files)} other files)")
     return files
@@ -220,7 +231,7 @@ def _far_files(url: str) -> list[InputFile]:
 def _matched(path: str) -> list[InputFile]:
     """A match of a glob: like the content of a folder, it may be something else."""
     if not os.path.isdir(path):
-        return [_describe(path)]
+        return [describe(path)]
     try:
         return _folder(path)
     except CaptureError:

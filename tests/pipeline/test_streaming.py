@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 import kdissect
+from kdissect import folder_stream
+from kdissect.capture.inputs import describe
 from kdissect.folder_stream import FolderStream
 from kdissect.pipeline.options import Options
 from tests.conftest import ROOT
@@ -64,6 +67,43 @@ def test_batches_give_what_one_read_gives(tmp_path):
     missing = set(_rows(whole)) - set(_rows(found))
     assert set(_rows(found)) - set(_rows(whole)) == set()
     assert {row[3] for row in missing} <= {"response_missing", "connection_closed"}
+
+
+def test_only_new_files_are_opened(tmp_path, monkeypatch):
+    """A trigger over many rotated files costs what the new ones cost."""
+    folder, spool = _folder(tmp_path, 3), str(tmp_path)
+    (folder / "notes.txt").write_text("no capture")
+    opened = []
+    monkeypatch.setattr(
+        folder_stream,
+        "describe",
+        lambda path: opened.append(Path(path).name) or describe(path),
+    )
+    stream = FolderStream(str(folder), Options(), spool)
+    end = stream.latest()
+    assert sorted(opened) == ["notes.txt", *(path.name for path in ROTATED[:3])]
+    opened.clear()
+    assert stream.latest() == end
+    assert not opened
+    _folder(tmp_path, 3)  # written again: their times of change are others
+    (folder / "notes.txt").unlink()
+    assert stream.latest() == end
+    first = _batch(stream, stream.first(), end)
+    opened.clear()
+    shutil.copy(ROTATED[3], folder)
+    fresh = pickle.loads(pickle.dumps(stream))  # as a task gets it
+    assert _batch(fresh, end, stream.latest())
+    # the new one by both; the one that waited is not yet done for the task
+    assert sorted(opened) == [ROTATED[2].name, ROTATED[3].name, ROTATED[3].name]
+    assert first
+
+
+def test_a_glob_is_a_folder(tmp_path):
+    folder = _folder(tmp_path, 3)
+    here = FolderStream(str(folder), Options(), str(tmp_path))
+    assert FolderStream(str(folder / "*.pcap"), Options(), str(tmp_path)).latest() == here.latest()
+    missing = FolderStream(str(tmp_path / "none"), Options(), str(tmp_path))
+    assert missing.latest() == missing.first()
 
 
 def test_state_that_is_gone_is_made_again(tmp_path):
