@@ -380,7 +380,7 @@ class Decoder:
             capture_id=captures[exchanges["request"]["source"]],
             client_id=client_ids,
             broker=self.brokers.take(pa.array(exchanges["connection"])),
-            error_code=marks.error_columns()[0],
+            error_code=marks.error_columns[0],
             decoded={key: (one.rows, one.columns) for key, one in chunk.decoded.items()},
             topic_names=self.names_by_id,
         )
@@ -575,22 +575,27 @@ class Decoder:
         """Base offset that the response gave for each produced set, by topic and partition."""
         given = marks.places(Role.BASE_OFFSET)
         offset = np.full(len(sets.row), NO_OFFSET, np.int64)
-        if not len(given.row):
+        asked = np.flatnonzero(sets.side == REQUEST)
+        if not len(given.row) or not len(asked):
             return offset
+        id_count = len(marks.topic_ids)
+        width = len(marks.topics) + id_count + 1
 
-        def keys(rows: RecordSets) -> npt.NDArray[np.void]:
-            key = np.zeros(len(rows.row), [("row", "<i8"), ("topic", "<i8"), ("part", "<i8")])
-            # an id without a name counts from below, so that it never equals a name's code
-            key["row"] = rows.row
-            key["topic"] = np.where(rows.topic >= 0, rows.topic, -2 - rows.topic_id)
-            key["part"] = rows.partition
-            return key
+        def messages_topics(rows: RecordSets) -> npt.NDArray[np.int64]:
+            # an id without a name counts before the names, so that it never equals a name's code
+            topic = np.where(rows.topic >= 0, rows.topic + id_count, rows.topic_id)
+            return rows.row * width + topic + 1
 
-        known, first = np.unique(keys(given), return_index=True)
-        wanted = keys(sets)
+        pairs = np.concatenate([messages_topics(given), messages_topics(sets)[asked]])
+        # with their index, since that sorts by merging runs: they are nearly in order
+        _, _, pairs = np.unique(pairs, return_index=True, return_inverse=True)
+        partition = np.concatenate([given.partition, sets.partition[asked]])
+        keys = (pairs << 32) | (partition & 0xFFFFFFFF)
+        known, first = np.unique(keys[: len(given.row)], return_index=True)
+        wanted = keys[len(given.row) :]
         at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        found = (known[at] == wanted) & (sets.side == REQUEST)
-        return np.where(found, given.start[first[at]], offset)
+        offset[asked] = np.where(known[at] == wanted, given.start[first[at]], NO_OFFSET)
+        return offset
 
     def _record_anomalies(
         self, chunk: _Chunk, sets: RecordSets, topics: list[str], faults: npt.NDArray[np.void]

@@ -94,7 +94,7 @@ def exchanges_table(
     told = asked | (exchanges["confidence"] > 0)
     has_api = (exchanges["api_key"] != NO_API) & told & (exchanges["is_sasl_token"] == 0)
     has_id = exchanges["is_sasl_token"] == 0
-    error, error_codes = marks.error_columns()
+    error, error_codes = marks.error_columns
     distinct_errors, error_codes_of = np.unique(error, return_inverse=True)
     throttle, has_throttle = marks.first_number(Role.THROTTLE_TIME_MS)
     status = facts.decode_status

@@ -8,21 +8,17 @@ reduced to one value or one list per exchange with array operations only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.protocol.plan import Role
-from kdissect.tables.values import lists, strings, uuid_texts
+from kdissect.tables.values import binaries, lists, strings, uuid_texts
 
 Ints = npt.NDArray[Any]
-
-# row: index of the exchange in its chunk; side: 0 request, 1 response.
-MARK = np.dtype(
-    [("row", "<i4"), ("side", "i1"), ("role", "<i2"), ("a", "<i8"), ("b", "<i8")], align=True
-)
 
 NO_TOPIC = -1
 METADATA_TOPIC = "__cluster_metadata"
@@ -46,16 +42,21 @@ class RecordSets:
     partition: Ints
 
 
-def message_marks(
-    rows: npt.NDArray[np.int64], side: int, given: npt.NDArray[np.void]
-) -> npt.NDArray[np.void]:
-    """MARK rows of the messages `rows` of a chunk from the column kernel's marks."""
-    marks = np.zeros(len(given), MARK)
-    marks["row"] = rows[given["row"]]
-    marks["side"] = side
-    for name in ("role", "a", "b"):
-        marks[name] = given[name]
-    return marks
+class Marks(NamedTuple):
+    """Columns of marks: what the kernel gives, with messages of a chunk instead of rows."""
+
+    message: Ints  # 2 * index of the exchange in its chunk, + 1 in a response
+    role: Ints
+    a: Ints
+    b: Ints
+
+
+def message_marks(rows: npt.NDArray[np.int64], side: int, given: npt.NDArray[np.void]) -> Marks:
+    """Those of the messages `rows` of a chunk, from the column kernel's MARK rows."""
+    return Marks(rows[given["row"]] * 2 + side, given["role"], given["a"], given["b"])
+
+
+_NONE = np.zeros(0, np.int64)
 
 
 class ChunkMarks:
@@ -63,44 +64,48 @@ class ChunkMarks:
 
     def __init__(
         self,
-        parts: list[npt.NDArray[np.void]],
+        parts: list[Marks],
         buf: npt.NDArray[np.uint8],
         row_count: int,
         topic_names: dict[str, str],
     ) -> None:
-        """parts: MARK arrays; topic_names: topic id text -> name, of the whole input."""
-        marks = np.concatenate(parts) if parts else np.zeros(0, MARK)
-        order = np.argsort(marks["row"].astype(np.int64) * 2 + marks["side"], kind="stable")
-        self.marks = marks[order]
-        self._role = np.ascontiguousarray(self.marks["role"])
+        """topic_names: topic id text -> name, of the whole input."""
+        parts = parts or [Marks(_NONE, _NONE, _NONE, _NONE)]
+        message, role, a, b = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(message, kind="stable")
+        self._message, self._a, self._b = message[order], a[order], b[order]
+        self._places_of = _by_value(role[order])
         self.buf = buf
         self.row_count = row_count
         self._resolve_topics(topic_names)
 
-    def _of(self, *roles: Role, side: int | None = None) -> npt.NDArray[np.bool_]:
-        chosen = self._role == int(roles[0])
-        for role in roles[1:]:
-            chosen |= self._role == int(role)
-        return chosen if side is None else chosen & (self.marks["side"] == side)
+    def _of(self, role: Role, side: int | None = None) -> Ints:
+        """Places of the marks of a role, ascending."""
+        found = self._places_of.get(int(role), _NONE)
+        return found if side is None else found[self._message[found] & 1 == side]
+
+    def _firsts(self, places: Ints) -> tuple[Ints, Ints]:
+        """Rows that have one of these places (ascending), and the first one of each."""
+        rows = self._message[places] >> 1
+        first = np.flatnonzero(np.diff(rows, prepend=-1))
+        return rows[first], places[first]
 
     def _resolve_topics(self, topic_names: dict[str, str]) -> None:
         """Give every topic name and id mark a code; ids get the name's code where known."""
-        marks = self.marks
-        self.topic_code = np.full(len(marks), NO_TOPIC, np.int64)
-        self.topic_id_code = np.full(len(marks), NO_TOPIC, np.int64)
-        named = np.flatnonzero(self._of(Role.TOPIC_NAME) & (marks["b"] >= 0))
-        texts, _ = strings(self.buf, marks["a"][named], marks["b"][named])
+        self._topic_code = np.full(len(self._message), NO_TOPIC, np.int64)
+        self._topic_id_code = np.full(len(self._message), NO_TOPIC, np.int64)
+        named = self._of(Role.TOPIC_NAME)
+        named = named[self._b[named] >= 0]
+        texts, _ = strings(self.buf, self._a[named], self._b[named])
         encoded = texts.dictionary_encode()
         self.topics: list[str] = encoded.dictionary.to_pylist()
-        self.topic_code[named] = encoded.indices.to_numpy(zero_copy_only=False)
-        ids = np.flatnonzero(self._of(Role.TOPIC_ID))
-        places = marks["a"][ids][:, None] + np.arange(16)
-        raw = np.ascontiguousarray(self.buf[places]) if len(ids) else np.zeros((0, 16), np.uint8)
-        distinct, codes = np.unique(raw.view("V16").ravel(), return_inverse=True)
-        self.topic_ids: list[str] = uuid_texts(
-            np.frombuffer(distinct.tobytes(), np.uint8).reshape(-1, 16)
-        ).to_pylist()
-        self.topic_id_code[ids] = codes
+        self._topic_code[named] = encoded.indices.to_numpy(zero_copy_only=False)
+        ids = self._of(Role.TOPIC_ID)
+        raw = binaries(self.buf, self._a[ids], np.full(len(ids), 16)).dictionary_encode()
+        codes = raw.indices.to_numpy(zero_copy_only=False)
+        distinct = np.frombuffer(b"".join(raw.dictionary.to_pylist()), np.uint8)
+        self.topic_ids: list[str] = uuid_texts(distinct.reshape(-1, 16)).to_pylist()
+        self._topic_id_code[ids] = codes
         known = {name: code for code, name in enumerate(self.topics)}
         name_of_id = np.full(len(self.topic_ids), NO_TOPIC, np.int64)
         for code, text in enumerate(self.topic_ids):
@@ -110,38 +115,37 @@ class ChunkMarks:
                     known[name] = len(self.topics)
                     self.topics.append(name)
                 name_of_id[code] = known[name]
-        self.name_of_id = name_of_id
-        self.topic_code[ids] = name_of_id[codes] if len(ids) else NO_TOPIC
+        self._topic_code[ids] = name_of_id[codes]
 
+    @cached_property
     def error_columns(self) -> tuple[Ints, pa.Array]:
         """(error_code, error_codes list): first non-zero in wire order, and all distinct ones."""
         code = np.zeros(self.row_count, np.int16)
-        wrong = self.marks[self._of(Role.ERROR_CODE, side=1) & (self.marks["a"] != 0)]
-        rows, first = np.unique(wrong["row"], return_index=True)
-        code[rows] = wrong["a"][first]
-        pairs = np.unique(wrong["row"].astype(np.int64) * 65536 + (wrong["a"] + 32768))
+        wrong = self._of(Role.ERROR_CODE, side=1)
+        wrong = wrong[self._a[wrong] != 0]
+        rows, first = self._firsts(wrong)
+        code[rows] = self._a[first]
+        pairs = np.unique((self._message[wrong] >> 1) * 65536 + (self._a[wrong] + 32768))
         values = pa.array((pairs % 65536 - 32768).astype(np.int16))
         return code, lists(pairs // 65536, values, self.row_count)
 
     def first_number(self, role: Role) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Per row the first mark's number of that role, and where there is one."""
-        here = self.marks[self._of(role)]
-        rows, first = np.unique(here["row"], return_index=True)
+        rows, first = self._firsts(self._of(role))
         value = np.zeros(self.row_count, np.int64)
         valid = np.zeros(self.row_count, bool)
-        value[rows] = here["a"][first]
+        value[rows] = self._a[first]
         valid[rows] = True
         return value, valid
 
     def first_text(self, role: Role) -> pa.Array:
         """Per row the first mark's string of that role (null where there is none)."""
-        here = self.marks[self._of(role)]
-        here = here[here["b"] >= 0]
-        rows, first = np.unique(here["row"], return_index=True)
+        here = self._of(role)
+        rows, first = self._firsts(here[self._b[here] >= 0])
         start = np.zeros(self.row_count, np.int64)
         length = np.full(self.row_count, -1, np.int64)
-        start[rows] = here["a"][first]
-        length[rows] = here["b"][first]
+        start[rows] = self._a[first]
+        length[rows] = self._b[first]
         return strings(self.buf, start, length)[0]
 
     def topics_column(self) -> pa.Array:
@@ -150,37 +154,53 @@ class ChunkMarks:
         An empty one names nothing: Metadata requests have it beside a topic's id.
         """
         named = np.array([name != "" for name in self.topics] + [False])  # the last: NO_TOPIC
-        chosen = np.flatnonzero(named[self.topic_code])
+        places = self._named_or_with_id
+        chosen = places[named[self._topic_code[places]]]
         width = max(len(self.topics), 1)
-        keys = self.marks["row"][chosen].astype(np.int64) * width + self.topic_code[chosen]
+        keys = (self._message[chosen] >> 1) * width + self._topic_code[chosen]
         _, first = np.unique(keys, return_index=True)
         kept = chosen[np.sort(first)]
-        values = pa.array(self.topics, pa.string()).take(pa.array(self.topic_code[kept]))
-        return lists(self.marks["row"][kept], values, self.row_count)
+        values = pa.array(self.topics, pa.string()).take(pa.array(self._topic_code[kept]))
+        return lists(self._message[kept] >> 1, values, self.row_count)
 
-    def _latest(self, wanted: Ints, source: npt.NDArray[np.bool_]) -> Ints:
-        """For each wanted mark the nearest earlier one in `source` of the same message, or -1."""
-        index = np.where(source, np.arange(len(self.marks)), -1)
-        before = np.maximum.accumulate(index)[wanted] if len(index) else index
-        marks = self.marks
-        same = (marks["row"][before] == marks["row"][wanted]) & (
-            marks["side"][before] == marks["side"][wanted]
+    @cached_property
+    def _named_or_with_id(self) -> Ints:
+        """Places of the marks that tell a topic, ascending."""
+        return np.sort(
+            np.concatenate([self._of(Role.TOPIC_NAME), self._of(Role.TOPIC_ID)]), kind="stable"
         )
-        return np.where((before >= 0) & same, before, -1)
+
+    def _latest(self, wanted: Ints, source: Ints) -> Ints:
+        """For each wanted mark the nearest earlier one in `source` of the same message, or -1.
+
+        Both are places, ascending; a place in both is its own.
+        """
+        if not len(source):
+            return np.full(len(wanted), -1)
+        at = np.searchsorted(source, wanted, side="right") - 1
+        before = source[at]  # the last one, where there is none
+        same = self._message[before] == self._message[wanted]
+        return np.where((at >= 0) & same, before, -1)
 
     def places(self, role: Role) -> RecordSets:
         """Marks of a role with the topic and partition that stand before them."""
-        wanted = np.flatnonzero(self._of(role))
-        marks = self.marks
-        name = self._latest(wanted, self._of(Role.TOPIC_NAME, Role.TOPIC_ID))
+        wanted = self._of(role)
+        name = self._latest(wanted, self._named_or_with_id)
         ident = self._latest(wanted, self._of(Role.TOPIC_ID))
         part = self._latest(wanted, self._of(Role.PARTITION))
         return RecordSets(
-            row=marks["row"][wanted].astype(np.int64),
-            side=marks["side"][wanted],
-            start=marks["a"][wanted],
-            length=marks["b"][wanted],
-            topic=np.where(name >= 0, self.topic_code[name], NO_TOPIC),
-            topic_id=np.where(ident >= 0, self.topic_id_code[ident], NO_TOPIC),
-            partition=np.where(part >= 0, marks["a"][part], -1),
+            row=self._message[wanted] >> 1,
+            side=self._message[wanted] & 1,
+            start=self._a[wanted],
+            length=self._b[wanted],
+            topic=np.where(name >= 0, self._topic_code[name], NO_TOPIC),
+            topic_id=np.where(ident >= 0, self._topic_id_code[ident], NO_TOPIC),
+            partition=np.where(part >= 0, self._a[part], -1),
         )
+
+
+def _by_value(values: Ints) -> dict[int, Ints]:
+    """value -> places where it is, ascending."""
+    order = np.argsort(values.astype(np.int16), kind="stable")  # small numbers: by digits
+    bounds = np.flatnonzero(np.diff(values[order])) + 1
+    return {int(values[part[0]]): part for part in np.split(order, bounds) if len(part)}

@@ -141,6 +141,7 @@ _WINDOW = 16384  # batches scanned at a time
 _ROWS = 131072  # records parsed at a time
 _HEADERS = 131072
 _KEPT_HEADERS = 1 << 18
+_SMALL_BATCH = 512  # bytes up to which the kernel's CRC is quicker than a call
 _DEFAULT_LIMITS = Limits()
 
 
@@ -245,12 +246,14 @@ class _Decoder:
         self.codec_allowance = np.zeros(count, np.int64)
         self.inner_crcs = np.zeros((2, count), np.int64)  # of a wrapper's first wrong message
         self.uncompressed_size = b[rk.SECTION_SIZE].copy()
-        self._check_uncompressed_messages(whole)
-
         compressed = whole & (self.codec != Codec.NONE)
-        slow = np.flatnonzero(whole & ((self.magic == 2) | compressed))
+        plain = whole & ~compressed
+        is_small = b[rk.SIZE] <= _SMALL_BATCH
+        self._check_in_kernel(plain & (self.magic < 2), rk.CRC32_TABLE)
+        self._check_in_kernel(plain & (self.magic == 2) & is_small, rk.CRC32C_TABLE)
+        slow = np.flatnonzero(compressed | (plain & (self.magic == 2) & ~is_small))
         plain_bytes = np.zeros(count + 1, np.int64)
-        np.cumsum(np.where(whole & ~compressed, b[rk.SECTION_SIZE], 0), out=plain_bytes[1:])
+        np.cumsum(np.where(plain, b[rk.SECTION_SIZE], 0), out=plain_bytes[1:])
         low = 0
         base = 0
         columns = (
@@ -261,17 +264,17 @@ class _Decoder:
             b[rk.CRC_START][slow],
             (b[rk.POS] + b[rk.SIZE])[slow],
         )
-        for i, plain, magic, codec, crc_start, end in zip(
+        for i, bytes_before, magic, codec, crc_start, end in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            if plain - base + self.arena_used >= self.chunk_bytes:
+            if bytes_before - base + self.arena_used >= self.chunk_bytes:
                 yield from self._flush(low, i)
-                low, base = i, plain
+                low, base = i, bytes_before
             checked = self.view[crc_start:end]
             self.crc[i] = crc32c.crc32c(checked) if magic == 2 else zlib.crc32(checked)
             if codec != Codec.NONE and not self._decompress(i, codec):
                 yield from self._flush(low, i)
-                low, base = i, plain
+                low, base = i, bytes_before
                 self._decompress(i, codec)
         yield from self._flush(low, count)
 
@@ -297,14 +300,15 @@ class _Decoder:
         items[:, rk.ITEM_MAGIC] = self.magic
         return items
 
-    def _check_uncompressed_messages(self, whole: Any) -> None:
-        chosen = np.flatnonzero(whole & (self.magic < 2) & (self.codec == Codec.NONE))
-        if chosen.size:
-            crc_start = self.b[rk.CRC_START][chosen]
-            end = (self.b[rk.POS] + self.b[rk.SIZE])[chosen]
-            found = np.empty(chosen.size, np.int64)
-            rk.legacy_crcs(self.buf, crc_start, end, rk.CRC32_TABLE, found)
-            self.crc[chosen] = found
+    def _check_in_kernel(self, chosen: Any, table: Any) -> None:
+        """CRCs of the chosen batches, for which calls of a library would take longer."""
+        rows = np.flatnonzero(chosen)
+        if rows.size:
+            crc_start = self.b[rk.CRC_START][rows]
+            end = (self.b[rk.POS] + self.b[rk.SIZE])[rows]
+            found = np.empty(rows.size, np.int64)
+            rk.small_crcs(self.buf, crc_start, end, table, found)
+            self.crc[rows] = found
 
     def _decompress(self, i: int, codec: int) -> bool:
         """Decompress batch i into the arena; False: take what is in the arena first."""

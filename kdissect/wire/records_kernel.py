@@ -1,9 +1,9 @@
 """The compiled loops of record decoding; `records_reference` says in plain Python what they mean.
 
 Four steps, each over many batches a call: `scan_batches` walks record sets from batch header to
-batch header, `legacy_crcs` checks uncompressed messages of magic 0 and 1 (each is a batch of its
-own, so a call of a library for each would cost more than the check), `parse_records` turns record
-sections into rows of views, and `gather` copies the viewed bytes into Arrow's buffers.
+batch header, `small_crcs` checks small uncompressed batches (a message of magic 0 or 1 is a batch
+of its own, so a call of a library for each would cost more than the check), `parse_records` turns
+record sections into rows of views, and `gather` copies the viewed bytes into Arrow's buffers.
 
 Sections lie in the input or in a buffer of decompressed bytes, so rows name bytes by address.
 Nothing here allocates. `parse_records` stops when its rows are full, between any two records, and
@@ -254,13 +254,13 @@ def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, out: Any, row: Any)
         out[row + SECTION_SIZE] = value_size
 
 
-def _crc32_table() -> Any:
-    """Eight tables of 256 for CRC-32 (reflected polynomial EDB88320), eight bytes a step."""
+def _crc_table(polynomial: int) -> Any:
+    """Eight tables of 256 for a CRC of 32 bits (polynomial reflected), eight bytes a step."""
     table = np.zeros((8, 256), np.int64)
     for byte in range(256):
         value = byte
         for _ in range(8):
-            value = (value >> 1) ^ (0xEDB88320 if value & 1 else 0)
+            value = (value >> 1) ^ (polynomial if value & 1 else 0)
         table[0, byte] = value
     for step in range(1, 8):
         previous = table[step - 1]
@@ -268,7 +268,8 @@ def _crc32_table() -> Any:
     return table.reshape(-1)
 
 
-CRC32_TABLE = _crc32_table()
+CRC32_TABLE = _crc_table(0xEDB88320)
+CRC32C_TABLE = _crc_table(0x82F63B78)  # Castagnoli's, RFC 3720 12.1
 
 
 @inlined
@@ -293,8 +294,12 @@ def _crc32(buf: Any, pos: Any, end: Any, table: Any) -> Any:
 
 
 @kernel
-def legacy_crcs(buf: Any, start: Any, end: Any, table: Any, out: Any) -> Any:
-    """CRC-32 of buf[start:end] for each pair; all int64 but buf, table is CRC32_TABLE."""
+def small_crcs(buf: Any, start: Any, end: Any, table: Any, out: Any) -> Any:
+    """The CRC of buf[start:end] for each pair; all int64 but buf.
+
+    table: CRC32_TABLE or CRC32C_TABLE. A byte takes half a nanosecond, a twentieth of that in a
+    library with the processor's own CRC-32C.
+    """
     for i in range(start.size):
         out[i] = _crc32(buf, start[i], end[i], table)
 
