@@ -22,7 +22,8 @@ SECTION_BASE, INTERFACE_COUNT = 4, 5  # first interface row of the section; rows
 TIME = 6  # ns of the last packet: a simple packet block has no time of its own
 SECRET_COUNT = 7  # rows in the table of secrets; -1: secrets are not wanted
 FAULT, NEEDED = 8, 9  # why the last step failed; CUT: bytes that the record would need
-CURSOR_SIZE = 10
+OTHER_COUNT = 10  # records before that are no packets and have a frame number in Wireshark
+CURSOR_SIZE = 11
 
 PCAP, PCAPNG, MODIFIED_PCAP = 0, 1, 2
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .pcap import MAGICS, MODIFIED
-from .pcapng import MAGIC
+from .pcapng import MAGIC, NUMBERED
 
 SECOND_NS = 10**9
 SECONDS_MAX = 2**62 - 1
@@ -33,12 +33,14 @@ class Packet:
 
 @dataclass(slots=True)
 class Reading:
-    """What reading came to: `ending` is end, cut or bad, at byte `pos`."""
+    """What reading came to: `ending` is end, cut or bad, at byte `pos`, behind `number` records
+    that have a frame number in Wireshark."""
 
     packets: list[Packet] = field(default_factory=list)
     secrets: list[tuple[int, int, int]] = field(default_factory=list)
     ending: str = "end"
     pos: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,17 @@ def _read_pcap(data: bytes) -> Reading:
             reading.ending = "cut"
             break
         time_ns = seconds * SECOND_NS + fraction * 10 ** (9 - digits)
-        number = len(reading.packets) + 1
+        reading.number += 1
         reading.packets.append(
-            Packet(number, reading.pos, time_ns, reading.pos + header, captured, length, link_type)
+            Packet(
+                reading.number,
+                reading.pos,
+                time_ns,
+                reading.pos + header,
+                captured,
+                length,
+                link_type,
+            )
         )
         reading.pos += header + captured
     return reading
@@ -173,10 +183,12 @@ def _read_pcapng(data: bytes) -> Reading:
         if kind == 1:
             interfaces.append(_interface(body, mark))
         elif kind in (2, 3, 6):
-            number = len(reading.packets) + 1
-            packet = _packet(kind, body, mark, interfaces, number, pos, now)
+            reading.number += 1
+            packet = _packet(kind, body, mark, interfaces, reading.number, pos, now)
             reading.packets.append(packet)
             now = packet.time_ns
+        elif kind in NUMBERED:
+            reading.number += 1
         elif kind == 10 and len(body) >= 8:
             secret_type, secret_size = struct.unpack_from(mark + "2I", body)
             if secret_size <= len(body) - 8:

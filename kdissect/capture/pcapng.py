@@ -2,6 +2,7 @@
 
 Source: IETF draft-ietf-opsawg-pcapng. Packets are in enhanced, simple and (obsolete) packet
 blocks; interface blocks say how to read them; blocks of other types are skipped by their length.
+Wireshark gives frame numbers to some that are no packets (NUMBERED), so they are counted.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from .cursor import (
     LITTLE,
     NEEDED,
     NO_INTERFACE,
+    OTHER_COUNT,
     PCAPNG,
     POS,
     RECORD_POS,
@@ -58,6 +60,12 @@ from .cursor import (
 MAGIC = b"\x0a\x0d\x0d\x0a"
 SECTION_HEADER = 0x0A0D0D0A  # reads the same in both byte orders
 INTERFACE_BLOCK, OLD_PACKET_BLOCK, SIMPLE_BLOCK, ENHANCED_BLOCK, SECRETS_BLOCK = 1, 2, 3, 6, 10
+# Entries of systemd's journal, custom blocks (to be copied or not), Sysdig's events (of all ages).
+JOURNAL_BLOCK, CUSTOM_BLOCK, PRIVATE_BLOCK = 9, 0x00000BAD, 0x40000BAD
+SYSDIG_EVENT, SYSDIG_EVENT_2, SYSDIG_EVENT_2_LARGE = 0x204, 0x216, 0x221
+NUMBERED = (
+    JOURNAL_BLOCK, CUSTOM_BLOCK, PRIVATE_BLOCK, SYSDIG_EVENT, SYSDIG_EVENT_2, SYSDIG_EVENT_2_LARGE,
+)  # fmt: skip
 BYTE_ORDER_MARK, BYTE_ORDER_MARK_SWAPPED = 0x1A2B3C4D, 0x4D3C2B1A
 BLOCK_SIZE_MIN = 12  # type, length, length again
 OPTION_END, OPTION_RESOLUTION, OPTION_TIME_OFFSET = 0, 9, 14
@@ -217,4 +225,6 @@ def pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: An
             if (cursor[SECRET_COUNT] + 1) * SECRET_SIZE > len(secrets):
                 return STEP_ROOM_NEEDED
             add_secrets(buf, pos, room, cursor, secrets)
+        elif kind in NUMBERED:
+            cursor[OTHER_COUNT] += 1
         cursor[POS] = pos + size

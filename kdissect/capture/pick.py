@@ -24,6 +24,7 @@ from .cursor import (
     LENGTH,
     LINK_TYPE,
     LITTLE,
+    OTHER_COUNT,
     PACKET_SIZE,
     PCAPNG,
     POS,
@@ -57,7 +58,7 @@ def _pick(
     """Walk until the last of `wanted`, ascending numbers, is found; how many were."""
     packet = np.zeros(PACKET_SIZE, np.int64)
     no_secrets = np.zeros(0, np.int64)
-    number = first_packet
+    passed = 0
     row = 0
     while row < len(wanted):
         if cursor[FORMAT] != PCAPNG:
@@ -66,6 +67,8 @@ def _pick(
             outcome = pcapng_step(buf, cursor, interfaces, no_secrets, packet)
         if outcome != STEP_PACKET:
             break
+        number = first_packet + passed + cursor[OTHER_COUNT]
+        passed += 1
         if number == wanted[row]:
             interface = packet[INTERFACE]
             link_type = np.int64(-1)
@@ -78,7 +81,6 @@ def _pick(
             places["time_ns"][row] = packet[TIME_NS]
             places["link_type"][row] = link_type
             row += 1
-        number += 1
     return row
 
 
@@ -87,9 +89,8 @@ def pick(split: Split, sources: Sources, wanted: npt.NDArray[np.int64]) -> npt.N
 
     Raises CaptureError when its file cannot be opened.
     """
-    within = wanted[
-        (wanted >= split.first_packet) & (wanted < split.first_packet + split.packet_count)
-    ]
+    behind = split.first_packet + split.packet_count + split.other_count
+    within = wanted[(wanted >= split.first_packet) & (wanted < behind)]
     places = np.zeros(len(within), PLACE)
     if not len(within):
         return places

@@ -29,6 +29,7 @@ from .cursor import (
     LINK_TYPE,
     LITTLE,
     NO_INTERFACE,
+    OTHER_COUNT,
     PACKET_SIZE,
     PCAPNG,
     POS,
@@ -221,7 +222,7 @@ def _scan_packets(
             outcome = pcapng_step(buf, cursor, interfaces, no_secrets, packet)
         if outcome != STEP_PACKET:
             return outcome
-        number = first_packet + counts[_PACKETS]
+        number = first_packet + counts[_PACKETS] + cursor[OTHER_COUNT]
         counts[_PACKETS] += 1
         captured = packet[CAPTURED]
         if captured < packet[LENGTH]:

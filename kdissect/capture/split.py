@@ -30,6 +30,7 @@ from .cursor import (
     LINK_TYPE,
     LITTLE,
     NEEDED,
+    OTHER_COUNT,
     PACKET_SIZE,
     PCAPNG,
     POS,
@@ -59,8 +60,8 @@ FRAGMENT_MAX = 1_000_000  # the default: IP fragments that are joined, of all ca
 # Counters of the walk.
 _PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS, _FRAGMENTS, _PASSED_OVER = range(9)
 # A row of the walk's table of splits.
-_AT, _PACKETS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(6)
-_ROW = 6
+_AT, _PACKETS_BEFORE, _OTHERS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(7)
+_ROW = 7
 _PACKETS_PER_MAP = 16384  # some 24 MB of Ethernet's packets
 
 
@@ -68,7 +69,8 @@ _PACKETS_PER_MAP = 16384  # some 24 MB of Ethernet's packets
 class Split:
     """Records data[pos:end] of a source, and what was known of the file before them.
 
-    first_packet: number of its first packet, from 1. format: of the cursor. interfaces:
+    first_packet: Wireshark's number of its first packet, from 1. other_count: records among its
+    packets and behind them that have such a number too. format: of the cursor. interfaces:
     the section's rows so far, packed int64; interface_room: rows there are at its end. time_ns: of
     the packet before.
     """
@@ -83,6 +85,7 @@ class Split:
     interfaces: bytes
     interface_room: int
     time_ns: int
+    other_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ def _walk(
             at += _ROW
             splits[at + _AT] = packet[RECORD_POS]
             splits[at + _PACKETS_BEFORE] = counts[_PACKETS]
+            splits[at + _OTHERS_BEFORE] = cursor[OTHER_COUNT]
             splits[at + _BASE] = cursor[SECTION_BASE]
             splits[at + _INTERFACES] = cursor[INTERFACE_COUNT]
             splits[at + _ORDER] = cursor[LITTLE]
@@ -184,7 +188,7 @@ def _walk(
             if row == fragment_max:
                 counts[_PASSED_OVER] += 1
             else:
-                number = counts[_PACKETS]
+                number = counts[_PACKETS] + cursor[OTHER_COUNT]
                 counts[_FRAGMENTS] += note_fragment(buf, found, packet, number, fragments, row)
     return outcome
 
@@ -223,6 +227,11 @@ class _Walk:
             self.secrets = np.concatenate((self.secrets, np.zeros_like(self.secrets)))
 
     @property
+    def number_count(self) -> int:
+        """Records so far that have a frame number in Wireshark."""
+        return int(self.counts[_PACKETS] + self.cursor[OTHER_COUNT])
+
+    @property
     def start_time_ns(self) -> int | None:
         return int(self.counts[_START]) if self.counts[_PACKETS] else None
 
@@ -238,7 +247,7 @@ class _Walk:
 
     def error(self) -> str | None:
         """One clause with its place when the file could not be read to its end, else None."""
-        pos, packet = int(self.cursor[POS]), int(self.counts[_PACKETS]) + 1
+        pos, packet = int(self.cursor[POS]), self.number_count + 1
         place = f"packet {packet} at byte {pos}"
         if self.outcome == STEP_CUT:
             left = int(self.cursor[END]) - pos
@@ -261,25 +270,27 @@ class _Walk:
             return []
         ends = np.append(rows[1:, _AT], self.cursor[POS]).tolist()
         packets = np.append(rows[1:, _PACKETS_BEFORE], self.counts[_PACKETS]).tolist()
+        others = np.append(rows[1:, _OTHERS_BEFORE], self.cursor[OTHER_COUNT]).tolist()
         tables = np.append(rows[1:, _INTERFACES], self.cursor[INTERFACE_COUNT]).tolist()
         splits = []
-        for row, end, packet_end, interface_end in zip(
-            rows.tolist(), ends, packets, tables, strict=True
+        for row, end, packet_end, other_end, interface_end in zip(
+            rows.tolist(), ends, packets, others, tables, strict=True
         ):
-            pos, packets_before, base, count, little, time_ns = row
+            pos, packets_before, others_before, base, count, little, time_ns = row
             known = self.interfaces[base * INTERFACE_SIZE : count * INTERFACE_SIZE]
             splits.append(
                 Split(
                     source=source,
                     pos=pos,
                     end=end,
-                    first_packet=packets_before + 1,
+                    first_packet=packets_before + others_before + 1,
                     packet_count=packet_end - packets_before,
                     format=int(self.cursor[FORMAT]),
                     little=little,
                     interfaces=known.tobytes(),
                     interface_room=interface_end - base,
                     time_ns=time_ns,
+                    other_count=other_end - others_before,
                 )
             )
         return splits
@@ -302,7 +313,7 @@ class _Walk:
             truncated_packet_count=counts[_CUT],
             error="; ".join(errors) or None,
             error_pos=int(self.cursor[POS]) if is_stopped else -1,
-            error_packet=counts[_PACKETS] + 1 if is_stopped else -1,
+            error_packet=self.number_count + 1 if is_stopped else -1,
             secrets=tuple((int(kind), int(pos), int(size)) for kind, pos, size in secrets),
         )
 

@@ -28,6 +28,7 @@ from .cursor import (
     INTERFACE_COUNT,
     INTERFACE_SIZE,
     NEEDED,
+    OTHER_COUNT,
     POS,
     SECRET_COUNT,
     SECRET_SIZE,
@@ -211,6 +212,7 @@ class WindowReader:
     def __init__(self, path: str, source: int, paths: list[str]) -> None:
         self.path, self.source, self._paths = path, source, paths
         self.packet_count = 0
+        self._number = 0  # Wireshark's, of the last record
         self.error: str | None = None
         self._buffer = np.zeros(0, np.uint8)
         self._bytes = open_bytes(path)
@@ -250,7 +252,7 @@ class WindowReader:
             if self._walk.outcome == STEP_BAD:
                 place = self._base
                 self.error = (
-                    f"packet {self.packet_count + 1} at byte {place} cannot be read: "
+                    f"packet {self._number + 1} at byte {place} cannot be read: "
                     f"{FAULT_TEXT[int(self._walk.cursor[FAULT])]}"
                 )
             size = min(2 * size, WINDOW_BYTES_MAX)
@@ -262,7 +264,7 @@ class WindowReader:
 
     def _say_cut(self, left: int) -> None:
         self.error = (
-            f"packet {self.packet_count + 1} at byte {self._base} is cut: it needs "
+            f"packet {self._number + 1} at byte {self._base} is cut: it needs "
             f"{int(self._walk.cursor[NEEDED])} bytes, {left} are left"
         )
 
@@ -271,15 +273,16 @@ class WindowReader:
         data = buffer[:filled]
         walk, cursor = self._walk, self._walk.cursor
         walk.data = data
-        cursor[[POS, END, SECRET_COUNT]] = 0, filled, 0
+        cursor[[POS, END, SECRET_COUNT, OTHER_COUNT]] = 0, filled, 0, 0
         walk.counts[:] = 0
         walk.run()
         sources = WindowSources(self._paths, data)
         batch = SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
         for split in walk.make_splits(self.source):
-            split = replace(split, first_packet=self.packet_count + 1)
+            split = replace(split, first_packet=self._number + split.first_packet)
             batch = scan(split, sources, self._joined(sources)).batch
             self.packet_count += split.packet_count
+        self._number += walk.number_count
         end = int(cursor[POS])
         self._left = data[end:].tobytes()
         self._base += end
@@ -295,7 +298,7 @@ class WindowReader:
         table = self._walk.fragment_table()
         if not len(table):
             return None
-        table[:, PACKET] += self.packet_count
+        table[:, PACKET] += self._number
         return join([table[:0]] * self.source + [table], sources, 0)
 
     def _forget_sections(self) -> None:

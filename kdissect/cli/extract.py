@@ -13,10 +13,12 @@ from kdissect.cli.common import (
     FromTime,
     Hosts,
     KeyLogs,
+    LimitItems,
     Ports,
     Quiet,
     ToTime,
     check_choice,
+    limits_of,
     say,
 )
 
@@ -85,6 +87,7 @@ def extract_command(
             "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
         ),
     ] = None,
+    limit: LimitItems = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -94,6 +97,7 @@ def extract_command(
     --anonymize packets are copied as they are: passwords and records in them too.
     """
     check_choice(host, from_time, to_time)
+    limits = limits_of(limit)
     from kdissect.extract import extract
     from kdissect.extract.choose import Choice
     from kdissect.pipeline.choose import time_ns
@@ -113,6 +117,7 @@ def extract_command(
         hosts=tuple(host or ()),
         time_from_ns=None if from_time is None else time_ns(from_time),
         time_to_ns=None if to_time is None else time_ns(to_time),
+        limits=limits,
     )
     done = extract(
         captures, out, choice, options, anonymize=anonymize, overwrite=overwrite, spool=spool

@@ -15,12 +15,14 @@ from kdissect.cli.common import (
     FromTime,
     Hosts,
     KeyLogs,
+    LimitItems,
     Payload,
     Ports,
     Quiet,
     RevealSecrets,
     ShownPayload,
     check_choice,
+    limits_of,
     say,
 )
 
@@ -178,6 +180,7 @@ def replay_command(
     ] = None,
     port: Ports = None,
     keylog: KeyLogs = None,
+    limit: LimitItems = None,
     offsets: Annotated[
         Offsets,
         typer.Option(
@@ -406,6 +409,7 @@ def replay_command(
     if against is not None and baseline is not None:
         raise typer.BadParameter("name one of --against and --baseline", param_hint="--against")
     check_choice(host, from_time, until_time)
+    limits = limits_of(limit)
     allowed = guard.parse_allow(allow or ())
     paced = parse_pace(pace, max_gap)
     access = _access(
@@ -447,6 +451,7 @@ def replay_command(
         ),
         ports=port or (),
         keylog=keylog or (),
+        limits=limits,
         hosts=host or (),
         from_ns=None if from_time is None else time_ns(from_time),
         to_ns=None if until_time is None else time_ns(until_time),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from kdissect.errors import CaptureError
 from kdissect.pipeline import local
 from kdissect.pipeline.frames import REQUEST, RESPONSE, Frames
+from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.slices import SIDES
@@ -36,15 +37,17 @@ def load_workload(
     ports: Sequence[int] = (),
     keylog: Sequence[PathLike] = (),
     spool: str | None = None,
+    limits: Limits | Mapping[str, int] | None = None,
     from_ns: int | None = None,
     to_ns: int | None = None,
     hosts: Sequence[str] = (),
 ) -> Workload:
     """Read a workload from captures (files, folders, globs), one table set or one saved file.
 
-    ports, keylog, spool: as for `kdissect.read`, for captures. from_ns, to_ns: only requests
-    captured in this time (nanoseconds since 1970, the end excluded). hosts: only connections that
-    have this address at either end. Raises CaptureError where nothing of it can be used.
+    ports, keylog, spool, limits: as for `kdissect.read`, for captures. from_ns, to_ns: only
+    requests captured in this time (nanoseconds since 1970, the end excluded). hosts: only
+    connections that have this address at either end. Raises CaptureError where nothing of it can
+    be used.
     """
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     texts = [os.fspath(path) for path in named]
@@ -55,7 +58,11 @@ def load_workload(
     elif kind == "saved":
         connections, notes = saved.read_connections(texts[0])
     else:
-        options = Options(ports=tuple(ports), keylog=tuple(os.fspath(path) for path in keylog))
+        options = Options(
+            ports=tuple(ports),
+            keylog=tuple(os.fspath(path) for path in keylog),
+            limits=Limits.of(limits),
+        )
         with planned(texts, options, 1, spool) as plan:
             connections = _captured(plan)
     connections = _ordered(_chosen(connections, from_ns, to_ns, hosts))

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kdissect.accelerate import JIT_ENABLED
-from kdissect.capture import cursor, packets_reference
+from kdissect.capture import cursor, packets_reference, windows
+from kdissect.capture.index import FRAGMENT_PART
 from kdissect.capture.link_reference import scan_capture
 
 from .build import (
@@ -52,16 +53,20 @@ def check_like_twin(folder: Path, data: bytes, split_bytes: int = 1 << 30) -> No
     has_error = reading.ending != "end" or len(data) < 24
     assert (info.error is not None) == has_error
     if has_error:
-        assert (info.error_pos, info.error_packet) == (reading.pos, len(times) + 1)
-    assert segments_of(results) == segments
+        assert (info.error_pos, info.error_packet) == (reading.pos, reading.number + 1)
+    # the twin knows no fragments; damage makes some, whose bytes are rows of their own
+    found = [row for row in segments_of(results) if not row.ip_id & FRAGMENT_PART]
+    assert found == segments
     assert ignored_of(results) == ignored
     assert sum(result.packet_count for result in results) == info.packet_count
     if splits:
-        assert splits[0].first_packet == 1
+        assert splits[0].first_packet == reading.packets[0].number
         assert splits[-1].end == reading.pos
         for before, after in pairwise(splits):
             assert before.end == after.pos
-            assert before.first_packet + before.packet_count == after.first_packet
+            assert before.first_packet + before.packet_count + before.other_count == (
+                after.first_packet
+            )
             assert after.pos - before.pos >= split_bytes
 
 
@@ -179,11 +184,49 @@ def test_pcapng_by_hand(tmp_path: Path) -> None:
         (2, 1_700_000_000_000_000_000, 3, 3),
         (3, 1_700_000_000_000_000_000, 0, 0),  # a simple block has the time before
         (4, -4_999_999_995, 6, 6),
-        (9, -4_999_999_995, 3, 3),
-        (10, 1_024_000_000_000, 3, 3),
-        (11, 1_000_000_000_000_000_000, 6, 6),
+        (10, -4_999_999_995, 3, 3),  # behind a custom block, which Wireshark numbers too
+        (11, 1_024_000_000_000, 3, 3),
+        (12, 1_000_000_000_000_000_000, 6, 6),
     ]
     assert ignored_of(results) == {"unknown_interface": 2, "malformed_block": 2}
+
+
+def make_numbered() -> bytes:
+    """Blocks that Wireshark numbers, and some that it does not, before, between and behind."""
+    blocks = Blocks()
+    event = struct.pack("<HQQIHI", 1, 1000, 5, 30, 3, 2) + bytes(20)
+    others = [
+        blocks.block(9, b"MESSAGE=a line of the journal\n"), blocks.block(0x40000BAD, bytes(8)),
+        blocks.block(0x0BAD, bytes(31)), blocks.block(0x204, event), blocks.block(0x216, event),
+        blocks.block(0x221, event),
+    ]  # fmt: skip
+    ignored = [blocks.block(kind, bytes(32)) for kind in (7, 0x101, 0x208, 0x217, 0x222)]
+    parts = [blocks.section(), others[0], blocks.interface()]
+    for packet, between in zip(PACKETS * 4, [*others, *ignored, *others] * 2, strict=False):
+        parts += [between, blocks.enhanced(packet), between]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("split_bytes", [1, 150, 400, 1 << 20])
+def test_numbers_of_blocks_that_are_no_packets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split_bytes: int
+) -> None:
+    """Splits and windows number packets as Wireshark does; only packets are counted."""
+    data = make_numbered()
+    check_like_twin(tmp_path, data, split_bytes)
+    path = write(tmp_path, data)
+    info, _, results, _ = read(path, split_bytes)
+    numbers = [segment.packet for segment in segments_of(results)]
+    everything = [packet.number for packet in packets_reference.read_capture(data).packets]
+    assert everything[:8] == [3, 6, 9, 12, 15, 18, 20, 21]
+    assert numbers[:5] == [3, 6, 9, 18, 20]  # the fourth and fifth packets are no TCP
+    assert info.packet_count == len(everything)
+    monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", max(split_bytes, 40))
+    monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", max(split_bytes, 40))
+    reader = windows.WindowReader(path.path, 0, [path.path])
+    shown = [part.batch.segments["packet"].copy() for part in reader.windows()]
+    assert np.concatenate(shown).tolist() == numbers
+    assert reader.packet_count == len(everything)
 
 
 @pytest.mark.parametrize("split_bytes", [1, 60, 100, 250, 1000])

@@ -311,6 +311,15 @@ def pcapng_files() -> Iterator[tuple[str, bytes]]:
         + two.section() + two.interface(101) + two.enhanced(packet[14:]) + two.simple(packet[14:])
         + one.section() + one.interface(105) + one.enhanced(bytes(60))
     )  # fmt: skip
+    parts = [one.section(), one.interface()]
+    event = struct.pack("<HQQIHI", 1, 1000, 5, 50, 3, 2) + bytes(20)
+    for kind, body in (
+        (9, b"__REALTIME_TIMESTAMP=1000000\nMESSAGE=hello\n"), (0x0BAD, bytes(4) + b"data"),
+        (0x40000BAD, bytes(4)), (0x204, event), (0x216, event), (0x221, event), (7, bytes(8)),
+        (0x101, bytes(16)), (0x202, bytes(16)), (0x208, bytes(32)), (0x12345, bytes(16)),
+    ):  # fmt: skip
+        parts += [one.block(kind, body), one.enhanced(packet)]
+    yield "numbered", b"".join(parts)
     yield "interface_7", one.section() + one.interface() + one.enhanced(packet, interface=7)
     yield "no_interface", one.section() + one.simple(packet)
 

@@ -44,7 +44,7 @@ UNSUPPORTED = (
 )  # fmt: skip
 QUICK = (
     "wrong_headers", "tunnels", "extensions", "others", "fragments", "lengths", "link_sll2",
-    "link_ppp", "blocks_little", "sections", "snapped", "kuznetsov", "cut_packet",
+    "link_ppp", "blocks_little", "sections", "numbered", "snapped", "kuznetsov", "cut_packet",
 )  # fmt: skip
 CASES = dict(cases())
 

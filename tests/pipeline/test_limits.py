@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -11,6 +12,7 @@ import pytest
 
 import kdissect
 from kdissect.pipeline.limits import Limits
+from kdissect.replay.source import load_workload
 from tests.capture.fragmenting import flat, fragmented, ipv4_fragments
 from tests.fuzz.packets import conversation, pcap_bytes, read_pcap
 from tests.stream.playbook import request, response
@@ -182,3 +184,46 @@ def test_command_line(kdissect: Callable[..., CompletedProcess[str]], tmp_path: 
     assert done.returncode == 2
     assert "frame_size" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+VERBS = {
+    "dissect": ("--out", "{out}"),
+    "show": (),
+    "extract": ("--out", "{out}"),
+    "replay": ("--dry-run",),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_that_reads_captures_takes_limits(
+    verb: str, tmp_path: Path, kdissect: Callable[..., CompletedProcess[str]]
+) -> None:
+    """A wrong name is one line and exit code 2, before anything is read."""
+    given = [text.format(out=tmp_path / "out") for text in VERBS[verb]]
+    done = kdissect(verb, "nowhere.pcap", *given, "--limit", "frame-sizes=10")
+    assert done.returncode == 2
+    assert "did you mean frame_size?" in " ".join(done.stderr.split())
+
+
+def test_show_extract_and_replay_keep_to_limits(
+    tmp_path: Path, kdissect: Callable[..., CompletedProcess[str]]
+) -> None:
+    """Requests beyond frame_size are in none of them."""
+    path = tmp_path / "made.pcap"
+    said = [*talk(5), (0, request(6, body=bytes(2000))), *talk(5)]
+    path.write_bytes(pcap_bytes(conversation(said, segment_size=500)))
+    few = ("--limit", "frame_size=1000")
+    lines = kdissect("show", str(path), *few).stdout.splitlines()
+    assert len(lines) + 1 == len(kdissect("show", str(path)).stdout.splitlines())
+    counts = []
+    for number, limit in enumerate(((), few)):
+        out = str(tmp_path / f"{number}.pcapng")
+        done = kdissect("extract", str(path), "--client", "orders", "--out", out, "--json", *limit)
+        counts.append(json.loads(done.stdout)["exchanges"])
+    assert counts[0] == counts[1] + 1
+    sizes = []
+    for limits in (None, {"frame_size": 1000}):
+        workload = load_workload(path, limits=limits)
+        sizes.append([len(one.request or b"") for each in workload.connections
+                      for one in each.exchanges])  # fmt: skip
+    assert max(sizes[0]) > 2000 > 1000 > max(sizes[1])
