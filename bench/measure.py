@@ -43,6 +43,29 @@ def timed(command: list[str], cwd: Path = ROOT) -> float:
     return seconds
 
 
+def first_line(command: list[str], cwd: Path = ROOT) -> float:
+    """Seconds until a process has written a line; it is stopped then."""
+    began = time.perf_counter()
+    with subprocess.Popen(
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - began
+        process.kill()
+    if not line:
+        raise RuntimeError(f"{' '.join(command)} wrote nothing")
+    return seconds
+
+
+def printed(command: list[str], cwd: Path = ROOT, codes: tuple[int, ...] = (0,)) -> str:
+    """What a process prints. Raises when it ends with another code than these."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode not in codes:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
 def median(values: list[float]) -> float:
     return float(statistics.median(values))
 
@@ -145,6 +168,8 @@ class Peak:
 
     python: int = 0
     python_anonymous: int = 0  # without pages of files, which the kernel can take back
+    driver: int = 0  # the process that is watched
+    workers: int = 0  # Python's others
     java: int = 0
     process_count: int = 0  # of Python, at the peak
     sample_count: int = 0
@@ -175,7 +200,7 @@ class MemoryWatch:
             turn += 1
 
     def _sample(self, with_java: bool) -> None:
-        total = anonymous = java = count = 0
+        total = anonymous = java = count = driver = 0
         for pid in family(self.pid):
             name = _read(f"/proc/{pid}/comm").strip()
             if name == "java":
@@ -183,9 +208,12 @@ class MemoryWatch:
             elif name.startswith(("python", "pyspark")):
                 whole, own = memory_of(pid)
                 total, anonymous, count = total + whole, anonymous + own, count + 1
+                driver = whole if pid == self.pid else driver
         peak = self.peak
         peak.sample_count += 1
         peak.java = max(peak.java, java)
+        peak.driver = max(peak.driver, driver)
+        peak.workers = max(peak.workers, total - driver)
         peak.python_anonymous = max(peak.python_anonymous, anonymous)
         if total > peak.python:
             peak.python, peak.process_count = total, count

@@ -14,11 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import report  # noqa: E402
+from bench import plots, report  # noqa: E402
 from bench.measure import machine  # noqa: E402
 from bench.suite import BENCHMARKS  # noqa: E402
 
 RESULTS = ROOT / "reports" / "benchmarks.json"
+PLOTS = ROOT / "reports" / "plots"
 
 
 def main() -> None:
@@ -38,9 +39,10 @@ def main() -> None:
         results[name] = BENCHMARKS[name](given.quick)
         results[name]["command"] = f"python bench/run.py {'--quick ' * given.quick}{name}"
         results[name]["machine"] = before
+        results[name]["took_s"] = round(time.perf_counter() - began)
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    text = report.text(results)
+    text = report.text(results, plots.write(results, PLOTS))
     (ROOT / "reports" / "benchmarks.md").write_text(text)
     print(text)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ from bench.measure import (
     ROOT,
     Helper,
     MemoryWatch,
+    Peak,
     cpu_seconds,
+    first_line,
     interleaved,
     median,
+    printed,
     spread,
     timed,
 )
@@ -38,8 +43,8 @@ def _fresh(name: str) -> str:
     return str(path)
 
 
-def _marginal(one: list[float], five: list[float]) -> float:
-    return (median(five) - median(one)) / (COPIES - 1)
+def _marginal(one: list[float], many: list[float], copies: int = COPIES) -> float:
+    return (median(many) - median(one)) / (copies - 1)
 
 
 # -- time -----------------------------------------------------------------------------------
@@ -175,29 +180,55 @@ def _command(capture: Path, out: str, *more: str) -> list[str]:
 
 
 def tshark(quick: bool) -> dict[str, Any]:
-    """tshark as JSON and as fields, whole processes, on one copy and on five."""
+    """tshark as JSON, as fields and for Elasticsearch: whole processes, one copy and several."""
     if shutil.which("tshark") is None:
         return {"skipped": "tshark is not installed"}
-    rounds = 1 if quick else 3
+    kinds = {"json": ["-T", "json"], "ek": ["-T", "ek"], "fields": _fields()}
+    commands = {kind: partial(tshark_command, output=output) for kind, output in kinds.items()}
+    sources = [inputs.record_heavy(), inputs.message_heavy(), inputs.five_codecs()]
+    return _others(commands, sources, 2 if quick else COPIES, 1 if quick else 3)
+
+
+def loop(quick: bool) -> dict[str, Any]:
+    """A loop with dpkt and kafka-python (`bench/loop.py`), whole processes likewise."""
+    sources = [inputs.record_heavy(), inputs.message_heavy()]
+    found = _others({"loop": loop_command}, sources, 2 if quick else COPIES, 1 if quick else 3)
+    for source in sources:
+        told = printed(loop_command(inputs.copies_of(source, 1)))
+        found["inputs"][source.name]["counts"] = json.loads(told)
+    return found
+
+
+def _others(
+    commands: dict[str, Callable[[Path], list[str]]],
+    sources: list[inputs.Input],
+    copies: int,
+    rounds: int,
+) -> dict[str, Any]:
+    """Marginal cost of other programs: of each kind of command, whole processes in turns."""
     found = {}
-    for source in (inputs.record_heavy(), inputs.message_heavy()):
-        jobs: dict[str, Callable[[], float]] = {}
-        for n in (1, COPIES):
-            path = inputs.copies_of(source, n)
-            jobs[f"json_{n}"] = lambda path=path: timed(tshark_command(path, ["-T", "json"]))
-            jobs[f"fields_{n}"] = lambda path=path: timed(tshark_command(path, _fields()))
+    for source in sources:
+        jobs = {
+            f"{kind}_{n}": partial(timed, command(inputs.copies_of(source, n)))
+            for n in (1, copies)
+            for kind, command in commands.items()
+        }
         runs = interleaved(jobs, rounds)
         found[source.name] = {
             "title": source.title,
+            "byte_count": inputs.copies_of(source, 1).stat().st_size,
+            "copies": copies,
             "seconds": {name: spread(values) for name, values in runs.items()},
-            "json_marginal": _marginal(runs["json_1"], runs[f"json_{COPIES}"]),
-            "fields_marginal": _marginal(runs["fields_1"], runs[f"fields_{COPIES}"]),
+            **{
+                f"{kind}_marginal": _marginal(runs[f"{kind}_1"], runs[f"{kind}_{copies}"], copies)
+                for kind in commands
+            },
         }
-    return {
-        "rounds": rounds,
-        "inputs": found,
-        "command": " ".join(tshark_command(Path("CAPTURE"), ["-T", "json"])),
-    }
+    return {"rounds": rounds, "inputs": found}
+
+
+def loop_command(path: Path) -> list[str]:
+    return [PYTHON, "-m", "bench.loop", str(path), "--ports", ",".join(map(str, PORTS))]
 
 
 def tshark_command(path: Path, output: list[str]) -> list[str]:
@@ -230,17 +261,51 @@ def memory(quick: bool) -> dict[str, Any]:
                     "copies": number,
                     "byte_count": path.stat().st_size,
                     "seconds": run["seconds"],
-                    "python": peak.python,
-                    "python_anonymous": peak.python_anonymous,
-                    "process_count": peak.process_count,
-                    "java": peak.java,
-                    "sample_count": peak.sample_count,
+                    **_peaks(peak),
                 }
             )
             if number > copies:
                 path.unlink()
         found[source.name] = {"title": source.title, "rows": rows}
     return {"inputs": found}
+
+
+def _peaks(peak: Peak) -> dict[str, int]:
+    names = ("python", "python_anonymous", "driver", "workers", "java", "process_count")
+    return {name: getattr(peak, name) for name in (*names, "sample_count")}
+
+
+def growth(quick: bool) -> dict[str, Any]:
+    """Time and peak memory of 1, 2, 4, 8 and 16 copies in one warm session."""
+    rounds = 1 if quick else 3
+    found = {}
+    for source in (
+        [inputs.message_heavy()] if quick else [inputs.record_heavy(), inputs.message_heavy()]
+    ):
+        paths = {n: inputs.copies_of(source, n) for n in SIZES}
+        with Helper("product", "--master", MASTER) as product:
+            jobs = {str(n): partial(product, path=str(paths[n]), out=str(OUT / "g")) for n in SIZES}
+            interleaved({"1": jobs["1"]}, 2)
+            runs = interleaved(jobs, rounds)
+        with Helper("product", "--master", MASTER) as product:
+            product(path=str(inputs.START_UP), out=_fresh("warm"))
+            rows = []
+            for n in SIZES:  # ascending: what a process keeps of a smaller one counts too
+                with MemoryWatch(product.pid) as peak:
+                    product(path=str(paths[n]), out=_fresh("g"))
+                times = spread([run["seconds"] for run in runs[str(n)]])
+                size = paths[n].stat().st_size
+                rows.append({"copies": n, "byte_count": size, "seconds": times, **_peaks(peak)})
+        paths[SIZES[-1]].unlink()
+        found[source.name] = {
+            "title": source.title,
+            "rows": rows,
+            "exchange_count": runs["1"][-1]["totals"]["exchanges"],
+        }
+    return {"rounds": rounds, "inputs": found}
+
+
+SIZES = (1, 2, 4, 8, 16)
 
 
 def shapes(quick: bool) -> dict[str, Any]:
@@ -282,6 +347,8 @@ def startup(quick: bool) -> dict[str, Any]:
         "kdissect": lambda: timed(_command(inputs.START_UP, "start")),
         "empty_spark": lambda: timed([*empty, "spark"]),
         "empty_kdissect": lambda: timed([*empty, "kdissect"]),
+        "show": lambda: first_line([KDISSECT, "show", str(inputs.START_UP)]),
+        "imports": lambda: timed([PYTHON, "-c", "import numpy, pyarrow"]),
     }
     interleaved(jobs, 1)
     runs = interleaved(jobs, rounds)
@@ -293,12 +360,40 @@ def startup(quick: bool) -> dict[str, Any]:
     }
 
 
+# -- parts alone, which print what they measure ----------------------------------------------
+
+
+def parts(quick: bool) -> dict[str, Any]:
+    """Columns of messages, columns of records, the replay's loop, recovery from damage."""
+    size = "2" if quick else "8"
+    commands = {
+        "bench.bench_body": ["--megabytes", size, "--runs", "3" if quick else "5"],
+        "bench.bench_records": ["--megabytes", "8" if quick else "64", "--runs", "3"],
+        "bench.replay_loop": ["--requests", "20000" if quick else "200000"],
+        "bench.recovery": ["--seeds", "1" if quick else "3"],
+    }
+    if quick:
+        commands["bench.recovery"].append("captures/librdkafka.pcap")
+    told = [
+        # recovery ends with 1 where it met a false frame, which its table shows
+        {
+            "arguments": " ".join([name, *more]),
+            "text": printed([PYTHON, "-m", name, *more], codes=(0, 1)),
+        }
+        for name, more in commands.items()
+    ]
+    return {"parts": told}
+
+
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "marginal": marginal,
     "codecs": codecs,
     "process": process,
     "tshark": tshark,
+    "loop": loop,
+    "growth": growth,
     "memory": memory,
     "shapes": shapes,
     "startup": startup,
+    "parts": parts,
 }

@@ -5,13 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import report
+from bench import plots, report
 from bench.floor import batches_of
-from bench.measure import MemoryWatch, cpu_seconds, family, interleaved, spread
+from bench.measure import (
+    MemoryWatch,
+    cpu_seconds,
+    family,
+    first_line,
+    interleaved,
+    printed,
+    spread,
+)
+from bench.suite import BENCHMARKS
 from kdissect.wire.compression import CODEC_NAMES
 from kdissect.wire.records_reference import decode_record_set, encode_batch
 
@@ -51,7 +61,8 @@ def test_codecs_have_their_ratios() -> None:
     }  # fmt: skip
     old = {"codec": "lz4", "magic": 0, "product_seconds": 0.1, "product_cpu": 0.5}
     rows = report._codec_ratios([new, old])
-    assert [value for _, value, _ in rows] == ["75%", "90%", "2.50"]
+    assert [row[1] for row in rows] == ["75%", "90%", "2.50"]
+    assert {row[3] for row in rows} == {"yes"}
 
 
 def test_memory_of_a_family_is_summed() -> None:
@@ -68,6 +79,7 @@ def test_memory_of_a_family_is_summed() -> None:
                 time.sleep(0.3)
             assert peak.process_count == 2
             assert peak.sample_count >= 2
+            assert 0 < peak.driver < held < peak.workers
             assert held < peak.python_anonymous <= peak.python < 3 * held
             assert peak.java == 0
         finally:
@@ -90,21 +102,87 @@ def test_the_floor_finds_the_whole_batches() -> None:
         batches_of([bytes(16) + b"\1" + bytes(60)])
 
 
+MACHINE = {
+    "date": "2026-01-02", "load": 0.5, "processor": "a processor", "core_count": 2,
+    "memory_gb": 8,
+    "system": "Linux 6", "python": "3.11", "java": "17", "tshark": None, "pyspark": "4",
+    "pyarrow": "22", "numpy": "2", "numba": "0", "cramjam": "2", "crc32c": "2",
+}  # fmt: skip
+
+
 def test_a_page_without_results_says_so() -> None:
     """Benchmarks that were not run are named; those that were have their command and ratios."""
-    machine = {
-        "date": "2026-01-02", "load": 0.5, "processor": "a processor", "core_count": 2,
-        "memory_gb": 8,
-        "system": "Linux 6", "python": "3.11", "java": "17", "tshark": None, "pyspark": "4",
-        "pyarrow": "22", "numpy": "2", "numba": "0", "cramjam": "2", "crc32c": "2",
-    }  # fmt: skip
-    seconds = {"kdissect": [6.0, 5, 7], "empty_spark": [5.0, 4, 6], "empty_kdissect": [4.0, 4, 5]}
     startup = {
-        "rounds": 3, "file": "a.pcap", "byte_count": 1000, "seconds": seconds,
-        "command": "python bench/run.py startup", "machine": machine,
+        "rounds": 3, "file": "a.pcap", "byte_count": 1000,
+        "seconds": {
+            "kdissect": [6.0, 5, 7], "empty_spark": [5.0, 4, 6], "empty_kdissect": [4.0, 4, 5],
+            "show": [0.6, 0.5, 0.7], "imports": [0.2, 0.2, 0.3],
+        },
+        "command": "python bench/run.py startup", "machine": MACHINE,
     }  # fmt: skip
     page = report.text({"startup": startup})
-    assert "| start-up / an empty PySpark job with our settings | 1.50 | at most 1.5 |" in page
+    assert (
+        "| start-up of dissect / an empty PySpark job with our settings | 1.50 | at most 1.3 | no |"
+    ) in page
+    assert "(numpy and pyarrow: 0.20) | 0.60 | at most 0.7 | yes |" in page
     assert "6.00 [5.00-7.00]" in page
     assert "`python bench/run.py startup`" in page
-    assert page.count("Not run.") == 6
+    assert page.count("Not run.") == len(BENCHMARKS) - 1
+    assert list(report.SECTIONS) == list(BENCHMARKS)
+
+
+def test_growth_and_other_programs(tmp_path: Path) -> None:
+    """Ratios with their goals, tables and pictures from results alone."""
+    sizes = {1: 1.0, 2: 1.5, 4: 2.5, 8: 4.5, 16: 8.5}
+    rows = [
+        {
+            "copies": n, "byte_count": n << 20, "seconds": [time, time, time], "python": 900 << 20,
+            "driver": 200 << 20, "workers": 700 << 20, "java": 400 << 20,
+        }
+        for n, time in sizes.items()
+    ]  # fmt: skip
+    other = {
+        "title": "tiny", "copies": 2, "byte_count": 1 << 20, "loop_marginal": 2.0,
+        "seconds": {"loop_1": [1.0, 1, 1], "loop_2": [3.0, 3, 3]}, "counts": {"messages": 7},
+    }  # fmt: skip
+    steps = ("read", "check", "decompress", "write")
+    stages = ("scan", "assemble", "decode")
+    marginal = {
+        "title": "tiny", "file": "a.pcap", "note": "", "byte_count": 1 << 20,
+        "totals": {"exchanges": 7, "records": 7}, "product_marginal": 0.1, "floor_marginal": 0.05,
+        "floor_one": 0.1, "floor_steps": dict.fromkeys(steps, 1.0),
+        "seconds": {f"{who}_{n}": [1.0, 1, 1] for who in ("product", "floor") for n in (1, 5)},
+        "table_bytes": 1, "floor_bytes": 1, "largest_tables": {"records": 1},
+        "timings": {"5": {f"{stage}_{what}": 2.0 for stage in stages for what in ("s", "bytes")}},
+    }  # fmt: skip
+    common = {"rounds": 1, "command": "x", "machine": MACHINE}
+    grown = {"title": "tiny", "exchange_count": 7, "rows": rows}
+    results = {
+        "marginal": {"inputs": {"messages": marginal}, **common},
+        "loop": {"inputs": {"messages": other}, **common},
+        "growth": {"inputs": {"messages": grown}, **common},
+        "parts": {"parts": [{"arguments": "bench.x", "text": "fast\n"}], **common},
+    }
+    drawn = plots.write(results, tmp_path)
+    page = report.text(results, drawn)
+    assert "| tiny: 16x input / marginal time | 16.0 | at most 17 | yes |" in page
+    assert "| tiny: dpkt + kafka-python / kdissect, marginal | 20.0 | at least 10 | yes |" in page
+    assert "| tiny: driver's memory, 16x / 1x | 1.00 |" in page
+    assert "| tiny, 16x | 16.0 | 112 | 8.50 [8.50-8.50] | 900.0 | 200.0 | 700.0 | 400.0 |" in page
+    assert "| tiny | 1.0 [1.0-1.0] | 3.0 [3.0-3.0] | 2.00 |" in page
+    names = ("throughput", "stages", "growth-time", "growth-memory")
+    assert set(drawn) == {f"{name}.svg" for name in names}
+    for name in drawn:
+        assert f"(plots/{name})" in page
+        assert (tmp_path / name).read_text().startswith("<svg")
+        assert (tmp_path / name).stat().st_size < 60_000
+
+
+def test_processes_are_timed_and_read() -> None:
+    code = "import time; print('a', flush=True); time.sleep(30)"
+    assert first_line([sys.executable, "-c", code]) < 20
+    assert printed([sys.executable, "-c", "print(1); exit(1)"], codes=(0, 1)) == "1\n"
+    with pytest.raises(RuntimeError):
+        first_line([sys.executable, "-c", ""])
+    with pytest.raises(RuntimeError):
+        printed([sys.executable, "-c", "exit(1)"])
