@@ -13,7 +13,7 @@ from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.messages import entries, response_of
 from kdissect.replay.model import Step
 from kdissect.replay.producers import Producer
-from kdissect.replay.routing import share_key
+from kdissect.replay.routing import share_key, spread, target_node
 from kdissect.replay.sessions import stand_in
 from kdissect.replay.state import State
 from kdissect.replay.walk import Kind, Spot, spots
@@ -199,7 +199,11 @@ def _fetch(t: State, step: Step, request: Message) -> bool:
     before = request.body
     captured = t.captured_of(step)
     code = 0 if captured is None else captured.body.get("error_code", 0)
-    request.body, reason = t.sessions.request(t.broker(step), step.number, before, code)
+    nodes: tuple[int | None, ...] = (None,)
+    if len(t.target.nodes) > 1:
+        led_by = tuple(spread(t, step))
+        nodes = led_by if len(led_by) > 1 else (target_node(t, step),)
+    request.body, reason = t.sessions.request(t.broker(step), step.number, before, code, nodes)
     if reason:
         raise Untranslatable(reason)
     return bool(request.body != before)

@@ -295,6 +295,16 @@ class Translation(Protocol):
     def target_node(self, step: Step) -> int | None:
         """The target's node that this request goes to; None: any (the bootstrap address)."""
 
+    def is_split(self, step: Step) -> bool:
+        """Whether several nodes of the target are to be asked, for the step's partitions, groups or
+        transactions."""
+
+    def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
+        """(node, frame) of each part of a frame that `request` gave."""
+
+    def merged(self, step: Step, answers: list[bytes]) -> bytes:
+        """The answers to all parts as one frame, for `retry`, `learn` and who compares."""
+
     def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
         """The frame to send, with the target's ids; call it just before sending."""
 

@@ -33,7 +33,9 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A request that was answered with "not yet" and sent again. link: index in `links`."""
+    """Traffic beside the outcomes: a request that was answered with "not yet" and sent again, or
+    one part of a request to several nodes. link: index in `links`. answer: empty where none is due.
+    """
 
     link: int
     sent: bytes

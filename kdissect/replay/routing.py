@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from kdissect.replay import messages as api
+from kdissect.replay.messages import request_of
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.readings import spots_of
 from kdissect.replay.state import State
@@ -42,6 +44,8 @@ _NEEDS_TOPICS = _BY_LEADER | {
 _TOPICS = frozenset({Kind.TOPIC, Kind.TOPIC_ID})
 _PARTITION = frozenset({Kind.PARTITION})
 _COORDINATED = frozenset({Kind.GROUP, Kind.TRANSACTIONAL_ID})
+
+_NUMBERED = frozenset({Kind.PARTITION})
 
 
 def share_key(t: State, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -83,7 +87,8 @@ def target_node(t: State, step: Step) -> int | None:
     key = step.exchange.api_key
     found: int | None = None
     if key in _BY_LEADER:
-        found = _leader(t, step.exchange)
+        votes = spread(t, step)
+        found = max(votes, key=lambda node: votes[node]) if votes else None
     elif key in _BY_TRANSACTION:
         found = _coordinator(t, step.exchange, Kind.TRANSACTIONAL_ID, TRANSACTION_KEY)
     elif key in _BY_GROUP:
@@ -97,17 +102,41 @@ def target_node(t: State, step: Step) -> int | None:
     return found if found in t.target.nodes else None
 
 
-def _leader(t: State, exchange: Exchange) -> int | None:
-    """The node that leads most of the partitions that a request names."""
-    votes: dict[int, int] = {}
-    for _, slot, holder, around in spots_of(exchange, _PARTITION):
-        name = t.topic(t.topic_name(around.topic, around.topic_id))
+def spread(t: State, step: Step) -> Counter[int]:
+    """The target's nodes that a request is for, with how many of its partitions each leads, or of
+    its groups or transactions each coordinates."""
+    votes: Counter[int] = Counter()
+    key = step.exchange.api_key
+    if key == api.FETCH:
+        request = request_of(step.exchange)
+        if request is not None and "session_epoch" in request.body:
+            for topic, number in t.sessions.told(t.broker(step), request.body):
+                is_name = isinstance(topic, str)
+                name = t.topic_name(topic, None) if is_name else t.topic_name("", topic)
+                _vote(t, votes, name, number)
+            return votes
+    if key in _BY_LEADER:
+        for _, slot, holder, around in spots_of(step.exchange, _NUMBERED):
+            value = holder[slot.name]
+            name = t.topic_name(around.topic, around.topic_id)
+            for number in value if isinstance(value, list) else [value]:
+                _vote(t, votes, name, number)
+        return votes
+    wanted = Kind.TRANSACTIONAL_ID if key in _BY_TRANSACTION else Kind.GROUP
+    key_type = TRANSACTION_KEY if key in _BY_TRANSACTION else GROUP_KEY
+    for _, slot, holder, _ in spots_of(step.exchange, frozenset({wanted})):
         value = holder[slot.name]
-        for number in value if isinstance(value, list) else [value]:
-            leader = t.target.leaders.get((name, number))
-            if leader is not None:
-                votes[leader[0]] = votes.get(leader[0], 0) + 1
-    return max(votes, key=lambda node: votes[node]) if votes else None
+        for each in value if isinstance(value, list) else [value]:
+            node = t.target.coordinators.get((key_type, t.renamed(wanted, each)))
+            if node is not None and node in t.target.nodes:
+                votes[node] += 1
+    return votes
+
+
+def _vote(t: State, votes: Counter[int], name: str, partition: int) -> None:
+    leader = t.target.leaders.get((t.topic(name), partition))
+    if leader is not None and leader[0] in t.target.nodes:
+        votes[leader[0]] += 1
 
 
 def _coordinator(t: State, exchange: Exchange, wanted: Kind, key_type: int) -> int | None:

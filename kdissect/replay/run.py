@@ -27,10 +27,9 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
-from kdissect.errors import EnvironmentFailed, Error
+from kdissect.errors import Error
 from kdissect.replay.judging import Judging
 from kdissect.replay.model import (
     Comparison,
@@ -43,6 +42,8 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.pace import schedule
 from kdissect.replay.played import Attempt, LinkRecord, RunOptions, RunResult
+from kdissect.replay.readying import ask_metadata, await_expiry, await_leaders
+from kdissect.replay.side_links import SideLinks
 from kdissect.replay.target import Target
 from kdissect.replay.transport import ConnectFailed, Link, connect_as
 
@@ -50,13 +51,12 @@ CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their 
 CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
 RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
 RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers that say: not yet
-METADATA_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4)  # a topic just made takes a moment to be known
-EXPIRY_PAUSE_S, EXPIRY_S = 0.25, 90.0  # a transaction's own limit is 60 s by default
-LEADER_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+PARTS_PAUSE_S = 0.002
 _MAKE_PARTITIONS = frozenset({19, 37})  # CreateTopics, CreatePartitions
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
 SCRIPT_TIMEOUTS = 3  # the same for one connection
 _FENCE, _FENCE_END = b"\0\x12\0\0", b"\xff\xff"  # ApiVersions v0: key, version; no client id
+STALLED = "the target stopped answering"
 NOT_WAITED = "the connection was ended without the answer, as the client did"
 SWEEP_S, GRACE_S = 0.1, 1.0
 PUMP_SLICE = 200  # scripts advanced before the loop may look at its sockets again
@@ -133,6 +133,7 @@ class Runner:
         self._ended, self._is_interrupted, self._is_stopping = "", False, False
         self._began_ns = 0
         self._idle_since = 0
+        self._side = SideLinks(target, self._links, self._now)
 
     # -- the whole run ----------------------------------------------------------------------
 
@@ -227,6 +228,7 @@ class Runner:
             else:
                 self._fail(step.number, f"not sent: {self._ended}")
         self.target.close()
+        self._side.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=GRACE_S)
         await asyncio.sleep(0)  # transports close in the loop's next round
@@ -281,6 +283,13 @@ class Runner:
                 return
             if step.expired and number not in self._expiry_awaited:
                 self._work(script, self._await_expiry(step))
+                return
+            if self.translation.is_split(step):
+                if due > now:
+                    self._wake(script, due)
+                    return
+                script.pos += 1
+                self._work(script, self._play_parts(script, step))
                 return
             node_id = self.translation.target_node(step)
             link = script.links.get(node_id)
@@ -375,6 +384,8 @@ class Runner:
 
     def _finish(self, script: _Script) -> None:
         """After the last step: links close when their answers are in, or were not captured."""
+        if not script.busy:
+            self._side.close(script.number)
         pending = [entry for link in script.links.values() for entry in link.pending]
         if not pending:
             for link in list(script.links.values()):
@@ -451,7 +462,7 @@ class Runner:
         step = self.plan.steps[number]
         outcome = self.outcomes[number] or Outcome(step)
         outcome.error = reason
-        if outcome.sent is not None and step.expects_response:
+        if outcome.sent is not None and step.expects_response and self._link_of[number] >= 0:
             self._in_flight_bytes -= len(outcome.sent)
         self.translation.failed(step)
         self._settle(number, outcome)
@@ -493,21 +504,71 @@ class Runner:
             self._retried.append(attempt)
             self._work(script, self._send_again(script, outcome))
         else:
-            outcome.answer, outcome.answered_ns = frame, now
-            try:
-                self.translation.learn(outcome.step, frame)
-            except Error as error:
-                outcome.error = f"the answer cannot be understood: {error}"
-            if outcome.step.exchange.api_key in _MAKE_PARTITIONS:
-                self._work(script, self._wait_for_leaders(outcome))
-            else:
-                self._settle(number, outcome)
+            self._accept(script, outcome, frame, now)
         if self._throttled and self._in_flight_bytes < self.options.in_flight_bytes:
             while self._throttled:
                 self._queue(self._throttled.popleft())
         if script.pos >= len(script.numbers) or link.relogin_at_ns:
             self._queue(script)
         self._pump()
+
+    def _accept(self, script: _Script, outcome: Outcome, frame: bytes, now: int) -> None:
+        """An answer is final."""
+        outcome.answer, outcome.answered_ns = frame, now
+        try:
+            self.translation.learn(outcome.step, frame)
+        except Error as error:
+            outcome.error = f"the answer cannot be understood: {error}"
+        if outcome.step.exchange.api_key in _MAKE_PARTITIONS:
+            self._work(script, self._await_leaders(outcome))
+        else:
+            self._settle(outcome.step.number, outcome)
+
+    async def _play_parts(self, script: _Script, step: Step) -> None:
+        """A request for several nodes: when nothing else of its connection is under way, each is
+        asked for its part, again while they are not ready, and the answers are taken as one."""
+        while any(link.pending for link in script.links.values()):
+            await asyncio.sleep(PARTS_PAUSE_S)
+        outcome, due = Outcome(step), self.due[step.number]
+        outcome.api_version = self.translation.api_version(step)
+        for pause_s in (*RETRY_PAUSES_S, 0.0):
+            frame = self.translation.request(step, 0)
+            if isinstance(frame, Skipped):
+                self._skip(step, frame)
+                return
+            now = self._now()
+            if outcome.sent is None:
+                self.sent_count += 1
+                outcome.lag_ns = 0 if self.options.pace.is_max else max(now - due, 0)
+            outcome.sent, outcome.sent_ns, self.outcomes[step.number] = frame, now, outcome
+            self._count_down(self._on_sent.pop(step.number, ()))
+            parts = self.translation.parts(step, frame)
+            limit_s = self._limit_s(step.number)
+            try:
+                async with asyncio.timeout(limit_s):
+                    asked = await self._side.ask(script.number, parts, step.expects_response)
+            except ConnectFailed as error:
+                self._fail(step.number, str(error))
+                return
+            except TimeoutError:
+                self._timeouts += 1
+                self._fail(step.number, f"no answer within {limit_s:g} s")
+                if self._timeouts >= GONE_TIMEOUTS:
+                    self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
+                return
+            self._timeouts = script.timeouts = 0
+            self._retried += asked
+            if not step.expects_response:
+                self._settle(step.number, outcome)
+                return
+            answer = self.translation.merged(step, [each.answer for each in asked])
+            if pause_s and self._is_not_yet(step, answer):
+                outcome.attempts += 1
+                await asyncio.sleep(pause_s)
+                continue
+            self.answered_count += 1
+            self._accept(script, outcome, answer, self._now())
+            return
 
     def _is_not_yet(self, step: Step, frame: bytes) -> bool:
         try:
@@ -557,9 +618,7 @@ class Runner:
         self._unanswered(number, f"no answer within {limit_s:g} s")
         link.fail("the connection was given up: an earlier answer did not come")
         if self._timeouts >= GONE_TIMEOUTS:
-            self._stop(
-                f"the target stopped answering ({self._timeouts} answers in a row did not come)"
-            )
+            self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
         elif script.timeouts >= SCRIPT_TIMEOUTS:
             for later in script.numbers[script.pos :]:
                 if not self._is_settled[later]:
@@ -665,40 +724,16 @@ class Runner:
         link.relogin_at_ns = 0 if seconds is None else self._now() + int(seconds * 1e9)
 
     async def _ask_metadata(self, names: list[str]) -> None:
-        """Of topics that are unknown; asked a few times the first time they turn up."""
-        for pause_s in METADATA_PAUSES_S:
-            await asyncio.sleep(pause_s)
-            try:
-                body = await self.target.learn_metadata(names)
-            except ConnectFailed:
-                break  # the step itself will tell
-            self.translation.learn_metadata(body)
-            if not any(topic["error_code"] for topic in body["topics"]):
-                break
+        await ask_metadata(self.target, self.translation, names)
         self._asked.update(names)
 
     async def _await_expiry(self, step: Step) -> None:
-        """The transaction had run out of time when this was sent: so it shall have at the target,
-        whose coordinator looks for such ones every few seconds."""
         self._expiry_awaited.add(step.number)
-        name = self.translation.transactional_id(step.expired)
-        end = self._loop.time() + EXPIRY_S
-        with suppress(ConnectFailed, EnvironmentFailed):  # the step itself will tell
-            while await self.target.has_open_transaction(name) and self._loop.time() < end:
-                await asyncio.sleep(EXPIRY_PAUSE_S)
+        await await_expiry(self.target, self.translation, step)
 
-    async def _wait_for_leaders(self, outcome: Outcome) -> None:
-        """Partitions just made are served some time after the answer; clients find that out by
-        asking, which nothing shows that others wait for. Settled when all partitions are served.
-        """
-        try:
-            for pause_s in LEADER_PAUSES_S:
-                await asyncio.sleep(pause_s)
-                if await self.target.is_serving():
-                    self.translation.learn_metadata(self.target.metadata)
-                    break
-        except ConnectFailed:
-            pass  # the steps that follow will tell
+    async def _await_leaders(self, outcome: Outcome) -> None:
+        """Settled when all partitions are served."""
+        await await_leaders(self.target, self.translation)
         self._settle(outcome.step.number, outcome)
 
     # -- time -------------------------------------------------------------------------------

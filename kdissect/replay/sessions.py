@@ -24,9 +24,11 @@ Broker = tuple[str, int]  # the captured address
 
 @dataclass(slots=True)
 class _Session:
-    """target_id 0: the target has none now. epoch: of the next request to the target."""
+    """target_id 0: the target has none now; node: which of its nodes has it. epoch: of the next
+    request to the target."""
 
     target_id: int = 0
+    node: int | None = None
     epoch: int = 1
     told: dict[tuple[Any, int], Body] = field(default_factory=dict)  # (topic, partition) -> entry
 
@@ -86,8 +88,49 @@ class FetchSessions:
         # what the step in flight told, until its answer says under which id
         self._asked: dict[int, _Session] = {}
 
+    def told(self, broker: Broker, body: Body) -> list[tuple[Any, int]]:
+        """(topic or its id, partition) of all that a request asks for: what it names, and what its
+        session was told before."""
+        named = {
+            (_key(topic), partition["partition"]): None
+            for topic in entries(body["topics"])
+            for partition in entries(topic["partitions"])
+        }
+        known = self._sessions.get((broker, body.get("session_id", 0)))
+        if known is None or body["session_epoch"] in (FINAL_EPOCH, INITIAL_EPOCH):
+            return list(named)
+        forgotten = {
+            (_key(topic), partition)
+            for topic in entries(body.get("forgotten_topics_data"))
+            for partition in topic["partitions"]
+        }
+        return [*(key for key in known.told if key not in forgotten and key not in named), *named]
+
     def request(
-        self, broker: Broker, number: int, body: Body, captured_code: int = 0
+        self,
+        broker: Broker,
+        number: int,
+        body: Body,
+        captured_code: int = 0,
+        nodes: tuple[int | None, ...] = (None,),
+    ) -> tuple[Body, str]:
+        """As `_request`, for the target's nodes that are asked: a session is with one of them, so
+        several are asked for all that theirs was told, without any."""
+        found, reason = self._request(broker, number, body, captured_code, nodes[0])
+        session = self._asked.get(number)
+        if len(nodes) < 2 or reason or session is None:
+            return found, reason
+        session.target_id = 0
+        return {
+            **body,
+            "session_id": 0,
+            "session_epoch": FINAL_EPOCH,
+            "topics": _grouped(session),
+            "forgotten_topics_data": [],
+        }, ""
+
+    def _request(
+        self, broker: Broker, number: int, body: Body, captured_code: int, node: int | None
     ) -> tuple[Body, str]:
         """The body with the session's own words, before ids in it are translated, and "", or why
         it cannot be sent. `number` is the step's, captured_code the error that the capture's broker
@@ -99,18 +142,20 @@ class FetchSessions:
         if epoch == FINAL_EPOCH:
             return {**body, "session_id": known.target_id if known else 0}, ""
         if epoch == INITIAL_EPOCH:
-            session = _Session()
+            session = _Session(node=node)
             _tell(session, body)
             self._asked[number] = session
             return {**body, "session_id": known.target_id if known else 0}, ""
         if known is None:
-            known = self._sessions[broker, captured_id] = _Session()
+            known = self._sessions[broker, captured_id] = _Session(node=node)
             _tell(known, body)
             if not known.told:
                 return body, "its fetch session began before the capture"
         elif number not in self._asked:
             _tell(known, body)
         self._asked[number] = known
+        if known.node != node:
+            known.target_id, known.node = 0, node
         if known.target_id:
             return {**body, "session_id": known.target_id, "session_epoch": known.epoch}, ""
         return {

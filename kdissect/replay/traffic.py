@@ -51,7 +51,8 @@ def _events(result: RunResult) -> Iterator[tuple[int, int, str, bytes]]:
                 yield outcome.answered_ns, link, "answer", outcome.answer
     for attempt in result.retried:
         yield attempt.sent_ns, attempt.link, "sent", attempt.sent
-        yield attempt.answered_ns, attempt.link, "answer", attempt.answer
+        if attempt.answer:
+            yield attempt.answered_ns, attempt.link, "answer", attempt.answer
     for number, record in enumerate(result.links):
         if record.closed_ns >= 0:
             yield record.closed_ns, number, "close", b""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdissect.errors import EncodeError
-from kdissect.replay import adapt, learning, routing, shortcuts
+from kdissect.replay import adapt, learning, routing, shortcuts, split
 from kdissect.replay import messages as api
 from kdissect.replay.adapt import Untranslatable
 from kdissect.replay.messages import request_of, response_of
@@ -65,6 +65,15 @@ class Translator(State):
 
     def target_node(self, step: Step) -> int | None:
         return routing.target_node(self, step)
+
+    def is_split(self, step: Step) -> bool:
+        return split.is_split(self, step)
+
+    def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
+        return split.parts(self, step, frame)
+
+    def merged(self, step: Step, answers: list[bytes]) -> bytes:
+        return split.merged(self, step, answers)
 
     def coordinator_keys(self) -> list[tuple[int, str]]:
         """(key type, target's name) of the coordinators that the plan will need."""

@@ -147,11 +147,24 @@ class Link(asyncio.Protocol):
 
         Raises ConnectFailed.
         """
+        data = await self.ask_frame(encode_message(message))
+        try:
+            return decode_message(
+                data, side="response", api_key=message.api_key, api_version=message.api_version
+            )
+        except DecodeError as error:
+            raise ConnectFailed("unreachable", f"the answer is no Kafka: {error}") from None
+
+    async def ask_frame(self, frame: bytes) -> bytes:
+        """Send a frame and wait for the next one that comes; nothing else may be under way.
+
+        Raises ConnectFailed.
+        """
         arrived: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        def take(frame: bytes) -> None:
+        def take(answer: bytes) -> None:
             if not arrived.done():
-                arrived.set_result(frame)
+                arrived.set_result(answer)
 
         def lost(reason: str) -> None:
             if not arrived.done():
@@ -162,13 +175,8 @@ class Link(asyncio.Protocol):
         try:
             if self.lost is not None:
                 raise ConnectFailed("unreachable", self.lost)
-            self.send(encode_message(message))
-            data = await arrived
-            return decode_message(
-                data, side="response", api_key=message.api_key, api_version=message.api_version
-            )
-        except DecodeError as error:
-            raise ConnectFailed("unreachable", f"the answer is no Kafka: {error}") from None
+            self.send(frame)
+            return await arrived
         finally:
             self.on_frame, self.on_lost = before
 

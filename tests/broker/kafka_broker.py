@@ -15,8 +15,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from uuid import uuid4
 
 LATEST, BEFORE = "4.3.1", "3.9.1"
@@ -113,10 +115,16 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
+def _uuid() -> str:
+    """As Kafka writes them; no dash in front, which command lines would take for an option."""
+    return "k" + base64.urlsafe_b64encode(uuid4().bytes).decode()[:21]
+
+
 class Broker:
     """One broker process, with statement or start() / stop().
 
     settings: further lines of server.properties. scram: user -> password, made while formatting.
+    node_id, voters: of a node of a cluster (see `start_cluster`).
     listeners: further listeners, name -> security protocol (all on 127.0.0.1, ports in `ports`).
     """
 
@@ -130,16 +138,18 @@ class Broker:
         scram: Mapping[str, str] | None = None,
         cluster_id: str | None = None,
         port: int | None = None,
+        node_id: int = 1,
+        voters: str = "",
     ) -> None:
         self.folder, self.kafka_version = folder, kafka_version
-        # never with a dash in front, which the command line of the format would take for an option
-        self.cluster_id = cluster_id or "k" + base64.urlsafe_b64encode(uuid4().bytes).decode()[:21]
+        self.cluster_id = cluster_id or _uuid()
         self.settings, self.scram = dict(settings or {}), dict(scram or {})
         self.protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(listeners or {})}
         names = list(self.protocols)
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         if port is not None:
             self.ports["PLAINTEXT"] = port
+        self.node_id, self.voters = node_id, voters
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -166,7 +176,7 @@ class Broker:
         where = {name: f"{name}://{self.address_of(name)}" for name in self.protocols}
         lines = {
             "process.roles": "broker,controller",
-            "node.id": "1",
+            "node.id": str(self.node_id),
             "listeners": ",".join(where.values()),
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": ",".join(
@@ -187,6 +197,9 @@ class Broker:
         }
         if self._is_old:
             lines["controller.quorum.voters"] = f"1@{quorum}"
+        elif self.voters:
+            controllers = [each.split("@")[1].rsplit(":", 1)[0] for each in self.voters.split(",")]
+            lines["controller.quorum.bootstrap.servers"] = ",".join(controllers)
         else:
             lines["controller.quorum.bootstrap.servers"] = quorum
         return lines | self.settings
@@ -235,13 +248,18 @@ class Broker:
 
     def _format(self, properties: Path) -> None:
         command = self._java("kafka.tools.StorageTool", "format", "-t", self.cluster_id)
-        command += ["-c", str(properties), *([] if self._is_old else ["--standalone"])]
+        command += ["-c", str(properties), *self._quorum()]
         for user, password in self.scram.items():
             for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
                 command += ["--add-scram", f"{mechanism}=[name={user},password={password}]"]
         run = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
         if run.returncode:
             raise Unavailable(f"Kafka {self.kafka_version} cannot format: {run.stderr[-400:]}")
+
+    def _quorum(self) -> list[str]:
+        if self._is_old:
+            return []
+        return ["--initial-controllers", self.voters] if self.voters else ["--standalone"]
 
     def _starts(self) -> int:
         """How often the log says that this broker serves."""
@@ -277,3 +295,25 @@ class Broker:
             self.process.kill()
             self.process.wait(STOP_S)
             self.process = None
+
+
+def start_cluster(folder: Path, count: int = 3, **options: Any) -> list[Broker]:
+    """Nodes of one cluster, each broker and controller, all started; stop each of them.
+
+    They start together, because none serves without a majority of the controllers. options: as for
+    `Broker`. Topics of Kafka's own are on one node each, chosen by the cluster.
+    """
+    nodes = [Broker(folder / f"node-{n}", node_id=n, **options) for n in range(1, count + 1)]
+    voters = ",".join(
+        f"{one.node_id}@127.0.0.1:{one.ports['CONTROLLER']}:{_uuid()}" for one in nodes
+    )
+    for one in nodes:
+        one.voters, one.cluster_id = voters, nodes[0].cluster_id
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(Broker.start, nodes))
+    except BaseException:
+        for one in nodes:
+            one.stop()
+        raise
+    return nodes

@@ -113,6 +113,18 @@ class Counting:
     def wants_metadata(self, step: Step) -> list[str]:
         return []
 
+    def transactional_id(self, name: str) -> str:
+        return name
+
+    def is_split(self, step: Step) -> bool:
+        return False
+
+    def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
+        raise AssertionError
+
+    def merged(self, step: Step, answers: list[bytes]) -> bytes:
+        raise AssertionError
+
     def target_node(self, step: Step) -> int | None:
         return 1
 

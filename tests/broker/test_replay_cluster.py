@@ -1,0 +1,107 @@
+"""Captures of clusters on one broker, and of one broker on a cluster of three."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdissect
+from tests.broker.kafka_broker import AS_RECORDED, Broker, Unavailable, start_cluster
+from tests.broker.read_back import produced_logs, read_logs
+from tests.broker.record import recording
+from tests.broker.replaying import EVERYTHING, MATERIAL, replay
+from tests.broker.sessions import TOPICS, read_back, whole_session
+
+pytestmark = [pytest.mark.broker, pytest.mark.heavy]
+CLUSTER = MATERIAL / "cluster" / "cluster.pcap"
+DELETED = "rf2"  # by its client, at the end
+
+
+@pytest.fixture
+def start_three(tmp_path: Path) -> Iterator[Callable[..., list[Broker]]]:
+    """Starts a cluster of three nodes; they are stopped at the end."""
+    started: list[Broker] = []
+
+    def start(**options: Any) -> list[Broker]:
+        try:
+            nodes = start_cluster(tmp_path / f"cluster-{len(started)}", **options)
+        except Unavailable as error:
+            pytest.skip(f"no cluster: {error}")
+        started.extend(nodes)
+        return nodes
+
+    yield start
+    for broker in started:
+        broker.stop()
+
+
+def test_a_cluster_on_one_broker(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """Three brokers, one killed and one stopped meanwhile, share groups, transactions: no
+    difference on one broker, and kafka-python reads what the captured clients wrote."""
+    if not CLUSTER.exists():
+        pytest.skip("cluster.pcap is not here: it is not shipped with the project")
+    target = start_broker(settings=AS_RECORDED | {"share.coordinator.state.topic.min.isr": "1"})
+    options = ("--create-topics", "--max-gap", "2s")
+    done = replay(CLUSTER, target.address, tmp_path / "r.jsonl", *EVERYTHING, *options)
+    assert done.status == 0, done.explain()
+    # the only one left out of those that a client had sent and the captured broker had done
+    left_out = [row for row in done.rows if row["skipped"] == "not_translatable"]
+    assert [row["api_name"] for row in left_out] == ["UnregisterBroker"]
+
+    written = produced_logs(CLUSTER.with_name("cluster.produced.jsonl.gz"))
+    held = read_logs(target.address, sorted({topic for topic, _ in written}))
+    unlisted = 0
+    for place, records in written.items():
+        if place[0] != DELETED:
+            listed = set(records)
+            assert [each for each in held[place] if each in listed] == records, place
+            unlisted += len(held[place]) - len(records)
+    assert unlisted == 3  # of transactions that were fenced or ran out of time
+
+
+def test_one_broker_on_a_cluster(
+    start_broker: Callable[..., Broker],
+    start_three: Callable[..., list[Broker]],
+    can_record: None,
+    tmp_path: Path,
+) -> None:
+    """What one broker led is spread over three: requests are split among the leaders, their
+    answers are put together, and nothing differs; the records are the same."""
+    broker = start_broker()
+    with recording(tmp_path / "session.pcap", [broker.ports["PLAINTEXT"]]) as path:
+        whole_session(broker.address)
+    held = read_back(broker.address)
+    broker.stop()
+    nodes = start_three()
+    tables = tmp_path / "tables"
+    done = replay(path, nodes[0].address, tmp_path / "r.jsonl", *EVERYTHING, "--out", str(tables))
+    assert done.status == 0, done.explain()
+    assert read_back(nodes[1].address) == held
+    logs = read_logs(nodes[2].address, TOPICS)
+    assert {place: len(log) for place, log in logs.items()} == {
+        place: len(log) for place, log in held.items()
+    }
+    sent = kdissect.open(tables).exchanges.to_pandas()
+    captured = [row for row in done.rows if row["sent_time"] and row["api_name"] == "Fetch"]
+    assert (sent.api_name == "Fetch").sum() > len(captured)
+    assert {row["node_id"] for row in done.rows} >= {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "name", ["other_clients/sarama", "transactions/transactions", "cluster/cluster"]
+)
+def test_captures_on_a_cluster(
+    start_three: Callable[..., list[Broker]], tmp_path: Path, name: str
+) -> None:
+    """Captures of one broker and of three, on a cluster: no difference."""
+    path = MATERIAL / f"{name}.pcap"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not here: it is not shipped with the project")
+    settings = AS_RECORDED | {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+    if "transactions" in name:
+        settings = {**settings, "num.partitions": "1"}
+    nodes = start_three(settings=settings)
+    options = ("--create-topics", "--max-gap", "2s")
+    done = replay(path, nodes[0].address, tmp_path / "r.jsonl", *EVERYTHING, *options)
+    assert done.status == 0, done.explain()
