@@ -96,12 +96,16 @@ def machine() -> dict[str, Any]:
 
 
 class Helper:
-    """A process of this folder that takes JSON requests on stdin and answers with a JSON line."""
+    """A process of this folder that takes JSON requests on stdin and answers with a JSON line.
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    root: the checkout whose code runs.
+    """
+
+    def __init__(self, module: str, *arguments: str, root: Path = ROOT) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"bench.{module}", *arguments],
-            cwd=ROOT,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

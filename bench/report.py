@@ -481,6 +481,31 @@ def _parts_section(result: dict[str, Any]) -> list[str]:
     return ["## Parts alone\n", _made_by(result), *told]
 
 
+def _undamaged_section(result: dict[str, Any]) -> list[str]:
+    now, before = result["commits"]["now"], result["commits"]["before"]
+    rows = [
+        (
+            one["title"],
+            what,
+            _span(one[what]["before_5"]),
+            _span(one[what]["now_5"]),
+            _span(one["ratios"][what], 3),
+            f"{one['marginal'][what]['now'] / one['marginal'][what]['before']:.3f}",
+        )
+        for one in result["inputs"].values()
+        for what in ("seconds", "cpu")
+    ]
+    return [
+        "## Undamaged captures, before and after\n",
+        f"{_made_by(result)}\n`{now['id']}` ({now['title']}) beside `{before['id']}` "
+        f"({before['title']}), the last commit before captures were read as hostile, each in a "
+        f"worktree of its own and a warm session, {result['rounds']} rounds in turns; five copies "
+        "of each capture, and the marginal cost of one. Whatever else was built meanwhile is in it "
+        "too. Goal: no ratio above 1.03.\n",
+        _table(("capture", "time", "before", "now", "now / before", "marginal, ratio"), rows),
+    ]
+
+
 SECTIONS = {
     "marginal": _marginal_section,
     "codecs": _codecs_section,
@@ -492,4 +517,5 @@ SECTIONS = {
     "shapes": _shapes_section,
     "startup": _startup_section,
     "parts": _parts_section,
+    "undamaged": _undamaged_section,
 }

@@ -23,10 +23,15 @@ PLOTS = ROOT / "reports" / "plots"
 
 
 def main() -> None:
-    """Command: run.py [--quick] [NAME...]."""
+    """Command: run.py [--quick] [--against COMMIT] [NAME...]."""
     parser = argparse.ArgumentParser(description="Benchmarks of kdissect.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller inputs")
+    parser.add_argument(
+        "--against",
+        metavar="COMMIT",
+        help="undamaged: the older commit; the default is the last one before hostile captures",
+    )
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
@@ -36,8 +41,12 @@ def main() -> None:
         began = time.perf_counter()
         print(f"{name} ...", file=sys.stderr, flush=True)
         before = machine()
-        results[name] = BENCHMARKS[name](given.quick)
-        results[name]["command"] = f"python bench/run.py {'--quick ' * given.quick}{name}"
+        more = {"against": given.against} if name == "undamaged" and given.against else {}
+        results[name] = BENCHMARKS[name](given.quick, **more)
+        options = "--quick " * given.quick + "".join(
+            f"--{key} {value} " for key, value in more.items()
+        )
+        results[name]["command"] = f"python bench/run.py {options}{name}"
         results[name]["machine"] = before
         results[name]["took_s"] = round(time.perf_counter() - began)
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)

@@ -24,6 +24,7 @@ from bench.measure import (
     spread,
     timed,
 )
+from bench.undamaged import undamaged
 from kdissect.wire.compression import CODEC_NAMES
 
 CORES = 2
@@ -385,7 +386,7 @@ def parts(quick: bool) -> dict[str, Any]:
     return {"parts": told}
 
 
-BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
+BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "marginal": marginal,
     "codecs": codecs,
     "process": process,
@@ -396,4 +397,5 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "shapes": shapes,
     "startup": startup,
     "parts": parts,
+    "undamaged": undamaged,
 }
