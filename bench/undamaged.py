@@ -1,8 +1,8 @@
 """What reading hostile captures costs those that are not: this commit beside an older one.
 
 Each commit is checked out into a worktree of its own under a temporary folder and runs there in a
-warm Spark session (`product.py`, which both have), in turns. Everything else that was built meanwhile is in
-the difference too, so a ratio above 1 says where to look, not whose fault it is.
+warm Spark session (`product.py`, which both have), in turns. Everything else that was built
+meanwhile is in the difference too, so a ratio above 1 says where to look, not whose fault it is.
 """
 
 from __future__ import annotations
