@@ -88,7 +88,7 @@ class Walked:
     """What the walk of a piece told. Numbers of packets begin with 1 in each piece.
 
     start: None where no record was found. fragments: int64[n, FRAGMENT_WIDTH], packed. outcome: of
-    the last step; fault: (cursor's FAULT, NEEDED) of it.
+    the last step. number_count: records that have a frame number in Wireshark.
     """
 
     start: State | None
@@ -98,6 +98,7 @@ class Walked:
     splits: tuple[Split, ...]
     link_types: tuple[str, ...]
     counts: tuple[int, ...]
+    number_count: int
     secrets: tuple[tuple[int, int, int], ...]
     fragments: bytes
 
@@ -122,7 +123,7 @@ def walk_piece(piece: Piece) -> Walked:
     elif start is None:
         start = _guessed(walk, sources, piece, len(head))
     if start is None:
-        return Walked(None, _state(walk), STEP_END, None, (), (), (0,) * 9, (), b"")
+        return Walked(None, _state(walk), STEP_END, None, (), (), (0,) * 9, 0, (), b"")
     _go_to(walk, start)
     walk.outcome = sources.windows(0, walk.cursor, piece.stop, lambda: walk.run().outcome)
     secrets = walk.secrets.reshape(-1, SECRET_SIZE)[: walk.cursor[SECRET_COUNT]]
@@ -134,6 +135,7 @@ def walk_piece(piece: Piece) -> Walked:
         splits=tuple(walk.make_splits(0)),
         link_types=walk.link_types(),
         counts=tuple(int(count) for count in walk.counts),
+        number_count=walk.number_count,
         secrets=tuple((int(kind), int(pos), int(length)) for kind, pos, length in secrets),
         fragments=zlib.compress(walk.fragment_table().tobytes(), 1),
     )
@@ -181,7 +183,7 @@ def _error(walk: Any) -> tuple[str, str] | None:
     text = walk.error()
     if text is None:
         return None
-    number = f"packet {int(walk.counts[walking._PACKETS]) + 1} "
+    number = f"packet {walk.number_count + 1} "
     if not text.startswith(number):
         return text, ""
     return "packet ", text[len(number) - 1 :]
@@ -266,6 +268,9 @@ class FarWalk:
     def _sum(self, index: int) -> int:
         return sum(walked.counts[index] for walked in self.settled)
 
+    def _numbers(self) -> int:
+        return sum(walked.number_count for walked in self.settled)
+
     @property
     def start_time_ns(self) -> int | None:
         """The time of the first packet."""
@@ -287,28 +292,28 @@ class FarWalk:
         if last.error is None:
             return None
         before, behind = last.error
-        return f"{before}{self._sum(walking._PACKETS) + 1}{behind}" if behind else before
+        return f"{before}{self._numbers() + 1}{behind}" if behind else before
 
     def make_splits(self, source: int) -> list[Split]:
         splits = []
-        packets = 0
+        numbers = 0
         for walked in self.settled:
             for split in walked.splits:
-                number = packets + split.first_packet
+                number = numbers + split.first_packet
                 splits.append(replace(split, source=source, first_packet=number))
-            packets += walked.counts[walking._PACKETS]
+            numbers += walked.number_count
         return splits
 
     def fragment_table(self) -> npt.NDArray[np.int64]:
         """int64[n, FRAGMENT_WIDTH]: the IP fragments that may carry TCP."""
         tables = [np.zeros((0, FRAGMENT_WIDTH), np.int64)]
-        packets = 0
+        numbers = 0
         for walked in self.settled:
             data = zlib.decompress(walked.fragments) if walked.fragments else b""
             table = np.frombuffer(data, np.int64).reshape(-1, FRAGMENT_WIDTH).copy()
-            table[:, PACKET] += packets
+            table[:, PACKET] += numbers
             tables.append(table)
-            packets += walked.counts[walking._PACKETS]
+            numbers += walked.number_count
         return np.concatenate(tables)
 
     def info(self, source: int, file: InputFile) -> CaptureInfo:
@@ -329,7 +334,7 @@ class FarWalk:
             truncated_packet_count=self._sum(walking._CUT),
             error="; ".join(text for text in (file.error, own_error) if text) or None,
             error_pos=self.settled[-1].end.pos if own_error is not None else -1,
-            error_packet=packets + 1 if own_error is not None else -1,
+            error_packet=self._numbers() + 1 if own_error is not None else -1,
             secrets=tuple(secret for walked in self.settled for secret in walked.secrets),
         )
 

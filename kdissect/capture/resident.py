@@ -10,6 +10,7 @@ a page that is read again is found in the page cache. Small files are left alone
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -23,7 +24,7 @@ from ..errors import EnvironmentFailed
 WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on it is watched
 INTERVAL_S = 0.02
 
-_MADV_DONTNEED = 4
+_MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22
 _PROT_READ, _MAP_PRIVATE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,6 +79,19 @@ def release() -> None:
     """Give back to the system what was freed; glibc keeps it for later otherwise."""
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
+
+
+def fault(address: int, size: int) -> str | None:
+    """Why bytes of a file mapping cannot be read, None where they can.
+
+    Touching them would end the process, by SIGBUS: the disk fails, or the file was cut. Systems
+    before Linux 5.14 cannot tell.
+    """
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    if not size or not _libc.madvise(start, address + size - start, _MADV_POPULATE_READ):
+        return None
+    number = ctypes.get_errno()
+    return None if number in (errno.EINVAL, errno.EINTR) else os.strerror(errno.EIO)
 
 
 def drop(address: int, size: int) -> None:

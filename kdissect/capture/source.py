@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..accelerate import JIT_ENABLED, kernel
-from ..errors import CaptureError
+from ..errors import CaptureError, EnvironmentFailed
 from . import ranged, resident
 from .cursor import END, NEEDED, POS, STEP_CUT, STEP_END
 from .ranged import Ranged, Version
@@ -40,7 +41,7 @@ from .ranged import Ranged, Version
 STAGED_BYTES_MAX = 64 << 20  # payload that is copied aside; more lies so close that maps will do
 WINDOW_BYTES = 16 << 20  # of a capture that are mapped at a time meanwhile
 
-WALKED_BYTES = 8 << 20  # of an object that are fetched at a time where it is read to the end
+WALKED_BYTES = 8 << 20  # of a capture that is read to its end: seen to at a time
 
 _OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
 _FAULTS = {
@@ -160,6 +161,17 @@ def _portions(pos: Any, length: Any, is_far: Any) -> Iterator[slice]:
         yield slice(low, high)
 
 
+def was_cut(path: str, size: int) -> EnvironmentFailed | None:
+    """The error for a file that had `size` bytes when it was mapped, and has fewer now."""
+    try:
+        now = os.stat(path).st_size
+    except OSError:
+        return None  # what is mapped stays
+    if now >= size:
+        return None
+    return EnvironmentFailed(f"{path}: was cut from {size} to {now} bytes while it was read")
+
+
 def _columns(extents: npt.NDArray[np.void]) -> tuple[Any, Any, Any]:
     pos, length, source = (np.ascontiguousarray(extents[n]) for n in ("pos", "length", "source"))
     return pos, length, source
@@ -239,18 +251,14 @@ class Sources:
     ) -> int:
         """Step to the first record at or behind `stop` with what it reads at hand; the outcome.
 
-        step: moves the cursor until its END, and returns the outcome of the last step. A file is
-        one window; END is the file's where it is cut.
+        step: moves the cursor until its END, and returns the outcome of the last step. END is the
+        file's where a record is cut. Raises EnvironmentFailed where the disk or the store fails.
         """
         size = len(self.data(source))
-        far = self._ranged.get(source)
-        if far is None:
-            cursor[END] = min(stop, size)
-            return step()
         stop = min(stop, size)
         end = min(stop, int(cursor[POS]) + WALKED_BYTES)
         while True:
-            far.head_and_tail(int(cursor[POS]), end)
+            self._have(source, int(cursor[POS]), end)
             cursor[END] = end
             outcome = step()
             pos = int(cursor[POS])
@@ -264,6 +272,28 @@ class Sources:
                 end = min(stop, pos + WALKED_BYTES)
             else:
                 return outcome
+
+    def _have(self, source: int, start: int, end: int) -> None:
+        """See to it that data[start:end] can be read, and let go of what is behind in large files.
+
+        Raises EnvironmentFailed where the disk or the store fails.
+        """
+        far = self._ranged.get(source)
+        if far is not None:
+            far.head_and_tail(start, end)
+            return
+        data = self._maps[source]
+        base = data.ctypes.data
+        if len(data) >= resident.WATCHED_SIZE_MIN and start > WALKED_BYTES:
+            resident.drop(base + start - WALKED_BYTES, WALKED_BYTES)
+        first = min(start + ranged.RECORD_BYTES_MAX, end)
+        for low, high in ((start, first), (max(first, end - mmap.PAGESIZE), end)):
+            reason = resident.fault(base + low, high - low)
+            if reason is not None:
+                path, place = self.paths[source], f"bytes {low} to {high}"
+                raise was_cut(path, len(data)) or EnvironmentFailed(
+                    f"{path}: {place} cannot be read: {reason}"
+                )
 
     @property
     def bases(self) -> npt.NDArray[np.uint64]:

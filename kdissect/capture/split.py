@@ -62,7 +62,6 @@ _PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS, _FRAGMENTS, _PASSED_OVER
 # A row of the walk's table of splits.
 _AT, _PACKETS_BEFORE, _OTHERS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(7)
 _ROW = 7
-_PACKETS_PER_MAP = 16384  # some 24 MB of Ethernet's packets
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,10 +354,10 @@ def order_inputs(
 
 
 def _walked(path: str, split_bytes: int, fragment_max: int) -> _Walk:
-    """A walk to the end; mapped anew now and then, so that the pages it saw do not add up."""
-    walk = _Walk(Sources([path]).data(0), split_bytes, fragment_max)
-    while walk.run(int(walk.counts[_PACKETS]) + _PACKETS_PER_MAP).outcome == STEP_PACKET:
-        walk.data = Sources([path]).data(0)
+    """A walk to the end."""
+    sources = Sources([path])
+    walk = _Walk(sources.data(0), split_bytes, fragment_max)
+    sources.windows(0, walk.cursor, len(walk.data), lambda: int(walk.run().outcome))
     return walk
 
 

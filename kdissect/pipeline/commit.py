@@ -62,9 +62,12 @@ def staging(out: str) -> Iterator[str]:
         stored.begin(out, run_id)
         try:
             yield run_id
-        finally:
+        except BaseException:
             with suppress(EnvironmentFailed):  # no manifest lists what stays then
-                stored.end(out, run_id, _listed(_document(out)))
+                stored.end(out, run_id, _listed(_document(out)), is_failed=True)
+            raise
+        with suppress(EnvironmentFailed):
+            stored.end(out, run_id, _listed(_document(out)))
         return
     created = not Path(out).exists()
     try:

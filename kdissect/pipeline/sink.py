@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,13 +68,13 @@ class StagedFile:
 class _Writer:
     """One table's file of one attempt: buffers rows into row groups.
 
-    path: of the file, relative to the store's folder where `place` is given.
+    path: of the file, relative to the store's folder where `open_far` is given, which opens it.
     """
 
-    def __init__(self, name: str, path: str, place: Place | None = None) -> None:
+    def __init__(self, name: str, path: str, open_far: Callable[[str], Any] | None = None) -> None:
         self.name = name
         self.path = path
-        self._place = place
+        self._open_far = open_far
         self._stream: Any = None
         self.row_count = 0
         self._pending: list[pa.Table] = []
@@ -113,8 +114,8 @@ class _Writer:
         self.row_count += table.num_rows
 
     def _target(self) -> Any:
-        if self._place is not None:
-            self._stream = self._place.open_output(self.path)
+        if self._open_far is not None:
+            self._stream = self._open_far(self.path)
             return self._stream
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         return self.path
@@ -125,7 +126,7 @@ class _Writer:
         if self._writer is None:
             return 0
         self._writer.close()
-        if self._place is None:
+        if self._open_far is None:
             return os.stat(self.path).st_size
         size = int(self._stream.tell())
         self._stream.close()
@@ -192,14 +193,24 @@ class ParquetSink:
         # fails when the run is over and its staging gone, as it should
         if self.place is None:
             (self.root / self.attempt).mkdir()
-        elif not is_open(self.place, run_id):
-            raise EnvironmentFailed(f"{out}: the run that this task belongs to is over")
+        else:
+            self._check_open()
         self._writers: dict[str, _Writer] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:
         if name not in self._writers:
-            self._writers[name] = _Writer(name, self._path(name), self.place)
+            open_far = None if self.place is None else self._open_far
+            self._writers[name] = _Writer(name, self._path(name), open_far)
         self._writers[name].add(table)
+
+    def _check_open(self) -> None:
+        if self.place is not None and not is_open(self.place, self.run_id):
+            raise EnvironmentFailed(f"{self.place.out}: the run that this task belongs to is over")
+
+    def _open_far(self, path: str) -> Any:
+        assert self.place is not None
+        self._check_open()  # nobody stops a task at once whose run was interrupted
+        return self.place.open_output(path)
 
     def _path(self, name: str) -> str:
         if self.place is not None:

@@ -32,6 +32,7 @@ from pyspark.sql import functions as F
 
 from kdissect.capture import remote, resident
 from kdissect.capture.far import Piece, Runner, Walked, walk_piece
+from kdissect.capture.source import was_cut
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import local
 from kdissect.pipeline.sink import ParquetSink, StagedFile
@@ -202,6 +203,15 @@ def _job_error(error: Exception) -> Exception:
         return error
     first = reason or (text.strip().splitlines() or [type(error).__name__])[0]
     return EnvironmentFailed(f"the Spark job failed: {first}")
+
+
+def _cut_input(plan: RunPlan) -> EnvironmentFailed | None:
+    """Of a capture that was cut while it was mapped, the workers that read on there are dead."""
+    for path, size, version in zip(plan.paths, plan.sizes, plan.sources().versions, strict=True):
+        found = was_cut(path, size) if version is None else None
+        if found is not None:
+            return found
+    return None
 
 
 _settled: set[str] = set()
@@ -390,7 +400,7 @@ def run(
         _cancel(spark)
         raise
     except Exception as error:
-        raise _job_error(error) from error
+        raise _cut_input(plan) or _job_error(error) from error
     files = [StagedFile(**file) for result in results for file in result["files"]]
     timings: dict[str, float] = {}
     for result in results:

@@ -10,6 +10,7 @@ lists; what a killed one left is told by its name, counts for nothing, and goes 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,8 @@ from kdissect.tables.schemas import FIXED_TABLES
 STAGING = "_staging"
 _FOLDERS = frozenset((*FIXED_TABLES, "apis", "internal", STAGING))
 _PART = re.compile(r"part-[\w-]+-[0-9a-f]{12}\.parquet")
+LAST_FILES_S = 10.0  # at most, for files that tasks of a failed run were writing
+_PAUSE_S, _QUIET_LISTINGS = 0.5, 3
 _FAILURES = (pa.ArrowException, OSError)
 
 
@@ -168,15 +171,27 @@ def is_open(place: Place, run_id: str) -> bool:
     return place.has([f"{STAGING}/{run_id}"])[0]
 
 
-def end(out: str, run_id: str, listed: set[str]) -> None:
-    """Remove what the run wrote and is not `listed` in the manifest."""
+def end(out: str, run_id: str, listed: set[str], *, is_failed: bool = False) -> None:
+    """Remove what the run wrote and is not `listed` in the manifest.
+
+    is_failed: tasks may still be at work. None of them begins another file, but those that they
+    were writing appear a moment later.
+    """
     place = Place(out)
     place.remove([f"{STAGING}/{run_id}"])
-    place.remove(
-        name
-        for name, is_file in place.names().items()
-        if is_file and name.endswith(f"-{run_id}.parquet") and name not in listed
-    )
+    until = time.monotonic() + LAST_FILES_S
+    quiet = 0
+    while True:
+        left = [
+            name
+            for name, is_file in place.names().items()
+            if is_file and name.endswith(f"-{run_id}.parquet") and name not in listed
+        ]
+        place.remove(left)
+        quiet = 0 if left else quiet + 1
+        if not is_failed or quiet == _QUIET_LISTINGS or time.monotonic() > until:
+            return
+        time.sleep(_PAUSE_S)
 
 
 def remove_unlisted(place: Place, listed: set[str]) -> None:

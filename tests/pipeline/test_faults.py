@@ -1,0 +1,202 @@
+"""What the machine does to a run: no partial tables, a clear line, an exit code, and a repeat that
+succeeds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kdissect
+from kdissect.capture import resident
+from kdissect.capture.source import Sources
+from kdissect.capture.split import plan_splits
+from kdissect.errors import EnvironmentFailed
+from kdissect.pipeline import spark as on_spark
+from tests.capture.build import write
+from tests.conftest import CAPTURES, ROOT
+from tests.objects import object_store
+from tests.pipeline.test_spark import rows
+
+CAPTURE = CAPTURES / "librdkafka.pcap"
+
+
+def dissect(*args: str) -> list[str]:
+    command = [sys.executable, "-m", "kdissect", "dissect", *args]
+    return [*command, "--master", "local[2]", "--quiet"]
+
+
+def run(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, env=env
+    )
+
+
+def last_line(error: str) -> str:
+    assert "Traceback" not in error
+    return error.strip().splitlines()[-1]
+
+
+def test_a_file_that_is_cut_under_the_walk(tmp_path: Path) -> None:
+    """Its pages are gone; touching them would end the process."""
+    file = write(tmp_path, CAPTURE.read_bytes())
+    sources = Sources([file.data_path])
+    data = sources.data(0)
+    plan = plan_splits([file])
+    os.truncate(file.data_path, 100_000)
+    message = r"made\.pcap: was cut from 301074 to 100000 bytes while it was read"
+    from kdissect.capture.scan import scan
+
+    with pytest.raises(EnvironmentFailed, match=message):
+        scan(plan.splits[0], sources)
+    assert resident.fault(data.ctypes.data, 90_000) is None
+    assert resident.fault(data.ctypes.data + 250_000, 10) == os.strerror(5)
+
+
+def test_a_range_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails in the middle; the size stays."""
+    file = write(tmp_path, CAPTURE.read_bytes())
+    monkeypatch.setattr(resident, "fault", lambda address, size: "Input/output error")
+    with pytest.raises(EnvironmentFailed, match=r"bytes 24 to 301074 cannot be read: Input/output"):
+        plan_splits([file])
+
+
+def test_windows_are_no_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few bytes are seen to at a time, the splits and segments are the same."""
+    from kdissect.capture import source
+    from kdissect.capture.scan import scan
+
+    file = write(tmp_path, CAPTURE.read_bytes())
+    whole = plan_splits([file], 50_000)
+    expected = [scan(split, whole.sources).batch.segments for split in whole.splits]
+    monkeypatch.setattr(source, "WALKED_BYTES", 1000)
+    monkeypatch.setattr(resident, "WATCHED_SIZE_MIN", 0)
+    again = plan_splits([file], 50_000)
+    assert (again.captures, again.splits) == (whole.captures, whole.splits)
+    found = [scan(split, again.sources).batch.segments for split in again.splits]
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.spark
+@pytest.mark.heavy
+def test_a_file_that_is_cut_under_the_workers(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "made.pcap"
+    shutil.copy(CAPTURE, path)
+    stages = on_spark._stages
+
+    def meanwhile(*values: Any) -> Any:
+        os.truncate(path, 100_000)
+        return stages(*values)
+
+    monkeypatch.setattr(on_spark, "_stages", meanwhile)
+    out = tmp_path / "out"
+    with pytest.raises(EnvironmentFailed, match=r"made\.pcap: was cut from 301074 to 100000 bytes"):
+        kdissect.dissect(spark, path, out, split_bytes=100_000)
+    assert not out.exists()
+    monkeypatch.setattr(on_spark, "_stages", stages)
+    shutil.copy(CAPTURE, path)
+    assert rows(kdissect.dissect(spark, path, out)) == rows(kdissect.read(path))
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or os.geteuid() != 0,
+    reason="a small file system is mounted: needs root and unshare",
+)
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The disk has room for the captures, as is checked before, but not for the tables."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    out = disk / "out"
+    script = """
+        mount -t tmpfs -o size="$1" tmpfs "$2" || exit 99
+        shift 2; "$@"; status=$?
+        ls -A "$DISK"; exit $status
+    """
+
+    def on_disk(size: str) -> subprocess.CompletedProcess[str]:
+        command = ["unshare", "-m", "sh", "-c", script, "sh", size, str(disk)]
+        return run(
+            [*command, *dissect(str(CAPTURE), "--out", str(out))], {**os.environ, "DISK": str(disk)}
+        )
+
+    done = on_disk("320k")
+    if done.returncode == 99:
+        pytest.skip("no file system can be mounted here")
+    assert done.returncode == 3, done.stderr
+    assert last_line(done.stderr).startswith("kdissect: no space left on the device")
+    assert done.stdout == "", "the disk is as it was"
+    done = on_disk("64m")
+    assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr
+
+
+def interrupted(command: list[str], started: Any, number: int, env: Any = None) -> Any:
+    """A run that gets a signal once `started()`: (exit code, stderr)."""
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env, cwd=ROOT
+    ) as process:
+        assert process.stderr is not None
+        until = time.monotonic() + 120
+        while not started() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(number)
+        error = process.stderr.read()
+    return process.returncode, error
+
+
+@pytest.mark.heavy
+def test_an_interrupted_run_can_be_repeated(tmp_path: Path) -> None:
+    """SIGINT while tasks write, also beside a table set that is to be replaced."""
+    out = tmp_path / "out"
+    command = dissect(str(CAPTURE), "--out", str(out), "--overwrite", "--split-bytes", "20000")
+    for before in ([], ["the old set"]):
+        status, error = interrupted(command, lambda: list(out.glob("_staging/*/*")), signal.SIGINT)
+        assert status == 130
+        assert last_line(error) == "kdissect: interrupted; nothing was written"
+        assert out.exists() == bool(before)
+        assert not (out / "_staging").exists()
+        if before:
+            assert kdissect.open(out).exchanges.num_rows
+        done = run(command)
+        assert done.returncode == 0, done.stderr
+    assert rows(kdissect.open(out)) == rows(kdissect.read(CAPTURE))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_to_an_object_store(number: int) -> None:
+    """No manifest; what a killed one leaves is in nobody's way, and gone after the repeat."""
+    with object_store(f"killed-{number}") as store:
+        env = {**os.environ, **store.environment}
+        source, out = store.put("x.pcap", CAPTURE), store.url("out")
+        command = dissect(source, "--out", out, "--split-bytes", "20000")
+
+        def started() -> bool:
+            return any(name.endswith(".parquet") for name in store.names("out"))
+
+        status, error = interrupted(command, started, number, env)
+        left = store.names("out")
+        assert "out/_kdissect.json" not in left
+        if number == signal.SIGINT:
+            assert status == 130
+            assert last_line(error) == "kdissect: interrupted; nothing was written"
+            assert not left
+        else:
+            assert status == -signal.SIGKILL
+            assert left
+        done = run(command, env)
+        assert done.returncode == 0, done.stderr
+        tables = kdissect.open(out)
+        files = {file for entry in tables.manifest["tables"].values() for file in entry["files"]}
+        assert store.names("out") == sorted(f"out/{name}" for name in {*files, "_kdissect.json"})
+        assert tables.exchanges.num_rows == kdissect.read(CAPTURE).exchanges.num_rows
