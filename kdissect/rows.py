@@ -73,3 +73,13 @@ def _unpacked(block: memoryview, dtype: np.dtype[Any], count: int) -> Array:
     planes: Any = np.empty((dtype.itemsize, count), np.uint8)
     cramjam.lz4.decompress_block_into(block, planes)
     return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+
+
+def gather_ranges(
+    start: npt.NDArray[np.int64], count: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(indices of all ranges one after the other, new start of each range)."""
+    ends = np.cumsum(count)
+    new_start = ends - count
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(start - new_start, count) + np.arange(total), new_start

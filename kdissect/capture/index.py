@@ -72,15 +72,26 @@ class SegmentBatch:
         """One batch; equal endpoint pairs become one row."""
         if not batches:
             return SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
-        endpoints = np.concatenate([batch.endpoints for batch in batches])
+        return SegmentBatch.numbered(
+            [batch.endpoints for batch in batches],
+            [len(batch.segments) for batch in batches],
+            joined([batch.segments for batch in batches]),
+        )
+
+    @staticmethod
+    def numbered(
+        pairs: list[npt.NDArray[np.void]], counts: list[int], segments: npt.NDArray[np.void]
+    ) -> SegmentBatch:
+        """`concat` of batches with these pairs and counts of segments, which lie joined already
+        and are changed in place."""
+        endpoints = np.concatenate(pairs)
         raw = np.frombuffer(endpoints.tobytes(), f"V{ENDPOINTS.itemsize}")
         _, first, inverse = np.unique(raw, return_index=True, return_inverse=True)
-        segments = joined([batch.segments for batch in batches])
         base = 0
         row = 0
-        for batch in batches:
-            rows = slice(row, row + len(batch.segments))
+        for pair, count in zip(pairs, counts, strict=True):
+            rows = slice(row, row + count)
             segments["endpoints"][rows] = inverse[segments["endpoints"][rows] + base]
-            base += len(batch.endpoints)
-            row += len(batch.segments)
+            base += len(pair)
+            row += count
         return SegmentBatch(endpoints[first], segments)

@@ -23,6 +23,9 @@ from ..errors import EnvironmentFailed
 
 WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on it is watched
 INTERVAL_S = 0.02
+KEPT_MAX = (
+    64 << 20
+)  # bytes of shared mappings, such as a task writes, that stay until there are more
 
 _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22
 _PROT_READ, _MAP_PRIVATE = 1, 2
@@ -39,6 +42,7 @@ if hasattr(_libc, "malloc_trim"):
 
 _lock = threading.RLock()
 _watched: dict[int, int] = {}
+_kept: dict[int, int] = {}
 _deferred: list[tuple[int, int]] = []
 _threads: list[threading.Thread] = []  # the one that runs, or none
 
@@ -65,10 +69,19 @@ def mapped(descriptor: int, name: str) -> npt.NDArray[np.uint8]:
 
 def watch(address: int, size: int) -> None:
     """Drop the pages of the read-only file mapping at `address` from time to time."""
-    if size < WATCHED_SIZE_MIN:
-        return
+    if size >= WATCHED_SIZE_MIN:
+        _begin(_watched, address, size)
+
+
+def keep_small(address: int, size: int) -> None:
+    """The same for a shared mapping, once KEPT_MAX of its kind may be resident: what was written
+    stays in the page cache."""
+    _begin(_kept, address, size)
+
+
+def _begin(table: dict[int, int], address: int, size: int) -> None:
     with _lock:
-        _watched[address] = size
+        table[address] = size
         # a fork takes the table along, but not the thread
         if not any(thread.is_alive() for thread in _threads):
             _threads[:] = [threading.Thread(target=_run, daemon=True, name="resident")]
@@ -107,22 +120,35 @@ def unmap(address: int, size: int) -> None:
         _deferred.append((address, size))
         return
     with _lock:
-        _watched.pop(address, None)
-        _libc.munmap(address, size)
+        _unmap(address, size)
+
+
+def _unmap(address: int, size: int) -> None:
+    _watched.pop(address, None)
+    _kept.pop(address, None)
+    _libc.munmap(address, size)
+
+
+def _file_bytes() -> int:
+    """Of the process, resident pages of files."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[2]) * mmap.PAGESIZE
 
 
 def _run() -> None:
     pause = threading.Event()
+    most = _file_bytes() + KEPT_MAX
     while True:
         pause.wait(INTERVAL_S)
         with _lock:
-            for address, size in list(_watched.items()):
-                # private and never written: the pages come back from the file
+            dropped = list(_watched.items())
+            if _kept and _file_bytes() > most:
+                dropped += _kept.items()
+            for address, size in dropped:
+                # shared, or never written: the pages come back from the file
                 _libc.madvise(address, size, _MADV_DONTNEED)
             while _deferred:
-                address, size = _deferred.pop()
-                _watched.pop(address, None)
-                _libc.munmap(address, size)
-            if not _watched:
+                _unmap(*_deferred.pop())
+            if not _watched and not _kept:
                 _threads.clear()
                 return

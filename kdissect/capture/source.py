@@ -354,6 +354,14 @@ class Sources:
             places, lengths, offset = places[order], lengths[order], offset[order]
         return self._with(_Staged(places, places + lengths, offset, payload))
 
+    def beside(self) -> Sources:
+        """The same files for another thread: what `gather` gives is a buffer of each.
+
+        Objects in stores are read from one thread only, unless all is at hand.
+        """
+        _ = self.bases
+        return self._with(self._staged)
+
     def _with(self, staged: _Staged) -> Sources:
         other = Sources(self.paths, self.versions)
         other._maps, other._ranged = self._maps, self._ranged

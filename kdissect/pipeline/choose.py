@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from kdissect.capture.index import SegmentBatch
 from kdissect.capture.scan import ScanResult
-from kdissect.stream.index import Assembly
 
 _RFC3339 = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(:\d\d)?(?:\.(\d{1,9}))?)?\s*([Zz]|[+-]\d\d:?\d\d)?"
@@ -91,30 +90,28 @@ def is_within(times: npt.NDArray[Any], first: int | None, last: int | None) -> A
     return within
 
 
-def of_times(
-    assembly: Assembly, first: int | None, last: int | None
-) -> tuple[Assembly, npt.NDArray[np.bool_]]:
-    """The assembly with the exchanges of [first, last), and bool[n]: connections that overlap it.
-
-    An exchange is where its first captured byte is. Connections stay in the assembly, which refers
-    to them by index; anomalies stay with their exchange, or else with their connection.
-    """
-    connections, exchanges = assembly.connections, assembly.exchanges
-    if first is None and last is None:
-        return assembly, np.ones(len(connections), np.bool_)
+def exchanges_within(exchanges: npt.NDArray[Any], first: int | None, last: int | None) -> Any:
+    """bool[n]: exchanges in [first, last); one is where its first captured byte is."""
     asked = exchanges["request"]["size"] >= 0
     time = np.where(asked, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
-    kept = exchanges[is_within(time, first, last)]
+    return is_within(time, first, last)
+
+
+def connections_within(connections: npt.NDArray[Any], first: int | None, last: int | None) -> Any:
+    """bool[n]: connections that overlap [first, last)."""
     overlaps = np.ones(len(connections), np.bool_)
     if first is not None:
         overlaps &= connections["last_time_ns"] >= first
     if last is not None:
         overlaps &= connections["first_time_ns"] < last
-    anomalies = assembly.anomalies
-    of_exchange = anomalies["exchange_id"] != 0
-    with_exchange = np.isin(anomalies["exchange_id"], kept["exchange_id"])
+    return overlaps
+
+
+def anomalies_within(
+    anomalies: npt.NDArray[Any], with_exchange: Any, overlaps: npt.NDArray[np.bool_]
+) -> Any:
+    """bool[n]: anomalies stay with their exchange, or else with their connection."""
     at = anomalies["connection"]
     with_connection = at < 0
     with_connection[at >= 0] = overlaps[at[at >= 0]]
-    stays = np.where(of_exchange, with_exchange, with_connection)
-    return replace(assembly, exchanges=kept, anomalies=anomalies[stays]), overlaps
+    return np.where(anomalies["exchange_id"] != 0, with_exchange, with_connection)

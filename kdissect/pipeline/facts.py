@@ -155,9 +155,34 @@ def _telling_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     return np.array(sorted(request)), np.array(sorted(response))
 
 
-def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> tuple[Facts, ConnectionFacts]:
-    """Facts of an assembly, and those of its connections keyed by row."""
-    facts, connection_facts = Facts(), ConnectionFacts()
+@dataclass(slots=True)
+class Learnt:
+    """What exchanges tell: facts, those of their connections by row, and the principals that bare
+    SASL tokens name, which count where nothing else names one."""
+
+    facts: Facts = field(default_factory=Facts)
+    connections: ConnectionFacts = field(default_factory=ConnectionFacts)
+    tokens: ConnectionFacts = field(default_factory=ConnectionFacts)
+
+    def add(self, later: Learnt) -> None:
+        """What later exchanges of the same connections tell."""
+        self.facts.merge(later.facts)
+        self.connections.add(later.connections)
+        self.tokens.add(later.tokens)
+
+    def finish(self, assembly: Assembly) -> None:
+        """Once all exchanges were read: what the assembly's connections tell."""
+        self.connections.add(self.tokens)
+        kafka = assembly.connections[assembly.connections["protocol"] == Protocol.KAFKA]
+        where = endpoint_columns(assembly.endpoints, kafka)
+        ends = zip(where.broker_ip.to_pylist(), where.broker_port.tolist(), strict=True)
+        self.facts.listeners = set(ends)
+
+
+def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
+    """What the exchanges of an assembly tell."""
+    learnt = Learnt()
+    facts, connection_facts = learnt.facts, learnt.connections
     _client_ids(assembly, sources, connection_facts)
     exchanges = assembly.exchanges
     for side, keys in enumerate(_telling_apis()):
@@ -167,13 +192,10 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> tuple[Facts
             frames = Frames.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]):
                 _read(assembly, frames, int(api_key), side, facts, connection_facts)
-    _raw_tokens(assembly, sources, connection_facts)
-    kafka = assembly.connections[assembly.connections["protocol"] == Protocol.KAFKA]
-    where = endpoint_columns(assembly.endpoints, kafka)
-    facts.listeners = set(zip(where.broker_ip.to_pylist(), where.broker_port.tolist(), strict=True))
+    _raw_tokens(assembly, sources, learnt.tokens)
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
     learn_envelopes(assembly, sources, topic_tellers(), facts.add_topic)
-    return facts, connection_facts
+    return learnt
 
 
 def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Facts:

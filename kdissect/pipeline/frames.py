@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.source import Sources
-from kdissect.pipeline.slices import SIDES, gather_ranges
+from kdissect.pipeline.slices import SIDES
 from kdissect.protocol import catalog
-from kdissect.rows import joined, take
+from kdissect.rows import gather_ranges, joined, take
 from kdissect.stream.index import EXTENT, Assembly
 from kdissect.wire.body import ELEMENTS_MAX, MessageColumns, decode_columns
 

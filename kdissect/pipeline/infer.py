@@ -33,8 +33,12 @@ CHUNK_BYTES = 1 << 20
 Pair = tuple[int, int]  # api key, api version
 
 
-def infer(assembly: Assembly, sources: Sources) -> None:
-    """Fill api_key, api_version and confidence of exchanges without a request where it is clear."""
+def infer(assembly: Assembly, sources: Sources, asked: npt.NDArray[np.int64] | None = None) -> None:
+    """Fill api_key, api_version and confidence of exchanges without a request where it is clear.
+
+    asked: int64[n, 3], connection, api key and api version of requests, where they are not in the
+    assembly.
+    """
     exchanges = assembly.exchanges
     response = exchanges["response"]
     rows = np.flatnonzero(
@@ -46,11 +50,12 @@ def infer(assembly: Assembly, sources: Sources) -> None:
     )
     if not len(rows):
         return
-    asked = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
+    if asked is None:
+        some = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
+        columns = [some[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
+        asked = np.unique(np.stack(columns, 1), axis=0)
     known: dict[int, set[Pair]] = defaultdict(set)
-    for connection, key, version in np.unique(
-        asked[["connection", "api_key", "api_version"]]
-    ).tolist():
+    for connection, key, version in asked.tolist():
         known[connection].add((key, version))
     everything = {
         (key, version)

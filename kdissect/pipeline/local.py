@@ -64,7 +64,7 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
                 parts[row.key].append(row)
     for bucket in sorted(parts):
         batches = [SegmentBatch.from_bytes(row.data) for row in in_order(parts.pop(bucket))]
-        batch, assembly, here, _ = assembled(plan, sources, batches)
+        batch, assembly, here = assembled(plan, sources, batches)
         yield batch, assembly, here
 
 

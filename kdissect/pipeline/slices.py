@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.index import ENDPOINTS
-from kdissect.rows import copied, joined, pack, unpack
+from kdissect.rows import copied, gather_ranges, joined, pack, unpack
 from kdissect.rows import take as rows_of
 from kdissect.stream.index import (
     ANOMALY,
@@ -21,16 +21,6 @@ from kdissect.stream.index import (
 
 SIDES = ("request", "response")
 _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
-
-
-def gather_ranges(
-    start: npt.NDArray[np.int64], count: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(indices of all ranges one after the other, new start of each range)."""
-    ends = np.cumsum(count)
-    new_start = ends - count
-    total = int(ends[-1]) if len(ends) else 0
-    return np.repeat(start - new_start, count) + np.arange(total), new_start
 
 
 def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:

@@ -36,16 +36,22 @@ from kdissect.capture.source import Sources
 from kdissect.capture.split import CaptureInfo, Split
 from kdissect.capture.spool import Held
 from kdissect.pipeline import slices
-from kdissect.pipeline.choose import is_within, of_hosts, of_times
+from kdissect.pipeline.bucket import Gathered, Part, at_hand, packed_parts, parts
+from kdissect.pipeline.choose import (
+    anomalies_within,
+    connections_within,
+    exchanges_within,
+    is_within,
+    of_hosts,
+)
 from kdissect.pipeline.decode import Decoder, Sink
-from kdissect.pipeline.facts import Facts, brokers_table, learn, topics_table, with_owners
+from kdissect.pipeline.facts import Facts, Learnt, brokers_table, topics_table, with_owners
 from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
-from kdissect.pipeline.follow import Followed, follow
-from kdissect.pipeline.infer import infer
+from kdissect.pipeline.follow import follow
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.snapshots import write_joined
-from kdissect.rows import take
-from kdissect.stream.assemble import assemble_streams
+from kdissect.rows import gather_ranges, take
+from kdissect.stream.assemble import assemble, paired_frames
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
 from kdissect.tables.anomalies import (
@@ -274,70 +280,95 @@ def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
 
 
 def assembled(
-    plan: RunPlan, sources: Sources, batches: list[SegmentBatch], *, keep_batch: bool = True
-) -> tuple[SegmentBatch, Assembly, Sources, Followed]:
-    """The segments of one bucket, what they come to, the bytes of that, and what was given up.
-
-    `batches` is emptied: the segments are wanted once. keep_batch: false gives none of them back,
-    which lets go of a copy early; a bucket may be one connection with most of the capture.
-    """
+    plan: RunPlan, sources: Sources, batches: list[SegmentBatch]
+) -> tuple[SegmentBatch, Assembly, Sources]:
+    """The segments of one bucket, what they come to, and the bytes of that."""
     limits = plan.options.limits
-    followed = follow(SegmentBatch.concat(batches), limits.connections)
-    batches.clear()
+    batch = follow(SegmentBatch.concat(batches), limits.connections).batch
     key_logs = plan.key_logs(sources)
-    sources = sources.staged(followed.batch.segments)
-    batches.append(followed.batch)
-    if not keep_batch:
-        followed = replace(followed, batch=SegmentBatch.concat([]))
-    options = StreamOptions(plan.options.ports, limits.frame_size, limits.gaps)
-    assembly, _, _ = assemble_streams(batches.pop(), sources, options, key_logs, keep_pieces=False)
+    sources = at_hand(sources, batch.segments)
+    assembly = assemble(batch, sources, _stream_options(plan), key_logs)
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
-    return followed.batch, assembly, sources, followed
+    return batch, assembly, sources
+
+
+def _stream_options(plan: RunPlan) -> StreamOptions:
+    limits = plan.options.limits
+    return StreamOptions(plan.options.ports, limits.frame_size, limits.gaps)
 
 
 def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
-    """All rows of one bucket to rows keyed by slot."""
+    """All rows of one bucket, in order, to rows keyed by slot."""
     began = time.perf_counter()
-    segments: list[tuple[int, bytes]] = []
+    options = plan.options
+    # payload that comes along is in the order of the segments
+    gathered = Gathered(keep_order=sources.is_far)
     bucket = 0
     payload = Held()
     for row in rows:
         bucket = row.key
         if row.kind == Kind.SEGMENTS:
-            segments.append((row.order, row.data))
+            gathered.add(row.data)
         elif row.kind == Kind.PAYLOAD:
             payload.write(row.data)
         else:
             yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
-    segments.sort()
-    batches = [SegmentBatch.from_bytes(data) for _, data in segments]
-    del segments
+    batch, scratch = gathered.batch()
+    del gathered
     if sources.is_far:
-        sources = sources.holding([batch.segments for batch in batches], payload.data())
-    _, assembly, sources, followed = assembled(plan, sources, batches, keep_batch=False)
-    infer(assembly, sources)
-    facts, connection_facts = learn(assembly, sources, plan.options.chunk_bytes)
+        sources = sources.holding([batch.segments], payload.data())
+    followed = follow(batch, options.limits.connections)
+    given_up, given_up_pairs = followed.given_up, followed.pair_count
+    batches = [followed.batch]
+    del batch, followed
+    key_logs = plan.key_logs(sources)
+    sources = at_hand(sources, batches[0].segments)
+    paired = paired_frames(batches, sources, _stream_options(plan), key_logs, scratch)
+    if len(paired.carried.data):
+        sources = sources.carrying(paired.carried.data)
+    shown = paired.anomalous()
+    has_times = (options.time_from_ns, options.time_to_ns) != (None, None)
+    with_exchange = np.full(len(shown.anomalies), not has_times)
+
+    def pack(assembly: Assembly, learnt: Learnt) -> Part:
+        within = exchanges_within(assembly.exchanges, options.time_from_ns, options.time_to_ns)
+        if not within.all():
+            assembly = replace(assembly, exchanges=assembly.exchanges[within])
+        packed = list(packed_parts(assembly, _slots(plan, assembly), ROW_BYTES_MAX))
+        return Part(learnt, assembly.exchanges["exchange_id"], packed)
+
+    learnt = Learnt()
+    counts: Counter[int] = Counter()
+    for part in parts(paired, sources, options.chunk_bytes, pack):
+        learnt.add(part.learnt)
+        if has_times:
+            with_exchange |= np.isin(shown.anomalies["exchange_id"], part.kept)
+        for slot, data in part.packed:
+            yield Row(slot, Kind.EXCHANGES, (bucket << 20) + counts[slot], data)
+            counts[slot] += 1
+    del paired
+    learnt.finish(shown)
+    facts = learnt.facts
     packed_facts = facts.to_bytes()
     slot_count = plan.slot_count
     is_for_all = facts.topics or facts.brokers or facts.owners
     for slot in range(slot_count) if is_for_all else [0]:
         yield Row(slot, Kind.FACTS, bucket, packed_facts)
     here = bucket % slot_count
-    assembly, is_wanted = of_times(assembly, plan.options.time_from_ns, plan.options.time_to_ns)
-    if is_wanted.any():
-        table = connections_table(
-            assembly.endpoints, assembly.connections, connection_facts, assembly.tls
-        )
-        for part in _sliced(table.filter(pa.array(is_wanted))):
-            yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part))
-    for table in _assembly_anomalies(plan, sources, assembly, followed.pair_count):
-        for part in _sliced(table):
-            yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
-    yield from _slot_rows(plan, assembly, bucket)
+    overlaps = connections_within(shown.connections, options.time_from_ns, options.time_to_ns)
+    if overlaps.any():
+        table = connections_table(shown.endpoints, shown.connections, learnt.connections, shown.tls)
+        for part_table in _sliced(table.filter(pa.array(overlaps))):
+            yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part_table))
+    stays = anomalies_within(shown.anomalies, with_exchange, overlaps)
+    told = replace(shown, anomalies=shown.anomalies[stays])
+    for table in _assembly_anomalies(plan, sources, told, given_up_pairs):
+        for part_table in _sliced(table):
+            yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part_table))
     stats = {
-        "duplicates": _duplicates(assembly),
-        "given_up": followed.given_up,
+        "duplicates": _duplicates(shown),
+        "given_up": given_up,
         "timings": {"assemble_s": time.perf_counter() - began},
     }
     yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
@@ -379,7 +410,7 @@ def _shown(
     assembly: Assembly, start: Any, count: Any, data_max: int
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
     """Of ranges of extents those with the first `data_max` bytes, and the range that each is of."""
-    indices, first = slices.gather_ranges(start, count)
+    indices, first = gather_ranges(start, count)
     extents = take(assembly.extents, indices)
     owner = np.repeat(np.arange(len(count)), count)
     done = np.cumsum(extents["length"]) - extents["length"]
@@ -389,27 +420,13 @@ def _shown(
     return extents[chosen], owner[chosen]
 
 
-def _slot_rows(plan: RunPlan, assembly: Assembly, bucket: int) -> Iterator[Row]:
-    exchanges = assembly.exchanges
-    if not len(exchanges):
-        return
-    place = slices.places(exchanges, assembly.extents, assembly.carried)
+def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
+    """int64[n]: the slot of each exchange, by the place of its first captured byte."""
+    place = slices.places(assembly.exchanges, assembly.extents, assembly.carried)
     starts = np.array([*plan.source_start, 0], np.int64)
     slot = (starts[place["source"]] + place["pos"]) // plan.slot_bytes
-    slot = np.clip(np.where(place["source"] < 0, 0, slot), 0, plan.slot_count - 1)
-    carried = slices.carried_sizes(exchanges, assembly.extents)
-    order = np.argsort(slot, kind="stable")
-    bounds = np.flatnonzero(np.diff(slot[order])) + 1
-    for rows in np.split(order, bounds):
-        key = int(slot[rows[0]])
-        cost = exchanges.itemsize + 24 * (
-            exchanges["request"]["extent_count"][rows] + exchanges["response"]["extent_count"][rows]
-        )
-        cost += carried[rows]
-        number = np.cumsum(cost) // ROW_BYTES_MAX
-        for index, part in enumerate(np.split(rows, np.flatnonzero(np.diff(number)) + 1)):
-            data = slices.to_bytes(slices.take(assembly, part))
-            yield Row(key, Kind.EXCHANGES, (bucket << 20) + index, data)
+    slot = np.where(place["source"] < 0, 0, slot)
+    return np.clip(slot, 0, plan.slot_count - 1)
 
 
 # -- decode ---------------------------------------------------------------------------------

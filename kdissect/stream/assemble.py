@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.accelerate import kernel
-from kdissect.capture.index import ACK, FRAGMENT_PART, SYN, SegmentBatch
+from kdissect.capture.index import FRAGMENT_PART, SYN, SegmentBatch
+from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.protocol import catalog
 from kdissect.stream import framing, pairing
 from kdissect.stream.bounds import bounded
@@ -43,30 +43,31 @@ from kdissect.stream.columns import (
     SIDE_WIDTH,
 )
 from kdissect.stream.evidence import API_VERSIONS, KEYS, Asked, Kafka
-from kdissect.stream.framing import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
-from kdissect.stream.ids import connection_ids, exchange_ids
+from kdissect.stream.ids import connection_ids
 from kdissect.stream.index import (
     ANOMALY,
-    CARRIED,
     CONNECTION,
-    EXCHANGE,
-    EXTENT,
     INFO,
-    NO_API,
     NO_DIRECTION,
     REQUEST,
     RESPONSE,
     WARNING,
     Anomaly,
     Assembly,
-    Carried,
     CloseReason,
-    PairStatus,
     Protocol,
-)  # fmt: skip
+)
 from kdissect.stream.options import MappedSources, StreamOptions, check_batch
+from kdissect.stream.paired import (
+    NO_ORIGIN,
+    Frames,
+    Ids,
+    Ints,
+    Paired,
+    Pairs,
+    late_responses,
+)
 from kdissect.stream.pairing import OUT_OF_ORDER, SECOND, UNASKED
-from kdissect.stream.pieces import Pieces
 from kdissect.stream.reassembly import Streams, reassemble
 from kdissect.stream.recognise import recognise
 from kdissect.stream.tls_pieces import (
@@ -78,10 +79,6 @@ from kdissect.stream.tls_pieces import (
     recognise_plain,
 )
 
-Ints = npt.NDArray[np.int64]
-
-_REQUEST_MISSING = int(PairStatus.REQUEST_MISSING)
-NO_PIECES = Pieces(*(np.zeros(0, kind) for kind in ("i8", "i8", "u8", "i8", "i8")))
 DRAFTS = 2  # versions above the newest known one that clients already ask for
 
 
@@ -96,58 +93,18 @@ def known_apis() -> npt.NDArray[np.uint8]:
     return table.reshape(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Frames:
-    """The frames of one direction: table int64[n, FRAME_WIDTH], faults, extents, first row."""
-
-    table: Ints
-    extents: Ints
-    faults: Ints
-    start: Ints  # of each connection, and the end
-
-    @staticmethod
-    def of(found: Any, connection_count: int) -> _Frames:
-        frames, extents, faults, used = found
-        table = frames[: used[0] * FRAME_WIDTH].reshape(-1, FRAME_WIDTH)
-        start = np.searchsorted(
-            np.ascontiguousarray(table[:, framing.CONNECTION]), np.arange(connection_count + 1)
-        )
-        return _Frames(
-            table,
-            extents[: used[1] * EXTENT_WIDTH].reshape(-1, EXTENT_WIDTH),
-            faults[: used[2] * FAULT_WIDTH].reshape(-1, FAULT_WIDTH),
-            start.astype(np.int64),
-        )
-
-    def settled(
-        self,
-        plain: PlainStreams,
-        streams: Streams,
-        direction: int,
-        client_side: npt.NDArray[np.uint8],
-        protocol: npt.NDArray[np.uint8],
-    ) -> _Frames:
-        """With what was found in decrypted streams told of packets and the TCP stream."""
-        plain.settle(self.table, self.faults)
-        faults = faults_of(plain, streams, direction, client_side, protocol, self.faults)
-        return _Frames(self.table, self.extents, faults, self.start)
-
-    def behind_hole(self, has_origin: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-        """By frame: bytes directly before it are in no frame, or no one knows. has_origin: by
-        connection, whether position 0 is known to be where the stream began."""
-        pos = self.table[:, framing.POS]
-        end = pos + 4 + self.table[:, framing.FRAME_SIZE]
-        before = np.empty(len(pos), np.int64)
-        before[1:] = end[:-1]
-        some = np.flatnonzero(self.start[:-1] < self.start[1:])
-        before[self.start[some]] = np.where(has_origin[some], 0, -1)
-        return (pos != before).astype(np.uint8)
-
-    def column(self, number: int) -> Ints:
-        return np.ascontiguousarray(self.table[:, number])
-
-    def is_whole(self) -> npt.NDArray[np.bool_]:
-        return self.table[:, framing.CAPTURED] == self.table[:, framing.FRAME_SIZE] + 4
+def _settled(
+    frames: Frames,
+    plain: PlainStreams,
+    streams: Streams,
+    direction: int,
+    client_side: npt.NDArray[np.uint8],
+    protocol: npt.NDArray[np.uint8],
+) -> Frames:
+    """With what was found in decrypted streams told of packets and the TCP stream."""
+    plain.settle(frames.table, frames.faults)
+    faults = faults_of(plain, streams, direction, client_side, protocol, frames.faults)
+    return replace(frames, faults=faults)
 
 
 def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.uint8]:
@@ -175,7 +132,7 @@ class Known:
     done_pos: Ints
 
 
-def _is_done(requests: _Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
+def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
     """By request: whether a response before the batch answered it."""
     done = np.zeros(len(requests.table), np.uint8)
     if known is None or not len(known.done_pos):
@@ -193,7 +150,7 @@ def _is_done(requests: _Frames, connections: Any, known: Known | None) -> npt.ND
     return done
 
 
-def _acknowledged(responses: _Frames, streams: Streams, of_requests: Ints) -> Ints:
+def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratch: Scratch) -> Ints:
     """By response: the position in the request stream, modulo 2^32, that its segment tells to have
     come, or NO_ACK. of_requests: by connection, that stream."""
     segments, pieces = streams.segments, streams.pieces
@@ -204,14 +161,9 @@ def _acknowledged(responses: _Frames, streams: Streams, of_requests: Ints) -> In
     first = pieces.segment[piece]
     inside = pieces.file_pos[piece] - segments["pos"][first] - pieces.pos[piece]
     is_syn = segments["flags"][first] & SYN != 0
-    origin = np.zeros(len(sides), np.int64)  # sequence number of position 0
+    origin = np.full(len(sides), NO_ORIGIN, np.int64)  # sequence number of position 0
     origin[has_bytes] = segments["seq"][first].astype(np.int64) + is_syn + inside
-    segment = responses.table[:, framing.FIRST]
-    connection = responses.table[:, framing.CONNECTION]
-    ack = segments["ack"][segment].astype(np.int64)
-    has_ack = (segments["flags"][segment] & ACK != 0) & has_bytes[connection]
-    has_ack &= segments["ip_id"][segment] & FRAGMENT_PART == 0
-    return np.where(has_ack, (ack - origin[connection]) & 0xFFFFFFFF, pairing.NO_ACK)
+    return responses.acknowledged(segments, origin, scratch)
 
 
 def _recognise_others(
@@ -246,7 +198,7 @@ def assemble(
     sources.
     """
     options = options or StreamOptions()
-    return assemble_streams(batch, sources, options, key_logs, keep_pieces=False)[0]
+    return assemble_streams(batch, sources, options, key_logs)[0]
 
 
 def assemble_streams(
@@ -255,18 +207,36 @@ def assemble_streams(
     options: StreamOptions,
     key_logs: Sequence[Any] = (),
     known: Known | None = None,
-    *,
-    keep_pieces: bool = True,
 ) -> tuple[Assembly, Streams, npt.NDArray[np.bool_]]:
     """`assemble`, the streams behind it, and by exchange whether its answer is known to be lost;
-    `known` where a batch goes on with connections.
+    `known` where a batch goes on with connections."""
+    batches = [batch]
+    paired, streams = _paired(batches, sources, options, key_logs, known, MEMORY)
+    return paired.assembly(), streams, paired.pairs.lost()
 
-    keep_pieces: false leaves the streams without pieces, and memory for what comes behind them.
-    """
-    check_batch(batch, sources)
-    streams = reassemble(batch, sources, options.duplicate_window_ns)
-    endpoints = batch.endpoints
-    del batch  # as large as `streams.segments`, unless it is the same
+
+def paired_frames(
+    batches: list[SegmentBatch],
+    sources: MappedSources,
+    options: StreamOptions,
+    key_logs: Sequence[Any],
+    scratch: Scratch,
+) -> Paired:
+    """`assemble`, but for the rows of the exchanges. `batches`: one, which is taken out early."""
+    return _paired(batches, sources, options, key_logs, None, scratch)[0]
+
+
+def _paired(
+    batches: list[SegmentBatch],
+    sources: MappedSources,
+    options: StreamOptions,
+    key_logs: Sequence[Any],
+    known: Known | None,
+    scratch: Scratch,
+) -> tuple[Paired, Streams]:
+    endpoints = batches[0].endpoints
+    check_batch(batches[0], sources)
+    streams = reassemble(batches, sources, options.duplicate_window_ns, scratch)
     connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
     sides = streams.sides.reshape(-1, SIDE_WIDTH)
     pair = connections[:, PAIR]
@@ -300,48 +270,44 @@ def assemble_streams(
     for connection, side in tls.hello_side.items():
         if connections[connection, CLIENT_SIDE] < 0:
             client_side[connection] = side
-    plain = plain_streams(streams, tls, len(sources.sizes))
+    plain = plain_streams(streams, tls, len(sources.sizes), scratch)
     recognise_plain(
         plain, streams.connections, has_origin, likely, kafka, nobody, client_side, protocol
     )
     times, source = plain.times, plain.source
 
-    requests = _Frames.of(
-        framing.frame_requests(
-            plain.pieces, source, plain.sides, client_side, protocol, origin, kafka
-        ),
-        len(connections),
-    ).settled(plain, streams, REQUEST, client_side, protocol)
-    asked = Asked(
-        requests.column(framing.ID),
-        times[requests.column(framing.FIRST)],
-        requests.column(framing.KIND),
-    )
-    responses = _Frames.of(
-        framing.frame_responses(
-            plain.pieces, source, times, plain.sides, client_side, protocol, origin, kafka,
-            asked, requests.start,
-        ),
-        len(connections),
+    def walk_requests(state: Ints, most: int) -> Any:
+        return framing.some_requests(
+            plain.pieces, source, plain.sides, client_side, protocol, origin, kafka, state, most
+        )
+
+    requests = _settled(
+        Frames.of(walk_requests, len(connections), scratch),
+        plain, streams, REQUEST, client_side, protocol,
     )  # fmt: skip
+    asked = Asked(
+        requests.column(framing.ID, scratch),
+        _times(times, requests, scratch),
+        requests.column(framing.KIND, scratch),
+    )
+
+    def walk_responses(state: Ints, most: int) -> Any:
+        return framing.some_responses(
+            plain.pieces, source, times, plain.sides, client_side, protocol, origin, kafka, asked,
+            requests.start, state, most,
+        )  # fmt: skip
+
+    responses = Frames.of(walk_responses, len(connections), scratch)
     rows = np.arange(len(connections))
     of_requests, of_responses = 2 * rows + client_side, 2 * rows + 1 - client_side
-    behind_hole = responses.behind_hole(origin[of_responses] != 0)
-    responses = responses.settled(plain, streams, RESPONSE, client_side, protocol)
+    behind_hole = responses.behind_hole(origin[of_responses] != 0, scratch)
+    responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
 
     missing = sides[:, END] - sides[:, BYTE_COUNT]
-    answer_of = np.empty(len(requests.table), np.int64)
-    is_lost = np.empty(len(requests.table), np.uint8)
-    status = np.empty(len(requests.table), np.uint8)
-    request_of = np.empty(len(responses.table), np.int64)
-    came = np.empty(len(responses.table), np.uint8)
-    pairing.pair(
-        asked, requests.column(framing.POS) + 4 + requests.column(framing.FRAME_SIZE),
-        requests.start, _is_done(requests, connections, known), responses.column(framing.ID),
-        responses.column(framing.KIND), times[responses.column(framing.FIRST)],
-        _acknowledged(responses, streams, of_requests), behind_hole,
-        responses.start, (connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END).astype(np.uint8),
-        (missing[of_responses] > 0).astype(np.uint8), answer_of, request_of, status, came, is_lost,
+    pairs = _pairs(
+        requests, responses, asked, _is_done(requests, connections, known), times,
+        _acknowledged(responses, streams, of_requests, scratch), behind_hole,
+        connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END, missing[of_responses] > 0, scratch,
     )  # fmt: skip
 
     table = _connections(endpoints, streams, client_side, protocol)
@@ -350,9 +316,7 @@ def assemble_streams(
         (REQUEST, of_requests, requests),
         (RESPONSE, of_responses, responses),
     ):
-        captured = frames.table[:, framing.CAPTURED]  # as a double too: no stream has 2^53 bytes
-        framed = np.bincount(frames.table[:, framing.CONNECTION], captured, len(connections))
-        framed = framed.astype(np.int64)
+        framed = frames.framed_bytes()
         counts = table["direction"][:, direction]
         counts["framed_byte_count"] = framed
         counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
@@ -363,34 +327,59 @@ def assemble_streams(
                     plain, streams.sides, int(of[row]), int(framed[row])
                 )
 
-    carried = plain.carried
-    del plain, times, source
-    if not keep_pieces:
-        streams = replace(streams, pieces=NO_PIECES)
-    exchanges, of_request, of_response = _exchanges(
-        streams.segments, table["connection_id"], requests, responses, answer_of, request_of, status
-    )
-    extents = _extents(requests.extents, responses.extents, carried)
     anomalies = _anomalies(
-        streams, protocol, client_side, requests, responses, exchanges, of_request, of_response,
-        request_of, came, tls,
-    )  # fmt: skip
-    anomalies = bounded(anomalies, options)
+        streams, protocol, client_side, requests, responses, pairs, table["connection_id"], tls
+    )
     second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
-    assembly = Assembly(
+    paired = Paired(
         endpoints,
         table,
-        exchanges,
-        extents,
-        anomalies,
+        streams.segments,
+        requests,
+        responses,
+        pairs,
+        bounded(anomalies, options),
         np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
         tls.facts,
-        carried,
+        plain.carried,
     )
-    lost = np.zeros(len(exchanges), np.bool_)
-    lost[of_request] = is_lost != 0
-    return assembly, streams, lost
+    return paired, streams
+
+
+def _times(times: Ints, frames: Frames, scratch: Scratch) -> Ints:
+    """int64[n]: when the first byte of each frame came."""
+    found = scratch.empty(len(frames.table), np.int64)
+    np.take(times, frames.table[:, framing.FIRST], out=found, mode="clip")
+    return found
+
+
+def _pairs(
+    requests: Frames, responses: Frames, asked: Asked, is_done: Any, times: Ints, acknowledged: Any,
+    behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
+) -> Pairs:  # fmt: skip
+    request_count, response_count = len(requests.table), len(responses.table)
+    answer_of = scratch.empty(request_count, np.int64)
+    status = scratch.empty(request_count, np.uint8)
+    request_of = scratch.empty(response_count, np.int64)
+    came = scratch.empty(response_count, np.uint8)
+    is_lost = scratch.empty(request_count, np.uint8)
+    asked_end = requests.column(framing.POS, scratch)
+    asked_end += 4
+    asked_end += requests.table[:, framing.FRAME_SIZE]
+    pairing.pair(
+        asked, asked_end, requests.start, is_done, responses.column(framing.ID, scratch),
+        responses.column(framing.KIND, scratch), _times(times, responses, scratch), acknowledged,
+        behind_hole, responses.start, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
+        answer_of, request_of, status, came, is_lost,
+    )  # fmt: skip
+    room = request_count + response_count
+    request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
+    count = pairing.in_order(
+        requests.start, responses.start, requests.column(framing.FIRST, scratch),
+        responses.column(framing.FIRST, scratch), request_of, answer_of, request, response,
+    )  # fmt: skip
+    return Pairs(answer_of, status, is_lost, request_of, came, request[:count], response[:count])
 
 
 def _connections(
@@ -427,101 +416,7 @@ def _connections(
     return table
 
 
-@kernel
-def _fill_sides(side: Any, table: Any, row: Any, segments: Any, extent_base: int) -> None:
-    """The SIDE rows of exchanges whose frame is `row` of a flat table (-1: they have none)."""
-    for index in range(len(row)):
-        if row[index] < 0:
-            side[index]["size"] = -1
-            side[index]["pos"] = -1
-            side[index]["packet"] = -1
-            side[index]["source"] = -1
-            continue
-        at = row[index] * FRAME_WIDTH
-        first = segments[table[at + framing.FIRST]]
-        side[index]["time_ns"] = first["time_ns"]
-        side[index]["end_time_ns"] = segments[table[at + framing.LAST]]["time_ns"]
-        side[index]["size"] = table[at + framing.FRAME_SIZE]
-        side[index]["pos"] = table[at + framing.POS]
-        side[index]["packet"] = first["packet"]
-        side[index]["extent_start"] = table[at + framing.EXTENT_START] + extent_base
-        side[index]["extent_count"] = table[at + framing.EXTENT_COUNT]
-        side[index]["source"] = first["source"]
-        side[index]["is_whole"] = table[at + framing.CAPTURED] == table[at + framing.FRAME_SIZE] + 4
-
-
-@kernel
-def _fill_heads(
-    exchanges: Any, requests: Any, request: Any, responses: Any, response: Any, status: Any
-) -> None:
-    """What exchanges say of both sides: as the request's frame tells, else the response's."""
-    for index in range(len(exchanges)):
-        exchange = exchanges[index]
-        if request[index] >= 0:
-            at = request[index] * FRAME_WIDTH
-            exchange["status"] = status[request[index]]
-            exchange["api_key"] = np.int16(requests[at + framing.API_KEY])
-            exchange["api_version"] = np.int16(requests[at + framing.VERSION])
-            exchange["connection"] = requests[at + framing.CONNECTION]
-            exchange["correlation_id"] = np.int32(requests[at + framing.ID])
-            exchange["is_sasl_token"] = requests[at + framing.KIND] == framing.TOKEN
-        else:
-            at = response[index] * FRAME_WIDTH
-            exchange["status"] = _REQUEST_MISSING
-            exchange["api_key"] = NO_API
-            exchange["api_version"] = NO_API
-            exchange["connection"] = responses[at + framing.CONNECTION]
-            exchange["correlation_id"] = np.int32(responses[at + framing.ID])
-            exchange["is_sasl_token"] = responses[at + framing.KIND] == framing.TOKEN
-
-
-def _exchanges(
-    segments: Any,
-    connection_id: Any,
-    requests: _Frames,
-    responses: _Frames,
-    answer_of: Ints,
-    request_of: Ints,
-    status: npt.NDArray[np.uint8],
-) -> tuple[npt.NDArray[np.void], Ints, Ints]:
-    """The exchanges, and the exchange of each request and of each response."""
-    room = len(answer_of) + len(request_of)
-    request, response = np.empty(room, np.int64), np.empty(room, np.int64)
-    count = pairing.in_order(
-        requests.start, responses.start, requests.column(framing.FIRST),
-        responses.column(framing.FIRST), request_of, answer_of, request, response,
-    )  # fmt: skip
-    request, response = request[:count], response[:count]
-    asked, answered = request >= 0, response >= 0
-    exchanges = np.zeros(count, EXCHANGE)
-    asked_table, told_table = requests.table.reshape(-1), responses.table.reshape(-1)
-    _fill_sides(exchanges["request"], asked_table, request, segments, 0)
-    base = len(requests.extents)
-    _fill_sides(exchanges["response"], told_table, response, segments, base)
-    _fill_heads(exchanges, asked_table, request, told_table, response, status)
-    pos = np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"])
-    exchanges["exchange_id"] = exchange_ids(
-        connection_id[exchanges["connection"]], np.where(asked, REQUEST, RESPONSE), pos
-    )
-    of_request = np.empty(len(answer_of), np.int64)
-    of_request[request[asked]] = np.flatnonzero(asked)
-    of_response = np.empty(len(request_of), np.int64)
-    of_response[response[answered]] = np.flatnonzero(answered)
-    return exchanges, of_request, of_response
-
-
-def _extents(requests: Ints, responses: Ints, carried: Carried) -> npt.NDArray[np.void]:
-    """EXTENT of the extents of all frames."""
-    extents = np.zeros(len(requests) + len(responses), EXTENT)
-    for part, some in ((slice(len(requests)), requests), (slice(len(requests), None), responses)):
-        for column, name in enumerate(("pos", "length", "source")):
-            extents[name][part] = some[:, column]
-    if len(carried.data):
-        extents["transform"][extents["source"] == carried.source] = CARRIED
-    return extents
-
-
-def _fault_rows(frames: _Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
+def _fault_rows(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
     """Faults of the framing as rows of ANOMALY."""
     rows = np.zeros(len(frames.faults), ANOMALY)
     for name, column in (
@@ -550,7 +445,7 @@ def _place(rows: Any, segments: Any, segment: Ints) -> None:
 
 
 def _frame_anomalies(
-    kind: Anomaly, severity: int, direction: int, frames: _Frames, rows: Any, exchange_id: Ints,
+    kind: Anomaly, severity: int, direction: int, frames: Frames, rows: Any, exchange_id: Ints,
     segments: Any, a: Any, b: Any = 0, byte_count: Any = 0,
 ) -> npt.NDArray[np.void]:  # fmt: skip
     """Anomalies about whole frames: `rows` of a direction's table."""
@@ -578,13 +473,10 @@ def _anomalies(
     streams: Streams,
     protocol: npt.NDArray[np.uint8],
     client_side: npt.NDArray[np.uint8],
-    requests: _Frames,
-    responses: _Frames,
-    exchanges: Any,
-    of_request: Ints,
-    of_response: Ints,
-    request_of: Ints,
-    came: npt.NDArray[np.uint8],
+    requests: Frames,
+    responses: Frames,
+    pairs: Pairs,
+    connection_id: npt.NDArray[np.int64],
     tls: Tls,
 ) -> npt.NDArray[np.void]:
     segments = streams.segments
@@ -605,39 +497,39 @@ def _anomalies(
     parts.append(made)
 
     parts.append(_encrypted(tls))
-    ids = exchanges["exchange_id"]
-    for direction, frames, of in (
-        (REQUEST, requests, of_request),
-        (RESPONSE, responses, of_response),
+    ids = Ids(connection_id, requests, responses, pairs.request_of)
+    for direction, frames, ids_of in (
+        (REQUEST, requests, ids.of_requests),
+        (RESPONSE, responses, ids.of_responses),
     ):
-        rows = np.flatnonzero(~frames.is_whole())
+        rows = frames.cut()
         size = frames.table[rows, framing.FRAME_SIZE]
         parts.append(
             _frame_anomalies(
-                Anomaly.PARTIAL_FRAME, WARNING, direction, frames, rows, ids[of[rows]], segments,
+                Anomaly.PARTIAL_FRAME, WARNING, direction, frames, rows, ids_of(rows), segments,
                 size, byte_count=size + 4 - frames.table[rows, framing.CAPTURED],
             )
         )  # fmt: skip
-    number = _signed(responses.table[:, framing.ID])
     for kind, severity, how in (
         (Anomaly.RESPONSE_WITHOUT_REQUEST, INFO, UNASKED),
         (Anomaly.DUPLICATE_RESPONSE, WARNING, SECOND),
         (Anomaly.OUT_OF_ORDER_RESPONSE, WARNING, OUT_OF_ORDER),
     ):
-        rows = np.flatnonzero(came == how)
+        rows = np.flatnonzero(pairs.came == how)
+        passed: Ints | int = 0
+        if how == OUT_OF_ORDER and len(rows):
+            passed = _signed(responses.table[_passed(pairs.request_of, rows), framing.ID])
         parts.append(
             _frame_anomalies(
-                kind, severity, RESPONSE, responses, rows, ids[of_response[rows]], segments,
-                number[rows], _passed(number, request_of, rows) if how == OUT_OF_ORDER else 0,
+                kind, severity, RESPONSE, responses, rows, ids.of_responses(rows), segments,
+                _signed(responses.table[rows, framing.ID]), passed,
             )
         )  # fmt: skip
-    late = exchanges["request"]["end_time_ns"] - exchanges["response"]["time_ns"]
-    paired = (request_of >= 0) & (responses.table[:, framing.KIND] != framing.TOKEN)
-    rows = np.flatnonzero(paired & (late[of_response] > 0))
+    rows, late = late_responses(requests, responses, pairs.request_of, segments)
     parts.append(
         _frame_anomalies(
-            Anomaly.NEGATIVE_LATENCY, INFO, RESPONSE, responses, rows, ids[of_response[rows]],
-            segments, late[of_response[rows]],
+            Anomaly.NEGATIVE_LATENCY, INFO, RESPONSE, responses, rows, ids.of_responses(rows),
+            segments, late,
         )
     )  # fmt: skip
     anomalies = np.concatenate(parts)
@@ -659,8 +551,7 @@ def _encrypted(tls: Tls) -> npt.NDArray[np.void]:
     return made
 
 
-def _passed(number: Ints, request_of: Ints, rows: Ints) -> Ints:
-    """For responses out of order: the id of an earlier one that answered a later request."""
+def _passed(request_of: Ints, rows: Ints) -> Ints:
+    """For responses out of order: the row of an earlier one that answered a later request."""
     highest = np.maximum.accumulate(request_of)
-    first = np.searchsorted(highest, highest[rows])  # the response that set the maximum
-    return number[first]
+    return np.searchsorted(highest, highest[rows])  # the response that set the maximum

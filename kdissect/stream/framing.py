@@ -99,6 +99,17 @@ ASKS_VERSIONS = 18  # ApiVersions, which may come before a handshake
 
 FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 
+# Where a walk over the streams goes on, int64[STATE_WIDTH], all 0 at first: the connection, whether
+# the walk stands inside of it (then the fields behind count), and what it knows there.
+# CLIENTS: CLIENTS_MAX hashes. WALK_FIRST: the first request that is not answered or passed over.
+(
+    WALK_CONNECTION, WALK_INSIDE, WALK_POS, WALK_COVERED, WALK_CERTAIN, WALK_REASON, WALK_BAD_SIZE,
+    WALK_IN_TOKENS, WALK_IS_FIRST, WALK_IS_YOUNG, WALK_LAST_ID, WALK_FIRST, WALK_CLIENT_COUNT,
+    WALK_CLIENTS,
+) = range(14)  # fmt: skip
+STATE_WIDTH = WALK_CLIENTS + CLIENTS_MAX
+NO_LIMIT = 1 << 62  # of frames at a time
+
 # Bits of a stream's `has_origin`. ORIGIN: position 0 is a boundary. RESUMED: frames came before it,
 # which the caller has had (`resumed.py`); the last of them began bare SASL tokens (IN_TOKENS), or
 # was a request that a response may be told by (HAS_ASKED). Above them, from LAST_ID on: one more
@@ -273,7 +284,13 @@ def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) ->
     return request_header(stream.pieces, behind, stream.stop, pos, kafka, following) == GOOD
 
 
-@kernel
+def renumber(frames: Any, faults: Any, extent_base: int) -> None:
+    """Tell flat tables of frames and faults that so many extents were found before theirs."""
+    frames[EXTENT_START::FRAME_WIDTH] += extent_base
+    shown = np.flatnonzero(faults[FAULT_EXTENTS::FAULT_WIDTH])
+    faults[FAULT_EXTENT::FAULT_WIDTH][shown] += extent_base
+
+
 def frame_requests(
     pieces: Any, source: Any, sides: Any, client_side: Any, protocol: Any, has_origin: Any,
     kafka: Any,
@@ -283,6 +300,19 @@ def frame_requests(
     client_side uint8, protocol uint8 of each connection; has_origin int64 of each stream: 0, or
     bits that begin with ORIGIN, where it began with a SYN, so that position 0 is a boundary.
     """
+    return some_requests(
+        pieces, source, sides, client_side, protocol, has_origin, kafka,
+        np.zeros(STATE_WIDTH, np.int64), NO_LIMIT,
+    )  # fmt: skip
+
+
+@kernel
+def some_requests(
+    pieces: Any, source: Any, sides: Any, client_side: Any, protocol: Any, has_origin: Any,
+    kafka: Any, state: Any, most: int,
+) -> Any:  # fmt: skip
+    """`frame_requests`, but `most` frames at a time, from `state` on, which tells where it stands;
+    all was walked over where its connection is the one behind the last."""
     frames = np.empty(1024 * FRAME_WIDTH, np.int64)
     extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
     faults = np.empty(64 * FAULT_WIDTH, np.int64)
@@ -291,7 +321,7 @@ def frame_requests(
     following = np.empty(HEADER_WIDTH, np.int64)
     clients = np.zeros(CLIENTS_MAX, np.int64)
     limit = kafka.limit[0]
-    for connection in range(len(protocol)):
+    for connection in range(state[WALK_CONNECTION], len(protocol)):
         if protocol[connection] != int64(Protocol.KAFKA):
             continue
         number = 2 * connection + int64(client_side[connection])
@@ -307,8 +337,37 @@ def frame_requests(
         is_first = has_origin[number] & RESUMED == 0
         is_young = is_first or has_origin[number] & YOUNG != 0
         last_id = (int64(has_origin[number]) >> LAST_ID) - 1
-        client_count = 0
+        client_count = int64(0)
+        if state[WALK_INSIDE]:
+            state[WALK_INSIDE] = 0
+            pos = state[WALK_POS]
+            index = find(pieces, stream.start, stop, pos)
+            covered = state[WALK_COVERED]
+            certain = state[WALK_CERTAIN] != 0
+            reason = state[WALK_REASON]
+            bad_size = state[WALK_BAD_SIZE]
+            in_tokens = state[WALK_IN_TOKENS] != 0
+            is_first = state[WALK_IS_FIRST] != 0
+            is_young = state[WALK_IS_YOUNG] != 0
+            last_id = state[WALK_LAST_ID]
+            client_count = state[WALK_CLIENT_COUNT]
+            clients[:] = state[WALK_CLIENTS:]
         while True:
+            if used[FRAMES] >= most:
+                state[WALK_CONNECTION] = connection
+                state[WALK_INSIDE] = 1
+                state[WALK_POS] = pos
+                state[WALK_COVERED] = covered
+                state[WALK_CERTAIN] = certain
+                state[WALK_REASON] = reason
+                state[WALK_BAD_SIZE] = bad_size
+                state[WALK_IN_TOKENS] = in_tokens
+                state[WALK_IS_FIRST] = is_first
+                state[WALK_IS_YOUNG] = is_young
+                state[WALK_LAST_ID] = last_id
+                state[WALK_CLIENT_COUNT] = client_count
+                state[WALK_CLIENTS:] = clients
+                return frames, extents, faults, used
             while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
                 index += 1
             if index >= stop:
@@ -434,6 +493,7 @@ def frame_requests(
             pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], REQUEST, connection,
             faults, used,
         )  # fmt: skip
+    state[WALK_CONNECTION] = len(protocol)
     return frames, extents, faults, used
 
 
@@ -450,7 +510,6 @@ def _is_near(asked: Any, first: int, last: int, correlation: int, last_id: int) 
     return False
 
 
-@kernel
 def frame_responses(
     pieces: Any, source: Any, times: Any, sides: Any, client_side: Any, protocol: Any,
     has_origin: Any, kafka: Any, asked: Any, asked_start: Any,
@@ -460,6 +519,18 @@ def frame_responses(
     times int64: of the segments. asked: `evidence.Asked`, the requests of all connections;
     those of a connection are asked_start[connection] and following.
     """
+    return some_responses(
+        pieces, source, times, sides, client_side, protocol, has_origin, kafka, asked, asked_start,
+        np.zeros(STATE_WIDTH, np.int64), NO_LIMIT,
+    )  # fmt: skip
+
+
+@kernel
+def some_responses(
+    pieces: Any, source: Any, times: Any, sides: Any, client_side: Any, protocol: Any,
+    has_origin: Any, kafka: Any, asked: Any, asked_start: Any, state: Any, most: int,
+) -> Any:  # fmt: skip
+    """`frame_responses`, but `most` frames at a time, as `some_requests`."""
     frames = np.empty(1024 * FRAME_WIDTH, np.int64)
     extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
     faults = np.empty(64 * FAULT_WIDTH, np.int64)
@@ -467,7 +538,7 @@ def frame_responses(
     header = np.empty(HEADER_WIDTH, np.int64)
     following = np.empty(HEADER_WIDTH, np.int64)
     limit = kafka.limit[0]
-    for connection in range(len(protocol)):
+    for connection in range(state[WALK_CONNECTION], len(protocol)):
         if protocol[connection] != int64(Protocol.KAFKA):
             continue
         number = 2 * connection + 1 - int64(client_side[connection])
@@ -486,7 +557,32 @@ def frame_responses(
         last = asked_start[connection + 1]
         has_asked = first < last or has_origin[number] & HAS_ASKED != 0
         rise_max = int64(STEP_MAX if has_asked else RISE_MAX)
+        if state[WALK_INSIDE]:
+            state[WALK_INSIDE] = 0
+            pos = state[WALK_POS]
+            index = find(pieces, stream.start, stop, pos)
+            covered = state[WALK_COVERED]
+            certain = state[WALK_CERTAIN] != 0
+            reason = state[WALK_REASON]
+            bad_size = state[WALK_BAD_SIZE]
+            in_tokens = state[WALK_IN_TOKENS] != 0
+            is_young = state[WALK_IS_YOUNG] != 0
+            last_id = state[WALK_LAST_ID]
+            first = state[WALK_FIRST]
         while True:
+            if used[FRAMES] >= most:
+                state[WALK_CONNECTION] = connection
+                state[WALK_INSIDE] = 1
+                state[WALK_POS] = pos
+                state[WALK_COVERED] = covered
+                state[WALK_CERTAIN] = certain
+                state[WALK_REASON] = reason
+                state[WALK_BAD_SIZE] = bad_size
+                state[WALK_IN_TOKENS] = in_tokens
+                state[WALK_IS_YOUNG] = is_young
+                state[WALK_LAST_ID] = last_id
+                state[WALK_FIRST] = first
+                return frames, extents, faults, used
             while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
                 index += 1
             if index >= stop:
@@ -641,4 +737,5 @@ def frame_responses(
             pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], RESPONSE, connection,
             faults, used,
         )  # fmt: skip
+    state[WALK_CONNECTION] = len(protocol)
     return frames, extents, faults, used

@@ -33,22 +33,23 @@ from kdissect.stream.columns import (
 )
 from kdissect.stream.pieces import find, int64
 
+BLOCK = 1 << 13  # segments of a stream between places where it may be cut
+
 
 @kernel
-def listed(segments: Any, connection: Any, mark: Any, sides: Any) -> Any:
-    """Data segments of each stream in order of capture: (rows int64[], start int64[sides + 1])."""
+def listed(segments: Any, connection: Any, mark: Any, sides: Any, rows: Any) -> Any:
+    """Fill rows int64[]: data segments by stream, in order of capture; start int64[sides + 1]."""
     count = len(sides) // SIDE_WIDTH
     start = np.zeros(count + 1, np.int64)
     for stream in range(count):
         start[stream + 1] = start[stream] + sides[stream * SIDE_WIDTH + DATA_COUNT]
     place = start[:-1].copy()
-    rows = np.empty(start[count], np.int64)
     for row in range(len(segments)):
         if mark[row] == 0 and segments[row]["length"] > 0:
             stream = 2 * int64(connection[row]) + int64(segments[row]["side"])
             rows[place[stream]] = row
             place[stream] += 1
-    return rows, start
+    return start
 
 
 @inlined
@@ -173,12 +174,56 @@ def _settle(sides: Any, at: int, pieces: Any) -> None:
     sides[at + END] = end
 
 
+@kernel
+def _lowest_behind(segments: Any, number: Any, rows: Any, origin: int) -> Any:
+    """int64[blocks + 1]: the lowest position in the blocks of BLOCK segments from each one on."""
+    blocks = (len(rows) + BLOCK - 1) // BLOCK
+    lowest = np.empty(blocks + 1, np.int64)
+    lowest[blocks] = np.int64(1) << 62
+    for block in range(blocks - 1, -1, -1):
+        low = lowest[block + 1]
+        for index in range(block * BLOCK, min(len(rows), (block + 1) * BLOCK)):
+            low = min(low, max(int64(0), number[rows[index]] - origin))
+        lowest[block] = low
+    return lowest
+
+
 @inlined
 def _lay_messy(
     segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
     count: int, conflicts: Any, conflict_count: int,
 ) -> Any:  # fmt: skip
-    """Pieces of a stream whose segments are out of order or overlap; its counters and conflicts."""
+    """Pieces of a stream whose segments are out of order or overlap; its counters and conflicts.
+
+    Cut into runs of blocks, where all bytes behind a cut lie behind all bytes before it: what is
+    done at a time stays small, and the pieces are those of the whole.
+    """
+    origin = sides[stream * SIDE_WIDTH + ORIGIN]
+    lowest = _lowest_behind(segments, number, rows, origin)
+    begin = 0
+    reached = int64(0)  # end of the captured bytes of the run so far
+    highest = int64(0)
+    for block in range(len(lowest) - 1):
+        stop = min(len(rows), (block + 1) * BLOCK)
+        for index in range(block * BLOCK, stop):
+            place = number[rows[index]] - origin
+            captured = int64(segments[rows[index]]["captured"])
+            reached = max(reached, max(int64(0), place) + max(int64(0), captured))
+        if reached <= lowest[block + 1]:
+            count, conflict_count, highest = _lay_run(
+                segments, address, number, rows[begin:stop], stream, sides, pieces, count,
+                conflicts, conflict_count, highest, begin == 0,
+            )  # fmt: skip
+            begin = stop
+    return count, conflict_count
+
+
+@kernel
+def _lay_run(
+    segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
+    count: int, conflicts: Any, conflict_count: int, highest: int, is_first: bool,
+) -> Any:  # fmt: skip
+    """`_lay_messy` for a run; `highest`: the end of the segments before it, and of it as well."""
     at = stream * SIDE_WIDTH
     origin = sides[at + ORIGIN]
     total = len(rows)
@@ -204,11 +249,10 @@ def _lay_messy(
         pieces.file_pos[index] = segments[row]["pos"] + skipped
         pieces.segment[index] = row
         won[mine] += pieces.length[index]
-    highest = int64(0)
     for index in range(total):
         row = rows[index]
         place = number[row] - origin
-        is_back = (index > 0 or place < 0) and place < highest
+        is_back = (index > 0 or not is_first or place < 0) and place < highest
         captured = int64(segments[row]["captured"])
         counted = 0 if segments[row]["ip_id"] & FRAGMENT_PART else 1
         if won[index] < captured or (is_back and captured == 0):
@@ -226,7 +270,7 @@ def _lay_messy(
         elif is_back:
             sides[at + OUT_OF_ORDER_COUNT] += counted
         highest = max(highest, place + int64(segments[row]["length"]))
-    return count, conflict_count
+    return count, conflict_count, highest
 
 
 @inlined

@@ -16,6 +16,7 @@ GAPS_MAX = 100_000  # gaps that are listed one by one, of each direction of a co
 CONNECTIONS_MAX = 500_000  # connections followed at once: those of a batch of segments
 # Mirror ports and `-i any` deliver the second copy of a packet within this time (design.md 6).
 DUPLICATE_WINDOW_NS = 10_000_000
+CHECKED_AT_ONCE = 1 << 16  # segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,15 @@ def check_batch(batch: SegmentBatch, sources: MappedSources) -> None:
 
     After this check the kernels may read every captured byte without looking back.
     """
-    segments: Any = batch.segments
-    if not len(segments):
-        return
+    for first in range(0, len(batch.segments), CHECKED_AT_ONCE):
+        _check(batch.segments[first : first + CHECKED_AT_ONCE], len(batch.endpoints), sources.sizes)
+
+
+def _check(segments: Any, pair_count: int, sizes: npt.NDArray[np.int64]) -> None:
     source = segments["source"].astype(np.int64)
-    if source.min() < 0 or source.max() >= len(sources.sizes):
+    if source.min() < 0 or source.max() >= len(sizes):
         raise ValueError("batch: a segment names a source that is not mapped")
-    if segments["endpoints"].min() < 0 or segments["endpoints"].max() >= len(batch.endpoints):
+    if segments["endpoints"].min() < 0 or segments["endpoints"].max() >= pair_count:
         raise ValueError("batch: a segment names an endpoint pair that is not in the batch")
     if segments["side"].max() > 1:
         raise ValueError("batch: a segment's side is neither 0 nor 1")
@@ -58,6 +61,6 @@ def check_batch(batch: SegmentBatch, sources: MappedSources) -> None:
         raise ValueError("batch: a segment has captured more than its length, or less than nothing")
     pos = segments["pos"]
     # Without payload the place is never read; compared in a form that cannot overflow.
-    outside = (captured > 0) & ((pos < 0) | (pos > sources.sizes[source] - captured))
+    outside = (captured > 0) & ((pos < 0) | (pos > sizes[source] - captured))
     if outside.any():
         raise ValueError("batch: a segment's payload lies outside of its source")

@@ -8,7 +8,8 @@ capture's time never goes back: the running maximum over this pair's segments of
 that the order does not depend on what else is in the batch.
 
 *Duplicates.* The same packet captured twice (equal IP id, seq, ack, flags, window, length, side and
-bytes, within 10 ms) counts once and plays no further part.
+bytes, within 10 ms) counts once and plays no further part. It is looked for among the last packets
+of the pair, at least COPIES_MAX / 2 of them.
 
 *Connections.* A pair of endpoints may carry several connections, one after the other. A new one
 starts with
@@ -56,6 +57,8 @@ from kdissect.capture.index import (
     SYN,
     SegmentBatch,
 )
+from kdissect.capture.scratch import MEMORY, Scratch
+from kdissect.rows import copied
 from kdissect.stream.columns import (
     ACK_HIGH,
     ACK_LOW,
@@ -96,6 +99,8 @@ FAR = 1 << 30  # sequence numbers further apart than this are of two connections
 FAR_ONCE_CLOSED = 1 << 24  # the same, for data after the connection was closed
 REORDERED = 1 << 20  # a SYN may arrive behind this many bytes of its own connection
 PROBES_MAX = 32  # places looked at in the table of duplicates
+ROWS_AT_ONCE = 1 << 16  # segments whose addresses are found together
+COPIES_MAX = 1 << 20  # packets of a pair of endpoints in that table; half as many at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,49 +117,141 @@ class Streams:
 
 
 @kernel
-def grouped(endpoints: Any, pair_count: int) -> Any:
-    """Rows by endpoint pair, in the order they came: (order int64[n], start int64[pairs + 1])."""
+def pair_starts(segments: Any, pair_count: int) -> Any:
+    """start int64[pairs + 1]: of the rows of each pair; whether they lie in that order, whether
+    those of a pair go up by source and packet, and whether all are of one source."""
     start = np.zeros(pair_count + 1, np.int64)
-    for row in range(len(endpoints)):
-        start[endpoints[row] + 1] += 1
+    source = np.full(pair_count, -1, np.int64)  # of the last row of each pair
+    packet = np.zeros(pair_count, np.int64)
+    last = 0
+    is_grouped, is_up, is_one = True, True, True
+    for row in range(len(segments)):
+        s = segments[row]
+        pair = int64(s["endpoints"])
+        start[pair + 1] += 1
+        is_grouped &= pair >= last
+        last = pair
+        if s["source"] != source[pair]:
+            is_up &= s["source"] > source[pair]
+            is_one &= s["source"] == segments[0]["source"]
+        else:
+            is_up &= s["packet"] >= packet[pair]
+        source[pair] = s["source"]
+        packet[pair] = s["packet"]
     for pair in range(pair_count):
         start[pair + 1] += start[pair]
-    place = start[:-1].copy()
-    order = np.empty(len(endpoints), np.int64)
-    for row in range(len(endpoints)):
-        pair = endpoints[row]
-        order[place[pair]] = row
-        place[pair] += 1
-    return order, start
-
-
-def ordered(segments: npt.NDArray[np.void], pair_count: int) -> Any:
-    """Segments in assembly order, and where each pair's start: see the theory of operation."""
-    source, packet = segments["source"], segments["packet"]
-    one_source = len(segments) == 0 or bool((source == source[0]).all())
-    if not one_source or bool((packet[1:] < packet[:-1]).any()):
-        order = np.lexsort((packet, source, segments["endpoints"]))
-        segments = segments[order]
-        time = segments["time_ns"].copy()
-        endpoints, source = segments["endpoints"], segments["source"]
-        _running_maximum(endpoints.copy(), source.copy(), time)
-        segments = segments[np.lexsort((segments["packet"], source, time, endpoints))]
-    order, start = grouped(np.ascontiguousarray(segments["endpoints"]), pair_count)
-    if bool((order[1:] < order[:-1]).any()):
-        # As whole words: numpy copies structures field by field.
-        words = np.ascontiguousarray(segments).view(np.int64).reshape(len(segments), -1)
-        segments = np.take(words, order, axis=0).reshape(-1).view(SEGMENT)
-    if not (segments.flags.writeable and segments.flags.aligned and segments.flags.c_contiguous):
-        segments = segments.copy()  # kernels compile for one kind of array only
-    return segments, start
+    return start, is_grouped, is_up, is_one
 
 
 @kernel
-def _running_maximum(endpoints: Any, source: Any, time: Any) -> None:
-    for row in range(1, len(time)):
-        same = endpoints[row] == endpoints[row - 1] and source[row] == source[row - 1]
-        if same and time[row] < time[row - 1]:
-            time[row] = time[row - 1]
+def group(segments: Any, start: Any, order: Any) -> None:
+    """Fill order int64[n]: rows by endpoint pair, in the order they came."""
+    place = start[:-1].copy()
+    for row in range(len(segments)):
+        pair = int64(segments[row]["endpoints"])
+        order[place[pair]] = row
+        place[pair] += 1
+
+
+@inlined
+def _is_earlier(one: int, two: int, time: Any, here: Any) -> bool:
+    """Of two runs, numbered by source: whether the next row of the first one comes first."""
+    a, b = time[here[one]], time[here[two]]
+    return a < b or (a == b and one < two)
+
+
+@kernel
+def merge(segments: Any, start: Any, time: Any, order: Any) -> bool:
+    """Order the rows of each pair, which go up by source and packet, as (time, source, packet).
+
+    time int64[n] is scratch: a source's time never goes back. Fills order int64[n]; false where
+    the rows lie in that order already.
+    """
+    is_mixed = False
+    for pair in range(len(start) - 1):
+        first, stop = start[pair], start[pair + 1]
+        count = 0
+        is_up = True
+        for row in range(first, stop):
+            time[row] = segments[row]["time_ns"]
+            order[row] = row
+            if row == first or segments[row]["source"] != segments[row - 1]["source"]:
+                count += 1
+                if row > first:
+                    is_up &= time[row] >= time[row - 1]
+            else:
+                time[row] = max(time[row], time[row - 1])
+        if is_up:
+            continue
+        is_mixed = True
+        here = np.empty(count, np.int64)  # of each run, the next row
+        end = np.empty(count, np.int64)
+        heap = np.empty(count, np.int64)  # runs, the earliest one first
+        number = -1
+        for row in range(first, stop):
+            if row == first or segments[row]["source"] != segments[row - 1]["source"]:
+                number += 1
+                here[number] = row
+            end[number] = row + 1
+        for number in range(count):
+            heap[number] = number
+            at = number
+            while at > 0 and _is_earlier(heap[at], heap[(at - 1) >> 1], time, here):
+                parent = (at - 1) >> 1
+                heap[at], heap[parent] = heap[parent], heap[at]
+                at = parent
+        for place in range(first, stop):
+            run = heap[0]
+            order[place] = here[run]
+            here[run] += 1
+            if here[run] == end[run]:
+                count -= 1
+                heap[0] = heap[count]
+            at = 0
+            while True:
+                child = 2 * at + 1
+                if child >= count:
+                    break
+                if child + 1 < count and _is_earlier(heap[child + 1], heap[child], time, here):
+                    child += 1
+                if not _is_earlier(heap[child], heap[at], time, here):
+                    break
+                heap[at], heap[child] = heap[child], heap[at]
+                at = child
+    return is_mixed
+
+
+def _moved(segments: Any, order: Any, scratch: Scratch) -> npt.NDArray[np.void]:
+    """segments[order], a copy; as whole words, since numpy copies structures field by field."""
+    words = np.ascontiguousarray(segments).view(np.int64).reshape(len(segments), -1)
+    moved = scratch.empty(words.size, np.int64)
+    np.take(words, order, axis=0, out=moved.reshape(words.shape), mode="clip")
+    return moved.view(SEGMENT)
+
+
+def ordered(
+    batches: list[SegmentBatch], scratch: Scratch = MEMORY
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    """Segments of the one batch, taken out of the list, in assembly order, and where each pair's
+    start: see the theory of operation."""
+    batch = batches.pop()
+    segments, pair_count = batch.segments, len(batch.endpoints)
+    del batch
+    if not (segments.flags.writeable and segments.flags.aligned and segments.flags.c_contiguous):
+        segments = copied(segments)  # kernels compile for one kind of array only
+    start, is_grouped, is_up, is_one = pair_starts(segments, pair_count)
+    if not is_up:
+        segments = _moved(segments, np.lexsort((segments["packet"], segments["source"])), scratch)
+        is_grouped = False
+    if is_grouped and is_one:
+        return segments, start
+    order = scratch.empty(len(segments), np.int64)
+    if not is_grouped:
+        group(segments, start, order)
+        segments = _moved(segments, order, scratch)
+    if not is_one and merge(segments, start, scratch.empty(len(segments), np.int64), order):
+        segments = _moved(segments, order, scratch)
+    return segments, start
 
 
 @inlined
@@ -223,6 +320,30 @@ def _earlier_copy(
 
 
 @inlined
+def _begin_table(segments: Any, mark: Any, first: int, row: int, table: Any) -> None:
+    """Fill the table of duplicates anew with the packets [first, row)."""
+    table[:] = -1
+    mask = len(table) - 1
+    for other in range(first, row):
+        if mark[other] == DUPLICATE or segments[other]["ip_id"] & NO_HEADER:
+            continue
+        home = mask & _home_of(segments, other)
+        for step in range(PROBES_MAX):
+            at = (home + step) & mask
+            if table[at] < 0:
+                table[at] = other
+                break
+
+
+@inlined
+def _home_of(segments: Any, row: int) -> int:
+    return _place_of(
+        int64(segments[row]["seq"]), int64(segments[row]["ack"]), int64(segments[row]["ip_id"]),
+        int64(segments[row]["flags"]), int64(segments[row]["side"]),
+    )  # fmt: skip
+
+
+@inlined
 def _starts_anew(
     flags: int, side: int, number: int, ack: int, length: int, has_number: Any, last_number: Any,
     last_place: Any, lowest: Any, has_syn: Any, syn_number: Any, syn_acked: Any, closed: int,
@@ -263,9 +384,9 @@ def split_connections(
     for pair in range(len(pair_start) - 1):
         longest = max(longest, pair_start[pair + 1] - pair_start[pair])
     size = 16
-    while size < 2 * longest:
+    while size < 2 * min(longest, COPIES_MAX):
         size *= 2
-    table = np.empty(size, np.int64)
+    table = np.empty(size, np.int32)
     has_number = np.zeros(2, np.int64)
     last_number = np.zeros(2, np.int64)
     last_place = np.zeros(2, np.int64)
@@ -277,9 +398,10 @@ def split_connections(
         start = pair_start[pair]
         stop = pair_start[pair + 1]
         size = 16
-        while size < 2 * (stop - start):
+        while size < 2 * min(stop - start, COPIES_MAX):
             size *= 2
         table[:size] = -1
+        known_from = start  # the first packet in the table
         is_open = False
         closed = 0  # bit 0, 1: FIN of that side; both also after an RST
         for row in range(start, stop):
@@ -292,11 +414,10 @@ def split_connections(
                 acknowledged[row] = NO_ACK
                 mark[row] = UNUSED
                 continue
-            home = (size - 1) & _place_of(
-                int64(segments[row]["seq"]), int64(segments[row]["ack"]),
-                int64(segments[row]["ip_id"]), int64(segments[row]["flags"]),
-                int64(segments[row]["side"]),
-            )  # fmt: skip
+            if row - known_from >= COPIES_MAX:
+                known_from = row - COPIES_MAX // 2
+                _begin_table(segments, mark, known_from, row, table[:size])
+            home = (size - 1) & _home_of(segments, row)
             copy_of = int64(-1)
             if table[home] < 0:
                 table[home] = row
@@ -493,33 +614,52 @@ def _close_and_open(
             connections[c + CLOSE_REASON] = CloseReason.FIN
 
 
-def reassemble(batch: SegmentBatch, sources: MappedSources, window_ns: int) -> Streams:
-    """The connections and ordered pieces of a checked batch (see `options.check_batch`)."""
-    segments, pair_start = ordered(batch.segments, len(batch.endpoints))
+def _addresses(segments: Any, sources: MappedSources, scratch: Scratch) -> Any:
+    """uint64[n]: where the payload of each segment can be read."""
+    address = scratch.empty(len(segments), np.uint64)
+    for first in range(0, len(segments), ROWS_AT_ONCE):
+        some = segments[first : first + ROWS_AT_ONCE]
+        address[first : first + ROWS_AT_ONCE] = sources.addresses(
+            some["source"], some["pos"], some["captured"]
+        )
+    return address
+
+
+def reassemble(
+    batches: list[SegmentBatch], sources: MappedSources, window_ns: int, scratch: Scratch = MEMORY
+) -> Streams:
+    """The connections and ordered pieces of a checked batch (see `options.check_batch`).
+
+    It is taken out of `batches`: its segments may be as large as all else, and not be needed once
+    they are ordered.
+    """
+    segments, pair_start = ordered(batches, scratch)
     count = len(segments)
-    address = sources.addresses(segments["source"], segments["pos"], segments["captured"])
-    connection = np.empty(count, np.int32)
-    number = np.empty(count, np.int64)
-    acknowledged = np.empty(count, np.int64)
-    mark = np.zeros(count, np.uint8)
+    address = _addresses(segments, sources, scratch)
+    connection = scratch.empty(count, np.int32)
+    number = scratch.empty(count, np.int64)
+    acknowledged = scratch.empty(count, np.int64)
+    mark = scratch.zeros(count, np.uint8)
     connection_count = split_connections(
         segments, pair_start, address, window_ns, connection, number, acknowledged, mark
     )
     connections = np.zeros(connection_count * CONNECTION_WIDTH, np.int64)
     sides = np.zeros(2 * connection_count * SIDE_WIDTH, np.int64)
     measure(segments, connection, number, acknowledged, mark, connections, sides)
-    rows, start = listed(segments, connection, mark, sides)
+    del acknowledged
     table = sides.reshape(-1, SIDE_WIDTH)
+    rows = scratch.empty(int(table[:, DATA_COUNT].sum()), np.int64)
+    start = listed(segments, connection, mark, sides, rows)
     messy = int(table[table[:, IS_MESSY] != 0, DATA_COUNT].sum())
     room = len(rows) + messy
     pieces = Pieces(
-        np.empty(room, np.int64),
-        np.empty(room, np.int64),
-        np.empty(room, np.uint64),
-        np.empty(room, np.int64),
-        np.empty(room, np.int64),
+        scratch.empty(room, np.int64),
+        scratch.empty(room, np.int64),
+        scratch.empty(room, np.uint64),
+        scratch.empty(room, np.int64),
+        scratch.empty(room, np.int64),
     )
-    conflicts = np.empty(messy * CONFLICT_WIDTH, np.int64)
+    conflicts = scratch.empty(messy * CONFLICT_WIDTH, np.int64)
     piece_count, conflict_count = lay_pieces(
         segments, address, number, rows, start, sides, pieces, conflicts
     )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.spool import Spool
 from kdissect.stream import framing
 from kdissect.stream.columns import (
@@ -104,10 +105,12 @@ class PlainStreams:
         table[virtual, segment] = record[:, FIRST]
 
 
-def plain_streams(streams: Streams, tls: Tls, source_count: int) -> PlainStreams:
+def plain_streams(
+    streams: Streams, tls: Tls, source_count: int, scratch: Scratch = MEMORY
+) -> PlainStreams:
     """Put the decrypted records of `tls` behind the pieces of the captures."""
-    times = np.ascontiguousarray(streams.segments["time_ns"])
-    source = np.ascontiguousarray(streams.segments["source"])
+    times = scratch.copied(streams.segments["time_ns"])
+    source = scratch.copied(streams.segments["source"])
     if not tls.opened:
         none = np.zeros((0, OPENED_WIDTH), np.int64)
         return PlainStreams(

@@ -23,6 +23,15 @@ class ConnectionFacts:
     mechanism: dict[int, str] = field(default_factory=dict)
     principal: dict[int, str] = field(default_factory=dict)
 
+    def add(self, later: ConnectionFacts) -> None:
+        """What later messages of the same connections tell: what was said first stays."""
+        for row, names in later.client_ids.items():
+            known = self.client_ids.setdefault(row, [])
+            known += [name for name in names if name not in known]
+        self.software = later.software | self.software
+        self.mechanism = later.mechanism | self.mechanism
+        self.principal = later.principal | self.principal
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointColumns:

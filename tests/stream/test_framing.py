@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -159,6 +160,29 @@ def edges(data: bytes) -> list[int]:
     return found
 
 
+def in_turns(walk: Callable[[Any, int], Any], connection_count: int, most: int) -> Any:
+    """What a walk finds that stops and goes on every `most` frames, as if it had not stopped."""
+    state = np.zeros(framing.STATE_WIDTH, np.int64)
+    tables: list[list[Any]] = [[], [], []]
+    total = np.zeros(3, np.int64)
+    while state[framing.WALK_CONNECTION] < connection_count:
+        *found, used = walk(state, most)
+        assert used[framing.FRAMES] <= most
+        widths = (framing.FRAME_WIDTH, framing.EXTENT_WIDTH, framing.FAULT_WIDTH)
+        for table, part, count, width in zip(tables, found, used, widths, strict=True):
+            table.append(part[: count * width])
+        framing.renumber(tables[0][-1], tables[2][-1], int(total[framing.EXTENTS]))
+        total += used
+    return (*(np.concatenate(table) for table in tables), total)
+
+
+def same_tables(one: Any, two: Any) -> None:
+    assert one[3].tolist() == two[3].tolist()
+    widths = (framing.FRAME_WIDTH, framing.EXTENT_WIDTH, framing.FAULT_WIDTH)
+    for first, second, count, width in zip(one, two, one[3], widths, strict=False):
+        assert first[: count * width].tolist() == second[: count * width].tolist()
+
+
 @settings(max_examples=400, deadline=None)
 @given(requests(), cuts, lost, origins, st.booleans())
 def test_request_kernel_and_definition_agree(
@@ -170,6 +194,14 @@ def test_request_kernel_and_definition_agree(
     )
     definition = plain.frame_requests(laid.plain, plain.Kafka(PLAIN_KNOWN, LIMIT))
     assert rows_of(found) == [tuple(frame) for frame in definition]
+
+    def walk(state: Any, most: int) -> Any:
+        return framing.some_requests(
+            laid.pieces, laid.source, laid.sides, np.zeros(1, np.uint8), ONE, laid.has_origin,
+            KAFKA, state, most,
+        )  # fmt: skip
+
+    same_tables(found, in_turns(walk, 1, 1))
 
 
 @st.composite
@@ -223,6 +255,14 @@ def test_response_kernel_and_definition_agree(
     )  # fmt: skip
     definition = plain.frame_responses(laid.plain, LIMIT, requests)
     assert rows_of(found) == [tuple(frame) for frame in definition]
+
+    def walk(state: Any, most: int) -> Any:
+        return framing.some_responses(
+            laid.pieces, laid.source, laid.times, laid.sides, np.ones(1, np.uint8), ONE,
+            laid.has_origin, KAFKA, asked, np.array([0, len(requests)], np.int64), state, most,
+        )  # fmt: skip
+
+    same_tables(found, in_turns(walk, 1, 1))
 
 
 def one_stream(

@@ -23,6 +23,7 @@ from kdissect.capture.index import (
     SegmentBatch,
 )
 from kdissect.stream import columns as c
+from kdissect.stream import laying
 from kdissect.stream import reassembly as r
 from kdissect.stream import reassembly_reference as plain
 from tests.stream.plain_reader import Memory
@@ -46,7 +47,7 @@ def batch_of(segments: list[plain.Segment]) -> tuple[SegmentBatch, Memory]:
 def kernel(segments: list[plain.Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
     """The kernels' result in the words of the definition."""
     batch, memory = batch_of(segments)
-    streams = r.reassemble(batch, memory, WINDOW_NS)
+    streams = r.reassemble([batch], memory, WINDOW_NS)
     sides = streams.sides.reshape(-1, c.SIDE_WIDTH)
     conflicts = streams.conflicts.reshape(-1, c.CONFLICT_WIDTH)
     found = []
@@ -134,16 +135,17 @@ def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[Segment
 
 def test_a_million_gaps_and_interleaved_retransmissions_take_linear_time() -> None:
     batch, memory = synthetic(np.arange(1_000_000, dtype=np.int64) * 20, 10)
-    r.reassemble(*synthetic(np.array([9, 5, 7]), 4), WINDOW_NS)
+    warm, little = synthetic(np.array([9, 5, 7]), 4)
+    r.reassemble([warm], little, WINDOW_NS)
     began = time.perf_counter()
-    streams = r.reassemble(batch, memory, WINDOW_NS)
+    streams = r.reassemble([batch], memory, WINDOW_NS)
     assert streams.sides.reshape(-1, c.SIDE_WIDTH)[0, c.GAP_COUNT] == 999_999
     # Every second segment repeats one from far behind; then all of it lies under one large one.
     seq = np.empty(200_000, np.int64)
     seq[0::2] = 1_000_000 + np.arange(100_000) * 10
     seq[1::2] = 1_000_000 + (np.arange(100_000) * 7919 % 100_000) * 10
     batch, memory = synthetic(seq, 10)
-    streams = r.reassemble(batch, memory, WINDOW_NS)
+    streams = r.reassemble([batch], memory, WINDOW_NS)
     side = streams.sides.reshape(-1, c.SIDE_WIDTH)[0]
     assert side[c.BYTE_COUNT] == 1_000_000
     assert side[c.RETRANSMITTED_COUNT] + side[c.OUT_OF_ORDER_COUNT] > 90_000
@@ -156,7 +158,92 @@ def test_across_captures_the_running_time_orders() -> None:
     rows["source"] = (1, 1, 0, 0, 0)
     rows["packet"] = (1, 2, 1, 2, 3)
     rows["time_ns"] = (50, 60, 10, 5, 55)
-    segments, _ = r.ordered(rows, 1)
+    segments, _ = r.ordered([SegmentBatch(np.zeros(1, ENDPOINTS), rows)])
     assert [(int(s["source"]), int(s["packet"])) for s in segments] == [
         (0, 1), (0, 2), (1, 1), (0, 3), (1, 2),
     ]  # fmt: skip
+
+
+def test_streams_cut_into_runs_have_the_pieces_of_the_whole() -> None:
+    """More segments than a run of blocks has, moved about and repeated: as bytes are painted."""
+    count, size = 5 * laying.BLOCK // 2, 10
+    rng = np.random.default_rng(3)
+    place = np.arange(count) * size
+    near = np.argsort(np.arange(count) + rng.integers(0, 40, count), kind="stable")
+    place = place[near]
+    again = rng.random(count) < 0.02
+    place[again] -= size * rng.integers(0, 2 * laying.BLOCK, int(again.sum())) // 3
+    lost = rng.random(count) < 0.01
+    place[lost] += 3
+    place = np.maximum(place, 0)
+    rows = np.zeros(count + 1, SEGMENT)
+    rows["flags"] = ACK
+    rows["flags"][0] = SYN
+    rows["seq"][1:] = 1 + place
+    rows["captured"][1:] = rows["length"][1:] = size
+    rows["ip_id"] = rows["packet"] = np.arange(count + 1)
+    rows["time_ns"] = np.arange(count + 1) * 1000
+    rows["pos"][1:] = np.arange(count) * size
+    batch = SegmentBatch(np.zeros(1, ENDPOINTS), rows)
+    memory = Memory(rng.bytes(count * size))
+    streams = r.reassemble([batch], memory, 0)
+    painted = np.full(place.max() + size, -1)
+    for row in range(count - 1, -1, -1):
+        painted[place[row] : place[row] + size] = row + 1
+    pieces = streams.pieces
+    found = np.full(len(painted), -1)
+    for pos, length, row in zip(
+        *(a.tolist() for a in (pieces.pos, pieces.length, pieces.segment)), strict=True
+    ):
+        assert (found[pos : pos + length] == -1).all()
+        found[pos : pos + length] = row
+    assert found.tolist() == painted.tolist()
+    side = streams.sides.reshape(-1, c.SIDE_WIDTH)[0]
+    won = np.bincount(painted[painted > 0], minlength=count + 1)[1:]
+    highest = np.maximum.accumulate(np.append(0, place + size))[:-1]
+    assert side[c.RETRANSMITTED_COUNT] == (won < size).sum()
+    assert side[c.OUT_OF_ORDER_COUNT] == ((won == size) & (place < highest)).sum()
+    assert side[c.BYTE_COUNT] == (painted > 0).sum()
+
+
+segment_keys = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 9)), max_size=60
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(segment_keys, st.booleans())
+def test_order_of_segments(keys: list[tuple[int, int, int]], is_shuffled: bool) -> None:
+    """By (pair, time, source, packet), a time that goes back in a source counting as the last."""
+    rows = np.zeros(len(keys), SEGMENT)
+    if not is_shuffled:
+        keys = sorted(keys, key=lambda key: key[1])
+    for number, (pair, source, when) in enumerate(keys):
+        rows[number]["endpoints"], rows[number]["source"] = pair, source
+        rows[number]["time_ns"], rows[number]["packet"] = when, number + 1
+    if is_shuffled:
+        rows["packet"] = rows["packet"][::-1].copy()
+    order, start = r.ordered([SegmentBatch(np.zeros(3, ENDPOINTS), rows)])
+    last: dict[tuple[int, int], int] = {}
+    expected = []
+    for row in sorted(rows.tolist(), key=lambda row: (row[7], row[8], row[2])):
+        pair, source = row[8], row[7]
+        last[pair, source] = max(last.get((pair, source), 0), row[0])
+        expected.append((pair, last[pair, source], source, row[2]))
+    if len(set(rows["source"].tolist())) > 1:
+        expected.sort()
+    assert order["packet"].tolist() == [row[3] for row in sorted(expected, key=lambda row: row[0])]
+    assert start.tolist() == [0, *np.cumsum(np.bincount(rows["endpoints"], minlength=3)).tolist()]
+
+
+def test_a_table_of_duplicates_that_begins_anew() -> None:
+    """Copies are found in pairs with more packets than the table takes."""
+    count = 3 * r.COPIES_MAX // 2
+    rows = np.zeros(2 * count, SEGMENT)
+    rows["flags"] = ACK
+    rows["ack"] = np.repeat(np.arange(count), 2)
+    rows["ip_id"] = rows["ack"] & 0xFFFF
+    rows["packet"] = np.arange(2 * count)
+    rows["time_ns"] = np.arange(2 * count) * 1000
+    streams = r.reassemble([SegmentBatch(np.zeros(1, ENDPOINTS), rows)], Memory(b"1"), WINDOW_NS)
+    assert (streams.mark == np.tile([0, c.DUPLICATE], count)).all()

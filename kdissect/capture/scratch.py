@@ -1,0 +1,116 @@
+"""Arrays of a task that are too large for its memory: in unnamed files, mapped.
+
+The index of one connection may be larger than memory. Its arrays then lie in temporary files, which
+go with the process however it ends. What was touched of them leaves the process's memory after a
+moment (`resident`), and stays in the page cache or on the disk; kernels take them like any array.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import weakref
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture import resident
+from kdissect.errors import EnvironmentFailed
+
+FILE_BYTES_MIN = 1 << 20  # smaller arrays are in memory always
+
+_PROT_READ_WRITE, _MAP_SHARED = 3, 1
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class Scratch:
+    """Room for the arrays of a task: in memory, or (`in_files`) in files where they are large."""
+
+    def __init__(self, *, in_files: bool = False) -> None:
+        self.in_files = in_files
+
+    def zeros(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array of zeros. Raises EnvironmentFailed where the disk has no room for it."""
+        size = count * np.dtype(kind).itemsize
+        if not self.in_files or size < FILE_BYTES_MIN:
+            return np.zeros(count, kind)
+        with _file() as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)  # else writing would be a bus error
+            except OSError as error:
+                raise _no_room(error) from None
+            return _mapped(file, size).view(kind)
+
+    def empty(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The same, for an array that is filled anyway."""
+        if not self.in_files or count * np.dtype(kind).itemsize < FILE_BYTES_MIN:
+            return np.empty(count, kind)
+        return self.zeros(count, kind)
+
+    def copied(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A contiguous copy of a one-dimensional array, which may be a column of a table."""
+        copy = self.empty(len(array), array.dtype)
+        np.copyto(copy, array)
+        return copy
+
+
+MEMORY = Scratch()
+
+
+class Written:
+    """Rows of one type, put one behind the other in a file, then mapped as one array."""
+
+    def __init__(self, kind: npt.DTypeLike) -> None:
+        self._kind = np.dtype(kind)
+        self._file = _file()
+        self._size = 0
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Add a contiguous array. Raises EnvironmentFailed without room on the disk."""
+        data = rows.view(np.uint8).reshape(-1).data
+        self._size += len(data)
+        try:
+            while len(data):
+                data = data[os.write(self._file.fileno(), data) :]
+        except OSError as error:
+            raise _no_room(error) from None
+
+    def __len__(self) -> int:
+        return self._size // self._kind.itemsize
+
+    def array(self) -> npt.NDArray[Any]:
+        """All rows, writable; the file lives as long as the array."""
+        with self._file as file:
+            if not self._size:
+                return np.zeros(0, self._kind)
+            return _mapped(file, self._size).view(self._kind)
+
+
+def _file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile(prefix="kdissect-", buffering=0)
+    except OSError as error:
+        raise _no_room(error) from None
+
+
+def _no_room(error: OSError) -> EnvironmentFailed:
+    return EnvironmentFailed(f"{tempfile.gettempdir()}: {error.strerror}")
+
+
+def _mapped(file: IO[bytes], size: int) -> npt.NDArray[np.uint8]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+    )  # fmt: skip
+    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    address = libc.mmap(None, length, _PROT_READ_WRITE, _MAP_SHARED, file.fileno(), 0)
+    if address is None or address == _FAILED:
+        raise _no_room(OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno())))
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, resident.unmap, address, length)
+    resident.keep_small(address, length)
+    return np.frombuffer(memoryview(memory), np.uint8)
