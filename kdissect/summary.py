@@ -6,10 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.acero import (
+    AggregateNodeOptions,
+    Declaration,
+    ProjectNodeOptions,
+    ScanNodeOptions,
+)
 from rich.console import Console
 from rich.table import Table as TextTable
 
-from kdissect.api import Tables
+from kdissect.api import Table, Tables
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 
 LISTED_MAX = 12
@@ -27,16 +33,46 @@ def summarise(tables: Tables, out: str) -> dict[str, Any]:
         "apis": _apis(tables),
         "clients": _clients(tables),
         "topics": _topics(tables),
-        "anomalies": _counts(tables.anomalies.to_arrow(["kind"]), "kind"),
+        "anomalies": _counts(tables.anomalies, "kind"),
         **_unread(tables),
     }
 
 
-def _counts(table: pa.Table, name: str) -> dict[str, int]:
-    grouped = (
-        table.group_by(name)
-        .aggregate([([], "count_all")])
-        .sort_by([("count_all", "descending"), (name, "ascending")])
+def _grouped(
+    table: Table,
+    keys: list[str],
+    aggregates: list[tuple[Any, str]],
+    columns: dict[str, Any],
+    also: tuple[str, ...] = (),
+) -> pa.Table:
+    """Rows by key, aggregated while they are read: memory does not grow with the table.
+
+    columns: expressions by name; also: columns of the table, of other names, that these are of.
+    """
+    options = [
+        ([], "hash_count_all", None, "count_all")
+        if name == []
+        else (name, f"hash_{how}", None, f"{name}_{how}")
+        for name, how in aggregates
+    ]
+    names, expressions = list(columns), list(columns.values())
+    read = [name for name in table.schema.names if name in {*names, *also}]
+    readahead = {"batch_readahead": 2, "fragment_readahead": 1}
+    plan = [
+        Declaration("scan", ScanNodeOptions(table.dataset, columns=read, **readahead)),
+        Declaration("project", ProjectNodeOptions(expressions, names)),
+        Declaration("aggregate", AggregateNodeOptions(options, keys)),
+    ]
+    return Declaration.from_sequence(plan).to_table(use_threads=False)
+
+
+def _as_they_are(*names: str) -> dict[str, Any]:
+    return {name: pc.field(name) for name in names}
+
+
+def _counts(table: Table, name: str) -> dict[str, int]:
+    grouped = _grouped(table, [name], [([], "count_all")], _as_they_are(name)).sort_by(
+        [("count_all", "descending"), (name, "ascending")]
     )
     return dict(zip(grouped[name].to_pylist(), grouped["count_all"].to_pylist(), strict=True))
 
@@ -47,24 +83,23 @@ def _kafka_connections(tables: Tables) -> int:
 
 
 def _apis(tables: Tables) -> list[dict[str, Any]]:
-    columns = ["api_name", "api_version", "latency_ms", "error_code"]
-    rows = tables.exchanges.to_arrow(columns)
-    failed = pc.fill_null(pc.not_equal(rows["error_code"], 0), False)
-    rows = rows.append_column("failed", pc.cast(failed, pa.int64()))
-    grouped = (
-        rows.group_by("api_name")
-        .aggregate(
-            [
-                ("api_version", "min"),
-                ("api_version", "max"),
-                ([], "count_all"),
-                ("failed", "sum"),
-                ("latency_ms", "approximate_median"),
-                ("latency_ms", "max"),
-            ]
-        )
-        .sort_by([("count_all", "descending"), ("api_name", "ascending")])
-    )
+    failed = pc.coalesce(pc.field("error_code") != 0, pc.scalar(False))
+    columns = _as_they_are("api_name", "api_version", "latency_ms")
+    columns["failed"] = failed.cast(pa.int64())
+    grouped = _grouped(
+        tables.exchanges,
+        ["api_name"],
+        [
+            ("api_version", "min"),
+            ("api_version", "max"),
+            ([], "count_all"),
+            ("failed", "sum"),
+            ("latency_ms", "approximate_median"),
+            ("latency_ms", "max"),
+        ],
+        columns,
+        ("error_code",),
+    ).sort_by([("count_all", "descending"), ("api_name", "ascending")])
     return [
         {
             "api": row["api_name"],
@@ -79,12 +114,9 @@ def _apis(tables: Tables) -> list[dict[str, Any]]:
 
 
 def _clients(tables: Tables) -> list[dict[str, Any]]:
-    columns = ["client_id", "client_ip"]
-    grouped = (
-        tables.exchanges.to_arrow(columns)
-        .group_by(columns)
-        .aggregate([([], "count_all")])
-        .sort_by([("count_all", "descending"), ("client_id", "ascending")])
+    keys = ["client_id", "client_ip"]
+    grouped = _grouped(tables.exchanges, keys, [([], "count_all")], _as_they_are(*keys)).sort_by(
+        [("count_all", "descending"), ("client_id", "ascending")]
     )
     return [
         {"client_id": row["client_id"], "ip": row["client_ip"], "exchanges": row["count_all"]}
@@ -93,13 +125,13 @@ def _clients(tables: Tables) -> list[dict[str, Any]]:
 
 
 def _topics(tables: Tables) -> list[dict[str, Any]]:
-    columns = ["topic", "source", "codec", "record_count", "size"]
-    grouped = (
-        tables.record_batches.to_arrow(columns)
-        .group_by(["topic", "source", "codec"])
-        .aggregate([([], "count_all"), ("record_count", "sum"), ("size", "sum")])
-        .sort_by([("size_sum", "descending"), ("topic", "ascending"), ("source", "ascending")])
-    )
+    keys = ["topic", "source", "codec"]
+    grouped = _grouped(
+        tables.record_batches,
+        keys,
+        [([], "count_all"), ("record_count", "sum"), ("size", "sum")],
+        _as_they_are(*keys, "record_count", "size"),
+    ).sort_by([("size_sum", "descending"), ("topic", "ascending"), ("source", "ascending")])
     return [
         {
             "topic": row["topic"],
