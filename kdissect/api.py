@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,12 @@ class Table:
     def __init__(self, name: str, source: pads.Dataset) -> None:
         self.name = name
         self._source = source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Files travel as their names, rows in memory as they are."""
+        if isinstance(self._source, pads.InMemoryDataset):
+            return _in_memory, (self.name, self._source.to_table())
+        return Table, (self.name, self._source)
 
     @property
     def schema(self) -> pa.Schema:
@@ -88,8 +95,16 @@ class Table:
         return f"<p><b>{self.name}</b>: {self.num_rows} rows</p>{rows}"
 
 
+def _in_memory(name: str, rows: pa.Table) -> Table:
+    return Table(name, pads.dataset(rows))
+
+
 class Tables:
-    """A table set: every table by attribute, `api(name)` or `internal(name)`."""
+    """A table set: every table by attribute, `api(name)` or `internal(name)`.
+
+    It can be pickled, for other processes: of files their names travel, which must be there too,
+    of tables in memory all rows.
+    """
 
     captures: Table
     connections: Table
@@ -190,15 +205,24 @@ def _paths(paths: PathLike | Sequence[PathLike]) -> list[str]:
     return [os.fspath(path) for path in paths]
 
 
+def _ports(given: int | Sequence[int]) -> tuple[int, ...]:
+    """One port, or several. Raises ValueError for what is no number."""
+    several = (given,) if isinstance(given, int | str) else given
+    try:
+        return tuple(operator.index(port) for port in several)
+    except TypeError:
+        raise ValueError(f"ports: {given!r} is no number of a TCP port, nor several") from None
+
+
 def read(
     paths: PathLike | Sequence[PathLike],
     *,
-    ports: Sequence[int] = (),
+    ports: int | Sequence[int] = (),
     reveal_secrets: bool = False,
     payload: str = "full",
     decode_values: str | None = None,
     keylog: PathLike | Sequence[PathLike] = (),
-    hosts: Sequence[str] = (),
+    hosts: str | Sequence[str] = (),
     time_from: Time | None = None,
     time_to: Time | None = None,
     limits: Limits | Mapping[str, int] | None = None,
@@ -217,13 +241,13 @@ def read(
     capture.
     """
     options = Options(
-        ports=tuple(ports),
+        ports=_ports(ports),
         reveal_secrets=reveal_secrets,
         split_bytes=split_bytes,
         payload=payload,
         decode_values=decode_values,
         keylog=tuple(_paths(keylog)),
-        hosts=tuple(hosts),
+        hosts=(hosts,) if isinstance(hosts, str) else tuple(hosts),
         time_from_ns=None if time_from is None else time_ns(time_from),
         time_to_ns=None if time_to is None else time_ns(time_to),
         limits=Limits.of(limits),
@@ -238,9 +262,7 @@ def read(
         tables = sink.tables()
         rows = {name: table.num_rows for name, table in tables.items()}
         manifest = _manifest(plan, inputs.result(), timings, rows)
-    return Tables(
-        {name: Table(name, pads.dataset(table)) for name, table in tables.items()}, manifest
-    )
+    return Tables({name: _in_memory(name, table) for name, table in tables.items()}, manifest)
 
 
 def open_tables(path: PathLike) -> Tables:
@@ -264,12 +286,12 @@ def dissect(
     *,
     overwrite: bool = False,
     append: bool = False,
-    ports: Sequence[int] = (),
+    ports: int | Sequence[int] = (),
     reveal_secrets: bool = False,
     payload: str = "full",
     decode_values: str | None = None,
     keylog: PathLike | Sequence[PathLike] = (),
-    hosts: Sequence[str] = (),
+    hosts: str | Sequence[str] = (),
     time_from: Time | None = None,
     time_to: Time | None = None,
     limits: Limits | Mapping[str, int] | None = None,
@@ -292,13 +314,13 @@ def dissect(
         raise ValueError("overwrite and append exclude each other")
     check_out(target, overwrite or append)
     options = Options(
-        ports=tuple(ports),
+        ports=_ports(ports),
         reveal_secrets=reveal_secrets,
         split_bytes=split_bytes,
         payload=payload,
         decode_values=decode_values,
         keylog=tuple(_paths(keylog)),
-        hosts=tuple(hosts),
+        hosts=(hosts,) if isinstance(hosts, str) else tuple(hosts),
         time_from_ns=None if time_from is None else time_ns(time_from),
         time_to_ns=None if time_to is None else time_ns(time_to),
         limits=Limits.of(limits),

@@ -45,9 +45,13 @@ class DecodeError(Error, ValueError):
 
 
 class EncodeError(Error, ValueError):
-    """A message cannot be encoded: a value does not fit its field. `path` names the field."""
+    """A message cannot be encoded: a value does not fit its field. `path` names the field.
 
-    def __init__(self, reason: str, *, path: str = "") -> None:
-        super().__init__(f"{path}: {reason}" if path else reason)
+    what: the message, as in ``Fetch v12 request``, for the text.
+    """
+
+    def __init__(self, reason: str, *, path: str = "", what: str = "") -> None:
+        where = " > ".join(part for part in (what, path) if part)
+        super().__init__(f"{where}: {reason}" if where else reason)
         self.reason = reason
         self.path = path

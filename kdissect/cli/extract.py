@@ -56,14 +56,16 @@ def extract_command(
     ] = None,
     client: Annotated[
         list[str] | None,
-        typer.Option("--client", metavar="NAME", help="A client id, an IP or IP:PORT; repeatable."),
+        typer.Option(
+            "--client", metavar="NAME", help="A client id (* and ? fit anything), an IP or IP:PORT."
+        ),
     ] = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="NAME", help="A topic; repeatable.")
+        list[str] | None, typer.Option("--topic", metavar="NAME", help="A topic; * and ? too.")
     ] = None,
     group: Annotated[
         list[str] | None,
-        typer.Option("--group", metavar="ID", help="A group or a transactional id; repeatable."),
+        typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
     ] = None,
     from_time: FromTime = None,
     to_time: ToTime = None,

@@ -192,6 +192,7 @@ def show_command(
         return
     except KeyboardInterrupt:
         # how a live capture ends; what was shown is shown
+        say("interrupted")
         os._exit(EXIT_INTERRUPTED)
     if not reading.resumed.connection_count:
         note(f"no Kafka traffic found in {', '.join(captures)}")

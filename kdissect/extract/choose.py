@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.pipeline.patterns import any_like, like
 from kdissect.tables.schemas import FIXED_TABLES
 from kdissect.tables.values import plain
 
@@ -28,7 +29,8 @@ class Choice:
 
     exchanges: exchange_id. connections: connection_id, or "ip:port" of either end. clients: a
     client id, an address or "ip:port" of the client. topics, groups: names (group_id or
-    transactional_id). Hosts and times are chosen before (kdissect/pipeline/choose.py).
+    transactional_id). In client ids and names * and ? fit anything. Hosts and times are chosen
+    before (kdissect/pipeline/choose.py).
     """
 
     exchanges: tuple[int, ...] = ()
@@ -50,18 +52,15 @@ class Choice:
         if self.connections:
             masks.append(self.connection_mask(table))
         if self.clients:
-            mask = _is_in(table["client_id"], self.clients)
+            mask = like(table["client_id"], self.clients)
             for ip, port in _places(self.clients):
                 mask = pc.or_(mask, _is_place(table, "client", ip, port))
             masks.append(mask)
         if self.topics:
-            named = _is_in(pc.list_flatten(table["topics"]), self.topics)
-            has_one = np.zeros(len(table), np.bool_)
-            has_one[pc.list_parent_indices(table["topics"]).filter(named).to_numpy()] = True
-            masks.append(pa.array(has_one))
+            masks.append(any_like(table["topics"], self.topics))
         if self.groups:
-            mask = _is_in(table["group_id"], self.groups)
-            masks.append(pc.or_(mask, _is_in(table["transactional_id"], self.groups)))
+            mask = like(table["group_id"], self.groups)
+            masks.append(pc.or_(mask, like(table["transactional_id"], self.groups)))
         chosen: Any = pa.array(np.ones(len(table), np.bool_))
         for mask in masks:
             chosen = pc.and_(chosen, mask)

@@ -36,6 +36,8 @@ def check_out(out: str, overwrite: bool) -> None:
     if is_remote(out):
         stored.check(out, MANIFEST, overwrite)
         return
+    if not out.strip():
+        raise OutputError("--out is empty; it names the folder for the tables")
     path = Path(out)
     if path.exists() and not path.is_dir():
         raise OutputError(f"{out}: is a file; --out names a folder")
@@ -198,7 +200,7 @@ def dataset(out: str, names: list[str]) -> pads.Dataset:
     files = [f"{out.rstrip('/')}/{name}" for name in names]
     if not is_remote(out):
         is_there = [os.path.exists(file) for file in files]
-        found = files
+        found = [os.path.abspath(file) for file in files]  # for processes in other folders too
         store = None
     else:
         place = stored.Place(out)

@@ -316,6 +316,7 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
             yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
     batch, scratch = gathered.batch()
     del gathered
+    byte_count = int(batch.segments["captured"].sum())
     if sources.is_far:
         sources = sources.holding([batch.segments], payload.data())
     followed = follow(batch, options.limits.connections)
@@ -369,7 +370,10 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
     stats = {
         "duplicates": _duplicates(shown),
         "given_up": given_up,
-        "timings": {"assemble_s": time.perf_counter() - began},
+        "timings": {
+            "assemble_s": time.perf_counter() - began,
+            "assemble_bytes": byte_count,
+        },
     }
     yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
 

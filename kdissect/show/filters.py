@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.pipeline.choose import host_bytes, is_within
+from kdissect.pipeline.patterns import any_like, bools, like
 from kdissect.protocol import catalog
 from kdissect.stream.index import Assembly
 from kdissect.tables.values import ip_text
@@ -149,16 +149,16 @@ class Filters:
         if self.errors:
             mask = pc.greater(pc.list_value_length(table["error_codes"]), 0)
         if self.clients:
-            by_name = _like(table["client_id"], self.clients)
+            by_name = like(table["client_id"], self.clients)
             mask = _and(mask, pc.or_(by_name, self._by_address(table)))
         if self.groups:
-            by_group = _like(table["group_id"], self.groups)
-            mask = _and(mask, pc.or_(by_group, _like(table["transactional_id"], self.groups)))
+            by_group = like(table["group_id"], self.groups)
+            mask = _and(mask, pc.or_(by_group, like(table["transactional_id"], self.groups)))
         if self.topics:
-            mask = _and(mask, _any_like(table["topics"], self.topics))
+            mask = _and(mask, any_like(table["topics"], self.topics))
         rows = None
         if mask is not None:
-            rows = np.flatnonzero(_bools(mask))
+            rows = np.flatnonzero(bools(mask))
         if self.where is not None:
             some = table if rows is None else table.take(pa.array(rows))
             chosen = self._sql_rows(some)
@@ -180,7 +180,7 @@ class Filters:
             here = pc.equal(table["client_ip"].cast(pa.string()), ip_text(address))
             if end is not None:
                 here = pc.and_(here, pc.equal(table["client_port"], end.port))
-            found |= _bools(here)
+            found |= bools(here)
         return pa.array(found)
 
     def _sql_rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
@@ -192,42 +192,5 @@ class Filters:
         return found
 
 
-def _bools(mask: Any) -> npt.NDArray[np.bool_]:
-    return np.asarray(pc.fill_null(mask, False), np.bool_)
-
-
 def _and(one: Any, two: Any) -> Any:
     return two if one is None else pc.and_kleene(one, two)
-
-
-def _names_like(names: list[str | None], patterns: Sequence[str]) -> list[bool]:
-    return [
-        name is not None
-        and any(
-            name == pattern or (("*" in pattern or "?" in pattern) and fnmatchcase(name, pattern))
-            for pattern in patterns
-        )
-        for name in names
-    ]
-
-
-def _like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
-    """bool[n]: text that one of the patterns fits; each distinct text is looked at once."""
-    encoded = column.combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], pa.string())
-    if not pa.types.is_dictionary(encoded.type):
-        encoded = encoded.dictionary_encode()
-    found = _names_like(encoded.dictionary.to_pylist(), patterns)
-    return pa.array(found, pa.bool_()).take(encoded.indices).fill_null(False)
-
-
-def _any_like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
-    """bool[n]: lists with a text that one of the patterns fits."""
-    lists = column.combine_chunks()
-    flat = lists.flatten()
-    parents = pc.list_parent_indices(lists).to_numpy()
-    found = np.zeros(len(lists), np.bool_)
-    if len(flat):
-        found[parents[_bools(_like(pa.chunked_array([flat]), patterns))]] = True
-    return pa.array(found)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdissect.errors import DecodeError
+from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Api, Definition
 from kdissect.status import REASONS, Status
@@ -48,12 +49,23 @@ class Message:
                     f"header says api {said[0]} v{said[1]}, "
                     f"not api {self.api_key} v{self.api_version}"
                 )
-        self.header = reference.complete(header_definition, header_version, header)
-        self.body = reference.complete(definition, self.api_version, self.body)
+        with _named(self):
+            self.header = reference.complete(header_definition, header_version, header)
+            self.body = reference.complete(definition, self.api_version, self.body)
 
     @property
     def api_name(self) -> str:
         return catalog.api(self.api_key).name
+
+
+@contextmanager
+def _named(message: Message) -> Iterator[None]:
+    """Errors of encoding name the message too."""
+    try:
+        yield
+    except EncodeError as error:
+        what = f"{message.api_name} v{message.api_version} {message.side}"
+        raise EncodeError(error.reason, path=error.path, what=what) from None
 
 
 def definitions_of(api: Api, api_version: int, side: str) -> tuple[Definition, Definition, int]:
@@ -171,7 +183,10 @@ def encode_message(message: Message) -> bytes:
         catalog.api(message.api_key), message.api_version, message.side
     )
     header: Mapping[str, Any] = message.header
-    encoded = reference.encode(header_definition, header_version, header)
-    return (
-        encoded + reference.encode(definition, message.api_version, message.body) + message.surplus
-    )
+    with _named(message):
+        encoded = reference.encode(header_definition, header_version, header)
+        return (
+            encoded
+            + reference.encode(definition, message.api_version, message.body)
+            + message.surplus
+        )

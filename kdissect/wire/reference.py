@@ -563,7 +563,8 @@ def _check_names(struct_layout: Layout, values: Mapping[str, Any]) -> None:
     for name in values:
         if name in struct_layout.by_name or (name == UNKNOWN_TAGS and struct_layout.flexible):
             continue
-        raise EncodeError(f"version {struct_layout.version} has no such field", path=str(name))
+        reason = f"no field of that name in version {struct_layout.version}"
+        raise EncodeError(reason, path=str(name))
 
 
 def _complete(struct_layout: Layout, values: Mapping[str, Any]) -> dict[str, Any]:

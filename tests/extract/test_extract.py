@@ -94,6 +94,22 @@ def test_filters_take_the_exchanges_that_hold(tmp_path, whole, choice, column, v
     assert (done.packet_count == 0) == (len(expected) == 0)
 
 
+def test_patterns_of_names(tmp_path, whole):
+    """* and ? fit anything, in client ids, topics and groups."""
+    exchanges = whole.exchanges.to_arrow(["client_id", "topics", "group_id", "transactional_id"])
+    for choice, fits in (
+        (Choice(clients=("sample-*",)), lambda row: (row["client_id"] or "").startswith("sample-")),
+        (
+            Choice(topics=("rd-*",)),
+            lambda row: any(t.startswith("rd-") for t in row["topics"] or ()),
+        ),
+        (Choice(groups=("rd-classi?",)), lambda row: row["group_id"] == "rd-classic"),
+    ):
+        done, _ = _run(tmp_path, choice)
+        (tmp_path / "out.pcapng").unlink()
+        assert done.exchange_count == sum(map(fits, exchanges.to_pylist())) > 0
+
+
 def test_topics_and_clients_must_both_hold(tmp_path, whole):
     one, _ = _run(tmp_path, Choice(topics=("rd-events",)))
     (tmp_path / "out.pcapng").unlink()

@@ -1,0 +1,98 @@
+"""The handles of the Python API: arguments, messages, other processes."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdissect
+from kdissect import Message
+
+
+@pytest.fixture(scope="module")
+def tables(captures: Path) -> kdissect.Tables:
+    return kdissect.read(captures / "sarama.pcap.gz", ports=9092, hosts="127.0.0.1")
+
+
+def test_one_port_and_one_host(captures: Path, tables: kdissect.Tables) -> None:
+    several = kdissect.read(captures / "sarama.pcap.gz", ports=[9092], hosts=["127.0.0.1"])
+    assert tables.exchanges.to_arrow() == several.exchanges.to_arrow()
+    assert len(tables.exchanges)
+
+
+@pytest.mark.parametrize("ports", ["9092", ["9092"], 1.5, None, 0, [70000]])
+def test_what_is_no_port(captures: Path, ports: Any) -> None:
+    with pytest.raises(ValueError, match="ports: .* no "):
+        kdissect.read(captures / "sarama.pcap.gz", ports=ports)
+
+
+def test_table_sets_travel(tmp_path: Path, tables: kdissect.Tables) -> None:
+    """Rows in memory with them; of files the names, which are good in any folder."""
+    written = tables.write(tmp_path / "out")
+    for one in (tables, written):
+        there = pickle.loads(pickle.dumps(one))
+        assert there.names == one.names
+        assert there.manifest == one.manifest
+        assert there.exchanges.to_arrow() == one.exchanges.to_arrow()
+        assert there.anomalies.schema == one.anomalies.schema
+        assert there.sql("select count(*) n from exchanges").to_pylist() == [
+            {"n": len(tables.exchanges)}
+        ]
+    assert len(pickle.dumps(written)) < 300_000
+
+
+def test_table_sets_travel_to_processes_in_other_folders(
+    tmp_path: Path, tables: kdissect.Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.write(tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pickled").write_bytes(pickle.dumps(kdissect.open("out")))
+    code = (
+        "import pickle, sys\n"
+        "tables = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "print(len(tables.exchanges.to_arrow()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "pickled")],
+        cwd="/",
+        env={"PYTHONPATH": str(Path(kdissect.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == len(tables.exchanges)
+
+
+def test_every_stage_tells_what_it_read(tables: kdissect.Tables) -> None:
+    timings = tables.manifest["timings"]
+    for stage in ("scan", "assemble", "decode"):
+        assert timings[f"{stage}_s"] > 0
+        assert timings[f"{stage}_bytes"] > 0
+    payload = sum(
+        sum(tables.connections.to_arrow()[f"{side}_byte_count"].to_pylist())
+        for side in ("request", "response")
+    )
+    assert payload <= timings["assemble_bytes"] < timings["scan_bytes"]
+
+
+def test_errors_of_encoding_name_the_message() -> None:
+    header = {"correlation_id": 1}
+    with pytest.raises(kdissect.EncodeError) as raised:
+        Message(1, 12, "request", header, {"topics": [{"topic": "a", "nonsense": 1}]})
+    assert str(raised.value) == (
+        "Fetch v12 request > topics[0].nonsense: no field of that name in version 12"
+    )
+    assert raised.value.path == "topics[0].nonsense"
+    message = Message(1, 12, "request", header, {})
+    message.body["max_wait_ms"] = "soon"
+    with pytest.raises(kdissect.EncodeError, match="Fetch v12 request > max_wait_ms: expected"):
+        kdissect.encode_message(message)
+
+
+@pytest.mark.parametrize("out", ["", " "])
+def test_an_empty_name_of_a_folder(tables: kdissect.Tables, out: str) -> None:
+    with pytest.raises(kdissect.OutputError, match="--out is empty"):
+        tables.write(out)
