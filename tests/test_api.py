@@ -25,7 +25,7 @@ def test_one_port_and_one_host(captures: Path, tables: kdissect.Tables) -> None:
 
 @pytest.mark.parametrize("ports", ["9092", ["9092"], 1.5, None, 0, [70000]])
 def test_what_is_no_port(captures: Path, ports: Any) -> None:
-    with pytest.raises(ValueError, match="ports: .* no "):
+    with pytest.raises(ValueError, match=r"ports: .* no "):
         kdissect.read(captures / "sarama.pcap.gz", ports=ports)
 
 

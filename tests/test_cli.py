@@ -1,7 +1,9 @@
 """The command line as a user meets it: exit codes, one clear line, what is left behind."""
 
+import importlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -192,3 +194,31 @@ def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
     assert error.strip().splitlines()[-1] == "kdissect: interrupted; nothing was written"
     assert "Traceback" not in error
     assert not out.exists()
+
+
+@pytest.mark.parametrize("verb", ["dissect", "show", "report", "sql", "extract", "replay", "diff"])
+def test_examples_of_the_help_can_be_copied(verb: str) -> None:
+    """A terminal of 80 columns breaks no command: a shell reads what the page shows."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kdissect", verb, "--help"],
+        env={**os.environ, "COLUMNS": "80", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = done.stdout.partition("Examples:")[2]
+    assert all(line == line.rstrip() and len(line) <= 80 for line in shown.splitlines())
+    given = examples_of(verb).strip().split("\n\n")[1:]
+    listed = shown.strip().split("\n\n")
+    assert [_words(part) for part in listed] == [_words(part) for part in given]
+
+
+def _words(command: str) -> list[str]:
+    """What a shell reads; how an argument is broken in lines does not matter."""
+    return [" ".join(word.split()) for word in shlex.split(command.replace("\\\n", " "))]
+
+
+def examples_of(verb: str) -> str:
+    module = importlib.import_module(f"kdissect.cli.{verb}")
+    (text,) = (value for name, value in vars(module).items() if name.endswith("EXAMPLES"))
+    return str(text)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from kdissect.errors import EnvironmentFailed
 
@@ -92,6 +95,45 @@ LimitItems = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+
+
+HELP_WIDTH = 76  # what a terminal of 80 columns has for a line of examples
+
+
+def examples(text: str) -> str:
+    """Examples of a command for its help, in lines that can be copied: what is too long goes on
+    behind a backslash, or inside of quotes on the next line."""
+    parts = text.strip().split("\n\n")
+    return "\n\n".join(_in_lines(part.strip()) for part in parts)
+
+
+def with_examples(text: str) -> type[TyperCommand]:
+    """A command whose help ends with examples; `epilog` would fill their lines with spaces, which
+    are copied too and separate a backslash from its line's end."""
+
+    class Command(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            typer.echo(textwrap.indent(examples(text), " ") + "\n")
+
+    return Command
+
+
+def _in_lines(example: str) -> str:
+    lines = [""]
+    is_quoted = False
+    for part in re.split(r" (?=--\w|\| )", example):
+        starts_line = len(lines[-1]) + len(part) >= HELP_WIDTH - 2
+        for n, word in enumerate(part.split(" ")):
+            if not lines[-1]:
+                lines[-1] = word
+            elif (starts_line and not n) or len(lines[-1]) + len(word) >= HELP_WIDTH - 2:
+                lines[-1] += "" if is_quoted else " \\"
+                lines.append(word if is_quoted else f"  {word}")
+            else:
+                lines[-1] += f" {word}"
+            is_quoted ^= (word.count('"') + word.count("'")) % 2 == 1
+    return "\n".join(lines)
 
 
 def limits_of(items: list[str] | None) -> Any:

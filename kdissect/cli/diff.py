@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put
+from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put, with_examples
 
 DIFF_EXAMPLES = """
 Examples:
@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@app.command("diff", epilog=DIFF_EXAMPLES)
+@app.command("diff", cls=with_examples(DIFF_EXAMPLES))
 def diff_command(
     a: Annotated[str, typer.Argument(metavar="DIR_A", help="The table set from before.")],
     b: Annotated[str, typer.Argument(metavar="DIR_B", help="The table set from after.")],

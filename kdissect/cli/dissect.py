@@ -33,6 +33,7 @@ from kdissect.cli.common import (
     check_java,
     limits_of,
     say,
+    with_examples,
 )
 from kdissect.errors import EnvironmentFailed, Error
 
@@ -51,7 +52,7 @@ Examples:
 """
 
 
-@app.command("dissect", epilog=DISSECT_EXAMPLES)
+@app.command("dissect", cls=with_examples(DISSECT_EXAMPLES))
 def dissect_command(
     captures: Annotated[
         list[str],

@@ -20,6 +20,7 @@ from kdissect.cli.common import (
     check_choice,
     limits_of,
     say,
+    with_examples,
 )
 
 EXAMPLES = """
@@ -35,7 +36,7 @@ Examples:
 """
 
 
-@app.command("extract", epilog=EXAMPLES)
+@app.command("extract", cls=with_examples(EXAMPLES))
 def extract_command(
     captures: Annotated[
         list[str],

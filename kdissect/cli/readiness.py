@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put, say
+from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put, say, with_examples
 
 READINESS_EXAMPLES = """
 Examples:
@@ -20,7 +20,7 @@ Examples:
 """
 
 
-@app.command("readiness", epilog=READINESS_EXAMPLES)
+@app.command("readiness", cls=with_examples(READINESS_EXAMPLES))
 def readiness_command(
     tables: Annotated[str, typer.Argument(metavar="DIR", help="A table set.")],
     target: Annotated[

@@ -24,6 +24,7 @@ from kdissect.cli.common import (
     check_choice,
     limits_of,
     say,
+    with_examples,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Offsets(StrEnum):
     RELATIVE = "relative"
 
 
-@app.command("replay", epilog=REPLAY_EXAMPLES)
+@app.command("replay", cls=with_examples(REPLAY_EXAMPLES))
 def replay_command(
     source: Annotated[
         list[str],

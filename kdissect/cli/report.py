@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import AsJson, Quiet
+from kdissect.cli.common import AsJson, Quiet, with_examples
 
 REPORT_EXAMPLES = """
 Examples:
@@ -24,7 +24,7 @@ Examples:
 """
 
 
-@app.command("report", epilog=REPORT_EXAMPLES)
+@app.command("report", cls=with_examples(REPORT_EXAMPLES))
 def report_command(
     source: Annotated[str, typer.Argument(metavar="DIR", help="A table set that dissect wrote.")],
     out: Annotated[

@@ -25,6 +25,7 @@ from kdissect.cli.common import (
     check_choice,
     limits_of,
     say,
+    with_examples,
 )
 
 SHOW_EXAMPLES = """
@@ -46,7 +47,7 @@ Examples:
 Result = TypeVar("Result")
 
 
-@app.command("show", epilog=SHOW_EXAMPLES)
+@app.command("show", cls=with_examples(SHOW_EXAMPLES))
 def show_command(
     captures: Annotated[
         list[str],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import stdout_failed
+from kdissect.cli.common import stdout_failed, with_examples
 from kdissect.whole_file import replacing
 
 SQL_EXAMPLES = """
@@ -38,7 +38,7 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
-@app.command("sql", epilog=SQL_EXAMPLES)
+@app.command("sql", cls=with_examples(SQL_EXAMPLES))
 def sql_command(
     tables: Annotated[str, typer.Argument(metavar="DIR", help="A table set.")],
     query: Annotated[
