@@ -18,7 +18,9 @@ import traceback
 from pathlib import Path
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "fuzz"
-WALL_SECONDS_MAX = 180.0  # a case that takes longer hangs; the first one compiles kernels
+# A case that takes longer hangs; the first one compiles kernels. Processor time, so that a busy
+# machine is no finding; a case that does nothing is waited for that much longer.
+CPU_SECONDS_MAX, WALL_SECONDS_MAX = 180.0, 1800.0
 CASES_PER_WORKER = 4000
 WORK = """
 import sys
@@ -26,6 +28,15 @@ from pathlib import Path
 from tests.fuzz.run import work
 work(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
 """
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """User and system time of a process, 0 where it is gone."""
+    try:
+        _, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return 0.0
+    return sum(map(int, rest.split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def keep(seed: int, folder: Path) -> Path:
@@ -73,12 +84,13 @@ def supervise(minutes: float, first: int, folder: Path) -> dict[str, object]:
         numbers = [str(seed), str(CASES_PER_WORKER), str(left), str(log)]
         command = [sys.executable, "-c", WORK, *numbers]
         worker = subprocess.Popen(command, cwd=GOLDEN.parents[2], env=os.environ)
-        size, since, hangs = -1, time.monotonic(), False
+        size, since, before, hangs = -1, time.monotonic(), 0.0, False
         while worker.poll() is None:
             time.sleep(0.2)
+            now, cpu = time.monotonic(), cpu_seconds_of(worker.pid)
             if log.stat().st_size != size:
-                size, since = log.stat().st_size, time.monotonic()
-            elif time.monotonic() - since > WALL_SECONDS_MAX:
+                size, since, before = log.stat().st_size, now, cpu
+            elif cpu - before > CPU_SECONDS_MAX or now - since > WALL_SECONDS_MAX:
                 hangs = True
                 worker.kill()
         lines = [json.loads(line) for line in log.read_text().splitlines()]
