@@ -244,6 +244,7 @@ def request_points(
     correlation = header[CORRELATION]
     client = header[CLIENT_HASH]
     key = header[KEY]
+    spoken = key << 16 | header[API_VERSION]
     if key == SASL_HANDSHAKE and is_handshake(stream, index, pos, header):
         points += HANDSHAKE_POINTS
     for _ in range(looked_behind):
@@ -267,14 +268,22 @@ def request_points(
             if not 0 < step(following[CORRELATION], correlation) <= REQUEST_STEP_MAX:
                 if header[CLIENT_LENGTH] <= 0:
                     return -1  # responses read like requests of this kind
-                if not is_seen and following[CORRELATION] == correlation:
-                    return -1  # Produce responses do: a topic for a client, a count for an id
+                counted = (following[KEY] << 16 | following[API_VERSION]) - spoken
+                if (
+                    not is_seen
+                    and following[CORRELATION] == correlation
+                    and 0 < counted <= STEP_MAX
+                ):
+                    # Produce responses: their ids read like keys and versions, the count of
+                    # topics like an id, and the topic like a client.
+                    return -1
                 points -= 1
             elif header[CLIENT_LENGTH] > 0:
                 points += 1
         size = following[SIZE]
         correlation = following[CORRELATION]
         key = following[KEY]
+        spoken = key << 16 | following[API_VERSION]
     return points
 
 

@@ -312,7 +312,13 @@ def request_points(
             if not rises(following.correlation_id, this.correlation_id, REQUEST_STEP_MAX):
                 if not has_name(header):
                     return -1
-                if not is_seen and following.correlation_id == this.correlation_id:
+                assert None not in (this.key, this.api_version)
+                assert None not in (following.key, following.api_version)
+                before, after = (
+                    (one.key or 0) << 16 | (one.api_version or 0) for one in (this, following)
+                )
+                is_same = following.correlation_id == this.correlation_id
+                if not is_seen and is_same and 0 < after - before <= STEP_MAX:
                     return -1
                 points -= 1
             elif has_name(header):

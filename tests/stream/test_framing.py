@@ -109,14 +109,17 @@ TOLD = (
 def requests(draw: st.DrawFn) -> bytes:
     """Frames that requests are made of, and what only looks like them."""
     number = draw(st.integers(0, 3)) + 250
+    versions = st.sampled_from((1, 1, 2, 3))
     data = b""
     for _ in range(draw(st.integers(1, 8))):
-        number += draw(st.sampled_from((1, 1, 1, 1, 2, 3000)))
+        number += draw(st.sampled_from((1, 1, 1, 1, 2, 0, 3000)))
         kind = draw(st.integers(0, 13))
         name = draw(st.sampled_from(("orders", "orders", "orders", "", None, "x\x01")))
         size = draw(st.sampled_from((0, 4, 30)))
         if kind < 5:
-            data += request(number, draw(st.sampled_from((3, 1, 18))), 1, name, bytes(size))
+            data += request(
+                number, draw(st.sampled_from((3, 1, 18))), draw(versions), name, bytes(size)
+            )
         elif kind < 7:
             version = draw(st.sampled_from((0, 3, 8, 9, 12)))
             data += produce(number, draw(st.integers(-1, 1)), version)
