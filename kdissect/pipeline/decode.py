@@ -72,7 +72,7 @@ from kdissect.wire.records import iter_record_chunks
 REQUEST, RESPONSE = SIDE_NUMBERS = 0, 1
 SASL_AUTHENTICATE = 36
 CHUNK_ROWS = 1 << 16
-LARGE_FRAME = 4096  # bytes beyond count half
+LARGE_FRAME = 4096  # bytes beyond count a quarter
 _NO_BYTES = pa.scalar(None, pa.binary())
 
 Ints = npt.NDArray[Any]
@@ -177,7 +177,7 @@ class Decoder:
             column = exchanges[side]
             size = np.where(column["is_whole"] != 0, column["size"], 64)
             # what is large are records, which are decoded in smaller pieces anyway
-            sizes += np.minimum(size, LARGE_FRAME) + np.maximum(size - LARGE_FRAME, 0) // 2
+            sizes += np.minimum(size, LARGE_FRAME) + np.maximum(size - LARGE_FRAME, 0) // 4
         filled = (np.cumsum(sizes[order]) - sizes[order]) // self.options.chunk_bytes
         number = filled + np.arange(len(order)) // CHUNK_ROWS
         if len(order):

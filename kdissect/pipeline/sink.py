@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -102,7 +103,7 @@ class _Writer:
                 table.schema,
                 compression=COMPRESSION,
                 compression_level=COMPRESSION_LEVEL,
-                use_dictionary=_dictionary_columns(table.schema),
+                use_dictionary=_dictionary_columns(table),
                 column_encoding=_delta_columns(table.schema),
                 write_statistics=_statistics_columns(table.schema),
                 # rows between two looks at a page's size; large ones would overshoot it far
@@ -153,14 +154,20 @@ def _plain_type(kinds: set[Any]) -> Any:
     return next(iter(kinds)).value_type
 
 
-def _dictionary_columns(schema: pa.Schema) -> list[str]:
+def _dictionary_columns(table: pa.Table) -> list[str]:
     """Columns (by path) that get a Parquet dictionary; struct bodies of apis/ keep it off."""
     return [
         path
-        for field in schema
+        for field in table.schema
         for path in (field.name, f"{field.name}.list.element")
-        if path in DICTIONARY_COLUMNS
+        if path in DICTIONARY_COLUMNS and not (path == "exchange_id" and _hardly_repeats(table))
     ]
+
+
+def _hardly_repeats(table: pa.Table) -> bool:
+    """Whether a dictionary of the exchanges' ids would be longer than the ids."""
+    ids = table["exchange_id"].fill_null(0).to_numpy()
+    return 2 * np.count_nonzero(ids[1:] != ids[:-1]) > len(ids)
 
 
 def _delta_columns(schema: pa.Schema) -> dict[str, str]:
