@@ -7,7 +7,7 @@ rows have its session's id and an epoch range around its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,20 @@ from kdissect.tables.schemas import FETCH_SESSIONS
 from kdissect.tables.values import times_from_ns
 
 KNOWN, UNKNOWN = "known", "unknown"
+
+
+class _Event(NamedTuple):
+    """What is read of a row of FETCH_STEPS."""
+
+    broker: str
+    session_id: int
+    time_ns: int
+    order: int
+    exchange_id: int
+    client_id: str | None
+    epoch: int
+    topic: str
+    partition: int
 
 
 @dataclass(slots=True)
@@ -39,9 +53,10 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
     """`fetch_sessions` of FETCH_STEPS that are in order of time."""
     rows: list[dict[str, Any]] = []
     sessions: dict[tuple[str, int], _Session] = {}
-    for event in events.to_pylist():
-        key = event["broker"], event["session_id"]
-        ask, epoch, time_ns = event["order"], event["epoch"], event["time_ns"]
+    columns = (events[name].to_pylist() for name in _Event._fields)
+    for event in map(_Event._make, zip(*columns, strict=True)):
+        key = event.broker, event.session_id
+        ask, epoch, time_ns = event.order, event.epoch, event.time_ns
         session = sessions.get(key)
         if ask == Ask.START or session is None:
             if session is not None:
@@ -51,14 +66,14 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
         if ask == Ask.CLOSE:
             sessions.pop(key).end()
             continue
+        place = event.topic, event.partition
         if ask == Ask.FORGET:
-            row = session.stays.pop((event["topic"], event["partition"]), None)
+            row = session.stays.pop(place, None)
             if row is not None:
                 row["last_epoch"], row["last_time"] = epoch - 1, time_ns
-                row["end_exchange_id"] = event["exchange_id"]
+                row["end_exchange_id"] = event.exchange_id
         if epoch >= session.last_epoch:
             session.last_epoch, session.last_ns = epoch, time_ns
-        place = event["topic"], event["partition"]
         if ask == Ask.ADD and place not in session.stays:
             session.stays[place] = _row(event, session.state)
             rows.append(session.stays[place])
@@ -67,19 +82,19 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
     return _table(rows)
 
 
-def _row(event: dict[str, Any], state: str) -> dict[str, Any]:
-    ip, _, port = event["broker"].rpartition(" ")
+def _row(event: _Event, state: str) -> dict[str, Any]:
+    ip, _, port = event.broker.rpartition(" ")
     return {
         "broker_ip": ip,
         "broker_port": int(port),
-        "session_id": event["session_id"],
-        "client_id": event["client_id"],
+        "session_id": event.session_id,
+        "client_id": event.client_id,
         "state": state,
-        "topic": event["topic"],
-        "partition": event["partition"],
-        "first_epoch": event["epoch"],
-        "first_time": event["time_ns"],
-        "exchange_id": event["exchange_id"],
+        "topic": event.topic,
+        "partition": event.partition,
+        "first_epoch": event.epoch,
+        "first_time": event.time_ns,
+        "exchange_id": event.exchange_id,
         "end_exchange_id": None,
     }
 

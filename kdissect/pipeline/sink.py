@@ -167,7 +167,7 @@ def _dictionary_columns(table: pa.Table) -> list[str]:
 def _hardly_repeats(table: pa.Table) -> bool:
     """Whether a dictionary of the exchanges' ids would be longer than the ids."""
     ids = table["exchange_id"].fill_null(0).to_numpy()
-    return 2 * np.count_nonzero(ids[1:] != ids[:-1]) > len(ids)
+    return bool(2 * np.count_nonzero(ids[1:] != ids[:-1]) > len(ids))
 
 
 def _delta_columns(schema: pa.Schema) -> dict[str, str]:
