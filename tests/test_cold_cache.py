@@ -1,0 +1,105 @@
+"""Kernels where the package cannot be written, and where several processes compile at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CAPTURES, ROOT
+
+# Few and small kernels: what is tested is where their machine code is kept.
+SMALL = """
+import numpy as np
+from kdissect.capture import source
+import kdissect
+here = source.Sources([kdissect.__file__])
+rows = np.array([(3, 40, 0)], [("pos", "<i8"), ("length", "<i8"), ("source", "<i4")])
+print(here.gather(rows).tobytes() == open(kdissect.__file__, "rb").read()[3:43])
+print(kdissect.__file__)
+print(sum(source._addresses.stats.cache_hits.values()))
+"""
+
+needs_mounts = pytest.mark.skipif(
+    shutil.which("unshare") is None or os.geteuid() != 0,
+    reason="a read-only file system is mounted: needs root and unshare",
+)
+
+
+def read_only(folder: Path, script: str) -> list[str]:
+    """A command that runs a shell script where `folder` cannot be written, whoever runs it."""
+    mounts = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} || exit 99\n"
+    return ["unshare", "-m", "sh", "-c", mounts + script]
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, check=False, cwd="/",
+        env={**kept, "PYTHON": sys.executable, **variables},
+    )  # fmt: skip
+    if done.returncode == 99:
+        pytest.skip("no file system can be mounted here")
+    return done
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with a copy of the package without machine code, and an empty home."""
+    root = tmp_path / "install"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "kdissect", root / "kdissect", ignore=ignored)
+    (root / "home").mkdir()
+    (tmp_path / "tmp").mkdir()
+    return root
+
+
+@needs_mounts
+def test_a_package_and_a_home_that_cannot_be_written(installed: Path, tmp_path: Path) -> None:
+    """Two processes compile at once; a third one finds what they made, in the temporary folder."""
+    (installed / "small.py").write_text(SMALL)
+    script = f"cd {installed}\n" + "$PYTHON small.py & $PYTHON small.py; wait; $PYTHON small.py"
+    done = run(
+        read_only(installed, script),
+        HOME=str(installed / "home"),
+        XDG_CACHE_HOME=str(installed / "home" / "cache"),
+        PYTHONPATH=str(installed),
+        TMPDIR=str(tmp_path / "tmp"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines.count("True") == 3
+    assert lines.count(str(installed / "kdissect" / "__init__.py")) == 3
+    assert lines[-1] == "1", "the third one compiled again"
+    assert not list((installed / "home").iterdir())
+    (kept,) = (tmp_path / "tmp").iterdir()
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+@needs_mounts
+@pytest.mark.spark
+@pytest.mark.heavy
+def test_a_read_only_install_with_a_cold_cache(installed: Path, tmp_path: Path) -> None:
+    """Two workers that start at once compile all kernels, and the rows are right."""
+    import kdissect
+
+    capture = CAPTURES / "java_2_0_1.pcap"
+    command = f"$PYTHON -m kdissect dissect {capture} --out {tmp_path}/out --split-bytes 60000"
+    done = run(
+        read_only(installed, f"cd {installed}\n{command} --master 'local[2]' --quiet"),
+        HOME=str(installed / "home"),
+        XDG_CACHE_HOME=str(installed / "home"),
+        PYTHONPATH=str(installed),
+        TMPDIR=str(tmp_path / "tmp"),
+    )
+    assert done.returncode == 0, done.stderr
+    found, expected = kdissect.open(tmp_path / "out"), kdissect.read(capture)
+    assert found.names == expected.names
+    for name in found.names:
+        rows = [sorted(map(repr, each[name].to_arrow().to_pylist())) for each in (found, expected)]
+        assert rows[0] == rows[1], name
