@@ -16,10 +16,10 @@ TWINS = {
     "capture.split": ("capture.packets_reference", "capture/test_formats.py"),
     "pipeline.facts": ("pipeline.facts_reference", "pipeline/test_client_ids.py"),
     "stream.acks": ("stream.framing_reference", "stream/test_framing.py"),
-    "stream.assemble": (None, "stream/test_transcripts.py"),  # a join of columns
     "stream.evidence": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.framing": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.laying": ("stream.reassembly_reference", "stream/test_reassembly.py"),
+    "stream.paired": (None, "stream/test_transcripts.py"),  # a join of columns
     "stream.pairing": ("stream.pairing_reference", "stream/test_pairing.py"),
     "stream.pieces": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.reassembly": ("stream.reassembly_reference", "stream/test_reassembly.py"),
