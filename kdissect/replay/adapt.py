@@ -13,7 +13,7 @@ from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.messages import entries, response_of
 from kdissect.replay.model import Step
 from kdissect.replay.producers import Producer
-from kdissect.replay.routing import share_key, spread, target_node
+from kdissect.replay.routing import share_key, share_told, spread, target_node
 from kdissect.replay.sessions import stand_in
 from kdissect.replay.state import State
 from kdissect.replay.walk import Kind, Spot, spots
@@ -398,6 +398,7 @@ def _share_session(t: State, step: Step, request: Message) -> bool:
     body = request.body
     before = body["member_id"], body["share_session_epoch"]
     key = share_key(t, step, body)
+    t.share_told[key[1:]] = share_told(t, step, body)
     if t.share_owners.setdefault(key[:-1], key[-1]) != key[-1]:
         body["member_id"] = stand_in(t.groups.member(body["group_id"], body["member_id"]), key[-1])
     if body["share_session_epoch"] > 0:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 from kdissect.replay import messages as api
-from kdissect.replay.messages import request_of
+from kdissect.replay.messages import entries, request_of
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.readings import spots_of
 from kdissect.replay.state import State
@@ -36,6 +37,7 @@ _BY_TRANSACTION = frozenset(
         api.DESCRIBE_TRANSACTIONS,
     }
 )  # fmt: skip
+_IN_SHARE_SESSIONS = frozenset({api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE})
 # Requests that need to know the partitions of their topics.
 _NEEDS_TOPICS = _BY_LEADER | {
     api.OFFSET_COMMIT, api.OFFSET_FETCH, api.CONSUMER_GROUP_HEARTBEAT, api.TXN_OFFSET_COMMIT,
@@ -67,6 +69,18 @@ def needs(t: State, exchange: Exchange) -> tuple[str, ...]:
             elif not around.topic and each in t.names:
                 names[t.names[each]] = None
     return tuple(names)
+
+
+def share_told(t: State, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
+    """(captured topic id, partition) of a share session: what it was told, and what a request
+    says."""
+    key = (body["group_id"], body["member_id"], t.broker(step))
+    told = set() if body["share_session_epoch"] == 0 else set(t.share_told.get(key, ()))
+    for topic in entries(body.get("forgotten_topics_data")):
+        told -= {(topic["topic_id"], number) for number in topic["partitions"]}
+    for topic in entries(body["topics"]):
+        told |= {(topic["topic_id"], each["partition_index"]) for each in topic["partitions"]}
+    return told
 
 
 def wants_metadata(t: State, needs: tuple[str, ...]) -> list[str]:
@@ -115,6 +129,11 @@ def spread(t: State, step: Step) -> Counter[int]:
                 name = t.topic_name(topic, None) if is_name else t.topic_name("", topic)
                 _vote(t, votes, name, number)
             return votes
+    if key in _IN_SHARE_SESSIONS:
+        request = request_of(step.exchange)
+        for topic_id, number in share_told(t, step, request.body) if request is not None else ():
+            _vote(t, votes, t.topic_name("", topic_id), number)
+        return votes
     if key in _BY_LEADER:
         for _, slot, holder, around in spots_of(step.exchange, _NUMBERED):
             value = holder[slot.name]

@@ -53,6 +53,8 @@ class State:
         self.marked: set[Log] = set()
         self.expected: dict[tuple[int, Log], int] = {}
         self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
+        # (group, member, captured broker) -> (topic id, partition) that its session was told
+        self.share_told: dict[tuple[Any, ...], set[tuple[UUID, int]]] = {}
         self.share_held: dict[tuple[Any, ...], Held] = {}  # what a session has got at the target
         # ShareFetch steps that are asked again: what they acknowledge was taken the first time
         self.share_acknowledged: set[int] = set()
