@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kdissect.replay.differences import plain_path
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 EVERYTHING = ("--allow", "produce,groups,transactions,admin")
 MATERIAL = ROOT.parent / "shared" / "captures"
@@ -39,6 +41,27 @@ class Replayed:
             for each in self.summary["differences"]
             if not each["rule"]
         }
+
+    def causes(self) -> set[tuple[str, str, str, str]]:
+        """Those of `differences` that do not say that they follow from another one. An error code
+        stands for the other fields of its struct."""
+        found = set()
+        for row in self.rows:
+            telling = [each for each in row["differences"] if not each["rule"]]
+            failed = {
+                each["path"].rpartition(".")[0]
+                for each in telling
+                if each["path"].endswith("error_code")
+            }
+            for each in telling:
+                holder, _, name = each["path"].rpartition(".")
+                if "may follow from" in (each["note"] or ""):
+                    continue
+                if holder in failed and not name.endswith("error_code"):
+                    continue
+                path = plain_path(each["path"])
+                found.add((row["api_name"], path, each["captured"], each["answered"]))
+        return found
 
     def explain(self) -> str:
         """For a failing assertion."""
