@@ -10,6 +10,7 @@ from kdissect.replay.batches import headers
 from kdissect.replay.messages import (
     NO_TOPIC,
     OUT_OF_SEQUENCE,
+    SESSION_LOST,
     TRANSIENT,
     entries,
     error_codes,
@@ -121,17 +122,30 @@ def _is_behind(t: State, step: Step) -> bool:
 def _retry_fetch(t: State, step: Step, captured: Message, answer: Message) -> str:
     """Records that the capture shows are not there yet: the request may have come a little earlier
     than what it waited for, and markers are written some time after a transaction's end."""
+    lost = SESSION_LOST & ({answer.body.get("error_code", 0)} - set(error_codes(captured.body)))
+    if lost and not _is_futile(t, step, 1, FETCHES_MAX):
+        t.asked[step.number] += 1
+        t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
+        return f"error {min(lost)}: its session is opened again"
     if any(error_codes(answer.body)):
         return ""
     there = {
-        (t.topic_key(topic, is_captured=False), partition["partition_index"])
+        (t.topic_key(topic, is_captured=False), partition["partition_index"]): partition["records"]
         for topic, partition in _fetched(answer)
     }
     wanted = (
-        (t.topic_key(topic, is_captured=True), partition["partition_index"])
+        (t.topic_key(topic, is_captured=True), topic, partition)
         for topic, partition in _fetched(captured)
     )
-    if all(each in there for each in wanted):
+    if all(
+        t.brings(
+            (t.topic_name(topic.get("topic") or "", topic.get("topic_id")), number),
+            partition["records"],
+            there.get((key, number), b""),
+        )
+        for key, topic, partition in wanted
+        for number in (partition["partition_index"],)
+    ):
         return ""
     if _is_futile(t, step, FETCH_ATTEMPTS, FETCHES_MAX):
         return ""

@@ -86,6 +86,8 @@ BLOCKING_APIS = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
 REFUSED = frozenset({5, 6, 14, 15, 16, 19, 41, 51, 72, 74, 75, 76})
 NO_TOPIC = frozenset({3, 100, 103})  # when the target has just made it
 TRANSIENT = REFUSED | NO_TOPIC | {9, 56}
+# Of a Fetch: session id not found, wrong epoch, a topic id changed; a client opens another session.
+SESSION_LOST = frozenset({70, 71, 106})
 OUT_OF_SEQUENCE = 45  # of a Produce: batches before it did not come
 
 

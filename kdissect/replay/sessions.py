@@ -12,11 +12,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdissect.replay.messages import entries
+from kdissect.replay.messages import SESSION_LOST, entries
 from kdissect.replay.offsets import Log
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
-_LOST = frozenset({70, 71, 106})  # session id not found, wrong epoch, topic id changed
 
 Body = dict[str, Any]
 Broker = tuple[str, int]  # the captured address
@@ -136,7 +135,7 @@ class FetchSessions:
         it cannot be sent. `number` is the step's, captured_code the error that the capture's broker
         answered: a session that it had lost is one that the target does not know either."""
         captured_id, epoch = body["session_id"], body["session_epoch"]
-        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in _LOST:
+        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
             return body, ""
         known = self._sessions.get((broker, captured_id))
         if epoch == FINAL_EPOCH:
@@ -174,7 +173,7 @@ class FetchSessions:
         session = self._asked.get(number)
         if session is None:
             return
-        if answer.get("error_code", 0) in _LOST:
+        if answer.get("error_code", 0) in SESSION_LOST:
             session.target_id = 0
         else:
             target_id = answer.get("session_id", 0)

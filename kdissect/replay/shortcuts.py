@@ -20,7 +20,7 @@ from uuid import UUID
 from kdissect.replay import adapt
 from kdissect.replay import messages as api
 from kdissect.replay.batches import headers
-from kdissect.replay.messages import OUT_OF_SEQUENCE, TRANSIENT
+from kdissect.replay.messages import OUT_OF_SEQUENCE, SESSION_LOST, TRANSIENT
 from kdissect.replay.model import READ, Step
 from kdissect.replay.readings import Place, Reading, reading_of
 from kdissect.replay.state import State
@@ -214,19 +214,22 @@ def is_final(t: State, step: Step, pair: Pair) -> bool:
         return False
     if step.exchange.api_key != api.FETCH:
         return step.step_class != READ
+    if pair.codes & SESSION_LOST:
+        return False
     return any(pair.codes) or _brings_all(t, pair)
 
 
 def _brings_all(t: State, pair: Pair) -> bool:
-    """Whether each partition of a Fetch that had data records has some, in the same order."""
+    """Whether each partition of a Fetch that had data records has them, in the same order."""
     for place in pair.reading.of(_RECORDS):
         for leaf in place.leaves:
             if not _has_data(pair.captured[leaf.place]):
                 continue
-            if not _has_data(pair.answered[leaf.place]):
-                return False
             mine, theirs = place.around_of(pair.captured), place.around_of(pair.answered)
             if mine.partition != theirs.partition or not _is_same_topic(t, mine, theirs):
+                return False
+            log = (t.topic_name(mine.topic, mine.topic_id), mine.partition)
+            if not t.brings(log, pair.captured[leaf.place], pair.answered[leaf.place]):
                 return False
     return True
 

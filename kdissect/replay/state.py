@@ -15,6 +15,7 @@ from uuid import UUID
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.replay import messages as api
+from kdissect.replay.batches import headers
 from kdissect.replay.groups import Groups
 from kdissect.replay.messages import response_of
 from kdissect.replay.model import ADMIN, READ, Plan, Step, TranslateOptions
@@ -162,6 +163,11 @@ class State:
         """Which base offset the answer to a Produce should tell, by the batches before it."""
         return self.expected.get((step.number, log))
 
+    def brings(self, log: Log, captured: bytes, answered: bytes) -> bool:
+        """Whether the data records of an answer go as far as those of the captured response."""
+        last, found = _last_data(captured), _last_data(answered)
+        return found >= 0 and (last < 0 or found >= self.offsets.to_target(log, last))
+
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
         self.target.coordinators[key_type, key] = node_id
 
@@ -201,3 +207,11 @@ class State:
         if self._last_captured[0] != step.number:
             self._last_captured = (step.number, response_of(step.exchange))
         return self._last_captured[1]
+
+
+def _last_data(data: bytes) -> int:
+    """The last offset of batches that are whole and no markers; -1 where there are none."""
+    return max(
+        (each.last_offset for each in headers(data) if not each.is_partial and not each.is_control),
+        default=-1,
+    )
