@@ -110,7 +110,13 @@ def test_another_release(
         ),
         (
             {"message.max.bytes": "500"},
-            {("Produce", "responses[].partition_responses[].error_code", "0", "10")},
+            {
+                ("Produce", "responses[].partition_responses[].error_code", "0", "10"),
+                ("CreateTopics", "topics[].configs[].value", "1048588", "500"),
+                ("CreateTopics", "topics[].configs[].config_source", "5", "4"),
+                ("DescribeConfigs", "results[].configs[].value", "1048588", "500"),
+                ("DescribeConfigs", "results[].configs[].config_source", "5", "4"),
+            },
         ),
     ],
     ids=["another default", "smaller messages"],
