@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
@@ -21,22 +22,38 @@ from kdissect.capture import resident
 from kdissect.errors import EnvironmentFailed
 
 FILE_BYTES_MIN = 1 << 20  # smaller arrays are in memory always
+MEMORY_BYTES = 192 << 20  # of larger ones of a task that are in memory before others are in files
 
 _PROT_READ_WRITE, _MAP_SHARED = 3, 1
 _FAILED = ctypes.c_void_p(-1).value
 
 
 class Scratch:
-    """Room for the arrays of a task: in memory, or (`in_files`) in files where they are large."""
+    """Room for the arrays of a task: in memory, or (`in_files`) in files where they are many."""
 
     def __init__(self, *, in_files: bool = False) -> None:
         self.in_files = in_files
+        self._left = MEMORY_BYTES
 
     def zeros(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of zeros. Raises EnvironmentFailed where the disk has no room for it."""
+        return self._made(np.zeros, count, kind)
+
+    def empty(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The same, for an array that is filled anyway."""
+        return self._made(np.empty, count, kind)
+
+    def _made(
+        self, make: Callable[..., npt.NDArray[Any]], count: int, kind: npt.DTypeLike
+    ) -> npt.NDArray[Any]:
         size = count * np.dtype(kind).itemsize
         if not self.in_files or size < FILE_BYTES_MIN:
-            return np.zeros(count, kind)
+            return make(count, kind)
+        if size <= self._left:
+            array = make(count, kind)
+            self._left -= size
+            weakref.finalize(array, self._give_back, size)
+            return array
         with _file() as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, size)  # else writing would be a bus error
@@ -44,11 +61,8 @@ class Scratch:
                 raise _no_room(error) from None
             return _mapped(file, size).view(kind)
 
-    def empty(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The same, for an array that is filled anyway."""
-        if not self.in_files or count * np.dtype(kind).itemsize < FILE_BYTES_MIN:
-            return np.empty(count, kind)
-        return self.zeros(count, kind)
+    def _give_back(self, size: int) -> None:
+        self._left += size
 
     def copied(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A contiguous copy of a one-dimensional array, which may be a column of a table."""

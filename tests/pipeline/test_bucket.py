@@ -24,6 +24,7 @@ def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
     patch.setattr(bucket, "ROWS_AT_ONCE", 5)
     patch.setattr(paired, "FRAMES_AT_ONCE", 3)
     patch.setattr(scratch, "FILE_BYTES_MIN", 1)
+    patch.setattr(scratch, "MEMORY_BYTES", 9000)
     patch.setattr(resident, "KEPT_MAX", 0)
     patch.setattr(resident, "INTERVAL_S", 0.001)
 
