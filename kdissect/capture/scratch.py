@@ -22,7 +22,7 @@ from kdissect.capture import resident
 from kdissect.errors import EnvironmentFailed
 
 FILE_BYTES_MIN = 1 << 20  # smaller arrays are in memory always
-MEMORY_BYTES = 192 << 20  # of larger ones of a task that are in memory before others are in files
+MEMORY_BYTES = 320 << 20  # of larger ones of a task that are in memory before others are in files
 
 _PROT_READ_WRITE, _MAP_SHARED = 3, 1
 _FAILED = ctypes.c_void_p(-1).value
@@ -49,10 +49,9 @@ class Scratch:
         size = count * np.dtype(kind).itemsize
         if not self.in_files or size < FILE_BYTES_MIN:
             return make(count, kind)
-        if size <= self._left:
+        if self.take(size):
             array = make(count, kind)
-            self._left -= size
-            weakref.finalize(array, self._give_back, size)
+            weakref.finalize(array, self.give_back, size)
             return array
         with _file() as file:
             try:
@@ -61,7 +60,13 @@ class Scratch:
                 raise _no_room(error) from None
             return _mapped(file, size).view(kind)
 
-    def _give_back(self, size: int) -> None:
+    def take(self, size: int) -> bool:
+        """Whether so many bytes may be in memory, which then count."""
+        is_room = size <= self._left
+        self._left -= size if is_room else 0
+        return is_room
+
+    def give_back(self, size: int) -> None:
         self._left += size
 
     def copied(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -75,31 +80,51 @@ MEMORY = Scratch()
 
 
 class Written:
-    """Rows of one type, put one behind the other in a file, then mapped as one array."""
+    """Rows of one type, put one behind the other, then one array: in memory while the scratch has
+    room there, else in a file."""
 
-    def __init__(self, kind: npt.DTypeLike) -> None:
+    def __init__(self, kind: npt.DTypeLike, scratch: Scratch) -> None:
         self._kind = np.dtype(kind)
-        self._file = _file()
+        self._scratch = scratch
+        self._memory = np.empty(0, np.uint8)
+        self._file: IO[bytes] | None = None
         self._size = 0
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Add a contiguous array. Raises EnvironmentFailed without room on the disk."""
-        data = rows.view(np.uint8).reshape(-1).data
-        self._size += len(data)
+        data = rows.view(np.uint8).reshape(-1)
+        end = self._size + len(data)
+        if self._file is None and end > len(self._memory):
+            more = max(end, len(self._memory) * 3 // 2) - len(self._memory)
+            if self._scratch.take(more):
+                self._memory.resize(len(self._memory) + more, refcheck=False)
+            else:
+                self._file = _file()
+                self._write(self._memory[: self._size])
+                self._scratch.give_back(len(self._memory))
+                self._memory = np.empty(0, np.uint8)
+        if self._file is None:
+            self._memory[self._size : end] = data
+        else:
+            self._write(data)
+        self._size = end
+
+    def _write(self, data: npt.NDArray[np.uint8]) -> None:
+        assert self._file is not None
+        rest = data.data
         try:
-            while len(data):
-                data = data[os.write(self._file.fileno(), data) :]
+            while len(rest):
+                rest = rest[os.write(self._file.fileno(), rest) :]
         except OSError as error:
             raise _no_room(error) from None
 
-    def __len__(self) -> int:
-        return self._size // self._kind.itemsize
-
     def array(self) -> npt.NDArray[Any]:
-        """All rows, writable; the file lives as long as the array."""
+        """All rows, writable. To be asked for once; the file lives as long as the array."""
+        if self._file is None:
+            memory, self._memory = self._memory, np.empty(0, np.uint8)
+            weakref.finalize(memory, self._scratch.give_back, len(memory))
+            return memory[: self._size].view(self._kind)
         with self._file as file:
-            if not self._size:
-                return np.zeros(0, self._kind)
             return _mapped(file, self._size).view(self._kind)
 
 

@@ -48,6 +48,7 @@ class Gathered:
         self._batches: list[SegmentBatch] = []
         self._size = 0
         self._giant: bytes | None = None  # the pair in front
+        self._scratch = Scratch(in_files=True)
         self._front: _Written | None = None
         self._others: _Written | None = None
 
@@ -68,7 +69,7 @@ class Gathered:
             batch = SegmentBatch.concat(self._batches)
             self._batches.clear()
             return batch, MEMORY
-        scratch = Scratch(in_files=True)
+        scratch = self._scratch
         if self._others is None or self._giant is None:
             return self._front.batch(), scratch
         others = self._others.batch()
@@ -84,7 +85,7 @@ class Gathered:
         return SegmentBatch(np.concatenate([giant, others.endpoints]), segments), scratch
 
     def _begin_files(self) -> None:
-        self._front = _Written()
+        self._front = _Written(self._scratch)
         first = SegmentBatch.concat(self._batches)
         counts = np.bincount(first.segments["endpoints"], minlength=len(first.endpoints))
         most = int(counts.argmax())
@@ -107,7 +108,7 @@ class Gathered:
             self._front.add(batch)
             return
         if self._others is None:
-            self._others = _Written()
+            self._others = _Written(self._scratch)
         for to, chosen in ((self._front, is_giant), (self._others, ~is_giant)):
             some = take(batch.segments, np.flatnonzero(chosen))
             used, index = np.unique(some["endpoints"], return_inverse=True)
@@ -118,10 +119,10 @@ class Gathered:
 class _Written:
     """Segments in a file, with the pairs of each batch that they came in."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch) -> None:
         self.pairs: list[npt.NDArray[np.void]] = []
         self.counts: list[int] = []
-        self.segments = Written(SEGMENT)
+        self.segments = Written(SEGMENT, scratch)
 
     def add(self, batch: SegmentBatch) -> None:
         self.pairs.append(batch.endpoints.copy())  # not all of the row that they are a part of

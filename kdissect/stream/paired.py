@@ -59,7 +59,7 @@ class Frames:
         state = np.zeros(framing.STATE_WIDTH, np.int64)
         widths = (FRAME_WIDTH, EXTENT_WIDTH, FAULT_WIDTH)
         if scratch.in_files:
-            files = [Written(np.int64) for _ in widths]
+            files = [Written(np.int64, scratch) for _ in widths]
             extent_count = 0
             while state[framing.WALK_CONNECTION] < connection_count:
                 *found, used = walk(state, FRAMES_AT_ONCE)
