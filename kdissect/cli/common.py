@@ -112,6 +112,8 @@ def with_examples(text: str) -> type[TyperCommand]:
     are copied too and separate a backslash from its line's end."""
 
     class Command(TyperCommand):
+        examples_text = text
+
         def format_help(self, ctx: Any, formatter: Any) -> None:
             super().format_help(ctx, formatter)
             typer.echo(textwrap.indent(examples(text), " ") + "\n")

@@ -18,13 +18,11 @@ import duckdb
 import pyarrow as pa
 
 from kdissect.api import Tables, open_tables
-from kdissect.capture.remote import is_remote
 from kdissect.errors import EnvironmentFailed
-from kdissect.protocol.names import snake_case
+from kdissect.sql.views import connect, literal, make_views
 
 MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
-_GLOB = frozenset("*?[")
 
 Row = dict[str, Any]
 
@@ -36,24 +34,12 @@ class Database:
         """source: a table set's folder, or what `kdissect.read` gave. CaptureError without one."""
         self.tables = source if isinstance(source, Tables) else open_tables(source)
         self.folder = tempfile.mkdtemp(prefix="kdissect-report-")
-        self._connection = duckdb.connect(
-            os.path.join(self.folder, "work.duckdb"),
-            config={
-                "memory_limit": MEMORY_LIMIT,
-                "temp_directory": self.folder,
-                # everything needed is built in; nothing is ever fetched
-                "autoinstall_known_extensions": "false",
-                "autoload_known_extensions": "false",
-            },
+        place = os.path.join(self.folder, "work.duckdb")
+        self._connection = connect(place, self.folder, MEMORY_LIMIT)
+        self._connection.execute("set preserve_insertion_order = false")
+        make_views(
+            self._connection, {name: self.tables[name].dataset for name in self.tables.names}
         )
-        self._connection.execute("SET TimeZone = 'UTC'")
-        self._connection.execute("SET preserve_insertion_order = false")
-        self._connection.execute("SET enable_progress_bar = false")  # it would go to stdout
-        root = None if isinstance(source, Tables) else os.fspath(source)
-        if root is not None and is_remote(root):
-            root = None  # pyarrow knows how to get there
-        for name in self.tables.names:
-            self._add_view(root, name)
 
     def __enter__(self) -> Database:
         return self
@@ -66,19 +52,6 @@ class Database:
     ) -> None:
         self._connection.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _add_view(self, root: str | None, name: str) -> None:
-        view = view_name(name)
-        files = []
-        if root is not None:
-            entry = self.tables.manifest["tables"][name]
-            files = [os.path.join(root, file) for file in entry["files"]]
-        if not files or any(_GLOB & set(file) for file in files):
-            # rows in memory, or a path that DuckDB would take for a pattern
-            self._connection.register(view, self.tables[name].dataset)
-            return
-        listed = ", ".join(_text(file) for file in files)
-        self._connection.execute(f'CREATE VIEW "{view}" AS FROM read_parquet([{listed}])')
 
     def has(self, name: str) -> bool:
         """True where the table set has this table ("apis/Fetch")."""
@@ -131,7 +104,7 @@ class Database:
         for name, kind, *_ in self._execute("DESCRIBE csv_rows", ()).fetchall():
             columns.append(f'{_csv_value(name, kind)} AS "{name}"')
         copied = self._execute(
-            f"COPY (SELECT {', '.join(columns)} FROM csv_rows) TO {_text(path)} "
+            f"COPY (SELECT {', '.join(columns)} FROM csv_rows) TO {literal(path)} "
             "(HEADER, FORMAT csv)",
             (),
         ).fetchone()
@@ -142,15 +115,6 @@ class Database:
             return self._connection.execute(query, list(values))
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             raise EnvironmentFailed(f"{self.folder}: {str(error).splitlines()[0]}") from error
-
-
-def view_name(table: str) -> str:
-    """``api_fetch`` for ``apis/Fetch``; `internal_offset_commit` for ``internal/OffsetCommit``."""
-    folder, slash, name = table.rpartition("/")
-    if not slash:
-        return table
-    prefix = "api" if folder == "apis" else folder
-    return f"{prefix}_{snake_case(name)}"
 
 
 def plain(value: Any) -> Any:
@@ -168,11 +132,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value
-
-
-def _text(value: str) -> str:
-    quoted = value.replace("'", "''")
-    return f"'{quoted}'"
 
 
 def _csv_value(name: str, kind: str) -> str:

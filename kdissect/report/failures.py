@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from kdissect.protocol.errors import ERRORS, error_name
-from kdissect.report.database import Database, view_name
+from kdissect.report.database import Database
 from kdissect.report.listing import listed
+from kdissect.sql.views import view_name
 
 # What a struct around an error code says of it: its field, and the word to say it with.
 _SUBJECTS = {

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from kdissect.report import charts, readiness, views
+from kdissect.report import charts, readiness, story_charts, views
 from kdissect.report import formats as f
 from kdissect.report.text import visible
 from kdissect.report.vega import Chart
@@ -179,12 +179,12 @@ def _charts(d: Document) -> list[Chart]:
         charts.heat_map(d["topics"]["heat_map"], "write", "Who writes what", "write"),
         charts.heat_map(d["topics"]["heat_map"], "read", "Who reads what", "read"),
         charts.batch_sizes(d["topics"]["batch_sizes"]),
-        charts.transaction_timeline(d["transactions"]["timeline"]),
-        charts.lag_over_time(d["lag"]["over_time"]) if d["lag"] else None,
-        charts.broker_difference(log["histogram"]) if log else None,
-        charts.broker_cells(log["cells"]) if log else None,
+        story_charts.transaction_timeline(d["transactions"]["timeline"]),
+        story_charts.lag_over_time(d["lag"]["over_time"]) if d["lag"] else None,
+        story_charts.broker_difference(log["histogram"]) if log else None,
+        story_charts.broker_cells(log["cells"]) if log else None,
         *(
-            charts.group_timeline(timeline, number)
+            story_charts.group_timeline(timeline, number)
             for number, timeline in enumerate(d["groups"]["timelines"])
         ),
     ]

@@ -1,5 +1,6 @@
 """SQL over a table set with DuckDB: every table is a view, and a query reads nothing else."""
 
-from kdissect.sql.database import MEMORY_LIMIT, Database, QueryError, view_name
+from kdissect.sql.database import MEMORY_LIMIT, Database, QueryError
+from kdissect.sql.views import view_name
 
 __all__ = ["MEMORY_LIMIT", "Database", "QueryError", "view_name"]

@@ -13,7 +13,6 @@ folder that is removed when the database is closed.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -27,12 +26,11 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from kdissect.errors import EnvironmentFailed, Error
-from kdissect.protocol.names import snake_case
+from kdissect.sql.views import connect, literal, make_views
 
 MEMORY_LIMIT = "1GiB"
 BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # the values of records may be long
 
-_PREFIXES = {"apis/": "api_", "internal/": "internal_"}
 _NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
 _TABLE_FUNCTIONS = frozenset(
     (
@@ -54,14 +52,6 @@ class QueryError(Error, ValueError):
     """A query cannot be run: its SQL is wrong, or it is none that only reads."""
 
 
-def view_name(table: str) -> str:
-    """The view of a table: ``exchanges``, ``api_fetch`` for ``apis/Fetch``, ``internal_...``."""
-    for prefix, short in _PREFIXES.items():
-        if table.startswith(prefix):
-            return short + snake_case(table.removeprefix(prefix))
-    return table
-
-
 class Database:
     """The views of some tables; a context manager, for one thread at a time.
 
@@ -80,22 +70,17 @@ class Database:
         threads: int | None = None,
     ) -> None:
         self._spill = tempfile.mkdtemp(prefix="kdissect-sql-")
-        settings: dict[str, Any] = {
-            "temp_directory": self._spill,
-            "memory_limit": memory_limit or MEMORY_LIMIT,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "python_enable_replacements": False,
-        }
+        settings: dict[str, Any] = {"python_enable_replacements": False}
         if threads is not None:
             settings["threads"] = threads
         try:
-            self._connection = duckdb.connect(":memory:", config=settings)
+            limit = memory_limit or MEMORY_LIMIT
+            self._connection = connect(":memory:", self._spill, limit, **settings)
         except duckdb.Error as error:
             self.close()
             raise QueryError(f"memory limit {memory_limit}: {one_line(error)}") from error
         try:
-            self._fence(self._make_views(tables))
+            self._fence(make_views(self._connection, tables))
         except duckdb.Error as error:
             self.close()
             raise QueryError(one_line(error)) from error
@@ -103,28 +88,8 @@ class Database:
             self.close()
             raise
 
-    def _make_views(self, tables: Mapping[str, pads.Dataset]) -> list[str]:
-        """Make the views; returns the files that they read."""
-        files: list[str] = []
-        for name, dataset in tables.items():
-            view = view_name(name)
-            paths = _parquet_files(dataset)
-            if paths:
-                patterns = [_glob_escaped(path) for path in paths]
-                files += {*paths, *patterns}  # both are asked for
-                listed = ", ".join(map(_literal, patterns))
-                self._connection.execute(
-                    f'create view "{view}" as select * from read_parquet([{listed}])'
-                )
-            else:
-                self._connection.register(view, dataset)
-        return files
-
     def _fence(self, files: list[str]) -> None:
-        listed = ", ".join(_literal(path) for path in files)
-        self._connection.execute("set TimeZone = 'UTC'")
-        # it would go to stdout, among the rows, after two seconds
-        self._connection.execute("set enable_progress_bar = false")
+        listed = ", ".join(literal(path) for path in files)
         self._connection.execute(f"set allowed_paths = [{listed}]")
         self._connection.execute("set enable_external_access = false")
         self._connection.execute("set lock_configuration = true")
@@ -225,24 +190,6 @@ def _check_tree(tree: Any) -> None:
             name = str(function.get("function_name", "")).lower()
             if name not in _TABLE_FUNCTIONS:
                 raise QueryError(f"table function {name!r} is not available; query the views")
-
-
-def _parquet_files(dataset: pads.Dataset) -> list[str]:
-    files = getattr(dataset, "files", None)
-    if files is None or getattr(dataset.format, "default_extname", "") != "parquet":
-        return []
-    if dataset.filesystem.type_name != "local":
-        return []  # in an object store: pyarrow knows how to get there
-    return [os.path.abspath(path) for path in files]
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _glob_escaped(path: str) -> str:
-    """The path as a pattern that only itself matches."""
-    return re.sub(r"([*?\[])", r"[\1]", path)
 
 
 def _uncommented(query: str) -> str:

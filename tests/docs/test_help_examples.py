@@ -26,7 +26,7 @@ from tests.conftest import CAPTURES
 EXAMPLES = [
     (command.name or "", line.strip())
     for command in app.registered_commands
-    for line in (command.epilog or "").splitlines()
+    for line in str(getattr(command.cls, "examples_text", "")).splitlines()
     if re.search(r"\bkdissect ", line)
 ]
 OF_DISSECT = [line for verb, line in EXAMPLES if verb == "dissect"]

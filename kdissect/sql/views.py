@@ -1,0 +1,78 @@
+"""A DuckDB database with the tables of a set as views: what `sql` and reports have in common."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import duckdb
+import pyarrow.dataset as pads
+
+from kdissect.protocol.names import snake_case
+
+_PREFIXES = {"apis/": "api_", "internal/": "internal_"}
+
+
+def view_name(table: str) -> str:
+    """The view of a table: ``exchanges``, ``api_fetch`` for ``apis/Fetch``, ``internal_...``."""
+    for prefix, short in _PREFIXES.items():
+        if table.startswith(prefix):
+            return short + snake_case(table.removeprefix(prefix))
+    return table
+
+
+def connect(place: str, spill: str, memory_limit: str, **settings: Any) -> Any:
+    """A database at `place` that fetches nothing; what does not fit its memory goes to `spill`."""
+    connection = duckdb.connect(
+        place,
+        config={
+            "temp_directory": spill,
+            "memory_limit": memory_limit,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            **settings,
+        },
+    )
+    connection.execute("set TimeZone = 'UTC'")
+    # it would go to stdout, among the rows, after two seconds
+    connection.execute("set enable_progress_bar = false")
+    return connection
+
+
+def make_views(connection: Any, tables: Mapping[str, pads.Dataset]) -> list[str]:
+    """Make the views; returns the files that they read.
+
+    Parquet files of this machine are read by DuckDB itself, other datasets through pyarrow.
+    """
+    files: list[str] = []
+    for name, dataset in tables.items():
+        view = view_name(name)
+        paths = _parquet_files(dataset)
+        if paths:
+            patterns = [_glob_escaped(path) for path in paths]
+            files += {*paths, *patterns}  # both are asked for
+            listed = ", ".join(map(literal, patterns))
+            connection.execute(f'create view "{view}" as select * from read_parquet([{listed}])')
+        else:
+            connection.register(view, dataset)
+    return files
+
+
+def _parquet_files(dataset: pads.Dataset) -> list[str]:
+    files = getattr(dataset, "files", None)
+    if files is None or getattr(dataset.format, "default_extname", "") != "parquet":
+        return []
+    if dataset.filesystem.type_name != "local":
+        return []  # in an object store: pyarrow knows how to get there
+    return [os.path.abspath(path) for path in files]
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _glob_escaped(path: str) -> str:
+    """The path as a pattern that only itself matches."""
+    return re.sub(r"([*?\[])", r"[\1]", path)
