@@ -163,10 +163,8 @@ def test_an_acl(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
     _deny_writing(target.address, "User:ANONYMOUS")
     done = replay(SARAMA, target.address, tmp_path / "r.jsonl", *EVERYTHING, *FAST)
     assert done.status == 1
-    assert {(captured, answered) for _, _, captured, answered in done.causes()} == {("0", "29")}
-    assert {api for api, *_ in done.causes()} <= {
-        "Produce", "AddPartitionsToTxn", "InitProducerId", "DescribeTopics", "Metadata",
-    }, done.explain()  # fmt: skip
+    # one ACL on all topics also ends that everything is allowed where there is none
+    assert {answered for *_, answered in done.causes()} == {"29"}, done.explain()
     assert all("does not permit" in each["note"] for row in done.rows
                for each in row["differences"] if each["answered"] == "29")  # fmt: skip
 
