@@ -6,6 +6,7 @@ import operator
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,19 @@ import pyarrow.dataset as pads
 from kdissect import __version__
 from kdissect.background import Background
 from kdissect.pipeline import local
-from kdissect.pipeline.append import extended
+from kdissect.pipeline.append import (
+    GoingOn,
+    ReadAgainError,
+    extended,
+    going_on,
+    left,
+    misfit,
+    planned_behind,
+    why_not,
+)
 from kdissect.pipeline.choose import time_ns
 from kdissect.pipeline.commit import absolute, check_out, commit, dataset, read_manifest, staging
+from kdissect.pipeline.kept import StateFiles
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
@@ -118,9 +129,13 @@ class Tables:
     brokers: Table
     anomalies: Table
 
-    def __init__(self, tables: dict[str, Table], manifest: dict[str, Any]) -> None:
+    def __init__(
+        self, tables: dict[str, Table], manifest: dict[str, Any], notes: Sequence[str] = ()
+    ) -> None:
+        """notes: what the run that made them has to say beside the rows."""
         self._tables = tables
         self.manifest = manifest
+        self.notes = list(notes)
 
     @property
     def names(self) -> list[str]:
@@ -303,8 +318,9 @@ def dissect(
 
     The session is used, never stopped. Options as in `read`. Raises CaptureError for unusable
     inputs, OutputError when `out` exists (without `overwrite` or `append`) or cannot be written;
-    what was there stays intact. append: the captures of the set at `out`, which must still be
-    there, and these make the new set; connections that go on are one (pipeline/append.py).
+    what was there stays intact. append: these captures are added to the set at `out`, as if all
+    had been read at once (pipeline/append.py); `notes` of the result say what was left out, and
+    why the captures of the set had to be read again, which must be where they were then.
     """
     from kdissect.pipeline import spark as on_spark
 
@@ -328,27 +344,98 @@ def dissect(
     on_spark.use_this_python(spark)
     cores = on_spark.parallelism(spark)
     named = _paths(paths)
-    if append:
-        named, options = extended(target, named, options)
+    timings = {"session_start_s": session_start_s}
     walk_pieces = on_spark.walk_pieces(spark)
-    with planned(named, options, cores, spool, walk_pieces) as plan, staging(target) as run_id:
-        inputs = Background(lambda: manifest_inputs(plan))
-        files: list[StagedFile]
-        if plan.splits:
-            files, result = on_spark.run(spark, plan, absolute(target), run_id)
-        else:
-            sink = ParquetSink(target, run_id, "empty")
-            result = local.run(plan, sink)
-            files = sink.close()
-        rows: dict[str, int] = {}
-        for file in files:
-            rows[file.table] = rows.get(file.table, 0) + file.row_count
-        timings = {"session_start_s": session_start_s, **result["timings"]}
-        timings["total_s"] = time.perf_counter() - began
-        check_unchanged(plan)
-        check_out(target, overwrite or append)  # another run may have been quicker
-        commit(target, run_id, files, _manifest(plan, inputs.result(), timings, rows))
-    return open_tables(target)
+    run = _Run(spark, target, overwrite or append, cores, spool, walk_pieces, began, timings)
+    notes: list[str] = []
+    if not append:
+        run.over(named, options)
+    else:
+        notes = run.appending(named, options)
+    tables = open_tables(target)
+    tables.notes = notes
+    return tables
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One call of `dissect`: a run over captures, or behind those of a set."""
+
+    spark: SparkSession
+    target: str
+    may_replace: bool
+    cores: int
+    spool: str | None
+    walk_pieces: Any
+    began: float
+    timings: dict[str, float]
+
+    def appending(self, paths: list[str], options: Options) -> list[str]:
+        """These captures behind those of the set at `target`; what there is to say about it."""
+        notes: list[str] = []
+        try:
+            going = going_on(self.target, paths, options)
+            if going is None:
+                self.over(paths, options)
+                return []
+            notes = [f"{path}: is in {self.target} already; left out" for path in going.known]
+            if going.inputs:
+                self.behind(going)
+        except ReadAgainError as error:
+            self.over(*extended(self.target, paths, options, str(error)), read_again=str(error))
+            notes.append(f"the captures of {self.target} were read again: {error}")
+        return notes
+
+    def over(self, paths: list[str], options: Options, read_again: str | None = None) -> None:
+        """All of these captures; read_again: why those of a set are among them."""
+        with planned(paths, options, self.cores, self.spool, self.walk_pieces) as plan:
+            reason = why_not(self.target, options, plan)
+            plan = replace(plan, keeps=reason is None)
+            self._done(plan, None, reason, {"read_again": read_again} if read_again else None)
+
+    def behind(self, going: GoingOn) -> None:
+        """The new captures of a set; ReadAgainError where that does not give its rows."""
+        with planned_behind(going, self.cores, self.spool) as plan:
+            self._done(plan, going, None, {"read_again": None})
+
+    def _done(self, plan: RunPlan, going: GoingOn | None, reason: str | None, append: Any) -> None:
+        from kdissect.pipeline import spark as on_spark
+
+        target = self.target
+        with staging(target) as run_id:
+            old = going.manifest["inputs"] if going else []
+            inputs = Background(lambda: manifest_inputs(plan, {item["path"] for item in old}))
+            files: list[StagedFile]
+            if plan.splits or plan.before:
+                files, result = on_spark.run(self.spark, plan, absolute(target), run_id)
+            else:
+                sink = ParquetSink(target, run_id, "empty")
+                own = StateFiles(absolute(target), run_id) if plan.keeps else None
+                result = local.run(plan, sink, None, own)
+                files = sink.close()
+            if going and (wrong := misfit(going, result["state"])):
+                raise ReadAgainError(wrong)
+            state: dict[str, Any] = {"missing": reason}
+            if reason is None:
+                state, more = left(
+                    plan, result["state"], going, StateFiles(absolute(target), run_id)
+                )
+                files += more
+            rows: dict[str, int] = {}
+            kept = going.final if going else {}
+            for table, entry in kept.items():
+                rows[table] = entry["rows"]
+            for file in files:
+                rows[file.table] = rows.get(file.table, 0) + file.row_count
+            timings = {**self.timings, **result["timings"]}
+            timings["total_s"] = time.perf_counter() - self.began
+            check_unchanged(plan)
+            check_out(target, self.may_replace)  # another run may have been quicker
+            manifest = _manifest(plan, [*old, *inputs.result()], timings, rows)
+            manifest["state"] = state
+            if append is not None:
+                manifest["append"] = append
+            commit(target, run_id, files, manifest, kept)
 
 
 def _manifest(
@@ -360,7 +447,7 @@ def _manifest(
     totals = {
         "captures": sum(info.source >= 0 for info in plan.captures),
         "packets": sum(info.packet_count for info in plan.captures),
-        "bytes": plan.byte_count,
+        "bytes": plan.byte_count + (plan.before.byte_count if plan.before else 0),
         **{name: rows.get(name, 0) for name in FIXED_TABLES if name != "captures"},
     }
     return {

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from kdissect.analysis.events import story
 from kdissect.analysis.messages import REQUEST, RESPONSE, Messages, Rows, flattened
 from kdissect.analysis.sequences import codes
+from kdissect.wire.body import body_type
 
 FETCH = 1
 FULL, FINAL = 0, -1  # session epochs that start and end a session
@@ -33,8 +34,10 @@ def fetch_events(messages: Messages) -> Iterator[pa.Table]:
     rows = messages.rows(FETCH)
     asked = messages.body(FETCH, REQUEST, rows)
     given = messages.body(FETCH, RESPONSE, rows)
-    if asked is None or given is None or not len(rows):
+    if asked is None or not len(rows):
         return
+    if given is None:  # whether others of the chunk were answered makes no difference
+        given = pa.nulls(len(rows), body_type(FETCH, "response"))
     epoch = pc.fill_null(asked.field("session_epoch"), FINAL).to_numpy(zero_copy_only=False)
     old = pc.fill_null(asked.field("session_id"), 0).to_numpy(zero_copy_only=False)
     new = pc.fill_null(given.field("session_id"), 0).to_numpy(zero_copy_only=False)

@@ -321,6 +321,13 @@ class Sources:
         other._staged = self._staged
         return other
 
+    def standing_in(self, count: int, data: npt.NDArray[np.uint8]) -> Sources:
+        """These sources, the first `count` of which are all `data`: what was kept of captures."""
+        other = Sources(self.paths, self.versions)
+        other._maps = {**self._maps, **dict.fromkeys(range(count), data)}
+        other._ranged = self._ranged
+        return other
+
     def payload(self, segments: npt.NDArray[np.void], size: int) -> Iterator[bytes]:
         """The captured bytes of SEGMENT[n] one behind the other, about `size` at a time."""
         rows = np.flatnonzero(segments["captured"] > 0)

@@ -67,8 +67,7 @@ def dissect_command(
         bool,
         typer.Option(
             "--append",
-            help="Make one set of the captures of the table set in DIR, which are read again, and "
-            "these.",
+            help="Add these captures to the table set in DIR: what was open there goes on.",
         ),
     ] = False,
     port: Ports = None,
@@ -114,6 +113,7 @@ def dissect_command(
     settings = dict(_setting(item) for item in conf or [])
     # what can be refused is refused before anything is started
     from kdissect.capture.inputs import find_captures
+    from kdissect.pipeline.append import unread
     from kdissect.pipeline.commit import check_out
     from kdissect.pipeline.plan import check_key_logs, hash_ahead
 
@@ -125,6 +125,8 @@ def dissect_command(
     if spool is not None and not os.path.isdir(spool):
         raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
     inputs = find_captures(captures)
+    if append:
+        inputs = unread(out, inputs)
     check_key_logs(keylog or ())
     check_disk(out, inputs)
     if master.startswith("local"):
@@ -159,6 +161,8 @@ def dissect_command(
                 session_start_s=session_start_s,
             )
     document = summarise(tables, out)
+    for note in tables.notes:
+        say(f"note: {note}")
     if not document["kafka_connections"]:
         say(f"warning: no Kafka traffic found in {', '.join(captures)}")
     for row in document["damaged"]:

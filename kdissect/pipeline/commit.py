@@ -2,8 +2,9 @@
 
 The manifest names every file that counts. A new set is staged beside the old one; committing
 moves its files under fresh names, replaces the manifest in one rename, and only then removes what
-the old manifest listed. A run that fails removes its own staging and nothing else. A set whose
-folder is a URL is in an object store, which knows no renames: see `stored`.
+the old manifest listed and the new one does not. A run that fails removes its own staging and
+nothing else. A set whose folder is a URL is in an object store, which knows no renames: see
+`stored`.
 """
 
 from __future__ import annotations
@@ -88,25 +89,50 @@ def staging(out: str) -> Iterator[str]:
                 break  # not empty: the results, or another run
 
 
-def commit(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]) -> None:
+Entries = dict[str, dict[str, Any]]  # by table: rows and files
+
+
+def commit(
+    out: str,
+    run_id: str,
+    files: list[StagedFile],
+    manifest: dict[str, Any],
+    kept: Entries | None = None,
+) -> None:
     """Move the staged files into place and publish them by writing the manifest.
 
     `manifest` gets `format_version` and `tables` here; fixed tables without rows get an empty
-    file, so that every reader finds their schema.
+    file, so that every reader finds their schema. kept: rows and files of the old set that belong
+    to the new one too. Files of "tables" that begin with an underscore are the state's, which
+    `manifest` describes (`append`).
     """
     if is_remote(out):
         _commit_far(out, run_id, files, manifest)
         return
     root = Path(out)
     old = read_manifest(out) if has_set(out) else None
-    tables: dict[str, dict[str, Any]] = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
+    state = manifest.get("state", {})
+    tables: Entries = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
+    final: Entries = {}
+    for table, entry in (kept or {}).items():
+        for entries in (tables, final):
+            entries[table] = {"rows": entry["rows"], "files": list(entry["files"])}
     for number, file in enumerate(sorted(files, key=lambda file: (file.table, file.path))):
-        entry = tables.setdefault(file.table, {"rows": 0, "files": []})
+        is_state = file.table.startswith("_")
         name = f"{file.table}/part-{number:05d}-{run_id}.parquet"
+        if is_state:
+            name = f"{file.table}-{number:05d}-{run_id}"
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(root / STAGING / run_id / file.path, root / name)
-        entry["rows"] += file.row_count
-        entry["files"].append(name)
+        if is_state:
+            _enter_state(state, file.table, name)
+            continue
+        for entries in (tables, final) if file.is_final else (tables,):
+            entry = entries.setdefault(file.table, {"rows": 0, "files": []})
+            entry["rows"] += file.row_count
+            entry["files"].append(name)
+    if "version" in state:
+        state["final"] = final
     for name, schema in _empty_files(tables, run_id, manifest):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         _write_empty(root / name, schema)
@@ -114,7 +140,15 @@ def commit(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, A
     temporary.write_text(_text(tables, manifest))
     os.replace(temporary, root / MANIFEST)
     if old is not None:
-        _remove_files(root, old, keep=tables)
+        _remove_files(root, old, keep=_listed({"tables": tables, "state": state}))
+
+
+def _enter_state(state: dict[str, Any], table: str, name: str) -> None:
+    kind = table.rpartition("/")[2]
+    if isinstance(state[kind], list):
+        state[kind] = [*state[kind], name]
+    else:
+        state[kind] = name
 
 
 def _commit_far(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]) -> None:
@@ -154,9 +188,13 @@ def _text(tables: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> str:
 
 
 def _listed(document: dict[str, Any] | None) -> set[str]:
-    """The files that a manifest lists."""
-    entries = document["tables"].values() if document else ()
-    return {name for entry in entries for name in entry["files"]}
+    """The files that a manifest lists, those of the state too."""
+    if not document:
+        return set()
+    state = document.get("state") or {}
+    kept = [*state.get("open", ()), *state.get("events", ()), state.get("known")]
+    tables = [name for entry in document["tables"].values() for name in entry["files"]]
+    return {*tables, *(name for name in kept if name)}
 
 
 def _write_empty(target: Any, schema: pa.Schema) -> None:
@@ -169,12 +207,9 @@ def _write_empty(target: Any, schema: pa.Schema) -> None:
     )
 
 
-def _remove_files(root: Path, old: dict[str, Any], keep: dict[str, Any]) -> None:
-    kept = {name for entry in keep.values() for name in entry["files"]}
-    for entry in old["tables"].values():
-        for name in entry["files"]:
-            if name not in kept:
-                (root / name).unlink(missing_ok=True)
+def _remove_files(root: Path, old: dict[str, Any], keep: set[str]) -> None:
+    for name in _listed(old) - keep:
+        (root / name).unlink(missing_ok=True)
     for folder in sorted(root.rglob("*"), reverse=True):
         if folder.is_dir():
             try:

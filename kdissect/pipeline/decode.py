@@ -23,6 +23,7 @@ from kdissect.analysis.messages import Messages
 from kdissect.capture.source import Sources
 from kdissect.pipeline.facts import Facts
 from kdissect.pipeline.frames import Frames
+from kdissect.pipeline.late import Late
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.record_sets import record_sets
 from kdissect.pipeline.record_values import alike, as_shown
@@ -82,7 +83,7 @@ Sink = Callable[[str, pa.Table], None]
 _RECORD_SOURCES = {0: PRODUCE, 1: FETCH, 78: SHARE_FETCH, 59: SNAPSHOT}
 
 # Messages whose bytes may hold secrets: shown as [redacted] in anomalies.data by default.
-_SECRET_APIS = frozenset({17, 19, 32, 33, 36, 38, 39, 40, 41, 44, 51, 58})
+SECRET_APIS = frozenset({17, 19, 32, 33, 36, 38, 39, 40, 41, 44, 51, 58})
 
 _EMBEDDED_FAULTS = {
     Status.INVALID_UTF8: Anomaly.INVALID_UTF8,
@@ -160,6 +161,7 @@ class Decoder:
         self.events = events
         self.names_by_id = facts.names_by_id()
         self.ids_by_name = facts.ids_by_name()
+        self.late = Late()
 
     def run(self, assembly: Assembly) -> None:
         """All exchanges of the assembly, in order of time."""
@@ -200,6 +202,7 @@ class Decoder:
             len(rows),
             self.names_by_id,
         )
+        self.late.ids.update(set(marks.topic_ids).difference(self.names_by_id))
         client_ids = self._client_ids(frames)
         self._write_exchanges(chunk, marks, client_ids)
         self._write_apis(chunk)
@@ -327,7 +330,7 @@ class Decoder:
                 shown = pc.coalesce(pc.binary_slice(data[part], 0, data_max), shown)
             api_key = exchanges["api_key"]
             if not options.reveal_secrets:
-                secret = pa.array(np.isin(api_key, list(_SECRET_APIS)))
+                secret = pa.array(np.isin(api_key, list(SECRET_APIS)))
                 shown = pc.if_else(secret, pa.scalar(TEXT.encode()), shown)
             if options.payload != FULL:
                 keys = [key for key in np.unique(api_key).tolist() if _carries_records(key, side)]
@@ -518,6 +521,8 @@ class Decoder:
         sets, lead = record_sets(marks, frames.exchanges, frames.buf)
         if not len(sets.row):
             return
+        named = np.unique(sets.topic[(sets.topic >= 0) & (sets.topic_id < 0)])
+        self.late.names.update(marks.topics[code] for code in named.tolist())
         exchanges = frames.exchanges[sets.row]
         facts = RecordSetFacts(
             sets=sets,

@@ -10,6 +10,7 @@ from typing import Any
 from kdissect.capture.index import SegmentBatch
 from kdissect.capture.source import Sources
 from kdissect.pipeline.decode import Sink
+from kdissect.pipeline.kept import StateFiles, event_pieces, merged
 from kdissect.pipeline.steps import (
     Kind,
     Row,
@@ -23,35 +24,49 @@ from kdissect.pipeline.steps import (
 from kdissect.stream.index import Assembly
 
 
-def run(plan: RunPlan, sink: Sink) -> dict[str, Any]:
-    """All steps, one split, bucket and slot at a time; tables go to the sink."""
+def run(
+    plan: RunPlan, sink: Sink, lanes: tuple[Sink, Sink] | None = None,
+    files: StateFiles | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """All steps, one split, bucket and slot at a time; tables go to the sink.
+
+    lanes: where rows that later captures may change go, and the stories over all events. files:
+    where the state goes. The result has `timings`, and `state` of a plan that keeps one.
+    """
+    for_open, for_stories = lanes or (sink, sink)
     sources = plan.sources()
     buckets: dict[int, list[Row]] = defaultdict(list)
     buckets[0] = []
-    for number in range(len(plan.splits)):
+    for number in range(plan.split_count):
         for row in scan_step(plan, sources, number):
             buckets[row.key].append(row)
     slots: dict[int, list[Row]] = defaultdict(list)
     slots[0] = []
     for bucket in sorted(buckets):
-        for row in assemble_step(plan, sources, in_order(buckets.pop(bucket))):
+        for row in assemble_step(plan, sources, in_order(buckets.pop(bucket)), files):
             slots[row.key].append(row)
     timings: dict[str, float] = defaultdict(float)
+    states: list[dict[str, Any]] = []
 
     def count(result: dict[str, Any]) -> None:
         for name, value in result["timings"].items():
             timings[name] += value
+        states.append(result.get("state", {}))
 
     events: dict[int, list[Row]] = defaultdict(list)
+    for path in plan.before.event_files if plan.before else ():
+        for packed in event_pieces(path, plan.event_key_count):
+            events[packed.key].append(Row(packed.key, Kind.EVENTS, -1, packed.data))
     for slot in sorted(slots):
-        for row in decode_step(plan, sources, in_order(slots.pop(slot)), sink):
+        target = for_open if slot == plan.open_slot else sink
+        for row in decode_step(plan, sources, in_order(slots.pop(slot)), target, files):
             if row.kind == Kind.RESULT:
                 count(json.loads(row.data))
             else:
                 events[row.key].append(row)
     for key in sorted(events):
-        count(analyse_all(plan, events.pop(key), sink))
-    return {"timings": dict(timings)}
+        count(analyse_all(plan, events.pop(key), for_stories))
+    return {"timings": dict(timings), "state": merged(states)}
 
 
 def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -49,6 +49,19 @@ def planned(
     Raises CaptureError when a named file is missing or no capture, or nothing can be used.
     """
     inputs = find_captures([os.fspath(path) for path in paths])
+    with planned_inputs(inputs, options, parallelism, spool_dir, walk_pieces) as plan:
+        yield plan
+
+
+@contextmanager
+def planned_inputs(
+    inputs: list[InputFile],
+    options: Options,
+    parallelism: int,
+    spool_dir: str | None = None,
+    walk_pieces: far.Runner | None = None,
+) -> Iterator[RunPlan]:
+    """`planned` for inputs that were found already."""
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
         yield make_plan(inputs, options, parallelism, folder, walk_pieces)
 
@@ -123,7 +136,7 @@ def hash_ahead(inputs: Sequence[InputFile]) -> None:
     """Start to hash these files, for `manifest_inputs` to find it done: while Spark starts, which
     takes seconds, a core is idle."""
     paths = [item.path for item in inputs]
-    _ahead[:] = [Background(lambda: {path: _hashed(path) for path in paths if _is_file(path)})]
+    _ahead[:] = [Background(lambda: {path: hashed(path) for path in paths if _is_file(path)})]
 
 
 _ahead: list[Background[dict[str, Hashed]]] = []  # at most one, until it is taken
@@ -134,7 +147,8 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.R_OK)
 
 
-def _hashed(path: str) -> Hashed:
+def hashed(path: str) -> Hashed:
+    """Size and digest of a file."""
     state = _state(path)
     digest = hashlib.sha256()
     size = 0
@@ -164,17 +178,20 @@ def check_unchanged(plan: RunPlan) -> None:
                 raise changed(path, before, now)
 
 
-def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
+def manifest_inputs(plan: RunPlan, known: Container[str] = ()) -> list[dict[str, Any]]:
     """`inputs` of the manifest: path, size and sha256 of each file as the user has it, and whether
     it was read as a capture.
 
     Of a stream, which cannot be read twice, those of its spooled bytes. Of an object that was read
     where it is, nobody reads all bytes in order: `sha256` is null, and `etag` is the store's. What
-    was hashed ahead counts where the file is still the same by size and time of change.
+    was hashed ahead counts where the file is still the same by size and time of change. known:
+    paths to leave out.
     """
-    known = _ahead.pop().result() if _ahead else {}
+    ahead = _ahead.pop().result() if _ahead else {}
     listed = []
     for info in plan.captures:
+        if info.path in known:
+            continue
         item: dict[str, Any] = {"path": info.path}
         version = plan.versions[info.source] if info.source >= 0 else None
         if info.source < 0 and remote.is_remote(info.path):
@@ -184,9 +201,9 @@ def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
             item |= {"size": version.size, "sha256": None, "etag": version.tag}
         else:
             path = info.path if os.path.isfile(info.path) else plan.paths[info.source]
-            found = known.get(path)
+            found = ahead.get(path)
             if found is None or found.state != _state(path):
-                found = _hashed(path)
+                found = hashed(path)
             item |= {"size": found.size, "sha256": found.sha256}
         listed.append({**item, "is_capture": info.source >= 0})
     return listed

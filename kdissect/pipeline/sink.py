@@ -28,6 +28,7 @@ ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
+REWRITTEN = ("captures", "topics", "brokers")  # with every run that adds to a set
 # rows of the others come in the order of their exchanges' times already
 ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
 
@@ -57,13 +58,15 @@ class MemorySink:
 class StagedFile:
     """A finished file of an attempt: its table, path, rows, bytes.
 
-    path: under the run's staging folder; in an object store, under the set's.
+    path: under the run's staging folder; in an object store, under the set's. is_final: no later
+    capture changes its rows.
     """
 
     table: str
     path: str
     row_count: int
     byte_count: int
+    is_final: bool = True
 
 
 class _Writer:
@@ -191,8 +194,9 @@ class ParquetSink:
     """Files of one attempt: out/_staging/<run>/<attempt>/<table>/part-<attempt>.parquet, or
     out/<table>/part-<attempt>-<run>.parquet where `out` is in an object store."""
 
-    def __init__(self, out: str, run_id: str, label: str) -> None:
+    def __init__(self, out: str, run_id: str, label: str, is_final: bool = True) -> None:
         self.label = label
+        self.is_final = is_final
         self.run_id = run_id
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
         self.root = Path(out) / STAGING / run_id
@@ -232,5 +236,6 @@ class ParquetSink:
                 path = writer.path
                 if self.place is None:
                     path = os.path.relpath(path, self.root)
-                files.append(StagedFile(name, path, writer.row_count, size))
+                is_final = self.is_final and name not in REWRITTEN
+                files.append(StagedFile(name, path, writer.row_count, size, is_final))
         return files

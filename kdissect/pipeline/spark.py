@@ -35,6 +35,7 @@ from kdissect.capture.far import Piece, Runner, Walked, walk_piece
 from kdissect.capture.source import was_cut
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import local
+from kdissect.pipeline.kept import StateFiles, event_pieces, merged
 from kdissect.pipeline.sink import ParquetSink, StagedFile
 from kdissect.pipeline.steps import (
     Kind,
@@ -265,12 +266,12 @@ def _scan_stage(plan: RunPlan) -> Stage:
     return stage
 
 
-def _assemble_stage(plan: RunPlan) -> Stage:
+def _assemble_stage(plan: RunPlan, files: StateFiles) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("assemble")
         for group in _groups(_rows(batches)):
             # mapped for each bucket alone: a task may have many, anywhere in the captures
-            yield from _batches(assemble_step(plan, plan.sources(), group))
+            yield from _batches(assemble_step(plan, plan.sources(), group, files))
         _settle("assemble")
 
     return stage
@@ -279,31 +280,43 @@ def _assemble_stage(plan: RunPlan) -> Stage:
 def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("decode")
-        rows = _rows(batches)
-        first = next(rows, None)
-        if first is None:
-            return
-
-        def all_rows() -> Iterator[Row]:
-            yield first
-            yield from rows
-
-        yield from _batches(
-            _decoded(plan, all_rows(), ParquetSink(out, run_id, f"s{first.key:05d}"))
-        )
+        # a task may have several slots, but rows that stay open are files of their own
+        for is_open, rows in groupby(_rows(batches), key=lambda row: row.key == plan.open_slot):
+            yield from _batches(_decoded(plan, rows, is_open, out, run_id))
         _settle("decode")
 
     return stage
 
 
-def _decoded(plan: RunPlan, rows: Iterator[Row], sink: ParquetSink) -> Iterator[Row]:
+def _decoded(
+    plan: RunPlan, rows: Iterator[Row], is_open: bool, out: str, run_id: str
+) -> Iterator[Row]:
     """The rows of the decode step; its result also names the files that it staged."""
-    for row in decode_step(plan, plan.sources(), rows, sink):
+    first = next(rows)
+    label = "o00000" if is_open else f"s{first.key:05d}"
+    sink = ParquetSink(out, run_id, label, is_final=not is_open)
+    rows = chain([first], rows)
+    files = StateFiles(out, run_id) if plan.keeps else None
+    for row in decode_step(plan, plan.sources(), rows, sink, files):
         if row.kind == Kind.RESULT:
             result = json.loads(row.data)
             result["files"] = [asdict(file) for file in sink.close()]
             row = row._replace(data=json.dumps(result).encode())
         yield row
+
+
+def _events_stage(plan: RunPlan) -> Stage:
+    """Events of the captures before, for stories that go on."""
+
+    def stage(batches: Batches) -> Batches:
+        assert plan.before is not None
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                path = plan.before.event_files[number]
+                for packed in event_pieces(path, plan.event_key_count):
+                    yield from _batches(iter([Row(packed.key, Kind.EVENTS, -1, packed.data)]))
+
+    return stage
 
 
 def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
@@ -323,7 +336,7 @@ def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
                     pieces = chain([row], group)
                     break
             if events or pieces is not None:
-                sink = ParquetSink(out, run_id, f"e{key:05d}")
+                sink = ParquetSink(out, run_id, f"e{key:05d}", is_final=not plan.keeps)
                 in_order = (row.data for row in pieces or ())
                 result = analyse_step(plan, events, in_order, sink)
                 result["files"] = [asdict(file) for file in sink.close()]
@@ -338,9 +351,14 @@ def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
 
     def stage(batches: Batches) -> Batches:
         for _ in batches:
-            sink = ParquetSink(out, run_id, "s00000")
-            result = local.run(plan, sink)
-            result["files"] = [asdict(file) for file in sink.close()]
+            sinks = [ParquetSink(out, run_id, "s00000")]
+            lanes = files = None
+            if plan.keeps:
+                sinks += [ParquetSink(out, run_id, label, is_final=False) for label in "oe"]
+                lanes = (sinks[1], sinks[2])
+                files = StateFiles(out, run_id)
+            result = local.run(plan, sinks[0], lanes, files)
+            result["files"] = [asdict(file) for sink in sinks for file in sink.close()]
             yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
         _settle("whole")
 
@@ -375,16 +393,21 @@ def walk_pieces(spark: SparkSession) -> Runner:
 def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFrame:
     """The job: a row of its last stage is the result of a task, as JSON."""
     places = (*plan.paths, out)
-    numbers = spark.range(0, len(plan.splits), 1, max(1, len(plan.splits)))
-    if len(plan.splits) == 1 and plan.slot_count == 1:
+    count = plan.split_count
+    numbers = spark.range(0, count, 1, max(1, count))
+    if len(plan.splits) <= 1 and plan.slot_count == 1:
         whole = _far(_whole_stage(plan, out, run_id), *places)
-        return numbers.mapInArrow(whole, "result string")
+        return spark.range(0, 1, 1, 1).mapInArrow(whole, "result string")
     scanned = numbers.mapInArrow(_far(_scan_stage(plan), *places), ROWS)
     tasks = min(plan.bucket_count, max(1, 2 * parallelism(spark)))
-    assemble = _far(_assemble_stage(plan), *places)
+    assemble = _far(_assemble_stage(plan, StateFiles(out, run_id)), *places)
     assembled = _by_key(scanned, tasks).mapInArrow(assemble, ROWS)
     decode = _far(_decode_stage(plan, out, run_id), *places)
-    decoded = _by_key(assembled, plan.slot_count).mapInArrow(decode, ROWS)
+    decoded = _by_key(assembled, plan.key_count).mapInArrow(decode, ROWS)
+    if plan.before is not None and plan.before.event_files:
+        count = len(plan.before.event_files)
+        earlier = spark.range(0, count, 1, min(count, tasks)).mapInArrow(_events_stage(plan), ROWS)
+        decoded = decoded.union(earlier)
     analyse = _far(_analyse_stage(plan, out, run_id), *places)
     return _by_key(decoded, plan.event_key_count).mapInArrow(analyse, "result string")
 
@@ -407,4 +430,5 @@ def run(
         for name, value in result["timings"].items():
             timings[name] = timings.get(name, 0) + value
     timings["stages_s"] = time.perf_counter() - began
-    return files, {"timings": timings}
+    state = merged(result.get("state", {}) for result in results)
+    return files, {"timings": timings, "state": state}

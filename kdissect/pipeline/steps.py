@@ -2,7 +2,8 @@
 
 scan      one split      -> SEGMENTS rows keyed by bucket (a hash of the endpoints), STATS
 assemble  one bucket     -> EXCHANGES rows keyed by slot (a range of the captures' bytes),
-                            FACTS to every slot, TABLE rows (connections, anomalies), STATS
+                            FACTS to every slot, TABLE rows (connections, anomalies), STATS;
+                            rows that later captures may change go to a slot of their own
 decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT,
                             PIECES rows (of snapshots: analysis/snapshots.py) keyed by snapshot
 analyse   one such key   -> tables into a sink (stories over many messages, batches in many pieces)
@@ -13,6 +14,7 @@ on the input and the options alone, so the rows are the same however many worker
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import Counter
@@ -35,7 +37,7 @@ from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.source import Sources
 from kdissect.capture.split import CaptureInfo, Split
 from kdissect.capture.spool import Held
-from kdissect.pipeline import slices
+from kdissect.pipeline import kept, slices
 from kdissect.pipeline.bucket import Gathered, Part, at_hand, packed_parts, parts
 from kdissect.pipeline.choose import (
     anomalies_within,
@@ -45,15 +47,25 @@ from kdissect.pipeline.choose import (
     of_hosts,
 )
 from kdissect.pipeline.decode import Decoder, Sink
-from kdissect.pipeline.facts import Facts, Learnt, brokers_table, topics_table, with_owners
+from kdissect.pipeline.facts import (
+    Facts,
+    Learnt,
+    brokers_table,
+    learn,
+    topics_table,
+    with_owners,
+)
 from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
 from kdissect.pipeline.follow import follow
+from kdissect.pipeline.infer import infer
+from kdissect.pipeline.late import Late
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.snapshots import write_joined
 from kdissect.rows import gather_ranges, take
 from kdissect.stream.assemble import assemble, paired_frames
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.stream.options import StreamOptions
+from kdissect.stream.tails import Open
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,
@@ -85,8 +97,9 @@ class Kind(IntEnum):
     EXCHANGES = 4
     EVENTS = 5
     RESULT = 6
-    PIECES = 7  # last: they are read one after another
-    PAYLOAD = 8  # of the SEGMENTS rows of a bucket, in their order
+    KEPT = 7  # of connections that go on
+    PIECES = 8  # last: they are read one after another
+    PAYLOAD = 9  # of the SEGMENTS rows of a bucket, in their order
 
 
 class Row(NamedTuple):
@@ -112,11 +125,13 @@ class RunPlan:
     slot_bytes: int
     options: Options
     versions: tuple[Version | None, ...] = ()  # of the paths that are objects in stores
+    keeps: bool = False  # what `--append` needs
+    before: kept.Before | None = None  # the first captures are of it, and are not read
 
     @property
     def source_start(self) -> list[int]:
         """Position of each source's first byte in the run's bytes."""
-        return [sum(self.sizes[:n]) for n in range(len(self.sizes))]
+        return [0, *itertools.accumulate(self.sizes)][: len(self.sizes)]
 
     @property
     def byte_count(self) -> int:
@@ -127,9 +142,31 @@ class RunPlan:
         return max(1, -(-self.byte_count // self.slot_bytes))
 
     @property
+    def open_slot(self) -> int:
+        """The slot of rows that later captures may change; the last one."""
+        return self.slot_count if self.keeps else -1
+
+    @property
+    def key_count(self) -> int:
+        """Of slots, with that one."""
+        return self.slot_count + self.keeps
+
+    @property
+    def split_count(self) -> int:
+        """Of captures, and of what is kept: the scan's tasks."""
+        return len(self.splits) + (len(self.before.open_files) if self.before else 0)
+
+    @property
+    def end_ns(self) -> int:
+        """The latest packet's time."""
+        times = [info.last_time_ns for info in self.captures if info.last_time_ns is not None]
+        return max(times, default=0)
+
+    @property
     def event_key_count(self) -> int:
         """Keys over which events of groups and producers are spread."""
-        return max(1, min(4096, -(-self.byte_count // EVENT_KEY_BYTES)))
+        byte_count = self.byte_count + (self.before.byte_count if self.before else 0)
+        return max(1, min(4096, -(-byte_count // EVENT_KEY_BYTES)))
 
     def sources(self) -> Sources:
         return Sources(list(self.paths), list(self.versions))
@@ -162,8 +199,14 @@ def sized(byte_count: int, parallelism: int) -> tuple[int, int]:
 
 
 def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
-    """Split `number` to rows keyed by bucket."""
+    """Split `number` to rows keyed by bucket; behind the splits, a file of what was kept."""
     began = time.perf_counter()
+    if plan.before is not None and number >= len(plan.splits):
+        path = plan.before.open_files[number - len(plan.splits)]
+        pieces = kept.open_pieces(path, _bucket_of, plan.bucket_count, ROW_BYTES_MAX)
+        for order, (bucket, data) in enumerate(pieces):
+            yield Row(bucket, Kind.KEPT, (number << 20) + order, data)
+        return
     split = plan.splits[number]
     result = of_hosts(scan(split, sources, plan.fragments), plan.options.hosts)
     stats: dict[str, Any] = {
@@ -298,12 +341,15 @@ def _stream_options(plan: RunPlan) -> StreamOptions:
     return StreamOptions(plan.options.ports, limits.frame_size, limits.gaps)
 
 
-def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
-    """All rows of one bucket, in order, to rows keyed by slot."""
+def assemble_step(
+    plan: RunPlan, sources: Sources, rows: Iterable[Row], files: kept.StateFiles | None = None
+) -> Iterator[Row]:
+    """All rows of one bucket, in order, to rows keyed by slot; files: where what is kept goes."""
     began = time.perf_counter()
     options = plan.options
     # payload that comes along is in the order of the segments
     gathered = Gathered(keep_order=sources.is_far)
+    before: list[bytes] = []
     bucket = 0
     payload = Held()
     for row in rows:
@@ -312,11 +358,19 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
             gathered.add(row.data)
         elif row.kind == Kind.PAYLOAD:
             payload.write(row.data)
+        elif row.kind == Kind.KEPT:
+            before.append(row.data)
         else:
             yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
     batch, scratch = gathered.batch()
     del gathered
     byte_count = int(batch.segments["captured"].sum())
+    reason = None
+    if plan.keeps and (plan.before or kept.is_small(batch, options)):
+        yield from _open_rows(plan, sources, batch, before, bucket, files, began)
+        return
+    if plan.keeps:
+        reason = "there are too many packets, or connections, to be kept"
     if sources.is_far:
         sources = sources.holding([batch.segments], payload.data())
     followed = follow(batch, options.limits.connections)
@@ -352,11 +406,10 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
     learnt.finish(shown)
     facts = learnt.facts
     packed_facts = facts.to_bytes()
-    slot_count = plan.slot_count
     is_for_all = facts.topics or facts.brokers or facts.owners
-    for slot in range(slot_count) if is_for_all else [0]:
+    for slot in range(plan.key_count) if is_for_all else [0]:
         yield Row(slot, Kind.FACTS, bucket, packed_facts)
-    here = bucket % slot_count
+    here = bucket % plan.slot_count
     overlaps = connections_within(shown.connections, options.time_from_ns, options.time_to_ns)
     if overlaps.any():
         table = connections_table(shown.endpoints, shown.connections, learnt.connections, shown.tls)
@@ -368,6 +421,7 @@ def assemble_step(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Itera
         for part_table in _sliced(table):
             yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part_table))
     stats = {
+        "reason": reason,
         "duplicates": _duplicates(shown),
         "given_up": given_up,
         "timings": {
@@ -424,6 +478,51 @@ def _shown(
     return extents[chosen], owner[chosen]
 
 
+def _open_rows(
+    plan: RunPlan, sources: Sources, batch: SegmentBatch, before: list[bytes], bucket: int,
+    files: kept.StateFiles | None, began: float,
+) -> Iterator[Row]:  # fmt: skip
+    """`assemble_step` of a run that keeps what goes on."""
+    byte_count = int(batch.segments["captured"].sum())
+    known = Open.concat([Open.from_bytes(data) for data in before])
+    opened = kept.reopened(plan, sources, [batch], known)
+    assembly, sources = opened.assembly, opened.sources
+    infer(assembly, sources)
+    learnt = learn(assembly, sources, plan.options.chunk_bytes)
+    learnt.finish(assembly)
+    facts = learnt.facts
+    is_for_all = facts.topics or facts.brokers or facts.owners
+    for slot in range(plan.key_count) if is_for_all else [0]:
+        yield Row(slot, Kind.FACTS, bucket, facts.to_bytes())
+    kept.add_facts(opened.run, learnt.connections)
+    table = connections_table(
+        assembly.endpoints, assembly.connections, learnt.connections, assembly.tls
+    )
+    for is_final, some, is_wanted in opened.lanes():
+        here = bucket % plan.slot_count if is_final else plan.open_slot
+        for part in _sliced(table.filter(pa.array(is_wanted))):
+            yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part))
+        for anomalies in _assembly_anomalies(plan, sources, some, 0):
+            for part in _sliced(anomalies):
+                yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
+        chosen = slices.take(some, np.arange(len(some.exchanges)))
+        chosen = kept.carried(plan, chosen, sources)
+        slots = _slots(plan, chosen) if is_final else np.full(len(chosen.exchanges), here)
+        counts: Counter[int] = Counter()
+        for to, data in packed_parts(chosen, slots, ROW_BYTES_MAX):
+            yield Row(to, Kind.EXCHANGES, (bucket << 20) + counts[to], data)
+            counts[to] += 1
+    stats = {
+        **kept.told(opened, learnt.connections, files),
+        "duplicates": _duplicates(assembly),
+        "timings": {
+            "assemble_s": time.perf_counter() - began,
+            "assemble_bytes": byte_count,
+        },
+    }
+    yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
+
+
 def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
     """int64[n]: the slot of each exchange, by the place of its first captured byte."""
     place = slices.places(assembly.exchanges, assembly.extents, assembly.carried)
@@ -436,11 +535,21 @@ def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
 # -- decode ---------------------------------------------------------------------------------
 
 
-def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink) -> Iterator[Row]:
-    """All rows of one slot to tables; gives events, and last a RESULT that the driver sums up."""
+def decode_step(
+    plan: RunPlan,
+    sources: Sources,
+    rows: Iterable[Row],
+    sink: Sink,
+    files: kept.StateFiles | None = None,
+) -> Iterator[Row]:
+    """All rows of one slot to tables; gives events, and last a RESULT that the driver sums up.
+
+    files: where events go that no later capture changes.
+    """
     began = time.perf_counter()
     slot = 0
-    facts = Facts()
+    facts = Facts.from_bytes(plan.before.facts) if plan.before else Facts()
+    late = Late()
     parts: dict[int, Assembly] = {}
     stats: list[dict[str, Any]] = []
     is_first = False
@@ -454,14 +563,19 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
             stats.append(json.loads(row.data))
         elif row.kind == Kind.TABLE:
             name, table = _unpacked_table(row.data)  # facts come before tables
-            sink(name, with_owners(table, facts) if name == "connections" else table)
+            if name == "connections":
+                late.add_users(table)
+                table = with_owners(table, facts)
+            sink(name, table)
         else:
             parts[row.order] = slices.from_bytes(row.data)
+    state: dict[str, Any] = {}
     if is_first:
         sink("topics", topics_table(facts))
         sink("brokers", brokers_table(facts))
         sink("captures", captures_table(plan, stats))
         sink("anomalies", _cut_captures(plan))
+        state = kept.gathered(plan, stats, facts)
     assembly = slices.concat([parts[order] for order in sorted(parts)])
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
@@ -470,17 +584,27 @@ def decode_step(plan: RunPlan, sources: Sources, rows: Iterable[Row], sink: Sink
         column = assembly.exchanges[side]
         byte_count += int(column["size"][column["size"] > 0].sum())
     events = Collector(plan.event_key_count)
-    Decoder(sources, list(plan.capture_ids), facts, plan.options, sink, events).run(assembly)
+    decoder = Decoder(sources, list(plan.capture_ids), facts, plan.options, sink, events)
+    decoder.run(assembly)
+    settled = []
     for packed in events.packed():
+        if files is not None and slot != plan.open_slot:
+            settled.append(packed.data)
         yield Row(packed.key, Kind.EVENTS, (slot << 20) + packed.number, packed.data)
     for fragment in events.fragments():
+        state["reason"] = "batches of snapshots lie in several pieces"
         yield Row(fragment.key, Kind.PIECES, fragment.number, fragment.data)
+    if files is not None and slot != plan.open_slot:
+        late.merge(decoder.late)
+        state |= late.to_json()
+        if settled:
+            state["files"] = [*state.get("files", ()), files.write(kept.EVENT_FILES, settled)]
     timings: Counter[str] = Counter()
     for entry in stats:
         timings.update(entry.get("timings", {}))
     timings["decode_s"] += time.perf_counter() - began  # type: ignore[assignment]
     timings["decode_bytes"] += byte_count
-    result = json.dumps({"timings": dict(timings)}).encode()
+    result = json.dumps({"timings": dict(timings), "state": state}).encode()
     yield Row(slot % plan.event_key_count, Kind.RESULT, slot, result)
 
 
@@ -507,7 +631,7 @@ def _cut_captures(plan: RunPlan) -> pa.Table:
             pos=info.error_pos if info.error_pos >= 0 else None,
         )
         for number, info in enumerate(plan.captures)
-        if info.source >= 0 and info.error is not None
+        if info.source >= (plan.before.captures if plan.before else 0) and info.error is not None
     )
 
 
@@ -517,7 +641,7 @@ def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
     packets, tcp = [0] * count, [0] * count
     duplicates = [0] * count
     ignored: list[Counter[str]] = [Counter() for _ in range(count)]
-    for entry in stats:
+    for entry in [*stats, *(json.loads(plan.before.stats) if plan.before else ())]:
         for source, number in entry.get("duplicates", {}).items():
             duplicates[int(source)] += number
         for source, number in entry.get("given_up", {}).items():

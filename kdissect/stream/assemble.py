@@ -120,16 +120,18 @@ class Known:
     """What is known of the first connection of each endpoint pair from segments before the batch.
 
     has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin with a
-    SYN here. is_kafka, client_side: uint8[pairs]; the latter counts where is_kafka is 1.
+    SYN here. protocol, client_side: uint8[pairs]; the latter counts where the former is not NONE.
     done_pair, done_pos int64: requests of the batch that were answered before it, by pair and
-    position.
+    position. has_loss: uint8[pairs], whether bytes of responses are missing before; None says
+    nowhere.
     """
 
     has_origin: Ints
-    is_kafka: npt.NDArray[np.uint8]
+    protocol: npt.NDArray[np.uint8]
     client_side: npt.NDArray[np.uint8]
     done_pair: Ints
     done_pos: Ints
+    has_loss: npt.NDArray[np.uint8] | None = None
 
 
 def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
@@ -250,6 +252,7 @@ def _paired(
     nobody = Asked(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     likely = hinted.astype(np.uint8)[pair]
     origin = has_origin.astype(np.int64)
+    had_loss = np.zeros(len(connections), np.bool_)
     if known is not None:
         first = np.flatnonzero(connections[:, INCARNATION] == 0)
         for side in (0, 1):
@@ -257,8 +260,10 @@ def _paired(
             origin[stream] |= np.where(
                 has_origin[stream], known.has_origin[2 * pair[first] + side], 0
             )
-        first = first[known.is_kafka[pair[first]] != 0]
-        protocol[first] = Protocol.KAFKA
+        if known.has_loss is not None:
+            had_loss[first] = known.has_loss[pair[first]] != 0
+        first = first[known.protocol[pair[first]] != Protocol.NONE]
+        protocol[first] = known.protocol[pair[first]]
         client_side[first] = known.client_side[pair[first]]
     _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol)
     is_tls = protocol == Protocol.TLS
@@ -307,7 +312,8 @@ def _paired(
     pairs = _pairs(
         requests, responses, asked, _is_done(requests, connections, known), times,
         _acknowledged(responses, streams, of_requests, scratch), behind_hole,
-        connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END, missing[of_responses] > 0, scratch,
+        connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END,
+        (missing[of_responses] > 0) | had_loss, scratch,
     )  # fmt: skip
 
     table = _connections(endpoints, streams, client_side, protocol)

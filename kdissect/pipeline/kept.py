@@ -1,0 +1,313 @@
+"""What a run keeps for `--append`, as its steps see it: files of the state, lanes of rows.
+
+See `append` for the whole, `stream.rejoined` for what is kept of connections and why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.analysis.events import Collector, Packed, unpack
+from kdissect.capture.index import SegmentBatch
+from kdissect.capture.source import Sources
+from kdissect.errors import CaptureError
+from kdissect.pipeline.decode import SECRET_APIS
+from kdissect.pipeline.late import Late
+from kdissect.pipeline.sink import STAGING
+from kdissect.stream.index import CARRIED, Assembly, Carried, TlsFacts
+from kdissect.stream.options import StreamOptions
+from kdissect.stream.rejoined import FINAL, OPEN, Kept, Rejoined, joined_batch, keep, rejoin
+from kdissect.stream.tails import Keeping, Open
+from kdissect.tables.connections import ConnectionFacts
+
+if TYPE_CHECKING:
+    from kdissect.pipeline.facts import Facts
+    from kdissect.pipeline.options import Options
+    from kdissect.pipeline.steps import RunPlan
+
+STATE = "_state"  # tables skip folders that begin so
+OPEN_FILES, EVENT_FILES, KNOWN_FILE = f"{STATE}/open", f"{STATE}/events", f"{STATE}/known"
+_MAGIC = b"kdissect state 1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The set that a run goes on from.
+
+    captures: how many of the plan's are of it; the plan does not read them. open_files,
+    event_files: absolute paths. stats: JSON of what was counted of its captures, as assemble and
+    scan count. facts: packed `Facts`. end_ns: of its latest packet. byte_count: of its captures.
+    """
+
+    captures: int
+    open_files: tuple[str, ...]
+    event_files: tuple[str, ...]
+    stats: bytes
+    facts: bytes
+    end_ns: int
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateFiles:
+    """Where the tasks of a run leave files of the state; picklable."""
+
+    out: str
+    run_id: str
+
+    def write(self, kind: str, parts: Iterable[bytes]) -> dict[str, Any]:
+        """A file of OPEN_FILES, EVENT_FILES or KNOWN_FILE; what a StagedFile says of it.
+
+        Nobody else may read it: it holds bytes of the captures as they are.
+        """
+        name = f"state-{uuid.uuid4().hex}"
+        path = Path(self.out) / STAGING / self.run_id / name
+        size = 0
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(_MAGIC)
+            for part in parts:
+                packed = pa.compress(part, codec="zstd", asbytes=True)
+                file.write(struct.pack("<QQ", len(part), len(packed)))
+                file.write(packed)
+            size = file.tell()
+        return {"table": kind, "path": name, "row_count": 0, "byte_count": size}
+
+
+def read_state(path: str) -> Iterator[bytes]:
+    """The parts of a file of the state. Raises CaptureError for a file that is none, or is cut."""
+    try:
+        with open(path, "rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise CaptureError(f"{path}: is no state of a table set")
+            while head := file.read(16):
+                size, packed_size = struct.unpack("<QQ", head) if len(head) == 16 else (0, 1 << 62)
+                packed = file.read(min(packed_size, os.fstat(file.fileno()).st_size))
+                if len(packed) != packed_size:
+                    raise CaptureError(f"{path}: ends in the middle")
+                yield pa.decompress(packed, size, codec="zstd", asbytes=True)
+    except (OSError, pa.ArrowException) as error:
+        raise CaptureError(f"{path}: not readable ({error})") from error
+
+
+# -- connections ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Bucket:
+    """The connections of a bucket, those that go on and new ones.
+
+    kept None: nothing is kept, because of `reason`. unfit: why the rows are not what one run over
+    all would give.
+    """
+
+    assembly: Assembly
+    sources: Sources
+    run: Rejoined
+    kept: Kept | None
+    reason: str | None
+    unfit: str | None
+
+    def lanes(self) -> list[tuple[bool, Assembly, npt.NDArray[np.bool_]]]:
+        """(whether the rows are final, their exchanges and anomalies, which connections)."""
+        if self.kept is None:
+            every = np.ones(len(self.assembly.connections), np.bool_)
+            shown = self.run.is_shown
+            left = replace(self.assembly, exchanges=self.assembly.exchanges[~shown])
+            return [(True, left, every)]
+        return [
+            (
+                lane == FINAL,
+                replace(
+                    self.assembly,
+                    exchanges=self.assembly.exchanges[self.kept.exchanges == lane],
+                    anomalies=self.assembly.anomalies[self.kept.anomalies == lane],
+                ),
+                self.kept.connections == lane,
+            )
+            for lane in (FINAL, OPEN)
+        ]
+
+
+def is_small(batch: SegmentBatch, options: Options) -> bool:
+    """Whether a bucket is small enough to be kept open: all of it is assembled in memory."""
+    few = len(batch.endpoints) <= options.limits.connections
+    return few and len(batch.segments) <= SEGMENTS_MAX
+
+
+def reopened(plan: RunPlan, sources: Sources, batches: list[SegmentBatch], before: Open) -> Bucket:
+    """Assemble a bucket, and say what of it goes on; `batches` is emptied."""
+    options = StreamOptions(
+        plan.options.ports, plan.options.limits.frame_size, plan.options.limits.gaps
+    )
+    old_count = plan.before.captures if plan.before else 0
+    if old_count:
+        sources = sources.standing_in(old_count, before.data)
+    batch, pairs, at = joined_batch(before, batches)
+    batches.clear()
+    sources = sources.staged(batch.segments)
+    run = rejoin(before, batch, pairs, at, sources, options, plan.key_logs(sources), old_count)
+    reason = None
+    kept = None
+    if plan.options.keylog and bool(run.assembly.connections["is_tls"].any()):
+        reason = "TLS connections are decrypted from their beginning on"
+    else:
+        secret = frozenset() if plan.options.reveal_secrets else SECRET_APIS
+        keeping = Keeping(plan.end_ns, secret_apis=secret)
+        kept = keep(run, sources, options, replace(keeping, **KEEPING))
+        if kept is None:
+            reason = "more is open than can be kept"
+        elif kept.is_secret:
+            reason = "a message with secrets is not complete at the end"
+    unfit = run.unfit
+    if len(pairs) > plan.options.limits.connections:
+        unfit = "there are more connections than the limit"
+    return Bucket(run.assembly, sources, run, kept, reason, unfit)
+
+
+SEGMENTS_MAX = 1_000_000  # of a bucket
+KEEPING: dict[str, Any] = {}  # other values of `Keeping`, for tests
+
+
+def carried(plan: RunPlan, assembly: Assembly, sources: Sources) -> Assembly:
+    """The assembly with bytes that were kept as carried ones, which later tasks have not else."""
+    old_count = plan.before.captures if plan.before else 0
+    extents = assembly.extents
+    rows = np.flatnonzero((extents["source"] >= 0) & (extents["source"] < old_count))
+    if not len(rows):
+        return assembly
+    extents = extents.copy()
+    data = sources.gather(extents[rows]).copy()
+    length = extents["length"][rows]
+    extents["pos"][rows] = np.cumsum(length) - length
+    extents["source"][rows] = len(plan.paths)
+    extents["transform"][rows] = CARRIED
+    zero = np.zeros(1, np.int64)
+    nowhere = Carried(len(plan.paths), data, zero, zero.astype(np.int32) - 1, zero)
+    return replace(assembly, extents=extents, carried=nowhere)
+
+
+# -- facts of connections -------------------------------------------------------------------
+
+
+def add_facts(run: Rejoined, facts: ConnectionFacts) -> None:
+    """What was told of connections before; it came first."""
+    for row, told in run.facts.items():
+        ids, software, mechanism, principal, tls = told
+        now = facts.client_ids.get(row, [])
+        if ids or now:
+            facts.client_ids[row] = [*ids, *(text for text in now if text not in ids)]
+        if software is not None:
+            facts.software[row] = (software[0], software[1])
+        if mechanism is not None:
+            facts.mechanism[row] = mechanism
+        if principal is not None:
+            facts.principal[row] = principal
+        if tls is not None and run.is_cut[row]:  # else the handshake is here again
+            version, sni, cipher, names, subject = tls
+            run.assembly.tls[row] = TlsFacts(version, sni, cipher, tuple(names), subject)
+
+
+def facts_of(run: Rejoined, kept: Kept, facts: ConnectionFacts) -> dict[int, Any]:
+    """`Open.facts`: what is known by now of the connections that are kept."""
+
+    def told(connection: int) -> list[Any]:
+        tls = run.assembly.tls.get(connection)
+        return [
+            facts.client_ids.get(connection, []),
+            facts.software.get(connection),
+            facts.mechanism.get(connection),
+            facts.principal.get(connection),
+            None if tls is None else astuple(tls),
+        ]
+
+    return {row: [told(connection) for connection in some] for row, some in kept.told.items()}
+
+
+# -- rows of the state ----------------------------------------------------------------------
+
+
+def open_pieces(
+    path: str, bucket_of: Any, bucket_count: int, bytes_max: int
+) -> Iterator[tuple[int, bytes]]:
+    """What a file of OPEN_FILES keeps, by bucket of this run."""
+    for data in read_state(path):
+        some = Open.from_bytes(data)
+        key = bucket_of(SegmentBatch(some.endpoints, some.segments), bucket_count)
+        for bucket, part in some.by_key(key, bytes_max):
+            yield bucket, part.to_bytes()
+
+
+def event_pieces(path: str, key_count: int) -> Iterator[Packed]:
+    """The events of a file of EVENT_FILES, by key of this run."""
+    collector = Collector(key_count)
+    for name, table in unpack(list(read_state(path))).items():
+        collector.add(name, table)
+    yield from collector.packed()
+
+
+# -- what the driver gets -------------------------------------------------------------------
+
+
+def told(bucket: Bucket, facts: ConnectionFacts, files: StateFiles | None) -> dict[str, Any]:
+    """Entries of a bucket's STATS; writes what is kept of it."""
+    entry: dict[str, Any] = {"unfit": bucket.unfit, "reason": bucket.reason}
+    if bucket.kept is not None and files is not None:
+        again = replace(bucket.kept.open, facts=facts_of(bucket.run, bucket.kept, facts))
+        entry["files"] = [files.write(OPEN_FILES, [again.to_bytes()])]
+        counts = enumerate(bucket.kept.duplicates.tolist())
+        entry["settled"] = {str(source): count for source, count in counts if count}
+    return entry
+
+
+def gathered(plan: RunPlan, stats: list[dict[str, Any]], facts: Facts) -> dict[str, Any]:
+    """What the entries of all buckets and splits say of the state, for the first slot's RESULT."""
+    if not plan.keeps:
+        return {}
+    before = json.loads(plan.before.stats) if plan.before else []
+    counts = {entry["source"]: dict(entry) for entry in before}
+    for entry in stats:
+        if "source" in entry:
+            one = counts.setdefault(
+                entry["source"],
+                {"source": entry["source"], "packet_count": 0, "tcp_packet_count": 0,
+                 "ignored": {}},
+            )  # fmt: skip
+            for name in ("packet_count", "tcp_packet_count"):
+                one[name] += entry[name]
+            for reason, count in entry["ignored"].items():
+                one["ignored"][reason] = one["ignored"].get(reason, 0) + count
+    for entry in stats:
+        for source, count in entry.get("settled", {}).items():
+            settled = counts[int(source)].setdefault("duplicates", {})
+            settled[source] = settled.get(source, 0) + count
+    return {
+        "unfit": next((entry["unfit"] for entry in stats if entry.get("unfit")), None),
+        "reason": next((entry["reason"] for entry in stats if entry.get("reason")), None),
+        "files": [file for entry in stats for file in entry.get("files", ())],
+        "stats": sorted(counts.values(), key=lambda one: one["source"]),
+        "facts": facts.to_bytes().decode(),
+    }
+
+
+def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The `state` of all results of a run as one."""
+    found: dict[str, Any] = {}
+    late = Late()
+    for state in states:
+        files = [*found.get("files", ()), *state.get("files", ())]
+        why = {name: found.get(name) or state.get(name) for name in ("unfit", "reason")}
+        found |= state | why
+        found["files"] = files
+        late.merge(Late.from_json(state))
+    return found | late.to_json()

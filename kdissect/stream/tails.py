@@ -1,0 +1,508 @@
+"""What is open at the end of a run, kept so that a later one goes on there: see `rejoined`.
+
+Here are the words and the shapes, what goes on (`openings`, `known_of`), and where a connection is
+cut (`cuts`), by the columns of `reassembly` and the exchanges of `assemble` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.index import ACK, ENDPOINTS, FIN, FRAGMENT_PART, RST, SEGMENT, SYN
+from kdissect.rows import copied, joined, take
+from kdissect.stream.assemble import Known
+from kdissect.stream.columns import (
+    DUPLICATE,
+    GAP_COUNT,
+    HAS_DATA,
+    HIGH,
+    ORIGIN,
+    SIDE_WIDTH,
+    UNUSED,
+)
+from kdissect.stream.framing import HAS_ASKED, IN_TOKENS, LAST_ID, RESUMED
+from kdissect.stream.ids import mixed
+from kdissect.stream.index import DIRECTION, REQUEST, RESPONSE, Assembly, PairStatus, Protocol
+from kdissect.stream.reassembly import Streams
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.void]
+
+MS = 1_000_000
+NO_NUMBER = -1
+SASL_HANDSHAKE = 17
+SIDES = ("request", "response")
+TURNS_MAX = 64  # of the search for a cut
+
+NEW, WHOLE, CUT, OVER = range(4)  # PAIR.kind
+
+# What is kept of a pair of endpoints. WHOLE: the segments of its last connections. CUT: those of
+# the last connection from the cut on; the numbers from `first_time_ns` on are of what is before it.
+# OVER: none. `incarnation` is that of the first connection kept (of the last one where it is OVER).
+# By side: base, stream position of the cut; seq, its sequence number (NO_NUMBER: the stream begins
+# as it was captured); syn, that of position 0 where a SYN told it; bits, of `framing`'s has_origin.
+PAIR = np.dtype(
+    [
+        ("kind", "u1"),
+        ("client_side", "u1"),
+        ("handshake_seen", "u1"),
+        ("is_tls", "u1"),
+        ("protocol", "u1"),
+        ("has_loss", "u1"),  # bytes of responses are missing
+        ("is_blank", "u1"),  # bytes of secret messages are overwritten
+        ("incarnation", "<i4"),
+        ("first_time_ns", "<i8"),
+        ("last_time_ns", "<i8"),
+        ("handshake_rtt_ns", "<i8"),
+        ("id_low", "<i8"),  # correlation ids of requests before the cut; low > high: none
+        ("id_high", "<i8"),
+        ("base", "<i8", (2,)),
+        ("seq", "<i8", (2,)),
+        ("syn", "<i8", (2,)),
+        ("bits", "<i8", (2,)),
+        ("direction", DIRECTION, (2,)),
+    ]
+)
+
+# An exchange with bytes kept here whose rows are in final files; `pair` is a row of `Open.pairs`.
+SHOWN = np.dtype([("exchange_id", "<i8"), ("digest", "<i8"), ("pair", "<i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """When what is final. end_ns: of the latest packet of all captures.
+
+    keep_ns: segments as young as that are kept for the comparison with copies (10 ms) and
+    retransmissions to come. linger_ns: how long a closed connection, or a hole, may still change.
+    cut_bytes: connections with fewer bytes are kept whole. looked_at: bytes after which what is
+    nothing known stays that. secret_apis: keys of APIs whose messages are not kept as they are;
+    with any, bare SASL tokens are not either.
+    """
+
+    end_ns: int
+    keep_ns: int = 200 * MS
+    linger_ns: int = 1000 * MS
+    cut_bytes: int = 16384
+    looked_at: int = 256 << 10
+    data_max: int = 256 << 20  # bytes kept of a bucket; with more nothing is kept
+    secret_apis: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What is kept of some pairs of endpoints.
+
+    segments: `endpoints` is a row of `pairs`, `pos` a place in `data`, `source` the number of the
+    capture that it came from. facts: by row of pairs, of each connection kept there, what messages
+    and handshakes told.
+    """
+
+    endpoints: Rows = field(default_factory=lambda: np.zeros(0, ENDPOINTS))
+    pairs: Rows = field(default_factory=lambda: np.zeros(0, PAIR))
+    segments: Rows = field(default_factory=lambda: np.zeros(0, SEGMENT))
+    data: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    shown: Rows = field(default_factory=lambda: np.zeros(0, SHOWN))
+    facts: dict[int, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        arrays = (self.endpoints, self.pairs, self.segments, self.data, self.shown)
+        told = json.dumps(sorted(self.facts.items())).encode()
+        counts = np.array([*(len(array) for array in arrays), len(told)], "<i8")
+        return b"".join([counts.tobytes(), *(array.tobytes() for array in arrays), told])
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Open:
+        counts = np.frombuffer(data, "<i8", 6)
+        pos = counts.nbytes
+        arrays = []
+        kinds = (ENDPOINTS, PAIR, SEGMENT, np.dtype(np.uint8), SHOWN)
+        for kind, count in zip(kinds, counts[:5].tolist(), strict=True):
+            arrays.append(np.frombuffer(data, kind, count, pos))
+            pos += arrays[-1].nbytes
+        facts = {int(row): told for row, told in json.loads(data[pos:])}
+        return Open(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], facts)
+
+    @staticmethod
+    def concat(parts: list[Open]) -> Open:
+        """All of them; no pair is in two."""
+        if not parts:
+            return Open()
+        segments, shown, facts = [], [], {}
+        row = place = 0
+        for part in parts:
+            some = copied(part.segments)
+            some["endpoints"] += row
+            some["pos"] += place
+            segments.append(some)
+            shown.append(copied(part.shown))
+            shown[-1]["pair"] += row
+            facts.update({row + at: told for at, told in part.facts.items()})
+            row += len(part.pairs)
+            place += len(part.data)
+        return Open(
+            joined([part.endpoints for part in parts]),
+            joined([part.pairs for part in parts]),
+            joined(segments),
+            np.concatenate([part.data for part in parts]),
+            joined(shown),
+            facts,
+        )
+
+    def of_pairs(self, rows: Ints) -> Open:
+        """The pairs `rows`, ascending, and what is kept of them."""
+        new = np.full(len(self.pairs), -1, np.int64)
+        new[rows] = np.arange(len(rows))
+        segments = take(self.segments, np.flatnonzero(new[self.segments["endpoints"]] >= 0))
+        size = segments["captured"].astype(np.int64)
+        start = segments["pos"].copy()
+        end = np.cumsum(size)
+        places = np.repeat(start - (end - size), size) + np.arange(int(size.sum()))
+        segments["pos"] = end - size
+        segments["endpoints"] = new[segments["endpoints"]]
+        shown = take(self.shown, np.flatnonzero(new[self.shown["pair"]] >= 0))
+        shown["pair"] = new[shown["pair"]]
+        facts = {int(new[row]): told for row, told in self.facts.items() if new[row] >= 0}
+        return Open(
+            self.endpoints[rows],
+            take(self.pairs, rows),
+            segments,
+            self.data[places],
+            shown,
+            facts,
+        )
+
+    def by_key(self, key: Ints, bytes_max: int) -> Iterator[tuple[int, Open]]:
+        """Of all pairs in pieces of one key (int64 by pair) and about `bytes_max` bytes."""
+        size = np.bincount(
+            self.segments["endpoints"],
+            self.segments["captured"] + SEGMENT.itemsize,
+            minlength=len(self.pairs),
+        )
+        size += PAIR.itemsize + ENDPOINTS.itemsize
+        order = np.argsort(key, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+            number = np.cumsum(size[rows]) // bytes_max
+            for part in np.split(rows, np.flatnonzero(np.diff(number)) + 1):
+                if len(part):
+                    yield int(key[part[0]]), self.of_pairs(part)
+
+
+def openings(pairs: Rows) -> Rows:
+    """SEGMENT rows: the SYNs that make what is behind a cut begin at a boundary; packet 0."""
+    rows = np.flatnonzero(pairs["kind"] == CUT)
+    client = pairs["client_side"][rows].astype(np.int64)
+    parts = []
+    for side in (client, 1 - client):  # the client's comes first
+        seq = pairs["seq"][rows, side]
+        chosen = np.flatnonzero(seq != NO_NUMBER)
+        made = np.zeros(len(chosen), SEGMENT)
+        made["time_ns"] = pairs["first_time_ns"][rows[chosen]]
+        made["seq"] = (seq[chosen] - 1) & 0xFFFFFFFF
+        asked = pairs["seq"][rows[chosen], client[chosen]]
+        is_answer = (side[chosen] != client[chosen]) & (asked != NO_NUMBER)
+        made["ack"] = np.where(is_answer, asked, 0) & 0xFFFFFFFF
+        made["flags"] = np.where(is_answer, SYN | ACK, SYN)
+        made["side"] = side[chosen]
+        made["endpoints"] = rows[chosen]
+        parts.append(made)
+    return np.concatenate(parts)
+
+
+def known_of(pairs: Rows) -> Known:
+    """What the kernels must know of each pair's first connection."""
+    is_cut = pairs["kind"] == CUT
+    protocol = np.where(is_cut, pairs["protocol"], 0)
+    # its records begin anywhere: what the handshake told is told already
+    protocol = np.where(protocol == Protocol.TLS, Protocol.OTHER, protocol).astype(np.uint8)
+    bits = np.where(is_cut[:, None], pairs["bits"], 0).reshape(-1)
+    has_loss = (is_cut & (pairs["has_loss"] != 0)).astype(np.uint8)
+    none = np.zeros(0, np.int64)
+    client_side = pairs["client_side"].copy()
+    return Known(np.ascontiguousarray(bits), protocol, client_side, none, none, has_loss)
+
+
+def digests(table: Rows) -> Ints:
+    """int64[n]: a hash of all that a row of EXCHANGE or ANOMALY says, but for its references."""
+    state = np.zeros(len(table), np.uint64)
+    for column in _columns(table):
+        state = mixed(state, column.astype(np.int64))
+    return state.view(np.int64)
+
+
+_REFERENCES = {"connection", "extent_start", "extent_count", "confidence"}
+
+
+def _columns(table: Rows) -> list[Any]:
+    assert table.dtype.names is not None
+    found: list[Any] = []
+    for name in table.dtype.names:
+        if table.dtype[name].names is not None:
+            found += _columns(table[name])
+        elif name not in _REFERENCES:
+            found.append(table[name])
+    return found
+
+
+# -- segments by place ----------------------------------------------------------------------
+
+
+class Placed(NamedTuple):
+    """The segments of one side of a connection in assembly order, UNUSED ones left out.
+
+    rows: of `Streams.segments`. place: stream position of the first payload byte; of no meaning
+    where the stream has no data. length: of payload. seq: sequence number of position 0, NO_NUMBER
+    where nothing tells it.
+    """
+
+    rows: Ints
+    place: Ints
+    length: Ints
+    seq: int
+
+
+def placed(streams: Streams, rows: Ints, stream: int) -> Placed:
+    """rows: all segments of the connection; stream: number of one of its two."""
+    segments = streams.segments
+    side = streams.sides[stream * SIDE_WIDTH : (stream + 1) * SIDE_WIDTH]
+    rows = rows[(segments["side"][rows] == stream & 1) & (streams.mark[rows] & UNUSED == 0)]
+    some = take(segments, rows)
+    is_syn = (some["flags"] & SYN) != 0
+    number = some["seq"].astype(np.int64) + is_syn
+    length = some["length"].astype(np.int64)
+    if not len(rows):
+        return Placed(rows, number, length, NO_NUMBER)
+    steps = ((np.diff(number) + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+    place = np.concatenate([[0], np.cumsum(steps)])
+    if side[HAS_DATA]:
+        counted = (length > 0) & (streams.mark[rows] == 0)
+        high = int((place + length)[counted].max()) if counted.any() else 0
+        place += int(side[HIGH] - side[ORIGIN]) - high
+        seq = int(number[0] - place[0]) & 0xFFFFFFFF
+    elif is_syn.any():
+        first = int(np.flatnonzero(is_syn)[0])
+        place -= place[first]
+        seq = int(number[first]) & 0xFFFFFFFF
+    else:
+        seq = NO_NUMBER
+    return Placed(rows, place, length, seq)
+
+
+def rows_by_connection(streams: Streams, count: int) -> tuple[Ints, Ints]:
+    """(segments by connection, int64[count + 1] where those of each begin)."""
+    connection = streams.connection
+    start = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(connection, minlength=count), out=start[1:])
+    if bool((connection[1:] >= connection[:-1]).all()):
+        return np.arange(len(connection)), start
+    return np.argsort(connection, kind="stable"), start
+
+
+# -- where to cut ---------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """By side of a connection: its segments, and the position of the cut; of request and response
+    frames before it what `framing` and `pairing` must know. id_low > id_high: no requests."""
+
+    sides: tuple[Placed, Placed]
+    at: tuple[int, int]
+    bits: tuple[int, int]
+    id_low: int
+    id_high: int
+
+
+def stream_limit(streams: Streams, stream: int, here: Placed, keeping: Keeping) -> tuple[int, int]:
+    """(position up to which a stream's bytes are settled, up to which none was captured lately)."""
+    side = streams.sides[stream * SIDE_WIDTH : (stream + 1) * SIDE_WIDTH]
+    end = int(side[HIGH] - side[ORIGIN]) if side[HAS_DATA] else 0
+    age = keeping.end_ns - streams.segments["time_ns"][here.rows]
+    has_bytes = here.length > 0
+    quiet = here.place[has_bytes & (age <= keeping.keep_ns)]
+    settled = end
+    if side[GAP_COUNT]:
+        young = here.place[has_bytes & (age <= keeping.linger_ns)]
+        settled = min(end, int(young.min())) if len(young) else end
+    return settled, min(end, int(quiet.min())) if len(quiet) else end
+
+
+def cut_of(
+    streams: Streams, connection: int, rows: Ints, client: int, exchanges: Rows | None,
+    is_final: npt.NDArray[np.bool_], keeping: Keeping,
+) -> Cut | None:  # fmt: skip
+    """Where to cut a connection; None where nothing would be before it.
+
+    rows: its segments. exchanges: those of the connection, positions as in this run; None where it
+    is not Kafka's. is_final: of each, whether no later packet changes it.
+    """
+    stream = [2 * connection + client, 2 * connection + 1 - client]  # by direction
+    here = [placed(streams, rows, number) for number in stream]
+    limits = [
+        stream_limit(streams, number, some, keeping)
+        for number, some in zip(stream, here, strict=True)
+    ]
+    bits, low, high = [0, 0], 1, 0
+    if exchanges is None:
+        at = [max(0, min(limit)) for limit in limits]
+    else:
+        found = _boundary(exchanges, is_final, [min(limit) for limit in limits])
+        if found is None:
+            return None
+        at = found
+        bits, low, high = _before(exchanges, at)
+    if not any(at):
+        return None
+    order = (0, 1) if client == 0 else (1, 0)  # directions by side
+    return Cut(
+        (here[order[0]], here[order[1]]),
+        (at[order[0]], at[order[1]]),
+        (bits[order[0]], bits[order[1]]),
+        low,
+        high,
+    )
+
+
+def _boundary(exchanges: Rows, is_final: Any, limits: list[int]) -> list[int] | None:
+    """By direction the last positions up to `limits` that end a frame, such that what is before
+    them is final and no exchange lies on both sides. None where the search takes too long."""
+    has = [exchanges[name]["size"] >= 0 for name in SIDES]
+    pos = [exchanges[name]["pos"] for name in SIDES]
+    end = [exchanges[name]["pos"] + 4 + exchanges[name]["size"] for name in SIDES]
+    is_whole = [exchanges[name]["is_whole"] != 0 for name in SIDES]
+    at = list(limits)
+    both = has[REQUEST] & has[RESPONSE]
+    for _ in range(TURNS_MAX):
+        for way in (REQUEST, RESPONSE):
+            stays = has[way] & (end[way] > at[way])
+            stays |= has[way] & ~is_final
+            first = pos[way][stays]
+            stop = min(at[way], int(first.min())) if len(first) else at[way]
+            # a hole right before the cut might grow: it would be two
+            ends = end[way][is_whole[way] & (end[way] <= stop)]
+            at[way] = int(ends.max()) if len(ends) else 0
+        before = [has[way] & (end[way] <= at[way]) for way in (REQUEST, RESPONSE)]
+        wrong = both & (before[REQUEST] != before[RESPONSE])
+        if not wrong.any():
+            return at
+        for way in (REQUEST, RESPONSE):
+            some = pos[way][wrong & before[way]]
+            if len(some):
+                at[way] = min(at[way], int(some.min()))
+    return None
+
+
+def _before(exchanges: Rows, at: list[int]) -> tuple[list[int], int, int]:
+    """(bits of has_origin by direction, least and greatest id of the requests there)."""
+    bits = [0, 0]
+    ids = exchanges["correlation_id"].astype(np.int64) & 0xFFFFFFFF
+    is_token = exchanges["is_sasl_token"] != 0
+    low, high = 1, 0
+    for way, name in enumerate(SIDES):
+        side = exchanges[name]
+        rows = np.flatnonzero((side["size"] >= 0) & (side["pos"] < at[way]))
+        if not len(rows):
+            continue
+        rows = rows[np.argsort(side["pos"][rows], kind="stable")]
+        bits[way] |= RESUMED
+        numbered = rows[~is_token[rows]]
+        if len(numbered):
+            bits[way] |= int(ids[numbered[-1]] + 1) << LAST_ID
+        if way == REQUEST:
+            bits[RESPONSE] |= HAS_ASKED
+            last = exchanges[rows[-1]]
+            is_bare = last["api_key"] == SASL_HANDSHAKE and last["api_version"] == 0
+            if last["is_sasl_token"] or is_bare:
+                bits[way] |= IN_TOKENS
+            if len(numbered):
+                low, high = int(ids[numbered].min()), int(ids[numbered].max())
+    return bits, low, high
+
+
+def may_pass(exchanges: Rows, is_done: Any, has_loss: bool) -> npt.NDArray[np.bool_]:
+    """Exchanges of one connection, in order, that may lie before a cut: those that are done, those
+    without a request, and those whose answer was lost while later ones came."""
+    answered = np.flatnonzero(exchanges["response"]["size"] >= 0)
+    last = int(answered[-1]) if len(answered) else -1
+    passed: npt.NDArray[np.bool_] = np.array(is_done, np.bool_)
+    passed |= exchanges["request"]["size"] < 0
+    if has_loss:
+        lost = exchanges["status"] == PairStatus.RESPONSE_MISSING
+        passed |= lost & (np.arange(len(exchanges)) < last)
+    return passed
+
+
+def kept_of(streams: Streams, here: Placed, at: int, keeping: Keeping) -> tuple[Rows, Ints]:
+    """Segments of one side to keep behind a cut, trimmed, and the rows that they are of.
+
+    `pos` and `source` still say where their bytes are.
+    """
+    some = take(streams.segments, here.rows)
+    mark = streams.mark[here.rows]
+    flags = some["flags"]
+    is_young = keeping.end_ns - some["time_ns"] <= keeping.keep_ns
+    wanted = (here.length > 0) & (here.place + here.length > at) & (mark != DUPLICATE)
+    wanted |= is_young | ((flags & (FIN | RST)) != 0)
+    acknowledging = np.flatnonzero((flags & ACK) != 0)
+    wanted[acknowledging[-1:]] = True  # what was acknowledged, and the last number
+    wanted[-1:] = True
+    wanted &= some["packet"] > 0  # not a SYN of ours
+    rows = np.flatnonzero(wanted)
+    kept = take(some, rows)
+    trimmed = np.clip(at - here.place[rows], 0, here.length[rows])
+    captured = kept["captured"].astype(np.int64)
+    kept["seq"] = (
+        kept["seq"].astype(np.int64) + ((kept["flags"] & SYN) != 0) + trimmed
+    ) & 0xFFFFFFFF
+    kept["flags"] &= 0xFF ^ SYN
+    kept["pos"] += np.minimum(trimmed, captured)
+    kept["captured"] = np.maximum(captured - trimmed, 0)
+    kept["length"] -= trimmed.astype(np.int32)
+    return kept, here.rows[rows]
+
+
+BLANK = 0xFF  # reads as no request: its api key is none
+_RESPONSE_HEAD = 9  # size, correlation id, and a byte that a search for responses looks at
+
+
+def secret_ranges(exchanges: Rows, pos: list[Ints], way: int, client_ids: Ints) -> Any:
+    """int64[n, 2]: of the messages of one direction the stream positions to overwrite.
+
+    pos: by direction, positions as in this run; client_ids: bytes of each request's client id.
+    """
+    size = exchanges[SIDES[way]]["size"]
+    some = np.flatnonzero(size >= 0)
+    head = np.full(len(exchanges), _RESPONSE_HEAD)
+    if way == REQUEST:
+        head = 14 + client_ids
+    head = np.where(exchanges["is_sasl_token"] != 0, 4, head)
+    start = pos[way] + head
+    return np.stack([start, np.maximum(start, pos[way] + 4 + size)], 1)[some]
+
+
+def overwrite(data: Any, segments: Rows, place: Ints, ranges: Any) -> None:
+    """Blank the ranges of stream positions in the bytes of segments that begin at `place`."""
+    at, captured = segments["pos"].tolist(), segments["captured"].tolist()
+    for start, end in ranges.tolist():
+        for row in np.flatnonzero((place < end) & (place + segments["length"] > start)).tolist():
+            low, high = max(0, start - int(place[row])), min(captured[row], end - int(place[row]))
+            data[at[row] + low : at[row] + max(low, high)] = BLANK
+
+
+def frozen_duplicates(streams: Streams, kept: npt.NDArray[np.bool_], count: int) -> Ints:
+    """int64[count]: by source, second copies among the segments that are not kept."""
+    second = (streams.mark == DUPLICATE) & ~kept
+    second &= (streams.segments["ip_id"] & FRAGMENT_PART) == 0
+    return np.bincount(streams.segments["source"][second], minlength=count).astype(np.int64)
+
+
+def base_of(pairs: Rows, assembly: Assembly, is_cut: Any) -> list[Ints]:
+    """By direction, int64 of each connection: what positions of this run are moved by."""
+    connections = assembly.connections
+    pair = connections["endpoints"]
+    client = connections["client_side"].astype(np.int64)
+    return [np.where(is_cut, pairs["base"][pair, client ^ way], 0) for way in (REQUEST, RESPONSE)]
