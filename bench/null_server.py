@@ -2,36 +2,53 @@
 
 One process, one epoll loop, no asyncio: its cost a request is a few microseconds, so that what a
 client reaches against it is the client's own limit. ApiVersions tells every API that is known here,
-Metadata one node (itself) and the topics that are asked for with one partition.
+Metadata one node (itself) and the topics that are asked for with one partition. With --answers, a
+pickled `bench.answers.Answers`, requests that these know get theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import pickle
 import select
 import socket
 import struct
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kdissect.protocol import catalog
 from kdissect.wire.message import Message, decode_message, encode_message
 
+if TYPE_CHECKING:
+    from bench.answers import Answers
+
 _API_VERSIONS, _METADATA = 18, 3
+
+
+def _topic(name: str) -> dict[str, Any]:
+    partition = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1]}
+    return {"name": name, "partitions": [partition]}
 
 
 class NullServer:
     """Listens on a free port of the loopback interface."""
 
-    def __init__(self, topics: list[str] | None = None) -> None:
+    def __init__(self, topics: list[str] | None = None, captured: Answers | None = None) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self.port = self.listener.getsockname()[1]
         self.topics = topics or []
+        self.captured = captured
         self.count = 0
         self._answers: dict[bytes, bytes] = {}
 
     def answer(self, frame: bytes) -> bytes:
         """With its size prefix; b"" where none is due."""
+        if self.captured is not None:
+            found = self.captured.take(frame)
+            if found is not None:  # nothing for Produce with acks 0
+                return len(found).to_bytes(4, "big") + frame[4:8] + found[4:] if found else b""
         key = frame[:4]
         kept = self._answers.get(key)
         if kept is None:
@@ -53,18 +70,10 @@ class NullServer:
                 api_version = 0
         elif api_key == _METADATA:
             asked = decode_message(frame, side="request").body["topics"]
-            names = self.topics if not asked else [each["name"] for each in asked]
+            known = {} if self.captured is None else self.captured.topics
+            names = [each["name"] for each in asked] if asked else [*self.topics, *known]
             body["brokers"] = [{"node_id": 1, "host": "127.0.0.1", "port": self.port}]
-            body["topics"] = [
-                {
-                    "name": name,
-                    "partitions": [
-                        {"partition_index": 0, "leader_id": 1, "replica_nodes": [1],
-                         "isr_nodes": [1]}
-                    ],
-                }
-                for name in names
-            ]  # fmt: skip
+            body["topics"] = [known.get(name) or _topic(name) for name in names]
         data = encode_message(Message(api_key, api_version, "response", {}, body))
         return len(data).to_bytes(4, "big") + data
 
@@ -110,10 +119,14 @@ class NullServer:
 
 
 def main() -> None:
-    """Command: null_server.py [--topic NAME]...; prints its port."""
+    """Command: null_server.py [--topic NAME]... [--answers FILE]; prints its port."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topic", action="append")
-    server = NullServer(parser.parse_args().topic)
+    parser.add_argument("--answers")
+    given = parser.parse_args()
+    captured = pickle.loads(Path(given.answers).read_bytes()) if given.answers else None
+    server = NullServer(given.topic, captured)
+    gc.freeze()
     sys.stdout.write(f"{server.port}\n")
     sys.stdout.flush()
     server.serve()

@@ -1,11 +1,14 @@
-"""What the replay's loop alone can do: a made workload against a server that answers at once.
+"""What a replay can do on its own: against a server that answers at once.
 
     bench/replay_loop.py --connections 100 --requests 200000 --pace max
     bench/replay_loop.py --connections 1000 --requests 60000 --seconds 20 --pace recorded
-    bench/replay_loop.py --source capture.pcap --pace max      the real translation, all classes
+    bench/replay_loop.py --source capture.pcap --pace max      all of a replay, all classes
 
-Made requests are Heartbeats of 40 bytes, each sent when the one before it on its connection was
-answered (`--pipeline N`: N of them in flight). Prints requests a second, CPU time, and the lag.
+Without --source it is the loop alone: made requests are Heartbeats of 40 bytes, each sent when the
+one before it on its connection was answered (`--pipeline N`: N of them in flight). With it, the
+server has the captured answers in the terms of a cluster with other ids, and everything is done:
+planning, translation, learning, comparison, results. Prints requests a second, the lag, and the CPU
+time of each part.
 """
 
 from __future__ import annotations
@@ -13,17 +16,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import pickle
 import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kdissect.replay.model import (
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.answers import Answers  # noqa: E402
+from kdissect.replay.model import (  # noqa: E402
     WRITING_CLASSES,
     Connection,
     Exchange,
@@ -31,19 +42,34 @@ from kdissect.replay.model import (
     PlanOptions,
     Skipped,
     Step,
-    TranslateOptions,
     Workload,
     WorkloadFacts,
 )
-from kdissect.replay.pace import parse_pace
-from kdissect.replay.played import RunOptions, RunResult
-from kdissect.replay.results import Span
-from kdissect.replay.run import Runner
-from kdissect.replay.target import Target
-from kdissect.wire.message import Message, encode_message
+from kdissect.replay.pace import parse_pace  # noqa: E402
+from kdissect.replay.plan import make_plan  # noqa: E402
+from kdissect.replay.played import RunOptions, RunResult  # noqa: E402
+from kdissect.replay.results import Span, judgement_of  # noqa: E402
+from kdissect.replay.run import Runner  # noqa: E402
+from kdissect.replay.session import SessionOptions, replay  # noqa: E402
+from kdissect.replay.source import load_workload  # noqa: E402
+from kdissect.replay.target import Target  # noqa: E402
+from kdissect.wire.message import Message, encode_message  # noqa: E402
 
 HEARTBEAT, HEARTBEAT_VERSION = 12, 4
 SEED = 8
+
+
+@dataclass
+class Clock:
+    """CPU seconds of this process by what was done."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.process_time)
+
+    def lap(self, name: str) -> None:
+        now = time.process_time()
+        self.seconds[name] = now - self._last
+        self._last = now
 
 
 class CorrelationOnly:
@@ -110,9 +136,9 @@ def made_plan(connection_count: int, request_count: int, seconds: float, in_flig
 
 
 @contextmanager
-def null_server() -> Iterator[int]:
+def null_server(*options: str) -> Iterator[int]:
     """A process of its own; its port."""
-    command = [sys.executable, str(Path(__file__).with_name("null_server.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("null_server.py")), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -121,17 +147,80 @@ def null_server() -> Iterator[int]:
             process.kill()
 
 
-async def play(plan: Plan, port: int, pace: str, translated: bool) -> RunResult:
+@contextmanager
+def answering_server(workload: Workload) -> Iterator[int]:
+    """The same, with a workload's answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "answers"
+        path.write_bytes(pickle.dumps(Answers(workload)))
+        with null_server("--answers", str(path)) as port:
+            yield port
+
+
+async def play(plan: Plan, port: int, pace: str) -> RunResult:
+    """The loop alone."""
     target = Target("127.0.0.1", port)
     await target.probe()
-    translation: Any = CorrelationOnly()
-    if translated:
-        from kdissect.replay.translate import Translator
+    options = RunOptions(parse_pace(pace))
+    return await Runner(plan, CorrelationOnly(), None, target, options).run()  # type: ignore[arg-type]
 
-        translation = Translator(plan, TranslateOptions())
-        translation.learn_versions(target.versions)
-        translation.learn_metadata(target.metadata)
-    return await Runner(plan, translation, None, target, RunOptions(parse_pace(pace))).run()
+
+def of_loop(
+    connections: int, requests: int, seconds: float, pipeline: int, pace: str
+) -> dict[str, Any]:
+    """Figures of the loop alone."""
+    plan = made_plan(connections, requests, seconds, pipeline)
+    with null_server() as port:
+        clock = Clock()
+        result = asyncio.run(play(plan, port, pace))
+        clock.lap("run")
+    return _figures(result, clock)
+
+
+def of_source(source: str, pace: str) -> dict[str, Any]:
+    """Figures of a whole replay."""
+    clock = Clock()
+    workload = load_workload(source)
+    clock.lap("load")
+    options = PlanOptions(frozenset(WRITING_CLASSES), wait_for_data=pace != "recorded")
+    plan = make_plan(workload, options)
+    clock.lap("plan")
+    with answering_server(workload) as port:
+        clock.lap("server")
+        parts = SessionOptions(run=RunOptions(parse_pace(pace)))
+        results = asyncio.run(replay(plan, Target("127.0.0.1", port), parts))
+        clock.lap("replay")
+    results.by_api()
+    results.groups()
+    clock.lap("results")
+    parts_s = clock.seconds
+    del parts_s["server"]
+    parts_s["send"] = results.run.send_cpu_ns / 1e9
+    parts_s["judge"] = results.run.judge_cpu_ns / 1e9
+    parts_s["prepare"] = parts_s.pop("replay") - parts_s["send"] - parts_s["judge"]
+    figures = _figures(results.run, clock)
+    found = Counter(judgement_of(each).verdict.value for each in results.outcomes)
+    return {**figures, "verdicts": dict(found)}
+
+
+def _figures(result: RunResult, clock: Clock) -> dict[str, Any]:
+    sent = [each for each in result.outcomes if each.sent is not None]
+    lag = Span.of(each.lag_ns for each in sent)
+    own = Span.of(ns for ns in result.own_lag_ns if ns >= 0)
+    count = max(len(sent), 1)
+    return {
+        "sent": len(sent),
+        "answered": sum(each.answer is not None for each in sent),
+        "ended": result.ended,
+        "elapsed_s": round(result.elapsed_ns / 1e9, 3),
+        "requests_per_s": round(len(sent) / (result.elapsed_ns / 1e9)),
+        "cpu_us_per_request": {
+            name: round(seconds * 1e6 / count, 1) for name, seconds in clock.seconds.items()
+        },
+        "lag_ms": [round((ns or 0) / 1e6, 3) for ns in (lag.p50, lag.p99, lag.max)],
+        "own_lag_ms": [round((ns or 0) / 1e6, 3) for ns in (own.p50, own.p99, own.max)],
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+    }
 
 
 def main() -> None:
@@ -144,35 +233,10 @@ def main() -> None:
     parser.add_argument("--source")
     given = parser.parse_args()
     if given.source:
-        from kdissect.replay.plan import make_plan
-        from kdissect.replay.source import load_workload
-
-        options = PlanOptions(allow=frozenset(WRITING_CLASSES))
-        plan = make_plan(load_workload(given.source), options)
+        print(json.dumps(of_source(given.source, given.pace)))
     else:
-        plan = made_plan(given.connections, given.requests, given.seconds, given.pipeline)
-    with null_server() as port:
-        cpu = time.process_time()
-        result = asyncio.run(play(plan, port, given.pace, bool(given.source)))
-        cpu = time.process_time() - cpu
-    sent = [each for each in result.outcomes if each.sent is not None]
-    lag = Span.of(each.lag_ns for each in sent)
-    own = Span.of(ns for ns in result.own_lag_ns if ns >= 0)
-    print(
-        json.dumps(
-            {
-                "sent": len(sent),
-                "answered": sum(each.answer is not None for each in sent),
-                "ended": result.ended,
-                "elapsed_s": round(result.elapsed_ns / 1e9, 3),
-                "requests_per_s": round(len(sent) / (result.elapsed_ns / 1e9)),
-                "cpu_us_per_request": round(cpu * 1e6 / max(len(sent), 1), 1),
-                "lag_ms": [round((ns or 0) / 1e6, 3) for ns in (lag.p50, lag.p99, lag.max)],
-                "own_lag_ms": [round((ns or 0) / 1e6, 3) for ns in (own.p50, own.p99, own.max)],
-                "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-            }
-        )
-    )
+        made = (given.connections, given.requests, given.seconds, given.pipeline)
+        print(json.dumps(of_loop(*made, given.pace)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from kdissect.replay.rules import Rule, Rules, load_rules
 from kdissect.replay.state import State
 from kdissect.replay.texts import element_text, records_text, text_of
 from kdissect.replay.walk import Around, Kind, about, kind_of, spots
-from kdissect.wire.message import Message, decode_message
+from kdissect.wire.forms import decode_alike
+from kdissect.wire.message import Message
 from kdissect.wire.reference import UNKNOWN_TAGS, Layout, Slot, layout
 
 _FETCH_APIS = frozenset({api.FETCH, api.SHARE_FETCH})
@@ -106,14 +107,14 @@ class Comparator:
                     "sent at the nearest version that the target speaks",
                 ),
             )  # fmt: skip
-            judgement.verdict = _verdict(judgement.differences)
+            judgement.verdict = verdict_of(judgement.differences)
         return judgement
 
     def differs(self, step: Step, captured: Message, answer: Message) -> bool:
         """Whether an answer that brings no records is different, as far as is known now."""
-        walk = _Walk(self, step, captured, answer)
-        walk.run()
-        return _verdict(walk.differences) is Verdict.DIFFERENT
+        walk = Walk(self, step)
+        walk.run(captured, answer)
+        return verdict_of(walk.differences) is Verdict.DIFFERENT
 
     def _failed(self, outcome: Outcome) -> Judgement:
         """No answer came; nor did one in the capture, where its connection ended then."""
@@ -124,11 +125,15 @@ class Comparator:
         return Judgement(Verdict.ERROR, reason=outcome.error)
 
     def _judged(self, step: Step, captured: Message, answer: Message) -> Judgement:
-        walk = _Walk(self, step, captured, answer)
-        walk.run()
+        walk = Walk(self, step)
+        walk.run(captured, answer)
         if walk.has_other_records:
-            self._kept[step.number] = (step, captured, answer)
-        return Judgement(_verdict(walk.differences), walk.differences)
+            self.keep(step, captured, answer)
+        return Judgement(verdict_of(walk.differences), walk.differences)
+
+    def keep(self, step: Step, captured: Message, answer: Message) -> None:
+        """Compare the records of an answer once more, when all have come."""
+        self._kept[step.number] = (step, captured, answer)
 
     def finish(self) -> dict[int, Judgement]:
         """What all answers together say of records that single ones did not bring, and of those
@@ -150,12 +155,12 @@ class Comparator:
                     )
                 differences.append(each)
             changed[number] = replace(
-                judgement, verdict=_verdict(differences), differences=differences
+                judgement, verdict=verdict_of(differences), differences=differences
             )
         return changed
 
 
-def _verdict(differences: Iterable[Difference]) -> Verdict:
+def verdict_of(differences: Iterable[Difference]) -> Verdict:
     verdict = Verdict.SAME
     for each in differences:
         if not each.rule:
@@ -166,7 +171,7 @@ def _verdict(differences: Iterable[Difference]) -> Verdict:
 
 def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:
     try:
-        return decode_message(frame, side="response", api_key=api_key, api_version=api_version)
+        return decode_alike(frame, side="response", api_key=api_key, api_version=api_version)
     except (DecodeError, ValueError) as error:
         return str(error)
 
@@ -222,7 +227,7 @@ _ABOUT = frozenset({Kind.TOPIC, Kind.TOPIC_ID, Kind.PARTITION, Kind.GROUP, Kind.
 
 
 @cache
-def _shape(api_key: int, of: Layout) -> _Shape:
+def shape_of(api_key: int, of: Layout) -> _Shape:
     kinds = {name: kind_of(api_key, slot.field) for name, slot in of.by_name.items()}
     named: dict[Kind, str] = {}
     for name, kind in kinds.items():
@@ -236,7 +241,7 @@ def _shape(api_key: int, of: Layout) -> _Shape:
     return _Shape(kinds, named, telling)
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where the walk is: the path, the same without indices, what the structs around tell, the
     structs that the value is in, and a rule that allows everything below, or None."""
 
@@ -247,55 +252,51 @@ class _Place(NamedTuple):
     answered: Body
     forced: Rule | None
 
-    def field(self, name: str) -> _Place:
+    def field(self, name: str) -> Place:
         dot = "." if self.path else ""
         return self._replace(path=f"{self.path}{dot}{name}", plain=f"{self.plain}{dot}{name}")
 
-    def element(self, index: int) -> _Place:
+    def element(self, index: int) -> Place:
         return self._replace(path=f"{self.path}[{index}]", plain=f"{self.plain}[]")
 
 
-class _Walk:
-    """One comparison."""
+class Walk:
+    """One comparison. has_other_records: an answer brings more, fewer or other ones."""
 
-    def __init__(self, owner: Comparator, step: Step, captured: Message, answer: Message) -> None:
+    def __init__(self, owner: Comparator, step: Step) -> None:
         self.owner = owner
         self.rules = owner.rules
         self.step = step
         self.api_key = step.exchange.api_key
         self.api_name = step.api_name
-        self.captured = captured
-        self.answer = answer
         self.differences: list[Difference] = []
         self.has_other_records = False
-        self.request: Message | None = None
+        self._around: Around | None = None
 
-    def run(self) -> None:
+    def run(self, captured: Message, answer: Message) -> None:
         definition = catalog.api(self.api_key).response
-        ours = layout(definition, self.captured.api_version)
-        theirs = layout(definition, self.answer.api_version)
-        around = self._request_around()
-        place = _Place("", "", around, self.captured.body, self.answer.body, None)
-        self.struct(ours, theirs, self.captured.body, self.answer.body, place)
-        if self.captured.surplus != self.answer.surplus:
-            self.leaf(
-                place.field("surplus"), self.captured.surplus, self.answer.surplus, None, None
-            )
+        ours = layout(definition, captured.api_version)
+        theirs = layout(definition, answer.api_version)
+        place = Place("", "", self.request_around(), captured.body, answer.body, None)
+        self.struct(ours, theirs, captured.body, answer.body, place)
+        if captured.surplus != answer.surplus:
+            self.leaf(place.field("surplus"), captured.surplus, answer.surplus, None, None)
 
-    def _request_around(self) -> Around:
+    def request_around(self) -> Around:
         """Group and transactional id that only the request names."""
-        request = request_of(self.step.exchange)
-        self.request = request
-        if request is None:
-            return Around()
-        body = request.body
-        group = body.get("group_id") or ""
-        return Around(group=group, transactional_id=body.get("transactional_id") or "")
+        if self._around is None:
+            request = request_of(self.step.exchange)
+            body = {} if request is None else request.body
+            self._around = Around(
+                group=body.get("group_id") or "",
+                transactional_id=body.get("transactional_id") or "",
+            )
+        return self._around
 
     # -- structs and arrays ---------------------------------------------------------------------
 
-    def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: _Place) -> None:
-        shape = _shape(self.api_key, ours)
+    def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: Place) -> None:
+        shape = shape_of(self.api_key, ours)
         place = place._replace(around=about(shape.named, c, place.around), captured=c, answered=a)
         for name in shape.telling:
             if name in a and c[name] != a[name] and self._goes_with(place, name, c, a):
@@ -308,7 +309,7 @@ class _Walk:
         if mine != their:
             self.leaf(place.field(UNKNOWN_TAGS), mine, their, None, None)
 
-    def _goes_with(self, place: _Place, name: str, c: Body, a: Body) -> bool:
+    def _goes_with(self, place: Place, name: str, c: Body, a: Body) -> bool:
         """Whether a rule for whole structs allows this field: then the rest follows from it."""
         here = place.field(name)
         for rule in self.rules.at(self.api_name, here.plain):
@@ -318,12 +319,12 @@ class _Walk:
         return False
 
     def value(
-        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: _Place
+        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: Place
     ) -> None:
         if kind is Kind.RECORDS:
             self.records(c, a, place)
             return
-        if c == a and type(c) is type(a) and not self._must_look(place, slot):
+        if c == a and type(c) is type(a) and not (c and self._must_look(place, slot)):
             return
         if slot.field.is_array:
             self.array(slot, other, kind, c, a, self._forced(place))
@@ -336,11 +337,12 @@ class _Walk:
         else:
             self.leaf(place, c, a, kind, slot)
 
-    def _must_look(self, place: _Place, slot: Slot) -> bool:
+    def _must_look(self, place: Place, slot: Slot) -> bool:
         """Fetched records are noted also where they are equal."""
-        return self.api_key in _FETCH_APIS and place.plain == "responses"
+        is_around = slot.inner is not None and place.plain.startswith("responses")
+        return is_around and self.api_key in _FETCH_APIS
 
-    def _forced(self, place: _Place) -> _Place:
+    def _forced(self, place: Place) -> Place:
         if place.forced is not None:
             return place
         for rule in self.rules.at(self.api_name, place.plain):
@@ -349,7 +351,7 @@ class _Walk:
         return place
 
     def array(
-        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: _Place
+        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: Place
     ) -> None:
         if c is None or a is None:
             if c is not a:
@@ -362,7 +364,7 @@ class _Walk:
             self._scalars(slot, kind, c, a, place, rule)
             return
         twice: set[int] = set()
-        if rule is not None and rule.key and not _keys_of(rule, slot.inner):
+        if rule is not None and rule.key and not keys_of(rule, slot.inner):
             rule = None  # nothing tells these elements apart but their place
         if rule is None:
             pairs: list[tuple[int, int]] = [(i, i) for i in range(min(len(c), len(a)))]
@@ -379,20 +381,20 @@ class _Walk:
             else:
                 self._one_sided(c, a, mine, theirs, place, theirs in twice)
 
-    def _unordered(self, place: _Place) -> Rule | None:
+    def _unordered(self, place: Place) -> Rule | None:
         for rule in self.rules.at(self.api_name, place.plain):
             if rule.kind == "unordered":
                 return rule
         return None
 
     def _matched(
-        self, inner: Layout, rule: Rule, c: list[Body], a: list[Body], place: _Place
+        self, inner: Layout, rule: Rule, c: list[Body], a: list[Body], place: Place
     ) -> tuple[list[tuple[int, int]], set[int]]:
         """(index, index) of elements with equal keys, -1 where one side has none; and the answered
         ones whose key another answered one has."""
-        names = _keys_of(rule, inner)
+        names = keys_of(rule, inner)
         keys = {each for name in names for each in name.split("|")}
-        shape = _shape(self.api_key, inner)
+        shape = shape_of(self.api_key, inner)
         meaning = self.owner.meaning
         waiting: dict[Any, list[int]] = {}
         for index, each in enumerate(a):
@@ -417,7 +419,7 @@ class _Walk:
         return pairs, twice
 
     def _one_sided(
-        self, c: list[Body], a: list[Body], mine: int, theirs: int, place: _Place, is_second: bool
+        self, c: list[Body], a: list[Body], mine: int, theirs: int, place: Place, is_second: bool
     ) -> None:
         element = c[mine] if mine >= 0 else a[theirs]
         here = place.element(mine if mine >= 0 else theirs)
@@ -435,7 +437,7 @@ class _Walk:
         texts = (said, _ABSENT) if mine >= 0 else (_ABSENT, said)
         self._judge_texts(here, *texts, element)
 
-    def _fetched_one_sided(self, element: Body, is_captured: bool, place: _Place) -> bool:
+    def _fetched_one_sided(self, element: Body, is_captured: bool, place: Place) -> bool:
         """An incremental answer names only partitions with something new: one that is not named
         has no records. True where that is all there is to say."""
         if place.plain == "responses[]":
@@ -476,7 +478,7 @@ class _Walk:
         return True
 
     def _scalars(
-        self, slot: Slot, kind: Kind | None, c: list[Any], a: list[Any], place: _Place,
+        self, slot: Slot, kind: Kind | None, c: list[Any], a: list[Any], place: Place,
         rule: Rule | None,
     ) -> None:  # fmt: skip
         meaning = self.owner.meaning
@@ -498,7 +500,7 @@ class _Walk:
 
     # -- values ---------------------------------------------------------------------------------
 
-    def records(self, c: bytes | None, a: bytes | None, place: _Place) -> None:
+    def records(self, c: bytes | None, a: bytes | None, place: Place) -> None:
         around = place.around
         log = (
             self.owner.translator.topic_name(around.topic, around.topic_id),
@@ -523,7 +525,7 @@ class _Walk:
                 "more or fewer of the same records",
             )  # fmt: skip
 
-    def leaf(self, place: _Place, c: Any, a: Any, kind: Kind | None, slot: Slot | None) -> None:
+    def leaf(self, place: Place, c: Any, a: Any, kind: Kind | None, slot: Slot | None) -> None:
         if place.forced is not None:
             self._add(place, c, a, place.forced)
             return
@@ -537,7 +539,7 @@ class _Walk:
         self._add(place, c, a, None)
 
     def _judge_texts(
-        self, place: _Place, c: str, a: str, element: Body | None, note: str = ""
+        self, place: Place, c: str, a: str, element: Body | None, note: str = ""
     ) -> None:
         """A difference that is no pair of plain values."""
         rule = place.forced
@@ -550,7 +552,7 @@ class _Walk:
             Difference(place.path, c, a, "" if rule is None else rule.name, note)
         )
 
-    def _applies(self, rule: Rule, place: _Place, element: Body | None = None) -> bool:
+    def _applies(self, rule: Rule, place: Place, element: Body | None = None) -> bool:
         if rule.needs_race and not self.step.is_racing:
             return False
         holder: Mapping[str, Any] = element or place.captured or place.answered
@@ -563,7 +565,7 @@ class _Walk:
             return element is not None and self._is_foreign(rule.foreign, element, place)
         return True
 
-    def _is_foreign(self, kind: str, element: Body, place: _Place) -> bool:
+    def _is_foreign(self, kind: str, element: Body, place: Place) -> bool:
         names = {
             "topic": ("name", "topic", "topic_name"),
             "group": ("group_id",),
@@ -580,7 +582,7 @@ class _Walk:
                 return self.owner.named.is_foreign(kind, value)
         return False
 
-    def _allows(self, rule: Rule, place: _Place, c: Any, a: Any, kind: Kind | None) -> bool:
+    def _allows(self, rule: Rule, place: Place, c: Any, a: Any, kind: Kind | None) -> bool:
         if rule.kind == "unordered" or not self._applies(rule, place):
             return False
         if rule.kind == "ignore":
@@ -595,13 +597,13 @@ class _Walk:
             return bool(abs(a - c) <= max(rule.absolute, rule.relative * abs(c)))
         return _equal_modulo(rule, c, a)
 
-    def _add(self, place: _Place, c: Any, a: Any, rule: Rule | None) -> None:
+    def _add(self, place: Place, c: Any, a: Any, rule: Rule | None) -> None:
         name = "" if rule is None else rule.name
         self.differences.append(
             Difference(place.path, text_of(c), text_of(a), name, self._note(place, c, a))
         )
 
-    def _note(self, place: _Place, c: Any, a: Any) -> str:
+    def _note(self, place: Place, c: Any, a: Any) -> str:
         if place.plain.endswith("error_code") and isinstance(c, int) and isinstance(a, int):
             from kdissect.protocol.errors import error_name
 
@@ -628,7 +630,7 @@ def _is_set(value: Any) -> bool:
     return not (value is None or value == -1 or value in ("", b""))
 
 
-def _keys_of(rule: Rule, of: Layout) -> list[str]:
+def keys_of(rule: Rule, of: Layout) -> list[str]:
     """The fields of a rule's key that a struct has."""
     return [name for name in rule.key if any(each in of.by_name for each in name.split("|"))]
 

@@ -51,7 +51,8 @@ class RunResult:
     outcomes: by step number; every step has one. own_lag_ns: by step number, the part of the lag
     that is ours (ready to go and not yet sent), -1 where not sent or not timed. link_of: by step
     number the index in `links`, -1 none. ended: "" or why the run ended early; is_interrupted: by
-    the user. start_time_ns: wall clock at the run's start.
+    the user. start_time_ns: wall clock at the run's start. send_cpu_ns: CPU time of this process
+    while it sent (and judged, at a recorded pace); judge_cpu_ns: after that.
     """
 
     outcomes: list[Outcome]
@@ -64,6 +65,8 @@ class RunResult:
     is_interrupted: bool = False
     reconnects: int = 0
     retried: list[Attempt] = field(default_factory=list)
+    send_cpu_ns: int = 0
+    judge_cpu_ns: int = 0
 
 
 def not_begun(plan: Plan, reason: str, start_time_ns: int) -> RunResult:

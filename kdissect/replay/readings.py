@@ -48,10 +48,11 @@ class Place(NamedTuple):
 class Reading:
     """The meaning of a form. body: as of the form, with a `Leaf` for each value of the top struct.
 
-    places: in wire order. codes: the leaves of all error codes.
+    places: in wire order. codes: the leaves of all error codes; records, base_offsets: of those
+    fields.
     """
 
-    __slots__ = ("body", "codes", "form", "places")
+    __slots__ = ("base_offsets", "body", "codes", "form", "places", "records")
 
     def __init__(self, form: Form) -> None:
         self.form = form
@@ -63,6 +64,10 @@ class Reading:
         self.places = tuple(_place(spot) for spot in spots(message))
         self.codes = tuple(_codes(form.body))
         self.body = _plain(form.body)
+        self.records = self.of({Kind.RECORDS})
+        self.base_offsets = tuple(
+            place for place in self.of({Kind.OFFSET}) if place.slot.name == "base_offset"
+        )
 
     def of(self, kinds: Collection[Kind]) -> tuple[Place, ...]:
         return tuple(place for place in self.places if place.kind in kinds)

@@ -1,6 +1,6 @@
 """The run: every captured connection plays its script over connections of its own, in one loop.
 
-Theory of operation. A `_Script` is a captured connection with a place in its list of steps. It is
+Theory of operation. A `Script` is a captured connection with a place in its list of steps. It is
 *advanced* when something happened that may let its next step go: the clock, an answer, a
 connection that is ready, room in a buffer. `advance` sends as many steps as may go and returns at
 the first that may not; whatever that one waits for puts the script back into `_ready` later. So
@@ -43,9 +43,10 @@ from kdissect.replay.model import (
 from kdissect.replay.pace import schedule
 from kdissect.replay.played import Attempt, LinkRecord, RunOptions, RunResult
 from kdissect.replay.readying import ask_metadata, await_expiry, await_leaders
+from kdissect.replay.script import Conn, Script
 from kdissect.replay.side_links import SideLinks
 from kdissect.replay.target import Target
-from kdissect.replay.transport import ConnectFailed, Link, connect_as
+from kdissect.replay.transport import ConnectFailed, connect_as
 
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
 CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
@@ -62,35 +63,6 @@ SWEEP_S, GRACE_S = 0.1, 1.0
 PUMP_SLICE = 200  # scripts advanced before the loop may look at its sockets again
 
 
-class _Conn(Link):
-    """A link of a script: what is pending on it, in order (step number, correlation id, time)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pending: deque[tuple[int, int, int]] = deque()
-        self.correlation_id = 0
-        self.record = -1
-        self.relogin_at_ns = 0  # 0: never
-        self.node_id: int | None = None
-
-
-class _Script:
-    __slots__ = ("busy", "close_timer", "held", "is_queued", "links", "number", "numbers", "pos",
-                 "ready_ns", "settled_pos", "timeouts", "timer")  # fmt: skip
-
-    def __init__(self, number: int, numbers: list[int]) -> None:
-        self.number, self.numbers, self.pos = number, numbers, 0
-        self.links: dict[int | None, _Conn] = {}
-        self.is_queued = False
-        self.settled_pos = 0  # steps before it are settled
-        self.held: dict[int, Outcome] = {}  # done, behind one that is not
-        self.busy = 0  # tasks that it waits for
-        self.timer: asyncio.TimerHandle | None = None
-        self.close_timer: asyncio.TimerHandle | None = None
-        self.ready_ns = -1  # when the next step had everything but its time and its turn
-        self.timeouts = 0
-
-
 class Runner:
     """One run of a plan against one target; `run` once."""
 
@@ -104,6 +76,7 @@ class Runner:
     ) -> None:
         self.plan, self.translation = plan, translation
         self.target, self.options = target, options
+        self._is_max = options.pace.is_max
         count = len(plan.steps)
         self.outcomes: list[Outcome | None] = [None] * count
         self.left = count
@@ -116,10 +89,10 @@ class Runner:
         self._waits = array("i", [0]) * count
         self._on_settled: dict[int, list[int]] = {}
         self._on_sent: dict[int, list[int]] = {}
-        self._scripts = [_Script(n, numbers) for n, numbers in enumerate(plan.scripts)]
-        self._ready: deque[_Script] = deque()
-        self._throttled: deque[_Script] = deque()
-        self._live: set[_Conn] = set()
+        self._scripts = [Script(n, numbers) for n, numbers in enumerate(plan.scripts)]
+        self._ready: deque[Script] = deque()
+        self._throttled: deque[Script] = deque()
+        self._live: set[Conn] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._judging = Judging(comparison)
         self._is_pumping = False
@@ -144,21 +117,23 @@ class Runner:
         self._connect_slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
         _allow_many_files()
         # times count from the first due step; what has to be open by then is opened before
-        lead_ns = 0 if self.options.pace.is_max else CONNECT_AHEAD_NS
+        lead_ns = 0 if self._is_max else CONNECT_AHEAD_NS
         gc.collect()
         gc.freeze()  # the plan is large and stays: no pause to look through it
         gc.disable()
         try:
-            start_time_ns = time.time_ns() + lead_ns
+            start_time_ns, send_cpu_ns = time.time_ns() + lead_ns, time.process_time_ns()
             self._begin(lead_ns)
             sweeper = self._loop.create_task(self._sweep())
             await self._done.wait()
             sweeper.cancel()
             elapsed_ns = max(self._now(), 0)
+            send_cpu_ns = time.process_time_ns() - send_cpu_ns
             await self._end()
         finally:
             gc.enable()
             gc.unfreeze()
+        judge_cpu_ns = time.process_time_ns()
         self._judging.finish(self.outcomes)
         return RunResult(
             [outcome for outcome in self.outcomes if outcome is not None],
@@ -171,6 +146,8 @@ class Runner:
             self._is_interrupted,
             self._reconnects,
             self._retried,
+            send_cpu_ns,
+            time.process_time_ns() - judge_cpu_ns,
         )
 
     def interrupt(self) -> None:
@@ -210,7 +187,7 @@ class Runner:
                 await asyncio.sleep(0.02)
         self._is_stopping = True
         for script in self._scripts:
-            _cancel(script)
+            script.cancel()
             for number, outcome in sorted(script.held.items()):
                 self._settle_now(number, outcome)
             script.held.clear()
@@ -238,7 +215,7 @@ class Runner:
 
     # -- advancing scripts ------------------------------------------------------------------
 
-    def _queue(self, script: _Script) -> None:
+    def _queue(self, script: Script) -> None:
         if not script.is_queued:
             script.is_queued = True
             self._ready.append(script)
@@ -259,10 +236,10 @@ class Runner:
             self._loop.call_soon(self._pump)
         if self.left == 0:
             self._done.set()
-        elif not self.options.pace.is_max:
+        elif not self._is_max:
             self._judging.wake(self._loop)
 
-    def _advance(self, script: _Script) -> None:
+    def _advance(self, script: Script) -> None:
         numbers, steps = script.numbers, self.plan.steps
         while script.pos < len(numbers):
             number = numbers[script.pos]
@@ -313,7 +290,7 @@ class Runner:
             script.ready_ns = -1
         self._finish(script)
 
-    def _send(self, script: _Script, link: _Conn, step: Step) -> None:
+    def _send(self, script: Script, link: Conn, step: Step) -> None:
         """The first time; `_send_again` the next ones."""
         number = step.number
         frame = self._frame(link, step)
@@ -325,7 +302,7 @@ class Runner:
         self.outcomes[number] = outcome
         self._link_of[number] = link.record
         self.sent_count += 1
-        if not self.options.pace.is_max:
+        if not self._is_max:
             due = self.due[number]
             outcome.lag_ns = max(now - due, 0)
             self._own_lag[number] = max(now - max(due, script.ready_ns), 0)
@@ -337,14 +314,14 @@ class Runner:
         else:
             self._settle(number, outcome)
 
-    def _fence(self, link: _Conn, number: int, now: int) -> None:
+    def _fence(self, link: Conn, number: int, now: int) -> None:
         """A question of our own behind a step without a response: its answer says that it is done.
         Among what is pending it stands as the step's number, inverted."""
         link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
         link.send(_FENCE + link.correlation_id.to_bytes(4, "big") + _FENCE_END)
         link.pending.append((~number, link.correlation_id, now))
 
-    def _frame(self, link: _Conn, step: Step) -> bytes | None:
+    def _frame(self, link: Conn, step: Step) -> bytes | None:
         """Translate and send; None where the step cannot be translated, and is settled so."""
         link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
         try:
@@ -358,11 +335,11 @@ class Runner:
         link.send(frame)
         return frame
 
-    def _expect(self, link: _Conn, number: int, size: int, now: int) -> None:
+    def _expect(self, link: Conn, number: int, size: int, now: int) -> None:
         link.pending.append((number, link.correlation_id, now))
         self._in_flight_bytes += size
 
-    async def _send_again(self, script: _Script, outcome: Outcome) -> None:
+    async def _send_again(self, script: Script, outcome: Outcome) -> None:
         """After a pause, what the translation makes of the request by then."""
         step = outcome.step
         await asyncio.sleep(RETRY_PAUSES_S[outcome.attempts - 1])
@@ -382,7 +359,7 @@ class Runner:
         self._link_of[step.number] = link.record
         self._expect(link, step.number, len(frame), outcome.sent_ns)
 
-    def _finish(self, script: _Script) -> None:
+    def _finish(self, script: Script) -> None:
         """After the last step: links close when their answers are in, or were not captured."""
         if not script.busy:
             self._side.close(script.number)
@@ -405,7 +382,7 @@ class Runner:
         exchange = self.plan.steps[number].exchange
         return exchange.response is not None or exchange.response_time_ns >= 0
 
-    def _leave(self, script: _Script) -> None:
+    def _leave(self, script: Script) -> None:
         script.close_timer = None
         self._timer_count -= 1
         for link in list(script.links.values()):
@@ -478,7 +455,7 @@ class Runner:
 
     # -- answers ----------------------------------------------------------------------------
 
-    def _on_answer(self, script: _Script, link: _Conn, frame: bytes) -> None:
+    def _on_answer(self, script: Script, link: Conn, frame: bytes) -> None:
         now = self._now()
         if not link.pending:
             link.fail("an answer came that nothing had asked for")
@@ -512,7 +489,7 @@ class Runner:
             self._queue(script)
         self._pump()
 
-    def _accept(self, script: _Script, outcome: Outcome, frame: bytes, now: int) -> None:
+    def _accept(self, script: Script, outcome: Outcome, frame: bytes, now: int) -> None:
         """An answer is final."""
         outcome.answer, outcome.answered_ns = frame, now
         try:
@@ -524,7 +501,7 @@ class Runner:
         else:
             self._settle(outcome.step.number, outcome)
 
-    async def _play_parts(self, script: _Script, step: Step) -> None:
+    async def _play_parts(self, script: Script, step: Step) -> None:
         """A request for several nodes: when nothing else of its connection is under way, each is
         asked for its part, again while they are not ready, and the answers are taken as one."""
         while any(link.pending for link in script.links.values()):
@@ -576,7 +553,7 @@ class Runner:
         except Error:
             return False
 
-    def _on_lost(self, script: _Script, link: _Conn, reason: str) -> None:
+    def _on_lost(self, script: Script, link: Conn, reason: str) -> None:
         pending = list(link.pending)
         link.pending.clear()
         self._drop(script, link)
@@ -610,7 +587,7 @@ class Runner:
         latency_s = max(step.exchange.latency_ns, 0) / 1e9
         return self.options.answer_timeout_s + (latency_s if step.blocks else 0)
 
-    def _give_up(self, link: _Conn, number: int, limit_s: float) -> None:
+    def _give_up(self, link: Conn, number: int, limit_s: float) -> None:
         script = self._scripts[self.plan.steps[max(number, ~number)].connection]
         link.pending.popleft()
         self._timeouts += 1
@@ -627,7 +604,7 @@ class Runner:
 
     # -- links ------------------------------------------------------------------------------
 
-    def _work(self, script: _Script, work: Coroutine[Any, Any, None]) -> None:
+    def _work(self, script: Script, work: Coroutine[Any, Any, None]) -> None:
         """Do something that takes time for a script, which waits for it."""
         script.busy += 1
 
@@ -652,14 +629,14 @@ class Runner:
 
         task.add_done_callback(done)
 
-    async def _open(self, script: _Script, node_id: int | None, number: int) -> None:
+    async def _open(self, script: Script, node_id: int | None, number: int) -> None:
         """A link to a node, tried for a while; without one the step at hand has failed."""
         host, port = self.target.address(node_id)
         pauses = list(RECONNECT_PAUSES_S)
         while True:
             try:
                 async with self._connect_slots:
-                    opened = await connect_as(_Conn, host, port, self.target.access)
+                    opened = await connect_as(Conn, host, port, self.target.access)
                 break
             except ConnectFailed as error:
                 if error.kind in ("tls", "login") or not pauses:
@@ -676,7 +653,7 @@ class Runner:
         if not self._live:
             self._stop(f"the target is gone ({reason})")
 
-    def _adopt(self, script: _Script, link: _Conn, node_id: int | None) -> None:
+    def _adopt(self, script: Script, link: Conn, node_id: int | None) -> None:
         now = self._now()
         link.node_id = node_id
         link.record = len(self._links)
@@ -691,11 +668,11 @@ class Runner:
         if link.lost is not None:
             self._drop(script, link)
 
-    def _on_writable(self, script: _Script) -> None:
+    def _on_writable(self, script: Script) -> None:
         self._queue(script)
         self._pump()
 
-    def _drop(self, script: _Script, link: _Conn) -> None:
+    def _drop(self, script: Script, link: Conn) -> None:
         if link in self._live:
             self._live.discard(link)
             self._links[link.record].closed_ns = self._now()
@@ -704,13 +681,13 @@ class Runner:
             if each is link:
                 del script.links[node_id]
 
-    def _close(self, link: _Conn) -> None:
+    def _close(self, link: Conn) -> None:
         self._live.discard(link)
         if self._links[link.record].closed_ns < 0:
             self._links[link.record].closed_ns = self._now()
         link.close()
 
-    async def _log_in_again(self, link: _Conn) -> None:
+    async def _log_in_again(self, link: Conn) -> None:
         """KIP-368: a session's time is up; a new login over the same connection."""
         sasl = self.target.access.sasl
         assert sasl is not None
@@ -738,12 +715,12 @@ class Runner:
 
     # -- time -------------------------------------------------------------------------------
 
-    def _wake(self, script: _Script, at_ns: int) -> None:
+    def _wake(self, script: Script, at_ns: int) -> None:
         if script.timer is None:
             script.timer = self._loop.call_at(self._began_s + at_ns / 1e9, self._awake, script)
             self._timer_count += 1
 
-    def _awake(self, script: _Script) -> None:
+    def _awake(self, script: Script) -> None:
         script.timer = None
         self._timer_count -= 1
         self._queue(script)
@@ -751,18 +728,12 @@ class Runner:
 
 
 def _bind(
-    call: Callable[[_Script, _Conn, Any], None], script: _Script, link: _Conn
+    call: Callable[[Script, Conn, Any], None], script: Script, link: Conn
 ) -> Callable[[Any], None]:
     def bound(value: Any) -> None:
         call(script, link, value)
 
     return bound
-
-
-def _cancel(script: _Script) -> None:
-    for timer in (script.timer, script.close_timer):
-        if timer is not None:
-            timer.cancel()
 
 
 def _allow_many_files() -> None:

@@ -118,7 +118,7 @@ def _results(
 async def _run(
     plan: Plan, target: Target, options: SessionOptions, watch: Watch | None
 ) -> tuple[RunResult, list[Prepared]]:
-    from kdissect.replay.compare import Comparator
+    from kdissect.replay.alike import QuickComparator
     from kdissect.replay.rules import load_rules
     from kdissect.replay.translate import Translator
 
@@ -136,7 +136,7 @@ async def _run(
         return not_begun(plan, str(error), time.time_ns()), prepared
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
-    comparator = Comparator(translator, load_rules(options.rules), strict=options.is_strict)
+    comparator = QuickComparator(translator, load_rules(options.rules), strict=options.is_strict)
     runner = Runner(plan, translator, comparator, target, options.run)
     with _stopped_by_signals(runner):
         if watch is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,37 @@ class _Session:
     target_id: int = 0
     node: int | None = None
     epoch: int = 1
-    told: dict[tuple[Any, int], Body] = field(default_factory=dict)  # (topic, partition) -> entry
+    _told: dict[tuple[Any, int], Body] = field(default_factory=dict)
+    _later: list[Callable[[], Body]] = field(default_factory=list)  # bodies not looked at yet
+
+    @property
+    def told(self) -> dict[tuple[Any, int], Body]:
+        """(topic, partition) -> entry."""
+        self._note_later()
+        return self._told
+
+    def later(self, read: Callable[[], Body]) -> None:
+        """What a request told, read when the session has to be opened again."""
+        self._later.append(read)
+
+    def tell(self, body: Body) -> None:
+        """What a request told."""
+        self._note_later()
+        self._note(body)
+
+    def _note_later(self) -> None:
+        later, self._later = self._later, []
+        for read in later:
+            self._note(read())
+
+    def _note(self, body: Body) -> None:
+        for topic in entries(body.get("forgotten_topics_data")):
+            for partition in topic["partitions"]:
+                self._told.pop((_key(topic), partition), None)
+        for topic in entries(body["topics"]):
+            for partition in entries(topic["partitions"]):
+                # a copy: the request's own is changed to the target's terms
+                self._told[_key(topic), partition["partition"]] = dict(partition)
 
 
 def stand_in(member_id: str, broker: Broker) -> str:
@@ -135,28 +166,23 @@ class FetchSessions:
         it cannot be sent. `number` is the step's, captured_code the error that the capture's broker
         answered: a session that it had lost is one that the target does not know either."""
         captured_id, epoch = body["session_id"], body["session_epoch"]
-        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
-            return body, ""
+        found = self._continued(
+            broker, number, captured_id, epoch, captured_code, node,
+            lambda session: session.tell(body),
+        )  # fmt: skip
+        if found is not None:
+            return {**body, "session_id": found[0], "session_epoch": found[1]}, ""
         known = self._sessions.get((broker, captured_id))
-        if epoch == FINAL_EPOCH:
-            return {**body, "session_id": known.target_id if known else 0}, ""
-        if epoch == INITIAL_EPOCH:
-            session = _Session(node=node)
-            _tell(session, body)
-            self._asked[number] = session
-            return {**body, "session_id": known.target_id if known else 0}, ""
         if known is None:
             known = self._sessions[broker, captured_id] = _Session(node=node)
-            _tell(known, body)
+            known.tell(body)
             if not known.told:
                 return body, "its fetch session began before the capture"
         elif number not in self._asked:
-            _tell(known, body)
+            known.tell(body)
         self._asked[number] = known
         if known.node != node:
             known.target_id, known.node = 0, node
-        if known.target_id:
-            return {**body, "session_id": known.target_id, "session_epoch": known.epoch}, ""
         return {
             **body,
             "session_id": 0,
@@ -164,6 +190,49 @@ class FetchSessions:
             "topics": _grouped(known),
             "forgotten_topics_data": [],
         }, ""
+
+    def continued(
+        self,
+        broker: Broker,
+        number: int,
+        captured_id: int,
+        epoch: int,
+        captured_code: int,
+        read: Callable[[], Body],
+    ) -> tuple[int, int] | None:
+        """The session id and epoch to send to a target of one node, where these are all that
+        `request` would change; else None, and nothing is noted. read: gives the request's body,
+        should it ever be needed."""
+        return self._continued(
+            broker, number, captured_id, epoch, captured_code, None,
+            lambda session: session.later(read),
+        )  # fmt: skip
+
+    def _continued(
+        self,
+        broker: Broker,
+        number: int,
+        captured_id: int,
+        epoch: int,
+        captured_code: int,
+        node: int | None,
+        tell: Callable[[_Session], None],
+    ) -> tuple[int, int] | None:
+        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
+            return captured_id, epoch
+        known = self._sessions.get((broker, captured_id))
+        if epoch == FINAL_EPOCH:
+            return known.target_id if known else 0, epoch
+        if epoch == INITIAL_EPOCH:
+            session = self._asked[number] = _Session(node=node)
+            tell(session)
+            return known.target_id if known else 0, epoch
+        if known is None or not known.target_id or known.node != node:
+            return None
+        if number not in self._asked:
+            tell(known)
+        self._asked[number] = known
+        return known.target_id, known.epoch
 
     def answered(
         self, broker: Broker, number: int, captured_id: int, answer: Body, is_final: bool
@@ -191,16 +260,6 @@ class FetchSessions:
         session = self._asked.pop(number, None)
         if session is not None:
             session.target_id = 0
-
-
-def _tell(session: _Session, body: Body) -> None:
-    for topic in entries(body.get("forgotten_topics_data")):
-        for partition in topic["partitions"]:
-            session.told.pop((_key(topic), partition), None)
-    for topic in entries(body["topics"]):
-        for partition in entries(topic["partitions"]):
-            # a copy: the request's own is changed to the target's terms
-            session.told[_key(topic), partition["partition"]] = dict(partition)
 
 
 def _key(topic: Body) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from kdissect.replay import adapt
@@ -26,6 +26,7 @@ from kdissect.replay.readings import Place, Reading, reading_of
 from kdissect.replay.state import State
 from kdissect.replay.walk import Kind, Spot
 from kdissect.wire.forms import FORMS_MAX, Form, Leaf, form_of
+from kdissect.wire.reference import Slot
 
 _NAMES = frozenset({Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID})  # the same without renames
 _CHANGING = frozenset(adapt.CHANGES) - _NAMES
@@ -38,21 +39,45 @@ _Special = Callable[[State, Step, Reading, bytes, list[Any], bytearray], bool]
 # -- requests -----------------------------------------------------------------------------------
 
 
+class _Change(NamedTuple):
+    """A place with what `adapt` does to it. around: index of what the structs around it say; place:
+    where the struct around is needed, too."""
+
+    change: Callable[[State, Step, Spot, Any], Any]
+    kind: Kind
+    slot: Slot
+    leaves: tuple[Leaf, ...]
+    around: int
+    place: Place | None
+
+
 class _Patch:
     """What may be another at the target in requests of a form.
 
-    places: in the order in which `adapt` changes them. special: the API's own, None where it does
-    nothing; `is_known` False: only `adapt` knows.
+    changes: in the order in which `adapt` does them; arounds: what structs around them say, each
+    once. special: the API's own, None where it does nothing; `is_known` False: only `adapt` knows.
     """
 
-    __slots__ = ("is_known", "is_plain", "places", "reading", "special")
+    __slots__ = ("arounds", "changes", "is_known", "is_plain", "reading", "special")
 
     def __init__(self, form: Form) -> None:
         self.reading = reading_of(form)
         self.is_known, self.special = _special(self.reading)
         places = [place for place in self.reading.of(_CHANGING) if place.leaves]
-        self.places = sorted(places, key=lambda place: place.kind is not Kind.GENERATION)
-        self.is_plain = self.is_known and self.special is None and not self.places
+        places.sort(key=lambda place: place.kind is not Kind.GENERATION)
+        firsts: dict[Any, Place] = {}
+        for place in places:
+            firsts.setdefault(place.around, place)
+        self.arounds = tuple(firsts.values())
+        order = {around: index for index, around in enumerate(firsts)}
+        self.changes = tuple(
+            _Change(
+                adapt.CHANGES[place.kind], place.kind, place.slot, place.leaves,
+                order[place.around], place if place.kind in _BESIDE else None,
+            )
+            for place in places
+        )  # fmt: skip
+        self.is_plain = self.is_known and self.special is None and not self.changes
 
 
 _patch_of = lru_cache(FORMS_MAX)(_Patch)
@@ -76,30 +101,23 @@ def patched(t: State, step: Step, frame: bytes, correlation_id: int) -> bytes | 
     if patch.special is not None:
         if not patch.special(t, step, patch.reading, frame, values, out):
             return None
-    for place in patch.places:
-        if not _change(t, step, place, values, out):
-            return None
+    arounds = [place.around_of(values) for place in patch.arounds]
+    for change, kind, slot, leaves, around, place in patch.changes:
+        if place is None:
+            spot = Spot(kind, slot, _NOTHING, arounds[around])
+        else:
+            spot = place.spot(values)
+            if kind is Kind.PRODUCER_ID and adapt.producer_epoch(t, spot):
+                name = adapt.epoch_name(spot)
+                leaf = place.holder[name]
+                if not isinstance(leaf, Leaf) or not _put(out, leaf, spot.holder[name]):
+                    return None
+        for leaf in leaves:
+            value = values[leaf.place]
+            found = change(t, step, spot, value)
+            if found != value and not _put(out, leaf, found):
+                return None
     return bytes(out)
-
-
-def _change(t: State, step: Step, place: Place, values: list[Any], out: bytearray) -> bool:
-    kind = place.kind
-    if kind in _BESIDE:
-        spot = place.spot(values)
-        if kind is Kind.PRODUCER_ID and adapt.producer_epoch(t, spot):
-            name = adapt.epoch_name(spot)
-            leaf = place.holder[name]
-            if not isinstance(leaf, Leaf) or not _put(out, leaf, spot.holder[name]):
-                return False
-    else:
-        spot = Spot(kind, place.slot, _NOTHING, place.around_of(values))
-    change = adapt.CHANGES[kind]
-    for leaf in place.leaves:
-        value = values[leaf.place]
-        found = change(t, step, spot, value)
-        if found != value and not _put(out, leaf, found):
-            return False
-    return True
 
 
 _NOTHING: dict[str, Any] = {}
@@ -132,7 +150,7 @@ def _special(reading: Reading) -> tuple[bool, _Special | None]:
     if key not in adapt.SPECIAL:
         return True, None
     if key == api.FETCH:
-        return True, (_fields if "session_id" in body else None)
+        return True, (_session if "session_id" in body else None)
     if key == api.METADATA:
         return True, (_metadata if body["topics"] else None)
     if key == api.FIND_COORDINATOR:
@@ -144,23 +162,32 @@ def _special(reading: Reading) -> tuple[bool, _Special | None]:
     return False, None
 
 
-def _fields(
+def _session(
     t: State, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
 ) -> bool:
-    """What `adapt` changes in single fields at the top: a fetch session and its epoch."""
-    message = reading.form.message(frame)
-    before = message.body
-    values_before = dict(before)
-    if not adapt.SPECIAL[step.exchange.api_key](t, step, message):
-        return True
-    for name, value in message.body.items():
-        was = values_before[name]
-        if value is was or value == was:
-            continue
-        leaf = reading.body[name]
-        if not isinstance(leaf, Leaf) or not _put(out, leaf, value):
-            return False
-    return True
+    """The Fetch session, where the target goes on with it."""
+    if len(t.target.nodes) > 1:
+        return False  # which of them has it
+    session, epoch = reading.body["session_id"], reading.body["session_epoch"]
+    found = t.sessions.continued(
+        t.broker(step), step.number, values[session.place], values[epoch.place],
+        _captured_code(t, step), lambda: reading.form.message(frame).body,
+    )  # fmt: skip
+    return found is not None and _put(out, session, found[0]) and _put(out, epoch, found[1])
+
+
+def _captured_code(t: State, step: Step) -> int:
+    """The error of a captured response as a whole."""
+    exchange = step.exchange
+    response = exchange.response
+    if response is None:
+        return 0
+    form = form_of(response, "response", exchange.api_key, exchange.api_version)
+    if form is not None:
+        leaf = reading_of(form).body.get("error_code")
+        return 0 if leaf is None else form.value(response, leaf)
+    captured = t.captured_of(step)
+    return 0 if captured is None else int(captured.body.get("error_code", 0))
 
 
 def _metadata(
@@ -213,7 +240,9 @@ def is_final(t: State, step: Step, pair: Pair) -> bool:
     if OUT_OF_SEQUENCE in pair.codes or step.exchange.api_key == api.SHARE_FETCH:
         return False
     if step.exchange.api_key != api.FETCH:
-        return step.step_class != READ
+        if step.step_class != READ:
+            return True
+        return t.differs_alike is not None and t.differs_alike(step, pair) is False
     if pair.codes & SESSION_LOST:
         return False
     return any(pair.codes) or _brings_all(t, pair)
@@ -221,7 +250,7 @@ def is_final(t: State, step: Step, pair: Pair) -> bool:
 
 def _brings_all(t: State, pair: Pair) -> bool:
     """Whether each partition of a Fetch that had data records has them, in the same order."""
-    for place in pair.reading.of(_RECORDS):
+    for place in pair.reading.records:
         for leaf in place.leaves:
             if not _has_data(pair.captured[leaf.place]):
                 continue
@@ -232,9 +261,6 @@ def _brings_all(t: State, pair: Pair) -> bool:
             if not t.brings(log, pair.captured[leaf.place], pair.answered[leaf.place]):
                 return False
     return True
-
-
-_RECORDS = frozenset({Kind.RECORDS})
 
 
 def _has_data(data: bytes) -> bool:
@@ -275,9 +301,7 @@ def _produced(t: State, step: Step, pair: Pair) -> bool:
     if any(pair.codes) or any(pair.was):
         return False
     found = []
-    for place in pair.reading.of(_OFFSETS):
-        if place.slot.name != "base_offset":
-            continue
+    for place in pair.reading.base_offsets:
         mine, theirs = place.around_of(pair.captured), place.around_of(pair.answered)
         if mine.partition != theirs.partition or not _is_same_topic(t, mine, theirs):
             return False
@@ -295,6 +319,3 @@ def _produced(t: State, step: Step, pair: Pair) -> bool:
         t.offsets.produced(log, captured, answered)
         t.offsets.target_starts(log, start)
     return True
-
-
-_OFFSETS = frozenset({Kind.OFFSET})

@@ -45,6 +45,8 @@ class State:
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
         # Set by who compares: whether an answer differs from the captured one.
         self.differs: Callable[[Step, Message, Message], bool] | None = None
+        # The same for two responses of one form (`shortcuts.Pair`); None: `differs` has to say.
+        self.differs_alike: Callable[[Step, Any], bool | None] | None = None
         self.asked: Counter[int] = Counter()  # step -> how often it was asked again
         self.produced_again: dict[int, set[int]] = {}  # connection -> Produce steps asked again
         self.futile: Counter[int] = Counter()  # api_key -> steps asked again and again in vain
@@ -112,7 +114,8 @@ class State:
         """The capture's name of a topic that a captured message names or identifies."""
         if name or topic_id is None or topic_id == ZERO_UUID:
             return name
-        return self.names.get(topic_id, str(topic_id))
+        found = self.names.get(topic_id)
+        return str(topic_id) if found is None else found
 
     def topic_id(self, captured: UUID) -> UUID | None:
         """The target's id; None where neither answers nor names tell it."""
@@ -139,7 +142,9 @@ class State:
 
     def bind_topic(self, captured: UUID | None, target: UUID | None) -> None:
         if captured and target and captured != ZERO_UUID and target != ZERO_UUID:
-            self.topic_ids[captured] = target
+            if self.topic_ids.get(captured) != target:
+                self.topic_ids[captured] = target
+                self.target.changes += 1
 
     def leader_epoch(self, name: str, partition: int) -> int:
         """The target's, of the capture's topic; -1 unknown."""

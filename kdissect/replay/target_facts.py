@@ -23,11 +23,15 @@ class TargetFacts:
         self.leaders: dict[tuple[str, int], tuple[int, int]] = {}
         self.missing: set[str] = set()  # topics that the target said it has not
         self.coordinators: dict[tuple[int, str], int] = {}
+        self.changes = 0  # how often something else was told than before
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         """A Metadata or DescribeTopicPartitions response of the target."""
         for broker in entries(body.get("brokers")):
-            self.nodes[broker["node_id"]] = (broker["host"], broker["port"])
+            address = broker["host"], broker["port"]
+            if self.nodes.get(broker["node_id"]) != address:
+                self.nodes[broker["node_id"]] = address
+                self.changes += 1
         for topic in entries(body.get("topics")):
             name = topic.get("name")
             if not name:
@@ -35,19 +39,25 @@ class TargetFacts:
             if topic["error_code"] != 0:
                 self.forget_topic(name)
                 continue
-            self.missing.discard(name)
-            topic_id = topic.get("topic_id")
-            if topic_id is not None and topic_id != ZERO_UUID:
-                self.topic_ids[name] = topic_id
-                self.names[topic_id] = name
+            self._found(name, topic.get("topic_id"))
             for partition in entries(topic["partitions"]):
-                if partition["leader_id"] >= 0:
-                    self.leaders[name, partition["partition_index"]] = (
-                        partition["leader_id"],
-                        partition.get("leader_epoch", -1),
-                    )
+                log = name, partition["partition_index"]
+                leader = partition["leader_id"], partition.get("leader_epoch", -1)
+                if leader[0] >= 0 and self.leaders.get(log) != leader:
+                    self.leaders[log] = leader
+                    self.changes += 1
+
+    def _found(self, name: str, topic_id: UUID | None) -> None:
+        if name in self.missing:
+            self.missing.discard(name)
+            self.changes += 1
+        if topic_id is not None and topic_id != ZERO_UUID and self.topic_ids.get(name) != topic_id:
+            self.topic_ids[name] = topic_id
+            self.names[topic_id] = name
+            self.changes += 1
 
     def forget_topic(self, name: str) -> None:
+        self.changes += 1
         self.missing.add(name)
         self.topic_ids.pop(name, None)
         for log in [log for log in self.leaders if log[0] == name]:
@@ -56,10 +66,7 @@ class TargetFacts:
     def created(self, name: str, topic_id: UUID | None) -> None:
         """A CreateTopics was answered: the id is known, the leaders are not yet."""
         self.forget_topic(name)
-        self.missing.discard(name)
-        if topic_id is not None and topic_id != ZERO_UUID:
-            self.topic_ids[name] = topic_id
-            self.names[topic_id] = name
+        self._found(name, topic_id)
 
     def has_topic(self, name: str) -> bool:
         return name in self.topic_ids or (name, 0) in self.leaders

@@ -27,6 +27,8 @@ from kdissect.replay.shortcuts import Pair, patched
 from kdissect.replay.state import State
 from kdissect.wire.message import encode_message
 
+_TOLD_MAX = 256
+
 
 class Translator(State):
     """`model.Translation`. One for a run; not thread-safe."""
@@ -34,6 +36,9 @@ class Translator(State):
     def __init__(self, plan: Plan, options: TranslateOptions | None = None) -> None:
         super().__init__(plan, options)
         self._last_pair: tuple[bytes, Pair | None] = (b"", None)
+        # what has told something, and the target's `changes` after that
+        self._known: dict[tuple[str, ...], int] = {}  # by topics whose leaders are known
+        self._told: dict[tuple[bytes, bytes], int] = {}  # by Metadata of both sides
         self.is_quick = True  # by forms, where they are known
         self._needs: list[tuple[str, ...]] = []
         known: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -61,7 +66,12 @@ class Translator(State):
 
     def wants_metadata(self, step: Step) -> list[str]:
         needs = self._needs[step.number]
-        return routing.wants_metadata(self, needs) if needs else []
+        if not needs or self._known.get(needs) == self.target.changes:
+            return []
+        wanted = routing.wants_metadata(self, needs)
+        if not wanted:
+            self._known[needs] = self.target.changes
+        return wanted
 
     def target_node(self, step: Step) -> int | None:
         return routing.target_node(self, step)
@@ -158,6 +168,9 @@ class Translator(State):
             return
         if self.produced_again:
             self.produced_again.get(step.connection, set()).discard(step.number)
+        if step.exchange.api_key == api.METADATA and self.is_quick:
+            self._learn_metadata(step, response)
+            return
         pair = self._pair(step, response)
         if pair is not None and shortcuts.learnt(self, step, pair):
             return
@@ -166,6 +179,20 @@ class Translator(State):
             self.failed(step)
         else:
             learning.from_answer(self, step, answer)
+
+    def _learn_metadata(self, step: Step, response: bytes) -> None:
+        """Clients ask again and again: the same answer tells nothing while nothing else did."""
+        told = (step.exchange.response or b"")[4:], response[4:]
+        if self._told.get(told) == self.target.changes:
+            return
+        answer = self.answer_of(step, response)
+        if answer is None:
+            self.failed(step)
+            return
+        learning.from_answer(self, step, answer)
+        if len(self._told) >= _TOLD_MAX:
+            self._told.clear()
+        self._told[told] = self.target.changes
 
     def failed(self, step: Step) -> None:
         if self.produced_again:

@@ -127,6 +127,10 @@ class Form:
             values[index] = _uuid(values[index])
         return values
 
+    def value(self, frame: bytes, leaf: Leaf) -> Any:
+        """A single number of a frame."""
+        return struct.unpack_from(f">{leaf.code}", frame, leaf.pos)[0]
+
     def message(self, frame: bytes) -> Message:
         """The same as `decode_message`."""
         values = self._made(frame)

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.replay import messages as api
+from kdissect.replay.alike import QuickComparator
 from kdissect.replay.batches import headers, is_sealed, patch_producer
 from kdissect.replay.compare import Comparator
 from kdissect.replay.messages import request_of, response_of
@@ -208,7 +209,8 @@ def replay(
     translator = Translator(plan, options)
     translator.is_quick = is_quick
     translator.learn_metadata(cluster.metadata())
-    comparator = Comparator(translator, load_rules(list(rules)), strict)
+    made = QuickComparator if is_quick else Comparator
+    comparator = made(translator, load_rules(list(rules)), strict)
     done = Replayed(plan, translator, comparator)
     for is_request, step in events(plan):
         if is_request:
