@@ -20,7 +20,7 @@ from tests.stream.plain_reader import read_capture
 SHIPPED = Path(__file__).parents[2] / "captures"
 SHARED = Path(__file__).parents[3] / "shared" / "captures"
 NAMES = ("shapes/seqwrap", "shapes/reordered", "shapes/duplicated", "shapes/midstream",
-         "shapes/drop1pct", "shapes/snap128", "sasl/sasl", "perf/perf_small",
+         "shapes/drop1pct", "shapes/snap128", "sasl/sasl",
          "old_clients/java_0_10_2_2", "java_latest/java_latest", "zookeeper/zk_1_1_1",
          "odd/odd_conversations", "admin/admin", "transactions/transactions")  # fmt: skip
 SMALL = Keeping(0, keep_ns=10 * MS, linger_ns=20 * MS, cut_bytes=0, looked_at=512)
