@@ -418,9 +418,13 @@ class Sources:
     ) -> npt.NDArray[np.uint64]:
         """uint64[n]: where the bytes of extents can be read (0 where source is -1).
 
-        The extents must lie inside their sources; these sources must outlive the addresses. Of
-        objects they hold until more is fetched.
+        These sources must outlive the addresses. Of objects they hold until more is fetched.
+        Raises ValueError for an extent that is not inside its source.
         """
+        fault, row = _check_extents(pos, length, source, self.sizes)
+        if fault != _OK:
+            place = (int(source[row]), int(pos[row]), int(length[row]))
+            raise ValueError(f"extents: row {row} {_FAULTS[fault]}: {place}")
         found = self._found(source, pos, length)
         far = self._to_fetch(source, length, found)
         self._fetch(source[far], pos[far], length[far])

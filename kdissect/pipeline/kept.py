@@ -157,6 +157,8 @@ def reopened(plan: RunPlan, sources: Sources, batches: list[SegmentBatch], befor
     batches.clear()
     sources = sources.staged(batch.segments)
     run = rejoin(before, batch, pairs, at, sources, options, plan.key_logs(sources), old_count)
+    if len(run.assembly.carried.data):
+        sources = sources.carrying(run.assembly.carried.data)
     reason = None
     kept = None
     if plan.options.keylog and bool(run.assembly.connections["is_tls"].any()):
@@ -180,7 +182,10 @@ KEEPING: dict[str, Any] = {}  # other values of `Keeping`, for tests
 
 
 def carried(plan: RunPlan, assembly: Assembly, sources: Sources) -> Assembly:
-    """The assembly with bytes that were kept as carried ones, which later tasks have not else."""
+    """The assembly with bytes that were kept as carried ones, which later tasks have not else.
+
+    They come behind those that it carries already.
+    """
     old_count = plan.before.captures if plan.before else 0
     extents = assembly.extents
     rows = np.flatnonzero((extents["source"] >= 0) & (extents["source"] < old_count))
@@ -189,12 +194,13 @@ def carried(plan: RunPlan, assembly: Assembly, sources: Sources) -> Assembly:
     extents = extents.copy()
     data = sources.gather(extents[rows]).copy()
     length = extents["length"][rows]
-    extents["pos"][rows] = np.cumsum(length) - length
+    known = assembly.carried
+    extents["pos"][rows] = len(known.data) + np.cumsum(length) - length
     extents["source"][rows] = len(plan.paths)
     extents["transform"][rows] = CARRIED
-    zero = np.zeros(1, np.int64)
-    nowhere = Carried(len(plan.paths), data, zero, zero.astype(np.int32) - 1, zero)
-    return replace(assembly, extents=extents, carried=nowhere)
+    data = np.concatenate([known.data, data])
+    more = Carried(len(plan.paths), data, known.start, known.file_source, known.file_pos)
+    return replace(assembly, extents=extents, carried=more)
 
 
 # -- facts of connections -------------------------------------------------------------------

@@ -505,9 +505,9 @@ def _open_rows(
         for anomalies in _assembly_anomalies(plan, sources, some, 0):
             for part in _sliced(anomalies):
                 yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
+        slots = _slots(plan, some) if is_final else np.full(len(some.exchanges), here)
         chosen = slices.take(some, np.arange(len(some.exchanges)))
         chosen = kept.carried(plan, chosen, sources)
-        slots = _slots(plan, chosen) if is_final else np.full(len(chosen.exchanges), here)
         counts: Counter[int] = Counter()
         for to, data in packed_parts(chosen, slots, ROW_BYTES_MAX):
             yield Row(to, Kind.EXCHANGES, (bucket << 20) + counts[to], data)
@@ -524,11 +524,14 @@ def _open_rows(
 
 
 def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
-    """int64[n]: the slot of each exchange, by the place of its first captured byte."""
+    """int64[n]: the slot of each exchange, by the place of its first captured byte.
+
+    Slot 0 for those that begin in no capture which this run reads.
+    """
     place = slices.places(assembly.exchanges, assembly.extents, assembly.carried)
     starts = np.array([*plan.source_start, 0], np.int64)
     slot = (starts[place["source"]] + place["pos"]) // plan.slot_bytes
-    slot = np.where(place["source"] < 0, 0, slot)
+    slot = np.where(place["source"] < (plan.before.captures if plan.before else 0), 0, slot)
     return np.clip(slot, 0, plan.slot_count - 1)
 
 

@@ -54,6 +54,9 @@ def test_extents_outside_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         sources.gather(extents((0, 1, 0), row))
+    column = extents(row)
+    with pytest.raises(ValueError, match=reason):
+        sources.addresses(column["source"], column["pos"], column["length"])
 
 
 def test_gather_frames_in_any_order(sources: Sources) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -192,6 +193,33 @@ def test_connections_that_cross_many_files(name, tmp_path, in_process, small):
     for capture in captures:
         kdissect.dissect(None, capture, out, append=True)
     _check(kdissect.open(out), captures)
+
+
+def test_decrypted_connections_end_what_is_kept(tmp_path, in_process):
+    """What was open before joins plaintext that lies in no file; the append after it reads all."""
+    early, tls = CAPTURES / "java_2_0_1.pcap", tmp_path / "tls13.pcap"
+    tls.write_bytes(gzip.decompress((CAPTURES / "tls13.pcap.gz").read_bytes()))
+    head, packets = _packets(tls)
+    shift = struct.unpack_from("<I", _packets(early)[1][-1])[0] + 60
+    shift -= struct.unpack_from("<I", packets[0])[0]
+    for number, packet in enumerate(packets):
+        (seconds,) = struct.unpack_from("<I", packet)
+        packets[number] = struct.pack("<I", seconds + shift) + packet[4:]
+    captures = _rotated(early, 2, tmp_path / "parts")
+    _, rest = _packets(Path(captures[1]))
+    Path(captures[1]).write_bytes(head + b"".join([*rest, *packets[:-1]]))
+    captures.append(str(tmp_path / "parts" / "part002.pcap"))
+    Path(captures[2]).write_bytes(head + packets[-1])
+    options = {"keylog": CAPTURES / "tls13.keylog"}
+    out = tmp_path / "tables"
+    kdissect.dissect(None, captures[0], out, **options)
+    both = _appended(out, captures[1], **options)
+    assert both.manifest["append"] == {"read_again": None}
+    assert "decrypted from their beginning" in both.manifest["state"]["missing"]
+    _check(both, captures[:2], **options)
+    every = _appended(out, captures[2], **options)
+    assert "decrypted" in every.manifest["append"]["read_again"]
+    _check(every, captures, **options)
 
 
 # -- read again -----------------------------------------------------------------------------
