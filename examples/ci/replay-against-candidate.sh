@@ -17,6 +17,7 @@ jars=${KAFKA_JARS:-$HOME/.cache/kdissect-brokers/ci-$version}
 out=${OUT:-out/replay}
 kdissect=${KDISSECT:-kdissect}
 port=${PORT:-19092}
+controller_port=${CONTROLLER_PORT:-$((port + 1))}
 work=$(mktemp -d)
 
 if [ ! -e "$jars/.complete" ]; then
@@ -41,9 +42,9 @@ LOG
 cat > "$work/server.properties" <<CONFIG
 process.roles=broker,controller
 node.id=1
-listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$((port + 1))
+listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$controller_port
 controller.listener.names=CONTROLLER
-controller.quorum.bootstrap.servers=127.0.0.1:$((port + 1))
+controller.quorum.bootstrap.servers=127.0.0.1:$controller_port
 log.dirs=$work/data
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=4
@@ -66,11 +67,18 @@ kafka kafka.tools.StorageTool format -t kdissect-CI-cluster-00 -c "$work/server.
 kafka kafka.Kafka "$work/server.properties" > "$work/console.log" 2>&1 &
 broker=$!
 trap 'kill $broker 2>/dev/null || true; wait $broker 2>/dev/null || true; rm -rf "$work"' EXIT
+not_started() {
+  echo "replay: Kafka $version does not start: $1" >&2
+  tail -n 20 "$work/console.log" "$work/server.log" >&2 || true
+  exit 3
+}
+started=
 for _ in $(seq 300); do
-  grep -q 'Kafka Server started' "$work/server.log" 2>/dev/null && break
-  kill -0 $broker 2>/dev/null || { tail -20 "$work/console.log" >&2; exit 3; }
+  grep -q 'Kafka Server started' "$work/server.log" 2>/dev/null && started=1 && break
+  kill -0 $broker 2>/dev/null || not_started "it ended"
   sleep 0.2
 done
+[ -n "$started" ] || not_started "not within a minute"
 
 mkdir -p "$out"
 status=0

@@ -82,8 +82,9 @@ def _check_extents(pos: Any, length: Any, source: Any, sizes: Any) -> Any:
             return _BAD_SOURCE, row
         if length[row] < 0:
             return _BAD_LENGTH, row
-        if index >= 0 and (pos[row] < 0 or pos[row] > sizes[index] - length[row]):
-            return _BAD_POS, row
+        if index >= 0 and length[row] > 0:  # an empty one may lie anywhere: nothing is read
+            if pos[row] < 0 or pos[row] > sizes[index] - length[row]:
+                return _BAD_POS, row
         total += length[row]
     return _OK, total
 

@@ -8,7 +8,9 @@ Maven, Java or the network are missing `Unavailable` says which; fixtures turn i
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -104,15 +106,18 @@ def java() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on, below the ephemeral range's end."""
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
-    finally:
-        for one in held:
-            one.close()
+    """Ports of the loopback interface that nobody listens on.
+
+    They are drawn from below the ephemeral range: of that one a client of another test may get
+    the port for its end of a connection before the broker listens.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            ports += [port] if port not in ports else []
+    return ports
 
 
 def _uuid() -> str:

@@ -20,13 +20,14 @@ def run(out: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str
         kafka_broker.java()
     except kafka_broker.Unavailable as error:
         pytest.skip(f"no broker: {error}")
-    port = kafka_broker.free_ports(1)[0]
+    port, controller_port = kafka_broker.free_ports(2)
     settings = {
         "KDISSECT": f"{sys.executable} -m kdissect",
         "KAFKA_VERSION": kafka_broker.LATEST,
         "KAFKA_JARS": str(jars),
         "OUT": str(out),
         "PORT": str(port),
+        "CONTROLLER_PORT": str(controller_port),
         **env,
     }
     return subprocess.run(
