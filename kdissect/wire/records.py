@@ -229,6 +229,7 @@ class _Decoder:
         self.chunk_bytes = chunk_bytes
         self.workspace = workspace
         self.arena_used = 0
+        self.in_arena: dict[tuple[int, int], int] = {}  # by CRC and size: the batch there
         self.current_set = -1
         self.set_bytes_left = 0
 
@@ -271,11 +272,11 @@ class _Decoder:
                 yield from self._flush(low, i)
                 low, base = i, bytes_before
             checked = self.view[crc_start:end]
-            self.crc[i] = crc32c.crc32c(checked) if magic == 2 else zlib.crc32(checked)
-            if codec != Codec.NONE and not self._decompress(i, codec):
+            self.crc[i] = crc = crc32c.crc32c(checked) if magic == 2 else zlib.crc32(checked)
+            if codec and not self._decompress(i, codec, crc):
                 yield from self._flush(low, i)
                 low, base = i, bytes_before
-                self._decompress(i, codec)
+                self._decompress(i, codec, crc)
         yield from self._flush(low, count)
 
     def _items(self, whole: Any) -> Any:
@@ -310,7 +311,7 @@ class _Decoder:
             rk.small_crcs(self.buf, crc_start, end, table, found)
             self.crc[rows] = found
 
-    def _decompress(self, i: int, codec: int) -> bool:
+    def _decompress(self, i: int, codec: int, crc: int) -> bool:
         """Decompress batch i into the arena; False: take what is in the arena first."""
         b = self.b
         start, size = int(b[rk.SECTION_START, i]), int(b[rk.SECTION_SIZE, i])
@@ -323,6 +324,12 @@ class _Decoder:
             self.set_bytes_left = self.limits.set_allowance(int(self.length[set_index]))
         allowance = min(self.limits.batch_allowance(size), self.set_bytes_left)
         data = self.buf[start : start + size]
+        twin = self._twin(i, codec, crc, size, data)
+        if twin >= 0 and self.uncompressed_size[twin] <= allowance:
+            written = int(self.uncompressed_size[twin])
+            self._found(i, int(self.items[twin, rk.ADDRESS]), written, allowance)
+            self.inner_crcs[:, i] = self.inner_crcs[:, twin]
+            return True
         while True:
             room = min(self.workspace.arena.size - self.arena_used, allowance)
             out = self.workspace.arena[self.arena_used : self.arena_used + room]
@@ -334,24 +341,42 @@ class _Decoder:
             wanted = max(2 * self.chunk_bytes, 4 * self.workspace.arena.size)
             self.workspace.arena = np.empty(0, np.uint8)  # before its successor, not after
             self.workspace.arena = np.empty(wanted, np.uint8)
-        self.codec_allowance[i] = allowance
         if status != Status.OK:
+            self.codec_allowance[i] = allowance
             self.codec_status[i] = Status.LIMIT if status == Status.ROOM_NEEDED else status
             # Work was done for nothing: it counts, so that hostile batches run out of time.
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
-        self.set_bytes_left -= written
+        self._found(i, self.workspace.arena.ctypes.data + self.arena_used, written, allowance)
         magic = int(b[rk.MAGIC, i])
-        self.items[i, rk.KIND] = rk.BATCH if magic == 2 else rk.MESSAGES
-        self.items[i, rk.ADDRESS] = out.ctypes.data
-        self.items[i, rk.LENGTH] = written
-        self.uncompressed_size[i] = written
         if magic < 2:
             pair = np.zeros(2, np.int64)
             if rk.wrong_inner_crc(out[:written], magic, rk.CRC32_TABLE, pair) >= 0:
                 self.inner_crcs[:, i] = pair
         self.arena_used += written
+        self.in_arena[crc, size] = i
         return True
+
+    def _twin(self, i: int, codec: int, crc: int, size: int, data: Any) -> int:
+        """A batch in the arena whose compressed bytes and magic are those of batch i; -1: none.
+
+        A broker sends what it was sent, often at once: to followers, to consumers.
+        """
+        twin = self.in_arena.get((crc, size), -1)
+        if twin < 0 or self.codec[twin] != codec or self.magic[twin] != self.magic[i]:
+            return -1
+        start = int(self.b[rk.SECTION_START, twin])
+        return twin if data.tobytes() == self.buf[start : start + size].tobytes() else -1
+
+    def _found(self, i: int, address: int, written: int, allowance: int) -> None:
+        """Batch i's records lie decompressed at `address`."""
+        self.codec_allowance[i] = allowance
+        self.set_bytes_left -= written
+        item = self.items[i]
+        item[rk.KIND] = rk.BATCH if self.magic[i] == 2 else rk.MESSAGES
+        item[rk.ADDRESS] = address
+        item[rk.LENGTH] = written
+        self.uncompressed_size[i] = written
 
     def _flush(self, low: int, high: int) -> Iterator[RecordChunk]:
         """Parse the batches low..high; their sections lie in the input and in the arena."""
@@ -379,6 +404,7 @@ class _Decoder:
             if status == Status.OK:
                 break
         self.arena_used = 0
+        self.in_arena.clear()
 
     def _chunk(self, low: int, done: int, high: int, rows: int, headers: int) -> RecordChunk:
         header_array, invalid = self._headers(rows, headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import cramjam
 import numpy as np
 import pytest
 import xxhash
@@ -130,6 +131,42 @@ def test_lz4_header_of_any_length(flags: int) -> None:
     assert repaired[len(head)] == right
     for size in range(len(head) + 1):
         assert repair_lz4_header(view(head[:size])).tobytes() == head[:size]
+
+
+def lz4_frame(content: bytes, flags: int, code: int) -> bytes:
+    """A frame of one block, its checksum behind it where the flags say so."""
+    head = bytes((flags, code << 4))
+    block = bytes(cramjam.lz4.compress_block(content, store_size=False))
+    check = xxhash.xxh32_intdigest(block).to_bytes(4, "little") if flags & 0x10 else b""
+    first = b"\x04\x22\x4d\x18" + head + bytes([(xxhash.xxh32_intdigest(head) >> 8) & 255])
+    return first + len(block).to_bytes(4, "little") + block + check + bytes(4)
+
+
+@pytest.mark.parametrize("flags", [0x40, 0x50, 0x60, 0x70])
+def test_lz4_block_alone_is_what_a_frame_of_it_is(flags: int) -> None:
+    """Also where a byte is wrong, missing or too many; the frame's decoder says what is right."""
+    data = lz4_frame(TEXT[:500], flags, 4)
+    out = np.zeros(600, np.uint8)
+    assert decompress(Codec.LZ4, view(data), out) == (Status.OK, 500)
+    assert out[:500].tobytes() == TEXT[:500]
+    assert decompress(Codec.LZ4, view(data), out[:499]) == (Status.ROOM_NEEDED, 0)
+    wrong = [data[:n] + bytes([data[n] ^ 1]) + data[n + 1 :] for n in range(len(data))]
+    for some in [*wrong, *(data[:n] for n in range(len(data))), data + b"\0", data + data]:
+        try:
+            expected = Status.OK, cramjam.lz4.decompress_into(some, out)
+            kept = out[: expected[1]].tobytes()
+        except cramjam.DecompressionError as error:
+            full = "write whole buffer" in str(error)
+            expected, kept = (Status.ROOM_NEEDED if full else Status.CORRUPT, 0), b""
+        assert decompress(Codec.LZ4, view(some), out) == expected
+        assert out[: len(kept)].tobytes() == kept
+
+
+def test_lz4_block_larger_than_its_frame_allows_is_corrupt() -> None:
+    out = np.zeros(100_000, np.uint8)
+    data = view(lz4_frame(bytes(70_000), 0x60, 4))  # 64 KiB at most
+    assert decompress(Codec.LZ4, data, out)[0] != Status.OK
+    assert decompress(Codec.LZ4, view(lz4_frame(bytes(70_000), 0x60, 5)), out)[1] == 70_000
 
 
 def zstd_frame(window_log: int, content: bytes = b"abcdef") -> bytes:

@@ -469,3 +469,39 @@ def test_varints_at_their_bounds() -> None:
     (found,) = assert_twins_agree([data])
     assert plain(found.records) == extreme
     assert write_varint(-(2**31)) == b"\xff\xff\xff\xff\x0f"
+
+
+def row(offset: int, value: bytes) -> dict[str, Any]:
+    return {"offset": offset, "timestamp_ms": 7, "key": None, "value": value}
+
+
+# XORed into bytes, it leaves their CRC-32C as it is: the polynomial, lowest bit first
+SAME_CRC = int(f"{0x11EDC6F41:033b}"[::-1], 2).to_bytes(5, "little")
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES[1:])
+@pytest.mark.parametrize("chunk_bytes", [1, 2000, 8 << 20])
+def test_batches_that_come_again_are_read_again(codec: str, chunk_bytes: int) -> None:
+    """With the same bytes but for what a broker sets, or other bytes with the same CRC."""
+    records = [[row(k, b"%d" % n * 90) for k in range(3)] for n in range(3)]
+    sent = [encode_batch(some, codec=codec) for some in records]
+    stored = [(1000 + n).to_bytes(8, "big") + data[8:] for n, data in enumerate(sent)]
+    other = bytearray(sent[1])
+    other[-5:] = bytes(a ^ b for a, b in zip(other[-5:], SAME_CRC, strict=True))
+    assert crc32c.crc32c(other[21:]) == crc32c.crc32c(sent[1][21:])
+    old = []
+    if codec != "zstd":
+        message = row(5, b"old" * 50)
+        old = [encode_messages([message], magic, codec=codec) for magic in (1, 0, 1, 0)]
+    sets = [sent[0] + sent[1], stored[0] + bytes(other), stored[1], *old, sent[2] + sent[0], *old]
+    found = assert_twins_agree(sets, chunk_bytes=chunk_bytes)
+    assert [row["offset"] for row in found[2].records] == [1001, 1002, 1003]
+
+
+def test_what_came_before_counts_for_the_limit_again() -> None:
+    """A set may not be larger for batches that were decompressed already."""
+    batch = encode_batch([row(0, bytes(20_000))], codec="gzip")
+    limits = Limits(decompressed_size_max=50_000, ratio_max=1)
+    found = assert_twins_agree([batch * 2, batch * 4], limits=limits)
+    assert [len(one.records) for one in found] == [2, 2]
+    assert [len(one.faults) for one in found] == [0, 2]
