@@ -28,6 +28,9 @@ ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
+# of a page before compression: zstd sees further back than the default of 1 MB, and begins less
+# often with nothing behind it
+PAGE_BYTES = 4 << 20
 REWRITTEN = ("captures", "topics", "brokers")  # with every run that adds to a set
 # rows of the others come in the order of their exchanges' times already
 ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
@@ -109,6 +112,7 @@ class _Writer:
                 use_dictionary=_dictionary_columns(table),
                 column_encoding=_delta_columns(table.schema),
                 write_statistics=_statistics_columns(table.schema),
+                data_page_size=PAGE_BYTES,
                 # rows between two looks at a page's size; large ones would overshoot it far
                 write_batch_size=4096 if table.nbytes < 4096 * table.num_rows else 1024,
                 # plain Parquet types: a dictionary stays an encoding, unseen by readers
