@@ -160,10 +160,8 @@ class Open:
         new[rows] = np.arange(len(rows))
         segments = take(self.segments, np.flatnonzero(new[self.segments["endpoints"]] >= 0))
         size = segments["captured"].astype(np.int64)
-        start = segments["pos"].copy()
-        end = np.cumsum(size)
-        places = np.repeat(start - (end - size), size) + np.arange(int(size.sum()))
-        segments["pos"] = end - size
+        data = _behind_each_other(self.data, segments["pos"], size)
+        segments["pos"] = np.cumsum(size) - size
         segments["endpoints"] = new[segments["endpoints"]]
         shown = take(self.shown, np.flatnonzero(new[self.shown["pair"]] >= 0))
         shown["pair"] = new[shown["pair"]]
@@ -172,7 +170,7 @@ class Open:
             self.endpoints[rows],
             take(self.pairs, rows),
             segments,
-            self.data[places],
+            data,
             shown,
             facts,
         )
@@ -191,6 +189,16 @@ class Open:
             for part in np.split(rows, np.flatnonzero(np.diff(number)) + 1):
                 if len(part):
                     yield int(key[part[0]]), self.of_pairs(part)
+
+
+def _behind_each_other(data: npt.NDArray[np.uint8], start: Ints, size: Ints) -> Any:
+    """Ranges of `data` in a new array; those of a connection mostly follow one another there."""
+    ends = np.flatnonzero((start + size)[:-1] != start[1:]) + 1
+    low, high = np.append(0, ends), np.append(ends, len(start)) - 1
+    if not len(start):
+        return data[:0]
+    bounds = zip(start[low].tolist(), (start + size)[high].tolist(), strict=True)
+    return np.concatenate([data[begin:end] for begin, end in bounds])
 
 
 def openings(pairs: Rows) -> Rows:
