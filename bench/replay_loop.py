@@ -81,6 +81,9 @@ class CorrelationOnly:
     def target_node(self, step: Step) -> int | None:
         return 1
 
+    def is_split(self, step: Step) -> bool:
+        return False
+
     def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
         frame = step.exchange.request
         assert frame is not None

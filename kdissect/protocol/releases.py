@@ -41,6 +41,7 @@ _HEAD = """\
 # Which versions of each API a release's brokers and controllers take, drafts left out.
 # Written by `python -m kdissect.protocol.release_facts`; what it means is said in `releases.py`.
 """
+_PRODUCE = 0
 
 
 @dataclass
@@ -158,12 +159,24 @@ def releases_offering(ranges: Mapping[int, tuple[int, int]]) -> list[str]:
         for release in facts().releases
         if ranges
         and all(
-            (taken := facts().spoken.get(key, {}).get(release)) is not None
-            and taken.last == last
-            and (taken.first == first or key == 0)
+            (versions := facts().spoken.get(key, {}).get(release)) is not None
+            and versions.last == last
+            and (versions.first == first or key == _PRODUCE)
             for key, (first, last) in ranges.items()
         )
     ]
+
+
+def taken(offered: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """api_key -> versions that a broker takes of those that it offers: of Produce, none that no
+    release that offers just this takes."""
+    found = dict(offered)
+    spoken = [facts().spoken[_PRODUCE][release] for release in releases_offering(offered)]
+    firsts = [versions.first for versions in spoken if versions is not None]
+    if firsts and _PRODUCE in found:
+        first, last = found[_PRODUCE]
+        found[_PRODUCE] = max(first, min(firsts)), last
+    return found
 
 
 def first_release_with(api_key: int, api_version: int) -> str | None:

@@ -1,9 +1,10 @@
 """What differences mean: a text beside each that something is known about. They stay differences.
 
-Three things are known: what single values say (`explanations.toml`); which releases the captured
-broker and the target are, by the versions that they offer; and that a request changed something in
-the capture which the target did not take, or took otherwise, so that whatever touched the same
-thing later (`resources`) may follow from that.
+Known is what single values say (`explanations.toml`); which releases the captured broker and the
+target are, by the versions that they offer; what a broker says itself, in the error_message of the
+same struct; that a value stands beside an error code, which is another one now; and that a request
+changed something in the capture which the target did not take, or took otherwise, so that whatever
+touched the same thing later (`resources`) may follow from that.
 """
 
 from __future__ import annotations
@@ -121,11 +122,13 @@ def explain(plan: Plan, outcomes: Sequence[Outcome], target: Ranges) -> list[str
     for outcome in different:
         assert outcome.judgement is not None
         cause = causes.get(outcome.step.number, "")
+        told = outcome.judgement.differences
+        beside = _Beside(told)
         outcome.judgement = replace(
             outcome.judgement,
             differences=[
-                each if each.rule else _explained(outcome.step, each, releases, cause)
-                for each in outcome.judgement.differences
+                each if each.rule else _explained(outcome.step, each, releases, beside, cause)
+                for each in told
             ],
         )
     if not releases.differ:
@@ -138,15 +141,68 @@ def _is_different(outcome: Outcome) -> bool:
     return outcome.judgement is not None and outcome.judgement.verdict is Verdict.DIFFERENT
 
 
-def _explained(step: Step, one: Difference, releases: Releases, cause: str) -> Difference:
+class _Beside:
+    """What an answer's error codes that are others now say of the values in their structs."""
+
+    def __init__(self, differences: Sequence[Difference]) -> None:
+        self._texts = {
+            each.path: each for each in differences if each.path.endswith("error_message")
+        }
+        self._holders = {
+            _holder(each.path)
+            for each in differences
+            if not each.rule and each.path.endswith("error_code")
+        }
+
+    def note(self, one: Difference) -> str:
+        """Of a value that is not the error code itself; "" where no such is around it."""
+        if one.path.endswith("error_code"):
+            return ""
+        holder = _holder(one.path)
+        while True:
+            if holder in self._holders:
+                return _OTHER_CODE
+            if not holder:
+                return ""
+            holder = _holder(holder)
+
+    def said(self, code: Difference) -> str:
+        """The text of the broker that refused, beside an error code."""
+        holder = _holder(code.path)
+        text = self._texts.get(f"{holder}.error_message" if holder else "error_message")
+        if text is None:
+            return ""
+        who, words = (
+            ("the target", text.answered) if code.answered != "0" else
+            ("the captured broker", text.captured)
+        )  # fmt: skip
+        return f"{who} says: {words}" if words not in _NO_WORDS else ""
+
+
+_OTHER_CODE = "beside an error code that is another one"
+_NO_WORDS = frozenset({"", "null", "absent", "NONE"})
+
+
+def _holder(path: str) -> str:
+    """The struct that a path lies in; "" for the whole message."""
+    return path.rpartition(".")[0]
+
+
+def _explained(
+    step: Step, one: Difference, releases: Releases, beside: _Beside, cause: str
+) -> Difference:
     notes = [one.note] if one.note else []
     if one.path == "api_version" and one.answered == _NOT_OFFERED:
         notes += _since(step)
         return replace(one, note="; ".join(notes))
+    if other := beside.note(one):
+        return replace(one, note="; ".join([*notes, other]))
     for each in explanations():
         if each.fits(step.api_name, one) and (releases.differ or not each.needs_releases):
             notes.append(each.text.format(then=releases.then, now=releases.now))
             break
+    if one.path.endswith("error_code") and (said := beside.said(one)):
+        notes.append(said)
     if cause:
         notes.append(cause)
     return replace(one, note="; ".join(notes))
@@ -178,6 +234,8 @@ def _causes(plan: Plan, outcomes: Sequence[Outcome], wanted: set[int]) -> dict[i
             known = (untaken[resource] for resource, _ in mine if resource in untaken)
             if cause := next(known, ""):
                 found[step.number] = cause
+                if step.exchange.api_key in _IN_SESSIONS:  # what is told later, too
+                    untaken.setdefault(("connection", step.connection), cause)
         why = _why_untaken(outcome)
         if not why:
             continue

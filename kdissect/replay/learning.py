@@ -105,12 +105,24 @@ def retry(t: State, step: Step, answer: Message) -> str:
     if not again:
         return _retry_read(t, step, captured, answer)
     if step.exchange.api_key == api.PRODUCE_API and not set(codes) <= again:
-        return ""  # some partitions were written
+        if not _is_idempotent(step):
+            return ""  # some partitions were written, and would be so twice
     if step.exchange.api_key == api.FETCH:
         t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
     elif step.exchange.api_key == api.PRODUCE_API:
         t.produced_again.setdefault(step.connection, set()).add(step.number)
     return f"error {min(again)}: not ready yet"
+
+
+def _is_idempotent(step: Step) -> bool:
+    """Whether brokers know batches of a Produce again that they have written already."""
+    request = request_of(step.exchange)
+    return request is not None and all(
+        header.producer_id >= 0
+        for topic in entries(request.body["topic_data"])
+        for partition in entries(topic["partition_data"])
+        for header in headers(partition["records"] or b"")
+    )
 
 
 def _is_behind(t: State, step: Step) -> bool:

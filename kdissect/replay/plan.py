@@ -446,6 +446,8 @@ class _Ordering:
                 circling = {each for each in self.soft[number] if (each << 1 | 1) in left}
                 if circling and not node & 1:
                     self.soft[number] -= circling
+                    for each in (number, *circling):  # in whichever order they come now
+                        self.steps[each].is_racing = True
                     dropped = True
             assert dropped, "hard orders follow time and cannot circle"
             self.plan.notes.append(

@@ -7,7 +7,7 @@ the first that may not; whatever that one waits for puts the script back into `_
 nothing ever waits in line behind a long poll of another connection, and a step costs no task.
 
 A step may go when the steps that it depends on are settled (`Plan` tells them; counted down in
-`_waits`), when it is due, when a link to the node that the translation names is open, and when
+`Settling`), when it is due, when a link to the node that the translation names is open, and when
 neither that link's buffer nor the run's bytes in flight are over their limits. Kafka answers in
 order on a connection: the first pending step of a link is the one that an answer belongs to, and
 its correlation id has to agree.
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import time
 from array import array
 from collections import deque
@@ -44,9 +43,10 @@ from kdissect.replay.pace import schedule
 from kdissect.replay.played import Attempt, LinkRecord, RunOptions, RunResult
 from kdissect.replay.readying import ask_metadata, await_expiry, await_leaders
 from kdissect.replay.script import Conn, Script
+from kdissect.replay.settling import Settling
 from kdissect.replay.side_links import SideLinks
 from kdissect.replay.target import Target
-from kdissect.replay.transport import ConnectFailed, connect_as
+from kdissect.replay.transport import ConnectFailed, allow_many_files, connect_as
 
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
 CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
@@ -78,23 +78,19 @@ class Runner:
         self.target, self.options = target, options
         self._is_max = options.pace.is_max
         count = len(plan.steps)
-        self.outcomes: list[Outcome | None] = [None] * count
-        self.left = count
         self.sent_count = self.answered_count = 0
         self.due, self.ends = schedule(plan, options.pace)
         self._own_lag = array("q", [-1]) * count
         self._link_of = array("i", [-1]) * count
         self._links: list[LinkRecord] = []
-        self._is_settled = bytearray(count)
-        self._waits = array("i", [0]) * count
-        self._on_settled: dict[int, list[int]] = {}
-        self._on_sent: dict[int, list[int]] = {}
         self._scripts = [Script(n, numbers) for n, numbers in enumerate(plan.scripts)]
         self._ready: deque[Script] = deque()
         self._throttled: deque[Script] = deque()
         self._live: set[Conn] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._judging = Judging(comparison)
+        self._settling = Settling(plan, self._scripts, self._queue, self._judging.add)
+        self.outcomes = self._settling.outcomes
         self._is_pumping = False
         self._in_flight_bytes = 0
         self._asked: set[str] = set()
@@ -108,6 +104,11 @@ class Runner:
         self._idle_since = 0
         self._side = SideLinks(target, self._links, self._now)
 
+    @property
+    def left(self) -> int:
+        """How many steps are not settled."""
+        return self._settling.left
+
     # -- the whole run ----------------------------------------------------------------------
 
     async def run(self) -> RunResult:
@@ -115,7 +116,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._connect_slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
-        _allow_many_files()
+        allow_many_files()
         # times count from the first due step; what has to be open by then is opened before
         lead_ns = 0 if self._is_max else CONNECT_AHEAD_NS
         gc.collect()
@@ -159,14 +160,8 @@ class Runner:
         self._began_ns = time.monotonic_ns() + lead_ns
         self._began_s = self._loop.time() + lead_ns / 1e9
         for step in self.plan.steps:
-            for other in step.depends_on:
-                self._on_settled.setdefault(other, []).append(step.number)
-            for other in step.follows:
-                self._on_sent.setdefault(other, []).append(step.number)
-            self._waits[step.number] = len(step.depends_on) + len(step.follows)
-        for step in self.plan.steps:
             if step.skipped is not None:
-                self._settle_now(step.number, Outcome(step, skipped=step.skipped))
+                self._settling.settle_now(step.number, Outcome(step, skipped=step.skipped))
         for script in self._scripts:
             self._queue(script)
         self._pump()
@@ -188,9 +183,7 @@ class Runner:
         self._is_stopping = True
         for script in self._scripts:
             script.cancel()
-            for number, outcome in sorted(script.held.items()):
-                self._settle_now(number, outcome)
-            script.held.clear()
+            self._settling.release(script)
         for link in list(self._live):
             for number, _, _ in link.pending:
                 reason = f"{self._ended or 'the run ended'} before the answer came"
@@ -198,7 +191,7 @@ class Runner:
             link.pending.clear()
             self._close(link)
         for step in self.plan.steps:
-            if self._is_settled[step.number]:
+            if self._settling.is_settled[step.number]:
                 continue
             if self._is_interrupted:
                 self._skip(step, Skipped(SkipCode.NOT_REACHED, "the run was interrupted before"))
@@ -234,7 +227,7 @@ class Runner:
         self._is_pumping = False
         if self._ready and not self._is_stopping:
             self._loop.call_soon(self._pump)
-        if self.left == 0:
+        if self._settling.left == 0:
             self._done.set()
         elif not self._is_max:
             self._judging.wake(self._loop)
@@ -243,10 +236,10 @@ class Runner:
         numbers, steps = script.numbers, self.plan.steps
         while script.pos < len(numbers):
             number = numbers[script.pos]
-            if self._is_settled[number]:
+            if self._settling.is_settled[number]:
                 script.pos += 1
                 continue
-            if self._waits[number] or script.busy or self._is_stopping:
+            if self._settling.waits[number] or script.busy or self._is_stopping:
                 return
             step, now, due = steps[number], self._now(), self.due[number]
             if due - CONNECT_AHEAD_NS > now:
@@ -306,13 +299,13 @@ class Runner:
             due = self.due[number]
             outcome.lag_ns = max(now - due, 0)
             self._own_lag[number] = max(now - max(due, script.ready_ns), 0)
-        self._count_down(self._on_sent.pop(number, ()))
+        self._settling.sent(number)
         if step.expects_response:
             self._expect(link, number, len(frame), now)
         elif step.needs_fence:
             self._fence(link, number, now)
         else:
-            self._settle(number, outcome)
+            self._settling.settle(number, outcome)
 
     def _fence(self, link: Conn, number: int, now: int) -> None:
         """A question of our own behind a step without a response: its answer says that it is done.
@@ -349,7 +342,7 @@ class Runner:
             await self._open(script, node_id, step.number)
         link = script.links.get(node_id)
         if link is None:
-            if not self._is_settled[step.number]:
+            if not self._settling.is_settled[step.number]:
                 self._fail(step.number, "the connection ended before it could be sent again")
             return
         frame = self._frame(link, step)
@@ -395,44 +388,8 @@ class Runner:
 
     # -- settling ---------------------------------------------------------------------------
 
-    def _settle(self, number: int, outcome: Outcome) -> None:
-        """Steps of a connection are settled in its order, as brokers answer: who waits for the last
-        of those that it needs waits for all before. One behind a step that is asked again, or is
-        under way over another link, is held until then."""
-        script, is_settled = self._scripts[outcome.step.connection], self._is_settled
-        numbers, pos = script.numbers, script.settled_pos
-        while numbers[pos] != number and is_settled[numbers[pos]]:
-            pos += 1
-        script.settled_pos = pos
-        if numbers[pos] != number:
-            script.held[number] = outcome
-            return
-        self._settle_now(number, outcome)
-        while script.held and (pos := pos + 1) < len(numbers):
-            held = script.held.pop(numbers[pos], None)
-            if held is not None:
-                self._settle_now(numbers[pos], held)
-            elif not is_settled[numbers[pos]]:
-                return
-
-    def _settle_now(self, number: int, outcome: Outcome) -> None:
-        if self._is_settled[number]:
-            return
-        self.outcomes[number] = outcome
-        self._is_settled[number] = 1
-        self.left -= 1
-        self._judging.add(outcome)
-        self._count_down(self._on_sent.pop(number, ()))
-        self._count_down(self._on_settled.pop(number, ()))
-
-    def _count_down(self, numbers: list[int] | tuple[()]) -> None:
-        for number in numbers:
-            self._waits[number] -= 1
-            if not self._waits[number]:
-                self._queue(self._scripts[self.plan.steps[number].connection])
-
     def _skip(self, step: Step, skipped: Skipped) -> None:
-        self._settle(step.number, Outcome(step, skipped=skipped))
+        self._settling.settle(step.number, Outcome(step, skipped=skipped))
 
     def _fail(self, number: int, reason: str) -> None:
         """No answer, and why."""
@@ -442,14 +399,14 @@ class Runner:
         if outcome.sent is not None and step.expects_response and self._link_of[number] >= 0:
             self._in_flight_bytes -= len(outcome.sent)
         self.translation.failed(step)
-        self._settle(number, outcome)
+        self._settling.settle(number, outcome)
 
     def _unanswered(self, number: int, reason: str) -> None:
         """Something pending will not be answered; a fence has done what it can either way."""
         if number < 0:
             outcome = self.outcomes[~number]
             assert outcome is not None
-            self._settle(~number, outcome)
+            self._settling.settle(~number, outcome)
         else:
             self._fail(number, reason)
 
@@ -499,7 +456,7 @@ class Runner:
         if outcome.step.exchange.api_key in _MAKE_PARTITIONS:
             self._work(script, self._await_leaders(outcome))
         else:
-            self._settle(outcome.step.number, outcome)
+            self._settling.settle(outcome.step.number, outcome)
 
     async def _play_parts(self, script: Script, step: Step) -> None:
         """A request for several nodes: when nothing else of its connection is under way, each is
@@ -518,7 +475,7 @@ class Runner:
                 self.sent_count += 1
                 outcome.lag_ns = 0 if self.options.pace.is_max else max(now - due, 0)
             outcome.sent, outcome.sent_ns, self.outcomes[step.number] = frame, now, outcome
-            self._count_down(self._on_sent.pop(step.number, ()))
+            self._settling.sent(step.number)
             parts = self.translation.parts(step, frame)
             limit_s = self._limit_s(step.number)
             try:
@@ -536,7 +493,7 @@ class Runner:
             self._timeouts = script.timeouts = 0
             self._retried += asked
             if not step.expects_response:
-                self._settle(step.number, outcome)
+                self._settling.settle(step.number, outcome)
                 return
             answer = self.translation.merged(step, [each.answer for each in asked])
             if pause_s and self._is_not_yet(step, answer):
@@ -578,7 +535,7 @@ class Runner:
             if is_idle and not any(link.pending for link in self._live):
                 self._idle_since = self._idle_since or now
                 if now - self._idle_since > GRACE_S * 1e9:
-                    self._stop(f"{self.left} steps wait for each other")
+                    self._stop(f"{self._settling.left} steps wait for each other")
             else:
                 self._idle_since = 0
 
@@ -598,7 +555,7 @@ class Runner:
             self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
         elif script.timeouts >= SCRIPT_TIMEOUTS:
             for later in script.numbers[script.pos :]:
-                if not self._is_settled[later]:
+                if not self._settling.is_settled[later]:
                     self._fail(later, "not sent: answers before on this connection did not come")
         self._pump()
 
@@ -711,7 +668,7 @@ class Runner:
     async def _await_leaders(self, outcome: Outcome) -> None:
         """Settled when all partitions are served."""
         await await_leaders(self.target, self.translation)
-        self._settle(outcome.step.number, outcome)
+        self._settling.settle(outcome.step.number, outcome)
 
     # -- time -------------------------------------------------------------------------------
 
@@ -734,10 +691,3 @@ def _bind(
         call(script, link, value)
 
     return bound
-
-
-def _allow_many_files() -> None:
-    """As many open connections as the system lets us have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdissect.errors import EncodeError
+from kdissect.protocol.releases import taken
 from kdissect.replay import adapt, learning, routing, shortcuts, split
 from kdissect.replay import messages as api
 from kdissect.replay.adapt import Untranslatable
@@ -52,7 +53,7 @@ class Translator(State):
     # -- what the runner tells ------------------------------------------------------------------
 
     def learn_versions(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        self.target.ranges = dict(ranges)
+        self.target.ranges = taken(ranges)
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         self.target.learn_metadata(body)

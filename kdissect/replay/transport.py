@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import socket
 import ssl
 import struct
@@ -274,6 +275,13 @@ def reason_of(error: BaseException) -> str:
         number = int(numbers[-1]) if numbers else error.errno
         return os.strerror(number).lower() if number else str(error) or type(error).__name__
     return str(error) or type(error).__name__
+
+
+def allow_many_files() -> None:
+    """As many open connections as the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _ignore(_: object) -> None:

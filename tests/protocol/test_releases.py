@@ -166,6 +166,9 @@ def test_releases_by_what_they_offer() -> None:
     del offered[18], offered[32]
     assert releases.releases_offering(offered) == ["3.9.0", "3.9.1", "3.9.2"]
     assert releases.releases_offering({0: (0, 13), 1: (4, 18), 2: (1, 11)})[-1] == "4.3.1"
+    assert releases.taken({0: (0, 13), 1: (4, 18)}) == {0: (3, 13), 1: (4, 18)}
+    assert releases.taken(offered) == offered
+    assert releases.taken({0: (0, 99), 1: (4, 18)}) == {0: (0, 99), 1: (4, 18)}
     assert releases.releases_offering({1: (3, 17)}) == []
     assert releases.releases_offering({}) == []
     assert releases.first_release_with(1, 18) == "4.1.0"

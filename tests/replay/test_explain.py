@@ -106,3 +106,42 @@ def test_texts_can_be_shown() -> None:
     for each in explanations():
         text = each.text.format(then="3.9", now="4.3")
         assert ("4.3" in text or "3.9" in text) <= each.needs_releases
+
+
+def test_beside_an_error_code() -> None:
+    """Values in a struct whose error code is another one go with it; its words are told."""
+    plan = make_plan(workload([exchange(0, produce(0), 0, 1, produced(0, 0))]), everything())
+    found = [
+        Difference("responses[0].parts[1].error_code", "0", "42", note="NONE then"),
+        Difference("responses[0].parts[1].error_message", "null", "too small", rule="error-text"),
+        Difference("responses[0].parts[1].deep.topic_id", "1", "2"),
+        Difference("responses[0].parts[2].base_offset", "1", "2"),
+    ]
+    _, [outcome] = run(plan, {0: found})
+    assert notes(outcome) == [
+        "NONE then; the target says: too small",
+        "",
+        "beside an error code that is another one",
+        "",
+    ]
+    found = [
+        Difference("error_code", "64", "0", note="X then"),
+        Difference("error_message", "not for you", "null", rule="error-text"),
+        Difference("expiry", "-1", "17"),
+    ]
+    _, [outcome] = run(plan, {0: found})
+    assert notes(outcome)[0].endswith("the captured broker says: not for you")
+    assert notes(outcome)[2] == "beside an error code that is another one"
+
+
+def test_later_answers_of_a_session() -> None:
+    """A Fetch that tells less because of a Produce before: so may what follows in its session."""
+    wrote = exchange(0, produce(0), 0, 1, produced(0, 0))
+    reads = [exchange(n, fetch(0), 2 * n, 2 * n + 1, fetched(0)) for n in (1, 2)]
+    reads[1].request = exchange(2, fetch(1), 4, 5, fetched(1)).request
+    plan = make_plan(workload([wrote], reads), everything())
+    refused = Skipped(SkipCode.API_VERSION, "the target speaks v10 to v13", is_finding=True)
+    less = Difference("responses[0].partitions[0].records", "1 record", "none")
+    _, outcomes = run(plan, {0: refused, 1: [less], 2: [Difference("responses[0]", "a", "b")]})
+    follows = "may follow from exchange 0: Produce v9 is not offered by the target"
+    assert notes(outcomes[1]) == notes(outcomes[2]) == [follows]
