@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,12 @@ from kdissect.replay.differences import plain_path
 ROOT = Path(__file__).resolve().parent.parent.parent
 EVERYTHING = ("--allow", "produce,groups,transactions,admin")
 MATERIAL = ROOT.parent / "shared" / "captures"
+_CODES = re.compile(r"\w+ then, \w+ now")
+
+
+def is_explained(note: str | None) -> bool:
+    """Whether the note beside a difference says more than what error codes are called."""
+    return bool(note) and _CODES.fullmatch(note or "") is None
 
 
 @dataclass
@@ -62,6 +69,15 @@ class Replayed:
                 path = plain_path(each["path"])
                 found.add((row["api_name"], path, each["captured"], each["answered"]))
         return found
+
+    def unexplained(self) -> list[tuple[int, str, dict[str, str]]]:
+        """(step, API, difference) of what no rule allows and no note explains."""
+        return [
+            (row["step"], row["api_name"], each)
+            for row in self.rows
+            for each in row["differences"]
+            if not each["rule"] and not is_explained(each["note"])
+        ]
 
     def explain(self) -> str:
         """For a failing assertion."""

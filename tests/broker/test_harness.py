@@ -25,4 +25,5 @@ def test_a_session_is_recorded(
     tables = kdissect.read(path)
     names = set(tables.exchanges.to_pandas().api_name)
     assert {"ApiVersions", "Metadata", "Produce"} <= names
-    assert list(tables.records.to_pandas().topic) == ["orders"]
+    # once or more often: the topic comes by being asked for, and has no leader at first
+    assert set(tables.records.to_pandas().topic) == {"orders"}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kdissect
+from tests.broker.clients import RECORDED, Recorded
 from tests.broker.kafka_broker import AS_RECORDED, Broker, Unavailable, start_cluster
 from tests.broker.read_back import produced_logs, read_logs
 from tests.broker.record import recording
@@ -88,20 +89,17 @@ def test_one_broker_on_a_cluster(
     assert {row["node_id"] for row in done.rows} >= {1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    "name", ["other_clients/sarama", "transactions/transactions", "cluster/cluster"]
-)
+ON_CLUSTERS = [each for each in RECORDED if each.name in ("sarama", "transactions", "cluster")]
+
+
+@pytest.mark.parametrize("recorded", ON_CLUSTERS, ids=[each.name for each in ON_CLUSTERS])
 def test_captures_on_a_cluster(
-    start_three: Callable[..., list[Broker]], tmp_path: Path, name: str
+    start_three: Callable[..., list[Broker]], tmp_path: Path, recorded: Recorded
 ) -> None:
     """Captures of one broker and of three, on a cluster: no difference."""
-    path = MATERIAL / f"{name}.pcap"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not here: it is not shipped with the project")
-    settings = AS_RECORDED | {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
-    if "transactions" in name:
-        settings = {**settings, "num.partitions": "1"}
-    nodes = start_three(settings=settings)
-    options = ("--create-topics", "--max-gap", "2s")
-    done = replay(path, nodes[0].address, tmp_path / "r.jsonl", *EVERYTHING, *options)
+    if not recorded.path.exists():
+        pytest.skip(f"{recorded.name} is not here: it is not shipped with the project")
+    nodes = start_three(**recorded.broker())
+    options = (*EVERYTHING, *recorded.options())
+    done = replay(recorded.path, nodes[0].address, tmp_path / "r.jsonl", *options)
     assert done.status == 0, done.explain()

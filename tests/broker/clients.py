@@ -1,0 +1,93 @@
+"""Captures of real clients, each with what its broker had set that answers show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.broker.kafka_broker import AS_RECORDED, BEFORE, LATEST
+from tests.broker.replaying import MATERIAL, ROOT
+
+# of a broker's settings, those that decide what it answers; the others say where it was
+_SHOWN = (
+    "authorizer.class.name", "delegation.token.secret.key", "group.", "log.cleaner.",
+    "log.segment.bytes", "message.max.bytes", "num.partitions", "super.users",
+    "telemetry.max.bytes",
+)  # fmt: skip
+# transactions that ran out of time are ended at once, not up to ten seconds later
+SOON = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+_SASL = {
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.sasl.plain.sasl.jaas.config": (
+        'org.apache.kafka.common.security.plain.PlainLoginModule required user_admin="of-tests";'
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A capture and its broker. clients: for people. listener: "SASL" where its requests need a
+    connection that is logged in."""
+
+    path: Path
+    clients: str
+    kafka_version: str = LATEST
+    listener: str = "PLAINTEXT"
+
+    @property
+    def name(self) -> str:
+        return self.path.name.split(".", 1)[0]
+
+    def broker(self) -> dict[str, Any]:
+        """Options of a `Broker` that stands in for the captured one: its settings as the capture's
+        manifest tells them; shipped captures have none."""
+        manifest = self.path.with_suffix(".json")
+        if not manifest.exists():
+            return {"settings": AS_RECORDED | SOON}
+        brokers = json.loads(manifest.read_text())["brokers"]
+        told: dict[str, str] = brokers[0]["config"]
+        shown = {key: value for key, value in told.items() if key.startswith(_SHOWN)} | SOON
+        if self.listener == "PLAINTEXT":
+            return {"settings": shown}
+        return {"settings": shown | _SASL, "listeners": {self.listener: "SASL_PLAINTEXT"}}
+
+    def options(self) -> list[str]:
+        """Of the replay: what makes the capture readable, the target's topics, a login."""
+        found = ["--create-topics", "--max-gap", "2s"]
+        keylog = self.path.with_suffix(".keylog")
+        if keylog.exists():
+            found += ["--keylog", str(keylog)]
+        if self.listener != "PLAINTEXT":
+            found += ["--sasl", "PLAIN", "--sasl-user", "admin"]
+        return found
+
+    def login(self) -> dict[str, str]:
+        """What the replay finds in its environment."""
+        return {} if self.listener == "PLAINTEXT" else {"KDISSECT_SASL_PASSWORD": "of-tests"}
+
+
+CAPTURES = ROOT / "captures"
+RECORDED = (
+    Recorded(CAPTURES / "sarama.pcap.gz", "sarama"),
+    Recorded(CAPTURES / "librdkafka.pcap", "librdkafka"),
+    Recorded(CAPTURES / "kafkajs.pcap.gz", "KafkaJS 2.2.4"),
+    Recorded(MATERIAL / "other_clients" / "kafka_python.pcap", "kafka-python"),
+    Recorded(MATERIAL / "version_sweep" / "sweep_4_3_1.pcap", "franz-go, as of every release"),
+    Recorded(MATERIAL / "java_latest" / "java_latest.pcap", "Java 4.3.1"),
+    Recorded(MATERIAL / "transactions" / "transactions.pcap", "Java 4.3.1, transactions"),
+    Recorded(MATERIAL / "share_streams" / "share.pcap", "Java 4.3.1, share groups"),
+    Recorded(MATERIAL / "share_streams" / "streams.pcap", "Kafka Streams 4.3.1"),
+    Recorded(MATERIAL / "admin" / "admin.pcap", "Java 4.3.1, admin calls", listener="SASL"),
+    Recorded(MATERIAL / "sasl" / "sasl.pcap", "Java 4.3.1 and aiokafka, SASL"),
+    Recorded(MATERIAL / "tls" / "tls12.pcap", "Java 4.3.1 and aiokafka, TLS 1.2"),
+    Recorded(MATERIAL / "tls" / "tls13.pcap", "aiokafka, TLS 1.3"),
+    Recorded(MATERIAL / "cluster" / "cluster.pcap", "Java 4.3.1, cluster of three brokers"),
+    Recorded(CAPTURES / "java_2_0_1.pcap", "Java 2.0.1", BEFORE),
+    Recorded(CAPTURES / "java_0_10_2_2.pcap", "Java 0.10.2.2", BEFORE),
+    Recorded(MATERIAL / "old_clients" / "java_0_8_2_2.pcap", "Java 0.8.2.2", BEFORE),
+    Recorded(
+        MATERIAL / "sasl" / "sasl_handshake_v0.pcap", "Java 0.10.2.2, SaslHandshake v0", BEFORE
+    ),
+)
