@@ -95,9 +95,12 @@ class Written:
         data = rows.view(np.uint8).reshape(-1)
         end = self._size + len(data)
         if self._file is None and end > len(self._memory):
-            more = max(end, len(self._memory) * 3 // 2) - len(self._memory)
+            more = max(end, 2 * len(self._memory)) - len(self._memory)
             if self._scratch.take(more):
-                self._memory.resize(len(self._memory) + more, refcheck=False)
+                # not `resize`: it fills with zeros, page by small page
+                memory = np.empty(len(self._memory) + more, np.uint8)
+                memory[: self._size] = self._memory[: self._size]
+                self._memory = memory
             else:
                 self._file = _file()
                 self._write(self._memory[: self._size])

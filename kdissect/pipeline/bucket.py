@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ ROWS_AT_ONCE = 1 << 16  # segments that are moved at a time
 PART_ROWS = 1 << 15  # exchanges that are made at a time
 THREADS = 2
 DENSE = 16  # a bucket with one of so many bytes of the captures reads them where they lie
+T = TypeVar("T")
 _INFERRED = ("api_key", "api_version", "confidence")
 
 
@@ -86,12 +87,17 @@ class Gathered:
 
     def _begin_files(self) -> None:
         self._front = _Written(self._scratch)
-        first = SegmentBatch.concat(self._batches)
-        counts = np.bincount(first.segments["endpoints"], minlength=len(first.endpoints))
-        most = int(counts.argmax())
-        if 2 * counts[most] > len(first.segments) and not self._keeps_order:
-            self._giant = first.endpoints[most : most + 1].tobytes()
-        del first
+        pairs = np.concatenate([batch.endpoints for batch in self._batches])
+        counts = [
+            np.bincount(batch.segments["endpoints"], minlength=len(batch.endpoints))
+            for batch in self._batches
+        ]
+        raw = np.frombuffer(pairs.tobytes(), f"V{ENDPOINTS.itemsize}")
+        _, first, number = np.unique(raw, return_index=True, return_inverse=True)
+        count = np.bincount(number, np.concatenate(counts))
+        most = int(count.argmax())
+        if 2 * count[most] > count.sum() and not self._keeps_order:
+            self._giant = pairs[first[most] : first[most] + 1].tobytes()
         for batch in self._batches:
             self._divide(batch)
         self._batches.clear()
@@ -109,11 +115,13 @@ class Gathered:
             return
         if self._others is None:
             self._others = _Written(self._scratch)
-        for to, chosen in ((self._front, is_giant), (self._others, ~is_giant)):
-            some = take(batch.segments, np.flatnonzero(chosen))
-            used, index = np.unique(some["endpoints"], return_inverse=True)
-            some["endpoints"] = index
-            to.add(SegmentBatch(batch.endpoints[used], some))
+        some = take(batch.segments, np.flatnonzero(is_giant))
+        some["endpoints"] = 0
+        self._front.add(SegmentBatch(np.frombuffer(self._giant, ENDPOINTS), some))
+        some = take(batch.segments, np.flatnonzero(~is_giant))
+        used, index = np.unique(some["endpoints"], return_inverse=True)
+        some["endpoints"] = index
+        self._others.add(SegmentBatch(batch.endpoints[used], some))
 
 
 class _Written:
@@ -173,14 +181,19 @@ def parts(paired: Paired, sources: Sources, chunk_bytes: int, pack: Pack) -> Ite
         return pack(assembly, learn(assembly, here, chunk_bytes))
 
     starts = range(0, len(paired), PART_ROWS)
-    if len(starts) <= THREADS:
+    return in_turn(make, starts, THREADS if len(starts) > THREADS else 1)
+
+
+def in_turn(make: Callable[[int], T], starts: range, threads: int) -> Iterator[T]:
+    """What `make` makes of each, in order; so many at a time."""
+    if threads == 1:
         yield from map(make, starts)
         return
-    waiting: deque[Future[Part]] = deque()
-    with ThreadPoolExecutor(THREADS) as pool:
+    waiting: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
         for first in starts:
             waiting.append(pool.submit(make, first))
-            if len(waiting) > THREADS:
+            if len(waiting) > threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -193,7 +206,9 @@ def packed_parts(
     exchanges = assembly.exchanges
     if not len(exchanges):
         return
-    cost = exchanges.itemsize + slices.carried_sizes(exchanges, assembly.extents)
+    cost = np.full(len(exchanges), exchanges.itemsize)
+    if len(assembly.carried.data):
+        cost += slices.carried_sizes(exchanges, assembly.extents)
     for side in slices.SIDES:
         cost += 24 * exchanges[side]["extent_count"].astype(np.int64)
     order = np.argsort(slot, kind="stable")

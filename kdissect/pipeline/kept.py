@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -103,35 +103,55 @@ def read_state(path: str) -> Iterator[bytes]:
 # -- connections ----------------------------------------------------------------------------
 
 
+class Lane(NamedTuple):
+    """Rows that are final, or those that are not. exchanges: which they are, of the assembly's;
+    its anomalies are those of the lane. connections: bool by row."""
+
+    is_final: bool
+    exchanges: npt.NDArray[np.int64]
+    assembly: Assembly
+    connections: npt.NDArray[np.bool_]
+
+
 @dataclass(slots=True)
 class Bucket:
     """The connections of a bucket, those that go on and new ones.
 
-    kept None: nothing is kept, because of `reason`. unfit: why the rows are not what one run over
-    all would give.
+    kept None: nothing is kept (yet), because of `reason`. unfit: why the rows are not what one run
+    over all would give.
     """
 
     assembly: Assembly
     sources: Sources
     run: Rejoined
-    kept: Kept | None
-    reason: str | None
     unfit: str | None
+    kept: Kept | None = None
+    reason: str | None = None
 
-    def lanes(self) -> list[tuple[bool, Assembly, npt.NDArray[np.bool_]]]:
-        """(whether the rows are final, their exchanges and anomalies, which connections)."""
+    def keep(self, plan: RunPlan) -> None:
+        """Find out what goes on. Before anything is inferred: a later run compares the rows."""
+        if plan.options.keylog and bool(self.assembly.connections["is_tls"].any()):
+            self.reason = "TLS connections are decrypted from their beginning on"
+            return
+        secret = frozenset() if plan.options.reveal_secrets else SECRET_APIS
+        keeping = Keeping(plan.end_ns, secret_apis=secret)
+        options = _stream_options(plan)
+        self.kept = keep(self.run, self.sources, options, replace(keeping, **KEEPING))
+        if self.kept is None:
+            self.reason = "more is open than can be kept"
+        elif self.kept.is_secret:
+            self.reason = "a message with secrets is not complete at the end"
+
+    def lanes(self) -> list[Lane]:
         if self.kept is None:
             every = np.ones(len(self.assembly.connections), np.bool_)
-            shown = self.run.is_shown
-            left = replace(self.assembly, exchanges=self.assembly.exchanges[~shown])
-            return [(True, left, every)]
+            return [Lane(True, np.flatnonzero(~self.run.is_shown), self.assembly, every)]
         return [
-            (
+            Lane(
                 lane == FINAL,
+                np.flatnonzero(self.kept.exchanges == lane),
                 replace(
-                    self.assembly,
-                    exchanges=self.assembly.exchanges[self.kept.exchanges == lane],
-                    anomalies=self.assembly.anomalies[self.kept.anomalies == lane],
+                    self.assembly, anomalies=self.assembly.anomalies[self.kept.anomalies == lane]
                 ),
                 self.kept.connections == lane,
             )
@@ -146,10 +166,8 @@ def is_small(batch: SegmentBatch, options: Options) -> bool:
 
 
 def reopened(plan: RunPlan, sources: Sources, batches: list[SegmentBatch], before: Open) -> Bucket:
-    """Assemble a bucket, and say what of it goes on; `batches` is emptied."""
-    options = StreamOptions(
-        plan.options.ports, plan.options.limits.frame_size, plan.options.limits.gaps
-    )
+    """Assemble a bucket; `batches` is emptied."""
+    options = _stream_options(plan)
     old_count = plan.before.captures if plan.before else 0
     if old_count:
         sources = sources.standing_in(old_count, before.data)
@@ -159,22 +177,15 @@ def reopened(plan: RunPlan, sources: Sources, batches: list[SegmentBatch], befor
     run = rejoin(before, batch, pairs, at, sources, options, plan.key_logs(sources), old_count)
     if len(run.assembly.carried.data):
         sources = sources.carrying(run.assembly.carried.data)
-    reason = None
-    kept = None
-    if plan.options.keylog and bool(run.assembly.connections["is_tls"].any()):
-        reason = "TLS connections are decrypted from their beginning on"
-    else:
-        secret = frozenset() if plan.options.reveal_secrets else SECRET_APIS
-        keeping = Keeping(plan.end_ns, secret_apis=secret)
-        kept = keep(run, sources, options, replace(keeping, **KEEPING))
-        if kept is None:
-            reason = "more is open than can be kept"
-        elif kept.is_secret:
-            reason = "a message with secrets is not complete at the end"
     unfit = run.unfit
     if len(pairs) > plan.options.limits.connections:
         unfit = "there are more connections than the limit"
-    return Bucket(run.assembly, sources, run, kept, reason, unfit)
+    return Bucket(run.assembly, sources, run, unfit)
+
+
+def _stream_options(plan: RunPlan) -> StreamOptions:
+    limits = plan.options.limits
+    return StreamOptions(plan.options.ports, limits.frame_size, limits.gaps)
 
 
 SEGMENTS_MAX = 1_000_000  # of a bucket

@@ -157,10 +157,10 @@ def places(
     count = np.where(
         asked, exchanges["request"]["extent_count"], exchanges["response"]["extent_count"]
     )
-    nowhere = np.zeros(1, EXTENT)
-    nowhere["source"] = -1
-    padded = np.concatenate([extents, nowhere])
-    found = padded[np.where(count > 0, start, len(extents))]
+    found = np.zeros(len(exchanges), EXTENT)
+    found["source"] = -1
+    has_bytes = np.flatnonzero(count > 0)
+    found[has_bytes] = rows_of(extents, start[has_bytes])
     rows = np.flatnonzero(found["transform"] == CARRIED)
     if len(rows):
         record = np.searchsorted(carried.start, found["pos"][rows], "right") - 1

@@ -19,6 +19,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -38,7 +39,16 @@ from kdissect.capture.source import Sources
 from kdissect.capture.split import CaptureInfo, Split
 from kdissect.capture.spool import Held
 from kdissect.pipeline import kept, slices
-from kdissect.pipeline.bucket import Gathered, Part, at_hand, packed_parts, parts
+from kdissect.pipeline.bucket import (
+    PART_ROWS,
+    THREADS,
+    Gathered,
+    Part,
+    at_hand,
+    in_turn,
+    packed_parts,
+    parts,
+)
 from kdissect.pipeline.choose import (
     anomalies_within,
     connections_within,
@@ -167,6 +177,14 @@ class RunPlan:
         """Keys over which events of groups and producers are spread."""
         byte_count = self.byte_count + (self.before.byte_count if self.before else 0)
         return max(1, min(4096, -(-byte_count // EVENT_KEY_BYTES)))
+
+    def threads(self, packet_count: int) -> int:
+        """For a bucket of so many packets: THREADS where it has more than twice its share, since
+        other cores have less to do then."""
+        first = self.before.captures if self.before else 0
+        total = sum(info.packet_count for info in self.captures if info.source >= first)
+        is_giant = packet_count > max(PART_ROWS, 2 * total // self.bucket_count)
+        return THREADS if is_giant else 1
 
     def sources(self) -> Sources:
         return Sources(list(self.paths), list(self.versions))
@@ -485,10 +503,10 @@ def _open_rows(
     """`assemble_step` of a run that keeps what goes on."""
     byte_count = int(batch.segments["captured"].sum())
     known = Open.concat([Open.from_bytes(data) for data in before])
+    threads = plan.threads(len(batch.segments))
     opened = kept.reopened(plan, sources, [batch], known)
     assembly, sources = opened.assembly, opened.sources
-    infer(assembly, sources)
-    learnt = learn(assembly, sources, plan.options.chunk_bytes)
+    learnt = _learnt(plan, opened, threads)
     learnt.finish(assembly)
     facts = learnt.facts
     is_for_all = facts.topics or facts.brokers or facts.owners
@@ -498,18 +516,15 @@ def _open_rows(
     table = connections_table(
         assembly.endpoints, assembly.connections, learnt.connections, assembly.tls
     )
-    for is_final, some, is_wanted in opened.lanes():
-        here = bucket % plan.slot_count if is_final else plan.open_slot
-        for part in _sliced(table.filter(pa.array(is_wanted))):
+    for lane in opened.lanes():
+        here = bucket % plan.slot_count if lane.is_final else plan.open_slot
+        for part in _sliced(table.filter(pa.array(lane.connections))):
             yield Row(here, Kind.TABLE, bucket, _packed_table("connections", part))
-        for anomalies in _assembly_anomalies(plan, sources, some, 0):
+        for anomalies in _assembly_anomalies(plan, sources, lane.assembly, 0):
             for part in _sliced(anomalies):
                 yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
-        slots = _slots(plan, some) if is_final else np.full(len(some.exchanges), here)
-        chosen = slices.take(some, np.arange(len(some.exchanges)))
-        chosen = kept.carried(plan, chosen, sources)
         counts: Counter[int] = Counter()
-        for to, data in packed_parts(chosen, slots, ROW_BYTES_MAX):
+        for to, data in _lane_parts(plan, sources, lane, threads):
             yield Row(to, Kind.EXCHANGES, (bucket << 20) + counts[to], data)
             counts[to] += 1
     stats = {
@@ -521,6 +536,42 @@ def _open_rows(
         },
     }
     yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
+
+
+def _learnt(plan: RunPlan, opened: kept.Bucket, threads: int) -> Learnt:
+    """What the exchanges of a bucket tell; what of it goes on is found out at the same time."""
+    assembly, sources = opened.assembly, opened.sources.beside()
+
+    def told() -> Learnt:
+        return learn(assembly, sources, plan.options.chunk_bytes)
+
+    has_all = bool((assembly.exchanges["request"]["size"] >= 0).all())  # nothing to be inferred
+    if has_all and threads > 1:
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(told)
+            opened.keep(plan)
+            return found.result()
+    opened.keep(plan)
+    infer(assembly, sources)
+    return told()
+
+
+def _lane_parts(
+    plan: RunPlan, sources: Sources, lane: kept.Lane, threads: int
+) -> Iterator[tuple[int, bytes]]:
+    """The exchanges of a lane by slot, packed."""
+    starts = range(0, len(lane.exchanges), PART_ROWS)
+
+    def packed(first: int) -> list[tuple[int, bytes]]:
+        rows = lane.exchanges[first : first + PART_ROWS]
+        some = replace(lane.assembly, exchanges=take(lane.assembly.exchanges, rows))
+        slots = _slots(plan, some) if lane.is_final else np.full(len(rows), plan.open_slot)
+        if plan.before is not None or len(some.carried.data):
+            some = slices.take(some, np.arange(len(rows)))
+            some = kept.carried(plan, some, sources.beside())
+        return list(packed_parts(some, slots, ROW_BYTES_MAX))
+
+    return itertools.chain.from_iterable(in_turn(packed, starts, threads))
 
 
 def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:

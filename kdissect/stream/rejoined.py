@@ -48,7 +48,7 @@ import numpy.typing as npt
 
 from kdissect.capture.index import SYN, SegmentBatch
 from kdissect.capture.source import Sources
-from kdissect.rows import take
+from kdissect.rows import copied, take
 from kdissect.stream.assemble import assemble_streams
 from kdissect.stream.columns import (
     CONNECTION_WIDTH,
@@ -426,9 +426,11 @@ class _Keeper:
             exchanges, final = None, np.zeros(0, np.bool_)
             if protocol[connection] == Protocol.KAFKA:
                 some = slice(self.first_exchange[connection], self.first_exchange[connection + 1])
-                exchanges = self.exchanges[some].copy()
-                for way, name in enumerate(SIDES):
-                    exchanges[name]["pos"] = self.run.pos[way][some]
+                exchanges = self.exchanges[some]
+                if self.run.is_cut[connection]:  # else its positions were not moved
+                    exchanges = copied(exchanges)
+                    for way, name in enumerate(SIDES):
+                        exchanges[name]["pos"] = self.run.pos[way][some]
                 counts = self.connections["direction"]["missing_byte_count"]
                 lossy = bool(counts[connection, RESPONSE] > 0)
                 final = may_pass(exchanges, self.is_done[some], lossy)

@@ -278,11 +278,13 @@ def placed(streams: Streams, rows: Ints, stream: int) -> Placed:
     """rows: all segments of the connection; stream: number of one of its two."""
     segments = streams.segments
     side = streams.sides[stream * SIDE_WIDTH : (stream + 1) * SIDE_WIDTH]
-    rows = rows[(segments["side"][rows] == stream & 1) & (streams.mark[rows] & UNUSED == 0)]
-    some = take(segments, rows)
-    is_syn = (some["flags"] & SYN) != 0
-    number = some["seq"].astype(np.int64) + is_syn
-    length = some["length"].astype(np.int64)
+    whole: Any = rows
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # as they mostly lie: nothing is copied
+        whole = slice(int(rows[0]), int(rows[-1]) + 1)
+    rows = rows[(segments["side"][whole] == stream & 1) & (streams.mark[whole] & UNUSED == 0)]
+    is_syn = (segments["flags"][rows] & SYN) != 0
+    number = segments["seq"][rows].astype(np.int64) + is_syn
+    length = segments["length"][rows].astype(np.int64)
     if not len(rows):
         return Placed(rows, number, length, NO_NUMBER)
     steps = ((np.diff(number) + 0x80000000) & 0xFFFFFFFF) - 0x80000000
@@ -415,20 +417,25 @@ def _before(exchanges: Rows, at: list[int]) -> tuple[list[int], int, int]:
         rows = np.flatnonzero((side["size"] >= 0) & (side["pos"] < at[way]))
         if not len(rows):
             continue
-        rows = rows[np.argsort(side["pos"][rows], kind="stable")]
         bits[way] |= RESUMED
         numbered = rows[~is_token[rows]]
         if len(numbered):
-            bits[way] |= int(ids[numbered[-1]] + 1) << LAST_ID
+            bits[way] |= int(ids[_last_of(numbered, side["pos"])] + 1) << LAST_ID
         if way == REQUEST:
             bits[RESPONSE] |= HAS_ASKED
-            last = exchanges[rows[-1]]
+            last = exchanges[_last_of(rows, side["pos"])]
             is_bare = last["api_key"] == SASL_HANDSHAKE and last["api_version"] == 0
             if last["is_sasl_token"] or is_bare:
                 bits[way] |= IN_TOKENS
             if len(numbered):
                 low, high = int(ids[numbered].min()), int(ids[numbered].max())
     return bits, low, high
+
+
+def _last_of(rows: Ints, pos: Ints) -> int:
+    """The one of `rows` with the highest pos, of several the last."""
+    backwards = rows[::-1]
+    return int(backwards[np.argmax(pos[backwards])])
 
 
 def may_pass(exchanges: Rows, is_done: Any, has_loss: bool) -> npt.NDArray[np.bool_]:
@@ -449,18 +456,17 @@ def kept_of(streams: Streams, here: Placed, at: int, keeping: Keeping) -> tuple[
 
     `pos` and `source` still say where their bytes are.
     """
-    some = take(streams.segments, here.rows)
-    mark = streams.mark[here.rows]
-    flags = some["flags"]
-    is_young = keeping.end_ns - some["time_ns"] <= keeping.keep_ns
+    segments, mark = streams.segments, streams.mark[here.rows]
+    flags = segments["flags"][here.rows]
+    is_young = keeping.end_ns - segments["time_ns"][here.rows] <= keeping.keep_ns
     wanted = (here.length > 0) & (here.place + here.length > at) & (mark != DUPLICATE)
     wanted |= is_young | ((flags & (FIN | RST)) != 0)
     acknowledging = np.flatnonzero((flags & ACK) != 0)
     wanted[acknowledging[-1:]] = True  # what was acknowledged, and the last number
     wanted[-1:] = True
-    wanted &= some["packet"] > 0  # not a SYN of ours
     rows = np.flatnonzero(wanted)
-    kept = take(some, rows)
+    rows = rows[segments["packet"][here.rows[rows]] > 0]  # not a SYN of ours
+    kept = take(segments, here.rows[rows])
     trimmed = np.clip(at - here.place[rows], 0, here.length[rows])
     captured = kept["captured"].astype(np.int64)
     kept["seq"] = (
