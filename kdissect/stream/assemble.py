@@ -59,6 +59,7 @@ from kdissect.stream.index import (
 )
 from kdissect.stream.options import MappedSources, StreamOptions, check_batch
 from kdissect.stream.paired import (
+    FRAMES_AT_ONCE,
     NO_ORIGIN,
     Frames,
     Ids,
@@ -170,14 +171,14 @@ def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratc
 
 def _recognise_others(
     streams: Streams, has_origin: Any, likely: Any, kafka: Kafka, nobody: Asked, client_side: Any,
-    protocol: Any,
+    protocol: Any, scratch: Scratch,
 ) -> None:  # fmt: skip
     """Recognise the connections of which nothing is known."""
     rows = np.flatnonzero(protocol == Protocol.NONE)
     both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
     side, found = client_side[rows], protocol[rows]
     recognise(
-        streams.pieces, np.ascontiguousarray(streams.segments["time_ns"]),
+        streams.pieces, scratch.copied(streams.segments["time_ns"]),
         streams.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
         streams.connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
         has_origin[both], likely[rows], kafka, nobody, side, found,
@@ -265,7 +266,7 @@ def _paired(
         first = first[known.protocol[pair[first]] != Protocol.NONE]
         protocol[first] = known.protocol[pair[first]]
         client_side[first] = known.client_side[pair[first]]
-    _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol)
+    _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol, scratch)
     is_tls = protocol == Protocol.TLS
     tls = Tls()
     if is_tls.any():
@@ -356,7 +357,9 @@ def _paired(
 def _times(times: Ints, frames: Frames, scratch: Scratch) -> Ints:
     """int64[n]: when the first byte of each frame came."""
     found = scratch.empty(len(frames.table), np.int64)
-    np.take(times, frames.table[:, framing.FIRST], out=found, mode="clip")
+    for first in range(0, len(found), FRAMES_AT_ONCE):
+        some = slice(first, first + FRAMES_AT_ONCE)
+        np.take(times, frames.table[some, framing.FIRST], out=found[some], mode="clip")
     return found
 
 
@@ -373,12 +376,15 @@ def _pairs(
     asked_end = requests.column(framing.POS, scratch)
     asked_end += 4
     asked_end += requests.table[:, framing.FRAME_SIZE]
+    buckets = pairing.bucket_count(requests.start)
+    table = [scratch.empty(count, np.int64) for count in (buckets, buckets, request_count)]
     pairing.pair(
         asked, asked_end, requests.start, is_done, responses.column(framing.ID, scratch),
         responses.column(framing.KIND, scratch), _times(times, responses, scratch), acknowledged,
         behind_hole, responses.start, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
-        answer_of, request_of, status, came, is_lost,
+        answer_of, request_of, status, came, is_lost, *table,
     )  # fmt: skip
+    del table
     room = request_count + response_count
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
     count = pairing.in_order(

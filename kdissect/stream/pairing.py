@@ -37,6 +37,7 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel
 from kdissect.stream.framing import SILENT as SILENT_KIND
@@ -46,6 +47,7 @@ from kdissect.stream.pieces import int64
 
 CLOCKS_MAX_NS = 1_000_000_000
 TOKENS_AHEAD_MAX = 64  # requests behind the last one answered that are looked at for a token
+BUCKETS_MIN = 16  # of the table of ids
 CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at for a response
 
 
@@ -117,11 +119,18 @@ def _unwrapped(number: int, near: int) -> int:
     return near + ((number - near + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
 
+def bucket_count(asked_start: npt.NDArray[np.int64]) -> int:
+    """How many buckets `pair` needs: a power of two, for the connection with most requests."""
+    longest = int(np.diff(asked_start).max(initial=0))
+    return max(BUCKETS_MIN, 1 << max(0, longest - 1).bit_length())
+
+
 @kernel
 def pair(
     asked: Any, asked_end: Any, asked_start: Any, is_done: Any, answer_id: Any, answer_kind: Any,
     answer_time: Any, answer_ack: Any, is_behind_hole: Any, answer_start: Any, is_closed: Any,
-    has_loss: Any, answer_of: Any, request_of: Any, status: Any, came: Any, is_lost: Any,
+    has_loss: Any, answer_of: Any, request_of: Any, status: Any, came: Any, is_lost: Any, head: Any,
+    tail: Any, behind: Any,
 ) -> None:  # fmt: skip
     """Pair the requests and responses of each connection.
 
@@ -134,21 +143,14 @@ def pair(
     was seen closing and whether bytes of its response stream are missing.
     Fills answer_of int64 (-1: none), status uint8, is_lost uint8 (its answer was in a hole) of each
     request, request_of int64 (-1: none) and came uint8 of each response.
+    head, tail: int64[bucket_count(asked_start)], and behind: int64 of each request (the next one of
+    the same bucket) are room for the table, whatever is in them.
     """
-    longest = 0
-    for connection in range(len(asked_start) - 1):
-        longest = max(longest, asked_start[connection + 1] - asked_start[connection])
-    size = 16
-    while size < 2 * longest:
-        size *= 2
-    head = np.empty(size, np.int64)
-    tail = np.empty(size, np.int64)
-    behind = np.empty(len(answer_of), np.int64)  # next request of the same bucket
     for connection in range(len(asked_start) - 1):
         start = asked_start[connection]
         stop = asked_start[connection + 1]
-        size = 16
-        while size < 2 * (stop - start):
+        size = BUCKETS_MIN
+        while size < stop - start:
             size *= 2
         mask = size - 1
         chained = start  # requests before it are in the buckets

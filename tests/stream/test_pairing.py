@@ -54,6 +54,8 @@ def kernel(
     answer_of, request_of = np.empty(len(requests), np.int64), np.empty(len(responses), np.int64)
     status, came = np.empty(len(requests), np.uint8), np.empty(len(responses), np.uint8)
     is_lost = np.empty(len(requests), np.uint8)
+    buckets = pairing.bucket_count(starts)
+    table = [np.full(count, 7, np.int64) for count in (buckets, buckets, len(requests))]
     given = [pairing.NO_ACK if one.ack is None else one.ack for one in responses]
     pairing.pair(
         asked, np.array([request.end for request in requests], np.int64), starts,
@@ -65,7 +67,7 @@ def kernel(
         np.array([response.is_behind_hole for response in responses], np.uint8), answers,
         np.array([connection[2] for connection in many], np.uint8),
         np.array([connection[3] for connection in many], np.uint8),
-        answer_of, request_of, status, came, is_lost,
+        answer_of, request_of, status, came, is_lost, *table,
     )  # fmt: skip
     for answer, row in enumerate(request_of):
         assert row < 0 or answer_of[row] == answer
