@@ -27,13 +27,13 @@ def key_of(frame: bytes) -> bytes:
 
 
 class Answers:
-    """frames: `key_of` a request -> the answers that are left, in captured order, empty where
-    none is due. topics: what Metadata tells, by name."""
+    """frames: `key_of` a request -> the answers that are left, at least one, in captured order,
+    empty where none is due. topics: what Metadata tells, by name."""
 
     def __init__(self, workload: Workload) -> None:
         self.frames: dict[bytes, deque[bytes]] = {}
         self.topics: dict[str, dict[str, Any]] = {}
-        for exchange in workload.exchanges():
+        for exchange in sorted(workload.exchanges(), key=lambda it: it.request_time_ns):
             if exchange.request is None or exchange.internal_reason:
                 continue
             if exchange.response is None and exchange.expects_response:
@@ -57,9 +57,12 @@ class Answers:
             }
 
     def take(self, frame: bytes) -> bytes | None:
-        """The next answer to a request; None where the capture has none."""
+        """The next answer to a request, the last one again and again; None where the capture has
+        none."""
         left = self.frames.get(key_of(frame))
-        return left.popleft() if left else None
+        if not left:
+            return None
+        return left.popleft() if len(left) > 1 else left[0]
 
 
 def _topic_id(value: UUID) -> UUID:

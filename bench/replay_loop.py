@@ -1,14 +1,14 @@
 """What a replay can do on its own: against a server that answers at once.
 
-    bench/replay_loop.py --connections 100 --requests 200000 --pace max
+    bench/replay_loop.py --connections 100 --requests 200000 --pace max --loop
     bench/replay_loop.py --connections 1000 --requests 60000 --seconds 20 --pace recorded
-    bench/replay_loop.py --source capture.pcap --pace max      all of a replay, all classes
+    bench/replay_loop.py --source capture.pcap --pace max
 
-Without --source it is the loop alone: made requests are Heartbeats of 40 bytes, each sent when the
-one before it on its connection was answered (`--pipeline N`: N of them in flight). With it, the
-server has the captured answers in the terms of a cluster with other ids, and everything is done:
-planning, translation, learning, comparison, results. Prints requests a second, the lag, and the CPU
-time of each part.
+Without --source the requests are made: Heartbeats of 40 bytes, each sent when the one before it on
+its connection was answered (`--pipeline N`: N of them in flight). With it, all classes of a capture
+are sent, and the server has the captured answers in the terms of a cluster with other ids.
+Everything is done: planning, translation, learning, comparison, results; with --loop, nothing but
+sending and receiving. Prints requests a second, the lag, and the CPU time of each part.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ class CorrelationOnly:
 
 
 def made_plan(connection_count: int, request_count: int, seconds: float, in_flight: int) -> Plan:
-    """Requests at random times, evenly over connections and time."""
+    """Requests at random times, evenly over connections and time, each answered at once."""
     rng = random.Random(SEED)
+    answer = encode_message(Message(HEARTBEAT, HEARTBEAT_VERSION, "response", {}, {}))
     frame = encode_message(
         Message(
             HEARTBEAT,
@@ -125,7 +126,7 @@ def made_plan(connection_count: int, request_count: int, seconds: float, in_flig
     for number, (at_ns, owner) in enumerate(times):
         script = scripts[owner]
         exchange = Exchange(
-            number, owner, len(script), HEARTBEAT, HEARTBEAT_VERSION, 0, "bench", frame, b"",
+            number, owner, len(script), HEARTBEAT, HEARTBEAT_VERSION, 0, "bench", frame, answer,
             at_ns, at_ns, at_ns, at_ns,
         )  # fmt: skip
         connections[owner].exchanges.append(exchange)
@@ -168,15 +169,18 @@ async def play(plan: Plan, port: int, pace: str) -> RunResult:
     return await Runner(plan, CorrelationOnly(), None, target, options).run()  # type: ignore[arg-type]
 
 
-def of_loop(
-    connections: int, requests: int, seconds: float, pipeline: int, pace: str
+def of_made(
+    connections: int, requests: int, seconds: float, pipeline: int, pace: str, is_whole: bool
 ) -> dict[str, Any]:
-    """Figures of the loop alone."""
+    """Figures of made requests: the loop alone, or all of a replay."""
+    clock = Clock()
     plan = made_plan(connections, requests, seconds, pipeline)
     with null_server() as port:
         clock = Clock()
+        if is_whole:
+            return _whole(plan, port, pace, clock)
         result = asyncio.run(play(plan, port, pace))
-        clock.lap("run")
+    clock.seconds["send"] = result.send_cpu_ns / 1e9
     return _figures(result, clock)
 
 
@@ -189,18 +193,22 @@ def of_source(source: str, pace: str) -> dict[str, Any]:
     plan = make_plan(workload, options)
     clock.lap("plan")
     with answering_server(workload) as port:
-        clock.lap("server")
-        parts = SessionOptions(run=RunOptions(parse_pace(pace)))
-        results = asyncio.run(replay(plan, Target("127.0.0.1", port), parts))
-        clock.lap("replay")
+        clock.lap("")  # the server's answers
+        return _whole(plan, port, pace, clock)
+
+
+def _whole(plan: Plan, port: int, pace: str, clock: Clock) -> dict[str, Any]:
+    parts = SessionOptions(run=RunOptions(parse_pace(pace)))
+    results = asyncio.run(replay(plan, Target("127.0.0.1", port), parts))
+    clock.lap("replay")
     results.by_api()
     results.groups()
     clock.lap("results")
-    parts_s = clock.seconds
-    del parts_s["server"]
-    parts_s["send"] = results.run.send_cpu_ns / 1e9
-    parts_s["judge"] = results.run.judge_cpu_ns / 1e9
-    parts_s["prepare"] = parts_s.pop("replay") - parts_s["send"] - parts_s["judge"]
+    seconds = clock.seconds
+    seconds.pop("", None)
+    seconds["send"] = results.run.send_cpu_ns / 1e9
+    seconds["judge"] = results.run.judge_cpu_ns / 1e9
+    seconds["prepare"] = seconds.pop("replay") - seconds["send"] - seconds["judge"]
     figures = _figures(results.run, clock)
     found = Counter(judgement_of(each).verdict.value for each in results.outcomes)
     return {**figures, "verdicts": dict(found)}
@@ -217,6 +225,7 @@ def _figures(result: RunResult, clock: Clock) -> dict[str, Any]:
         "ended": result.ended,
         "elapsed_s": round(result.elapsed_ns / 1e9, 3),
         "requests_per_s": round(len(sent) / (result.elapsed_ns / 1e9)),
+        "judged_per_s": round(len(sent) / ((result.elapsed_ns + result.judge_cpu_ns) / 1e9)),
         "cpu_us_per_request": {
             name: round(seconds * 1e6 / count, 1) for name, seconds in clock.seconds.items()
         },
@@ -234,12 +243,13 @@ def main() -> None:
     parser.add_argument("--pipeline", type=int, default=1)
     parser.add_argument("--pace", default="max")
     parser.add_argument("--source")
+    parser.add_argument("--loop", action="store_true", help="sending and receiving alone")
     given = parser.parse_args()
     if given.source:
         print(json.dumps(of_source(given.source, given.pace)))
     else:
-        made = (given.connections, given.requests, given.seconds, given.pipeline)
-        print(json.dumps(of_loop(*made, given.pace)))
+        made = (given.connections, given.requests, given.seconds, given.pipeline, given.pace)
+        print(json.dumps(of_made(*made, not given.loop)))
 
 
 if __name__ == "__main__":

@@ -107,6 +107,7 @@ def _ratios(results: dict[str, Any]) -> list[str]:
         rows.append(_row(f"{one['title']}: peak memory, 4x input / 1x", ratio))
         peak = large["python"] / MB
         rows.append(_row(f"{one['title']}: peak memory of 4x, MB", peak, ("<=", PEAK_MAX), 0))
+    rows += _replay_ratios(results.get("replay", {}).get("rows", {}))
     shapes = results.get("shapes", {}).get("rows", {})
     for name, one in shapes.items():
         what, _, shape = name.partition(", ")
@@ -149,6 +150,21 @@ def _input_ratios(results: dict[str, Any]) -> list[Row]:
                 goal = GOALS.get((name, kind))
                 rows.append(_row(f"{title}: {program} / kdissect, marginal", ratio, goal, 1))
     return rows
+
+
+def _replay_ratios(rows: dict[str, Any]) -> list[Row]:
+    """Goals of issue 8, for the client alone."""
+    if not rows:
+        return []
+    what = "replay at --pace max, small requests a second, {}"
+    captured = rows["captured"]["cpu_us"]["send"]
+    return [
+        _row(what.format("compared"), rows["small"]["judged_per_s"][0], (">=", 20_000), 0),
+        _row("replay of a capture: CPU of sending and receiving a request, µs", captured,
+             ("<=", 50), 0),
+        _row("replay of 1000 connections: lag behind the schedule, p99, ms",
+             rows["paced"]["lag_ms"][1], ("<=", 10), 1),
+    ]  # fmt: skip
 
 
 def _growth_ratios(inputs: dict[str, Any]) -> list[Row]:
@@ -473,6 +489,52 @@ def _startup_section(result: dict[str, Any]) -> list[str]:
     ]
 
 
+REPLAY_STEPS = {
+    "load": "reading the capture",
+    "plan": "plan",
+    "prepare": "before the first request, and notes on differences",
+    "send": "translation, sending, receiving, learning",
+    "judge": "comparison",
+    "results": "results",
+}
+
+
+def _replay_section(result: dict[str, Any]) -> list[str]:
+    rows, made = result["rows"], []
+    for one in rows.values():
+        is_paced = any(one["lag_ms"])
+        made.append(
+            (
+                one["title"],
+                one["sent"],
+                _span(one["requests_per_s"], 0),
+                _span(one["judged_per_s"], 0),
+                " / ".join(f"{ms:.1f}" for ms in one["lag_ms"]) if is_paced else "",
+                ", ".join(f"{count} {verdict}" for verdict, count in one["verdicts"].items()),
+            )
+        )
+    steps = [
+        (text, *(f"{one['cpu_us'][name]:.1f}" if name in one["cpu_us"] else ""
+                 for one in rows.values()))
+        for name, text in REPLAY_STEPS.items()
+    ]  # fmt: skip
+    ended = [f"{one['title']}: {one['ended']}\n" for one in rows.values() if one["ended"]]
+    return [
+        "## Replay\n",
+        f"{_made_by(result)}\nThe client alone (`bench/replay_loop.py`) against a server in a "
+        "process of its own that answers at once (`bench/null_server.py`), each run a process of "
+        f"its own, {result['rounds']} rounds in turns. Made requests are Heartbeats of 40 bytes "
+        "over 100 connections, each sent when the one before it was answered; for a capture the "
+        "server has its answers in the terms of another cluster, and requests wait for what they "
+        "waited for then. *Compared* counts the time of the comparison, which at `--pace max` "
+        "follows the run. Lag is p50 / p99 / max behind the schedule, at recorded pace.\n",
+        _table(("requests", "sent", "a second", "compared", "lag, ms", "verdicts"), made),
+        *ended,
+        "Microseconds of CPU (user and system) for each request sent:\n",
+        _table(("step", *(one["title"] for one in rows.values())), steps),
+    ]
+
+
 def _parts_section(result: dict[str, Any]) -> list[str]:
     told = [
         f"```\n$ python -m {one['arguments']}\n{one['text'].rstrip()}\n```\n"
@@ -516,6 +578,7 @@ SECTIONS = {
     "memory": _memory_section,
     "shapes": _shapes_section,
     "startup": _startup_section,
+    "replay": _replay_section,
     "parts": _parts_section,
     "undamaged": _undamaged_section,
 }

@@ -361,16 +361,66 @@ def startup(quick: bool) -> dict[str, Any]:
     }
 
 
+# -- replay ---------------------------------------------------------------------------------
+
+
+def replay(quick: bool) -> dict[str, Any]:
+    """What the client alone can do, against a server that answers at once on the other core."""
+    source = inputs.message_heavy()
+    part = 10 if quick else 1
+    made = ["--connections", "100", "--requests", str(300_000 // part)]
+    paced = ["--connections", "1000", "--seconds", str(30 // (3 if quick else 1))]
+    paced += ["--requests", str(60_000 // (3 if quick else 1)), "--pace", "recorded"]
+    runs = {
+        "loop": ("made requests, sending and receiving alone", [*made, "--loop"]),
+        "small": ("made requests", made),
+        "pipelined": ("made requests, five in flight", [*made, "--pipeline", "5"]),
+        "captured": (source.path.name, ["--source", str(source.path)]),
+        "paced": ("made requests, 1000 connections, 2000 a second", paced),
+    }
+    rounds = 1 if quick else 3
+    told = interleaved(
+        {
+            name: partial(printed, [PYTHON, "-m", "bench.replay_loop", *options])
+            for name, (_, options) in runs.items()
+        },
+        rounds,
+    )
+    return {
+        "rounds": rounds,
+        **({"note": source.note} if source.note else {}),
+        "rows": {
+            name: {"title": title, **_replayed([json.loads(text) for text in told[name]])}
+            for name, (title, _) in runs.items()
+        },
+    }
+
+
+def _replayed(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    names = runs[0]["cpu_us_per_request"]
+    return {
+        "sent": runs[0]["sent"],
+        "ended": "; ".join(run["ended"] for run in runs if run["ended"]),
+        **{
+            name: spread([run[name] for run in runs]) for name in ("requests_per_s", "judged_per_s")
+        },
+        "cpu_us": {
+            name: median([run["cpu_us_per_request"][name] for run in runs]) for name in names
+        },
+        "lag_ms": [median([run["lag_ms"][place] for run in runs]) for place in range(3)],
+        "verdicts": runs[0].get("verdicts", {}),
+    }
+
+
 # -- parts alone, which print what they measure ----------------------------------------------
 
 
 def parts(quick: bool) -> dict[str, Any]:
-    """Columns of messages, columns of records, the replay's loop, recovery from damage."""
+    """Columns of messages, columns of records, recovery from damage."""
     size = "2" if quick else "8"
     commands = {
         "bench.bench_body": ["--megabytes", size, "--runs", "3" if quick else "5"],
         "bench.bench_records": ["--megabytes", "8" if quick else "64", "--runs", "3"],
-        "bench.replay_loop": ["--requests", "20000" if quick else "200000"],
         "bench.recovery": ["--seeds", "1" if quick else "3"],
     }
     if quick:
@@ -396,6 +446,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "memory": memory,
     "shapes": shapes,
     "startup": startup,
+    "replay": replay,
     "parts": parts,
     "undamaged": undamaged,
 }
