@@ -27,7 +27,7 @@ from kdissect.pipeline.late import Late
 from kdissect.pipeline.sink import STAGING
 from kdissect.stream.index import CARRIED, Assembly, Carried, TlsFacts
 from kdissect.stream.options import StreamOptions
-from kdissect.stream.rejoined import FINAL, OPEN, Kept, Rejoined, joined_batch, keep, rejoin
+from kdissect.stream.rejoined import FINAL, OPEN, Keeper, Kept, Rejoined, joined_batch, rejoin
 from kdissect.stream.tails import Keeping, Open
 from kdissect.tables.connections import ConnectionFacts
 
@@ -127,20 +127,33 @@ class Bucket:
     unfit: str | None
     kept: Kept | None = None
     reason: str | None = None
+    keeper: Keeper | None = None  # while it is found out
 
-    def keep(self, plan: RunPlan) -> None:
-        """Find out what goes on. Before anything is inferred: a later run compares the rows."""
-        if plan.options.keylog and bool(self.assembly.connections["is_tls"].any()):
+    def sort_out(self, options: Options, end_ns: int) -> None:
+        """Find out which exchanges are final; end_ns: of the latest packet of all captures."""
+        if options.keylog and bool(self.assembly.connections["is_tls"].any()):
             self.reason = "TLS connections are decrypted from their beginning on"
             return
-        secret = frozenset() if plan.options.reveal_secrets else SECRET_APIS
-        keeping = Keeping(plan.end_ns, secret_apis=secret)
-        options = _stream_options(plan)
-        self.kept = keep(self.run, self.sources, options, replace(keeping, **KEEPING))
+        secret = frozenset() if options.reveal_secrets else SECRET_APIS
+        keeping = replace(Keeping(end_ns, secret_apis=secret), **KEEPING)
+        self.keeper = Keeper(self.run, self.sources, _stream_options(options), keeping)
+
+    def surely_final(self) -> npt.NDArray[np.bool_]:
+        """By exchange: it has rows, and they are final whatever is kept."""
+        if self.keeper is None:
+            return ~self.run.is_shown
+        return self.keeper.is_done & ~self.run.is_shown
+
+    def keep(self) -> None:
+        """Find out what goes on. Before anything is inferred: a later run compares the rows."""
+        if self.keeper is None:
+            return
+        self.kept = self.keeper.kept()
         if self.kept is None:
             self.reason = "more is open than can be kept"
         elif self.kept.is_secret:
             self.reason = "a message with secrets is not complete at the end"
+        self.keeper = None
 
     def lanes(self) -> list[Lane]:
         if self.kept is None:
@@ -167,7 +180,7 @@ def is_small(batch: SegmentBatch, options: Options) -> bool:
 
 def reopened(plan: RunPlan, sources: Sources, batches: list[SegmentBatch], before: Open) -> Bucket:
     """Assemble a bucket; `batches` is emptied."""
-    options = _stream_options(plan)
+    options = _stream_options(plan.options)
     old_count = plan.before.captures if plan.before else 0
     if old_count:
         sources = sources.standing_in(old_count, before.data)
@@ -183,9 +196,8 @@ def reopened(plan: RunPlan, sources: Sources, batches: list[SegmentBatch], befor
     return Bucket(run.assembly, sources, run, unfit)
 
 
-def _stream_options(plan: RunPlan) -> StreamOptions:
-    limits = plan.options.limits
-    return StreamOptions(plan.options.ports, limits.frame_size, limits.gaps)
+def _stream_options(options: Options) -> StreamOptions:
+    return StreamOptions(options.ports, options.limits.frame_size, options.limits.gaps)
 
 
 SEGMENTS_MAX = 1_000_000  # of a bucket

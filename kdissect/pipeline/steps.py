@@ -19,7 +19,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -39,13 +38,13 @@ from kdissect.capture.source import Sources
 from kdissect.capture.split import CaptureInfo, Split
 from kdissect.capture.spool import Held
 from kdissect.pipeline import kept, slices
+from kdissect.pipeline.beside import lane_parts, learnt_and_packed
 from kdissect.pipeline.bucket import (
     PART_ROWS,
     THREADS,
     Gathered,
     Part,
     at_hand,
-    in_turn,
     packed_parts,
     parts,
 )
@@ -61,13 +60,11 @@ from kdissect.pipeline.facts import (
     Facts,
     Learnt,
     brokers_table,
-    learn,
     topics_table,
     with_owners,
 )
 from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
 from kdissect.pipeline.follow import follow
-from kdissect.pipeline.infer import infer
 from kdissect.pipeline.late import Late
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.snapshots import write_joined
@@ -505,8 +502,18 @@ def _open_rows(
     known = Open.concat([Open.from_bytes(data) for data in before])
     threads = plan.threads(len(batch.segments))
     opened = kept.reopened(plan, sources, [batch], known)
-    assembly, sources = opened.assembly, opened.sources
-    learnt = _learnt(plan, opened, threads)
+    sources = opened.sources
+
+    def pack(some: Assembly, is_final: bool) -> list[tuple[int, bytes]]:
+        count = len(some.exchanges)
+        slots = _slots(plan, some) if is_final else np.full(count, plan.open_slot)
+        if plan.before is not None or len(some.carried.data):
+            some = slices.take(some, np.arange(count))
+            some = kept.carried(plan, some, sources.beside())
+        return list(packed_parts(some, slots, ROW_BYTES_MAX))
+
+    learnt, early = learnt_and_packed(opened, plan.options, plan.end_ns, pack, threads)
+    assembly = opened.assembly
     learnt.finish(assembly)
     facts = learnt.facts
     is_for_all = facts.topics or facts.brokers or facts.owners
@@ -524,7 +531,7 @@ def _open_rows(
             for part in _sliced(anomalies):
                 yield Row(here, Kind.TABLE, bucket, _packed_table("anomalies", part))
         counts: Counter[int] = Counter()
-        for to, data in _lane_parts(plan, sources, lane, threads):
+        for to, data in lane_parts(lane, early, pack, threads):
             yield Row(to, Kind.EXCHANGES, (bucket << 20) + counts[to], data)
             counts[to] += 1
     stats = {
@@ -536,42 +543,6 @@ def _open_rows(
         },
     }
     yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
-
-
-def _learnt(plan: RunPlan, opened: kept.Bucket, threads: int) -> Learnt:
-    """What the exchanges of a bucket tell; what of it goes on is found out at the same time."""
-    assembly, sources = opened.assembly, opened.sources.beside()
-
-    def told() -> Learnt:
-        return learn(assembly, sources, plan.options.chunk_bytes)
-
-    has_all = bool((assembly.exchanges["request"]["size"] >= 0).all())  # nothing to be inferred
-    if has_all and threads > 1:
-        with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(told)
-            opened.keep(plan)
-            return found.result()
-    opened.keep(plan)
-    infer(assembly, sources)
-    return told()
-
-
-def _lane_parts(
-    plan: RunPlan, sources: Sources, lane: kept.Lane, threads: int
-) -> Iterator[tuple[int, bytes]]:
-    """The exchanges of a lane by slot, packed."""
-    starts = range(0, len(lane.exchanges), PART_ROWS)
-
-    def packed(first: int) -> list[tuple[int, bytes]]:
-        rows = lane.exchanges[first : first + PART_ROWS]
-        some = replace(lane.assembly, exchanges=take(lane.assembly.exchanges, rows))
-        slots = _slots(plan, some) if lane.is_final else np.full(len(rows), plan.open_slot)
-        if plan.before is not None or len(some.carried.data):
-            some = slices.take(some, np.arange(len(rows)))
-            some = kept.carried(plan, some, sources.beside())
-        return list(packed_parts(some, slots, ROW_BYTES_MAX))
-
-    return itertools.chain.from_iterable(in_turn(packed, starts, threads))
 
 
 def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:

@@ -325,8 +325,11 @@ def _strays(streams: Streams, connections: Rows, pairs: Rows, old_count: int) ->
 # -- what is kept ---------------------------------------------------------------------------
 
 
-class _Keeper:
-    """The work of `keep`; arrays are by connection of the run where nothing else is said."""
+class Keeper:
+    """What a later run needs of this one; arrays are by connection where nothing else is said.
+
+    is_done: by exchange, whether it is final whatever is kept.
+    """
 
     def __init__(
         self, run: Rejoined, sources: Sources, options: StreamOptions, keeping: Keeping
@@ -345,9 +348,10 @@ class _Keeper:
         self.is_secret = np.isin(self.exchanges["api_key"], list(keeping.secret_apis))
         self.is_secret |= (self.exchanges["is_sasl_token"] != 0) & bool(keeping.secret_apis)
         self.first_exchange = np.searchsorted(self.of, np.arange(self.count + 1))
+        self._sort_out()
 
     def kept(self) -> Kept | None:
-        self._sort_out()
+        """What a later run needs; None where that is too much to keep."""
         cuts = self._cuts()
         made = self._made(cuts)
         if made is None:
@@ -678,4 +682,4 @@ class _Keeper:
 
 def keep(run: Rejoined, sources: Sources, options: StreamOptions, keeping: Keeping) -> Kept | None:
     """What a later run needs; None where that is too much to keep."""
-    return _Keeper(run, sources, options, keeping).kept()
+    return Keeper(run, sources, options, keeping).kept()
