@@ -62,12 +62,15 @@ class Scratch:
 
     def take(self, size: int) -> bool:
         """Whether so many bytes may be in memory, which then count."""
+        if not self.in_files:
+            return True
         is_room = size <= self._left
         self._left -= size if is_room else 0
         return is_room
 
     def give_back(self, size: int) -> None:
-        self._left += size
+        """They are in memory no more."""
+        self._left += size if self.in_files else 0
 
     def copied(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A contiguous copy of a one-dimensional array, which may be a column of a table."""

@@ -55,27 +55,24 @@ class Frames:
 
     @staticmethod
     def of(walk: Walk, connection_count: int, scratch: Scratch) -> Frames:
-        """All frames that the walk over the streams of a direction finds."""
+        """All frames that the walk over the streams of a direction finds.
+
+        Some at a time: arrays that a kernel makes larger and larger are fresh pages each time.
+        """
         state = np.zeros(framing.STATE_WIDTH, np.int64)
         widths = (FRAME_WIDTH, EXTENT_WIDTH, FAULT_WIDTH)
-        if scratch.in_files:
-            files = [Written(np.int64, scratch) for _ in widths]
-            extent_count = 0
-            while state[framing.WALK_CONNECTION] < connection_count:
-                *found, used = walk(state, FRAMES_AT_ONCE)
-                parts = [
-                    table[: n * width] for table, n, width in zip(found, used, widths, strict=True)
-                ]
-                framing.renumber(parts[0], parts[2], extent_count)
-                extent_count += int(used[framing.EXTENTS])
-                for file, part in zip(files, parts, strict=True):
-                    file.append(part)
-            tables = [file.array() for file in files]
-        else:
-            *tables, used = walk(state, framing.NO_LIMIT)
-            tables = [
-                table[: n * width] for table, n, width in zip(tables, used, widths, strict=True)
+        files = [Written(np.int64, scratch) for _ in widths]
+        extent_count = 0
+        while state[framing.WALK_CONNECTION] < connection_count:
+            *found, used = walk(state, FRAMES_AT_ONCE)
+            parts = [
+                table[: n * width] for table, n, width in zip(found, used, widths, strict=True)
             ]
+            framing.renumber(parts[0], parts[2], extent_count)
+            extent_count += int(used[framing.EXTENTS])
+            for file, part in zip(files, parts, strict=True):
+                file.append(part)
+        tables = [file.array() for file in files]
         start = _starts(tables[0], connection_count)
         shaped = [table.reshape(-1, width) for table, width in zip(tables, widths, strict=True)]
         frames, extents, faults = shaped
