@@ -91,7 +91,7 @@ BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
 SLOT_BYTES_MAX = 64 * MB
 SLOT_BYTES_MIN = 8 * MB
 TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
-EVENT_KEY_BYTES = 128 * MB  # of capture per key of events; a small input has one
+EVENT_KEY_BYTES = 64 * MB  # of capture per key of events; a small input has one
 
 
 class Kind(IntEnum):

@@ -48,7 +48,7 @@ import numpy.typing as npt
 
 from kdissect.capture.index import SYN, SegmentBatch
 from kdissect.capture.source import Sources
-from kdissect.rows import copied, take
+from kdissect.rows import joined, take
 from kdissect.stream.assemble import assemble_streams
 from kdissect.stream.columns import (
     CONNECTION_WIDTH,
@@ -56,7 +56,6 @@ from kdissect.stream.columns import (
     GAP_COUNT,
     HAS_DATA,
     HAS_SYN,
-    HIGH,
     INCARNATION,
     LOW,
     NO_ACK,
@@ -77,10 +76,10 @@ from kdissect.stream.index import (
     Protocol,
 )
 from kdissect.stream.options import StreamOptions
+from kdissect.stream.placing import NO_NUMBER, behind, places
 from kdissect.stream.reassembly import REORDERED, Streams
 from kdissect.stream.tails import (
     CUT,
-    NO_NUMBER,
     OVER,
     PAIR,
     SHOWN,
@@ -91,19 +90,16 @@ from kdissect.stream.tails import (
     Keeping,
     Open,
     Rows,
+    Spans,
     base_of,
     cut_of,
     digests,
     frozen_duplicates,
-    kept_of,
     known_of,
     may_pass,
     openings,
     overwrite,
-    placed,
-    rows_by_connection,
     secret_ranges,
-    stream_limit,
 )
 
 Bools = npt.NDArray[np.bool_]
@@ -344,7 +340,8 @@ class Keeper:
         self.sides = run.streams.sides.reshape(-1, SIDE_WIDTH)
         self.incarnation = run.streams.connections.reshape(-1, CONNECTION_WIDTH)[:, INCARNATION]
         self.client = self.connections["client_side"].astype(np.int64)
-        self.by_connection, self.start = rows_by_connection(run.streams, self.count)
+        self.places = places(run.streams, keeping.end_ns, keeping.keep_ns, keeping.linger_ns)
+        self.spans = Spans.of(self.exchanges, run.pos)
         self.is_secret = np.isin(self.exchanges["api_key"], list(keeping.secret_apis))
         self.is_secret |= (self.exchanges["is_sasl_token"] != 0) & bool(keeping.secret_apis)
         self.first_exchange = np.searchsorted(self.of, np.arange(self.count + 1))
@@ -381,13 +378,10 @@ class Keeper:
         self.is_over = is_last & is_closed & is_quiet & ~is_recent[self.pair]
         self.is_kept = (is_last & ~self.is_over) | is_recent[self.pair]
         self.is_last = is_last
-        exchanges, has, end = self.exchanges, [], []
-        for way, name in enumerate(SIDES):
-            has.append(exchanges[name]["size"] >= 0)
-            end.append(self.run.pos[way] + 4 + exchanges[name]["size"])
+        exchanges = self.exchanges
+        has, is_whole, _, end = self.spans
         both = has[REQUEST] & has[RESPONSE]
-        whole = both & (exchanges["request"]["is_whole"] != 0)
-        whole &= exchanges["response"]["is_whole"] != 0
+        whole = both & is_whole[REQUEST] & is_whole[RESPONSE]
         is_stable = np.bincount(self.of[whole], minlength=self.count) >= STABLE_AFTER
         first = self.first_exchange[:-1]
         some = np.flatnonzero(self.first_exchange[1:] > first)
@@ -397,22 +391,13 @@ class Keeper:
         begins &= self.sides[2 * some + self.client[some], HAS_SYN] != 0
         is_stable[some] |= begins & (np.bincount(self.of[whole], minlength=self.count)[some] > 0)
         self.is_stable = is_stable | self.run.is_cut
-        limit = np.where(
-            self.sides[:, HAS_DATA] != 0, self.sides[:, HIGH] - self.sides[:, ORIGIN], 0
-        )
-        gaps = (self.sides[:, GAP_COUNT] > 0) & np.repeat(self.is_kept & self.is_stable, 2)
-        for stream in np.flatnonzero(gaps).tolist():
-            here = placed(self.streams, self._rows(stream >> 1), stream)
-            limit[stream] = stream_limit(self.streams, stream, here, self.keeping)[0]
+        limit = self.places.settled
         number = [2 * self.of + (self.client[self.of] ^ way) for way in (REQUEST, RESPONSE)]
         is_in = [~has[way] | (end[way] <= limit[number[way]]) for way in (REQUEST, RESPONSE)]
         silent = exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED
         done = (both | (silent & has[REQUEST])) & is_in[REQUEST] & is_in[RESPONSE]
         done &= self.is_stable[self.of]
         self.is_done = done | self.run.is_shown
-
-    def _rows(self, connection: int) -> Ints:
-        return self.by_connection[self.start[connection] : self.start[connection + 1]]
 
     def _cuts(self) -> dict[int, Cut]:
         """By connection: new cuts."""
@@ -425,23 +410,24 @@ class Keeper:
         wanted = self.is_last & self.is_kept & ~self.is_recent[self.pair]
         wanted &= (is_known & (captured >= self.keeping.cut_bytes)) | other
         wanted |= self.is_last & self.is_kept & self.run.is_cut & ~self.is_recent[self.pair]
+        limit = np.minimum(self.places.settled, self.places.quiet)
         cuts = {}
         for connection in np.flatnonzero(wanted).tolist():
+            some = slice(self.first_exchange[connection], self.first_exchange[connection + 1])
             exchanges, final = None, np.zeros(0, np.bool_)
             if protocol[connection] == Protocol.KAFKA:
-                some = slice(self.first_exchange[connection], self.first_exchange[connection + 1])
                 exchanges = self.exchanges[some]
-                if self.run.is_cut[connection]:  # else its positions were not moved
-                    exchanges = copied(exchanges)
-                    for way, name in enumerate(SIDES):
-                        exchanges[name]["pos"] = self.run.pos[way][some]
                 counts = self.connections["direction"]["missing_byte_count"]
                 lossy = bool(counts[connection, RESPONSE] > 0)
                 final = may_pass(exchanges, self.is_done[some], lossy)
+            client = int(self.client[connection])
             cut = cut_of(
-                self.streams, connection, self._rows(connection), int(self.client[connection]),
-                exchanges, final, self.keeping,
-            )  # fmt: skip
+                client,
+                [int(limit[2 * connection + (client ^ way)]) for way in (REQUEST, RESPONSE)],
+                exchanges,
+                self.spans.part(some),
+                final,
+            )
             if cut is not None:
                 cuts[connection] = cut
         return cuts
@@ -476,20 +462,19 @@ class Keeper:
         as_is = self.is_kept.copy()
         as_is[list(cuts)] = False
         self.is_as_is = as_is[self.streams.connection] & (self.streams.segments["packet"] > 0)
-        rows_kept = [np.flatnonzero(self.is_as_is)]
-        parts = [take(self.streams.segments, rows_kept[0])]
-        parts[0]["endpoints"] = new[
-            self.connections["endpoints"][self.streams.connection[self.is_as_is]]
-        ]
+        rows_as_is = np.flatnonzero(self.is_as_is)
+        as_they_are = take(self.streams.segments, rows_as_is)
+        as_they_are["endpoints"] = new[self.pair[self.streams.connection[rows_as_is]]]
         for connection, cut in cuts.items():
-            row = int(new[self.pair[connection]])
-            self._cut(pairs, row, connection, cut)
-            for side in (0, 1):
-                kept, some = kept_of(self.streams, cut.sides[side], cut.at[side], self.keeping)
-                kept["endpoints"] = row
-                parts.append(kept)
-                rows_kept.append(some)
-        segments = np.concatenate(parts)
+            self._cut(pairs, int(new[self.pair[connection]]), connection, cut)
+        cut_now = np.array(list(cuts), np.int64)
+        stream = (2 * cut_now[:, None] + np.arange(2)).reshape(-1)
+        at = np.array([cut.at for cut in cuts.values()], np.int64).reshape(-1)
+        young_ns = self.keeping.end_ns - self.keeping.keep_ns
+        kept, rows_behind, of = behind(self.streams, self.places, stream, at, young_ns)
+        kept["endpoints"] = new[self.pair[stream[of] >> 1]]
+        segments = joined([as_they_are, kept])
+        rows_kept = np.concatenate([rows_as_is, rows_behind])
         if int(segments["captured"].sum(dtype=np.int64)) > self.keeping.data_max:
             return None
         order = np.lexsort((segments["packet"], segments["source"], segments["endpoints"]))
@@ -500,7 +485,7 @@ class Keeper:
         data = self.sources.gather(extents[extents["length"] > 0]).copy()
         captured = segments["captured"].astype(np.int64)
         segments["pos"] = np.cumsum(captured) - captured
-        self._overwrite(pairs, segments, np.concatenate(rows_kept)[order], new, data)
+        self._overwrite(pairs, segments, rows_kept[order], new, data)
         self.row_of_pair = new
         self.cut_rows = {int(new[self.pair[connection]]): connection for connection in cuts}
         return Open(self.assembly.endpoints[rows], pairs, segments, data)
@@ -514,7 +499,7 @@ class Keeper:
             mine = np.flatnonzero(connection_of == connection)
             for way in (REQUEST, RESPONSE):
                 stream = 2 * connection + int(self.client[connection] ^ way)
-                here = placed(self.streams, self._rows(connection), stream)
+                here = self.places.of(stream)
                 chosen = mine[np.isin(rows[mine], here.rows)]
                 at = np.searchsorted(here.rows, rows[chosen])
                 trimmed = here.length[at] - segments["length"][chosen]
@@ -565,7 +550,7 @@ class Keeper:
         for side in (0, 1):
             begun = went_on and pair["seq"][side] != NO_NUMBER
             has_syn = self.sides[2 * connection + side, HAS_SYN] != 0
-            at, seq = cut.at[side], cut.sides[side].seq
+            at, seq = cut.at[side], int(self.places.seq[2 * connection + side])
             if (at or has_syn or begun) and seq != NO_NUMBER:
                 pair["seq"][side] = (seq + at) & 0xFFFFFFFF
             elif not begun:

@@ -7,35 +7,28 @@ cut (`cuts`), by the columns of `reassembly` and the exchanges of `assemble` alo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.capture.index import ACK, ENDPOINTS, FIN, FRAGMENT_PART, RST, SEGMENT, SYN
+from kdissect.capture.index import ACK, ENDPOINTS, FRAGMENT_PART, SEGMENT, SYN
 from kdissect.rows import copied, joined, take
 from kdissect.stream.assemble import Known
-from kdissect.stream.columns import (
-    DUPLICATE,
-    GAP_COUNT,
-    HAS_DATA,
-    HIGH,
-    ORIGIN,
-    SIDE_WIDTH,
-    UNUSED,
-)
+from kdissect.stream.columns import DUPLICATE
 from kdissect.stream.framing import HAS_ASKED, IN_TOKENS, LAST_ID, RESUMED
 from kdissect.stream.ids import mixed
 from kdissect.stream.index import DIRECTION, REQUEST, RESPONSE, Assembly, PairStatus, Protocol
+from kdissect.stream.placing import NO_NUMBER
 from kdissect.stream.reassembly import Streams
 
+Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.void]
 
 MS = 1_000_000
-NO_NUMBER = -1
 SASL_HANDSHAKE = 17
 SIDES = ("request", "response")
 TURNS_MAX = 64  # of the search for a cut
@@ -257,133 +250,81 @@ def _columns(table: Rows) -> list[Any]:
     return found
 
 
-# -- segments by place ----------------------------------------------------------------------
-
-
-class Placed(NamedTuple):
-    """The segments of one side of a connection in assembly order, UNUSED ones left out.
-
-    rows: of `Streams.segments`. place: stream position of the first payload byte; of no meaning
-    where the stream has no data. length: of payload. seq: sequence number of position 0, NO_NUMBER
-    where nothing tells it.
-    """
-
-    rows: Ints
-    place: Ints
-    length: Ints
-    seq: int
-
-
-def placed(streams: Streams, rows: Ints, stream: int) -> Placed:
-    """rows: all segments of the connection; stream: number of one of its two."""
-    segments = streams.segments
-    side = streams.sides[stream * SIDE_WIDTH : (stream + 1) * SIDE_WIDTH]
-    whole: Any = rows
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # as they mostly lie: nothing is copied
-        whole = slice(int(rows[0]), int(rows[-1]) + 1)
-    rows = rows[(segments["side"][whole] == stream & 1) & (streams.mark[whole] & UNUSED == 0)]
-    is_syn = (segments["flags"][rows] & SYN) != 0
-    number = segments["seq"][rows].astype(np.int64) + is_syn
-    length = segments["length"][rows].astype(np.int64)
-    if not len(rows):
-        return Placed(rows, number, length, NO_NUMBER)
-    steps = ((np.diff(number) + 0x80000000) & 0xFFFFFFFF) - 0x80000000
-    place = np.concatenate([[0], np.cumsum(steps)])
-    if side[HAS_DATA]:
-        counted = (length > 0) & (streams.mark[rows] == 0)
-        high = int((place + length)[counted].max()) if counted.any() else 0
-        place += int(side[HIGH] - side[ORIGIN]) - high
-        seq = int(number[0] - place[0]) & 0xFFFFFFFF
-    elif is_syn.any():
-        first = int(np.flatnonzero(is_syn)[0])
-        place -= place[first]
-        seq = int(number[first]) & 0xFFFFFFFF
-    else:
-        seq = NO_NUMBER
-    return Placed(rows, place, length, seq)
-
-
-def rows_by_connection(streams: Streams, count: int) -> tuple[Ints, Ints]:
-    """(segments by connection, int64[count + 1] where those of each begin)."""
-    connection = streams.connection
-    start = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(connection, minlength=count), out=start[1:])
-    if bool((connection[1:] >= connection[:-1]).all()):
-        return np.arange(len(connection)), start
-    return np.argsort(connection, kind="stable"), start
-
-
 # -- where to cut ---------------------------------------------------------------------------
 
 
 class Cut(NamedTuple):
-    """By side of a connection: its segments, and the position of the cut; of request and response
-    frames before it what `framing` and `pairing` must know. id_low > id_high: no requests."""
+    """By side of a connection the position of the cut; of request and response frames before it
+    what `framing` and `pairing` must know. id_low > id_high: no requests."""
 
-    sides: tuple[Placed, Placed]
     at: tuple[int, int]
     bits: tuple[int, int]
     id_low: int
     id_high: int
 
 
-def stream_limit(streams: Streams, stream: int, here: Placed, keeping: Keeping) -> tuple[int, int]:
-    """(position up to which a stream's bytes are settled, up to which none was captured lately)."""
-    side = streams.sides[stream * SIDE_WIDTH : (stream + 1) * SIDE_WIDTH]
-    end = int(side[HIGH] - side[ORIGIN]) if side[HAS_DATA] else 0
-    age = keeping.end_ns - streams.segments["time_ns"][here.rows]
-    has_bytes = here.length > 0
-    quiet = here.place[has_bytes & (age <= keeping.keep_ns)]
-    settled = end
-    if side[GAP_COUNT]:
-        young = here.place[has_bytes & (age <= keeping.linger_ns)]
-        settled = min(end, int(young.min())) if len(young) else end
-    return settled, min(end, int(quiet.min())) if len(quiet) else end
+class Spans(NamedTuple):
+    """Of exchanges, by direction: which sides are there and whole, and the stream positions where
+    they begin and end, as in this run."""
+
+    has: Sequence[Bools]
+    is_whole: Sequence[Bools]
+    pos: Sequence[Ints]
+    end: Sequence[Ints]
+
+    @staticmethod
+    def of(exchanges: Rows, pos: Sequence[Ints]) -> Spans:
+        sides = [exchanges[name] for name in SIDES]
+        return Spans(
+            [side["size"] >= 0 for side in sides],
+            [side["is_whole"] != 0 for side in sides],
+            pos,
+            [at + 4 + side["size"] for at, side in zip(pos, sides, strict=True)],
+        )
+
+    def part(self, some: slice) -> Spans:
+        has, is_whole, pos, end = self
+        return Spans(
+            [column[some] for column in has],
+            [column[some] for column in is_whole],
+            [column[some] for column in pos],
+            [column[some] for column in end],
+        )
 
 
 def cut_of(
-    streams: Streams, connection: int, rows: Ints, client: int, exchanges: Rows | None,
-    is_final: npt.NDArray[np.bool_], keeping: Keeping,
-) -> Cut | None:  # fmt: skip
+    client: int,
+    limits: list[int],
+    exchanges: Rows | None,
+    spans: Spans,
+    is_final: Bools,
+) -> Cut | None:
     """Where to cut a connection; None where nothing would be before it.
 
-    rows: its segments. exchanges: those of the connection, positions as in this run; None where it
-    is not Kafka's. is_final: of each, whether no later packet changes it.
+    limits: by direction, the position up to which it may be cut. exchanges: those of the
+    connection; None where it is not Kafka's. is_final: of each, whether no later packet changes it.
     """
-    stream = [2 * connection + client, 2 * connection + 1 - client]  # by direction
-    here = [placed(streams, rows, number) for number in stream]
-    limits = [
-        stream_limit(streams, number, some, keeping)
-        for number, some in zip(stream, here, strict=True)
-    ]
     bits, low, high = [0, 0], 1, 0
     if exchanges is None:
-        at = [max(0, min(limit)) for limit in limits]
+        at = [max(0, limit) for limit in limits]
     else:
-        found = _boundary(exchanges, is_final, [min(limit) for limit in limits])
+        found = _boundary(spans, is_final, limits)
         if found is None:
             return None
         at = found
-        bits, low, high = _before(exchanges, at)
+        if not any(at):
+            return None
+        bits, low, high = _before(exchanges, spans, at)
     if not any(at):
         return None
     order = (0, 1) if client == 0 else (1, 0)  # directions by side
-    return Cut(
-        (here[order[0]], here[order[1]]),
-        (at[order[0]], at[order[1]]),
-        (bits[order[0]], bits[order[1]]),
-        low,
-        high,
-    )
+    return Cut((at[order[0]], at[order[1]]), (bits[order[0]], bits[order[1]]), low, high)
 
 
-def _boundary(exchanges: Rows, is_final: Any, limits: list[int]) -> list[int] | None:
+def _boundary(spans: Spans, is_final: Bools, limits: list[int]) -> list[int] | None:
     """By direction the last positions up to `limits` that end a frame, such that what is before
     them is final and no exchange lies on both sides. None where the search takes too long."""
-    has = [exchanges[name]["size"] >= 0 for name in SIDES]
-    pos = [exchanges[name]["pos"] for name in SIDES]
-    end = [exchanges[name]["pos"] + 4 + exchanges[name]["size"] for name in SIDES]
-    is_whole = [exchanges[name]["is_whole"] != 0 for name in SIDES]
+    has, is_whole, pos, end = spans
     at = list(limits)
     both = has[REQUEST] & has[RESPONSE]
     for _ in range(TURNS_MAX):
@@ -406,24 +347,24 @@ def _boundary(exchanges: Rows, is_final: Any, limits: list[int]) -> list[int] | 
     return None
 
 
-def _before(exchanges: Rows, at: list[int]) -> tuple[list[int], int, int]:
+def _before(exchanges: Rows, spans: Spans, at: list[int]) -> tuple[list[int], int, int]:
     """(bits of has_origin by direction, least and greatest id of the requests there)."""
     bits = [0, 0]
     ids = exchanges["correlation_id"].astype(np.int64) & 0xFFFFFFFF
     is_token = exchanges["is_sasl_token"] != 0
     low, high = 1, 0
-    for way, name in enumerate(SIDES):
-        side = exchanges[name]
-        rows = np.flatnonzero((side["size"] >= 0) & (side["pos"] < at[way]))
+    for way in (REQUEST, RESPONSE):
+        pos = spans.pos[way]
+        rows = np.flatnonzero(spans.has[way] & (pos < at[way]))
         if not len(rows):
             continue
         bits[way] |= RESUMED
         numbered = rows[~is_token[rows]]
         if len(numbered):
-            bits[way] |= int(ids[_last_of(numbered, side["pos"])] + 1) << LAST_ID
+            bits[way] |= int(ids[_last_of(numbered, pos)] + 1) << LAST_ID
         if way == REQUEST:
             bits[RESPONSE] |= HAS_ASKED
-            last = exchanges[_last_of(rows, side["pos"])]
+            last = exchanges[_last_of(rows, pos)]
             is_bare = last["api_key"] == SASL_HANDSHAKE and last["api_version"] == 0
             if last["is_sasl_token"] or is_bare:
                 bits[way] |= IN_TOKENS
@@ -438,45 +379,17 @@ def _last_of(rows: Ints, pos: Ints) -> int:
     return int(backwards[np.argmax(pos[backwards])])
 
 
-def may_pass(exchanges: Rows, is_done: Any, has_loss: bool) -> npt.NDArray[np.bool_]:
+def may_pass(exchanges: Rows, is_done: Any, has_loss: bool) -> Bools:
     """Exchanges of one connection, in order, that may lie before a cut: those that are done, those
     without a request, and those whose answer was lost while later ones came."""
     answered = np.flatnonzero(exchanges["response"]["size"] >= 0)
     last = int(answered[-1]) if len(answered) else -1
-    passed: npt.NDArray[np.bool_] = np.array(is_done, np.bool_)
+    passed: Bools = np.array(is_done, np.bool_)
     passed |= exchanges["request"]["size"] < 0
     if has_loss:
         lost = exchanges["status"] == PairStatus.RESPONSE_MISSING
         passed |= lost & (np.arange(len(exchanges)) < last)
     return passed
-
-
-def kept_of(streams: Streams, here: Placed, at: int, keeping: Keeping) -> tuple[Rows, Ints]:
-    """Segments of one side to keep behind a cut, trimmed, and the rows that they are of.
-
-    `pos` and `source` still say where their bytes are.
-    """
-    segments, mark = streams.segments, streams.mark[here.rows]
-    flags = segments["flags"][here.rows]
-    is_young = keeping.end_ns - segments["time_ns"][here.rows] <= keeping.keep_ns
-    wanted = (here.length > 0) & (here.place + here.length > at) & (mark != DUPLICATE)
-    wanted |= is_young | ((flags & (FIN | RST)) != 0)
-    acknowledging = np.flatnonzero((flags & ACK) != 0)
-    wanted[acknowledging[-1:]] = True  # what was acknowledged, and the last number
-    wanted[-1:] = True
-    rows = np.flatnonzero(wanted)
-    rows = rows[segments["packet"][here.rows[rows]] > 0]  # not a SYN of ours
-    kept = take(segments, here.rows[rows])
-    trimmed = np.clip(at - here.place[rows], 0, here.length[rows])
-    captured = kept["captured"].astype(np.int64)
-    kept["seq"] = (
-        kept["seq"].astype(np.int64) + ((kept["flags"] & SYN) != 0) + trimmed
-    ) & 0xFFFFFFFF
-    kept["flags"] &= 0xFF ^ SYN
-    kept["pos"] += np.minimum(trimmed, captured)
-    kept["captured"] = np.maximum(captured - trimmed, 0)
-    kept["length"] -= trimmed.astype(np.int32)
-    return kept, here.rows[rows]
 
 
 BLANK = 0xFF  # reads as no request: its api key is none
@@ -507,7 +420,7 @@ def overwrite(data: Any, segments: Rows, place: Ints, ranges: Any) -> None:
             data[at[row] + low : at[row] + max(low, high)] = BLANK
 
 
-def frozen_duplicates(streams: Streams, kept: npt.NDArray[np.bool_], count: int) -> Ints:
+def frozen_duplicates(streams: Streams, kept: Bools, count: int) -> Ints:
     """int64[count]: by source, second copies among the segments that are not kept."""
     second = (streams.mark == DUPLICATE) & ~kept
     second &= (streams.segments["ip_id"] & FRAGMENT_PART) == 0
