@@ -156,7 +156,7 @@ class Kept:
 def joined_batch(before: Open, batches: list[SegmentBatch]) -> tuple[SegmentBatch, Rows, Ints]:
     """(all segments, PAIR by row of its endpoints, where the pairs of `before` are there)."""
     if not len(before.pairs):
-        batch = SegmentBatch.concat(batches)
+        batch = batches[0] if len(batches) == 1 else SegmentBatch.concat(batches)
         pairs = np.zeros(len(batch.endpoints), PAIR)
         pairs["id_low"] = 1
         return batch, pairs, np.zeros(0, np.int64)
