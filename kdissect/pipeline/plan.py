@@ -18,7 +18,7 @@ from kdissect.capture.source import Sources
 from kdissect.capture.split import plan_splits
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
-from kdissect.pipeline.steps import RunPlan, sized
+from kdissect.pipeline.steps import RunPlan, sized, tasks
 from kdissect.stream.tls_keys import holds_secrets, is_blank
 
 SPLIT_BYTES_MAX = 128 * MB
@@ -94,7 +94,7 @@ def make_plan(
     )
     split_bytes = options.split_bytes
     if split_bytes is None:
-        split_bytes = byte_count // max(1, 2 * parallelism)
+        split_bytes = -(-byte_count // max(1, tasks(byte_count, parallelism)))
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
     walks: dict[str, far.FarWalk] = {}
     if far_files and walk_pieces is not None:

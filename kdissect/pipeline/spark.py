@@ -45,6 +45,7 @@ from kdissect.pipeline.steps import (
     assemble_step,
     decode_step,
     scan_step,
+    tasks,
 )
 
 ROWS = "key long, kind int, ord long, data binary"
@@ -399,14 +400,14 @@ def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFr
         whole = _far(_whole_stage(plan, out, run_id), *places)
         return spark.range(0, 1, 1, 1).mapInArrow(whole, "result string")
     scanned = numbers.mapInArrow(_far(_scan_stage(plan), *places), ROWS)
-    tasks = min(plan.bucket_count, max(1, 2 * parallelism(spark)))
+    count = min(plan.bucket_count, max(1, tasks(plan.byte_count, parallelism(spark))))
     assemble = _far(_assemble_stage(plan, StateFiles(out, run_id)), *places)
-    assembled = _by_key(scanned, tasks).mapInArrow(assemble, ROWS)
+    assembled = _by_key(scanned, count).mapInArrow(assemble, ROWS)
     decode = _far(_decode_stage(plan, out, run_id), *places)
     decoded = _by_key(assembled, plan.key_count).mapInArrow(decode, ROWS)
     if plan.before is not None and plan.before.event_files:
-        count = len(plan.before.event_files)
-        earlier = spark.range(0, count, 1, min(count, tasks)).mapInArrow(_events_stage(plan), ROWS)
+        files = len(plan.before.event_files)
+        earlier = spark.range(0, files, 1, min(files, count)).mapInArrow(_events_stage(plan), ROWS)
         decoded = decoded.union(earlier)
     analyse = _far(_analyse_stage(plan, out, run_id), *places)
     return _by_key(decoded, plan.event_key_count).mapInArrow(analyse, "result string")
