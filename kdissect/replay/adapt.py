@@ -9,7 +9,7 @@ from uuid import UUID
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.replay import messages as api
-from kdissect.replay.batches import headers, is_sealed, patch_producer
+from kdissect.replay.batches import has_producer, headers, is_sealed, patch_producer
 from kdissect.replay.messages import entries, response_of
 from kdissect.replay.model import Step
 from kdissect.replay.producers import Producer
@@ -149,6 +149,8 @@ def _node(t: State, step: Step, spot: Spot, value: int) -> int:
 
 def _records(t: State, step: Step, spot: Spot, value: bytes) -> bytes:
     """Produced batches with the target's producer id, epoch and sequence."""
+    if not has_producer(value):
+        return value
     name = t.topic_name(spot.around.topic, spot.around.topic_id)
     log = (name, spot.around.partition)
     out: bytearray | None = None

@@ -11,6 +11,7 @@ import crc32c
 _ENTRY = struct.Struct(">qi")  # base offset, length of what follows
 _MAGIC_AT = 16
 _CRC_AT, _CRC_FROM = 17, 21
+_SPAN_AT, _SPAN = 21, struct.Struct(">hi")  # attributes, last offset delta
 _PRODUCER_AT = 43
 _PRODUCER = struct.Struct(">qhi")  # producer id, epoch, base sequence
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -62,6 +63,35 @@ def headers(data: bytes) -> Iterator[BatchHeader]:
                 pos, size, magic, base_offset, base_offset, -1, -1, -1, 1, False, False, is_partial
             )
         pos += size
+
+
+def last_data(data: bytes) -> int:
+    """The last offset of batches that are whole and no markers; -1 where there are none."""
+    pos, last, size = 0, -1, len(data)
+    while pos + _MAGIC_AT < size:
+        base_offset, length = _ENTRY.unpack_from(data, pos)
+        end = pos + length + _ENTRY.size
+        if length < _LENGTH_MIN or end > size:
+            break
+        if data[pos + _MAGIC_AT] != 2:
+            last = max(last, base_offset)
+        elif end - pos >= HEADER_SIZE:
+            attributes, delta = _SPAN.unpack_from(data, pos + _SPAN_AT)
+            if not attributes & _CONTROL:
+                last = max(last, base_offset + delta)
+        pos = end
+    return last
+
+
+def has_producer(data: bytes) -> bool:
+    """Whether a batch tells who produced it; True also where it takes more than a look."""
+    pos, size = 0, len(data)
+    while pos + HEADER_SIZE <= size:
+        _, length = _ENTRY.unpack_from(data, pos)
+        if length < _LENGTH_MIN or data[pos + _MAGIC_AT] != 2 or data[pos + _PRODUCER_AT] < 0x80:
+            return True
+        pos += length + _ENTRY.size
+    return pos < size
 
 
 def patch_producer(

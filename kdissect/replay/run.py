@@ -91,7 +91,7 @@ class Runner:
         self._judging = Judging(comparison)
         self._settling = Settling(plan, self._scripts, self._queue, self._judging.add)
         self.outcomes = self._settling.outcomes
-        self._is_pumping = False
+        self._is_pumping = self._is_pump_due = False
         self._in_flight_bytes = 0
         self._asked: set[str] = set()
         self._expiry_awaited: set[int] = set()
@@ -213,8 +213,15 @@ class Runner:
             script.is_queued = True
             self._ready.append(script)
 
+    def _pump_soon(self) -> None:
+        """When what else has come is read: one kind of work at a time suits the caches."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump)
+
     def _pump(self) -> None:
         """Advance what is ready; the loop looks at its sockets in between."""
+        self._is_pump_due = False
         if self._is_pumping:
             return
         self._is_pumping = True
@@ -226,7 +233,7 @@ class Runner:
             self._advance(script)
         self._is_pumping = False
         if self._ready and not self._is_stopping:
-            self._loop.call_soon(self._pump)
+            self._pump_soon()
         if self._settling.left == 0:
             self._done.set()
         elif not self._is_max:
@@ -425,7 +432,7 @@ class Runner:
         link.pending.popleft()
         if number < 0:
             self._unanswered(number, "")
-            self._pump()
+            self._pump_soon()
             return
         outcome = self.outcomes[number]
         assert outcome is not None
@@ -444,7 +451,7 @@ class Runner:
                 self._queue(self._throttled.popleft())
         if script.pos >= len(script.numbers) or link.relogin_at_ns:
             self._queue(script)
-        self._pump()
+        self._pump_soon()
 
     def _accept(self, script: Script, outcome: Outcome, frame: bytes, now: int) -> None:
         """An answer is final."""

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from kdissect.replay import adapt
 from kdissect.replay import messages as api
-from kdissect.replay.batches import headers
+from kdissect.replay.batches import last_data
 from kdissect.replay.messages import OUT_OF_SEQUENCE, SESSION_LOST, TRANSIENT
 from kdissect.replay.model import READ, Step
 from kdissect.replay.readings import Place, Reading, reading_of
@@ -252,25 +252,24 @@ def _brings_all(t: State, pair: Pair) -> bool:
     """Whether each partition of a Fetch that had data records has them, in the same order."""
     for place in pair.reading.records:
         for leaf in place.leaves:
-            if not _has_data(pair.captured[leaf.place]):
+            captured, answered = pair.captured[leaf.place], pair.answered[leaf.place]
+            last = last_data(captured)
+            if last < 0:
                 continue
             mine, theirs = place.around_of(pair.captured), place.around_of(pair.answered)
             if mine.partition != theirs.partition or not _is_same_topic(t, mine, theirs):
                 return False
             log = (t.topic_name(mine.topic, mine.topic_id), mine.partition)
-            if not t.brings(log, pair.captured[leaf.place], pair.answered[leaf.place]):
+            if not t.reaches(log, last, last if captured == answered else last_data(answered)):
                 return False
     return True
-
-
-def _has_data(data: bytes) -> bool:
-    return any(not header.is_partial and not header.is_control for header in headers(data))
 
 
 def _is_same_topic(t: State, mine: Any, theirs: Any) -> bool:
     if mine.topic or mine.topic_id is None:
         return bool(t.topic(mine.topic) == theirs.topic)
-    return t.topic_id(mine.topic_id) == theirs.topic_id
+    found = t.topic_id(mine.topic_id)
+    return found is theirs.topic_id or found == theirs.topic_id
 
 
 def learnt(t: State, step: Step, pair: Pair) -> bool:

@@ -15,7 +15,7 @@ from uuid import UUID
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.replay import messages as api
-from kdissect.replay.batches import headers
+from kdissect.replay.batches import last_data
 from kdissect.replay.groups import Groups
 from kdissect.replay.messages import response_of
 from kdissect.replay.model import ADMIN, READ, Plan, Step, TranslateOptions
@@ -24,7 +24,7 @@ from kdissect.replay.producers import Producers
 from kdissect.replay.sessions import Broker, FetchSessions, Held
 from kdissect.replay.target_facts import ZERO_UUID, TargetFacts
 from kdissect.replay.walk import Kind
-from kdissect.wire.forms import decode_alike
+from kdissect.wire.forms import decode_alike, uuid_of
 from kdissect.wire.message import Message
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
@@ -69,7 +69,7 @@ class State:
         facts = plan.workload.facts
         self.captured_nodes = sorted(facts.brokers)
         self.names = {
-            UUID(topic_id): topic.name
+            uuid_of(UUID(topic_id).bytes): topic.name
             for topic in facts.topics.values()
             for topic_id in topic.topic_ids
         }
@@ -112,18 +112,20 @@ class State:
 
     def topic_name(self, name: str, topic_id: UUID | None) -> str:
         """The capture's name of a topic that a captured message names or identifies."""
-        if name or topic_id is None or topic_id == ZERO_UUID:
+        if name or topic_id is None:
             return name
         found = self.names.get(topic_id)
-        return str(topic_id) if found is None else found
+        if found is None:
+            return name if topic_id == ZERO_UUID else str(topic_id)
+        return found
 
     def topic_id(self, captured: UUID) -> UUID | None:
         """The target's id; None where neither answers nor names tell it."""
-        if captured == ZERO_UUID:
-            return captured
         found = self.topic_ids.get(captured)
         if found is None and captured in self.names:
             found = self.target.topic_ids.get(self.topic(self.names[captured]))
+        if found is None and captured == ZERO_UUID:
+            return captured
         return found
 
     def topic_key(self, topic: Mapping[str, Any], *, is_captured: bool) -> Any:
@@ -143,7 +145,7 @@ class State:
     def bind_topic(self, captured: UUID | None, target: UUID | None) -> None:
         if captured and target and captured != ZERO_UUID and target != ZERO_UUID:
             if self.topic_ids.get(captured) != target:
-                self.topic_ids[captured] = target
+                self.topic_ids[uuid_of(captured.bytes)] = uuid_of(target.bytes)
                 self.target.changes += 1
 
     def leader_epoch(self, name: str, partition: int) -> int:
@@ -170,7 +172,10 @@ class State:
 
     def brings(self, log: Log, captured: bytes, answered: bytes) -> bool:
         """Whether the data records of an answer go as far as those of the captured response."""
-        last, found = _last_data(captured), _last_data(answered)
+        return self.reaches(log, last_data(captured), last_data(answered))
+
+    def reaches(self, log: Log, last: int, found: int) -> bool:
+        """The same, of the last offsets of both (`last_data`)."""
         return found >= 0 and (last < 0 or found >= self.offsets.to_target(log, last))
 
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
@@ -212,11 +217,3 @@ class State:
         if self._last_captured[0] != step.number:
             self._last_captured = (step.number, response_of(step.exchange))
         return self._last_captured[1]
-
-
-def _last_data(data: bytes) -> int:
-    """The last offset of batches that are whole and no markers; -1 where there are none."""
-    return max(
-        (each.last_offset for each in headers(data) if not each.is_partial and not each.is_control),
-        default=-1,
-    )

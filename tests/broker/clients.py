@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ _SHOWN = (
 )  # fmt: skip
 # transactions that ran out of time are ended at once, not up to ten seconds later
 SOON = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+# of the brokers of the shipped captures of old clients
+_OLDER = {
+    "num.partitions": "3",
+    "log.segment.bytes": "67108864",
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+}
 _SASL = {
     "sasl.enabled.mechanisms": "PLAIN",
     "listener.name.sasl.plain.sasl.jaas.config": (
@@ -29,12 +37,13 @@ _SASL = {
 @dataclass(frozen=True)
 class Recorded:
     """A capture and its broker. clients: for people. listener: "SASL" where its requests need a
-    connection that is logged in."""
+    connection that is logged in. shipped: what is set where no manifest is beside the capture."""
 
     path: Path
     clients: str
     kafka_version: str = LATEST
     listener: str = "PLAINTEXT"
+    shipped: Mapping[str, str] = field(default_factory=lambda: AS_RECORDED)
 
     @property
     def name(self) -> str:
@@ -45,7 +54,7 @@ class Recorded:
         manifest tells them; shipped captures have none."""
         manifest = self.path.with_suffix(".json")
         if not manifest.exists():
-            return {"settings": AS_RECORDED | SOON}
+            return {"settings": {**self.shipped, **SOON}}
         brokers = json.loads(manifest.read_text())["brokers"]
         told: dict[str, str] = brokers[0]["config"]
         shown = {key: value for key, value in told.items() if key.startswith(_SHOWN)} | SOON
@@ -84,8 +93,8 @@ RECORDED = (
     Recorded(MATERIAL / "tls" / "tls12.pcap", "Java 4.3.1 and aiokafka, TLS 1.2"),
     Recorded(MATERIAL / "tls" / "tls13.pcap", "aiokafka, TLS 1.3"),
     Recorded(MATERIAL / "cluster" / "cluster.pcap", "Java 4.3.1, cluster of three brokers"),
-    Recorded(CAPTURES / "java_2_0_1.pcap", "Java 2.0.1", BEFORE),
-    Recorded(CAPTURES / "java_0_10_2_2.pcap", "Java 0.10.2.2", BEFORE),
+    Recorded(CAPTURES / "java_2_0_1.pcap", "Java 2.0.1", BEFORE, shipped=_OLDER),
+    Recorded(CAPTURES / "java_0_10_2_2.pcap", "Java 0.10.2.2", BEFORE, shipped=_OLDER),
     Recorded(MATERIAL / "old_clients" / "java_0_8_2_2.pcap", "Java 0.8.2.2", BEFORE),
     Recorded(
         MATERIAL / "sasl" / "sasl_handshake_v0.pcap", "Java 0.10.2.2, SaslHandshake v0", BEFORE
