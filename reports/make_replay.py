@@ -50,11 +50,11 @@ def run(recorded: Recorded, kafka_version: str, folder: Path) -> Result:
 
 
 def _differences(done: Replayed) -> list[Result]:
-    """Grouped as the summary does, with the kind of each note."""
+    """Grouped as the summary does; long values are cut."""
     return [
         {
-            name: each[name]
-            for name in ("api_name", "path", "captured", "answered", "note", "count", "exchanges")
+            **{name: each[name] for name in ("api_name", "path", "note", "count", "exchanges")},
+            **{side: _short(each[side]) for side in ("captured", "answered")},
         }
         for each in done.summary["differences"]
         if not each["rule"]
@@ -128,7 +128,11 @@ def _notes(results: dict[str, dict[str, Result]], version: str) -> list[list[Any
 def _value(group: list[tuple[str, Result]], side: str) -> str:
     values = {each[side] for _, each in group}
     text = values.pop() if len(values) == 1 else "various"
-    return f"`{text if len(text) <= 40 else text[:37] + '...'}`" if text else ""
+    return f"`{text}`" if text else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _table(head: tuple[str, ...], rows: list[list[Any]]) -> str:

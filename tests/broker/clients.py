@@ -13,16 +13,21 @@ from tests.broker.replaying import MATERIAL, ROOT
 
 # of a broker's settings, those that decide what it answers; the others say where it was
 _SHOWN = (
-    "authorizer.class.name", "delegation.token.secret.key", "group.", "log.cleaner.",
-    "log.segment.bytes", "message.max.bytes", "num.partitions", "super.users",
-    "telemetry.max.bytes",
+    "authorizer.class.name", "background.threads", "delegation.token.secret.key", "group.",
+    "log.cleaner.", "log.segment.bytes", "message.max.bytes", "num.", "socket.request.max.bytes",
+    "super.users", "telemetry.max.bytes", "transaction.abort.",
 )  # fmt: skip
 # transactions that ran out of time are ended at once, not up to ten seconds later
-SOON = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+_SOON = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
 # of the brokers of the shipped captures of old clients
 _OLDER = {
     "num.partitions": "3",
+    "num.io.threads": "4",
+    "num.network.threads": "2",
+    "background.threads": "2",
+    "log.cleaner.threads": "1",
     "log.segment.bytes": "67108864",
+    "socket.request.max.bytes": "104857600",
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
@@ -37,13 +42,15 @@ _SASL = {
 @dataclass(frozen=True)
 class Recorded:
     """A capture and its broker. clients: for people. listener: "SASL" where its requests need a
-    connection that is logged in. shipped: what is set where no manifest is beside the capture."""
+    connection that is logged in. shipped: what is set where no manifest is beside the capture;
+    more: what is set beside that."""
 
     path: Path
     clients: str
     kafka_version: str = LATEST
     listener: str = "PLAINTEXT"
     shipped: Mapping[str, str] = field(default_factory=lambda: AS_RECORDED)
+    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -54,10 +61,11 @@ class Recorded:
         manifest tells them; shipped captures have none."""
         manifest = self.path.with_suffix(".json")
         if not manifest.exists():
-            return {"settings": {**self.shipped, **SOON}}
+            return {"settings": {**self.shipped, **self.more}}
         brokers = json.loads(manifest.read_text())["brokers"]
         told: dict[str, str] = brokers[0]["config"]
-        shown = {key: value for key, value in told.items() if key.startswith(_SHOWN)} | SOON
+        shown = {key: value for key, value in told.items() if key.startswith(_SHOWN)}
+        shown |= self.more
         if self.listener == "PLAINTEXT":
             return {"settings": shown}
         return {"settings": shown | _SASL, "listeners": {self.listener: "SASL_PLAINTEXT"}}
@@ -87,7 +95,7 @@ RECORDED = (
     Recorded(MATERIAL / "java_latest" / "java_latest.pcap", "Java 4.3.1"),
     Recorded(MATERIAL / "transactions" / "transactions.pcap", "Java 4.3.1, transactions"),
     Recorded(MATERIAL / "share_streams" / "share.pcap", "Java 4.3.1, share groups"),
-    Recorded(MATERIAL / "share_streams" / "streams.pcap", "Kafka Streams 4.3.1"),
+    Recorded(MATERIAL / "share_streams" / "streams.pcap", "Kafka Streams 4.3.1", more=_SOON),
     Recorded(MATERIAL / "admin" / "admin.pcap", "Java 4.3.1, admin calls", listener="SASL"),
     Recorded(MATERIAL / "sasl" / "sasl.pcap", "Java 4.3.1 and aiokafka, SASL"),
     Recorded(MATERIAL / "tls" / "tls12.pcap", "Java 4.3.1 and aiokafka, TLS 1.2"),

@@ -26,9 +26,10 @@ from kdissect.replay.producers import Producer, Producers
 from kdissect.replay.sessions import Held, stand_in
 from kdissect.replay.source import load_workload
 from kdissect.replay.translate import Translator
-from kdissect.wire.message import decode_message
+from kdissect.wire.message import decode_message, encode_message
 from kdissect.wire.records_reference import decode_record_set, encode_batch
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
+from tests.replay.test_plan import exchange, produce, produced, workload
 from tests.truth.material import CAPTURES, needs_material
 
 SHIPPED = ["librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "sarama.pcap.gz"]
@@ -323,6 +324,28 @@ def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
     producers.lost(captured, log, 10)
     assert producers.sequence(captured, log, 50) == 40
     assert producers.sequence(captured, log, 5) == 2**31 - 5
+
+
+@pytest.mark.parametrize(("producer_id", "is_sent_again"), [(7, True), (-1, False)])
+def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) -> None:
+    """One of two partitions is: the broker knows idempotent batches again, which others are not."""
+    request, response = produce(0), produced(0, 0)
+    topic, told = request.body["topic_data"][0], response.body["responses"][0]
+    topic["partition_data"] = [
+        {**each, "index": n} for n in (0, 1) for each in topic["partition_data"]
+    ]
+    told["partition_responses"] = [{"index": n, "error_code": 0, "base_offset": 0} for n in (0, 1)]
+    for each in topic["partition_data"]:
+        out = bytearray(each["records"])
+        (header,) = headers(each["records"])
+        patch_producer(out, header, producer_id, 0, 0)
+        each["records"] = bytes(out)
+    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
+    translator = Translator(plan)
+    told["partition_responses"][1]["error_code"] = 51  # CONCURRENT_TRANSACTIONS
+    assert bool(translator.retry(plan.steps[0], encode_message(response))) is is_sent_again
+    told["partition_responses"][0]["error_code"] = 51
+    assert translator.retry(plan.steps[0], encode_message(response))
 
 
 def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
