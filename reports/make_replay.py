@@ -87,12 +87,12 @@ broker of its own, with the settings of the captured broker that answers show. *
 differences beside which the report says what they come from. Captures that are not in `captures/`
 are recorded material beside the project.
 """
-WHAT = """Each kind of difference that no rule allows, with the number of exchanges that have it and
-the note beside it.
+WHAT = """Each kind of difference that no rule allows, in how many places and captures it
+is, and the note beside it.
 """
 COLUMNS = ("capture", "clients", "recorded on", "sent", "same", "tolerated", "different", "error",
            "differences", "of them not explained")  # fmt: skip
-NOTES = ("API", "path", "captured", "answered", "exchanges", "captures", "note")
+NOTES = ("API", "path", "captured", "answered", "places", "captures", "note")
 
 
 def _row(recorded: Recorded, one: Result) -> list[Any]:
@@ -118,7 +118,7 @@ def _notes(results: dict[str, dict[str, Result]], version: str) -> list[list[Any
     return [
         [
             api_name, f"`{path}`", _value(group, "captured"), _value(group, "answered"),
-            sum(each["exchanges"] for _, each in group), len({name for name, _ in group}),
+            sum(each["count"] for _, each in group), len({name for name, _ in group}),
             note or "**none**",
         ]
         for (api_name, path, note), group in sorted(found.items())
