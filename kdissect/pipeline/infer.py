@@ -17,20 +17,14 @@ import numpy.typing as npt
 
 from kdissect.capture.source import Sources
 from kdissect.pipeline.frames import Frames
-from kdissect.protocol import catalog
-from kdissect.protocol.errors import ERRORS
-from kdissect.protocol.plan import Role
 from kdissect.stream.index import NO_API, Assembly
-from kdissect.wire.body import decode_columns
+from kdissect.wire.telling import Pair, every_response, fits
 
 RESPONSE = 1
 TRIED_MAX = 2048  # responses of a bucket tried with every definition; later ones with those found
 SIZE_MIN = 20  # of a response that only its bytes speak for: shorter ones fit by chance
 SIZE_MAX = 4 << 20  # larger ones are tried with what their connection is known to use only
-THROTTLE_MAX_MS = 3_600_000
 CHUNK_BYTES = 1 << 20
-
-Pair = tuple[int, int]  # api key, api version
 
 
 def infer(assembly: Assembly, sources: Sources, asked: npt.NDArray[np.int64] | None = None) -> None:
@@ -57,12 +51,7 @@ def infer(assembly: Assembly, sources: Sources, asked: npt.NDArray[np.int64] | N
     known: dict[int, set[Pair]] = defaultdict(set)
     for connection, key, version in asked.tolist():
         known[connection].add((key, version))
-    everything = {
-        (key, version)
-        for key, api in catalog.apis().items()
-        for version in range(api.response.versions.first, api.response.versions.last + 1)
-        if not api.response.versions.is_empty
-    }
+    everything = set(every_response())
     used = set().union(*known.values()) & everything
     small = rows[response["size"][rows] <= SIZE_MAX]
     first = small[:TRIED_MAX]
@@ -114,22 +103,6 @@ def _candidates(
         start = np.ascontiguousarray(frames.start[:, RESPONSE])
         end = np.ascontiguousarray(frames.end[:, RESPONSE])
         for key, version in sorted(pairs):
-            fits = _fits(key, version, frames.buf, start, end)
-            for at in part[fits].tolist():
+            for at in part[fits(key, version, frames.buf, start, end)].tolist():
                 found[at].add((key, version))
     return found
-
-
-def _fits(key: int, version: int, buf: Any, start: Any, end: Any) -> npt.NDArray[np.bool_]:
-    """Where buf[start:end] is a response of that version, as far as its bytes can tell."""
-    versions = np.full(len(start), version, np.int16)
-    columns = decode_columns(key, "response", buf, start, end, versions)
-    fits = np.asarray((columns.status == 0) & (columns.surplus == 0) & (columns.invalid_utf8 == 0))
-    marks = columns.marks
-    codes = marks[marks["role"] == Role.ERROR_CODE]
-    wrong = ~np.isin(codes["a"], np.array(sorted(ERRORS)))
-    fits[codes["row"][wrong]] = False
-    throttles = marks[marks["role"] == Role.THROTTLE_TIME_MS]
-    wrong = (throttles["a"] < 0) | (throttles["a"] > THROTTLE_MAX_MS)
-    fits[throttles["row"][wrong]] = False
-    return fits

@@ -267,6 +267,12 @@ def _paired(
         protocol[first] = known.protocol[pair[first]]
         client_side[first] = known.client_side[pair[first]]
     _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol, scratch)
+    begins = (streams.begins_at() == 0).reshape(-1, 2)
+    alone = np.flatnonzero((protocol == Protocol.OTHER) & (begins[:, 0] != begins[:, 1]))
+    if len(alone):
+        from kdissect.stream.lone import tell_lone  # it loads the decoder of messages
+
+        tell_lone(streams, alone, options.frame_size_max, client_side, protocol, origin)
     is_tls = protocol == Protocol.TLS
     tls = Tls()
     if is_tls.any():

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel, load_u8, load_u16, load_u32
-from kdissect.stream.pieces import Pieces, find, peek, peek_u8
+from kdissect.stream.pieces import Pieces, find, int64, peek, peek_u8
 from kdissect.stream.sasl_evidence import (
     end_of_mechanism,
     is_broker_token,
@@ -65,7 +65,9 @@ HANDSHAKE_POINTS = 5  # for a SaslHandshake request that is a mechanism's name t
 TOKENS_AHEAD_MAX = 4  # requests in a row that are looked through for a token
 NAMELESS_POINTS = 2  # what a request without a client id owes: zeros read like one
 LOOKED_BEHIND, LOOKED_BEHIND_NAMELESS = 2, 4  # frames behind a place that must agree
-FEATURES_MAX = 4096  # bytes of tagged fields in an ApiVersions response
+ENTRIES_MIN = 3  # APIs that a broker has
+ENTRIES_READ = 8  # of an ApiVersions response
+FEATURES_MAX = 16  # tagged fields in it, and their largest number
 SMALL_ID = 256  # ids below are numbers that messages are full of
 WINDOW = 64  # outstanding requests looked at around the guessed place
 CLOCK_SLACK_NS = 5_000_000  # two taps, and `-i any`, may be so far apart
@@ -406,29 +408,70 @@ def expecting(asked: Any, first: int, stop: int) -> int:
     return first
 
 
+@inlined
+def _are_ranges(pieces: Any, index: int, stop: int, at: int, count: int, width: int) -> bool:
+    """Whether the first of `count` entries at `at` are key, lowest and highest version."""
+    for _ in range(min(count, ENTRIES_READ)):
+        key = peek(pieces, index, stop, at, 2)
+        low = peek(pieces, index, stop, at + 2, 2)
+        high = peek(pieces, index, stop, at + 4, 2)
+        if not (0 <= key < KEYS and 0 <= low <= high < API_VERSIONS):
+            return False
+        if width == 7 and peek(pieces, index, stop, at + 6, 1) != 0:
+            return False  # no tagged fields
+        at += width
+    return True
+
+
+@kernel
+def end_of_tags(pieces: Any, index: int, stop: int, at: int, end: int) -> int:
+    """Where the section of a few tagged fields at `at` ends, -1 where there is none."""
+    count = peek(pieces, index, stop, at, 1)
+    at += 1
+    if not 0 <= count <= FEATURES_MAX:
+        return -1
+    for _ in range(count):
+        tag = peek(pieces, index, stop, at, 1)
+        size = peek(pieces, index, stop, at + 1, 1)
+        at += 2
+        if not 0 <= tag <= FEATURES_MAX or size < 0:
+            return -1
+        if size >= 128:
+            more = peek(pieces, index, stop, at, 1)
+            at += 1
+            if not 0 <= more < 128:
+                return -1
+            size += (more - 1) << 7
+        at += size
+        if at > end:
+            return -1
+    return int64(at)
+
+
 @kernel
 def is_api_versions(stream: Any, index: int, pos: int, size: int) -> bool:
     """Whether the frame at `pos` is an ApiVersions response: a list of 6 or 7 bytes each.
 
     Up to v2 it is error code, int32 count, (key, min, max)*, from v1 on a throttle time; from v3
-    on the count is compact, and each entry and the whole end with tagged fields.
+    on the count is compact, and each entry and the whole end with tagged fields. No broker has
+    fewer than ENTRIES_MIN, but a refusal (error 35) may name one.
     """
     pieces = stream.pieces
     stop = stream.stop
     error = peek(pieces, index, stop, pos + 8, 2)
     if error != 0 and error != 35:
         return False
+    least = ENTRIES_MIN if error == 0 else 1
     count = peek(pieces, index, stop, pos + 10, 4)
-    if 0 < count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
-        return True
+    if least <= count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
+        return _are_ranges(pieces, index, stop, pos + 14, count, 6)
     count = peek(pieces, index, stop, pos + 10, 1) - 1
-    if not 0 < count < KEYS - 1 or not 0 <= size - (12 + 7 * count) <= FEATURES_MAX:
+    if not least <= count < KEYS - 1 or size < 12 + 7 * count:
         return False
-    for number in range(min(count, 8)):
-        at = pos + 11 + 7 * number
-        if peek(pieces, index, stop, at, 2) >= KEYS or peek(pieces, index, stop, at + 6, 1) != 0:
-            return False
-    return True
+    if not _are_ranges(pieces, index, stop, pos + 11, count, 7):
+        return False
+    end = pos + 4 + size
+    return end_of_tags(pieces, index, stop, pos + 15 + 7 * count, end) == end
 
 
 @kernel

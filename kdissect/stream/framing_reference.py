@@ -15,10 +15,13 @@ from typing import NamedTuple
 from kdissect.stream.acks import FLEXIBLE_PRODUCE, TAGS_MAX
 from kdissect.stream.evidence import (
     ABSENT,
+    API_VERSIONS,
     CLIENT_BYTES_READ,
     CLIENTS_MAX,
     CLOCK_SLACK_NS,
     CONTROLLED_SHUTDOWN,
+    ENTRIES_MIN,
+    ENTRIES_READ,
     FAIR,
     FALL_MAX,
     FEATURES_MAX,
@@ -477,20 +480,54 @@ def find_asked(
     return None
 
 
-def is_api_versions(stream: PlainStream, pos: int, size: int) -> bool:
-    if stream.number(pos + 8, 2) not in (0, 35):
-        return False
-    count = stream.number(pos + 10, 4)
-    if count is not None and 0 < count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
-        return True
-    compact = (stream.number(pos + 10, 1) or 0) - 1
-    if not 0 < compact < KEYS - 1 or not 0 <= size - (12 + 7 * compact) <= FEATURES_MAX:
-        return False
-    for at in range(pos + 11, pos + 11 + 7 * min(compact, 8), 7):
-        key = stream.number(at, 2)
-        if (key is not None and key >= KEYS) or stream.byte(at + 6) != 0:
+def are_ranges(stream: PlainStream, at: int, count: int, width: int) -> bool:
+    for start in range(at, at + width * min(count, ENTRIES_READ), width):
+        key, low, high = (stream.number(start + place, 2) for place in (0, 2, 4))
+        if key is None or low is None or high is None:
+            return False
+        if key >= KEYS or not low <= high < API_VERSIONS:
+            return False
+        if width == 7 and stream.byte(start + 6) != 0:
             return False
     return True
+
+
+def end_of_tags(stream: PlainStream, at: int, end: int) -> int | None:
+    count = stream.byte(at)
+    if count is None or count > FEATURES_MAX:
+        return None
+    at += 1
+    for _ in range(count):
+        tag, size = stream.byte(at), stream.byte(at + 1)
+        at += 2
+        if tag is None or tag > FEATURES_MAX or size is None:
+            return None
+        if size >= 128:
+            more = stream.byte(at)
+            if more is None or more >= 128:
+                return None
+            size = size % 128 + 128 * more
+            at += 1
+        at += size
+        if at > end:
+            return None
+    return at
+
+
+def is_api_versions(stream: PlainStream, pos: int, size: int) -> bool:
+    error = stream.number(pos + 8, 2)
+    if error not in (0, 35):
+        return False
+    least = 1 if error else ENTRIES_MIN
+    count = stream.number(pos + 10, 4)
+    if count is not None and least <= count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
+        return are_ranges(stream, pos + 14, count, 6)
+    compact = (stream.number(pos + 10, 1) or 0) - 1
+    if not least <= compact < KEYS - 1 or size < 12 + 7 * compact:
+        return False
+    if not are_ranges(stream, pos + 11, compact, 7):
+        return False
+    return end_of_tags(stream, pos + 15 + 7 * compact, pos + 4 + size) == pos + 4 + size
 
 
 def response_points(

@@ -7,6 +7,7 @@ wherever they lie and says -1 where one of their bytes is missing.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,21 @@ def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
             return -1
         value = (value << 8) | byte
     return value
+
+
+def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
+    """Bytes [pos, pos + count) of a stream, all of them captured, from piece `index` on."""
+    while pieces.pos[index] + pieces.length[index] <= pos:
+        index += 1
+    parts = []
+    while count > 0:
+        skipped = pos - int(pieces.pos[index])
+        size = min(count, int(pieces.length[index]) - skipped)
+        parts.append(ctypes.string_at(int(pieces.address[index]) + skipped, size))
+        pos += size
+        count -= size
+        index += 1
+    return b"".join(parts)
 
 
 @inlined

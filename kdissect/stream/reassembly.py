@@ -82,6 +82,8 @@ from kdissect.stream.columns import (
     NO_ACK,
     ORIGIN,
     PAIR,
+    PIECE_START,
+    PIECE_STOP,
     PROBE,
     RTT,
     SEGMENT_COUNT,
@@ -114,6 +116,14 @@ class Streams:
     pieces: Pieces
     conflicts: npt.NDArray[np.int64]  # flat, CONFLICT_WIDTH
     mark: npt.NDArray[np.uint8]  # of each segment: DUPLICATE, PROBE, UNUSED
+
+    def begins_at(self) -> npt.NDArray[np.int64]:
+        """int64[n]: by stream the position of its first captured byte, -1 where it has none."""
+        sides = self.sides.reshape(-1, SIDE_WIDTH)
+        first = np.full(len(sides), -1, np.int64)
+        has_bytes = sides[:, PIECE_STOP] > sides[:, PIECE_START]
+        first[has_bytes] = self.pieces.pos[sides[has_bytes, PIECE_START]]
+        return first
 
 
 @kernel

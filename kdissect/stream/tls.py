@@ -42,7 +42,6 @@ with keys are the only bytes that pay for it.
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +54,7 @@ from kdissect.capture.spool import Spool
 from kdissect.stream import tls_handshake as handshake
 from kdissect.stream import tls_records as records
 from kdissect.stream.index import TlsFacts
-from kdissect.stream.pieces import Pieces
+from kdissect.stream.pieces import read_bytes
 from kdissect.stream.reassembly import Streams
 from kdissect.stream.tls_ciphers import Opener, Tls13, openers_12
 from kdissect.stream.tls_handshake import (
@@ -105,21 +104,6 @@ class _Hello:
     client: ClientHello | None
     server: ServerHello | None
     session: Session | None
-
-
-def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
-    """Bytes [pos, pos + count) of a stream, all of them captured, from piece `index` on."""
-    while pieces.pos[index] + pieces.length[index] <= pos:
-        index += 1
-    parts = []
-    while count > 0:
-        skipped = pos - int(pieces.pos[index])
-        size = min(count, int(pieces.length[index]) - skipped)
-        parts.append(ctypes.string_at(int(pieces.address[index]) + skipped, size))
-        pos += size
-        count -= size
-        index += 1
-    return b"".join(parts)
 
 
 def read_tls(

@@ -98,10 +98,18 @@ BROKER_TOKENS = (
     b"v=\0\0\0",
     b"\x60\x08\x06\x06abcdef", b"\5\4\1\xffxyz", b"\0\0\0\1\0\0", b"x=abc",
 )  # fmt: skip
+RANGES = b"\0\x12\0\0\0\4", b"\0\0\0\3\0\x0d", b"\0\1\0\4\0\x12", b"\0\1\0\4\0\3"
+TAGGED = b"".join(one + b"\0" for one in RANGES[:3])
+FEATURE = b"\2\0\4\2\2a\0\1\x80\1" + bytes(128)
 TOLD = (
     b"\0\0\0\0\0\1\0\5PLAIN", b"\0\x21\0\0\0\2\0\5PLAIN\0\6GSSAPI", b"\0\0\0\0\0\1\0\5plain",
-    b"\0\0\0\0\0\0", b"\0\0\0\0\0\1\0\5PLAIN\0", b"\0\0\0\0\0\1\0\x12\0\0\0\4",
-    b"\0\0\0\0\0\1\0\x12\0\0\0\4\0\0\0\0", b"\0\0\2\0\x12\0\0\0\4\0\0\0\0\0\0",
+    b"\0\0\0\0\0\0", b"\0\0\0\0\0\1\0\5PLAIN\0", b"\0\0\0\0\0\1" + RANGES[0],
+    b"\0\x23\0\0\0\1" + RANGES[0], b"\0\x23\0\0\0\1" + RANGES[0] + bytes(4),
+    b"\0\0\0\0\0\3" + b"".join(RANGES[:3]), b"\0\0\0\0\0\3" + b"".join(RANGES[1:]) + bytes(4),
+    b"\0\0\0\0\0\3" + b"".join(RANGES[:3]) + bytes(4), b"\0\0\2" + RANGES[0] + bytes(6),
+    b"\0\0\4" + TAGGED + bytes(5), b"\0\0\4" + TAGGED + bytes(6), b"\0\0\4" + TAGGED + bytes(4),
+    b"\0\0\4" + TAGGED + bytes(4) + FEATURE, b"\0\0\4" + TAGGED + bytes(4) + FEATURE[:-1],
+    b"\0\0\5" + TAGGED + RANGES[3] + bytes(6), b"\0\0\4" + TAGGED[:-1] + b"\1" + bytes(5),
 )  # fmt: skip
 
 
