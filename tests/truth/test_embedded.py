@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import re
@@ -19,6 +18,7 @@ import pytest
 import kdissect
 
 from . import request_log
+from .hidden import secrets_of, token_rows
 from .material import ALL, LOGGED, Capture, needs_material
 
 pytestmark = needs_material
@@ -26,7 +26,6 @@ pytestmark = needs_material
 ADMIN = Capture("admin/admin")
 STREAMS = Capture("share_streams/streams")
 WITH_SECRETS = [Capture(f"sasl/{name}") for name in ("sasl", "sasl_handshake_v0")] + [ADMIN]
-SECRET_MIN = 6  # shorter ones are found by chance
 
 
 def snake(name: str) -> str:
@@ -162,7 +161,7 @@ def test_every_token_is_read(say: Callable[[str], None]) -> None:
     steps: dict[tuple[str, str], int] = defaultdict(int)
     users = set()
     for capture in WITH_SECRETS:
-        for row in _token_rows(capture):
+        for row in token_rows(capture):
             for side in (row["request"], row["response"]):
                 if side is None or not side["auth_bytes"]:
                     continue
@@ -173,48 +172,6 @@ def test_every_token_is_read(say: Callable[[str], None]) -> None:
     assert {mechanism for mechanism, _ in steps} == {"PLAIN", "SCRAM", "OAUTHBEARER"}
     assert {"admin", "alice", "scott"} <= users
     say(f"SASL tokens read: {dict(steps)}")
-
-
-def _token_rows(capture: Capture) -> list[dict[str, Any]]:
-    """Tokens within SaslAuthenticate, and the raw ones that follow a SaslHandshake v0."""
-    raw = capture.rows("apis/SaslToken")
-    assert len(raw) == capture.check.get("raw_sasl_tokens", 0)
-    return capture.rows("apis/SaslAuthenticate") + raw
-
-
-def _secrets(capture: Capture) -> set[bytes]:
-    """What must not be shown: passwords of the manifest, and what the tokens and HMACs were."""
-    text = json.dumps(capture.manifest)
-    found = set(re.findall(r'(?:password|user_\w+)=\\+"([^"\\]+)', text))
-    found.update(re.findall(r'"delegation.token.secret.key": "([^"]+)', text))
-    for row in _token_rows(capture):
-        for side in (row["request"], row["response"]):
-            token = (side or {}).get("auth_bytes_decoded") or {}
-            for name in ("password", "salt", "proof", "server_signature", "token"):
-                if token.get(name):
-                    found.update((token[name], *token[name].split(".")))
-    raw = {text.encode() for text in found}
-    for name, fields in (
-        ("CreateDelegationToken", ("hmac",)),
-        ("RenewDelegationToken", ("hmac",)),
-        ("ExpireDelegationToken", ("hmac",)),
-        ("AlterUserScramCredentials", ("salt", "salted_password")),
-    ):
-        raw.update(_named(capture.rows(f"apis/{name}"), fields))
-    spelt = {base64.b64encode(secret) for secret in raw} | {secret.hex().encode() for secret in raw}
-    return {secret for secret in raw | spelt if len(secret) >= SECRET_MIN}
-
-
-def _named(value: Any, fields: tuple[str, ...]) -> Iterator[bytes]:
-    if isinstance(value, list):
-        for each in value:
-            yield from _named(each, fields)
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            if name in fields and isinstance(each, bytes):
-                yield each
-            else:
-                yield from _named(each, fields)
 
 
 def _bytes_of(table: Any) -> bytes:
@@ -229,7 +186,7 @@ def test_no_secret_is_in_any_table(capture: Capture) -> None:
     """Without `reveal_secrets` no column of any table holds a password, token, salt or HMAC."""
     if capture.name.startswith("perf/"):
         pytest.skip("no secrets are in the performance captures")
-    secrets = _secrets(capture)
+    secrets = secrets_of(capture)
     if capture in WITH_SECRETS:
         assert len(secrets) >= 4
     tables = kdissect.read(str(capture.path))
@@ -244,7 +201,7 @@ def test_no_secret_is_in_what_a_damaged_capture_left(
     capture: Capture, loss: float | None, tmp_path: Path
 ) -> None:
     """Packets with passwords stay, others around them are lost (None: all of them)."""
-    secrets = {secret for secret in _secrets(capture) if secret.endswith(b"-pw")}
+    secrets = {secret for secret in secrets_of(capture) if secret.endswith(b"-pw")}
     chance = random.Random(1)
     with capture.path.open("rb") as given, (tmp_path / "cut.pcap").open("wb") as made:
         reader = dpkt.pcap.Reader(given)

@@ -1,0 +1,55 @@
+"""What a capture holds that must not be shown, as its manifest and its revealed tables tell."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .material import Capture
+
+SECRET_MIN = 6  # shorter ones are found by chance
+
+
+def token_rows(capture: Capture) -> list[dict[str, Any]]:
+    """Tokens within SaslAuthenticate, and the raw ones that follow a SaslHandshake v0."""
+    raw = capture.rows("apis/SaslToken")
+    assert len(raw) == capture.check.get("raw_sasl_tokens", 0)
+    return capture.rows("apis/SaslAuthenticate") + raw
+
+
+def secrets_of(capture: Capture) -> set[bytes]:
+    """What must not be shown: passwords of the manifest, and what the tokens and HMACs were."""
+    text = json.dumps(capture.manifest)
+    found = set(re.findall(r'(?:password|user_\w+)=\\+"([^"\\]+)', text))
+    found.update(re.findall(r'"delegation.token.secret.key": "([^"]+)', text))
+    for row in token_rows(capture):
+        for side in (row["request"], row["response"]):
+            token = (side or {}).get("auth_bytes_decoded") or {}
+            for name in ("password", "salt", "proof", "server_signature", "token"):
+                if token.get(name):
+                    found.update((token[name], *token[name].split(".")))
+    raw = {text.encode() for text in found}
+    for name, fields in (
+        ("CreateDelegationToken", ("hmac",)),
+        ("RenewDelegationToken", ("hmac",)),
+        ("ExpireDelegationToken", ("hmac",)),
+        ("AlterUserScramCredentials", ("salt", "salted_password")),
+    ):
+        raw.update(_named(capture.rows(f"apis/{name}"), fields))
+    raw = {secret for secret in raw if len(secret) >= SECRET_MIN}
+    return raw | {base64.b64encode(one) for one in raw} | {one.hex().encode() for one in raw}
+
+
+def _named(value: Any, fields: tuple[str, ...]) -> Iterator[bytes]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _named(each, fields)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if name in fields and isinstance(each, bytes):
+                yield each
+            else:
+                yield from _named(each, fields)
