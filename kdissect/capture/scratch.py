@@ -24,7 +24,7 @@ from kdissect.errors import EnvironmentFailed
 FILE_BYTES_MIN = 1 << 20  # smaller arrays are in memory always
 MEMORY_BYTES = 320 << 20  # of larger ones of a task that are in memory before others are in files
 
-GROWTH = 4  # of rows that are put one behind the other in memory
+COPIED_BYTES = 16 << 20  # rows of so many are copied where they grow
 
 _PROT_READ_WRITE, _MAP_SHARED = 3, 1
 _FAILED = ctypes.c_void_p(-1).value
@@ -99,18 +99,21 @@ class Written:
         """Add a contiguous array. Raises EnvironmentFailed without room on the disk."""
         data = rows.view(np.uint8).reshape(-1)
         end = self._size + len(data)
-        if self._file is None and not self._scratch.take(len(data)):
-            self._file = _file()
-            self._write(self._memory[: self._size])
-            self._scratch.give_back(self._size)
-            self._memory = np.empty(0, np.uint8)
-        if self._file is None:
-            if end > len(self._memory):
-                # pages that nothing is written to are none, so it grows in few steps; not by
-                # `resize`, which fills with zeros
-                memory = np.empty(max(end, GROWTH * len(self._memory)), np.uint8)
+        if self._file is None and end > len(self._memory):
+            is_small = len(self._memory) < COPIED_BYTES
+            size = max(end, 4 * len(self._memory) if is_small else len(self._memory) * 5 // 4)
+            if not self._scratch.take(size - len(self._memory)):
+                self._file = _file()
+                self._write(self._memory[: self._size])
+                self._scratch.give_back(len(self._memory))
+                self._memory = np.empty(0, np.uint8)
+            elif is_small:  # `resize` would fill with zeros what may stay untouched
+                memory = np.empty(size, np.uint8)
                 memory[: self._size] = self._memory[: self._size]
                 self._memory = memory
+            else:  # twice that much would be in memory for a while
+                self._memory.resize(size, refcheck=False)
+        if self._file is None:
             self._memory[self._size : end] = data
         else:
             self._write(data)
@@ -129,7 +132,7 @@ class Written:
         """All rows, writable. To be asked for once; the file lives as long as the array."""
         if self._file is None:
             memory, self._memory = self._memory, np.empty(0, np.uint8)
-            weakref.finalize(memory, self._scratch.give_back, self._size)
+            weakref.finalize(memory, self._scratch.give_back, len(memory))
             return memory[: self._size].view(self._kind)
         with self._file as file:
             return _mapped(file, self._size).view(self._kind)
