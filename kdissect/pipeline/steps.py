@@ -91,8 +91,7 @@ BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
 SLOT_BYTES_MAX = 64 * MB
 SLOT_BYTES_MIN = 8 * MB
 TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
-TASK_BYTES = 32 * MB  # of capture for each of two tasks a core; with less a core has one
-SLOT_BYTES = 16 * MB  # the same for slots, each of which takes much more memory and time
+TASK_BYTES = 32 * MB  # of capture for each of two tasks a core that scan or assemble; else one
 EVENT_KEY_BYTES = 64 * MB  # of capture per key of events; a small input has one
 
 
@@ -199,19 +198,19 @@ class RunPlan:
         return [memoryview(text) for text in texts]  # type: ignore[arg-type]
 
 
-def tasks(byte_count: int, parallelism: int, task_bytes: int = TASK_BYTES) -> int:
-    """Tasks of a stage for an input of that size: two a core, which even out, if each has enough to
-    do. One takes Spark and its worker 20 ms, whatever it does."""
-    return parallelism * (2 if byte_count >= 2 * parallelism * task_bytes else 1)
+def tasks(byte_count: int, parallelism: int) -> int:
+    """Tasks that scan or assemble an input of that size: two a core, which even out, if each has
+    enough to do. One takes Spark and its worker 20 ms, whatever it does."""
+    return parallelism * (2 if byte_count >= 2 * parallelism * TASK_BYTES else 1)
 
 
 def sized(byte_count: int, parallelism: int) -> tuple[int, int]:
     """(bucket_count, slot_bytes) for an input of that size on so many cores.
 
-    Slots are alike and a multiple of the cores, so that none waits for the others at the end.
+    Slots are alike and a multiple of the cores, so that none waits for the others at the end. Fewer
+    and larger ones would save tasks, but what is fresh in memory costs more than that.
     """
-    slot_count = tasks(byte_count, parallelism, SLOT_BYTES)
-    slot_count = min(slot_count, byte_count // SLOT_BYTES_MIN)
+    slot_count = min(2 * parallelism, byte_count // SLOT_BYTES_MIN)
     slot_count = max(1, slot_count, -(-byte_count // SLOT_BYTES_MAX))
     if slot_count > 1:
         slot_count = -(-slot_count // parallelism) * parallelism
