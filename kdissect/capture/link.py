@@ -187,7 +187,7 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
             elif ethertype < _LLC_BELOW:
                 if end - pos < 8:
                     return _short(pos, wire_end, 8, NOT_IP)
-                if read_u16(buf, pos) == 0xAAAA and read_u32(buf, pos + 2) >> 8 == 0x030000:
+                if read_u16(buf, pos) == 0xAAAA and read_u32(buf, pos + 2) == 0x03000000:
                     ethertype = read_u16(buf, pos + 6)
                     pos += 8
                     if ethertype < _LLC_BELOW:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdissect.capture.index import NO_HEADER
+from kdissect.capture.index import FRAGMENT_PART, NO_HEADER
 from kdissect.capture.link_reference import MAPPED, Segment, scan_capture
 
 from .build import (
@@ -130,6 +130,7 @@ def test_layer(tmp_path: Path, name: str) -> None:
         (1, ethernet(bytes(28), 0x88CC), "not_ip"),
         (1, ethernet(bytes(40), 40), "not_ip"),
         (0, b"\x07\0\0\0" + IP4, "not_ip"),
+        (1, bytes(12) + b"\0\x40\xaa\xaa\3\0\0\x20\x08\0" + IP4, "not_ip"),
         (101, ipv4(SEGMENT, fragment=0x2000), "ip_fragment"),
         (101, ipv4(SEGMENT, fragment=3), "ip_fragment"),
         (101, ipv6(b"\6\0\0\1" + bytes(4) + SEGMENT, following=44), "ip_fragment"),
@@ -272,4 +273,7 @@ def test_damaged_layers_read_like_the_twin(tmp_path: Path, data: st.DataObject) 
     length = data.draw(st.sampled_from([0, len(made), len(packet), 2**31, 2**32 - 1]))
     capture = pcap([bytes(made)], lengths=[length], link_type=link_type)
     _, _, results, _ = read(write(tmp_path, capture))
-    assert (segments_of(results), ignored_of(results)) == scan_capture(capture)
+    # The definition joins no fragments: it ignores the packet, and so does the scan, which takes
+    # the header and the bytes of a first fragment all the same.
+    found = [row for row in segments_of(results) if not row.ip_id & FRAGMENT_PART]
+    assert (found, ignored_of(results)) == scan_capture(capture)
