@@ -37,15 +37,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 _ROOT = Path(__file__).parent
-_IMPORT = re.compile(r"^\s*from kdissect(?:\.([\w.]+))? import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
+_IMPORT = re.compile(
+    rf"^\s*from (?:{_ROOT.name}\b\.?|(\.+))([\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
+)
 
 
 @cache
 def _imported(path: Path) -> frozenset[Path]:
-    """The package's modules that a module imports by name."""
+    """The package's modules that a module imports, by their full names or by relative ones."""
     found: set[Path] = set()
-    for module, names in _IMPORT.findall(path.read_text("utf-8")):
-        place = _ROOT.joinpath(*module.split(".")) if module else _ROOT
+    for dots, module, names in _IMPORT.findall(path.read_text("utf-8")):
+        place = path.parents[len(dots) - 1] if dots else _ROOT
+        place = place.joinpath(*module.split("."))
         places = [place, *(place / name for name in re.findall(r"\w+", names))]
         found.update(file for item in places if (file := item.with_suffix(".py")).is_file())
     return frozenset(found)

@@ -1,0 +1,39 @@
+"""Compiled kernels are compiled again when a module that their own one imports has changed."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import kdissect
+from kdissect import accelerate
+
+ROOT = Path(kdissect.__file__).parent
+MODULES = sorted(path for path in ROOT.rglob("*.py") if "kernel" in path.read_text("utf-8"))
+
+
+def imports_of(path: Path) -> set[Path]:
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        names = (node.module or "").split(".") if node.module else []
+        if node.level:
+            place = path.parents[node.level - 1]
+        elif names and names[0] == ROOT.name:
+            place, names = ROOT, names[1:]
+        else:
+            continue
+        place = place.joinpath(*names)
+        places = [place, *(place / alias.name for alias in node.names)]
+        found |= {file for item in places if (file := item.with_suffix(".py")).is_file()}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_import_of_a_module_counts(path: Path) -> None:
+    assert accelerate._imported(path) == imports_of(path)
+
+
+def test_relative_imports_count() -> None:
+    assert ROOT / "capture" / "link.py" in accelerate._imported(ROOT / "capture" / "scan.py")
