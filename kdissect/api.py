@@ -32,8 +32,8 @@ from kdissect.pipeline.kept import StateFiles
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
+from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.sink import MemorySink, ParquetSink, StagedFile
-from kdissect.pipeline.steps import RunPlan
 from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
 
 if TYPE_CHECKING:

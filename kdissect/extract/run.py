@@ -23,7 +23,7 @@ from kdissect.extract.retell import Conversation, Retelling
 from kdissect.pipeline import local
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
-from kdissect.pipeline.steps import RunPlan
+from kdissect.pipeline.run_plan import RunPlan
 from kdissect.stream.index import Assembly
 from kdissect.tables.connections import endpoint_columns
 from kdissect.whole_file import replacing

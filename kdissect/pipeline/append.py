@@ -48,12 +48,12 @@ from kdissect.capture.split import CaptureInfo
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.commit import absolute, has_set, read_manifest
 from kdissect.pipeline.facts import Facts
-from kdissect.pipeline.kept import KNOWN_FILE, Before, StateFiles, read_state
+from kdissect.pipeline.kept import KNOWN_FILE, StateFiles, read_state
 from kdissect.pipeline.late import Late
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id, hashed, planned_inputs
+from kdissect.pipeline.run_plan import Before, RunPlan
 from kdissect.pipeline.sink import StagedFile
-from kdissect.pipeline.steps import RunPlan
 
 STATE_VERSION = 1
 DISORDER_NS = 100_000_000  # by which a capture may begin before the end of the one before it

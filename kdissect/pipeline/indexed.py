@@ -25,17 +25,14 @@ import pyarrow as pa
 
 from kdissect.capture.inputs import find_captures
 from kdissect.pipeline import local, slices
+from kdissect.pipeline.assemble_step import assemble_step
+from kdissect.pipeline.decode_step import decode_step
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import make_plan
 from kdissect.pipeline.record_sets import FETCH_SNAPSHOT
-from kdissect.pipeline.steps import (
-    Kind,
-    Row,
-    RunPlan,
-    assemble_step,
-    decode_step,
-    scan_step,
-)
+from kdissect.pipeline.rows import Kind, Row
+from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.scan_step import scan_step
 
 STORIES = ("group_events", "transactions", "fetch_sessions")  # told by messages of many slots
 ANOMALIES = "anomalies"  # told by slots and by stories

@@ -24,6 +24,7 @@ from kdissect.capture.source import Sources
 from kdissect.errors import CaptureError
 from kdissect.pipeline.decode import SECRET_APIS
 from kdissect.pipeline.late import Late
+from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.sink import STAGING
 from kdissect.stream.index import CARRIED, Assembly, Carried, TlsFacts
 from kdissect.stream.options import StreamOptions
@@ -34,29 +35,10 @@ from kdissect.tables.connections import ConnectionFacts
 if TYPE_CHECKING:
     from kdissect.pipeline.facts import Facts
     from kdissect.pipeline.options import Options
-    from kdissect.pipeline.steps import RunPlan
 
 STATE = "_state"  # tables skip folders that begin so
 OPEN_FILES, EVENT_FILES, KNOWN_FILE = f"{STATE}/open", f"{STATE}/events", f"{STATE}/known"
 _MAGIC = b"kdissect state 1\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """The set that a run goes on from.
-
-    captures: how many of the plan's are of it; the plan does not read them. open_files,
-    event_files: absolute paths. stats: JSON of what was counted of its captures, as assemble and
-    scan count. facts: packed `Facts`. end_ns: of its latest packet. byte_count: of its captures.
-    """
-
-    captures: int
-    open_files: tuple[str, ...]
-    event_files: tuple[str, ...]
-    stats: bytes
-    facts: bytes
-    end_ns: int
-    byte_count: int
 
 
 @dataclass(frozen=True, slots=True)

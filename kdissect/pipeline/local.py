@@ -9,18 +9,14 @@ from typing import Any
 
 from kdissect.capture.index import SegmentBatch
 from kdissect.capture.source import Sources
+from kdissect.pipeline.analyse_step import analyse_step
+from kdissect.pipeline.assemble_step import assemble_step, assembled
 from kdissect.pipeline.decode import Sink
+from kdissect.pipeline.decode_step import decode_step
 from kdissect.pipeline.kept import StateFiles, event_pieces, merged
-from kdissect.pipeline.steps import (
-    Kind,
-    Row,
-    RunPlan,
-    analyse_step,
-    assemble_step,
-    assembled,
-    decode_step,
-    scan_step,
-)
+from kdissect.pipeline.rows import Kind, Row
+from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.scan_step import scan_step
 from kdissect.stream.index import Assembly
 
 

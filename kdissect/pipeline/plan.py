@@ -18,7 +18,7 @@ from kdissect.capture.source import Sources
 from kdissect.capture.split import plan_splits
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
-from kdissect.pipeline.steps import RunPlan, sized, tasks
+from kdissect.pipeline.run_plan import RunPlan, sized, tasks
 from kdissect.stream.tls_keys import holds_secrets, is_blank
 
 SPLIT_BYTES_MAX = 128 * MB

@@ -35,18 +35,14 @@ from kdissect.capture.far import Piece, Runner, Walked, walk_piece
 from kdissect.capture.source import was_cut
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import local
+from kdissect.pipeline.analyse_step import analyse_step
+from kdissect.pipeline.assemble_step import assemble_step
+from kdissect.pipeline.decode_step import decode_step
 from kdissect.pipeline.kept import StateFiles, event_pieces, merged
+from kdissect.pipeline.rows import Kind, Row
+from kdissect.pipeline.run_plan import RunPlan, tasks
+from kdissect.pipeline.scan_step import scan_step
 from kdissect.pipeline.sink import ParquetSink, StagedFile
-from kdissect.pipeline.steps import (
-    Kind,
-    Row,
-    RunPlan,
-    analyse_step,
-    assemble_step,
-    decode_step,
-    scan_step,
-    tasks,
-)
 
 ROWS = "key long, kind int, ord long, data binary"
 _SCHEMA = pa.schema(

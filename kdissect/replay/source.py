@@ -15,8 +15,8 @@ from kdissect.pipeline.frames import REQUEST, RESPONSE, Frames
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.plan import planned
+from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.slices import SIDES
-from kdissect.pipeline.steps import RunPlan
 from kdissect.replay import saved, tableset
 from kdissect.replay.facts import gather_facts
 from kdissect.replay.messages import NO_API, client_id_of, expects_response

@@ -9,7 +9,7 @@ import pytest
 import kdissect
 from kdissect.analysis import events
 from kdissect.analysis.events import Collector, story, unpack
-from kdissect.pipeline import steps
+from kdissect.pipeline import run_plan
 from tests.truth.material import Capture, needs_material
 from tests.truth.rows import set_differences
 
@@ -18,8 +18,8 @@ from tests.truth.rows import set_differences
 @pytest.mark.parametrize("name", ["transactions/transactions", "share_streams/streams"])
 def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     capture = Capture(name)
-    monkeypatch.setattr(steps, "EVENT_KEY_BYTES", 100_000)
-    monkeypatch.setattr(steps, "SLOT_BYTES_MIN", 70_000)
+    monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 100_000)
+    monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 70_000)
     monkeypatch.setattr(events, "ROW_BYTES_MAX", 3_000)
     many = kdissect.read(str(capture.path), reveal_secrets=True)
     assert not set_differences(capture.tables, many)

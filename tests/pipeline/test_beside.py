@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 
 from bench.crowd import connections_of, crowd, heartbeat
-from kdissect.pipeline import beside, local, slices, steps
+from kdissect.pipeline import beside, local, slices
+from kdissect.pipeline.assemble_step import assemble_step
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
+from kdissect.pipeline.rows import Kind
+from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.scan_step import scan_step
 from kdissect.stream.tails import digests
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -23,7 +27,7 @@ CAPTURES = Path(__file__).parents[2] / "captures"
 def rows_of(path: Path, threads: int, part_rows: int, patch: pytest.MonkeyPatch) -> Any:
     """(digests of exchanges with their bytes' places by slot in order, the other rows)."""
     patch.setattr(beside, "PART_ROWS", part_rows)
-    patch.setattr(steps.RunPlan, "threads", lambda *_: threads)
+    patch.setattr(RunPlan, "threads", lambda *_: threads)
     exchanges: Any = defaultdict(list)
     others = []
     with planned([path], Options(), 2) as plan:
@@ -31,13 +35,13 @@ def rows_of(path: Path, threads: int, part_rows: int, patch: pytest.MonkeyPatch)
         sources = plan.sources()
         buckets: Any = defaultdict(list)
         for number in range(len(plan.splits)):
-            for row in steps.scan_step(plan, sources, number):
+            for row in scan_step(plan, sources, number):
                 buckets[row.key].append(row)
         for bucket in sorted(buckets):
-            for row in steps.assemble_step(plan, plan.sources(), local.in_order(buckets[bucket])):
-                if row.kind == steps.Kind.EXCHANGES:
+            for row in assemble_step(plan, plan.sources(), local.in_order(buckets[bucket])):
+                if row.kind == Kind.EXCHANGES:
                     exchanges[row.key, row.order >> 20].append((row.order, row.data))
-                elif row.kind == steps.Kind.STATS:
+                elif row.kind == Kind.STATS:
                     stats = json.loads(row.data)
                     others.append((row.key, {**stats, "timings": None}))
                 else:

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 import kdissect
-from kdissect.pipeline import steps
+from kdissect.pipeline import run_plan
 from tests.pipeline.made import Exchange, batch, fetch, snapshot_piece, write_capture
 from tests.pipeline.test_internal import kinds, metadata, rows
 
@@ -147,8 +147,8 @@ def test_pieces_in_many_splits_and_slots(
     oracle = content(whole(tmp_path, snapshot))
     for name, found in expected.items():
         assert found.total() == 2 * oracle[name].total()
-    monkeypatch.setattr(steps, "SLOT_BYTES_MIN", 4_000)
-    monkeypatch.setattr(steps, "EVENT_KEY_BYTES", 10_000)
+    monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 4_000)
+    monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 10_000)
     tables = kdissect.read(path, split_bytes=split_bytes)
     assert {name: Counter(map(repr, rows(tables, name))) for name in RECORDED} == expected
     assert kinds(tables) == []
@@ -164,7 +164,7 @@ def test_pieces_on_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     del exchanges[20]
     path = write_capture(tmp_path / "made.pcap", exchanges)
     expected = kdissect.read(path)
-    monkeypatch.setattr(steps, "SLOT_BYTES_MIN", 4_000)
+    monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 4_000)
     found = kdissect.dissect(spark, path, tmp_path / "out", split_bytes=10_000)
     assert kinds(found) == kinds(expected) == ["snapshot_gap"]
     for name in (*RECORDED, "anomalies"):

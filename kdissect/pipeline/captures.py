@@ -1,0 +1,89 @@
+"""Rows of `captures`, and the anomalies of those that could not be read to their end."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+
+from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
+from kdissect.pipeline.run_plan import RunPlan
+from kdissect.stream.index import Anomaly
+from kdissect.tables.anomalies import (
+    AnomalyRow,
+    anomalies_table,
+)
+from kdissect.tables.schemas import FIXED_TABLES
+
+
+def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
+    """Rows of `captures`: what the split walk knew and what the scans counted."""
+    count = len(plan.captures)
+    packets, tcp = [0] * count, [0] * count
+    duplicates = [0] * count
+    ignored: list[Counter[str]] = [Counter() for _ in range(count)]
+    for entry in [*stats, *(json.loads(plan.before.stats) if plan.before else ())]:
+        for source, number in entry.get("duplicates", {}).items():
+            duplicates[int(source)] += number
+        for source, number in entry.get("given_up", {}).items():
+            tcp[int(source)] -= number
+            ignored[int(source)][NOT_FOLLOWED] += number
+        if "source" in entry:
+            source = entry["source"]
+            packets[source] += entry["packet_count"]
+            tcp[source] += entry["tcp_packet_count"]
+            ignored[source].update(entry["ignored"])
+    rows = []
+    for number, info in enumerate(plan.captures):
+        assert packets[number] == info.packet_count, (info.path, packets[number])
+        rows.append(
+            {
+                "capture_id": plan.capture_ids[number],
+                "path": info.path,
+                "format": info.format,
+                "compression": info.compression,
+                "link_types": list(info.link_types),
+                "packet_count": info.packet_count,
+                "byte_count": info.byte_count,
+                "first_time": _time_us(info.first_time_ns),
+                "last_time": _time_us(info.last_time_ns),
+                "truncated_packet_count": info.truncated_packet_count,
+                "tcp_packet_count": tcp[number],
+                "duplicate_packet_count": duplicates[number],
+                "ignored_packet_count": sum(ignored[number].values()),
+                "ignored_reasons": sorted(ignored[number].items()),
+                "error": info.error,
+            }
+        )
+    schema = FIXED_TABLES["captures"]
+    loose = schema
+    for name in ("first_time", "last_time"):
+        loose = loose.set(loose.get_field_index(name), pa.field(name, pa.int64()))
+    table = pa.Table.from_pylist(rows, schema=loose)
+    for name in ("first_time", "last_time"):
+        index = schema.get_field_index(name)
+        column = table.column(name).combine_chunks().view(schema.field(name).type)
+        table = table.set_column(index, schema.field(name), column)
+    return table
+
+
+def cut_captures(plan: RunPlan) -> pa.Table:
+    """A capture_cut anomaly for each file that could not be read to its end."""
+    return anomalies_table(
+        AnomalyRow(
+            Anomaly.CAPTURE_CUT,
+            info.error or "",
+            capture_id=plan.capture_ids[number],
+            packet=info.error_packet if info.error_packet >= 0 else None,
+            pos=info.error_pos if info.error_pos >= 0 else None,
+        )
+        for number, info in enumerate(plan.captures)
+        if info.source >= (plan.before.captures if plan.before else 0) and info.error is not None
+    )
+
+
+def _time_us(time_ns: int | None) -> int | None:
+    inside = time_ns is not None and -62_135_596_800 * 10**9 <= time_ns < 253_402_300_800 * 10**9
+    return time_ns // 1000 if inside and time_ns is not None else None
