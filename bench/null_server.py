@@ -119,7 +119,7 @@ class NullServer:
 
 
 def main() -> None:
-    """Command: null_server.py [--topic NAME]... [--answers FILE]; prints its port."""
+    """Command: python -m bench.null_server [--topic NAME]... [--answers FILE]; prints its port."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topic", action="append")
     parser.add_argument("--answers")

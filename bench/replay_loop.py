@@ -142,8 +142,8 @@ def made_plan(connection_count: int, request_count: int, seconds: float, in_flig
 @contextmanager
 def null_server(*options: str) -> Iterator[int]:
     """A process of its own; its port."""
-    command = [sys.executable, str(Path(__file__).with_name("null_server.py")), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "bench.null_server", *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             yield int(process.stdout.readline())

@@ -19,6 +19,7 @@ TWINS = {
     "stream.evidence": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.framing": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.laying": ("stream.reassembly_reference", "stream/test_reassembly.py"),
+    "stream.lone": ("stream.lone_reference", "stream/test_lone.py"),
     "stream.paired": (None, "stream/test_transcripts.py"),  # a join of columns
     "stream.pairing": ("stream.pairing_reference", "stream/test_pairing.py"),
     "stream.pieces": ("stream.framing_reference", "stream/test_framing.py"),
