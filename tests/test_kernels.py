@@ -17,6 +17,7 @@ TWINS = {
     "pipeline.facts": ("pipeline.facts_reference", "pipeline/test_client_ids.py"),
     "stream.acks": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.evidence": ("stream.framing_reference", "stream/test_framing.py"),
+    "stream.frame_rows": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.framing": ("stream.framing_reference", "stream/test_framing.py"),
     "stream.laying": ("stream.reassembly_reference", "stream/test_reassembly.py"),
     "stream.lone": ("stream.lone_reference", "stream/test_lone.py"),

@@ -72,6 +72,19 @@ Hosts = Annotated[
     list[str] | None,
     typer.Option("--host", metavar="IP", help="Connections of this address only; repeatable."),
 ]
+Clients = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--client", metavar="NAME", help="A client id (* and ? fit anything), an IP or IP:PORT."
+    ),
+]
+Topics = Annotated[
+    list[str] | None, typer.Option("--topic", metavar="NAME", help="A topic; * and ? too.")
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
+]
 FromTime = Annotated[
     str | None,
     typer.Option(

@@ -10,12 +10,15 @@ import typer
 from kdissect.cli.app import app
 from kdissect.cli.common import (
     AsJson,
+    Clients,
     FromTime,
+    Groups,
     Hosts,
     KeyLogs,
     LimitItems,
     Ports,
     Quiet,
+    Topics,
     ToTime,
     check_choice,
     limits_of,
@@ -55,19 +58,9 @@ def extract_command(
             help="A connection_id, or the IP:PORT of an end; repeatable.",
         ),
     ] = None,
-    client: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--client", metavar="NAME", help="A client id (* and ? fit anything), an IP or IP:PORT."
-        ),
-    ] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="NAME", help="A topic; * and ? too.")
-    ] = None,
-    group: Annotated[
-        list[str] | None,
-        typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
-    ] = None,
+    client: Clients = None,
+    topic: Topics = None,
+    group: Groups = None,
     from_time: FromTime = None,
     to_time: ToTime = None,
     host: Hosts = None,

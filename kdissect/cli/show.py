@@ -12,7 +12,9 @@ import typer
 from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_INTERRUPTED,
+    Clients,
     FromTime,
+    Groups,
     Hosts,
     KeyLogs,
     LimitItems,
@@ -21,6 +23,7 @@ from kdissect.cli.common import (
     Quiet,
     RevealSecrets,
     ShownPayload,
+    Topics,
     ToTime,
     check_choice,
     limits_of,
@@ -57,19 +60,9 @@ def show_command(
         list[str] | None,
         typer.Option("--api", metavar="NAME", help="An API by name or key; repeatable."),
     ] = None,
-    client: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--client", metavar="NAME", help="A client id (* and ? fit anything), an IP or IP:PORT."
-        ),
-    ] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="NAME", help="A topic; * and ? too.")
-    ] = None,
-    group: Annotated[
-        list[str] | None,
-        typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
-    ] = None,
+    client: Clients = None,
+    topic: Topics = None,
+    group: Groups = None,
     errors: Annotated[
         bool, typer.Option("--errors", help="Answers with an error code anywhere.")
     ] = False,

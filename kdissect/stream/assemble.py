@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kdissect.capture.index import FRAGMENT_PART, SYN, SegmentBatch
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.protocol import catalog
-from kdissect.stream import framing, pairing
+from kdissect.stream import frame_rows, framing, pairing
 from kdissect.stream.bounds import bounded
 from kdissect.stream.columns import (
     BYTE_COUNT,
@@ -144,7 +144,9 @@ def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDA
     first = np.flatnonzero(connections[:, INCARNATION] == 0)
     first = first[connections[first, PAIR] < len(row_of)]
     row_of[connections[first, PAIR]] = first
-    here = np.stack([requests.table[:, framing.CONNECTION], requests.table[:, framing.POS]], 1)
+    here = np.stack(
+        [requests.table[:, frame_rows.CONNECTION], requests.table[:, frame_rows.POS]], 1
+    )
     there = np.stack([row_of[known.done_pair], known.done_pos], 1)
     both = np.concatenate([here, there])
     _, number = np.unique(both, axis=0, return_inverse=True)
@@ -298,9 +300,9 @@ def _paired(
         plain, streams, REQUEST, client_side, protocol,
     )  # fmt: skip
     asked = Asked(
-        requests.column(framing.ID, scratch),
+        requests.column(frame_rows.ID, scratch),
         _times(times, requests, scratch),
-        requests.column(framing.KIND, scratch),
+        requests.column(frame_rows.KIND, scratch),
     )
 
     def walk_responses(state: Ints, most: int) -> Any:
@@ -365,7 +367,7 @@ def _times(times: Ints, frames: Frames, scratch: Scratch) -> Ints:
     found = scratch.empty(len(frames.table), np.int64)
     for first in range(0, len(found), FRAMES_AT_ONCE):
         some = slice(first, first + FRAMES_AT_ONCE)
-        np.take(times, frames.table[some, framing.FIRST], out=found[some], mode="clip")
+        np.take(times, frames.table[some, frame_rows.FIRST], out=found[some], mode="clip")
     return found
 
 
@@ -379,14 +381,14 @@ def _pairs(
     request_of = scratch.empty(response_count, np.int64)
     came = scratch.empty(response_count, np.uint8)
     is_lost = scratch.empty(request_count, np.uint8)
-    asked_end = requests.column(framing.POS, scratch)
+    asked_end = requests.column(frame_rows.POS, scratch)
     asked_end += 4
-    asked_end += requests.table[:, framing.FRAME_SIZE]
+    asked_end += requests.table[:, frame_rows.FRAME_SIZE]
     buckets = pairing.bucket_count(requests.start)
     table = [scratch.empty(count, np.int64) for count in (buckets, buckets, request_count)]
     pairing.pair(
-        asked, asked_end, requests.start, is_done, responses.column(framing.ID, scratch),
-        responses.column(framing.KIND, scratch), _times(times, responses, scratch), acknowledged,
+        asked, asked_end, requests.start, is_done, responses.column(frame_rows.ID, scratch),
+        responses.column(frame_rows.KIND, scratch), _times(times, responses, scratch), acknowledged,
         behind_hole, responses.start, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
         answer_of, request_of, status, came, is_lost, *table,
     )  # fmt: skip
@@ -394,8 +396,8 @@ def _pairs(
     room = request_count + response_count
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
     count = pairing.in_order(
-        requests.start, responses.start, requests.column(framing.FIRST, scratch),
-        responses.column(framing.FIRST, scratch), request_of, answer_of, request, response,
+        requests.start, responses.start, requests.column(frame_rows.FIRST, scratch),
+        responses.column(frame_rows.FIRST, scratch), request_of, answer_of, request, response,
     )  # fmt: skip
     return Pairs(answer_of, status, is_lost, request_of, came, request[:count], response[:count])
 
@@ -438,19 +440,19 @@ def _fault_rows(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[
     """Faults of the framing as rows of ANOMALY."""
     rows = np.zeros(len(frames.faults), ANOMALY)
     for name, column in (
-        ("kind", framing.FAULT_KIND),
-        ("severity", framing.SEVERITY),
-        ("direction", framing.DIRECTION),
-        ("connection", framing.FAULT_CONNECTION),
-        ("pos", framing.FAULT_POS),
-        ("byte_count", framing.FAULT_BYTES),
-        ("a", framing.FAULT_A),
-        ("b", framing.FAULT_B),
-        ("extent_count", framing.FAULT_EXTENTS),
+        ("kind", frame_rows.FAULT_KIND),
+        ("severity", frame_rows.SEVERITY),
+        ("direction", frame_rows.DIRECTION),
+        ("connection", frame_rows.FAULT_CONNECTION),
+        ("pos", frame_rows.FAULT_POS),
+        ("byte_count", frame_rows.FAULT_BYTES),
+        ("a", frame_rows.FAULT_A),
+        ("b", frame_rows.FAULT_B),
+        ("extent_count", frame_rows.FAULT_EXTENTS),
     ):
         rows[name] = frames.faults[:, column]
-    rows["extent_start"] = frames.faults[:, framing.FAULT_EXTENT] + extent_base
-    _place(rows, segments, frames.faults[:, framing.FAULT_SEGMENT])
+    rows["extent_start"] = frames.faults[:, frame_rows.FAULT_EXTENT] + extent_base
+    _place(rows, segments, frames.faults[:, frame_rows.FAULT_SEGMENT])
     return rows
 
 
@@ -472,13 +474,13 @@ def _frame_anomalies(
     made["kind"] = kind
     made["severity"] = severity
     made["direction"] = direction
-    made["connection"] = table[:, framing.CONNECTION]
-    made["pos"] = table[:, framing.POS]
+    made["connection"] = table[:, frame_rows.CONNECTION]
+    made["pos"] = table[:, frame_rows.POS]
     made["byte_count"] = byte_count
     made["exchange_id"] = exchange_id
     made["a"] = a
     made["b"] = b
-    _place(made, segments, table[:, framing.FIRST])
+    _place(made, segments, table[:, frame_rows.FIRST])
     return made
 
 
@@ -521,11 +523,11 @@ def _anomalies(
         (RESPONSE, responses, ids.of_responses),
     ):
         rows = frames.cut()
-        size = frames.table[rows, framing.FRAME_SIZE]
+        size = frames.table[rows, frame_rows.FRAME_SIZE]
         parts.append(
             _frame_anomalies(
                 Anomaly.PARTIAL_FRAME, WARNING, direction, frames, rows, ids_of(rows), segments,
-                size, byte_count=size + 4 - frames.table[rows, framing.CAPTURED],
+                size, byte_count=size + 4 - frames.table[rows, frame_rows.CAPTURED],
             )
         )  # fmt: skip
     for kind, severity, how in (
@@ -536,11 +538,11 @@ def _anomalies(
         rows = np.flatnonzero(pairs.came == how)
         passed: Ints | int = 0
         if how == OUT_OF_ORDER and len(rows):
-            passed = _signed(responses.table[_passed(pairs.request_of, rows), framing.ID])
+            passed = _signed(responses.table[_passed(pairs.request_of, rows), frame_rows.ID])
         parts.append(
             _frame_anomalies(
                 kind, severity, RESPONSE, responses, rows, ids.of_responses(rows), segments,
-                _signed(responses.table[rows, framing.ID]), passed,
+                _signed(responses.table[rows, frame_rows.ID]), passed,
             )
         )  # fmt: skip
     rows, late = late_responses(requests, responses, pairs.request_of, segments)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.stream.framing import BAD_SIZE
+from kdissect.stream.frame_rows import BAD_SIZE
 from kdissect.stream.index import Anomaly
 from kdissect.stream.options import StreamOptions
 

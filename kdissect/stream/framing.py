@@ -68,36 +68,29 @@ from kdissect.stream.evidence import (
     step,
     token_asked,
 )  # fmt: skip
-from kdissect.stream.index import REQUEST, RESPONSE, WARNING, Anomaly, Protocol
+from kdissect.stream.frame_rows import (
+    AFTER_GAP,
+    BAD_SIZE,
+    EXPECTS,
+    EXTENT_WIDTH,
+    FAULT_WIDTH,
+    FRAME_WIDTH,
+    FRAMES,
+    HEADER_CUT,
+    NO_BOUNDARY,
+    SILENT,
+    TOKEN,
+    put_frame,
+    put_gaps,
+    put_unframed,
+    put_whole_frame,
+)
+from kdissect.stream.index import REQUEST, RESPONSE, Protocol
 from kdissect.stream.pieces import find, grown, int64
 from kdissect.stream.sasl_evidence import is_broker_token, is_mechanisms
 
-# Columns of a frame. CONNECTION: its row; FIRST and LAST: segments of the first and the last
-# captured byte; CAPTURED: bytes of it, the size prefix included.
-(
-    CONNECTION, POS, FRAME_SIZE, API_KEY, VERSION, ID, KIND, FIRST, LAST, EXTENT_START,
-    EXTENT_COUNT, CAPTURED,
-) = range(12)  # fmt: skip
-FRAME_WIDTH = 12
-EXPECTS, TOKEN, SILENT = 0, 1, 2  # KIND of a request; of a response EXPECTS or TOKEN
-
-EXTENT_WIDTH = 3  # place in the source, length, source (-1: missing)
-
-# Columns of a fault; FAULT_FRAME: the frame (of the direction) it is about, or -1.
-(
-    FAULT_KIND, SEVERITY, DIRECTION, FAULT_CONNECTION, FAULT_SEGMENT, FAULT_POS, FAULT_BYTES,
-    FAULT_A, FAULT_B, FAULT_EXTENT, FAULT_EXTENTS, FAULT_FRAME,
-) = range(12)  # fmt: skip
-FAULT_WIDTH = 12
-
-# Why bytes are unframed, `a` of the anomaly; `b` is the size that was read there, or -1.
-AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
-
-SHOWN_MAX = 256  # unframed bytes to show with their anomaly
 TOKEN_SIZE_MAX = 1 << 20  # a SASL token larger than this is no token
 ASKS_VERSIONS = 18  # ApiVersions, which may come before a handshake
-
-FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 
 # Where a walk over the streams goes on, int64[STATE_WIDTH], all 0 at first: the connection, whether
 # the walk stands inside of it (then the fields behind count), and what it knows there.
@@ -117,140 +110,6 @@ NO_LIMIT = 1 << 62  # of frames at a time
 # YOUNG: a stream that had nothing but versions, handshakes and tokens.
 ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16
 LAST_ID = 8
-
-
-@kernel
-def put_extents(
-    pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, extents: Any, used: Any
-) -> Any:
-    """Append where the bytes [begin, end) lie, holes included; (the table, captured bytes)."""
-    captured = int64(0)
-    here = begin
-    while here < end:
-        while index < stop and pieces.pos[index] + pieces.length[index] <= here:
-            index += 1
-        extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
-        at = used[EXTENTS] * EXTENT_WIDTH
-        if index >= stop or pieces.pos[index] > here:
-            until = end if index >= stop else min(end, pieces.pos[index])
-            extents[at] = 0
-            extents[at + 1] = until - here
-            extents[at + 2] = -1
-        else:
-            until = min(end, pieces.pos[index] + pieces.length[index])
-            extents[at] = pieces.file_pos[index] + (here - pieces.pos[index])
-            extents[at + 1] = until - here
-            extents[at + 2] = source[pieces.segment[index]]
-            captured += until - here
-        used[EXTENTS] += 1
-        here = until
-    return extents, captured
-
-
-@kernel
-def put_frame(
-    pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
-    kind: int, frames: Any, extents: Any, used: Any,
-) -> Any:  # fmt: skip
-    """Put the frame at `pos`, whose size prefix is there, into the next free row; the extents."""
-    size = header[SIZE]
-    at = used[FRAMES] * FRAME_WIDTH
-    used[FRAMES] += 1
-    frames[at + CONNECTION] = connection
-    frames[at + POS] = pos
-    frames[at + FRAME_SIZE] = size
-    frames[at + API_KEY] = header[KEY]
-    frames[at + VERSION] = header[API_VERSION]
-    frames[at + ID] = header[CORRELATION]
-    frames[at + KIND] = kind
-    frames[at + FIRST] = pieces.segment[index]
-    frames[at + EXTENT_START] = used[EXTENTS]
-    extents, captured = put_extents(
-        pieces, source, index, stop, pos + 4, pos + 4 + size, extents, used
-    )
-    frames[at + EXTENT_COUNT] = used[EXTENTS] - frames[at + EXTENT_START]
-    frames[at + CAPTURED] = captured + 4
-    last = find(pieces, index, stop, pos + 3 + size)
-    if last >= stop or pieces.pos[last] > pos + 3 + size:
-        last -= 1
-    frames[at + LAST] = pieces.segment[last]
-    return extents
-
-
-@kernel
-def put_fault(
-    faults: Any, used: Any, kind: int, severity: int, direction: int, connection: int, segment: int,
-    pos: int, count: int, a: int, b: int, frame: int,
-) -> Any:  # fmt: skip
-    """Append a fault without bytes to show; the table."""
-    faults = grown(faults, used[FAULTS] * FAULT_WIDTH, FAULT_WIDTH)
-    at = used[FAULTS] * FAULT_WIDTH
-    used[FAULTS] += 1
-    faults[at + FAULT_KIND] = kind
-    faults[at + SEVERITY] = severity
-    faults[at + DIRECTION] = direction
-    faults[at + FAULT_CONNECTION] = connection
-    faults[at + FAULT_SEGMENT] = segment
-    faults[at + FAULT_POS] = pos
-    faults[at + FAULT_BYTES] = count
-    faults[at + FAULT_A] = a
-    faults[at + FAULT_B] = b
-    faults[at + FAULT_EXTENT] = 0
-    faults[at + FAULT_EXTENTS] = 0
-    faults[at + FAULT_FRAME] = frame
-    return faults
-
-
-@kernel
-def put_unframed(
-    pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, direction: int,
-    connection: int, reason: int, size: int, extents: Any, faults: Any, used: Any,
-) -> Any:  # fmt: skip
-    """Note the captured bytes of [begin, end), if any, as in no frame; (extents, faults)."""
-    while index < stop and pieces.pos[index] + pieces.length[index] <= begin:
-        index += 1
-    if index >= stop or pieces.pos[index] >= end:
-        return extents, faults
-    first = max(begin, pieces.pos[index])
-    count = int64(0)
-    number = index
-    while number < stop and pieces.pos[number] < end:
-        last = min(end, pieces.pos[number] + pieces.length[number])
-        count += last - max(begin, pieces.pos[number])
-        number += 1
-    faults = put_fault(
-        faults, used, int64(Anomaly.UNFRAMED_BYTES), WARNING, direction, connection,
-        pieces.segment[index], first, count, reason, size, -1,
-    )  # fmt: skip
-    at = (used[FAULTS] - 1) * FAULT_WIDTH
-    before = used[EXTENTS]
-    shown = min(end, first + SHOWN_MAX)
-    extents, _ = put_extents(pieces, source, index, stop, first, shown, extents, used)
-    faults[at + FAULT_EXTENT] = before
-    faults[at + FAULT_EXTENTS] = used[EXTENTS] - before
-    return extents, faults
-
-
-@kernel
-def put_gaps(
-    pieces: Any, start: int, stop: int, end: int, direction: int, connection: int, faults: Any,
-    used: Any,
-) -> Any:  # fmt: skip
-    """Note the holes of a stream that is known to be `end` bytes long; the table of faults."""
-    here = int64(0)
-    segment = int64(-1)
-    for index in range(start, stop + 1):
-        until = pieces.pos[index] if index < stop else end
-        if index < stop:
-            segment = pieces.segment[index]
-        if until > here:
-            faults = put_fault(
-                faults, used, int64(Anomaly.GAP), WARNING, direction, connection, segment, here,
-                until - here, 0, 0, -1,
-            )  # fmt: skip
-        if index < stop:
-            here = pieces.pos[index] + pieces.length[index]
-    return faults
 
 
 @inlined
@@ -282,13 +141,6 @@ def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) ->
         return pos == stream.end
     behind = find(stream.pieces, index, stream.stop, pos)
     return request_header(stream.pieces, behind, stream.stop, pos, kafka, following) == GOOD
-
-
-def renumber(frames: Any, faults: Any, extent_base: int) -> None:
-    """Tell flat tables of frames and faults that so many extents were found before theirs."""
-    frames[EXTENT_START::FRAME_WIDTH] += extent_base
-    shown = np.flatnonzero(faults[FAULT_EXTENTS::FAULT_WIDTH])
-    faults[FAULT_EXTENT::FAULT_WIDTH][shown] += extent_base
 
 
 def frame_requests(
@@ -453,28 +305,9 @@ def some_requests(
                 )  # fmt: skip
             frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
             if quick and 0 < size <= available - 4:
-                # The usual case of `put_frame`, all in one piece.
-                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
-                to = used[EXTENTS] * EXTENT_WIDTH
-                segment = pieces.segment[index]
-                extents[to] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
-                extents[to + 1] = size
-                extents[to + 2] = source[segment]
-                to = used[FRAMES] * FRAME_WIDTH
-                frames[to + CONNECTION] = connection
-                frames[to + POS] = pos
-                frames[to + FRAME_SIZE] = size
-                frames[to + API_KEY] = header[KEY]
-                frames[to + VERSION] = header[API_VERSION]
-                frames[to + ID] = header[CORRELATION]
-                frames[to + KIND] = kind
-                frames[to + FIRST] = segment
-                frames[to + LAST] = segment
-                frames[to + EXTENT_START] = used[EXTENTS]
-                frames[to + EXTENT_COUNT] = 1
-                frames[to + CAPTURED] = 4 + size
-                used[EXTENTS] += 1
-                used[FRAMES] += 1
+                extents = put_whole_frame(
+                    pieces, source, index, connection, pos, header, kind, frames, extents, used
+                )
             else:
                 extents = put_frame(
                     pieces, source, index, stop, connection, pos, header, kind, frames, extents,
@@ -697,28 +530,9 @@ def some_responses(
             header[API_VERSION] = -1
             frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
             if quick and 0 < size <= available - 4:
-                # The usual case of `put_frame`, all in one piece.
-                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
-                to = used[EXTENTS] * EXTENT_WIDTH
-                segment = pieces.segment[index]
-                extents[to] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
-                extents[to + 1] = size
-                extents[to + 2] = source[segment]
-                to = used[FRAMES] * FRAME_WIDTH
-                frames[to + CONNECTION] = connection
-                frames[to + POS] = pos
-                frames[to + FRAME_SIZE] = size
-                frames[to + API_KEY] = header[KEY]
-                frames[to + VERSION] = header[API_VERSION]
-                frames[to + ID] = header[CORRELATION]
-                frames[to + KIND] = kind
-                frames[to + FIRST] = segment
-                frames[to + LAST] = segment
-                frames[to + EXTENT_START] = used[EXTENTS]
-                frames[to + EXTENT_COUNT] = 1
-                frames[to + CAPTURED] = 4 + size
-                used[EXTENTS] += 1
-                used[FRAMES] += 1
+                extents = put_whole_frame(
+                    pieces, source, index, connection, pos, header, kind, frames, extents, used
+                )
             else:
                 extents = put_frame(
                     pieces, source, index, stop, connection, pos, header, kind, frames, extents,

@@ -48,13 +48,8 @@ from kdissect.stream.evidence import (
     TOKENS_AHEAD_MAX,
     WINDOW,
 )
-from kdissect.stream.framing import (
-    ASKS_VERSIONS,
-    EXPECTS,
-    SILENT,
-    TOKEN,
-    TOKEN_SIZE_MAX,
-)
+from kdissect.stream.frame_rows import EXPECTS, SILENT, TOKEN
+from kdissect.stream.framing import ASKS_VERSIONS, TOKEN_SIZE_MAX
 from kdissect.stream.pairing_reference import Request
 from kdissect.stream.sasl_evidence import (
     MECHANISM_MAX,

@@ -17,8 +17,8 @@ from kdissect.accelerate import kernel
 from kdissect.capture.index import ACK, FRAGMENT_PART
 from kdissect.capture.scratch import Scratch, Written
 from kdissect.rows import gather_ranges, joined
-from kdissect.stream import framing
-from kdissect.stream.framing import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
+from kdissect.stream import frame_rows, framing
+from kdissect.stream.frame_rows import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
 from kdissect.stream.ids import exchange_ids
 from kdissect.stream.index import (
     ANOMALY,
@@ -68,8 +68,8 @@ class Frames:
             parts = [
                 table[: n * width] for table, n, width in zip(found, used, widths, strict=True)
             ]
-            framing.renumber(parts[0], parts[2], extent_count)
-            extent_count += int(used[framing.EXTENTS])
+            frame_rows.renumber(parts[0], parts[2], extent_count)
+            extent_count += int(used[frame_rows.EXTENTS])
             for file, part in zip(files, parts, strict=True):
                 file.append(part)
         tables = [file.array() for file in files]
@@ -107,7 +107,7 @@ class Frames:
         found = [np.zeros(0, np.int64)]
         for first in range(0, len(self.table), FRAMES_AT_ONCE):
             some = self.table[first : first + FRAMES_AT_ONCE]
-            is_cut = some[:, framing.CAPTURED] != some[:, framing.FRAME_SIZE] + 4
+            is_cut = some[:, frame_rows.CAPTURED] != some[:, frame_rows.FRAME_SIZE] + 4
             found.append(np.flatnonzero(is_cut) + first)
         return np.concatenate(found)
 
@@ -123,7 +123,7 @@ def _starts(table: Any, connection_count: int) -> Any:
         high = count
         while low < high:
             middle = (low + high) >> 1
-            if table[middle * FRAME_WIDTH + framing.CONNECTION] < connection:
+            if table[middle * FRAME_WIDTH + frame_rows.CONNECTION] < connection:
                 low = middle + 1
             else:
                 high = middle
@@ -136,7 +136,7 @@ def _framed_bytes(table: Any, connection_count: int) -> Any:
     total = np.zeros(connection_count, np.int64)
     for row in range(len(table) // FRAME_WIDTH):
         at = row * FRAME_WIDTH
-        total[table[at + framing.CONNECTION]] += table[at + framing.CAPTURED]
+        total[table[at + frame_rows.CONNECTION]] += table[at + frame_rows.CAPTURED]
     return total
 
 
@@ -145,16 +145,16 @@ def _behind_hole(table: Any, start: Any, has_origin: Any, found: Any) -> None:
     for connection in range(len(start) - 1):
         before = int64(0) if has_origin[connection] else int64(-1)
         for row in range(start[connection], start[connection + 1]):
-            pos = table[row * FRAME_WIDTH + framing.POS]
+            pos = table[row * FRAME_WIDTH + frame_rows.POS]
             found[row] = pos != before
-            before = pos + 4 + table[row * FRAME_WIDTH + framing.FRAME_SIZE]
+            before = pos + 4 + table[row * FRAME_WIDTH + frame_rows.FRAME_SIZE]
 
 
 @kernel
 def _acknowledged(table: Any, segments: Any, origin: Any, found: Any) -> None:
     for row in range(len(found)):
-        segment = segments[table[row * FRAME_WIDTH + framing.FIRST]]
-        first = origin[table[row * FRAME_WIDTH + framing.CONNECTION]]
+        segment = segments[table[row * FRAME_WIDTH + frame_rows.FIRST]]
+        first = origin[table[row * FRAME_WIDTH + frame_rows.CONNECTION]]
         has_ack = segment["flags"] & ACK and not segment["ip_id"] & FRAGMENT_PART
         found[row] = NO_ACK
         if has_ack and first != NO_ORIGIN:
@@ -172,11 +172,11 @@ def _late_rows(requests: Any, responses: Any, request_of: Any, segments: Any) ->
             count = 0
         for row in range(len(request_of)):
             at = row * FRAME_WIDTH
-            if request_of[row] < 0 or responses[at + framing.KIND] == framing.TOKEN:
+            if request_of[row] < 0 or responses[at + frame_rows.KIND] == frame_rows.TOKEN:
                 continue
-            asked = requests[request_of[row] * FRAME_WIDTH + framing.LAST]
+            asked = requests[request_of[row] * FRAME_WIDTH + frame_rows.LAST]
             ended = segments[asked]["time_ns"]
-            by = ended - segments[responses[at + framing.FIRST]]["time_ns"]
+            by = ended - segments[responses[at + frame_rows.FIRST]]["time_ns"]
             if by > 0:
                 if turn:
                     rows[count] = row
@@ -196,16 +196,18 @@ def _fill_sides(side: Any, table: Any, row: Any, segments: Any, extent_base: int
             side[index]["source"] = -1
             continue
         at = row[index] * FRAME_WIDTH
-        first = segments[table[at + framing.FIRST]]
+        first = segments[table[at + frame_rows.FIRST]]
         side[index]["time_ns"] = first["time_ns"]
-        side[index]["end_time_ns"] = segments[table[at + framing.LAST]]["time_ns"]
-        side[index]["size"] = table[at + framing.FRAME_SIZE]
-        side[index]["pos"] = table[at + framing.POS]
+        side[index]["end_time_ns"] = segments[table[at + frame_rows.LAST]]["time_ns"]
+        side[index]["size"] = table[at + frame_rows.FRAME_SIZE]
+        side[index]["pos"] = table[at + frame_rows.POS]
         side[index]["packet"] = first["packet"]
-        side[index]["extent_start"] = table[at + framing.EXTENT_START] + extent_base
-        side[index]["extent_count"] = table[at + framing.EXTENT_COUNT]
+        side[index]["extent_start"] = table[at + frame_rows.EXTENT_START] + extent_base
+        side[index]["extent_count"] = table[at + frame_rows.EXTENT_COUNT]
         side[index]["source"] = first["source"]
-        side[index]["is_whole"] = table[at + framing.CAPTURED] == table[at + framing.FRAME_SIZE] + 4
+        side[index]["is_whole"] = (
+            table[at + frame_rows.CAPTURED] == table[at + frame_rows.FRAME_SIZE] + 4
+        )
 
 
 @kernel
@@ -218,19 +220,19 @@ def _fill_heads(
         if request[index] >= 0:
             at = request[index] * FRAME_WIDTH
             exchange["status"] = status[request[index]]
-            exchange["api_key"] = np.int16(requests[at + framing.API_KEY])
-            exchange["api_version"] = np.int16(requests[at + framing.VERSION])
-            exchange["connection"] = requests[at + framing.CONNECTION]
-            exchange["correlation_id"] = np.int32(requests[at + framing.ID])
-            exchange["is_sasl_token"] = requests[at + framing.KIND] == framing.TOKEN
+            exchange["api_key"] = np.int16(requests[at + frame_rows.API_KEY])
+            exchange["api_version"] = np.int16(requests[at + frame_rows.VERSION])
+            exchange["connection"] = requests[at + frame_rows.CONNECTION]
+            exchange["correlation_id"] = np.int32(requests[at + frame_rows.ID])
+            exchange["is_sasl_token"] = requests[at + frame_rows.KIND] == frame_rows.TOKEN
         else:
             at = response[index] * FRAME_WIDTH
             exchange["status"] = _REQUEST_MISSING
             exchange["api_key"] = NO_API
             exchange["api_version"] = NO_API
-            exchange["connection"] = responses[at + framing.CONNECTION]
-            exchange["correlation_id"] = np.int32(responses[at + framing.ID])
-            exchange["is_sasl_token"] = responses[at + framing.KIND] == framing.TOKEN
+            exchange["connection"] = responses[at + frame_rows.CONNECTION]
+            exchange["correlation_id"] = np.int32(responses[at + frame_rows.ID])
+            exchange["is_sasl_token"] = responses[at + frame_rows.KIND] == frame_rows.TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +317,10 @@ class Paired:
     def asked(self) -> npt.NDArray[np.int64]:
         """int64[n, 3]: connection, api key and api version of the requests, each once."""
         found = np.zeros((0, 3), np.int64)
-        columns = [framing.CONNECTION, framing.API_KEY, framing.VERSION]
+        columns = [frame_rows.CONNECTION, frame_rows.API_KEY, frame_rows.VERSION]
         for first in range(0, len(self.requests.table), FRAMES_AT_ONCE):
             some = self.requests.table[first : first + FRAMES_AT_ONCE]
-            some = some[some[:, framing.KIND] != framing.TOKEN][:, columns]
+            some = some[some[:, frame_rows.KIND] != frame_rows.TOKEN][:, columns]
             found = np.unique(np.concatenate([found, some]), axis=0)
         return found
 
@@ -392,9 +394,9 @@ class Ids:
     def _of(self, frames: Frames, rows: Ints, direction: int) -> npt.NDArray[np.int64]:
         some = frames.table[rows]
         return exchange_ids(
-            self.connection_id[some[:, framing.CONNECTION]],
+            self.connection_id[some[:, frame_rows.CONNECTION]],
             np.full(len(some), direction),
-            some[:, framing.POS],
+            some[:, frame_rows.POS],
         )
 
 

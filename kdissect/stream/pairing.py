@@ -40,8 +40,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.accelerate import inlined, kernel
-from kdissect.stream.framing import SILENT as SILENT_KIND
-from kdissect.stream.framing import TOKEN as TOKEN_KIND
+from kdissect.stream.frame_rows import SILENT as SILENT_KIND
+from kdissect.stream.frame_rows import TOKEN as TOKEN_KIND
 from kdissect.stream.index import PairStatus
 from kdissect.stream.pieces import int64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kdissect.stream.framing import EXPECTS, SILENT, TOKEN
+from kdissect.stream.frame_rows import EXPECTS, SILENT, TOKEN
 from kdissect.stream.index import PairStatus
 from kdissect.stream.pairing import (
     CLOCKS_MAX_NS,

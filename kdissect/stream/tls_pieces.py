@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.spool import Spool
-from kdissect.stream import framing
+from kdissect.stream import frame_rows
 from kdissect.stream.columns import (
     BYTE_COUNT,
     CONNECTION_WIDTH,
@@ -25,7 +25,7 @@ from kdissect.stream.columns import (
     SIDE_WIDTH,
 )
 from kdissect.stream.evidence import Asked, Kafka
-from kdissect.stream.framing import FAULT_WIDTH
+from kdissect.stream.frame_rows import FAULT_WIDTH
 from kdissect.stream.index import (
     NO_CARRIED,
     WARNING,
@@ -92,9 +92,9 @@ class PlainStreams:
         """Virtual segments and plaintext positions of frames and faults to real ones, in place."""
         if not len(self.records):
             return
-        self._turn(frames, framing.FIRST, framing.POS)
-        self._turn(faults, framing.FAULT_SEGMENT, framing.FAULT_POS)
-        last = frames[:, framing.LAST]
+        self._turn(frames, frame_rows.FIRST, frame_rows.POS)
+        self._turn(faults, frame_rows.FAULT_SEGMENT, frame_rows.FAULT_POS)
+        last = frames[:, frame_rows.LAST]
         virtual = last >= self.real_count
         last[virtual] = self.records[last[virtual] - self.real_count, LAST]
 
@@ -220,8 +220,8 @@ def faults_of(
     has, and records that could not be decrypted."""
     if not plain.opened:
         return faults
-    is_opened = np.isin(faults[:, framing.FAULT_CONNECTION], list(plain.opened))
-    is_gap = faults[:, framing.FAULT_KIND] == Anomaly.GAP
+    is_opened = np.isin(faults[:, frame_rows.FAULT_CONNECTION], list(plain.opened))
+    is_gap = faults[:, frame_rows.FAULT_KIND] == Anomaly.GAP
     more = np.zeros(0, np.int64)
     used = np.zeros(3, np.int64)
     for connection, opened in plain.opened.items():
@@ -229,15 +229,15 @@ def faults_of(
             continue
         side = int(client_side[connection]) ^ direction
         at = (2 * connection + side) * SIDE_WIDTH
-        more = framing.put_gaps(
+        more = frame_rows.put_gaps(
             streams.pieces, int(streams.sides[at + PIECE_START]),
             int(streams.sides[at + PIECE_STOP]), int(streams.sides[at + END]), direction,
             connection, more, used,
         )  # fmt: skip
         for pos, count, segment in opened[side].lost:
-            more = framing.put_fault(
+            more = frame_rows.put_fault(
                 more, used, int(Anomaly.UNFRAMED_BYTES), WARNING, direction, connection, segment,
-                pos, count, framing.NOT_DECRYPTED, -1, -1,
+                pos, count, frame_rows.NOT_DECRYPTED, -1, -1,
             )  # fmt: skip
-    made = more[: used[framing.FAULTS] * FAULT_WIDTH].reshape(-1, FAULT_WIDTH)
+    made = more[: used[frame_rows.FAULTS] * FAULT_WIDTH].reshape(-1, FAULT_WIDTH)
     return np.concatenate([faults[~(is_opened & is_gap)], made])

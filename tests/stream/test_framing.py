@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdissect.capture.index import ACK, ENDPOINTS, SEGMENT, SegmentBatch
-from kdissect.stream import columns, framing
+from kdissect.stream import columns, frame_rows, framing
 from kdissect.stream import framing_reference as plain
 from kdissect.stream.assemble import assemble, known_apis
 from kdissect.stream.columns import SIDE_WIDTH
 from kdissect.stream.evidence import API_VERSIONS, Asked, Kafka
-from kdissect.stream.framing import FRAME_WIDTH
+from kdissect.stream.frame_rows import FRAME_WIDTH
 from kdissect.stream.index import Protocol
 from kdissect.stream.options import StreamOptions
 from kdissect.stream.pairing_reference import Request
@@ -73,10 +73,11 @@ class Laid:
 def rows_of(found: Any) -> list[tuple[int, ...]]:
     frames, _, faults, used = found
     table = frames[: used[0] * FRAME_WIDTH].reshape(-1, FRAME_WIDTH)
-    unframed = faults[: used[2] * framing.FAULT_WIDTH].reshape(-1, framing.FAULT_WIDTH)
-    assert (unframed[:, framing.FAULT_BYTES] > 0).all()
+    unframed = faults[: used[2] * frame_rows.FAULT_WIDTH].reshape(-1, frame_rows.FAULT_WIDTH)
+    assert (unframed[:, frame_rows.FAULT_BYTES] > 0).all()
     picked = (
-        framing.POS, framing.FRAME_SIZE, framing.API_KEY, framing.VERSION, framing.ID, framing.KIND,
+        frame_rows.POS, frame_rows.FRAME_SIZE, frame_rows.API_KEY, frame_rows.VERSION,
+        frame_rows.ID, frame_rows.KIND,
     )  # fmt: skip
     return [tuple(int(row[column]) for column in picked) for row in table]
 
@@ -178,18 +179,18 @@ def in_turns(walk: Callable[[Any, int], Any], connection_count: int, most: int) 
     total = np.zeros(3, np.int64)
     while state[framing.WALK_CONNECTION] < connection_count:
         *found, used = walk(state, most)
-        assert used[framing.FRAMES] <= most
-        widths = (framing.FRAME_WIDTH, framing.EXTENT_WIDTH, framing.FAULT_WIDTH)
+        assert used[frame_rows.FRAMES] <= most
+        widths = (frame_rows.FRAME_WIDTH, frame_rows.EXTENT_WIDTH, frame_rows.FAULT_WIDTH)
         for table, part, count, width in zip(tables, found, used, widths, strict=True):
             table.append(part[: count * width])
-        framing.renumber(tables[0][-1], tables[2][-1], int(total[framing.EXTENTS]))
+        frame_rows.renumber(tables[0][-1], tables[2][-1], int(total[frame_rows.EXTENTS]))
         total += used
     return (*(np.concatenate(table) for table in tables), total)
 
 
 def same_tables(one: Any, two: Any) -> None:
     assert one[3].tolist() == two[3].tolist()
-    widths = (framing.FRAME_WIDTH, framing.EXTENT_WIDTH, framing.FAULT_WIDTH)
+    widths = (frame_rows.FRAME_WIDTH, frame_rows.EXTENT_WIDTH, frame_rows.FAULT_WIDTH)
     for first, second, count, width in zip(one, two, one[3], widths, strict=False):
         assert first[: count * width].tolist() == second[: count * width].tolist()
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kdissect.stream import pairing, pairing_reference
 from kdissect.stream.evidence import Asked
-from kdissect.stream.framing import EXPECTS, SILENT, TOKEN
+from kdissect.stream.frame_rows import EXPECTS, SILENT, TOKEN
 from kdissect.stream.index import PairStatus
 from kdissect.stream.pairing_reference import Request, Response
 
