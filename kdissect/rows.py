@@ -18,6 +18,8 @@ import numpy.typing as npt
 Rows = npt.NDArray[np.void]
 Array = npt.NDArray[Any]
 
+_ROWS_AT_ONCE = 512  # that are packed: few enough that the cache holds them for all of their bytes
+
 
 def _raw(array: Rows) -> Any:
     return array.view(np.dtype((np.void, array.dtype.itemsize)))
@@ -63,7 +65,11 @@ def unpack(data: bytes, dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
 def _packed(array: Array) -> bytes:
     if not len(array):
         return b""
-    planes: Any = np.ascontiguousarray(array.view(np.uint8).reshape(len(array), -1).T)
+    rows: Any = array.view(np.uint8).reshape(len(array), -1)
+    planes: Any = np.empty(rows.shape[::-1], np.uint8)
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        some = slice(first, first + _ROWS_AT_ONCE)
+        planes[:, some] = rows[some].T
     return bytes(cramjam.lz4.compress_block(planes, store_size=False))
 
 
@@ -73,6 +79,17 @@ def _unpacked(block: memoryview, dtype: np.dtype[Any], count: int) -> Array:
     planes: Any = np.empty((dtype.itemsize, count), np.uint8)
     cramjam.lz4.decompress_block_into(block, planes)
     return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+
+
+def renumbered(
+    numbers: npt.NDArray[Any], count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """np.unique(numbers, return_inverse=True), faster; the numbers are below `count`."""
+    if count > 4 * len(numbers):
+        return np.unique(numbers, return_inverse=True)
+    is_used = np.zeros(count, np.bool_)
+    is_used[numbers] = True
+    return np.flatnonzero(is_used), np.cumsum(is_used)[numbers] - 1
 
 
 def gather_ranges(

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.rows import pack, unpack
+from kdissect.rows import pack, renumbered, unpack
 
 DTYPES = (
     np.dtype([("time_ns", "<i8"), ("port", "<u2"), ("ip", "u1", (16,))]),
@@ -29,4 +29,16 @@ def test_an_index_becomes_small() -> None:
     """Rows like the ones before them cost a few bytes each."""
     rows = np.zeros(1000, DTYPES[0])
     rows["time_ns"] = 1_700_000_000 * 10**9 + 1000 * np.arange(1000)
-    assert len(pack([rows])) < rows.nbytes // 8
+    packed = pack([rows])
+    assert len(packed) < rows.nbytes // 8
+    assert unpack(packed, DTYPES[:1])[0].tobytes() == rows.tobytes()
+
+
+@given(st.lists(st.integers(0, 40), min_size=1), st.integers(41, 400))
+def test_renumbered_is_unique(numbers: list[int], count: int) -> None:
+    """Where few of the numbers are used, and where many are."""
+    array = np.array(numbers, np.uint32)
+    used, index = renumbered(array, count)
+    expected, inverse = np.unique(array, return_inverse=True)
+    assert used.tolist() == expected.tolist()
+    assert index.tolist() == inverse.tolist()

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..accelerate import inlined, kernel, read_i64, read_u8, read_u16, read_u32
-from ..rows import copied
 from .cursor import (
     BAD_BLOCK,
     CAPTURED,
@@ -69,6 +68,8 @@ _PACKETS, _SEGMENTS, _ENDPOINTS, _CUT = range(4)  # counters of the kernel
 _ENDPOINTS_SIZE = ENDPOINTS.itemsize
 _MULTIPLIERS = np.array([random_source.randbits(62) | 1 for _ in range(11)], np.int64)
 _EMPTY = -1
+_MAPPED = 0xFFFF << 32  # before an IPv4 address in a word: RFC 4291, 2.5.5.2
+_SIGN = -(1 << 63)
 _FRAGMENT_REASON = reason_name(IP_FRAGMENT)
 
 
@@ -97,47 +98,42 @@ class ScanResult:
 
 
 @inlined
-def _write_address(buf: Any, pos: Any, is_ipv6: Any, endpoints: Any, at: Any) -> None:
-    if is_ipv6:
-        for i in range(16):
-            endpoints[at + i] = buf[pos + i]
+def _endpoints_of(buf: Any, found: Any) -> Any:
+    """(the five words of a row of ENDPOINTS, 0 when the packet's sender is endpoint a)."""
+    tcp = found[TCP_POS]
+    sender = found[ADDRESS_POS]
+    sender_port = read_u16(buf, tcp)
+    receiver_port = read_u16(buf, tcp + 2)
+    if found[IS_IPV6]:
+        sender_high = read_i64(buf, sender)
+        sender_low = read_i64(buf, sender + 8)
+        receiver_high = read_i64(buf, sender + 16)
+        receiver_low = read_i64(buf, sender + 24)
     else:
-        for i in range(10):
-            endpoints[at + i] = 0
-        endpoints[at + 10] = 255
-        endpoints[at + 11] = 255
-        for i in range(4):
-            endpoints[at + 12 + i] = buf[pos + i]
+        sender_high = receiver_high = np.int64(0)
+        sender_low = _MAPPED | read_u32(buf, sender)
+        receiver_low = _MAPPED | read_u32(buf, sender + 4)
+    # Words are compared as unsigned ones are.
+    if sender_high != receiver_high:
+        side = int((sender_high ^ _SIGN) > (receiver_high ^ _SIGN))
+    elif sender_low != receiver_low:
+        side = int((sender_low ^ _SIGN) > (receiver_low ^ _SIGN))
+    else:
+        side = int(sender_port > receiver_port)
+    if side:
+        sender_high, receiver_high = receiver_high, sender_high
+        sender_low, receiver_low = receiver_low, sender_low
+        sender_port, receiver_port = receiver_port, sender_port
+    network = found[NETWORK]
+    ports = _swapped_16(sender_port) << 16 | _swapped_16(receiver_port)
+    network = _swapped_16(network & 0xFFFF) << 16 | _swapped_16((network >> 16) & 0xFFFF)
+    return (sender_high, sender_low, receiver_high, receiver_low, ports << 32 | network), side
 
 
 @inlined
-def _write_endpoints(buf: Any, found: Any, endpoints: Any, at: Any) -> Any:
-    """Write a row of ENDPOINTS at byte `at`; 0 when the packet's sender is endpoint a."""
-    tcp = found[TCP_POS]
-    size = 16 if found[IS_IPV6] else 4
-    sender = found[ADDRESS_POS]
-    receiver = sender + size
-    sender_port = read_u16(buf, tcp)
-    receiver_port = read_u16(buf, tcp + 2)
-    order = sender_port - receiver_port
-    for i in range(size):
-        if buf[sender + i] != buf[receiver + i]:
-            order = np.int64(buf[sender + i]) - np.int64(buf[receiver + i])
-            break
-    side = 0
-    if order > 0:
-        side = 1
-        sender, receiver = receiver, sender
-        sender_port, receiver_port = receiver_port, sender_port
-    _write_address(buf, sender, found[IS_IPV6], endpoints, at)
-    _write_address(buf, receiver, found[IS_IPV6], endpoints, at + 16)
-    endpoints[at + 32] = sender_port & 255
-    endpoints[at + 33] = sender_port >> 8
-    endpoints[at + 34] = receiver_port & 255
-    endpoints[at + 35] = receiver_port >> 8
-    for i in range(4):
-        endpoints[at + 36 + i] = (found[NETWORK] >> (8 * i)) & 255
-    return side
+def _swapped_16(value: Any) -> Any:
+    """ENDPOINTS has its numbers in the order of little-endian machines."""
+    return (value & 255) << 8 | value >> 8
 
 
 @inlined
@@ -161,12 +157,12 @@ def _of_timestamps(buf: Any, pos: Any, end: Any) -> Any:
 
 
 @inlined
-def _slot(endpoints: Any, row: Any, table: Any, multipliers: Any) -> Any:
-    """The slot of `table` that holds a row equal to `row`, or the free one where it belongs."""
-    at = row * _ENDPOINTS_SIZE
+def _slot(words: Any, endpoints: Any, table: Any, multipliers: Any) -> Any:
+    """The slot of `table` whose row has these words, or the free one where they belong."""
     total = int(multipliers[10])
-    for i in range(10):
-        total += int(multipliers[i]) * read_u32(endpoints, at + 4 * i)
+    for i in range(5):
+        total += int(multipliers[2 * i]) * (words[i] >> 32)
+        total += int(multipliers[2 * i + 1]) * (words[i] & 0xFFFFFFFF)
     slot = (total >> 31) & (len(table) - 1)
     while True:
         other = table[slot]
@@ -175,7 +171,7 @@ def _slot(endpoints: Any, row: Any, table: Any, multipliers: Any) -> Any:
         there = other * _ENDPOINTS_SIZE
         is_equal = True
         for i in range(5):
-            if read_i64(endpoints, at + 8 * i) != read_i64(endpoints, there + 8 * i):
+            if words[i] != read_i64(endpoints, there + 8 * i):
                 is_equal = False
                 break
         if is_equal:
@@ -187,7 +183,12 @@ def _slot(endpoints: Any, row: Any, table: Any, multipliers: Any) -> Any:
 def _hash_endpoints(endpoints: Any, count: Any, table: Any, multipliers: Any) -> None:
     """Enter `count` distinct rows into an empty table."""
     for row in range(count):
-        table[_slot(endpoints, row, table, multipliers)] = row
+        at = row * _ENDPOINTS_SIZE
+        words = (
+            read_i64(endpoints, at), read_i64(endpoints, at + 8), read_i64(endpoints, at + 16),
+            read_i64(endpoints, at + 24), read_i64(endpoints, at + 32),
+        )  # fmt: skip
+        table[_slot(words, endpoints, table, multipliers)] = row
 
 
 @kernel
@@ -240,11 +241,15 @@ def _scan_packets(
         reasons[reason] += 1
         if reason != TCP_FOUND:
             continue
-        side = _write_endpoints(buf, found, endpoints, row * _ENDPOINTS_SIZE)
-        slot = _slot(endpoints, row, table, multipliers)
+        words, side = _endpoints_of(buf, found)
+        slot = _slot(words, endpoints, table, multipliers)
         if table[slot] == _EMPTY:
             table[slot] = row
             counts[_ENDPOINTS] = row + 1
+            for i in range(5):
+                for byte in range(8):
+                    at = row * _ENDPOINTS_SIZE + 8 * i + byte
+                    endpoints[at] = (words[i] >> (56 - 8 * byte)) & 255
         tcp = found[TCP_POS]
         payload = tcp + found[TCP_HEADER]
         segments["time_ns"][segment] = packet[TIME_NS]
@@ -313,8 +318,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     assert outcome == STEP_END, (outcome, split)
     assert packet_count == split.packet_count, (packet_count, split)
     batch = SegmentBatch(
-        copied(endpoints[: endpoint_count * _ENDPOINTS_SIZE].view(ENDPOINTS)),
-        copied(segments[:segment_count]),
+        endpoints[: endpoint_count * _ENDPOINTS_SIZE].view(ENDPOINTS), segments[:segment_count]
     )
     ignored = {
         reason_name(int(reason)): int(reasons[reason])

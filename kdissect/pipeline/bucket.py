@@ -23,7 +23,7 @@ from kdissect.capture.source import Sources
 from kdissect.pipeline import slices
 from kdissect.pipeline.facts import Learnt, learn
 from kdissect.pipeline.infer import infer
-from kdissect.rows import take
+from kdissect.rows import renumbered, take
 from kdissect.stream.index import Assembly
 from kdissect.stream.paired import Paired
 
@@ -119,7 +119,7 @@ class Gathered:
         some["endpoints"] = 0
         self._front.add(SegmentBatch(np.frombuffer(self._giant, ENDPOINTS), some))
         some = take(batch.segments, np.flatnonzero(~is_giant))
-        used, index = np.unique(some["endpoints"], return_inverse=True)
+        used, index = renumbered(some["endpoints"], len(batch.endpoints))
         some["endpoints"] = index
         self._others.add(SegmentBatch(batch.endpoints[used], some))
 

@@ -21,7 +21,7 @@ from kdissect.pipeline.choose import (
 )
 from kdissect.pipeline.rows import ROW_BYTES_MAX, Kind, Row, packed_table, sliced
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.rows import take
+from kdissect.rows import renumbered, take
 from kdissect.stream.index import Anomaly
 from kdissect.tables.anomalies import (
     AnomalyRow,
@@ -133,7 +133,7 @@ def _bucket_rows(
         key = int(of_segment[rows[0]])
         for start in range(0, len(rows), row_max):
             segments = take(batch.segments, rows[start : start + row_max])
-            used, index = np.unique(segments["endpoints"], return_inverse=True)
+            used, index = renumbered(segments["endpoints"], len(batch.endpoints))
             segments["endpoints"] = index
             part = SegmentBatch(batch.endpoints[used], segments)
             order_number = (number << 20) + start // row_max

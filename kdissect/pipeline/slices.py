@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.index import ENDPOINTS
-from kdissect.rows import copied, gather_ranges, joined, pack, unpack
+from kdissect.rows import copied, gather_ranges, joined, pack, renumbered, unpack
 from kdissect.rows import take as rows_of
 from kdissect.stream.index import (
     ANOMALY,
@@ -29,9 +29,9 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
     Without anomalies and TLS facts, which are tables by now.
     """
     exchanges = rows_of(assembly.exchanges, rows)
-    used, connection = np.unique(exchanges["connection"], return_inverse=True)
+    used, connection = renumbered(exchanges["connection"], len(assembly.connections))
     connections = assembly.connections[used]
-    pairs, endpoints = np.unique(connections["endpoints"], return_inverse=True)
+    pairs, endpoints = renumbered(connections["endpoints"], len(assembly.endpoints))
     connections["endpoints"] = endpoints
     exchanges["connection"] = connection
     extents = []
