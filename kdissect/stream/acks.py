@@ -14,12 +14,13 @@ from kdissect.stream.evidence import API_VERSION, CLIENT_LENGTH, SIZE
 from kdissect.stream.pieces import find, int64, peek, peek_u8
 
 FLEXIBLE_PRODUCE = 9  # Produce versions from here have tagged fields and compact strings
+ACKS_MAX = 127  # -1 is all; before 0.9 any number of brokers could be asked for
 TAGS_MAX = 64  # tagged fields of a request header that are skipped to find acks
 
 
 @kernel
-def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
-    """acks of the Produce request at `pos` (0 to 65535), -1 where it cannot be read.
+def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
+    """Where the Produce request at `pos` has its acks, -1 where bytes before them are missing.
 
     v0-2 begin with acks; v3-8 with a nullable string, the transactional id; from v9 on the header
     ends with tagged fields and the string is compact.
@@ -51,10 +52,37 @@ def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
         if length < 0:
             return -1
         length = max(int64(0), length - 1)
-    at += length
-    if at + 2 > end:
+    return at + length
+
+
+@kernel
+def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
+    """acks of the Produce request at `pos` (0 to 65535), -1 where it cannot be read."""
+    at = _acks_at(pieces, index, stop, pos, header)
+    if at < 0 or at + 2 > pos + 4 + header[SIZE]:
         return -1
     return peek(pieces, find(pieces, index, stop, at), stop, at, 2)
+
+
+@kernel
+def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) -> bool:
+    """Whether what follows the header of the Produce request at `pos` can be one (missing bytes
+    can): acks that somebody would ask for, and no more topics than there is room for."""
+    at = _acks_at(pieces, index, stop, pos, header)
+    end = pos + 4 + header[SIZE]
+    if at < 0:
+        return True
+    if at + 7 > end:
+        return False
+    index = find(pieces, index, stop, at)
+    acks = peek(pieces, index, stop, at, 2)
+    if ACKS_MAX < acks < 0xFFFF:
+        return False
+    if header[API_VERSION] < FLEXIBLE_PRODUCE:
+        count = peek(pieces, index, stop, at + 6, 4)
+        return count * 6 <= end - (at + 10)
+    count, at = _uvarint(pieces, index, stop, at + 6)
+    return (count - 1) * 3 <= end - at
 
 
 @inlined

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from kdissect.accelerate import inlined, kernel
+from kdissect.stream.acks import may_be_produce
 from kdissect.stream.columns import (
     CLIENT_SIDE,
     CONNECTION_WIDTH,
@@ -196,7 +197,9 @@ def _begins_with_requests(
 
     is_named: the client ids must be the same and not empty, and ids rise. A response reads like a
     request of Produce with an empty one while correlation ids are small, or with the name of a
-    topic, which matters where nothing else tells the client.
+    topic, which matters where nothing else tells the client. Sizes with small numbers behind them,
+    as other protocols have them too (SMPP), read like a request of Produce without a client id, so
+    its body must make sense as well.
     """
     pieces = stream.pieces
     index = stream.start
@@ -209,6 +212,9 @@ def _begins_with_requests(
         end = pos + 4 + size
         client = header[CLIENT_HASH]
         if is_named and grade == GOOD and header[CLIENT_LENGTH] == 0:
+            return False
+        is_bare = grade == GOOD and header[KEY] == 0 and header[CLIENT_LENGTH] <= 0
+        if is_bare and not may_be_produce(pieces, index, stream.stop, pos, header):
             return False
         if grade in (GOOD, FAIR):
             if end == stream.end:

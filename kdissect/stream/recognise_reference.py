@@ -25,6 +25,7 @@ from kdissect.stream.framing_reference import (
     identity,
     is_api_versions,
     is_mechanisms,
+    may_be_produce,
     request_header,
     request_points,
     response_header,
@@ -124,6 +125,14 @@ def begins_with_requests(stream: PlainStream, kafka: Kafka, is_named: bool) -> b
         header = request_header(stream, pos, kafka)
         grade, size = header.grade, header.size
         if is_named and grade == GOOD and (header.client or "").startswith("0 "):
+            return False
+        is_bare = (header.client or "0 ").startswith("0 ")
+        if (
+            grade == GOOD
+            and header.key == 0
+            and is_bare
+            and not may_be_produce(stream, pos, header)
+        ):
             return False
         if grade in (GOOD, FAIR):
             assert size is not None

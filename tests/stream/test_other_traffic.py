@@ -168,10 +168,73 @@ def mysql(choose: random.Random) -> Talk:
     return talk
 
 
+def smpp(choose: random.Random) -> Talk:
+    """A size that counts itself, command, status, number: Produce without a client id, almost."""
+    bind = choose.choice((1, 2, 9))
+    first = choose.choice((0, 1, 65_536))
+
+    def unit(command: int, number: int, body: bytes = b"") -> bytes:
+        return struct.pack(">4I", 16 + len(body), command, 0, number) + body
+
+    talk: Talk = [
+        (0, unit(bind, first, b"station\0secret\0SMPP\0" + bytes([0x34, 1, 1, 0]))),
+        (1, unit(bind | 1 << 31, first, b"centre\0")),
+    ]
+    for number in range(first + 1, first + 30):
+        text = choose.randbytes(choose.randint(1, 140))
+        body = b"\0\1\x0012345\0\1\x0067890\0" + bytes(9) + bytes([len(text)]) + text
+        command = choose.choice((4, 5, 21, 3))
+        talk += [(0, unit(command, number, b"" if command == 21 else body))]
+        talk += [(1, unit(command | 1 << 31, number, b"" if command == 21 else b"id\0"))]
+    return talk
+
+
+def pulsar(choose: random.Random) -> Talk:
+    """Two sizes, then a message of Protocol Buffers."""
+    talk: Talk = []
+    for number in range(30):
+        for side in (0, 1):
+            command = b"\x08" + bytes([choose.randint(2, 40)]) + choose.randbytes(12)[: number + 3]
+            talk.append((side, sized(sized(command) + choose.randbytes(choose.choice((0, 90))))))
+    return talk
+
+
+def rocketmq(choose: random.Random) -> Talk:
+    """A size, the size of a header in JSON, the header, a body."""
+    talk: Talk = []
+    for number in range(30):
+        head = b'{"code":%d,"flag":%d,"opaque":%d}'
+        body = choose.randbytes(choose.choice((0, 8, 300)))
+        for side in (0, 1):
+            talk.append((side, sized(sized(head % (310 * (1 - side), side, number)) + body)))
+    return talk
+
+
+def openwire(choose: random.Random) -> Talk:
+    """A size, a type of one byte, a number."""
+    talk: Talk = [(0, sized(b"\1ActiveMQ\0\0\0\x0c")), (1, sized(b"\1ActiveMQ\0\0\0\x0c"))]
+    for number in range(30):
+        command = struct.pack(">BIB", choose.choice((5, 10, 22)), number, 1) + choose.randbytes(40)
+        talk += [(0, sized(command)), (1, sized(struct.pack(">BIBI", 30, number, 0, number)))]
+    return talk
+
+
+def hadoop(choose: random.Random) -> Talk:
+    """A preface, then sizes and messages of Protocol Buffers with sizes of their own."""
+    talk: Talk = [(0, b"hrpc\x09\0\0")]
+    for number in range(30):
+        head = b"\x08\2\x10\0\x18" + bytes([2 * number % 128]) + b"\x22\x10" + choose.randbytes(16)
+        ask = bytes([len(head)]) + head + b"\x0f" + choose.randbytes(15)
+        answer = b"\x08" + bytes([2 * number % 128]) + b"\x10\0\x18\x09"
+        talk += [(0, sized(ask)), (1, sized(bytes([len(answer)]) + answer + choose.randbytes(30)))]
+    return talk
+
+
 PROTOCOLS = {
     http: "http", grpc: "http2", zookeeper: "zookeeper", postgres: "other", thrift: "other",
     smb: "other", tls: "tls", noise: "other", zeros: "other", sized_noise: "other",
     sized_counter: "other", redis: "other", mongo: "other", mysql: "other",
+    smpp: "other", pulsar: "other", rocketmq: "other", openwire: "other", hadoop: "other",
 }  # fmt: skip
 every_protocol = pytest.mark.parametrize("talk", PROTOCOLS, ids=lambda talk: talk.__name__)
 
