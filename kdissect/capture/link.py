@@ -51,6 +51,7 @@ FOUND_SIZE = 13
 
 _P_ARP, _P_IPV4, _P_IPV6, _P_BRIDGED = 0x0806, 0x0800, 0x86DD, 0x6558
 _P_MPLS, _P_MPLS_MULTICAST, _P_PPPOE, _P_BACKBONE = 0x8847, 0x8848, 0x8864, 0x88E7
+_P_FABRIC_PATH = 0x8903  # of Cisco: a tree and hops, then Ethernet
 _LLC_BELOW = 0x600  # smaller ethertypes are lengths: LLC (IEEE 802.2) follows
 _P_ERSPAN_2, _P_ERSPAN_3 = 0x88BE, 0x22EB
 _TCP, _UDP, _IPIP, _IP6IP, _GRE, _MPLS = 6, 17, 4, 41, 47, 137
@@ -183,6 +184,9 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
                 layer = _L_ETHERNET
             elif ethertype == _P_BACKBONE:
                 pos += 4
+                layer = _L_ETHERNET
+            elif ethertype == _P_FABRIC_PATH:
+                pos += 2
                 layer = _L_ETHERNET
             elif ethertype < _LLC_BELOW:
                 if end - pos < 8:

@@ -65,6 +65,8 @@ def _by_ethertype(ethertype: int, at: Place) -> Next:
     }  # fmt: skip
     if ethertype == 0x88E7:  # IEEE 802.1ah: a service id, then Ethernet
         return "ethernet", at.behind(4)
+    if ethertype == 0x8903:  # Cisco's FabricPath: a tree and hops, then Ethernet
+        return "ethernet", at.behind(2)
     if ethertype < 0x600:
         return "llc", at
     if ethertype not in names:

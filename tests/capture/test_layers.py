@@ -84,6 +84,7 @@ CHAINS = {
     "mpls in ip": (101, ipv4(b"\0\0\1\1" + IP4, protocol=137)),
     "llc snap": (1, bytes(12) + b"\0\x40\xaa\xaa\3\0\0\0\x08\0" + IP4),
     "llc ip": (1, bytes(12) + b"\0\x40\6\6\3" + IP4),
+    "fabric path": (1, ethernet(bytes(2) + IN_ETHERNET, 0x8903)),
     "backbone": (1, ethernet(bytes(4) + IN_ETHERNET, 0x88E7)),
     "ah over ipv4": (101, ipv4(bytes([6, 4]) + bytes(22) + SEGMENT, protocol=51)),
     "mpls in udp": (101, ipv4(udp(b"\0\0\1\1" + IP4, 6635), protocol=17)),
