@@ -167,14 +167,16 @@ def _inner(
     key = int.from_bytes(asked[:2], "big", signed=True)
     if not {(key, REQUEST), (key, RESPONSE)} & tellers or key not in catalog.apis():
         return None, None
+    request = response = None
+    version = int.from_bytes(asked[2:4], "big", signed=True)
     try:
-        request = decode_message(asked, side="request")
-        if not given:
-            return request, None
-        version = request.api_version
-        return request, decode_message(given, side="response", api_key=key, api_version=version)
+        if (key, REQUEST) in tellers:
+            request = decode_message(asked, side="request")
+        if (key, RESPONSE) in tellers and given:
+            response = decode_message(given, side="response", api_key=key, api_version=version)
     except DecodeError:
         return None, None
+    return request, response
 
 
 def _topics(value: Any) -> Iterator[tuple[str, str]]:

@@ -76,15 +76,27 @@ def check(done: Replayed, cluster: OtherCluster) -> None:
 
 
 def _known_otherwise(step: Step, frame: bytes, wanted: bytes) -> bool:
-    """Leader epochs are the target's last known; a generation that nobody joined stays."""
+    """Leader epochs are the target's last known; a generation that nobody joined stays; what a
+    follower was asked is asked of leaders, several and so without a session, but all of it."""
     sent, meant = (decode_message(each, side="request").body for each in (frame, wanted))
     if step.api_name == "SyncGroup":
         response = response_of(step.exchange)
         return response is not None and response.body["error_code"] != 0
+    asked = []
     for body in (sent, meant):
+        entries = {}
         for topic in body["topics"]:
             for partition in topic["partitions"]:
                 partition["current_leader_epoch"] = partition["last_fetched_epoch"] = 0
+                entries[topic.get("topic_id", topic.get("topic")), partition["partition"]] = (
+                    partition
+                )
+        asked.append(entries)
+    if meant.get("rack_id"):
+        if sent["session_id"] == 0:
+            return asked[0].items() >= asked[1].items()
+        assert sent["session_epoch"] <= meant["session_epoch"]  # it was opened again
+        sent["session_epoch"] = meant["session_epoch"]
     return bool(sent == meant)
 
 
