@@ -92,6 +92,25 @@ def renumbered(
     return np.flatnonzero(is_used), np.cumsum(is_used)[numbers] - 1
 
 
+def distinct(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """np.unique(values, return_inverse=True), faster for integers that are near each other."""
+    if not len(values):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    low = int(values.min())
+    used, index = renumbered(values.astype(np.int64) - low, int(values.max()) - low + 1)
+    return used + low, index
+
+
+def in_order_of_time(time_ns: npt.NDArray[Any], ident: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """np.lexsort((ident, time_ns)), faster where times are nearly in order and few are equal."""
+    order = np.argsort(time_ns, kind="stable")
+    is_equal = np.diff(time_ns[order]) == 0
+    tied = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
+    some = order[tied]
+    order[tied] = some[np.lexsort((ident[some], time_ns[some]))]
+    return order
+
+
 def gather_ranges(
     start: npt.NDArray[np.int64], count: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

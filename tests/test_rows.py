@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.rows import pack, renumbered, unpack
+from kdissect.rows import distinct, in_order_of_time, pack, renumbered, unpack
 
 DTYPES = (
     np.dtype([("time_ns", "<i8"), ("port", "<u2"), ("ip", "u1", (16,))]),
@@ -42,3 +42,21 @@ def test_renumbered_is_unique(numbers: list[int], count: int) -> None:
     expected, inverse = np.unique(array, return_inverse=True)
     assert used.tolist() == expected.tolist()
     assert index.tolist() == inverse.tolist()
+
+
+@given(st.lists(st.integers(-(2**15), 2**15 - 1)))
+def test_distinct_is_unique(values: list[int]) -> None:
+    """Whether they are near each other or not."""
+    array = np.array(values, np.int16)
+    expected, inverse = np.unique(array, return_inverse=True)
+    found, index = distinct(array)
+    assert found.tolist() == expected.tolist()
+    assert index.tolist() == inverse.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9))))
+def test_order_of_time_is_that_of_ids_too(rows: list[tuple[int, int]]) -> None:
+    """Where times are equal."""
+    time_ns, ident = np.array(rows, np.int64).reshape(-1, 2).T
+    wanted = np.lexsort((ident, time_ns))
+    assert in_order_of_time(time_ns, ident).tolist() == wanted.tolist()

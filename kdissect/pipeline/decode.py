@@ -32,7 +32,7 @@ from kdissect.pipeline.stories import ChunkStories
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field, Type
 from kdissect.protocol.plan import Role, role_of
-from kdissect.rows import take
+from kdissect.rows import in_order_of_time, take
 from kdissect.status import REASONS, Status
 from kdissect.stream.index import Anomaly, Assembly
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
@@ -173,7 +173,7 @@ class Decoder:
     def _chunks(self, exchanges: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.int64]]:
         asked = exchanges["request"]["size"] >= 0
         time_ns = np.where(asked, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
-        order = np.lexsort((exchanges["exchange_id"], time_ns))
+        order = in_order_of_time(time_ns, exchanges["exchange_id"])
         sizes = np.zeros(len(exchanges), np.int64)
         for side in SIDES:
             column = exchanges[side]

@@ -13,6 +13,7 @@ import pyarrow as pa
 from kdissect.protocol import catalog
 from kdissect.protocol.errors import error_name
 from kdissect.protocol.plan import Role
+from kdissect.rows import distinct
 from kdissect.stream.index import NO_API, PairStatus
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.marks import ChunkMarks
@@ -63,10 +64,11 @@ def worse(status: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
 def api_name_column(exchanges: npt.NDArray[np.void]) -> pa.Array:
     """Name by api key; SaslToken for raw tokens, null for an unknown key or none."""
     keys = np.where(exchanges["is_sasl_token"] != 0, -2, exchanges["api_key"].astype(np.int64))
-    distinct, codes = np.unique(keys, return_inverse=True)
+    api_keys, codes = distinct(keys)
     known = catalog.apis()
     names = [
-        SASL_TOKEN if key == -2 else known[key].name if key in known else "" for key in distinct
+        SASL_TOKEN if key == -2 else known[key].name if key in known else ""
+        for key in api_keys.tolist()
     ]
     valid = np.array([name != "" for name in names], bool)
     return labels(codes, names, valid[codes])
@@ -95,7 +97,7 @@ def exchanges_table(
     has_api = (exchanges["api_key"] != NO_API) & told & (exchanges["is_sasl_token"] == 0)
     has_id = exchanges["is_sasl_token"] == 0
     error, error_codes = marks.error_columns
-    distinct_errors, error_codes_of = np.unique(error, return_inverse=True)
+    distinct_errors, error_codes_of = distinct(error)
     throttle, has_throttle = marks.first_number(Role.THROTTLE_TIME_MS)
     status = facts.decode_status
     decode_names = names_of(DecodeStatus)
