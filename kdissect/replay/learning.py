@@ -109,6 +109,9 @@ def retry(t: State, step: Step, answer: Message) -> str:
             return ""  # some partitions were written, and would be so twice
     if step.exchange.api_key == api.FETCH:
         t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
+    elif step.exchange.api_key in (api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE):
+        if answer.body["error_code"] == 0:
+            _note_share(t, step, captured, answer)
     elif step.exchange.api_key == api.PRODUCE_API:
         t.produced_again.setdefault(step.connection, set()).add(step.number)
     return f"error {min(again)}: not ready yet"
@@ -184,13 +187,21 @@ def _retry_share(t: State, step: Step, captured: Message, answer: Message) -> st
     if _is_futile(t, step, SHARE_ATTEMPTS, SHARES_MAX):
         return ""
     t.asked[step.number] += 1
+    _note_share(t, step, captured, answer)
+    return "it does not get all records yet"
+
+
+def _note_share(t: State, step: Step, captured: Message, answer: Message) -> None:
+    """The target has taken a request that is sent again: what it acknowledged and got, and that its
+    session has come one request further."""
     _share(t, step, captured, answer)
     t.share_acknowledged.add(step.number)
+    if step.exchange.api_key != api.SHARE_FETCH:
+        return
     for log, partition in _share_partitions(t, answer, is_captured=False):
         t.share_records[step.number, log] = t.share_records.get((step.number, log), b"") + (
             partition["records"] or b""
         )
-    return "it does not get all records yet"
 
 
 def _acknowledge(t: State, held: Held, request: Message) -> None:

@@ -26,7 +26,7 @@ from kdissect.replay.producers import Producer, Producers
 from kdissect.replay.sessions import Held, stand_in
 from kdissect.replay.source import load_workload
 from kdissect.replay.translate import Translator
-from kdissect.wire.message import decode_message, encode_message
+from kdissect.wire.message import Message, decode_message, encode_message
 from kdissect.wire.records_reference import decode_record_set, encode_batch
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
 from tests.replay.test_plan import exchange, produce, produced, workload
@@ -421,3 +421,32 @@ def test_a_share_session_of_another_broker_has_an_id_of_its_own() -> None:
     for each in found:
         assert len(base64.urlsafe_b64decode(each + "==")) == 16
     assert stand_in("a", ("h", 1)) == stand_in("a", ("h", 1))
+
+
+def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
+    """The target took it, but one of its partitions was not ready."""
+    topic_id = UUID(int=7)
+    asked = {"group_id": "g", "member_id": "m", "share_session_epoch": 3, "max_wait_ms": 5,
+             "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5, "topics": [],
+             "forgotten_topics_data": []}  # fmt: skip
+    leader = {"leader_id": 1, "leader_epoch": 0}
+    part = {"partition_index": 0, "error_code": 0, "current_leader": leader, "records": b"",
+            "acquired_records": []}  # fmt: skip
+    told = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": [part]}]}
+    request = Message(api.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
+    response = Message(api.SHARE_FETCH, 1, "response", {}, told)
+    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
+    translator, (step,) = Translator(plan), plan.steps
+
+    def epoch() -> int:
+        frame = translator.request(step, 0)
+        assert isinstance(frame, bytes)
+        return int(decode_message(frame, side="request").body["share_session_epoch"])
+
+    assert epoch() == 3
+    response.body["responses"][0]["partitions"][0]["error_code"] = 9  # REPLICA_NOT_AVAILABLE
+    assert translator.retry(step, encode_message(response))
+    assert epoch() == 4
+    response.body["error_code"] = 14  # the target did not take it
+    assert translator.retry(step, encode_message(response))
+    assert epoch() == 4
