@@ -14,6 +14,8 @@ from pathlib import Path
 import dpkt
 import pytest
 
+from kdissect.cli.common import some_of
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -222,3 +224,10 @@ def examples_of(verb: str) -> str:
     module = importlib.import_module(f"kdissect.cli.{verb}")
     (text,) = (value for name, value in vars(module).items() if name.endswith("EXAMPLES"))
     return str(text)
+
+
+def test_a_line_names_a_few() -> None:
+    """And counts the others."""
+    assert some_of(["a"]) == "a"
+    assert some_of([str(n) for n in range(8)]) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert some_of([str(n) for n in range(2000)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 1,992 more"

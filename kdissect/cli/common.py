@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,6 +110,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 
+_NAMED_MAX = 8  # things that a line names before it counts them
 HELP_WIDTH = 76  # what a terminal of 80 columns has for a line of examples
 
 
@@ -159,6 +160,13 @@ def limits_of(items: list[str] | None) -> Any:
         return Limits.parse(items or ())
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--limit") from None
+
+
+def some_of(names: Sequence[str]) -> str:
+    """A list for a line that people read: the first few, and how many more."""
+    shown = ", ".join(names[:_NAMED_MAX])
+    more = len(names) - _NAMED_MAX
+    return f"{shown} and {more:,} more" if more > 0 else shown
 
 
 def say(line: str) -> None:

@@ -33,6 +33,7 @@ from kdissect.cli.common import (
     check_java,
     limits_of,
     say,
+    some_of,
     with_examples,
 )
 from kdissect.errors import EnvironmentFailed, Error
@@ -164,7 +165,7 @@ def dissect_command(
     for note in tables.notes:
         say(f"note: {note}")
     if not document["kafka_connections"]:
-        say(f"warning: no Kafka traffic found in {', '.join(captures)}")
+        say(f"warning: no Kafka traffic found in {some_of(captures)}")
     for row in document["damaged"]:
         say(f"warning: {row['path']}: {row['error']}")
     if as_json:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put, say, with_examples
+from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put, say, some_of, with_examples
 
 READINESS_EXAMPLES = """
 Examples:
@@ -71,7 +71,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield (
             f"Not seen: {unseen['tls_connection_count']:,} TLS connections of "
-            f"{', '.join(map(_text, unseen['tls_addresses']))}; --keylog of dissect opens them"
+            f"{some_of([*map(_text, unseen['tls_addresses'])])}; --keylog of dissect opens them"
         )
 
 

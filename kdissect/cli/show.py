@@ -28,6 +28,7 @@ from kdissect.cli.common import (
     check_choice,
     limits_of,
     say,
+    some_of,
     with_examples,
 )
 
@@ -189,7 +190,7 @@ def show_command(
         say("interrupted")
         os._exit(EXIT_INTERRUPTED)
     if not reading.resumed.connection_count:
-        note(f"no Kafka traffic found in {', '.join(captures)}")
+        note(f"no Kafka traffic found in {some_of(captures)}")
 
 
 def _checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
