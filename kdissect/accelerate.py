@@ -37,8 +37,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 _ROOT = Path(__file__).parent
-
-
 _IMPORT = re.compile(
     rf"^\s*from (?:{_ROOT.name}\b\.?|(\.+))([\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
 )

@@ -110,7 +110,7 @@ def _endpoints_of(buf: Any, found: Any) -> Any:
         receiver_high = read_i64(buf, sender + 16)
         receiver_low = read_i64(buf, sender + 24)
     else:
-        sender_high = receiver_high = np.int64(0)
+        sender_high = receiver_high = 0
         sender_low = _MAPPED | read_u32(buf, sender)
         receiver_low = _MAPPED | read_u32(buf, sender + 4)
     # Words are compared as unsigned ones are.
@@ -124,8 +124,9 @@ def _endpoints_of(buf: Any, found: Any) -> Any:
         sender_high, receiver_high = receiver_high, sender_high
         sender_low, receiver_low = receiver_low, sender_low
         sender_port, receiver_port = receiver_port, sender_port
-    network = found[NETWORK]
+    network = int(found[NETWORK])
     ports = _swapped_16(sender_port) << 16 | _swapped_16(receiver_port)
+    ports = (ports ^ 0x80000000) - 0x80000000  # signed, as `read_i64` reads the word
     network = _swapped_16(network & 0xFFFF) << 16 | _swapped_16((network >> 16) & 0xFFFF)
     return (sender_high, sender_low, receiver_high, receiver_low, ports << 32 | network), side
 

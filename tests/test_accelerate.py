@@ -1,6 +1,10 @@
-"""Compiled kernels are compiled again when a module that their own one imports has changed."""
+"""Kernels are compiled again when a module that their own one imports has changed, and say the same
+where nothing is compiled."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +41,17 @@ def test_every_import_of_a_module_counts(path: Path) -> None:
 
 def test_relative_imports_count() -> None:
     assert ROOT / "capture" / "link.py" in accelerate._imported(ROOT / "capture" / "scan.py")
+
+
+def test_a_capture_reads_the_same_without_compilation(captures: Path) -> None:
+    """Every kernel as plain Python, whose integers have no width."""
+    path = str(captures / "librdkafka.pcap")
+    script = "import kdissect, sys; print(*kdissect.read(sys.argv[1]).exchanges.to_arrow()[0])"
+    plain = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, path],
+        env={**os.environ, "KDISSECT_NO_JIT": "1"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    wanted = kdissect.read(path).exchanges.to_arrow()[0].to_pylist()
+    assert list(map(int, plain.stdout.split())) == wanted
+    assert wanted
