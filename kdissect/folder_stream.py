@@ -31,7 +31,6 @@ from kdissect.pipeline.plan import capture_id
 from kdissect.show.filters import Filters
 from kdissect.show.listing import Lister
 from kdissect.show.reading import first_time, key_log_texts
-from kdissect.stream.options import StreamOptions
 from kdissect.stream.resumed import Resumed
 
 Offset = dict[str, Any]
@@ -135,10 +134,7 @@ class FolderStream:
         if path.exists():
             kept: _State = pickle.loads(path.read_bytes())  # ours: in a folder of this user alone
         else:
-            options = StreamOptions(
-                ports=self.options.ports, frame_size_max=self.options.frame_size_max
-            )
-            kept = _State(Resumed(options))
+            kept = _State(Resumed(self.options.stream_options))
         kept.resumed.key_logs = key_log_texts(self.options.keylog)
         if not path.exists() and _key(at) != _key(self.first()):
             for _ in self._advance(kept, self.first(), at):

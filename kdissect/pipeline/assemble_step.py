@@ -40,7 +40,6 @@ from kdissect.pipeline.run_plan import RunPlan
 from kdissect.rows import gather_ranges, take
 from kdissect.stream.assemble import assemble, paired_frames
 from kdissect.stream.index import Anomaly, Assembly
-from kdissect.stream.options import StreamOptions
 from kdissect.stream.tails import Open
 from kdissect.tables.anomalies import (
     AnomalyRow,
@@ -61,15 +60,10 @@ def assembled(
     batch = follow(SegmentBatch.concat(batches), limits.connections).batch
     key_logs = plan.key_logs(sources)
     sources = at_hand(sources, batch.segments)
-    assembly = assemble(batch, sources, _stream_options(plan), key_logs)
+    assembly = assemble(batch, sources, plan.options.stream_options, key_logs)
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
     return batch, assembly, sources
-
-
-def _stream_options(plan: RunPlan) -> StreamOptions:
-    limits = plan.options.limits
-    return StreamOptions(plan.options.ports, limits.frame_size, limits.gaps)
 
 
 def assemble_step(
@@ -110,7 +104,7 @@ def assemble_step(
     del batch, followed
     key_logs = plan.key_logs(sources)
     sources = at_hand(sources, batches[0].segments)
-    paired = paired_frames(batches, sources, _stream_options(plan), key_logs, scratch)
+    paired = paired_frames(batches, sources, plan.options.stream_options, key_logs, scratch)
     if len(paired.carried.data):
         sources = sources.carrying(paired.carried.data)
     shown = paired.anomalous()

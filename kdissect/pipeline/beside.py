@@ -38,9 +38,8 @@ def learnt_and_packed(
         infer(opened.assembly, sources)
         return learn(opened.assembly, sources, options.chunk_bytes), {}
     if (exchanges["request"]["size"] < 0).any():
-        exchanges = copied(
-            exchanges
-        )  # `keep` compares them as they are before anything is inferred
+        # `keep` compares them as they are before anything is inferred
+        exchanges = copied(exchanges)
     own = replace(opened.assembly, exchanges=exchanges)
     is_final = opened.surely_final()
 

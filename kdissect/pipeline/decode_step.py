@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -89,10 +89,10 @@ def decode_step(
         state |= late.to_json()
         if settled:
             state["files"] = [*state.get("files", ()), files.write(kept.EVENT_FILES, settled)]
-    timings: Counter[str] = Counter()
-    for entry in stats:
-        timings.update(entry.get("timings", {}))
-    timings["decode_s"] += time.perf_counter() - began  # type: ignore[assignment]
-    timings["decode_bytes"] += byte_count
-    result = json.dumps({"timings": dict(timings), "state": state}).encode()
+    timings: defaultdict[str, float] = defaultdict(float)
+    for entry in [*stats, {"timings": {"decode_s": time.perf_counter() - began,
+                                       "decode_bytes": byte_count}}]:  # fmt: skip
+        for name, value in entry.get("timings", {}).items():
+            timings[name] += value
+    result = json.dumps({"timings": timings, "state": state}).encode()
     yield Row(slot % plan.event_key_count, Kind.RESULT, slot, result)

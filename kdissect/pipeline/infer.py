@@ -10,6 +10,7 @@ the newest, and `confidence` is one by their number.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def infer(assembly: Assembly, sources: Sources, asked: npt.NDArray[np.int64] | N
     known: dict[int, set[Pair]] = defaultdict(set)
     for connection, key, version in asked.tolist():
         known[connection].add((key, version))
-    everything = set(every_response())
+    everything = every_response()
     used = set().union(*known.values()) & everything
     small = rows[response["size"][rows] <= SIZE_MAX]
     first = small[:TRIED_MAX]
@@ -90,7 +91,7 @@ def _decide(
 
 
 def _candidates(
-    assembly: Assembly, sources: Sources, rows: npt.NDArray[Any], pairs: set[Pair]
+    assembly: Assembly, sources: Sources, rows: npt.NDArray[Any], pairs: AbstractSet[Pair]
 ) -> list[set[Pair]]:
     """The pairs of each row whose definition reads its response to the end."""
     found: list[set[Pair]] = [set() for _ in rows]

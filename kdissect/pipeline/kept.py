@@ -27,7 +27,6 @@ from kdissect.pipeline.late import Late
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.sink import STAGING
 from kdissect.stream.index import CARRIED, Assembly, Carried, TlsFacts
-from kdissect.stream.options import StreamOptions
 from kdissect.stream.rejoined import FINAL, OPEN, Keeper, Kept, Rejoined, joined_batch, rejoin
 from kdissect.stream.tails import Keeping, Open
 from kdissect.tables.connections import ConnectionFacts
@@ -118,7 +117,7 @@ class Bucket:
             return
         secret = frozenset() if options.reveal_secrets else SECRET_APIS
         keeping = replace(Keeping(end_ns, secret_apis=secret), **KEEPING)
-        self.keeper = Keeper(self.run, self.sources, _stream_options(options), keeping)
+        self.keeper = Keeper(self.run, self.sources, options.stream_options, keeping)
 
     def surely_final(self) -> npt.NDArray[np.bool_]:
         """By exchange: it has rows, and they are final whatever is kept."""
@@ -162,7 +161,7 @@ def is_small(batch: SegmentBatch, options: Options) -> bool:
 
 def reopened(plan: RunPlan, sources: Sources, batches: list[SegmentBatch], before: Open) -> Bucket:
     """Assemble a bucket; `batches` is emptied."""
-    options = _stream_options(plan.options)
+    options = plan.options.stream_options
     old_count = plan.before.captures if plan.before else 0
     if old_count:
         sources = sources.standing_in(old_count, before.data)
@@ -176,10 +175,6 @@ def reopened(plan: RunPlan, sources: Sources, batches: list[SegmentBatch], befor
     if len(pairs) > plan.options.limits.connections:
         unfit = "there are more connections than the limit"
     return Bucket(run.assembly, sources, run, unfit)
-
-
-def _stream_options(options: Options) -> StreamOptions:
-    return StreamOptions(options.ports, options.limits.frame_size, options.limits.gaps)
 
 
 SEGMENTS_MAX = 1_000_000  # of a bucket

@@ -7,6 +7,7 @@ from typing import Any
 
 from kdissect.pipeline.choose import host_bytes
 from kdissect.pipeline.limits import Limits
+from kdissect.stream.options import StreamOptions
 from kdissect.tables.schemas import DECODE_VALUES
 
 MB = 1 << 20
@@ -63,8 +64,9 @@ class Options:
             raise ValueError("the range of times is empty: its end is not after its start")
 
     @property
-    def frame_size_max(self) -> int:
-        return self.limits.frame_size
+    def stream_options(self) -> StreamOptions:
+        """What reassembly and framing need to know of them."""
+        return StreamOptions(self.ports, self.limits.frame_size, self.limits.gaps)
 
     def to_json(self) -> dict[str, Any]:
         return {

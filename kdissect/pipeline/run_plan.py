@@ -117,7 +117,7 @@ class RunPlan:
             for kind, pos, length in info.secrets:
                 if kind == TLS_KEY_LOG and info.source >= 0:
                     texts.append(sources.part(info.source, pos, pos + length).copy())
-        return [memoryview(text) for text in texts]  # type: ignore[arg-type]
+        return [text.data for text in texts]
 
 
 def tasks(byte_count: int, parallelism: int) -> int:

@@ -12,7 +12,7 @@ from kdissect.capture.split import _Walk
 from kdissect.capture.windows import Window, WindowReader, open_bytes
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import Options
-from kdissect.stream.options import CONNECTIONS_MAX, StreamOptions
+from kdissect.stream.options import CONNECTIONS_MAX
 from kdissect.stream.resumed import CarryLimits, Finished, Resumed
 
 FIRST_BYTES = 64 << 10  # of a capture, that surely hold its first packet
@@ -44,10 +44,9 @@ class Reading:
         if not usable:
             raise CaptureError(f"{found[0].path}: {found[0].error}")
         self.paths = [item.path for item in _in_order(usable)]
-        stream = StreamOptions(ports=options.ports, frame_size_max=options.frame_size_max)
         if limits is None and options.limits.connections != CONNECTIONS_MAX:
             limits = CarryLimits(connection_max=options.limits.connections)
-        self.resumed = Resumed(stream, key_log_texts(options.keylog), limits)
+        self.resumed = Resumed(options.stream_options, key_log_texts(options.keylog), limits)
         self.packet_count = 0
 
     def __iter__(self) -> Iterator[Finished]:

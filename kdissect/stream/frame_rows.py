@@ -64,36 +64,6 @@ def put_extents(
     return extents, captured
 
 
-@kernel
-def put_frame(
-    pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
-    kind: int, frames: Any, extents: Any, used: Any,
-) -> Any:  # fmt: skip
-    """Put the frame at `pos`, whose size prefix is there, into the next free row; the extents."""
-    size = header[SIZE]
-    at = used[FRAMES] * FRAME_WIDTH
-    used[FRAMES] += 1
-    frames[at + CONNECTION] = connection
-    frames[at + POS] = pos
-    frames[at + FRAME_SIZE] = size
-    frames[at + API_KEY] = header[KEY]
-    frames[at + VERSION] = header[API_VERSION]
-    frames[at + ID] = header[CORRELATION]
-    frames[at + KIND] = kind
-    frames[at + FIRST] = pieces.segment[index]
-    frames[at + EXTENT_START] = used[EXTENTS]
-    extents, captured = put_extents(
-        pieces, source, index, stop, pos + 4, pos + 4 + size, extents, used
-    )
-    frames[at + EXTENT_COUNT] = used[EXTENTS] - frames[at + EXTENT_START]
-    frames[at + CAPTURED] = captured + 4
-    last = find(pieces, index, stop, pos + 3 + size)
-    if last >= stop or pieces.pos[last] > pos + 3 + size:
-        last -= 1
-    frames[at + LAST] = pieces.segment[last]
-    return extents
-
-
 @inlined
 def put_whole_frame(
     pieces: Any, source: Any, index: int, connection: int, pos: int, header: Any, kind: int,
@@ -101,26 +71,56 @@ def put_whole_frame(
 ) -> Any:  # fmt: skip
     """`put_frame`, where all of a frame that is not empty lies in one piece: the usual case."""
     extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
-    to = used[EXTENTS] * EXTENT_WIDTH
-    segment = pieces.segment[index]
-    extents[to] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
-    extents[to + 1] = header[SIZE]
-    extents[to + 2] = source[segment]
-    to = used[FRAMES] * FRAME_WIDTH
-    frames[to + CONNECTION] = connection
-    frames[to + POS] = pos
-    frames[to + FRAME_SIZE] = header[SIZE]
-    frames[to + API_KEY] = header[KEY]
-    frames[to + VERSION] = header[API_VERSION]
-    frames[to + ID] = header[CORRELATION]
-    frames[to + KIND] = kind
-    frames[to + FIRST] = segment
-    frames[to + LAST] = segment
-    frames[to + EXTENT_START] = used[EXTENTS]
-    frames[to + EXTENT_COUNT] = 1
-    frames[to + CAPTURED] = 4 + header[SIZE]
+    at = used[EXTENTS] * EXTENT_WIDTH
+    extents[at] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
+    extents[at + 1] = header[SIZE]
+    extents[at + 2] = source[pieces.segment[index]]
     used[EXTENTS] += 1
+    at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
+    frames[at + EXTENT_START] = used[EXTENTS] - 1
+    return extents
+
+
+@inlined
+def _put_head(
+    pieces: Any, index: int, connection: int, pos: int, header: Any, kind: int, frames: Any,
+    used: Any,
+) -> int:  # fmt: skip
+    """Fill the next free row as of a frame in one piece; where the row begins."""
+    at = used[FRAMES] * FRAME_WIDTH
     used[FRAMES] += 1
+    segment = pieces.segment[index]
+    frames[at + CONNECTION] = connection
+    frames[at + POS] = pos
+    frames[at + FRAME_SIZE] = header[SIZE]
+    frames[at + API_KEY] = header[KEY]
+    frames[at + VERSION] = header[API_VERSION]
+    frames[at + ID] = header[CORRELATION]
+    frames[at + KIND] = kind
+    frames[at + FIRST] = segment
+    frames[at + LAST] = segment
+    frames[at + EXTENT_COUNT] = 1
+    frames[at + CAPTURED] = 4 + header[SIZE]
+    return at
+
+
+@kernel
+def put_frame(
+    pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
+    kind: int, frames: Any, extents: Any, used: Any,
+) -> Any:  # fmt: skip
+    """Put the frame at `pos`, whose size prefix is there, into the next free row; the extents."""
+    end = pos + 4 + header[SIZE]
+    at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
+    first = used[EXTENTS]
+    extents, captured = put_extents(pieces, source, index, stop, pos + 4, end, extents, used)
+    frames[at + EXTENT_START] = first
+    frames[at + EXTENT_COUNT] = used[EXTENTS] - first
+    frames[at + CAPTURED] = captured + 4
+    last = find(pieces, index, stop, end - 1)
+    if last >= stop or pieces.pos[last] >= end:
+        last -= 1
+    frames[at + LAST] = pieces.segment[last]
     return extents
 
 

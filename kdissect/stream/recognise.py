@@ -5,7 +5,7 @@ In this order, the first that holds decides:
 2. Kafka requests from the first byte on: a request header of a known API whose frame is followed by
    another one or ends with the stream (bare SASL tokens may come before); a partial request with
    size, api key and version is enough where the stream ends in it; an unknown API needs a client id
-   that is text and a frame that ends exactly;
+   that is text and a frame that ends exactly, a Produce without one a body that makes sense;
 3. ZooKeeper's connect packets or requests (its framing is Kafka's, so it is asked before),
    TLS records, the HTTP/2 preface, HTTP methods or status lines at the start of a stream;
 4. Kafka requests found by a search, for starts in the middle;

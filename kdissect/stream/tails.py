@@ -304,19 +304,14 @@ def cut_of(
     limits: by direction, the position up to which it may be cut. exchanges: those of the
     connection; None where it is not Kafka's. is_final: of each, whether no later packet changes it.
     """
-    bits, low, high = [0, 0], 1, 0
-    if exchanges is None:
-        at = [max(0, limit) for limit in limits]
-    else:
-        found = _boundary(spans, is_final, limits)
-        if found is None:
-            return None
-        at = found
-        if not any(at):
-            return None
-        bits, low, high = _before(exchanges, spans, at)
-    if not any(at):
+    at: list[int] | None = [max(0, limit) for limit in limits]
+    if exchanges is not None:
+        at = _boundary(spans, is_final, limits)
+    if at is None or not any(at):
         return None
+    bits, low, high = [0, 0], 1, 0
+    if exchanges is not None:
+        bits, low, high = _before(exchanges, spans, at)
     order = (0, 1) if client == 0 else (1, 0)  # directions by side
     return Cut((at[order[0]], at[order[1]]), (bits[order[0]], bits[order[1]]), low, high)
 
