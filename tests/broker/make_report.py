@@ -1,6 +1,6 @@
 """Writes ``reports/replay.md``: captures of real clients replayed on empty brokers of two releases.
 
-    python reports/make_replay.py [--release VERSION] [NAME ...]
+    python -m tests.broker.make_report [--release VERSION] [NAME ...]
 
 Starts a broker for each, with the settings of the captured one that its answers show. What is run
 is kept in ``reports/replay.json``, so that one capture may be run again alone.
@@ -17,13 +17,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from tests.broker.clients import RECORDED, Recorded
+from tests.broker.kafka_broker import BEFORE, LATEST, Broker
+from tests.broker.replaying import EVERYTHING, Replayed, is_explained, replay
 
-from tests.broker.clients import RECORDED, Recorded  # noqa: E402
-from tests.broker.kafka_broker import BEFORE, LATEST, Broker  # noqa: E402
-from tests.broker.replaying import EVERYTHING, Replayed, is_explained, replay  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports" / "replay.json"
 PAGE = ROOT / "reports" / "replay.md"
 Result = dict[str, Any]
@@ -81,7 +79,7 @@ def page(results: dict[str, dict[str, Result]]) -> str:
 
 HEAD = """# Captures of clients, replayed
 
-Made by `python reports/make_replay.py`; do not edit. Each capture is replayed with everything
+Made by `python -m tests.broker.make_report`; do not edit. Each capture is replayed with everything
 allowed (`--allow produce,groups,transactions,admin --create-topics --max-gap 2s`) on an empty
 broker of its own, with the settings of the captured broker that answers show. *Explained* are
 differences beside which the report says what they come from. Captures that are not in `captures/`
