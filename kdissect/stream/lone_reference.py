@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kdissect.stream.evidence import STEP_MAX
-from kdissect.stream.framing_reference import PlainStream, response_header, rises
+from kdissect.stream.evidence_reference import response_header, rises
 from kdissect.stream.lone import FRAMES_READ, ID_MAX
+from kdissect.stream.pieces_reference import PlainStream
 
 
 def chain(stream: PlainStream, limit: int) -> list[int]:

@@ -1,13 +1,14 @@
 """Recognising a protocol as plain Python over two streams: the definition of `recognise.py`.
 
 The rules and their order are at the top of that module; streams and headers are those of
-`framing_reference.py`.
+`pieces_reference.py` and `evidence_reference.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kdissect.stream.acks_reference import may_be_produce
 from kdissect.stream.evidence import (
     ABSENT,
     API_VERSIONS,
@@ -18,21 +19,19 @@ from kdissect.stream.evidence import (
     REQUEST_STEP_MAX,
     STEP_MAX,
 )
-from kdissect.stream.framing import TOKEN_SIZE_MAX
-from kdissect.stream.framing_reference import (
+from kdissect.stream.evidence_reference import (
     Kafka,
-    PlainStream,
     identity,
     is_api_versions,
-    is_mechanisms,
-    may_be_produce,
     request_header,
     request_points,
     response_header,
     response_points,
     rises,
 )
+from kdissect.stream.framing import TOKEN_SIZE_MAX
 from kdissect.stream.index import Protocol
+from kdissect.stream.pieces_reference import PlainStream
 from kdissect.stream.recognise import (
     PARTIAL_SIZE_MAX,
     REPLIES_LOOKED_AT,
@@ -40,6 +39,7 @@ from kdissect.stream.recognise import (
     TLS_RECORD_MAX,
     TOKENS_MAX,
 )
+from kdissect.stream.sasl_evidence_reference import is_mechanisms
 
 METHODS = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"HTTP")
 PATHS, PING, WATCH = b"/", 11, 2**32 - 1  # ZooKeeper's

@@ -14,7 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdissect.capture.index import ACK, ENDPOINTS, SEGMENT, SegmentBatch
-from kdissect.stream import columns, frame_rows, framing
+from kdissect.stream import (
+    acks,
+    acks_reference,
+    columns,
+    evidence,
+    evidence_reference,
+    frame_rows,
+    framing,
+    pieces_reference,
+    sasl_evidence,
+    sasl_evidence_reference,
+)
 from kdissect.stream import framing_reference as plain
 from kdissect.stream.assemble import assemble, known_apis
 from kdissect.stream.columns import SIDE_WIDTH
@@ -61,7 +72,7 @@ class Laid:
         self.sides[columns.PIECE_STOP] = len(rows)
         self.sides[columns.END] = len(data)
         self.has_origin = np.array([has_origin, has_origin], np.int64)
-        self.plain = plain.PlainStream(
+        self.plain = pieces_reference.PlainStream(
             kept, {begin for begin, _ in rows}, times, has_origin != 0,
             has_origin & framing.RESUMED != 0, has_origin & framing.IN_TOKENS != 0,
             has_origin & framing.HAS_ASKED != 0,
@@ -204,7 +215,7 @@ def test_request_kernel_and_definition_agree(
     found = framing.frame_requests(
         laid.pieces, laid.source, laid.sides, np.zeros(1, np.uint8), ONE, laid.has_origin, KAFKA
     )
-    definition = plain.frame_requests(laid.plain, plain.Kafka(PLAIN_KNOWN, LIMIT))
+    definition = plain.frame_requests(laid.plain, evidence_reference.Kafka(PLAIN_KNOWN, LIMIT))
     assert rows_of(found) == [tuple(frame) for frame in definition]
 
     def walk(state: Any, most: int) -> Any:
@@ -214,6 +225,48 @@ def test_request_kernel_and_definition_agree(
         )  # fmt: skip
 
     same_tables(found, in_turns(walk, 1, 1))
+
+
+produces = st.builds(
+    lambda number, acks, version, lead, cut: lead + produce(number, acks, version)[:-cut or None],
+    st.integers(0, 9), st.sampled_from((-1, 0, 1, 2, 200)), st.sampled_from((0, 2, 3, 8, 9, 12)),
+    st.sampled_from((b"", bytes(4))), st.integers(0, 3),
+)  # fmt: skip
+bare = st.builds(
+    lambda version, body: framed(bytes((0, 0, 0, version)) + bytes(6) + body),
+    st.sampled_from((0, 2, 3, 8, 9, 12)), st.binary(max_size=20),
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(produces, bare), cuts, lost)
+def test_acks_kernel_and_definition_agree(data: bytes, cuts: list[int], lost: list[bool]) -> None:
+    """Of requests of Produce, also cut ones, and ones that are none behind the header."""
+    laid = Laid(data, cuts, lost, framing.ORIGIN)
+    stream = framing.stream_of(laid.pieces, laid.sides, 0)
+    header = np.zeros(evidence.HEADER_WIDTH, np.int64)
+    grade = evidence.request_header(laid.pieces, 0, stream.stop, 0, KAFKA, header)
+    known = evidence_reference.Kafka(PLAIN_KNOWN, LIMIT)
+    definition = evidence_reference.request_header(laid.plain, 0, known)
+    assert grade == definition.grade
+    if grade == evidence.GOOD and definition.key == 0:
+        at = laid.pieces, 0, stream.stop, 0, header
+        found = acks_reference.acks(laid.plain, 0, definition)
+        assert acks.acks_of(*at) == (-1 if found is None else found)
+        may_be = acks_reference.may_be_produce(laid.plain, 0, definition)
+        assert bool(acks.may_be_produce(*at)) == may_be
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from((*CLIENT_TOKENS, *BROKER_TOKENS, *TOLD)), cuts, lost)
+def test_token_kernels_and_definitions_agree(
+    data: bytes, cuts: list[int], lost: list[bool]
+) -> None:
+    laid = Laid(framed(data), cuts, lost, framing.ORIGIN)
+    stream = framing.stream_of(laid.pieces, laid.sides, 0)
+    for name in ("is_client_token", "is_broker_token", "is_mechanisms"):
+        found = getattr(sasl_evidence, name)(stream, 0, 0, len(data))
+        assert bool(found) == getattr(sasl_evidence_reference, name)(laid.plain, 0, len(data)), name
 
 
 @st.composite

@@ -20,7 +20,7 @@ from kdissect.stream.columns import (
     SIDE_WIDTH,
 )
 from kdissect.stream.evidence import Asked
-from kdissect.stream.framing_reference import Kafka as PlainKafka
+from kdissect.stream.evidence_reference import Kafka as PlainKafka
 from kdissect.stream.index import Protocol
 from kdissect.stream.pieces import Pieces
 from kdissect.stream.recognise import recognise
