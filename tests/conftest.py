@@ -39,3 +39,25 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started = session("local[2]", {}, tmp_path_factory.mktemp("spark") / "spark.log")
     yield started
     started.stop()
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dissect` without Spark: the steps in this process, files and commit as ever."""
+    from kdissect.pipeline import local
+    from kdissect.pipeline import spark as on_spark
+    from kdissect.pipeline.kept import StateFiles
+    from kdissect.pipeline.sink import ParquetSink
+
+    def run(_: Any, run_plan: Any, out: str, run_id: str) -> Any:
+        sinks = [ParquetSink(out, run_id, "s00000")]
+        lanes = files = None
+        if run_plan.keeps:
+            sinks += [ParquetSink(out, run_id, label, is_final=False) for label in "oe"]
+            lanes, files = (sinks[1], sinks[2]), StateFiles(out, run_id)
+        result = local.run(run_plan, sinks[0], lanes, files)
+        return [file for sink in sinks for file in sink.close()], result
+
+    monkeypatch.setattr(on_spark, "run", run)
+    monkeypatch.setattr(on_spark, "use_this_python", lambda _: None)
+    monkeypatch.setattr(on_spark, "parallelism", lambda _: 2)

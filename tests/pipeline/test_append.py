@@ -14,13 +14,11 @@ import pytest
 
 import kdissect
 from kdissect.errors import OutputError
-from kdissect.pipeline import kept, local, plan
-from kdissect.pipeline import spark as on_spark
+from kdissect.pipeline import kept, plan
 from kdissect.pipeline.append import extended
 from kdissect.pipeline.commit import MANIFEST
-from kdissect.pipeline.kept import StateFiles, read_state
+from kdissect.pipeline.kept import read_state
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.sink import ParquetSink
 from tests.conftest import CAPTURES, ROOT
 
 SHARED = ROOT.parent / "shared" / "captures"
@@ -66,24 +64,6 @@ def _rotated(path: Path, parts: int | list[int], folder: Path) -> list[str]:
         names.append(str(folder / f"part{number:03d}.pcap"))
         Path(names[-1]).write_bytes(head + b"".join(packets[low:high]))
     return names
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """`dissect` without Spark: the steps in this process, files and commit as ever."""
-
-    def run(_, run_plan, out, run_id):
-        sinks = [ParquetSink(out, run_id, "s00000")]
-        lanes = files = None
-        if run_plan.keeps:
-            sinks += [ParquetSink(out, run_id, label, is_final=False) for label in "oe"]
-            lanes, files = (sinks[1], sinks[2]), StateFiles(out, run_id)
-        result = local.run(run_plan, sinks[0], lanes, files)
-        return [file for sink in sinks for file in sink.close()], result
-
-    monkeypatch.setattr(on_spark, "run", run)
-    monkeypatch.setattr(on_spark, "use_this_python", lambda _: None)
-    monkeypatch.setattr(on_spark, "parallelism", lambda _: 2)
 
 
 @pytest.fixture

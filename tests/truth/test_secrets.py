@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import kdissect
 from kdissect.cli.app import app
 from kdissect.errors import Error
-from kdissect.pipeline import spark as on_spark
 from kdissect.pipeline.append import read_state
 from tests.replay.made import FakeBroker
 from tests.show.test_details import raw_text
@@ -147,24 +146,8 @@ def test_extract_under_other_names(capture: Capture, tmp_path: Path) -> None:
 
 
 @BOTH
-def test_dissect_and_its_state(
-    capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: None) -> None:
     """What a set keeps for the next captures, from several places on."""
-    from kdissect.pipeline import local
-    from kdissect.pipeline.kept import StateFiles
-    from kdissect.pipeline.sink import ParquetSink
-
-    def in_process(_: Any, run_plan: Any, out: Any, run_id: Any) -> Any:
-        sinks = [ParquetSink(out, run_id, "s00000")]
-        sinks += [ParquetSink(out, run_id, label, is_final=False) for label in "oe"]
-        lanes, files = (sinks[1], sinks[2]), StateFiles(out, run_id)
-        result = local.run(run_plan, sinks[0], lanes, files)
-        return [file for sink in sinks for file in sink.close()], result
-
-    monkeypatch.setattr(on_spark, "run", in_process)
-    monkeypatch.setattr(on_spark, "use_this_python", lambda _: None)
-    monkeypatch.setattr(on_spark, "parallelism", lambda _: 2)
     data = capture.path.read_bytes()
     for part in (0.3, 0.6, 1.0):
         cut = tmp_path / "cut.pcap"
