@@ -101,6 +101,13 @@ def distinct(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArr
     return used + low, index
 
 
+def by_value(values: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
+    """Of numbers of 16 bits: value -> places where it is, ascending."""
+    order = np.argsort(values.astype(np.int16, copy=False), kind="stable")  # by digits
+    bounds = np.flatnonzero(np.diff(values[order])) + 1
+    return {int(values[part[0]]): part for part in np.split(order, bounds) if len(part)}
+
+
 def in_order_of_time(time_ns: npt.NDArray[Any], ident: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """np.lexsort((ident, time_ns)), faster where times are nearly in order and few are equal."""
     order = np.argsort(time_ns, kind="stable")

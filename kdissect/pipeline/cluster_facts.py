@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -142,8 +141,8 @@ _ENVELOPES = 256  # at a time; an administrator's requests
 
 
 def _read(frames: Frames, tellers: frozenset[tuple[int, int]], add_topic: AddTopic) -> None:
-    both = frames.readable(ENVELOPE, REQUEST) & frames.readable(ENVELOPE, RESPONSE)
-    chosen: npt.NDArray[np.int64] = np.flatnonzero(both)
+    whole = [frames.readable(ENVELOPE, side) for side in (REQUEST, RESPONSE)]
+    chosen = np.intersect1d(whole[REQUEST], whole[RESPONSE], assume_unique=True)
     if not len(chosen):
         return
     bodies = [frames.decode(ENVELOPE, side, chosen).body for side in (REQUEST, RESPONSE)]

@@ -188,7 +188,7 @@ class Decoder:
     def _chunk(self, rows: npt.NDArray[np.int64]) -> None:
         frames = Frames.gather(self.assembly, self.sources, rows)
         chunk = _Chunk(frames, *self._initial_status(frames))
-        for api_key in np.unique(frames.exchanges["api_key"]).tolist():
+        for api_key in np.unique(frames.api_key).tolist():
             if api_key in catalog.apis():
                 for side in (REQUEST, RESPONSE):
                     self._decode_side(chunk, api_key, side)
@@ -216,7 +216,7 @@ class Decoder:
     def _initial_status(self, frames: Frames) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
         exchanges = frames.exchanges
         known_keys = np.array(sorted(catalog.apis()))
-        has_api = np.isin(exchanges["api_key"], known_keys)
+        has_api = np.isin(frames.api_key, known_keys)
         token = exchanges["is_sasl_token"] != 0
         status = np.full((len(exchanges), 2), DecodeStatus.ABSENT, np.int8)
         for side in (REQUEST, RESPONSE):
@@ -234,15 +234,13 @@ class Decoder:
             status[:, side] = np.where(here, state, DecodeStatus.ABSENT)
         version_source = np.full(len(exchanges), VersionSource.REQUEST_HEADER, np.int8)
         version_source[(exchanges["request"]["size"] < 0) | token] = VersionSource.UNKNOWN
-        fell_back = (exchanges["api_key"] == 18) & (
-            frames.response_version != exchanges["api_version"]
-        )
+        fell_back = (frames.api_key == 18) & (frames.response_version != frames.api_version)
         version_source[fell_back] = VersionSource.FALLBACK_V0
         version_source[exchanges["confidence"] > 0] = VersionSource.INFERRED
         return status, version_source
 
     def _decode_side(self, chunk: _Chunk, api_key: int, side: int) -> None:
-        rows = np.flatnonzero(chunk.frames.readable(api_key, side))
+        rows = chunk.frames.readable(api_key, side)
         if not len(rows):
             return
         columns = chunk.frames.decode(api_key, side, rows, self.options.limits.array_elements)
@@ -257,14 +255,15 @@ class Decoder:
             if len(some):
                 self._malformed(chunk, kind, api_key, side, rows[some], some)
         name = catalog.api(api_key).name
-        at = np.flatnonzero(columns.surplus > 0)
-        surplus, end = columns.surplus[at], chunk.frames.end[rows[at], side]
-        detail = texts(f"{{n}} bytes after the end of a {name} {SIDES[side]}", len(at), n=surplus)
-        place = (end - surplus, end)
-        self._message_anomalies(chunk, Anomaly.SURPLUS_BYTES, rows[at], side, detail, place)
-        at = np.flatnonzero(columns.invalid_utf8)
-        detail = texts(f"a string of a {name} {SIDES[side]} is no UTF-8", len(at))
-        self._message_anomalies(chunk, Anomaly.INVALID_UTF8, rows[at], side, detail)
+        if len(at := np.flatnonzero(columns.surplus > 0)):
+            surplus, end = columns.surplus[at], chunk.frames.end[rows[at], side]
+            said = f"{{n}} bytes after the end of a {name} {SIDES[side]}"
+            detail = texts(said, len(at), n=surplus)
+            place = (end - surplus, end)
+            self._message_anomalies(chunk, Anomaly.SURPLUS_BYTES, rows[at], side, detail, place)
+        if len(at := np.flatnonzero(columns.invalid_utf8)):
+            detail = texts(f"a string of a {name} {SIDES[side]} is no UTF-8", len(at))
+            self._message_anomalies(chunk, Anomaly.INVALID_UTF8, rows[at], side, detail)
 
     def _malformed(
         self, chunk: _Chunk, kind: Anomaly, api_key: int, side: int, rows: Ints, failed: Ints
@@ -293,6 +292,8 @@ class Decoder:
             asked = chunk.frames.exchanges["request"]["size"] >= 0
             for side in SIDE_NUMBERS:
                 rows = np.flatnonzero((chunk.status[:, side] == state) & asked)
+                if not len(rows):
+                    continue
                 some = take(chunk.frames.exchanges, rows)
                 detail = texts(
                     "no definition for api key {key} version {version}",
@@ -361,8 +362,8 @@ class Decoder:
         has_header = (
             (end - start >= 10)
             & (exchanges["is_sasl_token"] == 0)
-            & (exchanges["api_key"] >= 0)
-            & ~((exchanges["api_key"] == 7) & (exchanges["api_version"] == 0))
+            & (frames.api_key >= 0)
+            & ~((frames.api_key == 7) & (frames.api_version == 0))
         )
         at = np.where(has_header, start + 8, 0)
         if len(frames.buf) < 2:
@@ -411,14 +412,12 @@ class Decoder:
         )
 
     def _write_apis(self, chunk: _Chunk) -> None:
-        exchanges = chunk.frames.exchanges
         for api_key in sorted({key for key, _ in chunk.decoded}):
-            parts = [
-                decoded.rows[decoded.columns.status == 0]
-                for side in (REQUEST, RESPONSE)
-                if (decoded := chunk.decoded.get((api_key, side))) is not None
-            ]
-            rows = np.unique(np.concatenate(parts))
+            is_good = np.zeros(len(chunk.status), np.bool_)
+            for side in (REQUEST, RESPONSE):
+                if (decoded := chunk.decoded.get((api_key, side))) is not None:
+                    is_good[decoded.rows[decoded.columns.status == 0]] = True
+            rows = np.flatnonzero(is_good)
             if not len(rows):
                 continue
             name = catalog.api(api_key).name
@@ -427,7 +426,7 @@ class Decoder:
                 body, tag = self._side_columns(chunk, api_key, side, rows)
                 bodies.append(body)
                 tags.append(tag)
-            api_version = ints(exchanges["api_version"][rows], pa.int16())
+            api_version = ints(chunk.frames.api_version[rows], pa.int16())
             self._write_api(chunk, api_key, name, rows, api_version, bodies, tags)
 
     def _write_tokens(self, chunk: _Chunk) -> None:
@@ -518,16 +517,15 @@ class Decoder:
 
     def _write_records(self, chunk: _Chunk, marks: ChunkMarks, stories: ChunkStories) -> None:
         frames = chunk.frames
-        sets, lead = record_sets(marks, frames.exchanges, frames.buf)
+        sets, lead = record_sets(marks, frames.api_key, frames.buf)
         if not len(sets.row):
             return
         named = np.unique(sets.topic[(sets.topic >= 0) & (sets.topic_id < 0)])
         self.late.names.update(marks.topics[code] for code in named.tolist())
-        exchanges = frames.exchanges[sets.row]
         facts = RecordSetFacts(
             sets=sets,
-            exchange_id=exchanges["exchange_id"],
-            source=self._record_source(exchanges["api_key"], sets, marks),
+            exchange_id=frames.exchanges["exchange_id"][sets.row],
+            source=self._record_source(frames.api_key[sets.row], sets, marks),
             produced_offset=self._produced_offset(sets, marks),
             topics=marks.topics,
             topic_ids=marks.topic_ids,

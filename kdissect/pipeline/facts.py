@@ -38,6 +38,7 @@ from kdissect.pipeline.metadata import learn_metadata
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Definition, Field
 from kdissect.protocol.plan import Role, role_of
+from kdissect.rows import take
 from kdissect.stream.index import Assembly, Protocol
 from kdissect.tables.connections import ConnectionFacts, endpoint_columns
 from kdissect.tables.marks import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
@@ -209,10 +210,10 @@ def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Fact
         for chunk in _chunks(rows, column["size"], chunk_bytes):
             frames = Frames.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]).tolist():
-                chosen = np.flatnonzero(frames.readable(api_key, side))
+                chosen = frames.readable(api_key, side)
                 if len(chosen):
                     decoded = frames.decode(api_key, side, chosen)
-                    time_ns = frames.exchanges[chosen][SIDE_NAMES[side]]["time_ns"]
+                    time_ns = frames.exchanges[SIDE_NAMES[side]]["time_ns"][chosen]
                     name = catalog.api(api_key).name
                     _topic_facts(frames.buf, decoded, time_ns, name, facts)
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
@@ -235,11 +236,11 @@ def _read(
     facts: Facts,
     connection_facts: ConnectionFacts,
 ) -> None:
-    chosen = np.flatnonzero(frames.readable(api_key, side))
+    chosen = frames.readable(api_key, side)
     if not len(chosen):
         return
     decoded = frames.decode(api_key, side, chosen)
-    exchanges = frames.exchanges[chosen]
+    exchanges = take(frames.exchanges, chosen)
     if (api_key, side) in topic_tellers():
         time_ns = exchanges[SIDE_NAMES[side]]["time_ns"]
         _topic_facts(frames.buf, decoded, time_ns, catalog.api(api_key).name, facts)

@@ -12,13 +12,14 @@ import numpy.typing as npt
 from kdissect.capture.source import Sources
 from kdissect.pipeline.slices import SIDES
 from kdissect.protocol import catalog
-from kdissect.rows import gather_ranges, joined, take
+from kdissect.rows import by_value, gather_ranges, joined, take
 from kdissect.stream.index import EXTENT, Assembly
 from kdissect.wire.body import ELEMENTS_MAX, MessageColumns, decode_columns
 
 REQUEST, RESPONSE = 0, 1
 API_VERSIONS = 18
 UNSUPPORTED_VERSION = 35
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 @cache
@@ -35,18 +36,21 @@ def known_versions() -> npt.NDArray[np.bool_]:
 class Frames:
     """Some exchanges and the bytes of their frames.
 
-    exchanges: EXCHANGE[n]; buf: uint8; start, end: int64[n, 2], places of the request's and the
-    response's frame in buf without the size prefix (equal where there is none); a hole or a cut
-    ends a frame early, and only `is_whole` sides are decoded.
+    exchanges: EXCHANGE[n]; api_key, api_version: int16[n], its columns; buf: uint8; start, end:
+    int64[n, 2], places of the request's and the response's frame in buf without the size prefix
+    (equal where there is none); a hole or a cut ends a frame early, and only `is_whole` sides are
+    decoded.
     response_version: int16[n], which is 0 for an ApiVersions answer with error 35.
     """
 
     exchanges: npt.NDArray[np.void]
+    api_key: npt.NDArray[np.int16]
+    api_version: npt.NDArray[np.int16]
     buf: npt.NDArray[np.uint8]
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
     response_version: npt.NDArray[np.int16]
-    _readable: dict[int, npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False)
+    _readable: dict[int, dict[int, npt.NDArray[np.int64]]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def gather(
@@ -91,15 +95,15 @@ class Frames:
             at += int(length.sum())
         extents = joined(chosen) if chosen else np.zeros(0, EXTENT)
         buf = sources.gather(extents)
-        frames = Frames(exchanges, buf, start, end, exchanges["api_version"].copy())
+        api_key, api_version = exchanges["api_key"].copy(), exchanges["api_version"].copy()
+        frames = Frames(exchanges, api_key, api_version, buf, start, end, api_version.copy())
         frames._fall_back()
         return frames
 
     def _fall_back(self) -> None:
         """KIP-511: ApiVersions error 35 is answered with a v0 body, whatever was asked."""
         rows = np.flatnonzero(
-            (self.exchanges["api_key"] == API_VERSIONS)
-            & (self.end[:, RESPONSE] - self.start[:, RESPONSE] >= 6)
+            (self.api_key == API_VERSIONS) & (self.end[:, RESPONSE] - self.start[:, RESPONSE] >= 6)
         )
         at = self.start[rows, RESPONSE] + 4
         code = (self.buf[at].astype(np.int64) << 8) | self.buf[at + 1]
@@ -107,12 +111,12 @@ class Frames:
 
     def versions(self, side: int) -> npt.NDArray[np.int16]:
         """api_version with which to decode that side of each exchange."""
-        return self.response_version if side == RESPONSE else self.exchanges["api_version"]
+        return self.response_version if side == RESPONSE else self.api_version
 
     def known(self, side: int) -> npt.NDArray[np.bool_]:
         """Where the API and the version of that side have a definition."""
         table = known_versions()
-        key = self.exchanges["api_key"].astype(np.int64)
+        key = self.api_key.astype(np.int64)
         version = self.versions(side).astype(np.int64)
         inside = (key >= 0) & (key < len(table)) & (version >= 0) & (version < 64)
         return inside & table[np.where(inside, key, 0), np.where(inside, version, 0)]
@@ -120,11 +124,13 @@ class Frames:
     def whole(self, side: int) -> npt.NDArray[np.bool_]:
         return self.exchanges[SIDES[side]]["is_whole"] != 0
 
-    def readable(self, api_key: int, side: int) -> npt.NDArray[np.bool_]:
-        """Where a side of that API is there whole and its version is known."""
+    def readable(self, api_key: int, side: int) -> npt.NDArray[np.int64]:
+        """Rows where a side of that API is there whole and its version is known, ascending."""
         if side not in self._readable:  # asked for each API
-            self._readable[side] = self.whole(side) & self.known(side)
-        return (self.exchanges["api_key"] == api_key) & self._readable[side]
+            rows = np.flatnonzero(self.whole(side) & self.known(side))
+            places = by_value(self.api_key[rows])
+            self._readable[side] = {key: rows[some] for key, some in places.items()}
+        return self._readable[side].get(api_key, _NO_ROWS)
 
     def decode(
         self,

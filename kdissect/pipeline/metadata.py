@@ -108,13 +108,13 @@ def _read(
     frames: Frames, api_key: int, brokers: pa.Array, add_topic: AddTopic
 ) -> Iterator[Fragment]:
     """Tell the topics of whole batches; the edges of pieces of snapshots are given back."""
-    chosen = np.flatnonzero(frames.readable(api_key, RESPONSE))
+    chosen = frames.readable(api_key, RESPONSE)
     if not len(chosen):
         return
     decoded = frames.decode(api_key, RESPONSE, chosen)
     parts = [message_marks(chosen, RESPONSE, decoded.marks)]
     marks = ChunkMarks(parts, frames.buf, len(frames.exchanges), _NAMES)
-    sets, lead = record_sets(marks, frames.exchanges, frames.buf)
+    sets, lead = record_sets(marks, frames.api_key, frames.buf)
     codes = [code for code, name in enumerate(marks.topics) if name == METADATA_TOPIC]
     mine = np.isin(sets.topic, codes)
     start = np.ascontiguousarray(sets.start + lead, np.int64)

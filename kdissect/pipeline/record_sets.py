@@ -16,15 +16,15 @@ RESPONSE = 1
 
 
 def record_sets(
-    marks: ChunkMarks, exchanges: npt.NDArray[np.void], buf: npt.NDArray[np.uint8]
+    marks: ChunkMarks, api_key: npt.NDArray[np.int16], buf: npt.NDArray[np.uint8]
 ) -> tuple[RecordSets, npt.NDArray[np.int64]]:
     """(the record sets that hold something, bytes in front of the first batch of each).
 
-    exchanges: EXCHANGE of the chunk. Pieces of a snapshot from a position behind its begin start
-    anywhere; all other sets start with a batch.
+    api_key: that of each exchange of the chunk. Pieces of a snapshot from a position behind its
+    begin start anywhere; all other sets start with a batch.
     """
     sets = marks.places(Role.RECORDS)
-    is_piece = exchanges["api_key"][sets.row] == FETCH_SNAPSHOT
+    is_piece = api_key[sets.row] == FETCH_SNAPSHOT
     position = np.zeros(len(sets.row), np.int64)
     if is_piece.any():
         told = marks.places(Role.SNAPSHOT_POSITION)

@@ -70,7 +70,7 @@ class Detailer:
         bodies = []
         for side in (0, 1):
             column = pa.nulls(1, body_type(api_key, SIDES[side]))
-            if frames.readable(api_key, side)[row]:
+            if row in frames.readable(api_key, side):
                 column = frames.decode(api_key, side, np.array([row])).body
             bodies.append(column)
         reveal = self._options.reveal_secrets

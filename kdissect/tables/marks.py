@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.protocol.plan import Role
+from kdissect.rows import by_value
 from kdissect.tables.values import binaries, lists, strings, uuid_texts
 
 Ints = npt.NDArray[Any]
@@ -74,7 +75,7 @@ class ChunkMarks:
         message, role, a, b = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(message, kind="stable")
         self._message, self._a, self._b = message[order], a[order], b[order]
-        self._places_of = _by_value(role[order])
+        self._places_of = by_value(role[order])
         self.buf = buf
         self.row_count = row_count
         self._resolve_topics(topic_names)
@@ -197,10 +198,3 @@ class ChunkMarks:
             topic_id=np.where(ident >= 0, self._topic_id_code[ident], NO_TOPIC),
             partition=np.where(part >= 0, self._a[part], -1),
         )
-
-
-def _by_value(values: Ints) -> dict[int, Ints]:
-    """value -> places where it is, ascending."""
-    order = np.argsort(values.astype(np.int16), kind="stable")  # small numbers: by digits
-    bounds = np.flatnonzero(np.diff(values[order])) + 1
-    return {int(values[part[0]]): part for part in np.split(order, bounds) if len(part)}

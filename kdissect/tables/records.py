@@ -92,7 +92,8 @@ class RecordRows:
         """(`record_batches`, `records`) rows of one chunk."""
         batch_set = batches["set_index"].to_numpy()
         within = batches["batch_index"].to_numpy() + (self._lead > 0)[batch_set]
-        np.maximum.at(self._batches, batch_set, within + 1)
+        last = np.flatnonzero(np.diff(batch_set, append=-1))  # of each set, they are in order
+        self._batches[batch_set[last]] = within[last] + 1
         base = self._batch_base()
         return (
             self._batch_rows(batches, batch_set, within, base),

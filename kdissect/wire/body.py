@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kdissect.protocol.model import Type
 from kdissect.protocol.plan import Leaf, Plan
 from kdissect.protocol.plan import plan as plan_of
+from kdissect.rows import copied
 from kdissect.status import Status
 from kdissect.wire.body_kernel import (
     FAILED_AT,
@@ -165,7 +166,7 @@ def decode_plan(
         has_header=has_header,
         invalid_utf8=reader.invalid_utf8,
         unknown_tags=unknown_tags(plan, buf, start, builders.unknown[: state[S_TAGS]], rows),
-        marks=builders.marks[: state[S_MARKS]].copy(),
+        marks=copied(builders.marks[: state[S_MARKS]]),
         _plan=plan,
         _error_pc=result.error_pc,
         _error_at=result.error_at.reshape(rows, FAILED_AT),
