@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import crc32c
 import numpy as np
@@ -197,9 +197,14 @@ class _Workspace:
 
     def __init__(self) -> None:
         self.batches = np.empty(_WINDOW * rk.BATCH_WORDS, np.int64)
-        self.arena = np.empty(0, np.uint8)
+        self.take_arena(0)
         self.rows = np.empty(rk.ROW_COLUMNS * _ROWS, np.int64)
         self.headers = np.empty(rk.HEADER_COLUMNS * _HEADERS, np.int64)
+
+    def take_arena(self, size: int) -> None:
+        self.arena = np.empty(0, np.uint8)  # gone before its successor is there
+        self.arena = np.empty(size, np.uint8)
+        self.arena_address = self.arena.ctypes.data  # slow to ask for
 
     def room_for_headers(self, count: int) -> None:
         self.headers = np.empty(rk.HEADER_COLUMNS * count, np.int64)
@@ -207,13 +212,25 @@ class _Workspace:
     def trim(self, chunk_bytes: int) -> None:
         """Give back what an unusual batch needed."""
         if self.arena.size > 2 * max(chunk_bytes, 8 << 20):
-            self.arena = np.empty(0, np.uint8)
+            self.take_arena(0)
         if self.headers.size > rk.HEADER_COLUMNS * _KEPT_HEADERS:
             self.room_for_headers(_HEADERS)
 
 
 # Workspaces of finished decoders; list.pop and list.append are atomic, so threads may share it.
 _IDLE: list[_Workspace] = []
+
+
+class _Section(NamedTuple):
+    """The compressed section buf[start:start + size] of batch `index`; crc: of the batch."""
+
+    row: int
+    set_index: int
+    magic: int
+    codec: int
+    start: int
+    size: int
+    crc: int
 
 
 class _Decoder:
@@ -229,7 +246,10 @@ class _Decoder:
         self.chunk_bytes = chunk_bytes
         self.workspace = workspace
         self.arena_used = 0
-        self.in_arena: dict[tuple[int, int], int] = {}  # by CRC and size: the batch there
+        # by CRC and size: the section there, its address and its size without compression
+        self.in_arena: dict[tuple[int, int], tuple[_Section, int, int]] = {}
+        # row, address and size of the batches whose records are in the arena, each once
+        self.decompressed: list[tuple[int, int, int]] = []
         self.current_set = -1
         self.set_bytes_left = 0
 
@@ -260,12 +280,15 @@ class _Decoder:
         columns = (
             slow,
             plain_bytes[slow],
-            self.magic[slow],
-            self.codec[slow],
             b[rk.CRC_START][slow],
             (b[rk.POS] + b[rk.SIZE])[slow],
+            b[rk.SET][slow],
+            self.magic[slow],
+            self.codec[slow],
+            b[rk.SECTION_START][slow],
+            b[rk.SECTION_SIZE][slow],
         )
-        for i, bytes_before, magic, codec, crc_start, end in zip(
+        for i, bytes_before, crc_start, end, set_index, magic, codec, start, size in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             if bytes_before - base + self.arena_used >= self.chunk_bytes:
@@ -273,10 +296,13 @@ class _Decoder:
                 low, base = i, bytes_before
             checked = self.view[crc_start:end]
             self.crc[i] = crc = crc32c.crc32c(checked) if magic == 2 else zlib.crc32(checked)
-            if codec and not self._decompress(i, codec, crc):
+            if not codec:
+                continue
+            section = _Section(i, set_index, magic, codec, start, size, crc)
+            if not self._decompress(section):
                 yield from self._flush(low, i)
                 low, base = i, bytes_before
-                self._decompress(i, codec, crc)
+                self._decompress(section)
         yield from self._flush(low, count)
 
     def _items(self, whole: Any) -> Any:
@@ -311,75 +337,79 @@ class _Decoder:
             rk.small_crcs(self.buf, crc_start, end, table, found)
             self.crc[rows] = found
 
-    def _decompress(self, i: int, codec: int, crc: int) -> bool:
-        """Decompress batch i into the arena; False: take what is in the arena first."""
-        b = self.b
-        start, size = int(b[rk.SECTION_START, i]), int(b[rk.SECTION_SIZE, i])
+    def _decompress(self, section: _Section) -> bool:
+        """Decompress a section into the arena; False: take what is in the arena first."""
+        i, size = section.row, section.size
         if size < 0:
             self.codec_status[i] = Status.CORRUPT  # a wrapper without a value
             return True
-        set_index = int(b[rk.SET, i])
-        if set_index != self.current_set:
-            self.current_set = set_index
-            self.set_bytes_left = self.limits.set_allowance(int(self.length[set_index]))
+        if section.set_index != self.current_set:
+            self.current_set = section.set_index
+            self.set_bytes_left = self.limits.set_allowance(int(self.length[section.set_index]))
         allowance = min(self.limits.batch_allowance(size), self.set_bytes_left)
-        data = self.buf[start : start + size]
-        twin = self._twin(i, codec, crc, size, data)
-        if twin >= 0 and self.uncompressed_size[twin] <= allowance:
-            written = int(self.uncompressed_size[twin])
-            self._found(i, int(self.items[twin, rk.ADDRESS]), written, allowance)
-            self.inner_crcs[:, i] = self.inner_crcs[:, twin]
+        data = self.buf[section.start : section.start + size]
+        found = self._twin(section, data)
+        if found is not None and found[2] <= allowance:
+            twin, address, written = found
+            self.set_bytes_left -= written
+            self.decompressed.append((i, address, written))
+            self.inner_crcs[:, i] = self.inner_crcs[:, twin.row]
             return True
+        workspace = self.workspace
         while True:
-            room = min(self.workspace.arena.size - self.arena_used, allowance)
-            out = self.workspace.arena[self.arena_used : self.arena_used + room]
-            status, written = decompress(codec, data, out)
+            room = min(workspace.arena.size - self.arena_used, allowance)
+            out = workspace.arena[self.arena_used : self.arena_used + room]
+            status, written = decompress(section.codec, data, out)
             if status != Status.ROOM_NEEDED or room == allowance:
                 break
             if self.arena_used:
                 return False
-            wanted = max(2 * self.chunk_bytes, 4 * self.workspace.arena.size)
-            self.workspace.arena = np.empty(0, np.uint8)  # before its successor, not after
-            self.workspace.arena = np.empty(wanted, np.uint8)
+            workspace.take_arena(max(2 * self.chunk_bytes, 4 * workspace.arena.size))
         if status != Status.OK:
             self.codec_allowance[i] = allowance
             self.codec_status[i] = Status.LIMIT if status == Status.ROOM_NEEDED else status
             # Work was done for nothing: it counts, so that hostile batches run out of time.
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
-        self._found(i, self.workspace.arena.ctypes.data + self.arena_used, written, allowance)
-        magic = int(b[rk.MAGIC, i])
-        if magic < 2:
+        address = workspace.arena_address + self.arena_used
+        if section.magic < 2:
             pair = np.zeros(2, np.int64)
-            if rk.wrong_inner_crc(out[:written], magic, rk.CRC32_TABLE, pair) >= 0:
+            if rk.wrong_inner_crc(out[:written], section.magic, rk.CRC32_TABLE, pair) >= 0:
                 self.inner_crcs[:, i] = pair
+        self.set_bytes_left -= written
         self.arena_used += written
-        self.in_arena[crc, size] = i
+        self.decompressed.append((i, address, written))
+        self.in_arena[section.crc, size] = section, address, written
         return True
 
-    def _twin(self, i: int, codec: int, crc: int, size: int, data: Any) -> int:
-        """A batch in the arena whose compressed bytes and magic are those of batch i; -1: none.
+    def _twin(self, section: _Section, data: Any) -> tuple[_Section, int, int] | None:
+        """What is in the arena whose compressed bytes, codec and magic are those of the section.
 
         A broker sends what it was sent, often at once: to followers, to consumers.
         """
-        twin = self.in_arena.get((crc, size), -1)
-        if twin < 0 or self.codec[twin] != codec or self.magic[twin] != self.magic[i]:
-            return -1
-        start = int(self.b[rk.SECTION_START, twin])
-        return twin if data.tobytes() == self.buf[start : start + size].tobytes() else -1
+        found = self.in_arena.get((section.crc, section.size))
+        if found is None:
+            return None
+        twin = found[0]
+        if twin.codec != section.codec or twin.magic != section.magic:
+            return None
+        there = self.buf[twin.start : twin.start + twin.size]
+        return found if data.tobytes() == there.tobytes() else None
 
-    def _found(self, i: int, address: int, written: int, allowance: int) -> None:
-        """Batch i's records lie decompressed at `address`."""
-        self.codec_allowance[i] = allowance
-        self.set_bytes_left -= written
-        item = self.items[i]
-        item[rk.KIND] = rk.BATCH if self.magic[i] == 2 else rk.MESSAGES
-        item[rk.ADDRESS] = address
-        item[rk.LENGTH] = written
-        self.uncompressed_size[i] = written
+    def _place_decompressed(self) -> None:
+        """Tell the parser where the records of the batches in the arena are."""
+        if not self.decompressed:
+            return
+        rows, address, size = np.array(self.decompressed, np.int64).T
+        self.decompressed.clear()
+        self.items[rows, rk.KIND] = np.where(self.magic[rows] == 2, rk.BATCH, rk.MESSAGES)
+        self.items[rows, rk.ADDRESS] = address
+        self.items[rows, rk.LENGTH] = size
+        self.uncompressed_size[rows] = size
 
     def _flush(self, low: int, high: int) -> Iterator[RecordChunk]:
         """Parse the batches low..high; their sections lie in the input and in the arena."""
+        self._place_decompressed()
         workspace = self.workspace
         items = self.items[low:high].reshape(-1)
         state = np.zeros(rk.STATE_WORDS, np.int64)
