@@ -83,12 +83,26 @@ class _KernelCache(FunctionCache):
 
 
 def kernel(function: Function) -> Function:
-    """Compile an entry point: cached on disk, without the GIL, signed/unsigned as written."""
+    """Compile an entry point: cached on disk, without the GIL, signed/unsigned as written.
+
+    All of its arrays are the caller's: it makes none and gives none back (which does not compile).
+    So references to arrays are not counted. Numba does that atomically wherever a helper gets one,
+    and in a loop over packets or frames it takes longer than the work.
+    """
+    return _compiled(function, counts=False)
+
+
+def making_kernel(function: Function) -> Function:
+    """`kernel` for one that makes arrays, and may give them back."""
+    return _compiled(function, counts=True)
+
+
+def _compiled(function: Function, counts: bool) -> Function:
     if not JIT_ENABLED:
         return function
-    compiled = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK)(
-        function
-    )
+    compiled = numba.njit(
+        cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, _nrt=counts
+    )(function)
     compiled._cache = _KernelCache(compiled.py_func)
     kept: Function = compiled
     return kept
@@ -98,9 +112,10 @@ def inlined(function: Function) -> Function:
     """Mark a small helper of kernels: LLVM inlines it into its callers."""
     if not JIT_ENABLED:
         return function
-    helper: Function = register_jitable(
-        cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK
-    )(function)
+    # not cached by itself: that would look at its own file only, and not at who counts references
+    helper: Function = register_jitable(nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK)(
+        function
+    )
     return helper
 
 

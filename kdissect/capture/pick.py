@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerate import kernel
+from ..accelerate import making_kernel
 from .cursor import (
     CAPTURED,
     CURSOR_SIZE,
@@ -51,7 +51,7 @@ PLACE = np.dtype(
 )
 
 
-@kernel
+@making_kernel
 def _pick(
     buf: Any, cursor: Any, interfaces: Any, first_packet: Any, wanted: Any, places: Any
 ) -> Any:

@@ -203,13 +203,13 @@ def _scan_packets(
     endpoints: Any,
     table: Any,
     multipliers: Any,
+    packet: Any,
+    found: Any,
+    no_secrets: Any,
     first_packet: Any,
     source: Any,
 ) -> Any:
     """Scan from the cursor on; the last step's outcome. Resumes after ROOM_NEEDED."""
-    packet = np.zeros(PACKET_SIZE, np.int64)
-    found = np.zeros(FOUND_SIZE, np.int64)
-    no_secrets = np.zeros(0, np.int64)
     while True:
         row = counts[_ENDPOINTS]
         if (row + 1) * 2 > len(table) or (row + 1) * _ENDPOINTS_SIZE > len(endpoints):
@@ -300,13 +300,15 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     segments = np.zeros(split.packet_count + 1, SEGMENT)
     endpoints = np.zeros(64 * _ENDPOINTS_SIZE, np.uint8)
     table = np.full(128, _EMPTY, np.int64)
+    packet, found = np.zeros(PACKET_SIZE, np.int64), np.zeros(FOUND_SIZE, np.int64)
+    no_secrets = np.zeros(0, np.int64)
 
     def step() -> int:
         nonlocal endpoints, table
         while True:
             outcome: int = _scan_packets(
                 buf, cursor, interfaces, counts, reasons, segments, endpoints, table,
-                _MULTIPLIERS, split.first_packet, split.source,
+                _MULTIPLIERS, packet, found, no_secrets, split.first_packet, split.source,
             )  # fmt: skip
             if outcome != STEP_ROOM_NEEDED:
                 return outcome

@@ -134,6 +134,8 @@ def _walk(
     counts: Any,
     splits: Any,
     fragments: Any,
+    packet: Any,
+    found: Any,
     split_bytes: Any,
     packet_max: Any,
     fragment_max: Any,
@@ -142,8 +144,6 @@ def _walk(
 
     `splits` has room for a row per `split_bytes` of the file. Resumes after ROOM_NEEDED.
     """
-    packet = np.zeros(PACKET_SIZE, np.int64)
-    found = np.zeros(FOUND_SIZE, np.int64)
     outcome = np.int64(STEP_PACKET)
     while counts[_PACKETS] < packet_max:
         row = counts[_FRAGMENTS]
@@ -209,13 +209,15 @@ class _Walk:
         self.counts = np.zeros(9, np.int64)
         self.counts[_FIRST], self.counts[_LAST] = TIME_MAX, TIME_MIN
         self.splits = np.zeros((len(data) // split_bytes + 2) * _ROW, np.int64)
+        self.packet, self.found = np.zeros(PACKET_SIZE, np.int64), np.zeros(FOUND_SIZE, np.int64)
         self.outcome = STEP_PACKET
 
     def run(self, packet_max: int = 2**62) -> _Walk:
         while True:
             self.outcome = _walk(
                 self.data, self.cursor, self.interfaces, self.secrets, self.counts, self.splits,
-                self.fragments, self.split_bytes, packet_max, self.fragment_max,
+                self.fragments, self.packet, self.found, self.split_bytes, packet_max,
+                self.fragment_max,
             )  # fmt: skip
             if self.outcome != STEP_ROOM_NEEDED:
                 return self

@@ -160,7 +160,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     return FAIR if length else POOR
 
 
-@inlined
+@kernel
 def quick_request(address: Any, available: int, limit: int, known: Any, header: Any) -> bool:
     """`request_header` for the usual case: all of it in `available` bytes at `address`, and GOOD.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.accelerate import inlined, kernel
+from kdissect.accelerate import inlined, kernel, making_kernel
 from kdissect.stream.evidence import API_VERSION, CORRELATION, KEY, SIZE
 from kdissect.stream.index import WARNING, Anomaly
 from kdissect.stream.pieces import find, grown, int64
@@ -37,16 +37,28 @@ FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 
 
 @kernel
+def extents_max(pieces: Any, index: int, stop: int, end: int) -> int:
+    """At most so many rows tell where bytes up to `end` lie that begin in or before the piece
+    `index`: pieces with holes around."""
+    behind = index
+    while behind < stop and pieces.pos[behind] < end:
+        behind += 1
+    return 2 * (behind - index) + 1
+
+
+@kernel
 def put_extents(
     pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, extents: Any, used: Any
-) -> Any:
-    """Append where the bytes [begin, end) lie, holes included; (the table, captured bytes)."""
+) -> int:
+    """Append where the bytes [begin, end) lie, holes included; captured bytes.
+
+    The table has room for `extents_max` rows.
+    """
     captured = int64(0)
     here = begin
     while here < end:
         while index < stop and pieces.pos[index] + pieces.length[index] <= here:
             index += 1
-        extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
         at = used[EXTENTS] * EXTENT_WIDTH
         if index >= stop or pieces.pos[index] > here:
             until = end if index >= stop else min(end, pieces.pos[index])
@@ -61,16 +73,15 @@ def put_extents(
             captured += until - here
         used[EXTENTS] += 1
         here = until
-    return extents, captured
+    return captured
 
 
-@inlined
+@kernel
 def put_whole_frame(
     pieces: Any, source: Any, index: int, connection: int, pos: int, header: Any, kind: int,
     frames: Any, extents: Any, used: Any,
-) -> Any:  # fmt: skip
+) -> None:  # fmt: skip
     """`put_frame`, where all of a frame that is not empty lies in one piece: the usual case."""
-    extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
     at = used[EXTENTS] * EXTENT_WIDTH
     extents[at] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
     extents[at + 1] = header[SIZE]
@@ -78,7 +89,6 @@ def put_whole_frame(
     used[EXTENTS] += 1
     at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
     frames[at + EXTENT_START] = used[EXTENTS] - 1
-    return extents
 
 
 @inlined
@@ -108,12 +118,15 @@ def _put_head(
 def put_frame(
     pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
     kind: int, frames: Any, extents: Any, used: Any,
-) -> Any:  # fmt: skip
-    """Put the frame at `pos`, whose size prefix is there, into the next free row; the extents."""
+) -> None:  # fmt: skip
+    """Put the frame at `pos`, whose size prefix is there, into the next free row.
+
+    The tables have room for it, and for `extents_max` rows of its bytes.
+    """
     end = pos + 4 + header[SIZE]
     at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
     first = used[EXTENTS]
-    extents, captured = put_extents(pieces, source, index, stop, pos + 4, end, extents, used)
+    captured = put_extents(pieces, source, index, stop, pos + 4, end, extents, used)
     frames[at + EXTENT_START] = first
     frames[at + EXTENT_COUNT] = used[EXTENTS] - first
     frames[at + CAPTURED] = captured + 4
@@ -121,10 +134,9 @@ def put_frame(
     if last >= stop or pieces.pos[last] >= end:
         last -= 1
     frames[at + LAST] = pieces.segment[last]
-    return extents
 
 
-@kernel
+@making_kernel
 def put_fault(
     faults: Any, used: Any, kind: int, severity: int, direction: int, connection: int, segment: int,
     pos: int, count: int, a: int, b: int, frame: int,
@@ -148,7 +160,7 @@ def put_fault(
     return faults
 
 
-@kernel
+@making_kernel
 def put_unframed(
     pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, direction: int,
     connection: int, reason: int, size: int, extents: Any, faults: Any, used: Any,
@@ -172,18 +184,32 @@ def put_unframed(
     at = (used[FAULTS] - 1) * FAULT_WIDTH
     before = used[EXTENTS]
     shown = min(end, first + SHOWN_MAX)
-    extents, _ = put_extents(pieces, source, index, stop, first, shown, extents, used)
+    room = extents_max(pieces, index, stop, shown) * EXTENT_WIDTH
+    extents = grown(extents, before * EXTENT_WIDTH, room)
+    put_extents(pieces, source, index, stop, first, shown, extents, used)
     faults[at + FAULT_EXTENT] = before
     faults[at + FAULT_EXTENTS] = used[EXTENTS] - before
     return extents, faults
 
 
 @kernel
+def _has_gaps(pieces: Any, start: int, stop: int, end: int) -> bool:
+    here = int64(0)
+    for index in range(start, stop):
+        if pieces.pos[index] > here:
+            return True
+        here = pieces.pos[index] + pieces.length[index]
+    return end > here
+
+
+@making_kernel
 def put_gaps(
     pieces: Any, start: int, stop: int, end: int, direction: int, connection: int, faults: Any,
     used: Any,
 ) -> Any:  # fmt: skip
     """Note the holes of a stream that is known to be `end` bytes long; the table of faults."""
+    if not _has_gaps(pieces, start, stop, end):
+        return faults
     here = int64(0)
     segment = int64(-1)
     for index in range(start, stop + 1):

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.accelerate import inlined, kernel, load_u32
+from kdissect.accelerate import inlined, load_u32, making_kernel
 from kdissect.stream.acks import acks_of, quick_acks
 from kdissect.stream.columns import (
     END,
@@ -73,6 +73,7 @@ from kdissect.stream.frame_rows import (
     BAD_SIZE,
     EXPECTS,
     EXTENT_WIDTH,
+    EXTENTS,
     FAULT_WIDTH,
     FRAME_WIDTH,
     FRAMES,
@@ -80,6 +81,7 @@ from kdissect.stream.frame_rows import (
     NO_BOUNDARY,
     SILENT,
     TOKEN,
+    extents_max,
     put_frame,
     put_gaps,
     put_unframed,
@@ -158,7 +160,7 @@ def frame_requests(
     )  # fmt: skip
 
 
-@kernel
+@making_kernel
 def some_requests(
     pieces: Any, source: Any, sides: Any, client_side: Any, protocol: Any, has_origin: Any,
     kafka: Any, state: Any, most: int,
@@ -305,11 +307,14 @@ def some_requests(
                 )  # fmt: skip
             frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
             if quick and 0 < size <= available - 4:
-                extents = put_whole_frame(
+                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
+                put_whole_frame(
                     pieces, source, index, connection, pos, header, kind, frames, extents, used
                 )
             else:
-                extents = put_frame(
+                room = extents_max(pieces, index, stop, pos + 4 + size) * EXTENT_WIDTH
+                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, room)
+                put_frame(
                     pieces, source, index, stop, connection, pos, header, kind, frames, extents,
                     used,
                 )  # fmt: skip
@@ -358,7 +363,7 @@ def frame_responses(
     )  # fmt: skip
 
 
-@kernel
+@making_kernel
 def some_responses(
     pieces: Any, source: Any, times: Any, sides: Any, client_side: Any, protocol: Any,
     has_origin: Any, kafka: Any, asked: Any, asked_start: Any, state: Any, most: int,
@@ -530,11 +535,14 @@ def some_responses(
             header[API_VERSION] = -1
             frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
             if quick and 0 < size <= available - 4:
-                extents = put_whole_frame(
+                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
+                put_whole_frame(
                     pieces, source, index, connection, pos, header, kind, frames, extents, used
                 )
             else:
-                extents = put_frame(
+                room = extents_max(pieces, index, stop, pos + 4 + size) * EXTENT_WIDTH
+                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, room)
+                put_frame(
                     pieces, source, index, stop, connection, pos, header, kind, frames, extents,
                     used,
                 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.accelerate import inlined, kernel, load_u8
+from kdissect.accelerate import inlined, load_u8, making_kernel
 from kdissect.capture.index import FRAGMENT_PART
 from kdissect.stream.columns import (
     ACK_HIGH,
@@ -36,7 +36,7 @@ from kdissect.stream.pieces import find, int64
 BLOCK = 1 << 13  # segments of a stream between places where it may be cut
 
 
-@kernel
+@making_kernel
 def listed(segments: Any, connection: Any, mark: Any, sides: Any, rows: Any) -> Any:
     """Fill rows int64[]: data segments by stream, in order of capture; start int64[sides + 1]."""
     count = len(sides) // SIDE_WIDTH
@@ -76,7 +76,7 @@ def _rise(heap: Any, at: int) -> None:
         at = parent
 
 
-@kernel
+@making_kernel
 def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: Any) -> int:
     """Who owns which bytes when intervals [first, last) overlap and the lower index wins.
 
@@ -117,7 +117,7 @@ def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: An
     return count
 
 
-@kernel
+@making_kernel
 def lay_pieces(
     segments: Any, address: Any, number: Any, rows: Any, start: Any, sides: Any, pieces: Any,
     conflicts: Any,
@@ -174,7 +174,7 @@ def _settle(sides: Any, at: int, pieces: Any) -> None:
     sides[at + END] = end
 
 
-@kernel
+@making_kernel
 def _lowest_behind(segments: Any, number: Any, rows: Any, origin: int) -> Any:
     """int64[blocks + 1]: the lowest position in the blocks of BLOCK segments from each one on."""
     blocks = (len(rows) + BLOCK - 1) // BLOCK
@@ -218,7 +218,7 @@ def _lay_messy(
     return count, conflict_count
 
 
-@kernel
+@making_kernel
 def _lay_run(
     segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
     count: int, conflicts: Any, conflict_count: int, highest: int, is_first: bool,

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.accelerate import inlined, kernel
+from kdissect.accelerate import inlined, making_kernel
 from kdissect.stream.columns import (
     CLIENT_SIDE,
     CONNECTION_WIDTH,
@@ -73,7 +73,7 @@ def _is_whole(pieces: Any, index: int, stop: int, end: int) -> bool:
     return True
 
 
-@kernel
+@making_kernel
 def chains(pieces: Any, sides: Any, streams: Any, limit: int, ends: Any) -> None:
     """Where the first frames of `streams` end that are there whole and may be answers.
 

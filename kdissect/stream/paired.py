@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.accelerate import kernel
+from kdissect.accelerate import kernel, making_kernel
 from kdissect.capture.index import ACK, FRAGMENT_PART
 from kdissect.capture.scratch import Scratch, Written
 from kdissect.rows import gather_ranges, joined
@@ -112,7 +112,7 @@ class Frames:
         return np.concatenate(found)
 
 
-@kernel
+@making_kernel
 def _starts(table: Any, connection_count: int) -> Any:
     """int64[n + 1]: the first row of each connection, in a flat table that is sorted by it."""
     start = np.empty(connection_count + 1, np.int64)
@@ -131,7 +131,7 @@ def _starts(table: Any, connection_count: int) -> Any:
     return start
 
 
-@kernel
+@making_kernel
 def _framed_bytes(table: Any, connection_count: int) -> Any:
     total = np.zeros(connection_count, np.int64)
     for row in range(len(table) // FRAME_WIDTH):
@@ -161,7 +161,7 @@ def _acknowledged(table: Any, segments: Any, origin: Any, found: Any) -> None:
             found[row] = (int64(segment["ack"]) - first) & 0xFFFFFFFF
 
 
-@kernel
+@making_kernel
 def _late_rows(requests: Any, responses: Any, request_of: Any, segments: Any) -> Any:
     """(rows of responses, ns) that began before their requests ended; SASL tokens do not count."""
     count = 0

@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.accelerate import inlined, kernel, load_u8
+from kdissect.accelerate import inlined, kernel, load_u8, making_kernel
 from kdissect.capture.index import (
     ACK,
     FIN,
@@ -126,7 +126,7 @@ class Streams:
         return first
 
 
-@kernel
+@making_kernel
 def pair_starts(segments: Any, pair_count: int) -> Any:
     """start int64[pairs + 1]: of the rows of each pair; whether they lie in that order, whether
     those of a pair go up by source and packet, and whether all are of one source."""
@@ -153,7 +153,7 @@ def pair_starts(segments: Any, pair_count: int) -> Any:
     return start, is_grouped, is_up, is_one
 
 
-@kernel
+@making_kernel
 def group(segments: Any, start: Any, order: Any) -> None:
     """Fill order int64[n]: rows by endpoint pair, in the order they came."""
     place = start[:-1].copy()
@@ -170,7 +170,7 @@ def _is_earlier(one: int, two: int, time: Any, here: Any) -> bool:
     return a < b or (a == b and one < two)
 
 
-@kernel
+@making_kernel
 def merge(segments: Any, start: Any, time: Any, order: Any) -> bool:
     """Order the rows of each pair, which go up by source and packet, as (time, source, packet).
 
@@ -379,7 +379,6 @@ def _starts_anew(
     return away > FAR or (closed == 3 and length > 0 and away > FAR_ONCE_CLOSED)
 
 
-@kernel
 def split_connections(
     segments: Any, pair_start: Any, address: Any, window_ns: int, connection: Any, number: Any,
     acknowledged: Any, mark: Any,
@@ -389,27 +388,38 @@ def split_connections(
     Fills connection int32[n], number and acknowledged int64[n] (of the first payload byte; NO_ACK
     where there is none) and mark uint8[n].
     """
-    count = 0
-    longest = 0
-    for pair in range(len(pair_start) - 1):
-        longest = max(longest, pair_start[pair + 1] - pair_start[pair])
+    longest = int(np.diff(pair_start).max(initial=0))
+    table = np.empty(_table_size(longest), np.int32)
+    of_sides = [np.zeros(2, np.int64) for _ in range(7)]
+    return int(
+        _split_connections(
+            segments, pair_start, address, window_ns, connection, number, acknowledged, mark, table,
+            *of_sides,
+        )
+    )  # fmt: skip
+
+
+@inlined
+def _table_size(count: int) -> int:
+    """Slots of the table of copies for so many segments: a power of two."""
     size = 16
-    while size < 2 * min(longest, COPIES_MAX):
+    while size < 2 * min(count, COPIES_MAX):
         size *= 2
-    table = np.empty(size, np.int32)
-    has_number = np.zeros(2, np.int64)
-    last_number = np.zeros(2, np.int64)
-    last_place = np.zeros(2, np.int64)
-    lowest = np.zeros(2, np.int64)
-    has_syn = np.zeros(2, np.int64)
-    syn_number = np.zeros(2, np.int64)
-    syn_acked = np.zeros(2, np.int64)
+    return size
+
+
+@kernel
+def _split_connections(
+    segments: Any, pair_start: Any, address: Any, window_ns: int, connection: Any, number: Any,
+    acknowledged: Any, mark: Any, table: Any, has_number: Any, last_number: Any, last_place: Any,
+    lowest: Any, has_syn: Any, syn_number: Any, syn_acked: Any,
+) -> int:  # fmt: skip
+    """The arrays behind `mark` are scratch: of copies, and seven with a number of each side."""
+    count = 0
     for pair in range(len(pair_start) - 1):
         start = pair_start[pair]
         stop = pair_start[pair + 1]
-        size = 16
-        while size < 2 * min(stop - start, COPIES_MAX):
-            size *= 2
+        size = _table_size(stop - start)
         table[:size] = -1
         known_from = start  # the first packet in the table
         is_open = False

@@ -275,7 +275,6 @@ def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: An
     return 0 < step(header[CORRELATION], first) <= STEP_MAX
 
 
-@kernel
 def recognise(
     pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
     asked: Any, client_side: Any, protocol: Any,
@@ -285,9 +284,18 @@ def recognise(
     client_side comes with the choice by port, for the case that nothing else tells. hinted uint8:
     a port of the connection is among the user's. asked: an empty `evidence.Asked`.
     """
-    header = np.empty(HEADER_WIDTH, np.int64)
-    following = np.empty(HEADER_WIDTH, np.int64)
-    clients = np.zeros(CLIENTS_MAX, np.int64)
+    _recognise(
+        pieces, times, sides, connections, has_origin, hinted, kafka, asked, client_side, protocol,
+        np.empty(HEADER_WIDTH, np.int64), np.empty(HEADER_WIDTH, np.int64),
+        np.zeros(CLIENTS_MAX, np.int64),
+    )  # fmt: skip
+
+
+@kernel
+def _recognise(
+    pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
+    asked: Any, client_side: Any, protocol: Any, header: Any, following: Any, clients: Any,
+) -> None:  # fmt: skip
     for connection in range(len(protocol)):
         one = stream_of(pieces, sides, 2 * connection)
         two = stream_of(pieces, sides, 2 * connection + 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.accelerate import inlined, kernel, load_u8
+from kdissect.accelerate import inlined, kernel, load_u8, making_kernel
 from kdissect.stream.columns import PIECE_START, PIECE_STOP, SIDE_WIDTH
 from kdissect.stream.pieces import find, grown, int64, peek
 
@@ -67,7 +67,7 @@ def _search(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
     return -1
 
 
-@kernel
+@making_kernel
 def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
     """All records of a stream: int64[n * RECORD_WIDTH].
 
@@ -103,7 +103,7 @@ def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
     return table[: used * RECORD_WIDTH]
 
 
-@kernel
+@making_kernel
 def _put(
     pieces: Any, index: int, stop: int, kind: int, version: int, pos: int, size: int, table: Any,
     used: int,
