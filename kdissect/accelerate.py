@@ -8,7 +8,7 @@ the user's cache directory where the package is read-only).
 The ``load_*`` functions read unaligned big-endian integers from an address; ``read_*`` from an
 array at a position; ``store_*`` write an integer to an address in the machine's byte order,
 ``load_word`` reads an int64 back, and ``copy_bytes`` copies between addresses. None checks bounds:
-the caller has compared lengths first.
+the caller has compared lengths first. ``fetch_ahead`` says that an address will be read soon.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _KernelCache(FunctionCache):
 def kernel(function: Function) -> Function:
     """Compile an entry point: cached on disk, without the GIL, signed/unsigned as written.
 
-    All of its arrays are the caller's: it makes none and gives none back (which does not compile).
+    All of its arrays are the caller's: it makes none (that does not compile) and gives none back.
     So references to arrays are not counted. Numba does that atomically wherever a helper gets one,
     and in a loop over packets or frames it takes longer than the work.
     """
@@ -172,6 +172,19 @@ def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
+def _fetch_ahead(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        called = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+        # LLVM's words for: to read, kept in all caches, of data
+        builder.call(called, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), codegen
+
+
 def _array_load(bits: int, signed: bool) -> Any:
     def typed(typingctx: Any, buf: Any, pos: Any) -> Any:
         assert (buf.dtype, buf.ndim, buf.layout) == (types.uint8, 1, "C"), buf
@@ -203,6 +216,7 @@ if JIT_ENABLED:
     store_32 = _address_store(32)
     store_64 = _address_store(64)
     copy_bytes = intrinsic(_copy_bytes)
+    fetch_ahead = intrinsic(_fetch_ahead)
     read_i8 = _array_load(8, True)
     read_u8 = _array_load(8, False)
     read_i16 = _array_load(16, True)
@@ -248,6 +262,9 @@ else:
 
     def copy_bytes(target: int, source: int, size: int) -> None:
         ctypes.memmove(int(target), int(source), int(size))
+
+    def fetch_ahead(address: int) -> None:
+        pass
 
     def _in(buf: Any, pos: int, size: int, signed: bool) -> int:
         return int.from_bytes(bytes(buf[pos : pos + size]), "big", signed=signed)

@@ -1,5 +1,5 @@
-"""Kernels are compiled again when a module that their own one imports has changed, and say the same
-where nothing is compiled."""
+"""Kernels are compiled again when a module that their own one imports has changed, count no
+references to what they borrow, and say the same where nothing is compiled."""
 
 import ast
 import os
@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
+import numpy as np
 import pytest
 
 import kdissect
@@ -41,6 +43,39 @@ def test_every_import_of_a_module_counts(path: Path) -> None:
 
 def test_relative_imports_count() -> None:
     assert ROOT / "capture" / "link.py" in accelerate._imported(ROOT / "capture" / "scan.py")
+
+
+def test_helpers_are_no_older_than_their_kernels() -> None:
+    """Machine code of a helper on the disk would know nothing of the modules that it imports."""
+
+    @accelerate.inlined
+    def of_a_test(number: int) -> int:
+        return number
+
+    @accelerate.kernel
+    def user(numbers: np.ndarray) -> int:
+        return of_a_test(numbers[0])
+
+    assert user(np.ones(1, np.int64)) == 1
+    assert not list(Path(__file__).parent.rglob("*of_a_test*.nbi"))
+
+
+def test_kernels_that_borrow_make_no_arrays() -> None:
+    @accelerate.kernel
+    def borrows(numbers: np.ndarray) -> int:
+        numbers[0] = 2
+        return len(numbers[1:])
+
+    @accelerate.kernel
+    def makes(numbers: np.ndarray) -> int:
+        return len(np.zeros_like(numbers))
+
+    numbers = np.ones(3, np.int64)
+    assert borrows(numbers) == 2
+    assert numbers[0] == 2
+    assert "NRT_incref" not in borrows.inspect_llvm(borrows.signatures[0])
+    with pytest.raises(numba.core.errors.NumbaError):
+        makes(numbers)
 
 
 def test_a_capture_reads_the_same_without_compilation(captures: Path) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.accelerate import inlined, load_u32, making_kernel
+from kdissect.accelerate import fetch_ahead, inlined, load_u32, making_kernel
 from kdissect.stream.acks import acks_of, quick_acks
 from kdissect.stream.columns import (
     END,
@@ -104,6 +104,7 @@ ASKS_VERSIONS = 18  # ApiVersions, which may come before a handshake
 ) = range(14)  # fmt: skip
 STATE_WIDTH = WALK_CLIENTS + CLIENTS_MAX
 NO_LIMIT = 1 << 62  # of frames at a time
+AHEAD = 8  # pieces: the first bytes of that one are on their way from memory meanwhile
 
 # Bits of a stream's `has_origin`. ORIGIN: position 0 is a boundary. RESUMED: frames came before it,
 # which the caller has had (`resumed.py`); the last of them began bare SASL tokens (IN_TOKENS), or
@@ -237,6 +238,8 @@ def some_requests(
                     index += 1
                 in_tokens = is_young
                 certain = True
+            if index + AHEAD < stop:
+                fetch_ahead(pieces.address[index + AHEAD])
             available = pieces.pos[index] + pieces.length[index] - pos
             address = pieces.address[index] + np.uint64(max(0, pos - pieces.pos[index]))
             quick = pos >= pieces.pos[index]
@@ -438,6 +441,8 @@ def some_responses(
                 certain = True
             while first < last and asked.kind[first] == SILENT:
                 first += 1
+            if index + AHEAD < stop:
+                fetch_ahead(pieces.address[index + AHEAD])
             available = pieces.pos[index] + pieces.length[index] - pos
             quick = pos >= pieces.pos[index]
             plausible = False
