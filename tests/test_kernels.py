@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+MARKS = ("kernel", "making_kernel")
+
 # Module with kernels -> (module with their definitions, test that compares them).
 TWINS = {
     "capture.pick": ("capture.packets_reference", "extract/test_extract.py"),
@@ -40,7 +42,7 @@ def modules_with_kernels() -> set[str]:
     for path in (ROOT / "kdissect").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef) and any(
-                isinstance(mark, ast.Name) and mark.id == "kernel" for mark in node.decorator_list
+                isinstance(mark, ast.Name) and mark.id in MARKS for mark in node.decorator_list
             ):
                 found.add(".".join(path.relative_to(ROOT / "kdissect").with_suffix("").parts))
     return found

@@ -30,18 +30,17 @@ def learnt_and_packed(
 ) -> tuple[Learnt, dict[int, Packed]]:
     """What the exchanges tell, and the parts of PART_ROWS exchanges that are packed by now, by
     their first row. Finds out what goes on of the bucket, then infers what it can of the rows."""
-    opened.sort_out(options, end_ns)
     sources = opened.sources.beside()
     exchanges = opened.assembly.exchanges
     if threads == 1:
+        opened.sort_out(options, end_ns)
         opened.keep()
         infer(opened.assembly, sources)
         return learn(opened.assembly, sources, options.chunk_bytes), {}
     if (exchanges["request"]["size"] < 0).any():
-        # `keep` compares them as they are before anything is inferred
+        # what is kept is compared as it is before anything is inferred
         exchanges = copied(exchanges)
     own = replace(opened.assembly, exchanges=exchanges)
-    is_final = opened.surely_final()
 
     def learnt() -> Learnt:
         infer(own, sources)
@@ -53,6 +52,8 @@ def learnt_and_packed(
 
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(learnt)
+        opened.sort_out(options, end_ns)
+        is_final = opened.surely_final()
         early = {
             first: pool.submit(packed, first)
             for first in range(0, len(exchanges), PART_ROWS)
