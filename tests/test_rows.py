@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.rows import distinct, in_order_of_time, pack, renumbered, unpack
+from kdissect.rows import by_value, distinct, in_order_of_time, pack, renumbered, unpack
 
 DTYPES = (
     np.dtype([("time_ns", "<i8"), ("port", "<u2"), ("ip", "u1", (16,))]),
@@ -60,3 +60,14 @@ def test_order_of_time_is_that_of_ids_too(rows: list[tuple[int, int]]) -> None:
     time_ns, ident = np.array(rows, np.int64).reshape(-1, 2).T
     wanted = np.lexsort((ident, time_ns))
     assert in_order_of_time(time_ns, ident).tolist() == wanted.tolist()
+
+
+@given(st.lists(st.integers(-3, 9)))
+def test_values_are_at_their_places(values: list[int]) -> None:
+    found = {
+        value: places.tolist() for value, places in by_value(np.array(values, np.int16)).items()
+    }
+    wanted: dict[int, list[int]] = {}
+    for place, value in enumerate(values):
+        wanted.setdefault(value, []).append(place)
+    assert found == wanted

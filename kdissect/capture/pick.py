@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerate import making_kernel
+from ..accelerate import kernel
 from .cursor import (
     CAPTURED,
     CURSOR_SIZE,
@@ -51,13 +51,12 @@ PLACE = np.dtype(
 )
 
 
-@making_kernel
+@kernel
 def _pick(
-    buf: Any, cursor: Any, interfaces: Any, first_packet: Any, wanted: Any, places: Any
-) -> Any:
+    buf: Any, cursor: Any, interfaces: Any, packet: Any, no_secrets: Any, first_packet: Any,
+    wanted: Any, places: Any,
+) -> Any:  # fmt: skip
     """Walk until the last of `wanted`, ascending numbers, is found; how many were."""
-    packet = np.zeros(PACKET_SIZE, np.int64)
-    no_secrets = np.zeros(0, np.int64)
     passed = 0
     row = 0
     while row < len(wanted):
@@ -102,6 +101,7 @@ def pick(split: Split, sources: Sources, wanted: npt.NDArray[np.int64]) -> npt.N
     interfaces = np.zeros(split.interface_room * INTERFACE_SIZE, np.int64)
     interfaces[: len(known)] = known
     cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
-    found = _pick(buf, cursor, interfaces, split.first_packet, within, places)
+    packet, no_secrets = np.zeros(PACKET_SIZE, np.int64), np.zeros(0, np.int64)
+    found = _pick(buf, cursor, interfaces, packet, no_secrets, split.first_packet, within, places)
     assert found == len(within), (found, len(within), split)
     return places
