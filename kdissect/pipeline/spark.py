@@ -176,10 +176,16 @@ def _cancel(spark: SparkSession) -> None:
         context = spark.sparkContext
     except Exception:  # Spark Connect has none; the server ends the query with the call
         return
-    context.cancelAllJobs()
-    tracker = context.statusTracker()
     deadline = time.monotonic() + 5
-    while tracker.getActiveStageIds() and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        try:
+            context.cancelAllJobs()
+            if not context.statusTracker().getActiveStageIds():
+                return
+        except Exception:
+            # The interrupt cut a call short: the JVM may drop that connection's successor too,
+            # and takes the next one.
+            pass
         time.sleep(0.05)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,31 @@ def interrupted(command: list[str], started: Any, number: int, env: Any = None) 
         process.send_signal(number)
         error = process.stderr.read()
     return process.returncode, error
+
+
+def test_an_interrupt_that_cuts_a_call_to_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JVM may drop the next connection too: jobs are cancelled all the same, and the
+    interrupt stays an interrupt."""
+    said: list[str] = []
+
+    class Context:
+        def cancelAllJobs(self) -> None:
+            said.append("cancel")
+            if len(said) == 1:
+                raise ConnectionError("Answer from Java side is empty")
+
+        def statusTracker(self) -> Any:
+            running = [7] if len(said) < 3 else []
+            return SimpleNamespace(getActiveStageIds=lambda: running)
+
+    def cut(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(on_spark, "_stages", cut)
+    spark: Any = SimpleNamespace(sparkContext=Context())
+    with pytest.raises(KeyboardInterrupt):
+        on_spark.run(spark, None, "out", "run")  # type: ignore[arg-type]
+    assert said == ["cancel"] * 3
 
 
 @pytest.mark.heavy
