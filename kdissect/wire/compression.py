@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import cramjam
 import xxhash
@@ -149,51 +150,70 @@ def _snappy_block(data: Bytes, out: Bytes) -> tuple[Status, int]:
 
 
 LZ4_MAGIC = b"\x04\x22\x4d\x18"
-_LZ4_HEAD_SIZE = 7  # without content size and dictionary id
 _LZ4_END = bytes(4)
-_LZ4_HAS_CHECKSUM = 0x10  # of each block
+_LZ4_FIXED = 0xC3  # version, reserved bit and dictionary id, which Kafka does not use
+_LZ4_VERSION = 0x40
+_LZ4_BLOCK_CHECKSUMS, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
 
 
-def _lz4_heads() -> dict[bytes, tuple[int, int]]:
-    """(bytes that a block holds at most, bytes of its checksum) by header: those of frames without
-    content size, content checksum and dictionary, with the right header checksum and the old one.
-    """
-    heads = {}
-    for flags in (0x40, 0x50, 0x60, 0x70):
-        for code in (4, 5, 6, 7):
-            told = bytes((flags, code << 4))
-            for hashed in (told, LZ4_MAGIC + told):
-                check = (xxhash.xxh32_intdigest(hashed) >> 8) & 0xFF
-                sizes = (1 << (8 + 2 * code), 4 if flags & _LZ4_HAS_CHECKSUM else 0)
-                heads[LZ4_MAGIC + told + bytes((check,))] = sizes
-    return heads
+class _Lz4Head(NamedTuple):
+    """What a frame's header says; sizes in bytes, content_size -1 where it is not told."""
+
+    block_max: int
+    block_checksum: int
+    content_checksum: int
+    content_size: int
 
 
-_LZ4_HEADS = _lz4_heads()
+@lru_cache(1024)  # few are met, if sizes of contents are not told
+def _lz4_head(head: bytes) -> _Lz4Head | None:
+    """A whole header with its checksum, the old one too; None for what is left to the library."""
+    flags, block = head[4], head[5]
+    if flags & _LZ4_FIXED != _LZ4_VERSION or block not in (0x40, 0x50, 0x60, 0x70):
+        return None
+    checks = [xxhash.xxh32_intdigest(hashed) >> 8 & 0xFF for hashed in (head[4:-1], head[:-1])]
+    if head[-1] not in checks:
+        return None
+    return _Lz4Head(
+        1 << (8 + 2 * (block >> 4)),
+        4 if flags & _LZ4_BLOCK_CHECKSUMS else 0,
+        4 if flags & _LZ4_CONTENT_CHECKSUM else 0,
+        int.from_bytes(head[6:14], "little") if flags & _LZ4_CONTENT_SIZE else -1,
+    )
 
 
 def _lz4_block(data: Bytes, out: Bytes) -> int:
     """Bytes written from a sound frame of one compressed block; -1 for all else, and where `out`
     is too small."""
-    place = _LZ4_HEAD_SIZE + 4
-    head = data[:place].tobytes()
-    sizes = _LZ4_HEADS.get(head[:_LZ4_HEAD_SIZE])
-    if sizes is None or len(head) < place:
+    begin = data[:19].tobytes()  # the longest header without a dictionary's id, a block's size
+    if begin[:4] != LZ4_MAGIC or len(begin) < 11:
         return -1
-    block_max, checksum_size = sizes
-    end = place + int.from_bytes(head[_LZ4_HEAD_SIZE:], "little")  # beyond where it is stored plain
-    if end + checksum_size + 4 != data.size:
+    place = 15 if begin[4] & _LZ4_CONTENT_SIZE else 7
+    head = _lz4_head(begin[:place])
+    if head is None:
+        return -1
+    start = place + 4
+    end = start + int.from_bytes(begin[place:start], "little")  # beyond where it is stored plain
+    mark = end + head.block_checksum
+    if mark + 4 + head.content_checksum != data.size:
         return -1
     tail = data[end:].tobytes()
-    if tail[checksum_size:] != _LZ4_END:
+    if tail[head.block_checksum : head.block_checksum + 4] != _LZ4_END:
         return -1
-    block = data[place:end]
-    if checksum_size and xxhash.xxh32_intdigest(block) != int.from_bytes(tail[:4], "little"):
+    block = data[start:end]
+    if head.block_checksum and xxhash.xxh32_intdigest(block) != int.from_bytes(tail[:4], "little"):
         return -1
     try:
-        return int(cramjam.lz4.decompress_block_into(block, out[:block_max]))
+        size = int(cramjam.lz4.decompress_block_into(block, out[: head.block_max]))
     except cramjam.DecompressionError:
         return -1
+    if head.content_size not in (-1, size):
+        return -1
+    if head.content_checksum:
+        told = int.from_bytes(tail[-4:], "little")
+        if xxhash.xxh32_intdigest(out[:size]) != told:
+            return -1
+    return size
 
 
 def repair_lz4_header(data: Bytes) -> Bytes:

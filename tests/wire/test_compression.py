@@ -133,16 +133,22 @@ def test_lz4_header_of_any_length(flags: int) -> None:
         assert repair_lz4_header(view(head[:size])).tobytes() == head[:size]
 
 
-def lz4_frame(content: bytes, flags: int, code: int) -> bytes:
-    """A frame of one block, its checksum behind it where the flags say so."""
+def lz4_frame(content: bytes, flags: int, code: int, content_size: int | None = None) -> bytes:
+    """A frame of one block, checksums and the content's size in it where the flags say so."""
     head = bytes((flags, code << 4))
+    if flags & 0x08:
+        told = len(content) if content_size is None else content_size
+        head += told.to_bytes(8, "little")
     block = bytes(cramjam.lz4.compress_block(content, store_size=False))
     check = xxhash.xxh32_intdigest(block).to_bytes(4, "little") if flags & 0x10 else b""
+    last = xxhash.xxh32_intdigest(content).to_bytes(4, "little") if flags & 0x04 else b""
     first = b"\x04\x22\x4d\x18" + head + bytes([(xxhash.xxh32_intdigest(head) >> 8) & 255])
-    return first + len(block).to_bytes(4, "little") + block + check + bytes(4)
+    return first + len(block).to_bytes(4, "little") + block + check + bytes(4) + last
 
 
-@pytest.mark.parametrize("flags", [0x40, 0x50, 0x60, 0x70])
+@pytest.mark.parametrize(
+    "flags", [flags | more for flags in range(0x40, 0x80, 16) for more in (0, 4, 8, 12)]
+)
 def test_lz4_block_alone_is_what_a_frame_of_it_is(flags: int) -> None:
     """Also where a byte is wrong, missing or too many; the frame's decoder says what is right."""
     data = lz4_frame(TEXT[:500], flags, 4)
@@ -151,6 +157,7 @@ def test_lz4_block_alone_is_what_a_frame_of_it_is(flags: int) -> None:
     assert out[:500].tobytes() == TEXT[:500]
     assert decompress(Codec.LZ4, view(data), out[:499]) == (Status.ROOM_NEEDED, 0)
     wrong = [data[:n] + bytes([data[n] ^ 1]) + data[n + 1 :] for n in range(len(data))]
+    wrong += [lz4_frame(TEXT[:500], flags, 4, size) for size in (0, 499, 501, 2**64 - 1)]
     for some in [*wrong, *(data[:n] for n in range(len(data))), data + b"\0", data + data]:
         try:
             expected = Status.OK, cramjam.lz4.decompress_into(some, out)
