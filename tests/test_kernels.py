@@ -27,6 +27,7 @@ TWINS = {
     "stream.pairing": ("stream.pairing_reference", "stream/test_pairing.py"),
     "stream.pieces": ("stream.pieces_reference", "stream/test_framing.py"),
     "stream.reassembly": ("stream.reassembly_reference", "stream/test_reassembly.py"),
+    "stream.placing": ("stream.placing_reference", "stream/test_placing.py"),
     "stream.recognise": ("stream.recognise_reference", "stream/test_recognise.py"),
     "stream.sasl_evidence": ("stream.sasl_evidence_reference", "stream/test_framing.py"),
     "stream.tls_records": ("stream.tls_records_reference", "stream/test_tls_records.py"),

@@ -1,19 +1,20 @@
 """Where the segments of each stream lie, and how far what they hold is settled.
 
 For `rejoined`, which keeps the segments behind a position and drops those before it. All streams of
-a bucket are placed at once.
+a bucket are placed at once. `placing_reference` is the definition.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.accelerate import kernel
 from kdissect.capture.index import ACK, FIN, RST, SYN
-from kdissect.rows import gather_ranges, take
+from kdissect.rows import take
 from kdissect.stream.columns import (
     DUPLICATE,
     GAP_COUNT,
@@ -23,13 +24,14 @@ from kdissect.stream.columns import (
     SIDE_WIDTH,
     UNUSED,
 )
+from kdissect.stream.pieces import int64
 from kdissect.stream.reassembly import Streams
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.void]
 
 NO_NUMBER = -1
-_FAR = np.iinfo(np.int64).max
+FAR = (1 << 63) - 1
 
 
 class Placed(NamedTuple):
@@ -69,59 +71,84 @@ class Places:
 
 def places(streams: Streams, end_ns: int, keep_ns: int, linger_ns: int) -> Places:
     """Place all segments. Times are those of `tails.Keeping`."""
-    segments, sides = streams.segments, streams.sides.reshape(-1, SIDE_WIDTH)
-    rows, start = _by_stream(streams, len(sides))
-    count = np.diff(start)
-    first = start[:-1][count > 0]  # of the streams that have segments
-    stream = np.repeat(np.arange(len(sides)), count)
-    is_syn = (segments["flags"][rows] & SYN) != 0
-    number = segments["seq"][rows].astype(np.int64) + is_syn
-    length = segments["length"][rows].astype(np.int64)
-    mark = streams.mark[rows]
-    time_ns = segments["time_ns"][rows]
-
-    def least(values: Ints, chosen: npt.NDArray[np.bool_]) -> Ints:
-        """By stream the least value of the chosen segments, _FAR where there is none."""
-        found = np.full(len(sides), _FAR)
-        if len(first):
-            found[count > 0] = np.minimum.reduceat(np.where(chosen, values, _FAR), first)
-        return found
-
-    steps = np.zeros(len(rows), np.int64)
-    steps[1:] = ((np.diff(number) + 0x80000000) & 0xFFFFFFFF) - 0x80000000
-    steps[first] = 0
-    place = np.cumsum(steps)
-    place -= np.repeat(place[first], count[count > 0])
-    has_data = sides[:, HAS_DATA] != 0
-    high = -least(-(place + length), (length > 0) & (mark == 0))
-    size = np.where(has_data, sides[:, HIGH] - sides[:, ORIGIN], 0)
-    syn = least(np.arange(len(rows)), is_syn)  # the first SYN of each stream
-    has_syn = syn < len(rows)
-    moved = np.zeros(len(sides), np.int64)
-    moved[has_data] = (size - np.where(high == -_FAR, 0, high))[has_data]
-    only = has_syn & ~has_data
-    moved[only] = -place[syn[only]]
-    place += moved[stream]
-    seq = np.full(len(sides), NO_NUMBER)
-    told = has_data & (count > 0)
-    at = start[:-1][told]
-    seq[told] = (number[at] - place[at]) & 0xFFFFFFFF
-    seq[only] = number[syn[only]] & 0xFFFFFFFF
-    age = end_ns - time_ns
-    young = least(place, (length > 0) & (age <= linger_ns))
-    settled = np.where(sides[:, GAP_COUNT] != 0, np.minimum(size, young), size)
-    quiet = np.minimum(size, least(place, (length > 0) & (age <= keep_ns)))
-    return Places(rows, place, length, start, seq, settled, quiet)
-
-
-def _by_stream(streams: Streams, count: int) -> tuple[Ints, Ints]:
-    """(used segments by stream, int64[count + 1] where those of each begin)."""
-    stream = 2 * streams.connection.astype(np.int64) + streams.segments["side"]
-    used = np.flatnonzero(streams.mark & UNUSED == 0)
-    rows: Ints = used[np.argsort(stream[used], kind="stable")]
+    count = len(streams.sides) // SIDE_WIDTH
+    used = int(np.count_nonzero(streams.mark & UNUSED == 0))
+    rows, place, length = (np.empty(used, np.int64) for _ in range(3))
+    seq, settled, quiet = (np.empty(count, np.int64) for _ in range(3))
     start = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(stream[used], minlength=count), out=start[1:])
-    return rows, start
+    found = Places(rows, place, length, start, seq, settled, quiet)
+    by_stream(streams.segments, streams.connection, streams.mark, start, rows)
+    lay(
+        streams.segments, streams.mark, streams.sides, rows, start, place, length, seq, settled,
+        quiet, end_ns, keep_ns, linger_ns,
+    )  # fmt: skip
+    return found
+
+
+@kernel
+def by_stream(segments: Any, connection: Any, mark: Any, start: Any, rows: Any) -> None:
+    """Fill start int64[streams + 1], which is 0, and rows: the used segments by stream."""
+    for row in range(len(segments)):
+        if mark[row] & UNUSED == 0:
+            stream = 2 * int64(connection[row]) + int64(segments[row]["side"])
+            if stream + 2 < len(start):
+                start[stream + 2] += 1
+    for stream in range(2, len(start)):
+        start[stream] += start[stream - 1]
+    for row in range(len(segments)):
+        if mark[row] & UNUSED == 0:
+            stream = 2 * int64(connection[row]) + int64(segments[row]["side"])
+            rows[start[stream + 1]] = row
+            start[stream + 1] += 1
+
+
+@kernel
+def lay(
+    segments: Any, mark: Any, sides: Any, rows: Any, start: Any, place: Any, length: Any, seq: Any,
+    settled: Any, quiet: Any, end_ns: int, keep_ns: int, linger_ns: int,
+) -> None:  # fmt: skip
+    """Fill what `Places` says of the segments `rows`, and of the streams that begin at `start`."""
+    for stream in range(len(start) - 1):
+        first, stop = start[stream], start[stream + 1]
+        side = stream * SIDE_WIDTH
+        has_data = sides[side + HAS_DATA] != 0
+        size = sides[side + HIGH] - sides[side + ORIGIN] if has_data else 0
+        at, last, high, syn = int64(0), int64(0), -FAR, int64(-1)
+        for index in range(first, stop):
+            s = segments[rows[index]]
+            is_syn = s["flags"] & SYN != 0
+            number = int64(s["seq"]) + (1 if is_syn else 0)
+            if index > first:
+                at += ((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+            last = number
+            place[index] = at
+            length[index] = s["length"]
+            if length[index] > 0 and mark[rows[index]] == 0:
+                high = max(high, at + length[index])
+            if is_syn and syn < 0:
+                syn = index
+        moved = int64(0)
+        seq[stream] = NO_NUMBER
+        if has_data:
+            moved = size - (high if high != -FAR else 0)
+            if stop > first:
+                s = segments[rows[first]]
+                number = int64(s["seq"]) + (1 if s["flags"] & SYN != 0 else 0)
+                seq[stream] = (number - moved) & 0xFFFFFFFF
+        elif syn >= 0:
+            moved = -place[syn]
+            seq[stream] = (int64(segments[rows[syn]]["seq"]) + 1) & 0xFFFFFFFF
+        young, late = FAR, FAR
+        for index in range(first, stop):
+            place[index] += moved
+            if length[index] > 0:
+                age = end_ns - int64(segments[rows[index]]["time_ns"])
+                if age <= linger_ns:
+                    young = min(young, place[index])
+                if age <= keep_ns:
+                    late = min(late, place[index])
+        settled[stream] = min(size, young) if sides[side + GAP_COUNT] != 0 else size
+        quiet[stream] = min(size, late)
 
 
 def behind(
@@ -133,19 +160,16 @@ def behind(
     `pos` and `source` still say where their bytes are. young_ns: segments from then on are kept
     wherever they lie.
     """
-    index, begin = gather_ranges(found.start[stream], np.diff(found.start)[stream])
-    of = np.repeat(np.arange(len(stream)), np.diff(np.append(begin, len(index))))
+    room = int(np.diff(found.start)[stream].sum())
+    index, of = np.empty(room, np.int64), np.empty(room, np.int64)
+    count = choose(
+        streams.segments, streams.mark, found.rows, found.place, found.length, found.start, stream,
+        at, young_ns, index, of,
+    )  # fmt: skip
+    index, of = index[:count].copy(), of[:count].copy()
     rows, place, length = found.rows[index], found.place[index], found.length[index]
-    segments = streams.segments
-    flags = segments["flags"][rows]
-    wanted = (length > 0) & (place + length > at[of]) & (streams.mark[rows] != DUPLICATE)
-    wanted |= (segments["time_ns"][rows] >= young_ns) | ((flags & (FIN | RST)) != 0)
-    wanted[_last_of_each(of, np.arange(len(of)))] = True  # the last number
-    wanted[_last_of_each(of, np.flatnonzero((flags & ACK) != 0))] = True  # what was acknowledged
-    wanted &= segments["packet"][rows] > 0  # not a SYN of ours
-    chosen = np.flatnonzero(wanted)
-    kept = take(segments, rows[chosen])
-    trimmed = np.clip(at[of[chosen]] - place[chosen], 0, length[chosen])
+    kept = take(streams.segments, rows)
+    trimmed = np.clip(at[of] - place, 0, length)
     captured = kept["captured"].astype(np.int64)
     kept["seq"] = (
         kept["seq"].astype(np.int64) + ((kept["flags"] & SYN) != 0) + trimmed
@@ -154,10 +178,31 @@ def behind(
     kept["pos"] += np.minimum(trimmed, captured)
     kept["captured"] = np.maximum(captured - trimmed, 0)
     kept["length"] -= trimmed.astype(np.int32)
-    return kept, rows[chosen], of[chosen]
+    return kept, rows, of
 
 
-def _last_of_each(of: Ints, index: Ints) -> Ints:
-    """Of `index`, ascending, the last one of each run of equal `of`."""
-    group = of[index]
-    return index[np.append(group[1:] != group[:-1], True)[: len(index)]]
+@kernel
+def choose(
+    segments: Any, mark: Any, rows: Any, place: Any, length: Any, start: Any, stream: Any, at: Any,
+    young_ns: int, index: Any, of: Any,
+) -> int:  # fmt: skip
+    """Fill index (places in `rows`) and of (which of the streams) of the segments to keep; how
+    many there are."""
+    count = 0
+    for number in range(len(stream)):
+        first, stop = start[stream[number]], start[stream[number] + 1]
+        acked = int64(-1)  # the last that acknowledges something
+        for here in range(first, stop):
+            if segments[rows[here]]["flags"] & ACK:
+                acked = here
+        for here in range(first, stop):
+            s = segments[rows[here]]
+            wanted = length[here] > 0 and place[here] + length[here] > at[number]
+            wanted = wanted and mark[rows[here]] != DUPLICATE
+            wanted |= s["time_ns"] >= young_ns or s["flags"] & (FIN | RST) != 0
+            wanted |= here == stop - 1 or here == acked  # its number, what it acknowledges
+            if wanted and s["packet"] > 0:  # not a SYN of ours
+                index[count] = here
+                of[count] = number
+                count += 1
+    return count

@@ -76,7 +76,7 @@ from kdissect.stream.index import (
     Protocol,
 )
 from kdissect.stream.options import StreamOptions
-from kdissect.stream.placing import NO_NUMBER, behind, places
+from kdissect.stream.placing import FAR, NO_NUMBER, behind, places
 from kdissect.stream.reassembly import REORDERED, Streams
 from kdissect.stream.tails import (
     CUT,
@@ -345,6 +345,7 @@ class Keeper:
         self.is_secret = np.isin(self.exchanges["api_key"], list(keeping.secret_apis))
         self.is_secret |= (self.exchanges["is_sasl_token"] != 0) & bool(keeping.secret_apis)
         self.first_exchange = np.searchsorted(self.of, np.arange(self.count + 1))
+        self.behind = np.zeros(0, np.int64)  # exchanges behind the cuts, once these were tried
         self._sort_out()
 
     def kept(self) -> Kept | None:
@@ -361,7 +362,8 @@ class Keeper:
                 made = self._made(cuts)
                 assert made is not None
                 tried = self._tried(made) if cuts else None
-                assert tried is None or not self._wrong(tried, made), "a cut changes others"
+                wrong = self._wrong(tried, made) if tried is not None else set()
+                assert not wrong, "a cut changes others"
         return self._told(made, tried)
 
     def _sort_out(self) -> None:
@@ -461,8 +463,9 @@ class Keeper:
         self._tell_syns(pairs, met)
         as_is = self.is_kept.copy()
         as_is[list(cuts)] = False
-        self.is_as_is = as_is[self.streams.connection] & (self.streams.segments["packet"] > 0)
-        rows_as_is = np.flatnonzero(self.is_as_is)
+        rows_as_is = np.flatnonzero(as_is[self.streams.connection])
+        rows_as_is = rows_as_is[self.streams.segments["packet"][rows_as_is] > 0]
+        self.rows_as_is = rows_as_is
         as_they_are = take(self.streams.segments, rows_as_is)
         as_they_are["endpoints"] = new[self.pair[self.streams.connection[rows_as_is]]]
         for connection, cut in cuts.items():
@@ -531,7 +534,8 @@ class Keeper:
         where = np.full(self.count, -1, np.int64)
         where[self.one[fresh]] = fresh
         segments = self.streams.segments
-        rows = np.flatnonzero((segments["flags"] & SYN != 0) & (segments["packet"] > 0))[::-1]
+        rows = np.flatnonzero(segments["flags"] & SYN)[::-1]
+        rows = rows[segments["packet"][rows] > 0]
         to = where[self.streams.connection[rows]]
         rows, to = rows[to >= 0], to[to >= 0]
         number = (segments["seq"][rows].astype(np.int64) + 1) & 0xFFFFFFFF
@@ -597,16 +601,16 @@ class Keeper:
             counts[name][to] = left
         missing = counts["missing_byte_count"][to, RESPONSE]
         made.pairs["has_loss"][to] = missing > 0
-        base = np.zeros((self.count, 2), np.int64)
+        base = np.full((self.count, 2), FAR)  # nothing is behind where nothing is cut
         base[ours] = made.pairs["base"][rows]
-        is_cut = np.zeros(self.count, np.bool_)
-        is_cut[ours] = True
         for table, again in (
             (self.exchanges, tried.assembly.exchanges),
             (self.assembly.anomalies, tried.assembly.anomalies),
         ):
             of = table["connection"]
-            some = np.flatnonzero(is_cut[of] & self._is_behind(table, base))
+            some = np.flatnonzero(self._is_behind(table, base))
+            if table is self.exchanges:
+                self.behind = some
             found, got = digests(take(table, some)), digests(again)
             wrong |= set(of[some[~np.isin(found, got)]].tolist())
             wrong |= set(mine[again["connection"][~np.isin(got, found)]].tolist()) - {-1}
@@ -619,9 +623,11 @@ class Keeper:
         if "pos" in (table.dtype.names or ()):
             side = self.client[of] ^ (table["direction"] & 1)
             return np.asarray(table["pos"] >= base[of, side])
+        connection = np.arange(self.count)
         for way, name in enumerate(SIDES):
+            begin = base[connection, self.client ^ way]
             here = table[name]
-            is_behind |= (here["size"] >= 0) & (here["pos"] >= base[of, self.client[of] ^ way])
+            is_behind |= (here["size"] >= 0) & (here["pos"] >= begin[of])
         return is_behind
 
     # -- telling ----------------------------------------------------------------------------
@@ -635,7 +641,9 @@ class Keeper:
             again_ids = tried.assembly.exchanges["exchange_id"]
             again_anomalies = digests(tried.assembly.anomalies)
             duplicates = tried.assembly.duplicate_packets
-        is_behind = np.isin(self.exchanges["exchange_id"], again_ids)
+        is_behind = np.zeros(len(self.exchanges), np.bool_)
+        ids = self.exchanges["exchange_id"][self.behind]
+        is_behind[self.behind] = np.isin(ids, again_ids)
         is_before = is_cut_now[self.of] & ~is_behind
         is_final = self.is_done | is_before | ~self.is_kept[self.of]
         lane = np.where(is_final, FINAL, OPEN).astype(np.int8)
@@ -659,7 +667,7 @@ class Keeper:
             lane,
             np.where(self.is_kept, OPEN, FINAL).astype(np.int8),
             np.where(is_open, OPEN, FINAL).astype(np.int8),
-            frozen_duplicates(self.streams, self.is_as_is, len(self.sources)) - duplicates,
+            frozen_duplicates(self.streams, self.rows_as_is, len(self.sources)) - duplicates,
             told,
             bool(secret.any()),
         )

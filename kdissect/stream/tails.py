@@ -415,11 +415,13 @@ def overwrite(data: Any, segments: Rows, place: Ints, ranges: Any) -> None:
             data[at[row] + low : at[row] + max(low, high)] = BLANK
 
 
-def frozen_duplicates(streams: Streams, kept: Bools, count: int) -> Ints:
+def frozen_duplicates(streams: Streams, kept: Ints, count: int) -> Ints:
     """int64[count]: by source, second copies among the segments that are not kept."""
-    second = (streams.mark == DUPLICATE) & ~kept
-    second &= (streams.segments["ip_id"] & FRAGMENT_PART) == 0
-    return np.bincount(streams.segments["source"][second], minlength=count).astype(np.int64)
+    is_second = streams.mark == DUPLICATE
+    is_second[kept] = False
+    segments = take(streams.segments, np.flatnonzero(is_second))
+    is_counted = (segments["ip_id"] & FRAGMENT_PART) == 0
+    return np.bincount(segments["source"][is_counted], minlength=count).astype(np.int64)
 
 
 def base_of(pairs: Rows, assembly: Assembly, is_cut: Any) -> list[Ints]:
