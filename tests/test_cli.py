@@ -179,6 +179,19 @@ def test_definitions(kdissect: Run) -> None:
     assert "did you mean Fetch" in one_line(wrong)
 
 
+def test_an_interrupt_while_modules_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kdissect.cli.main", cut)
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module("kdissect.__main__").main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "kdissect: interrupted\n"
+
+
 def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
     """SIGINT in the middle of a run: exit 130, one line, nothing left behind."""
     out = tmp_path / "out"

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kdissect.api import Tables, open_tables
 from kdissect.errors import EnvironmentFailed
-from kdissect.sql.views import connect, literal, make_views
+from kdissect.sql.views import connect, interrupts, literal, make_views
 
 MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
@@ -60,10 +60,12 @@ class Database:
     def schema(self, name: str) -> pa.Schema:
         return self.tables[name].schema
 
+    @interrupts()
     def run(self, query: str, values: Sequence[Any] = ()) -> None:
         """A statement without rows."""
         self._execute(query, values)
 
+    @interrupts()
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
         """All rows as dicts of values that JSON has: times in RFC 3339, large ints as text."""
         result = self._execute(query, values)
@@ -83,17 +85,20 @@ class Database:
         (value,) = self.row(query, values).values()
         return value
 
+    @interrupts()
     def columns(self, query: str, values: Sequence[Any] = ()) -> dict[str, Any]:
         """All rows as numpy arrays, one a column."""
         found: dict[str, Any] = self._execute(query, values).fetchnumpy()
         return found
 
+    @interrupts()
     def insert(self, table: str, rows: pa.Table) -> None:
         """Add rows to a table of the same columns."""
         self._connection.register("inserted_rows", rows)
         self._connection.execute(f"INSERT INTO {table} FROM inserted_rows")
         self._connection.unregister("inserted_rows")
 
+    @interrupts()
     def copy_csv(self, query: str, path: str) -> int:
         """Write rows as CSV; returns their number.
 

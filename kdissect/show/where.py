@@ -24,6 +24,9 @@ class Where:
     def __init__(self, expression: str) -> None:
         import duckdb
 
+        from kdissect.sql.views import interrupts
+
+        self._interrupts = interrupts
         self._errors = duckdb.Error
         self._expression = expression
         self._connection: Any = duckdb.connect(
@@ -37,8 +40,9 @@ class Where:
         number = pa.array(np.arange(table.num_rows, dtype=np.int64))
         numbered = table.append_column("_row", number)
         try:
-            relation = self._connection.from_arrow(numbered).filter(self._expression)
-            found = relation.project("_row").fetchnumpy()["_row"]
+            with self._interrupts():
+                relation = self._connection.from_arrow(numbered).filter(self._expression)
+                found = relation.project("_row").fetchnumpy()["_row"]
         except self._errors as error:
             reason = str(error).splitlines()[0]
             raise WhereError(f"--where {self._expression}: {reason}") from None

@@ -16,7 +16,8 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -26,10 +27,11 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from kdissect.errors import EnvironmentFailed, Error
-from kdissect.sql.views import connect, literal, make_views
+from kdissect.sql.views import connect, interrupts, literal, make_views
 
 MEMORY_LIMIT = "1GiB"
 BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # the values of records may be long
+INTERRUPT_S = 10  # a query that was told to end is waited for so long
 
 _NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
 _TABLE_FUNCTIONS = frozenset(
@@ -70,6 +72,7 @@ class Database:
         threads: int | None = None,
     ) -> None:
         self._spill = tempfile.mkdtemp(prefix="kdissect-sql-")
+        self._thread = ThreadPoolExecutor(1)
         settings: dict[str, Any] = {"python_enable_replacements": False}
         if threads is not None:
             settings["threads"] = threads
@@ -101,13 +104,34 @@ class Database:
         the batches are drawn. EnvironmentFailed where memory and disk do not suffice.
         """
         self._check(query)
-        with _errors():
+
+        def begun() -> Any:
             relation = self._connection.sql(query)
             if relation is None:
                 raise QueryError("the query gives no rows")
             has_blobs = any("BLOB" in str(each) for each in relation.types)
-            reader = relation.to_arrow_reader(BLOB_BATCH_ROWS if has_blobs else BATCH_ROWS)
-        return reader.schema, _batches(reader)
+            return relation.to_arrow_reader(BLOB_BATCH_ROWS if has_blobs else BATCH_ROWS)
+
+        reader = self._beside(begun)
+        return reader.schema, self._batches(reader)
+
+    def _batches(self, reader: Any) -> Iterator[Any]:
+        while (batch := self._beside(lambda: next(reader, None))) is not None:
+            yield batch
+
+    def _beside(self, work: Callable[[], Any]) -> Any:
+        """What a query gives next, which may take minutes: in a thread, so that SIGINT ends it.
+
+        DuckDB looks for signals when it hands over rows, not while it is busy with the first.
+        """
+        with _errors():
+            given = self._thread.submit(work)
+            try:
+                return given.result()
+            except KeyboardInterrupt:
+                self._connection.interrupt()
+                wait([given], INTERRUPT_S)
+                raise
 
     def query(self, query: str) -> pa.Table:
         """All rows of a query from outside; errors as of `stream`."""
@@ -155,6 +179,7 @@ class Database:
         connection = getattr(self, "_connection", None)
         if connection is not None:
             connection.close()
+        self._thread.shutdown(wait=False)
         shutil.rmtree(self._spill, ignore_errors=True)
 
     def __enter__(self) -> Database:
@@ -200,18 +225,12 @@ def _uncommented(query: str) -> str:
     return query[pos:]
 
 
-def _batches(reader: Any) -> Iterator[Any]:
-    with _errors():
-        yield from reader
-
-
 @contextmanager
 def _errors() -> Iterator[None]:
     """DuckDB's errors as ours, one line each; while rows are drawn they come as OSError."""
     try:
-        yield
-    except duckdb.InterruptException as error:
-        raise KeyboardInterrupt from error
+        with interrupts():
+            yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         text = one_line(error)
         if text.startswith(_OUT_OF_MEMORY):

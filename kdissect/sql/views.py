@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import duckdb
@@ -23,6 +24,20 @@ def view_name(table: str) -> str:
     return table
 
 
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """SIGINT in the middle of a query as Python's own; DuckDB makes a RuntimeError of it."""
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise KeyboardInterrupt from error
+    except RuntimeError as error:
+        if "Query interrupted" in str(error):
+            raise KeyboardInterrupt from error
+        raise
+
+
+@interrupts()
 def connect(place: str, spill: str, memory_limit: str, **settings: Any) -> Any:
     """A database at `place` that fetches nothing; what does not fit its memory goes to `spill`."""
     connection = duckdb.connect(
@@ -41,6 +56,7 @@ def connect(place: str, spill: str, memory_limit: str, **settings: Any) -> Any:
     return connection
 
 
+@interrupts()
 def make_views(connection: Any, tables: Mapping[str, pads.Dataset]) -> list[str]:
     """Make the views; returns the files that they read.
 

@@ -3,8 +3,10 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,3 +136,17 @@ def test_a_query_in_a_locale_without_its_letters(table_set: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"1" in done.stdout
+
+
+def test_an_interrupt_ends_a_long_query(table_set: Path) -> None:
+    """At once, also while DuckDB is busy with the first row; exit 130 and one line."""
+    query = (
+        "select count(*) from range(1_000_000) a, range(30_000) b where (a.range * b.range) % 7 = 3"
+    )
+    command = [sys.executable, "-m", "kdissect", "sql", str(table_set), query]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        time.sleep(3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, "kdissect: interrupted\n")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ import pytest
 import kdissect
 from kdissect.errors import EnvironmentFailed
 from kdissect.sql import Database, QueryError, view_name
+from kdissect.sql.views import interrupts
 
 
 @pytest.mark.parametrize(
@@ -189,3 +191,13 @@ def test_several_files(tmp_path: Path) -> None:
         assert database.query("select a from topics order by a")["a"].to_pylist() == [0, 2]
         with pytest.raises(QueryError, match="file system operations are disabled"):
             database.query(f"from '{tmp_path}/part-1.parquet'")
+
+
+@pytest.mark.parametrize(
+    "error", [duckdb.InterruptException("INTERRUPT Error"), RuntimeError("Query interrupted")]
+)
+def test_an_interrupt_is_pythons_own(error: Exception) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts():
+        raise error
+    with pytest.raises(RuntimeError, match="another"), interrupts():
+        raise RuntimeError("another")
