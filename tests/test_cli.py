@@ -14,6 +14,7 @@ from pathlib import Path
 import dpkt
 import pytest
 
+from kdissect.cli import _is_cut_import
 from kdissect.cli.common import some_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -190,6 +191,24 @@ def test_an_interrupt_while_modules_are_loaded(
         importlib.import_module("kdissect.__main__").main()
     assert stopped.value.code == 130
     assert capsys.readouterr().err == "kdissect: interrupted\n"
+
+
+def test_an_interrupt_that_a_compiled_module_hides() -> None:
+    """pandas makes a SystemError of it, numpy an ImportError; one of its own is a fault."""
+
+    def raised(kind: type[Exception], by: type[BaseException]) -> Exception:
+        try:
+            try:
+                raise by
+            except BaseException:
+                raise kind("initialization failed")  # noqa: B904  (so it is there)
+        except Exception as error:
+            return error
+
+    assert _is_cut_import(raised(SystemError, KeyboardInterrupt))
+    assert _is_cut_import(raised(ImportError, KeyboardInterrupt))
+    assert not _is_cut_import(raised(ImportError, ValueError))
+    assert not _is_cut_import(raised(ValueError, KeyboardInterrupt))
 
 
 def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:

@@ -69,10 +69,13 @@ def main() -> None:
         say(f"{error.filename or 'system'}: {error.strerror or error}")
         status = EXIT_ENVIRONMENT
     except Exception as error:
-        if not _is_usage(error):
+        if _is_cut_import(error):
+            status = EXIT_INTERRUPTED
+        elif _is_usage(error):
+            say(_usage_text(error))
+            status = EXIT_USAGE
+        else:
             raise
-        say(_usage_text(error))
-        status = EXIT_USAGE
     # Typer makes an exit code of an interrupt, and replay tells itself how far it came
     if status == EXIT_INTERRUPTED and sys.argv[1] != "replay":
         wrote_nothing = sys.argv[1] in ("dissect", "extract")
@@ -90,6 +93,15 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, flags))  # noqa: SIM115  (lasts as the program)
             if getattr(sys, name).fileno() != number:
                 os.dup2(getattr(sys, name).fileno(), number)
+
+
+def _is_cut_import(error: BaseException | None) -> bool:
+    """What compiled modules make of an interrupt while they are loaded."""
+    if not isinstance(error, SystemError | ImportError):
+        return False
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _is_usage(error: Exception) -> bool:
