@@ -70,10 +70,13 @@ def test_kernels_that_borrow_make_no_arrays() -> None:
     def makes(numbers: np.ndarray) -> int:
         return len(np.zeros_like(numbers))
 
+    borrows._cache = numba.core.caching.NullCache()  # what comes from the disk shows no code
     numbers = np.ones(3, np.int64)
     assert borrows(numbers) == 2
     assert numbers[0] == 2
-    assert "NRT_incref" not in borrows.inspect_llvm(borrows.signatures[0])
+    code = borrows.inspect_llvm(borrows.signatures[0])
+    assert "define" in code
+    assert "NRT_incref" not in code
     with pytest.raises(numba.core.errors.NumbaError):
         makes(numbers)
 

@@ -154,6 +154,7 @@ def test_pieces_in_many_splits_and_slots(
     assert kinds(tables) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 def test_pieces_on_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = topics(2, 100)
