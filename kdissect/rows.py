@@ -108,6 +108,15 @@ def by_value(values: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
     return {int(values[part[0]]): part for part in np.split(order, bounds) if len(part)}
 
 
+def is_any_of(values: npt.NDArray[np.int64], few: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """np.isin(values, few), faster where `few` are few: the values are not sorted."""
+    if not len(few):
+        return np.zeros(len(values), np.bool_)
+    ordered = np.sort(few)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.asarray(ordered[at] == values)
+
+
 def in_order_of_time(time_ns: npt.NDArray[Any], ident: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """np.lexsort((ident, time_ns)), faster where times are nearly in order and few are equal."""
     order = np.argsort(time_ns, kind="stable")

@@ -197,13 +197,9 @@ def test_an_interrupt_that_a_compiled_module_hides() -> None:
     """pandas makes a SystemError of it, numpy an ImportError; one of its own is a fault."""
 
     def raised(kind: type[Exception], by: type[BaseException]) -> Exception:
-        try:
-            try:
-                raise by
-            except BaseException:
-                raise kind("initialization failed")  # noqa: B904  (so it is there)
-        except Exception as error:
-            return error
+        error = kind("initialization failed")
+        error.__context__ = by()
+        return error
 
     assert _is_cut_import(raised(SystemError, KeyboardInterrupt))
     assert _is_cut_import(raised(ImportError, KeyboardInterrupt))

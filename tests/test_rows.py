@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.rows import by_value, distinct, in_order_of_time, pack, renumbered, unpack
+from kdissect.rows import by_value, distinct, in_order_of_time, is_any_of, pack, renumbered, unpack
 
 DTYPES = (
     np.dtype([("time_ns", "<i8"), ("port", "<u2"), ("ip", "u1", (16,))]),
@@ -71,3 +71,11 @@ def test_values_are_at_their_places(values: list[int]) -> None:
     for place, value in enumerate(values):
         wanted.setdefault(value, []).append(place)
     assert found == wanted
+
+
+def test_any_of_few() -> None:
+    rng = np.random.default_rng(7)
+    values = rng.integers(-50, 50, 200)
+    for count in (0, 1, 2, 30):
+        few = rng.integers(-60, 60, count)
+        assert is_any_of(values, few).tolist() == np.isin(values, few).tolist()

@@ -21,12 +21,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -178,14 +179,12 @@ def _cancel(spark: SparkSession) -> None:
         return
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
-        try:
+        # The interrupt cut a call short: the JVM may drop that connection's successor too, and
+        # takes the next one.
+        with suppress(Py4JError, OSError):
             context.cancelAllJobs()
             if not context.statusTracker().getActiveStageIds():
                 return
-        except Exception:
-            # The interrupt cut a call short: the JVM may drop that connection's successor too,
-            # and takes the next one.
-            pass
         time.sleep(0.05)
 
 

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from kdissect.api import Tables, open_tables
 from kdissect.errors import EnvironmentFailed
-from kdissect.sql.views import connect, interrupts, literal, make_views
+from kdissect.interrupts import interrupts
+from kdissect.sql.views import connect, literal, make_views
 
 MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text

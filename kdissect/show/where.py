@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.errors import Error
+from kdissect.interrupts import interrupts
 
 
 class WhereError(Error):
@@ -24,9 +25,6 @@ class Where:
     def __init__(self, expression: str) -> None:
         import duckdb
 
-        from kdissect.sql.views import interrupts
-
-        self._interrupts = interrupts
         self._errors = duckdb.Error
         self._expression = expression
         self._connection: Any = duckdb.connect(
@@ -40,7 +38,7 @@ class Where:
         number = pa.array(np.arange(table.num_rows, dtype=np.int64))
         numbered = table.append_column("_row", number)
         try:
-            with self._interrupts():
+            with interrupts():
                 relation = self._connection.from_arrow(numbered).filter(self._expression)
                 found = relation.project("_row").fetchnumpy()["_row"]
         except self._errors as error:

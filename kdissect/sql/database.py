@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from kdissect.errors import EnvironmentFailed, Error
-from kdissect.sql.views import connect, interrupts, literal, make_views
+from kdissect.interrupts import interrupts
+from kdissect.sql.views import connect, literal, make_views
 
 MEMORY_LIMIT = "1GiB"
 BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # the values of records may be long

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import duckdb
 import pyarrow.dataset as pads
 
+from kdissect.interrupts import interrupts
 from kdissect.protocol.names import snake_case
 
 _PREFIXES = {"apis/": "api_", "internal/": "internal_"}
@@ -22,19 +22,6 @@ def view_name(table: str) -> str:
         if table.startswith(prefix):
             return short + snake_case(table.removeprefix(prefix))
     return table
-
-
-@contextmanager
-def interrupts() -> Iterator[None]:
-    """SIGINT in the middle of a query as Python's own; DuckDB makes a RuntimeError of it."""
-    try:
-        yield
-    except duckdb.InterruptException as error:
-        raise KeyboardInterrupt from error
-    except RuntimeError as error:
-        if "Query interrupted" in str(error):
-            raise KeyboardInterrupt from error
-        raise
 
 
 @interrupts()

@@ -48,7 +48,7 @@ import numpy.typing as npt
 
 from kdissect.capture.index import SYN, SegmentBatch
 from kdissect.capture.source import Sources
-from kdissect.rows import joined, take
+from kdissect.rows import is_any_of, joined, take
 from kdissect.stream.assemble import assemble_streams
 from kdissect.stream.columns import (
     CONNECTION_WIDTH,
@@ -345,7 +345,6 @@ class Keeper:
         self.is_secret = np.isin(self.exchanges["api_key"], list(keeping.secret_apis))
         self.is_secret |= (self.exchanges["is_sasl_token"] != 0) & bool(keeping.secret_apis)
         self.first_exchange = np.searchsorted(self.of, np.arange(self.count + 1))
-        self.behind = np.zeros(0, np.int64)  # exchanges behind the cuts, once these were tried
         self._sort_out()
 
     def kept(self) -> Kept | None:
@@ -609,8 +608,6 @@ class Keeper:
         ):
             of = table["connection"]
             some = np.flatnonzero(self._is_behind(table, base))
-            if table is self.exchanges:
-                self.behind = some
             found, got = digests(take(table, some)), digests(again)
             wrong |= set(of[some[~np.isin(found, got)]].tolist())
             wrong |= set(mine[again["connection"][~np.isin(got, found)]].tolist()) - {-1}
@@ -641,9 +638,7 @@ class Keeper:
             again_ids = tried.assembly.exchanges["exchange_id"]
             again_anomalies = digests(tried.assembly.anomalies)
             duplicates = tried.assembly.duplicate_packets
-        is_behind = np.zeros(len(self.exchanges), np.bool_)
-        ids = self.exchanges["exchange_id"][self.behind]
-        is_behind[self.behind] = np.isin(ids, again_ids)
+        is_behind = is_any_of(self.exchanges["exchange_id"], again_ids)
         is_before = is_cut_now[self.of] & ~is_behind
         is_final = self.is_done | is_before | ~self.is_kept[self.of]
         lane = np.where(is_final, FINAL, OPEN).astype(np.int8)

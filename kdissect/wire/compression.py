@@ -165,14 +165,19 @@ class _Lz4Head(NamedTuple):
     content_size: int
 
 
+def _lz4_header_checksums(told: bytes) -> tuple[int, int]:
+    """The right checksum of a header that is whole but for it, and that of Kafka before 0.10."""
+    right, old = xxhash.xxh32_intdigest(told[4:]), xxhash.xxh32_intdigest(told)
+    return (right >> 8) & 0xFF, (old >> 8) & 0xFF
+
+
 @lru_cache(1024)  # few are met, if sizes of contents are not told
 def _lz4_head(head: bytes) -> _Lz4Head | None:
     """A whole header with its checksum, the old one too; None for what is left to the library."""
     flags, block = head[4], head[5]
     if flags & _LZ4_FIXED != _LZ4_VERSION or block not in (0x40, 0x50, 0x60, 0x70):
         return None
-    checks = [xxhash.xxh32_intdigest(hashed) >> 8 & 0xFF for hashed in (head[4:-1], head[:-1])]
-    if head[-1] not in checks:
+    if head[-1] not in _lz4_header_checksums(head[:-1]):
         return None
     return _Lz4Head(
         1 << (8 + 2 * (block >> 4)),
@@ -225,8 +230,7 @@ def repair_lz4_header(data: Bytes) -> Bytes:
     place = 6 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
     if place >= len(head):
         return data
-    right = (xxhash.xxh32_intdigest(head[4:place]) >> 8) & 0xFF
-    old = (xxhash.xxh32_intdigest(head[:place]) >> 8) & 0xFF
+    right, old = _lz4_header_checksums(head[:place])
     if head[place] == right or head[place] != old:
         return data
     repaired = data.copy()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 import kdissect
 from kdissect.capture import resident
@@ -164,7 +165,7 @@ def test_an_interrupt_that_cuts_a_call_to_the_jvm(monkeypatch: pytest.MonkeyPatc
         def cancelAllJobs(self) -> None:
             said.append("cancel")
             if len(said) == 1:
-                raise ConnectionError("Answer from Java side is empty")
+                raise Py4JNetworkError("Answer from Java side is empty")
 
         def statusTracker(self) -> Any:
             running = [7] if len(said) < 3 else []
@@ -175,8 +176,9 @@ def test_an_interrupt_that_cuts_a_call_to_the_jvm(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(on_spark, "_stages", cut)
     spark: Any = SimpleNamespace(sparkContext=Context())
+    no_plan: Any = None
     with pytest.raises(KeyboardInterrupt):
-        on_spark.run(spark, None, "out", "run")  # type: ignore[arg-type]
+        on_spark.run(spark, no_plan, "out", "run")
     assert said == ["cancel"] * 3
 
 

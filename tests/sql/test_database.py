@@ -10,8 +10,8 @@ import pytest
 
 import kdissect
 from kdissect.errors import EnvironmentFailed
+from kdissect.interrupts import interrupts
 from kdissect.sql import Database, QueryError, view_name
-from kdissect.sql.views import interrupts
 
 
 @pytest.mark.parametrize(

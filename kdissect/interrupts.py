@@ -1,0 +1,20 @@
+"""SIGINT in the middle of what another library does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """SIGINT in the middle of a query as Python's own; DuckDB makes an error of its own of it."""
+    try:
+        yield
+    except Exception as error:
+        import duckdb  # it is there, if there is a query; loading it takes a while else
+
+        is_cut = isinstance(error, RuntimeError) and "Query interrupted" in str(error)
+        if is_cut or isinstance(error, duckdb.InterruptException):
+            raise KeyboardInterrupt from error
+        raise
