@@ -1,24 +1,16 @@
-"""Rows of structured arrays moved as a whole: numpy moves their fields, ten times slower.
-
-For a shuffle they are packed: the first bytes of all rows, then the second ones, and so on, each
-array as one lz4 block. Most bytes of an index are those of the row before (high bytes of times and
-places, small numbers in wide fields), so a quarter is left, and a byte that is moved through
-sockets, shuffle files and two processes costs more than its packing.
-"""
+"""Rows of structured arrays moved as a whole: numpy moves their fields, ten times slower."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import cramjam
 import numpy as np
 import numpy.typing as npt
 
 Rows = npt.NDArray[np.void]
-Array = npt.NDArray[Any]
 
-_ROWS_AT_ONCE = 512  # that are packed: few enough that the cache holds them for all of their bytes
+_ENDINGS = 1 << 16  # of values, that are told apart
 
 
 def _raw(array: Rows) -> Any:
@@ -27,6 +19,8 @@ def _raw(array: Rows) -> Any:
 
 def take(array: Rows, rows: npt.NDArray[Any]) -> Rows:
     """array[rows], for indices; a copy."""
+    if len(rows) and bool((rows[1:] - rows[:-1] == 1).all()):
+        return copied(array[rows[0] : rows[-1] + 1])
     taken: Rows = np.take(_raw(array), rows).view(array.dtype)
     return taken
 
@@ -41,44 +35,6 @@ def joined(arrays: Sequence[Rows]) -> Rows:
     """np.concatenate(arrays), for arrays of one type, at least one; a copy."""
     result: Rows = np.concatenate([_raw(array) for array in arrays]).view(arrays[0].dtype)
     return result
-
-
-def pack(arrays: Sequence[Array]) -> bytes:
-    """The arrays as one small value, for `unpack`; their dtypes are not part of it."""
-    blocks = [_packed(array) for array in arrays]
-    lengths = [(len(array), len(block)) for array, block in zip(arrays, blocks, strict=True)]
-    return b"".join([np.array(lengths, "<i8").tobytes(), *blocks])
-
-
-def unpack(data: bytes, dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
-    """The arrays that `pack` was given; fresh ones."""
-    lengths = np.frombuffer(data, "<i8", 2 * len(dtypes)).reshape(-1, 2)
-    view = memoryview(data)
-    pos = lengths.nbytes
-    arrays = []
-    for dtype, (count, size) in zip(dtypes, lengths.tolist(), strict=True):
-        arrays.append(_unpacked(view[pos : pos + size], dtype, count))
-        pos += size
-    return arrays
-
-
-def _packed(array: Array) -> bytes:
-    if not len(array):
-        return b""
-    rows: Any = array.view(np.uint8).reshape(len(array), -1)
-    planes: Any = np.empty(rows.shape[::-1], np.uint8)
-    for first in range(0, len(rows), _ROWS_AT_ONCE):
-        some = slice(first, first + _ROWS_AT_ONCE)
-        planes[:, some] = rows[some].T
-    return bytes(cramjam.lz4.compress_block(planes, store_size=False))
-
-
-def _unpacked(block: memoryview, dtype: np.dtype[Any], count: int) -> Array:
-    if not count:
-        return np.zeros(0, dtype)
-    planes: Any = np.empty((dtype.itemsize, count), np.uint8)
-    cramjam.lz4.decompress_block_into(block, planes)
-    return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
 
 
 def renumbered(
@@ -109,12 +65,19 @@ def by_value(values: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
 
 
 def is_any_of(values: npt.NDArray[np.int64], few: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """np.isin(values, few), faster where `few` are few: the values are not sorted."""
+    """np.isin(values, few), faster where `few` are few: the values are not sorted, and only those
+    are looked for that end in the same bits as one of the few."""
+    found = np.zeros(len(values), np.bool_)
     if not len(few):
-        return np.zeros(len(values), np.bool_)
+        return found
     ordered = np.sort(few)
-    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return np.asarray(ordered[at] == values)
+    has_ending = np.zeros(_ENDINGS, np.bool_)
+    has_ending[ordered & (_ENDINGS - 1)] = True
+    rows = np.flatnonzero(has_ending[values & (_ENDINGS - 1)])
+    some = values[rows]
+    at = np.minimum(np.searchsorted(ordered, some), len(ordered) - 1)
+    found[rows] = ordered[at] == some
+    return found
 
 
 def in_order_of_time(time_ns: npt.NDArray[Any], ident: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

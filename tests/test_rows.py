@@ -1,37 +1,10 @@
-"""Rows of structured arrays: what is packed comes back."""
+"""Rows of structured arrays, and numbers of them."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.rows import by_value, distinct, in_order_of_time, is_any_of, pack, renumbered, unpack
-
-DTYPES = (
-    np.dtype([("time_ns", "<i8"), ("port", "<u2"), ("ip", "u1", (16,))]),
-    np.dtype(np.uint8),
-    np.dtype(np.int64),
-)
-
-
-@given(st.lists(st.binary(max_size=400), min_size=len(DTYPES), max_size=len(DTYPES)))
-def test_packed_arrays_come_back(data: list[bytes]) -> None:
-    """Whatever the rows hold, and where there are none."""
-    arrays = [
-        np.frombuffer(part[: len(part) // dtype.itemsize * dtype.itemsize], dtype)
-        for part, dtype in zip(data, DTYPES, strict=True)
-    ]
-    for before, after in zip(arrays, unpack(pack(arrays), DTYPES), strict=True):
-        assert after.dtype == before.dtype
-        assert after.tobytes() == before.tobytes()
-
-
-def test_an_index_becomes_small() -> None:
-    """Rows like the ones before them cost a few bytes each."""
-    rows = np.zeros(1000, DTYPES[0])
-    rows["time_ns"] = 1_700_000_000 * 10**9 + 1000 * np.arange(1000)
-    packed = pack([rows])
-    assert len(packed) < rows.nbytes // 8
-    assert unpack(packed, DTYPES[:1])[0].tobytes() == rows.tobytes()
+from kdissect.rows import by_value, distinct, in_order_of_time, is_any_of, renumbered
 
 
 @given(st.lists(st.integers(0, 40), min_size=1), st.integers(41, 400))

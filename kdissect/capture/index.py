@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.rows import joined, pack, unpack
+from kdissect.packing import pack, unpack
+from kdissect.rows import joined
 
 # One pair of endpoints, ordered: (ip_a, port_a) <= (ip_b, port_b) as bytes. IPv4 is stored as
 # IPv4-mapped IPv6 (::ffff:a.b.c.d). `network` is 1 + the VXLAN or GENEVE network id, 0 without.

@@ -47,8 +47,7 @@ def learnt_and_packed(
         return learn(own, sources, options.chunk_bytes)
 
     def packed(first: int) -> Packed:
-        rows = np.arange(first, min(first + PART_ROWS, len(exchanges)))
-        return pack(replace(own, exchanges=take(exchanges, rows)), True)
+        return pack(replace(own, exchanges=exchanges[first : first + PART_ROWS]), True)
 
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(learnt)

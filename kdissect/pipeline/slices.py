@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.index import ENDPOINTS
-from kdissect.rows import copied, gather_ranges, joined, pack, renumbered, unpack
+from kdissect.packing import pack, unpack
+from kdissect.rows import copied, gather_ranges, joined, renumbered
 from kdissect.rows import take as rows_of
 from kdissect.stream.index import (
     ANOMALY,

@@ -53,7 +53,8 @@ class Places:
     """`Placed` of all streams, one behind the other (2 * connection + side).
 
     start: int64[streams + 1], where the segments of each begin. settled, quiet: of each stream the
-    position up to which its bytes are settled, and up to which none was captured lately.
+    position up to which its bytes are settled, and up to which none was captured lately. stays:
+    uint8 of each segment, whether it is kept wherever it lies, as the young and the last ones are.
     """
 
     rows: Ints
@@ -63,6 +64,7 @@ class Places:
     seq: Ints
     settled: Ints
     quiet: Ints
+    stays: npt.NDArray[np.uint8]
 
     def of(self, stream: int) -> Placed:
         some = slice(int(self.start[stream]), int(self.start[stream + 1]))
@@ -76,11 +78,12 @@ def places(streams: Streams, end_ns: int, keep_ns: int, linger_ns: int) -> Place
     rows, place, length = (np.empty(used, np.int64) for _ in range(3))
     seq, settled, quiet = (np.empty(count, np.int64) for _ in range(3))
     start = np.zeros(count + 1, np.int64)
-    found = Places(rows, place, length, start, seq, settled, quiet)
+    stays = np.empty(used, np.uint8)
+    found = Places(rows, place, length, start, seq, settled, quiet, stays)
     by_stream(streams.segments, streams.connection, streams.mark, start, rows)
     lay(
         streams.segments, streams.mark, streams.sides, rows, start, place, length, seq, settled,
-        quiet, end_ns, keep_ns, linger_ns,
+        quiet, stays, end_ns, keep_ns, linger_ns,
     )  # fmt: skip
     return found
 
@@ -105,7 +108,7 @@ def by_stream(segments: Any, connection: Any, mark: Any, start: Any, rows: Any) 
 @kernel
 def lay(
     segments: Any, mark: Any, sides: Any, rows: Any, start: Any, place: Any, length: Any, seq: Any,
-    settled: Any, quiet: Any, end_ns: int, keep_ns: int, linger_ns: int,
+    settled: Any, quiet: Any, stays: Any, end_ns: int, keep_ns: int, linger_ns: int,
 ) -> None:  # fmt: skip
     """Fill what `Places` says of the segments `rows`, and of the streams that begin at `start`."""
     for stream in range(len(start) - 1):
@@ -114,6 +117,7 @@ def lay(
         has_data = sides[side + HAS_DATA] != 0
         size = sides[side + HIGH] - sides[side + ORIGIN] if has_data else 0
         at, last, high, syn = int64(0), int64(0), -FAR, int64(-1)
+        young, late = FAR, FAR  # before they are moved
         for index in range(first, stop):
             s = segments[rows[index]]
             is_syn = s["flags"] & SYN != 0
@@ -123,8 +127,15 @@ def lay(
             last = number
             place[index] = at
             length[index] = s["length"]
-            if length[index] > 0 and mark[rows[index]] == 0:
-                high = max(high, at + length[index])
+            age = end_ns - int64(s["time_ns"])
+            stays[index] = age <= keep_ns or s["flags"] & (FIN | RST) != 0
+            if length[index] > 0:
+                if mark[rows[index]] == 0:
+                    high = max(high, at + length[index])
+                if age <= linger_ns:
+                    young = min(young, at)
+                if age <= keep_ns:
+                    late = min(late, at)
             if is_syn and syn < 0:
                 syn = index
         moved = int64(0)
@@ -138,33 +149,26 @@ def lay(
         elif syn >= 0:
             moved = -place[syn]
             seq[stream] = (int64(segments[rows[syn]]["seq"]) + 1) & 0xFFFFFFFF
-        young, late = FAR, FAR
-        for index in range(first, stop):
-            place[index] += moved
-            if length[index] > 0:
-                age = end_ns - int64(segments[rows[index]]["time_ns"])
-                if age <= linger_ns:
-                    young = min(young, place[index])
-                if age <= keep_ns:
-                    late = min(late, place[index])
+        if moved != 0:
+            for index in range(first, stop):
+                place[index] += moved
+        young = young if young == FAR else young + moved
+        late = late if late == FAR else late + moved
         settled[stream] = min(size, young) if sides[side + GAP_COUNT] != 0 else size
         quiet[stream] = min(size, late)
 
 
-def behind(
-    streams: Streams, found: Places, stream: Ints, at: Ints, young_ns: int
-) -> tuple[Rows, Ints, Ints]:
+def behind(streams: Streams, found: Places, stream: Ints, at: Ints) -> tuple[Rows, Ints, Ints]:
     """(segments to keep behind position `at` of each stream, trimmed; rows that they are of; which
     of the streams they are of).
 
-    `pos` and `source` still say where their bytes are. young_ns: segments from then on are kept
-    wherever they lie.
+    `pos` and `source` still say where their bytes are.
     """
     room = int(np.diff(found.start)[stream].sum())
     index, of = np.empty(room, np.int64), np.empty(room, np.int64)
     count = choose(
-        streams.segments, streams.mark, found.rows, found.place, found.length, found.start, stream,
-        at, young_ns, index, of,
+        streams.segments, streams.mark, found.rows, found.place, found.length, found.stays,
+        found.start, stream, at, index, of,
     )  # fmt: skip
     index, of = index[:count].copy(), of[:count].copy()
     rows, place, length = found.rows[index], found.place[index], found.length[index]
@@ -183,25 +187,23 @@ def behind(
 
 @kernel
 def choose(
-    segments: Any, mark: Any, rows: Any, place: Any, length: Any, start: Any, stream: Any, at: Any,
-    young_ns: int, index: Any, of: Any,
+    segments: Any, mark: Any, rows: Any, place: Any, length: Any, stays: Any, start: Any,
+    stream: Any, at: Any, index: Any, of: Any,
 ) -> int:  # fmt: skip
     """Fill index (places in `rows`) and of (which of the streams) of the segments to keep; how
     many there are."""
     count = 0
     for number in range(len(stream)):
         first, stop = start[stream[number]], start[stream[number] + 1]
-        acked = int64(-1)  # the last that acknowledges something
+        acked = stop - 1  # the last that acknowledges something
+        while acked >= first and not segments[rows[acked]]["flags"] & ACK:
+            acked -= 1
         for here in range(first, stop):
-            if segments[rows[here]]["flags"] & ACK:
-                acked = here
-        for here in range(first, stop):
-            s = segments[rows[here]]
-            wanted = length[here] > 0 and place[here] + length[here] > at[number]
-            wanted = wanted and mark[rows[here]] != DUPLICATE
-            wanted |= s["time_ns"] >= young_ns or s["flags"] & (FIN | RST) != 0
+            wanted = stays[here] != 0
+            if length[here] > 0 and place[here] + length[here] > at[number]:
+                wanted |= mark[rows[here]] != DUPLICATE
             wanted |= here == stop - 1 or here == acked  # its number, what it acknowledges
-            if wanted and s["packet"] > 0:  # not a SYN of ours
+            if wanted and segments[rows[here]]["packet"] > 0:  # not a SYN of ours
                 index[count] = here
                 of[count] = number
                 count += 1

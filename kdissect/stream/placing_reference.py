@@ -64,7 +64,8 @@ def places(streams: Streams, end_ns: int, keep_ns: int, linger_ns: int) -> Place
     young = least(place, (length > 0) & (age <= linger_ns))
     settled = np.where(sides[:, GAP_COUNT] != 0, np.minimum(size, young), size)
     quiet = np.minimum(size, least(place, (length > 0) & (age <= keep_ns)))
-    return Places(rows, place, length, start, seq, settled, quiet)
+    stays = (age <= keep_ns) | ((segments["flags"][rows] & (FIN | RST)) != 0)
+    return Places(rows, place, length, start, seq, settled, quiet, stays.astype(np.uint8))
 
 
 def _by_stream(streams: Streams, count: int) -> tuple[Ints, Ints]:
@@ -77,9 +78,7 @@ def _by_stream(streams: Streams, count: int) -> tuple[Ints, Ints]:
     return rows, start
 
 
-def rows_behind(
-    streams: Streams, found: Places, stream: Ints, at: Ints, young_ns: int
-) -> tuple[Ints, Ints]:
+def rows_behind(streams: Streams, found: Places, stream: Ints, at: Ints) -> tuple[Ints, Ints]:
     """(places in `found` of the segments to keep, which of the streams they are of)."""
     index, begin = gather_ranges(found.start[stream], np.diff(found.start)[stream])
     of = np.repeat(np.arange(len(stream)), np.diff(np.append(begin, len(index))))
@@ -87,7 +86,7 @@ def rows_behind(
     segments = streams.segments
     flags = segments["flags"][rows]
     wanted = (length > 0) & (place + length > at[of]) & (streams.mark[rows] != DUPLICATE)
-    wanted |= (segments["time_ns"][rows] >= young_ns) | ((flags & (FIN | RST)) != 0)
+    wanted |= found.stays[index] != 0
     wanted[_last_of_each(of, np.arange(len(of)))] = True  # the last number
     wanted[_last_of_each(of, np.flatnonzero((flags & ACK) != 0))] = True  # what was acknowledged
     wanted &= segments["packet"][rows] > 0  # not a SYN of ours

@@ -472,8 +472,7 @@ class Keeper:
         cut_now = np.array(list(cuts), np.int64)
         stream = (2 * cut_now[:, None] + np.arange(2)).reshape(-1)
         at = np.array([cut.at for cut in cuts.values()], np.int64).reshape(-1)
-        young_ns = self.keeping.end_ns - self.keeping.keep_ns
-        kept, rows_behind, of = behind(self.streams, self.places, stream, at, young_ns)
+        kept, rows_behind, of = behind(self.streams, self.places, stream, at)
         kept["endpoints"] = new[self.pair[stream[of] >> 1]]
         segments = joined([as_they_are, kept])
         rows_kept = np.concatenate([rows_as_is, rows_behind])

@@ -51,16 +51,15 @@ def test_segments_are_placed_as_defined(seed: int) -> None:
     streams = some_streams(seed)
     times = int(rng.integers(0, 1200)), int(rng.integers(0, 500)), int(rng.integers(0, 500))
     got, expected = placing.places(streams, *times), placing_reference.places(streams, *times)
-    for name in ("rows", "place", "length", "start", "seq", "settled", "quiet"):
+    for name in ("rows", "place", "length", "start", "seq", "settled", "quiet", "stays"):
         assert getattr(got, name).tolist() == getattr(expected, name).tolist(), name
     for stream in range(len(got.seq)):
         assert got.of(stream).seq == expected.of(stream).seq
 
     chosen = rng.permutation(len(got.seq))[: int(rng.integers(0, len(got.seq) + 1))]
     at = rng.integers(-100, 600, len(chosen))
-    young_ns = int(rng.integers(0, 1200))
-    kept, rows, of = placing.behind(streams, got, chosen, at, young_ns)
-    index, stream = placing_reference.rows_behind(streams, got, chosen, at, young_ns)
+    kept, rows, of = placing.behind(streams, got, chosen, at)
+    index, stream = placing_reference.rows_behind(streams, got, chosen, at)
     assert rows.tolist() == got.rows[index].tolist()
     assert of.tolist() == stream.tolist()
     before = streams.segments[rows]
