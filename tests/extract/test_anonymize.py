@@ -83,7 +83,8 @@ def test_the_same_conversations_with_other_names(tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["sasl/sasl.pcap", "sasl/sasl_handshake_v0.pcap", "share_streams/streams.pcap",
+    ["sasl/sasl.pcap", "sasl/sasl_handshake_v0.pcap",
+     pytest.param("share_streams/streams.pcap", marks=pytest.mark.heavy),
      "transactions/transactions.pcap", "admin/admin.pcap", "shapes/ipv6.pcap",
      "zookeeper/zk_3_9_1_ibp_2_4.pcap"],
 )  # fmt: skip

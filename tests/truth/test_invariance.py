@@ -55,7 +55,9 @@ def test_split_sizes_change_nothing(name: str, split_bytes: int) -> None:
     _same(set_differences(capture.tables, split))
 
 
-@pytest.mark.parametrize("name", ["cluster/cluster", "perf/perf_tshark"])
+@pytest.mark.parametrize(
+    "name", ["cluster/cluster", pytest.param("perf/perf_tshark", marks=pytest.mark.heavy)]
+)
 def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
     capture = Capture(name)
     split = kdissect.read(str(capture.path), reveal_secrets=True, split_bytes=1_000_003)
@@ -66,7 +68,7 @@ def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "split_bytes"),
     [
-        ("other_clients/librdkafka", 50_000),
+        pytest.param("other_clients/librdkafka", 50_000, marks=pytest.mark.heavy),
         ("java_latest/java_latest", 700_000),
         ("sasl/sasl", None),
     ],
@@ -84,6 +86,7 @@ def test_spark_gives_the_rows_of_read(
 
 
 @pytest.mark.spark
+@pytest.mark.heavy
 def test_the_command_on_one_core_gives_the_rows_of_read(tmp_path: Path) -> None:
     """Another worker count, another process, another split size."""
     out = tmp_path / "out"

@@ -162,7 +162,9 @@ def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: Non
                     assert not leaks(capture, content), path
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "capture", [pytest.param(ADMIN, marks=pytest.mark.heavy), SASL, TOKENS], ids=str
+)
 def test_replay(capture: Capture, tmp_path: Path) -> None:
     """The plan, the saved workload, all outputs of a run, and the messages on the way."""
     outputs = [
