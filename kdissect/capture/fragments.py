@@ -14,7 +14,7 @@ are used again. Where fragments overlap, the first bytes win; different ones are
 comes again within COPY_NS of its datagram's end was captured twice: it may become a second copy of
 the datagram, which reassembly finds to be one, but is forgotten as soon as another fragment comes.
 
-*Segments.* The bytes from the first fragment on are read like a packet (`link_reference`), through
+*Segments.* The bytes from the first fragment on are read like a packet (`link`), through
 tunnels too, since what is fragmented is often the outer packet of one. Then the payload is a run
 of places in fragments, and each becomes a segment of its own with the sequence number of its first
 byte: reassembly joins them as it joins all others, every byte keeps its packet and its time, and a
@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerate import inlined, read_i64, read_u16
-from . import link, link_reference
+from ..accelerate import inlined, kernel, read_i64, read_u16
+from . import link
 from .cursor import TIME_NS
 from .index import ENDPOINTS, FIN, FRAGMENT_PART, SEGMENT, SYN, SegmentBatch
 from .source import Sources
@@ -59,6 +59,15 @@ HEADERS_MAX = 2048  # bytes from the start in which the TCP header must be
 
 # Protocols that may lead to TCP: itself, tunnels, and the extension headers of IPv6.
 _CARRIERS = (6, 17, 4, 41, 47, 137, 0, 43, 51, 60)
+
+
+_MAPPED = bytes(10) + b"\xff\xff"  # in front of an IPv4 address
+
+
+@kernel
+def _find_tcp(buf: Any, wire_end: Any, found: Any) -> Any:
+    """`link.find_tcp` of a packet that begins with its IP header."""
+    return link.find_tcp(buf, 0, len(buf), max(wire_end, len(buf)), link.RAW, found)
 
 
 @inlined
@@ -149,6 +158,20 @@ class Datagram:
     def take(self, at: int, end: int, fragment: Fragment) -> None:
         insort(self.parts, Part(at, end, fragment), key=lambda part: part.at)
         self.covered += end - at
+
+
+class Head(NamedTuple):
+    """Where the TCP header of a datagram is, behind an IP header of our own making that is `base`
+    bytes long. data: these, from the IP header on; wire_end: of the TCP payload."""
+
+    data: bytes
+    base: int
+    pos: int
+    size: int
+    wire_end: int
+    addresses: tuple[bytes, bytes]
+    network: int
+    ip_id: int
 
 
 MISSING, CONFLICT = 0, 1  # kinds of faults
@@ -365,11 +388,12 @@ class _Joiner:
         is_left_over = datagram.copied is not None and not datagram.is_complete
         if not parts or datagram.done_ns is not None or is_left_over:
             return
-        found = self._headers(datagram)
-        is_tcp = found is not None
-        if found is not None:
-            self._write(datagram, *found)
-        if not datagram.is_complete and (is_tcp or (parts[0].at and datagram.protocol == 6)):
+        head = self._head(datagram)
+        if head is not None:
+            self._write(datagram, head)
+        if not datagram.is_complete and (
+            head is not None or (parts[0].at and datagram.protocol == 6)
+        ):
             first = min(
                 (part.fragment for part in parts), key=lambda one: (one.time_ns, one.packet)
             )
@@ -378,9 +402,8 @@ class _Joiner:
                 FragmentFault(MISSING, first.source, first.packet, missing, first.time_ns)
             )
 
-    def _headers(self, datagram: Datagram) -> tuple[link_reference.Place, bytes, int] | None:
-        """The place of the TCP header behind an IP header of our own making, the bytes in front of
-        it and of it, and how long our header is; None where there is no TCP."""
+    def _head(self, datagram: Datagram) -> Head | None:
+        """None where there is no TCP, or too little of it."""
         data = b""
         for part in datagram.parts:
             if part.at != len(data) or len(data) >= HEADERS_MAX:
@@ -395,20 +418,31 @@ class _Joiner:
             start = struct.pack(">BBHHHBBH", 0x45, 0, 0, key.identification, 0, 64, key.protocol, 0)
             start += key.addresses
         end = max(datagram.total or 0, datagram.parts[-1].end)
-        try:
-            at = link_reference.find_tcp(start + data, len(start) + end, link.RAW)
-        except link_reference.Ignored:
+        whole = start + data
+        found = np.empty(link.FOUND_SIZE, np.int64)
+        reason = _find_tcp(np.frombuffer(whole, np.uint8), len(start) + end, found)
+        if reason != link.TCP_FOUND:
             return None
-        if not at.tcp_header or at.end - at.pos < 16:
+        told = found.tolist()
+        pos, size, at = told[link.TCP_POS], told[link.TCP_HEADER], told[link.ADDRESS_POS]
+        if not size or told[link.END] - pos < 16:
             return None
-        return at, start + data, len(start)
+        if told[link.IS_IPV6]:
+            addresses = whole[at : at + 16], whole[at + 16 : at + 32]
+        else:
+            addresses = _MAPPED + whole[at : at + 4], _MAPPED + whole[at + 4 : at + 8]
+        return Head(
+            whole, len(start), pos, size, told[link.WIRE_END], addresses, told[link.NETWORK],
+            told[link.IP_ID],
+        )  # fmt: skip
 
-    def _write(self, datagram: Datagram, at: link_reference.Place, data: bytes, base: int) -> None:
-        """Rows for the TCP header at data[at.pos], which is `base` behind the datagram's start."""
+    def _write(self, datagram: Datagram, at: Head) -> None:
+        """Rows for the bytes behind the TCP header."""
+        base = at.base
         sender_port, receiver_port, seq, ack, flags, window = struct.unpack_from(
-            ">HHIIxBH", data, at.pos
+            ">HHIIxBH", at.data, at.pos
         )
-        begin, end = at.pos + at.tcp_header - base, at.wire_end - base
+        begin, end = at.pos + at.size - base, at.wire_end - base
         network = at.network or datagram.key.network
         sender, receiver = (at.addresses[0], sender_port), (at.addresses[1], receiver_port)
         side = int(sender > receiver)
