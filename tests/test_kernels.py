@@ -12,10 +12,12 @@ MARKS = ("kernel", "making_kernel")
 
 # Module with kernels -> (module with their definitions, test that compares them).
 TWINS = {
+    "capture.fragments": ("capture.link_reference", "capture/test_layers.py"),
     "capture.pick": ("capture.packets_reference", "extract/test_extract.py"),
     "capture.scan": ("capture.link_reference", "capture/test_layers.py"),
     "capture.source": (None, "capture/test_source.py"),  # copies: slices of bytes define them
     "capture.split": ("capture.packets_reference", "capture/test_formats.py"),
+    "packing": (None, "test_packing.py"),  # numpy's .T
     "pipeline.facts": ("pipeline.facts_reference", "pipeline/test_client_ids.py"),
     "stream.acks": ("stream.acks_reference", "stream/test_framing.py"),
     "stream.evidence": ("stream.evidence_reference", "stream/test_framing.py"),

@@ -174,6 +174,25 @@ class Head(NamedTuple):
     ip_id: int
 
 
+def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
+    """The TCP header in a packet that begins with its IP header and ended at `wire_end` on the
+    wire; None where there is none, or too little of it."""
+    found = np.empty(link.FOUND_SIZE, np.int64)
+    if _find_tcp(np.frombuffer(data, np.uint8), wire_end, found) != link.TCP_FOUND:
+        return None
+    told = found.tolist()
+    pos, size, at = told[link.TCP_POS], told[link.TCP_HEADER], told[link.ADDRESS_POS]
+    if not size or told[link.END] - pos < 16:
+        return None
+    if told[link.IS_IPV6]:
+        addresses = data[at : at + 16], data[at + 16 : at + 32]
+    else:
+        addresses = _MAPPED + data[at : at + 4], _MAPPED + data[at + 4 : at + 8]
+    return Head(
+        data, base, pos, size, told[link.WIRE_END], addresses, told[link.NETWORK], told[link.IP_ID]
+    )
+
+
 MISSING, CONFLICT = 0, 1  # kinds of faults
 
 
@@ -403,7 +422,6 @@ class _Joiner:
             )
 
     def _head(self, datagram: Datagram) -> Head | None:
-        """None where there is no TCP, or too little of it."""
         data = b""
         for part in datagram.parts:
             if part.at != len(data) or len(data) >= HEADERS_MAX:
@@ -418,23 +436,7 @@ class _Joiner:
             start = struct.pack(">BBHHHBBH", 0x45, 0, 0, key.identification, 0, 64, key.protocol, 0)
             start += key.addresses
         end = max(datagram.total or 0, datagram.parts[-1].end)
-        whole = start + data
-        found = np.empty(link.FOUND_SIZE, np.int64)
-        reason = _find_tcp(np.frombuffer(whole, np.uint8), len(start) + end, found)
-        if reason != link.TCP_FOUND:
-            return None
-        told = found.tolist()
-        pos, size, at = told[link.TCP_POS], told[link.TCP_HEADER], told[link.ADDRESS_POS]
-        if not size or told[link.END] - pos < 16:
-            return None
-        if told[link.IS_IPV6]:
-            addresses = whole[at : at + 16], whole[at + 16 : at + 32]
-        else:
-            addresses = _MAPPED + whole[at : at + 4], _MAPPED + whole[at + 4 : at + 8]
-        return Head(
-            whole, len(start), pos, size, told[link.WIRE_END], addresses, told[link.NETWORK],
-            told[link.IP_ID],
-        )  # fmt: skip
+        return head_of(start + data, len(start), len(start) + end)
 
     def _write(self, datagram: Datagram, at: Head) -> None:
         """Rows for the bytes behind the TCP header."""

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kdissect.capture import link
+from kdissect.capture.fragments import Head, head_of
 from kdissect.capture.index import FRAGMENT_PART, NO_HEADER
-from kdissect.capture.link_reference import MAPPED, Segment, scan_capture
+from kdissect.capture.link_reference import MAPPED, Ignored, Segment, find_tcp, scan_capture
 
 from .build import (
     ethernet,
@@ -278,3 +280,27 @@ def test_damaged_layers_read_like_the_twin(tmp_path: Path, data: st.DataObject) 
     # the header and the bytes of a first fragment all the same.
     found = [row for row in segments_of(results) if not row.ip_id & FRAGMENT_PART]
     assert (found, ignored_of(results)) == scan_capture(capture)
+
+
+def by_definition(packet: bytes, wire_end: int) -> Head | None:
+    try:
+        at = find_tcp(packet, wire_end, link.RAW)
+    except Ignored:
+        return None
+    if not at.tcp_header or at.end - at.pos < 16:
+        return None
+    return Head(packet, 0, at.pos, at.tcp_header, at.wire_end, at.addresses, at.network, at.ip_id)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data())
+def test_heads_of_joined_fragments_read_like_the_twin(data: st.DataObject) -> None:
+    chains = [packet for link_type, packet in CHAINS.values() if link_type in (101, 12)]
+    packet = data.draw(st.sampled_from(chains))
+    assert head_of(packet, 0, len(packet)) == by_definition(packet, len(packet)) is not None
+    made = bytearray(packet)
+    for _ in range(data.draw(st.integers(0, 3))):
+        made[data.draw(st.integers(0, len(made) - 1))] = data.draw(st.integers(0, 255))
+    made = made[: data.draw(st.integers(0, len(made)) | st.just(len(made)))]
+    wire_end = data.draw(st.sampled_from([0, len(made), len(packet), 65555]))
+    assert head_of(bytes(made), 0, wire_end) == by_definition(bytes(made), wire_end)
