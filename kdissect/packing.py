@@ -57,10 +57,12 @@ def _unpacked(block: memoryview, dtype: np.dtype[Any], count: int) -> Array:
 
 
 def transposed(bytes_of: npt.NDArray[np.uint8]) -> Any:
-    """A copy of `bytes_of.T`, contiguous, for uint8[rows, columns] that are contiguous; numpy moves
-    byte by byte."""
+    """`bytes_of.T`, contiguous, for uint8[rows, columns] that are contiguous: a copy, but where all
+    bytes stay in their order. numpy moves them one at a time."""
     rows, columns = bytes_of.shape
     assert bytes_of.flags.c_contiguous
+    if rows == 1 or columns == 1:
+        return bytes_of.reshape(columns, rows)
     found = np.empty((columns, rows), np.uint8)
     source, target = bytes_of.reshape(-1), found.reshape(-1)
     _transpose(source, rows, columns, target, source.ctypes.data, target.ctypes.data)

@@ -19,7 +19,7 @@ def _raw(array: Rows) -> Any:
 
 def take(array: Rows, rows: npt.NDArray[Any]) -> Rows:
     """array[rows], for indices; a copy."""
-    if len(rows) and bool((rows[1:] - rows[:-1] == 1).all()):
+    if len(rows) and 0 <= rows[0] <= rows[-1] < len(array) and (rows[1:] == rows[:-1] + 1).all():
         return copied(array[rows[0] : rows[-1] + 1])
     taken: Rows = np.take(_raw(array), rows).view(array.dtype)
     return taken

@@ -1,10 +1,11 @@
 """Rows of structured arrays, and numbers of them."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.rows import by_value, distinct, in_order_of_time, is_any_of, renumbered
+from kdissect.rows import by_value, distinct, in_order_of_time, is_any_of, renumbered, take
 
 
 @given(st.lists(st.integers(0, 40), min_size=1), st.integers(41, 400))
@@ -52,3 +53,18 @@ def test_any_of_few() -> None:
     for count in (0, 1, 2, 30):
         few = rng.integers(-60, 60, count)
         assert is_any_of(values, few).tolist() == np.isin(values, few).tolist()
+
+
+@pytest.mark.parametrize("rows", [[], [0], [2, 3, 4], [4, 3, 2], [1, 1, 2], [-1, 0, 1], [-3, -2]])
+def test_rows_are_taken_as_numpy_takes_them(rows: list[int]) -> None:
+    """Neighbours in order are one range; what counts from the end is none."""
+    array = np.arange(6, dtype=np.int64).view([("low", "<i4"), ("high", "<i4")])
+    index = np.array(rows, np.int64)
+    taken = take(array, index)
+    assert taken.tolist() == array[index].tolist()
+    assert not np.shares_memory(taken, array)
+
+
+def test_rows_that_are_not_there_are_a_fault() -> None:
+    with pytest.raises(IndexError):
+        take(np.zeros(3, [("low", "<i4")]), np.array([2, 3]))

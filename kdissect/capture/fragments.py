@@ -14,9 +14,9 @@ are used again. Where fragments overlap, the first bytes win; different ones are
 comes again within COPY_NS of its datagram's end was captured twice: it may become a second copy of
 the datagram, which reassembly finds to be one, but is forgotten as soon as another fragment comes.
 
-*Segments.* The bytes from the first fragment on are read like a packet (`link`), through
-tunnels too, since what is fragmented is often the outer packet of one. Then the payload is a run
-of places in fragments, and each becomes a segment of its own with the sequence number of its first
+*Segments.* The bytes from the first fragment on are read like a packet (`link`), through tunnels
+too, since what is fragmented is often the outer packet of one. Then the payload is a run of
+places in fragments, and each becomes a segment of its own with the sequence number of its first
 byte: reassembly joins them as it joins all others, every byte keeps its packet and its time, and a
 lost fragment is a gap. All but the first are marked FRAGMENT_PART in `ip_id`: they are bytes of a
 segment that is counted already. So are all rows of a datagram that is not complete, which is no
@@ -38,7 +38,7 @@ import numpy.typing as npt
 from ..accelerate import inlined, kernel, read_i64, read_u16
 from . import link
 from .cursor import TIME_NS
-from .index import ENDPOINTS, FIN, FRAGMENT_PART, SEGMENT, SYN, SegmentBatch
+from .index import ENDPOINTS, FIN, FRAGMENT_PART, MAPPED, SEGMENT, SYN, SegmentBatch
 from .source import Sources
 
 # A row of a fragment, int64 each. ADDRESS and the three behind it: sender and receiver as
@@ -59,9 +59,6 @@ HEADERS_MAX = 2048  # bytes from the start in which the TCP header must be
 
 # Protocols that may lead to TCP: itself, tunnels, and the extension headers of IPv6.
 _CARRIERS = (6, 17, 4, 41, 47, 137, 0, 43, 51, 60)
-
-
-_MAPPED = bytes(10) + b"\xff\xff"  # in front of an IPv4 address
 
 
 @kernel
@@ -187,7 +184,7 @@ def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
     if told[link.IS_IPV6]:
         addresses = data[at : at + 16], data[at + 16 : at + 32]
     else:
-        addresses = _MAPPED + data[at : at + 4], _MAPPED + data[at + 4 : at + 8]
+        addresses = MAPPED + data[at : at + 4], MAPPED + data[at + 4 : at + 8]
     return Head(
         data, base, pos, size, told[link.WIRE_END], addresses, told[link.NETWORK], told[link.IP_ID]
     )

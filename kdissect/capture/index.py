@@ -26,6 +26,8 @@ ENDPOINTS = np.dtype(
     ]
 )
 
+MAPPED = bytes(10) + b"\xff\xff"  # in front of an IPv4 address
+
 # One TCP segment (40 payload-independent bytes and its places). `side` is 0 when sent by a.
 # `captured` <= `length`: bytes of payload in the file and on the wire (a snap length cuts).
 SEGMENT = np.dtype(

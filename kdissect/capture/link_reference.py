@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from . import link
-from .index import NO_HEADER
+from .index import MAPPED, NO_HEADER
 from .packets_reference import Packet, read_capture
-
-MAPPED = bytes(10) + b"\xff\xff"
 
 
 class Ignored(Exception):

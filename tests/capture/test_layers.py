@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kdissect.capture import link
 from kdissect.capture.fragments import Head, head_of
-from kdissect.capture.index import FRAGMENT_PART, NO_HEADER
-from kdissect.capture.link_reference import MAPPED, Ignored, Segment, find_tcp, scan_capture
+from kdissect.capture.index import FRAGMENT_PART, MAPPED, NO_HEADER
+from kdissect.capture.link_reference import Ignored, Segment, find_tcp, scan_capture
 
 from .build import (
     ethernet,
