@@ -209,7 +209,6 @@ if JIT_ENABLED:
     load_u8 = _address_load(8, types.int64)
     load_u16 = _address_load(16, types.int64)
     load_u32 = _address_load(32, types.int64)
-    load_u64 = _address_load(64, types.uint64)
     load_word = intrinsic(_word_load)
     store_8 = _address_store(8)
     store_16 = _address_store(16)
@@ -237,9 +236,6 @@ else:
 
     def load_u32(address: int) -> int:
         return _at(address, 4)
-
-    def load_u64(address: int) -> int:
-        return _at(address, 8)
 
     def load_word(address: int) -> int:
         return int.from_bytes(ctypes.string_at(int(address), 8), sys.byteorder, signed=True)

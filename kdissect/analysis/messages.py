@@ -14,7 +14,6 @@ from kdissect.analysis.events import NO_TIME
 from kdissect.wire.body import MessageColumns
 
 REQUEST, RESPONSE = 0, 1
-SIDES = ("request", "response")
 
 Rows = npt.NDArray[np.int64]
 

@@ -467,56 +467,23 @@ class Sources:
         The array is a view of a buffer that the next call uses again: copy what must stay.
         Raises ValueError for an extent that is not inside its file.
         """
-        total = self._total(extents, np.zeros(0, np.int64))
-        if total > len(self._buffer):
-            self._buffer = np.empty(max(total, 2 * len(self._buffer)), np.uint8)
-        self._fill(extents, np.arange(len(extents)), self._buffer)
-        return self._buffer[:total]
-
-    def gather_frames(
-        self,
-        extents: npt.NDArray[np.void],
-        start: npt.NDArray[np.int64],
-        count: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8],
-    ) -> npt.NDArray[np.int64]:
-        """Copy many frames into `out`; frame i is extents[start[i]:start[i] + count[i]].
-
-        Returns int64[n + 1]: where each frame starts in `out`, and where the last one ends.
-        Raises ValueError for extents outside their files or the array, and when `out` is too small.
-        """
-        start, count = np.asarray(start, np.int64), np.asarray(count, np.int64)
-        is_bad = (start < 0) | (count < 0) | (start > len(extents) - count)
-        if len(start) != len(count) or is_bad.any():
-            raise ValueError("start and count: a frame's extents are not all in the array")
-        ends = np.cumsum(count)
-        rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - (ends - count), count)
-        if self._total(extents, rows) > len(out):
-            raise ValueError(f"out: {len(out)} bytes are too few for the frames")
-        self._fill(extents, rows, out)
-        bytes_before = np.concatenate(([0], np.cumsum(extents["length"][rows])))
-        places: npt.NDArray[np.int64] = bytes_before[np.concatenate(([0], ends))]
-        return places
-
-    def _total(self, extents: npt.NDArray[np.void], rows: npt.NDArray[np.int64]) -> int:
-        """Bytes of the extents (of those in `rows`, if any are given), after checking them."""
         fault, number = _check_extents(*_columns(extents), self.sizes)
         if fault != _OK:
             raise ValueError(f"extents: row {number} {_FAULTS[fault]}: {extents[number]}")
-        return int(extents["length"][rows].sum()) if len(rows) else int(number)
+        total = int(number)
+        if total > len(self._buffer):
+            self._buffer = np.empty(max(total, 2 * len(self._buffer)), np.uint8)
+        self._fill(extents, self._buffer)
+        return self._buffer[:total]
 
-    def _fill(
-        self,
-        extents: npt.NDArray[np.void],
-        rows: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8],
-    ) -> None:
+    def _fill(self, extents: npt.NDArray[np.void], out: npt.NDArray[np.uint8]) -> None:
         pos, length, source = _columns(extents)
         found = self._found(source, pos, length)
         far = np.zeros(len(extents), bool)
         far[self._to_fetch(source, length, found)] = True
         at = 0
-        for some in _portions(pos[rows], length[rows], far[rows]):
+        rows = np.arange(len(extents))
+        for some in _portions(pos, length, far):
             here = rows[some]
             wanted = here[far[here]]
             self._fetch(source[wanted], pos[wanted], length[wanted])

@@ -93,7 +93,7 @@ class Anonymizer:
                     if each is not None:
                         self._struct(slot.inner, each, slot.name, body)
                 continue
-            replace = self._replacement(slot.field, parent, body)
+            replace = self._replacement(slot.field, parent)
             if replace is None:
                 continue
             if slot.field.is_array:
@@ -109,7 +109,7 @@ class Anonymizer:
         if tags:
             values[UNKNOWN_TAGS] = {tag: self.names.data(data) for tag, data in tags.items()}
 
-    def _replacement(self, field: Field, parent: str, body: Any) -> Callable[[Any], Any] | None:
+    def _replacement(self, field: Field, parent: str) -> Callable[[Any], Any] | None:
         """What replaces a value of a field; None where it stays."""
         name = field.name
         if field.type is Type.UUID:

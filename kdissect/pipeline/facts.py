@@ -192,7 +192,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
         for chunk in _chunks(rows, column["size"], chunk_bytes):
             frames = Frames.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]):
-                _read(assembly, frames, int(api_key), side, facts, connection_facts)
+                _read(frames, int(api_key), side, facts, connection_facts)
     _raw_tokens(assembly, sources, learnt.tokens)
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
     learn_envelopes(assembly, sources, topic_tellers(), facts.add_topic)
@@ -229,7 +229,6 @@ def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[Any]:
 
 
 def _read(
-    assembly: Assembly,
     frames: Frames,
     api_key: int,
     side: int,

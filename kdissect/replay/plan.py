@@ -317,7 +317,7 @@ class _Ordering:
                         if is_blocking:
                             blocking[resource][number] = number
                 spoken_for[number] = waits | self.soft[number]
-                self._thin(number, waits)
+                self._thin(waits)
             else:
                 waited_for = spoken_for.pop(number)
                 for resource, mode in self.touched[number]:
@@ -338,7 +338,7 @@ class _Ordering:
                 (step if is_read else self.steps[number]).is_racing = True
         others[step.number] = mode
 
-    def _thin(self, number: int, waits: set[int]) -> None:
+    def _thin(self, waits: set[int]) -> None:
         """Of the steps of one connection the last is enough: brokers answer in order."""
         last: dict[int, int] = {}
         unordered = []

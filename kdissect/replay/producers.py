@@ -17,9 +17,6 @@ class Producer(NamedTuple):
     epoch: int
 
 
-NOBODY = Producer(-1, -1)
-
-
 @dataclass(slots=True)
 class _Sequence:
     """shift: captured records of this producer and partition that the target did not get."""

@@ -18,7 +18,6 @@ from kdissect.replay.offsets import Log
 
 _ATTRIBUTES_AT, _TIMES_AT, _PRODUCER_AT, _COUNT_AT = 21, 27, 43, 57
 _LOG_APPEND_TIME = 8
-_CONTROL = 32
 _SHOWN = 60
 
 Found = tuple[str, str, str, str]  # path behind "records", captured, answered, note

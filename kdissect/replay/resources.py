@@ -21,7 +21,7 @@ from kdissect.wire.message import Message
 
 Resource = tuple[Any, ...]
 _TOPIC_RESOURCE = 2  # resource type of configs
-_GROUP_KEY, _TXN_KEY = 0, 1  # key types of FindCoordinator
+_GROUP_KEY = 0  # key type of FindCoordinator
 _CREATING_ERRORS = (3, 5)  # a Metadata that makes a topic answers so at first
 
 

@@ -44,7 +44,6 @@ _NEEDS_TOPICS = _BY_LEADER | {
     api.ADD_PARTITIONS_TO_TXN,
 }  # fmt: skip
 _TOPICS = frozenset({Kind.TOPIC, Kind.TOPIC_ID})
-_PARTITION = frozenset({Kind.PARTITION})
 _COORDINATED = frozenset({Kind.GROUP, Kind.TRANSACTIONAL_ID})
 
 _NUMBERED = frozenset({Kind.PARTITION})

@@ -21,7 +21,6 @@ from kdissect.tables.values import ip_text
 SASL_TOKEN = "SaslToken"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min)?")
 _UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4}
-_FOLLOWED = re.compile(r"(.+):(\d{1,5})|(\d{1,5})")
 
 
 def duration_ms(text: str) -> float:

@@ -15,7 +15,6 @@ from kdissect.show.text import joined
 
 INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
 IDS = ("exchange_id", "connection_id", "request_capture_id", "response_capture_id")
-MORE_WITHIN_DAYS = 2_932_896  # year 9999
 
 
 def block(table: pa.Table, more: list[str] | None = None) -> bytes:

@@ -175,7 +175,7 @@ def _settle(sides: Any, at: int, pieces: Any) -> None:
 
 
 @making_kernel
-def _lowest_behind(segments: Any, number: Any, rows: Any, origin: int) -> Any:
+def _lowest_behind(number: Any, rows: Any, origin: int) -> Any:
     """int64[blocks + 1]: the lowest position in the blocks of BLOCK segments from each one on."""
     blocks = (len(rows) + BLOCK - 1) // BLOCK
     lowest = np.empty(blocks + 1, np.int64)
@@ -199,7 +199,7 @@ def _lay_messy(
     done at a time stays small, and the pieces are those of the whole.
     """
     origin = sides[stream * SIDE_WIDTH + ORIGIN]
-    lowest = _lowest_behind(segments, number, rows, origin)
+    lowest = _lowest_behind(number, rows, origin)
     begin = 0
     reached = int64(0)  # end of the captured bytes of the run so far
     highest = int64(0)

@@ -59,10 +59,6 @@ def names_of(kind: type[IntEnum]) -> list[str]:
     return names
 
 
-def nulls(kind: Any, count: int) -> pa.Array:
-    return pa.nulls(count, kind)
-
-
 def lists(rows: Ints, values: pa.Array, row_count: int) -> pa.Array:
     """list column of `row_count` rows from (row, value) pairs ordered by row; never null."""
     offsets = np.searchsorted(rows, np.arange(row_count + 1)).astype(np.int32)

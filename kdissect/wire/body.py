@@ -25,7 +25,7 @@ from kdissect.wire.body_kernel import (
     run_plan,
 )
 from kdissect.wire.builders import Builders, give_back, take_builders
-from kdissect.wire.columns import Reader, Texts, arrow_type, place_filled, unknown_tags
+from kdissect.wire.columns import Reader, arrow_type, place_filled, unknown_tags
 
 # Text that is no UTF-8 triples at most, and Arrow's string offsets are int32.
 BYTES_MAX = (2**31 - 1) // 3
@@ -43,9 +43,8 @@ class MessageColumns:
     status: int8[m], kdissect.status.Status. error_pos: int64[m], byte from the frame's start at
         which the faulty value starts; 0 where there is none.
     surplus: int64[m], bytes behind a complete message, 0 where it failed.
-    correlation_id: int32[m]; client_id_start, client_id_length: int64[m], place in the buffer (0,
-        -1 for null, for responses and for header version 0). All three also for messages whose body
-        failed; has_header: bool[m], false where correlation_id was not there whole (it is 0 then).
+    correlation_id: int32[m], also of messages whose body failed; has_header: bool[m], false where
+        it was not there whole (it is 0 then).
     invalid_utf8: bool[m], a string of the body was no UTF-8 (U+FFFD stands for the wrong bytes).
     unknown_tags: list<struct<path, tag, data>>[m], header and body; null where there are none.
     marks: body_kernel.MARK (row int32, role int16 plan.Role, a int64, b int64), by row and within a
@@ -57,8 +56,6 @@ class MessageColumns:
     error_pos: NDArray[np.int64]
     surplus: NDArray[np.int64]
     correlation_id: NDArray[np.int32]
-    client_id_start: NDArray[np.int64]
-    client_id_length: NDArray[np.int64]
     has_header: NDArray[np.bool_]
     invalid_utf8: NDArray[np.bool_]
     unknown_tags: pa.ListArray
@@ -153,7 +150,6 @@ def decode_plan(
     bits = pa.py_buffer(np.packbits(good, bitorder="little")) if nulls else None
     body = reader.struct(plan.body, rows, (bits, nulls))
     correlation_id, has_header = _header_ints(builders, "correlation_id", rows)
-    client_start, client_length = _client_id(builders, rows)
     state = builders.state
     columns = MessageColumns(
         body=body,
@@ -161,8 +157,6 @@ def decode_plan(
         error_pos=result.error_pos,
         surplus=result.surplus,
         correlation_id=correlation_id,
-        client_id_start=client_start,
-        client_id_length=client_length,
         has_header=has_header,
         invalid_utf8=reader.invalid_utf8,
         unknown_tags=unknown_tags(plan, buf, start, builders.unknown[: state[S_TAGS]], rows),
@@ -173,20 +167,6 @@ def decode_plan(
     )
     give_back(builders)
     return columns
-
-
-def gather_strings(
-    buf: NDArray[np.uint8], start: NDArray[np.int64], length: NDArray[np.int64]
-) -> tuple[pa.StringArray, NDArray[np.bool_]]:
-    """(strings, bool[n] where they are no UTF-8) at places of a buffer; length -1 is null."""
-    length = np.ascontiguousarray(length, np.int64)
-    start = np.ascontiguousarray(start, np.int64)
-    valid = (length >= 0).astype(np.uint8)
-    places = np.where(valid, start, 0), np.where(valid, length, 0)
-    buf, first, last, _ = _checked(buf, places[0], places[0] + places[1], None)
-    packed = (first << 31) | (last - first)
-    array, invalid = Texts(buf).array(packed, valid, pa.string())
-    return array, np.zeros(len(start), np.bool_) if invalid is None else invalid.view(np.bool_)
 
 
 def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[Any], ...]:
@@ -263,14 +243,3 @@ def _header_ints(
     values = builders.data[node.column][: 4 * rows].view(np.int32).copy()
     values[~valid] = 0
     return values, valid
-
-
-def _client_id(builders: Builders, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    node = builders.plan.header.children.get("client_id")
-    if node is None:
-        return np.zeros(rows, np.int64), np.full(rows, -1, np.int64)
-    valid = builders.valid[node.column][:rows] != 0
-    packed = builders.data[node.column][: 8 * rows].view(np.int64)
-    start = np.where(valid, packed >> 31, 0)
-    length = np.where(valid, packed & 0x7FFFFFFF, -1)
-    return start, length

@@ -33,8 +33,6 @@ ARROW = {
     Type.STRING: pa.string(),
     Type.BYTES: pa.binary(),
 }
-_STORED = {Type.INT8: np.int8, Type.INT16: np.int16, Type.INT32: np.int32, Type.INT64: np.int64,
-           Type.FLOAT64: np.float64}  # fmt: skip
 PRESENT = "_present"  # the only child of a struct without fields
 UNKNOWN_TAGS = pa.list_(
     pa.struct([("path", pa.string()), ("tag", pa.int32()), ("data", pa.binary())])

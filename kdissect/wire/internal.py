@@ -29,7 +29,6 @@ from kdissect.protocol.model import ALWAYS, NEVER, Api, Definition, Field, Type
 from kdissect.protocol.plan import Plan, compile_plan
 from kdissect.status import REASONS, Status
 from kdissect.wire.body import MessageColumns, decode_plan
-from kdissect.wire.columns import arrow_type
 
 GROUP, TRANSACTION, SHARE, METADATA, CONTROL = (
     "group",
@@ -417,22 +416,3 @@ def _add_fault(
     if len(rows):
         number = np.zeros(len(rows), np.int64) if number is None else number
         faults.append(InternalFaults(what, status, in_key, rows, number))
-
-
-def internal_types(name: str) -> tuple[pa.DataType | None, pa.DataType]:
-    """Arrow types of `key` (None without keys) and `value` of the records of that name."""
-    for log in (GROUP, TRANSACTION, SHARE):
-        for key, value in catalog.coordinator_records(log).values():
-            if key.name.removesuffix("Key") == name:
-                return _type(key), _type(value)
-    for definition in catalog.control_records().values():
-        if definition.name == name:
-            return _type(catalog.definition(_CONTROL_KEY)), _type(definition)
-    for definition in catalog.metadata_records().values():
-        if definition.name == name:
-            return None, _type(definition)
-    raise ValueError(f"no internal records are named {name!r}")
-
-
-def _type(definition: Definition) -> pa.DataType:
-    return arrow_type(definition_plan(definition).body)

@@ -45,7 +45,6 @@ from kdissect.status import REASONS, Status
 UNKNOWN_TAGS = "_unknown_tags"
 NO_VALUE: Any = object()  # "the caller gave none"; None is null
 
-_ZERO_UUID = UUID(int=0)
 _TAG_SIZE_MIN = 2  # a tagged field is a tag and a size at least
 
 Bytes = bytes | bytearray | memoryview

@@ -1,7 +1,7 @@
 """Places of strings, bytes and uuids in a buffer, copied into Arrow's layout.
 
 Bytes that are no UTF-8 become U+FFFD, one for each maximal part of a sequence, as Python's
-``bytes.decode("utf-8", "replace")`` does; `repair_reference` is that definition.
+``bytes.decode("utf-8", "replace")`` does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ _BASE64 = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8
 )
 UUID_TEXT_SIZE = 22
-
-
-def repair_reference(data: bytes) -> bytes:
-    """What a string's bytes become in a table."""
-    return data.decode("utf-8", "replace").encode()
 
 
 @inlined

@@ -59,23 +59,6 @@ def test_extents_outside_are_refused(
         sources.addresses(column["source"], column["pos"], column["length"])
 
 
-def test_gather_frames_in_any_order(sources: Sources) -> None:
-    rows = extents((0, 2, 0), (0, 3, 1), (5, 5, 0))
-    out = np.zeros(64, np.uint8)
-    places = sources.gather_frames(rows, np.array([1, 0, 2, 0]), np.array([2, 1, 0, 3]), out)
-    assert places.tolist() == [0, 8, 10, 10, 20]
-    assert out[:20].tobytes() == b"abc56789" + b"01" + b"01abc56789"
-    assert sources.gather_frames(rows, np.array([], int), np.array([], int), out).tolist() == [0]
-
-
-def test_gather_frames_checks_its_arguments(sources: Sources) -> None:
-    rows = extents((0, 2, 0))
-    with pytest.raises(ValueError, match="not all in the array"):
-        sources.gather_frames(rows, np.array([0]), np.array([2]), np.zeros(9, np.uint8))
-    with pytest.raises(ValueError, match="1 bytes are too few"):
-        sources.gather_frames(rows, np.array([0]), np.array([1]), np.zeros(1, np.uint8))
-
-
 def test_sources_travel_as_paths(sources: Sources) -> None:
     sources.gather(extents((0, 10, 0)))
     there = pickle.loads(pickle.dumps(sources))
