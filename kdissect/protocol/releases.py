@@ -1,7 +1,7 @@
 """Which versions of which APIs each Kafka release takes: the facts behind `readiness`.
 
-``releases.kdef`` beside this module has them, written by `release_facts` from the releases' own
-code: what its brokers take is what its Java clients speak too. It names the releases looked at,
+``tools/release_facts.py`` writes them to ``releases.kdef`` beside this module, from the releases'
+own code: what its brokers take is what its Java clients speak too. It names the releases looked at,
 oldest first, and then for each API from which release on it has which versions::
 
     release 2.4.1
@@ -37,10 +37,6 @@ from kdissect.protocol.model import VersionRange
 FACTS = Path(__file__).parent / "releases.kdef"
 FIRST_TARGET = (2, 4)  # older releases are there for what their clients speak
 
-_HEAD = """\
-# Which versions of each API a release's brokers and controllers take, drafts left out.
-# Written by `python -m kdissect.protocol.release_facts`; what it means is said in `releases.py`.
-"""
 _PRODUCE = 0
 
 
@@ -55,21 +51,6 @@ class Facts:
 
 def release_number(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
-
-
-def format_facts(facts: Facts) -> str:
-    """The text of ``releases.kdef``."""
-    lines = [_HEAD, *(f"release {release}\n" for release in facts.releases)]
-    for key in sorted(facts.spoken):
-        lines.append(f"\napi {key} {facts.names[key]}\n")
-        before: VersionRange | None = None
-        for release in facts.releases:
-            versions = facts.spoken[key].get(release)
-            if versions != before:
-                text = "none" if versions is None else f"{versions.first}-{versions.last}"
-                lines.append(f"  {release} {text}\n")
-            before = versions
-    return "".join(lines)
 
 
 def parse_facts(text: str) -> Facts:

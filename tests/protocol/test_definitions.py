@@ -2,7 +2,7 @@
 
 Compared field by field, for every version, with the facts of the releases beside the checkout, and
 with a real jar that ``KDISSECT_KAFKA_JAR`` names (a new Kafka release is found out this way).
-The walk over Kafka's JSON here shares nothing with `kdissect.protocol.update`.
+The walk over Kafka's JSON here shares nothing with `tools.update_definitions`.
 """
 
 import csv
@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kdissect.protocol import catalog, update
+from kdissect.protocol import catalog
 from kdissect.protocol.model import Type
+from tools import update_definitions
 
 FACTS = Path(__file__).resolve().parents[3] / "shared" / "kafka" / "definitions"
 NEWEST, OLD = "4.3.1", "3.9.1"
@@ -224,5 +225,5 @@ def test_pairs_header_versions_and_drafts_are_kafkas():
     "KDISSECT_KAFKA_JAR" not in os.environ, reason="KDISSECT_KAFKA_JAR names no Kafka jar"
 )
 def test_a_kafka_jar_says_the_same():
-    facts = update.facts_of_jar(Path(os.environ["KDISSECT_KAFKA_JAR"]))
+    facts = update_definitions.facts_of_jar(Path(os.environ["KDISSECT_KAFKA_JAR"]))
     assert compare(facts) > 0

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from kdissect.errors import DefinitionError
-from kdissect.protocol import release_facts, releases
+from kdissect.protocol import releases
 from kdissect.protocol.catalog import apis
 from kdissect.protocol.model import VersionRange
 from tests.conftest import ROOT
+from tools import release_facts
 
 SHARED = ROOT.parent / "shared"
 PAIRS = SHARED / "kafka" / "definitions" / "pairs.csv"
@@ -22,7 +23,7 @@ JARS = "KDISSECT_KAFKA_JARS"  # a folder of kafka-clients-*.jar and slf4j-api-*.
 def test_the_text_is_as_the_formatter_writes_it() -> None:
     """Reading and writing give the file back."""
     text = releases.FACTS.read_text()
-    assert releases.format_facts(releases.parse_facts(text)) == text
+    assert release_facts.format_facts(releases.parse_facts(text)) == text
 
 
 def test_the_notation() -> None:

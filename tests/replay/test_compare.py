@@ -399,7 +399,7 @@ def test_paths_of_rules() -> None:
 
 def test_each_built_in_rule_has_a_reason_and_is_explained() -> None:
     """`docs/replay-rules.md` is made from the rules."""
-    from docs.make_replay_rules import page
+    from tools.replay_rules import page
 
     rules = built_in_rules()
     assert len({rule.name for rule in rules}) == len(rules)

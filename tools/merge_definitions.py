@@ -1,4 +1,4 @@
-"""Two releases' views of one definition, made one. Used by `update` only.
+"""Two releases' views of one definition, made one. Used by `update_definitions` only.
 
 A release describes the versions it still speaks. For those the newest release is right, in bytes
 and in names; the versions it has dropped keep the layout of the last release that had them. A field

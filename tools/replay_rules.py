@@ -1,4 +1,4 @@
-"""Make `docs/replay-rules.md` from the built-in rules: python docs/make_replay_rules.py"""
+"""Make `docs/replay-rules.md` from the built-in rules: python -m tools.replay_rules"""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from kdissect.replay.explain import Explanation, explanations
 from kdissect.replay.rules import Rule, built_in_rules
+
+OUT = Path(__file__).parent.parent / "docs" / "replay-rules.md"
 
 HEAD = """# Rules of the comparison
 
@@ -126,4 +128,4 @@ def _number(text: str) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("replay-rules.md").write_text(page())
+    OUT.write_text(page(), "utf-8")

@@ -1,12 +1,13 @@
-"""The maintainer's command: bring the definition files up to a Kafka release.
+"""Bring the definition files up to a Kafka release.
 
-    python -m kdissect.protocol.update --jar kafka-clients-4.4.0.jar [kafka-metadata-4.4.0.jar ...]
-    python -m kdissect.protocol.update --facts DIR        # DIR/<release>/<Name>.json
-    python -m kdissect.protocol.update --facts DIR --rebuild
+    python -m tools.update_definitions --jar kafka-clients-4.4.0.jar [kafka-metadata-4.4.0.jar ...]
+    python -m tools.update_definitions --facts DIR        # DIR/<release>/<Name>.json
+    python -m tools.update_definitions --facts DIR --rebuild
 
 Reads the message definitions that Kafka ships inside its jars (``common/message/*.json``), merges
-them into the files of ``definitions/`` (see `merge`), and prints the files that changed. Releases
-already merged (``releases.kdef`` lists them) are passed over; ``--rebuild`` starts from nothing.
+them into the files of ``kdissect/protocol/definitions`` (see `merge_definitions`), and prints the
+files that changed. Releases already merged (its ``releases.kdef`` lists them) are passed over;
+``--rebuild`` starts from nothing.
 Files in ``embedded/`` are written by hand and left alone.
 Several jars count as one release each time their file names carry the same number.
 """
@@ -24,7 +25,6 @@ from typing import Any
 
 from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
-from kdissect.protocol.merge import clamp, merge, shape
 from kdissect.protocol.model import (
     ALWAYS,
     NEVER,
@@ -36,8 +36,9 @@ from kdissect.protocol.model import (
     VersionRange,
 )
 from kdissect.protocol.names import snake_case
+from tools.merge_definitions import clamp, merge, shape
 
-DEFINITIONS = Path(__file__).parent / "definitions"
+DEFINITIONS = Path(grammar.__file__).parent / "definitions"
 
 # The types of control records; Kafka has them in code (ControlRecordType), not in the definitions.
 CONTROL_TYPES = {
@@ -351,7 +352,7 @@ def update(sources: dict[str, list[Facts]], out: Path, rebuild: bool = False) ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kdissect.protocol.update", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.update_definitions", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--facts", type=Path, help="a folder with one folder of JSON per release")
     parser.add_argument("--jar", type=Path, nargs="+", default=[], help="jars of a Kafka release")

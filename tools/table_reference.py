@@ -1,6 +1,6 @@
 """Writes ``docs/reference.md``: every table and column, from the schemas and ``docs/columns.toml``.
 
-python docs/make_reference.py [--check]
+python -m tools.table_reference [--check]
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kdissect.tables.schemas import (
     internal_schema,
 )
 
-HERE = Path(__file__).parent
-OUT = HERE / "reference.md"
+DOCS = Path(__file__).parent.parent / "docs"
+OUT = DOCS / "reference.md"
 
 
 def type_name(kind: pa.DataType) -> str:
@@ -57,13 +57,13 @@ def rows(name: str, schema: pa.Schema, said: dict[str, str]) -> list[str]:
 
 
 def reference() -> str:
-    columns = tomllib.loads((HERE / "columns.toml").read_text("utf-8"))
+    columns = tomllib.loads((DOCS / "columns.toml").read_text("utf-8"))
     if set(columns) != set(FIXED_TABLES):
         raise SystemExit("docs/columns.toml does not have the tables of the schemas")
     lines = [
         "# Table reference",
         "",
-        "Made by `python docs/make_reference.py` from `kdissect/tables/schemas.py` and",
+        "Made by `python -m tools.table_reference` from `kdissect/tables/schemas.py` and",
         "`docs/columns.toml`. [tables.md](tables.md) says more of the values and how they add up.",
         "",
     ]

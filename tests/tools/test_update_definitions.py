@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kdissect.errors import DefinitionError
-from kdissect.protocol import grammar, update
-from kdissect.protocol.merge import merge
+from kdissect.protocol import grammar
+from tools import update_definitions as update
+from tools.merge_definitions import merge
 
 FACTS = Path(__file__).resolve().parents[3] / "shared" / "kafka" / "definitions"
 

@@ -1,7 +1,7 @@
 """The coverage page."""
 
 from kdissect.protocol import catalog
-from kdissect.protocol.coverage import Evidence, coverage_markdown, versions_text
+from tools.coverage import Evidence, coverage_markdown, versions_text
 
 
 def row(page, name):

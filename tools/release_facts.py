@@ -1,6 +1,6 @@
-"""The maintainer's command: which versions the releases speak, from the code of their own jars.
+"""Which versions the releases speak, from the code of their own jars.
 
-    python -m kdissect.protocol.release_facts kafka-clients-2.4.1.jar ... kafka-clients-4.3.1.jar
+    python -m tools.release_facts kafka-clients-2.4.1.jar ... kafka-clients-4.3.1.jar
 
 Asks Kafka's `ApiKeys` in each jar, by a few lines of Java, for the versions that a release's
 brokers and controllers take, drafts left out, and adds them to ``releases.kdef`` (see `releases`).
@@ -19,7 +19,12 @@ import tempfile
 from pathlib import Path
 
 from kdissect.protocol.model import VersionRange
-from kdissect.protocol.releases import FACTS, Facts, format_facts, parse_facts, release_number
+from kdissect.protocol.releases import FACTS, Facts, parse_facts, release_number
+
+_HEAD = """\
+# Which versions of each API a release's brokers and controllers take, drafts left out.
+# Written by `python -m tools.release_facts`; what it means is said in `releases.py`.
+"""
 
 # Prints key, name, first and last version of what a release takes; its API changed over time.
 _JAVA = """
@@ -80,9 +85,24 @@ def merge_facts(facts: Facts, release: str, spoken: dict[int, tuple[str, Version
         facts.spoken.setdefault(key, {})[release] = versions
 
 
+def format_facts(facts: Facts) -> str:
+    """The text of ``releases.kdef``."""
+    lines = [_HEAD, *(f"release {release}\n" for release in facts.releases)]
+    for key in sorted(facts.spoken):
+        lines.append(f"\napi {key} {facts.names[key]}\n")
+        before: VersionRange | None = None
+        for release in facts.releases:
+            versions = facts.spoken[key].get(release)
+            if versions != before:
+                text = "none" if versions is None else f"{versions.first}-{versions.last}"
+                lines.append(f"  {release} {text}\n")
+            before = versions
+    return "".join(lines)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m kdissect.protocol.release_facts",
+        prog="python -m tools.release_facts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

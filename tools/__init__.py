@@ -1,0 +1,1 @@
+"""What maintainers run: `python -m tools.NAME` in the checkout. Not part of the package."""

@@ -1,0 +1,178 @@
+"""Write ``reports/coverage.md``: every API key and version, decoded, encoded, seen in a capture.
+
+    python -m tools.coverage [--captures PATH ...] [--out FILE]
+
+Frames: Kafka's own (``../shared/kafka/vectors`` beside the checkout, where that is) and the golden
+ones of ``tests/golden``. Each is decoded and compared with the values written beside it, then
+encoded and compared with its bytes. Captures: ``captures/`` of the checkout, and those named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kdissect
+from kdissect.protocol import catalog, grammar
+from kdissect.protocol.model import NEVER, Api, VersionRange
+from tests.wire.message_values import to_json
+
+ROOT = Path(__file__).resolve().parent.parent
+VECTORS = ROOT.parent / "shared" / "kafka" / "vectors" / "messages.jsonl.gz"
+GOLDEN = ROOT / "tests" / "golden" / "messages.jsonl"
+
+Place = tuple[int, int, str]  # api_key, api_version, side
+SIDES = ("request", "response")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of each (api_key, api_version, side).
+
+    sources: where the frames came from, one sentence each. decoded: frames that decoded to the
+    values written beside them. encoded: frames whose values encoded back to the same bytes.
+    seen: messages in real captures.
+    """
+
+    sources: tuple[str, ...]
+    decoded: Mapping[Place, int] = field(default_factory=dict)
+    encoded: Mapping[Place, int] = field(default_factory=dict)
+    seen: Mapping[Place, int] = field(default_factory=dict)
+
+
+def versions_text(versions: Iterable[int]) -> str:
+    """Versions as ranges: ``0-3, 5``; ``-`` where there are none."""
+    ranges: list[VersionRange] = []
+    for version in sorted(set(versions)):
+        if ranges and ranges[-1].last == version - 1:
+            ranges[-1] = VersionRange(ranges[-1].first, version)
+        else:
+            ranges.append(VersionRange(version, version))
+    return ", ".join(map(grammar.format_range, ranges)) or "-"
+
+
+def _both_sides(api: Api, found: Collection[Place]) -> list[int]:
+    first, last = api.request.versions
+    return [
+        version
+        for version in range(first, last + 1)
+        if all((api.key, version, side) in found for side in SIDES)
+    ]
+
+
+def coverage_markdown(evidence: Evidence) -> str:
+    """The page: totals, then a row per API. A version counts where both of its sides do.
+
+    Seen counts a version where a request or a response of it was in a capture.
+    """
+    rows = []
+    totals = dict.fromkeys(("pairs", "decoded", "encoded", "seen"), 0)
+    for api in catalog.apis().values():
+        first, last = api.request.versions
+        decoded = _both_sides(api, evidence.decoded)
+        encoded = _both_sides(api, evidence.encoded)
+        seen = sorted(
+            {
+                version
+                for key, version, _ in evidence.seen
+                if key == api.key and version in api.request.versions  # others were only asked for
+            }
+        )
+        messages = sum(count for (key, _, _), count in evidence.seen.items() if key == api.key)
+        totals["pairs"] += last - first + 1
+        totals["decoded"] += len(decoded)
+        totals["encoded"] += len(encoded)
+        totals["seen"] += len(seen)
+        drafts = "" if api.request.unstable == NEVER else grammar.format_range(api.request.unstable)
+        cells = [
+            str(api.key),
+            api.name,
+            versions_text(range(first, last + 1)),
+            drafts,
+            versions_text(decoded),
+            versions_text(encoded),
+            versions_text(seen),
+            f"{messages:,}" if messages else "",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    lines = [
+        "# Coverage",
+        "",
+        f"{len(rows)} APIs, {totals['pairs']} versions, each with a request and a response:"
+        f" {totals['decoded']} decoded, {totals['encoded']} encoded,"
+        f" {totals['seen']} seen in real captures.",
+        "",
+        *(f"- {source}" for source in evidence.sources),
+        "",
+        "| key | api | versions | drafts | decoded | encoded | seen | messages seen |",
+        "|---|---|---|---|---|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        for text in file:
+            yield json.loads(text)
+
+
+def check(path: Path, decoded: Counter[Place], encoded: Counter[Place]) -> str:
+    """Count what a file of frames proves; says it in a sentence."""
+    frames = right = same = 0
+    for line in lines(path):
+        frames += 1
+        frame = bytes.fromhex(line["frame"])
+        place = (line["api_key"], line["api_version"], line["side"])
+        message = kdissect.decode_message(
+            frame, side=line["side"], api_key=line["api_key"], api_version=line["api_version"]
+        )
+        if to_json(message.header) == line["header"] and to_json(message.body) == line["body"]:
+            decoded[place] += 1
+            right += 1
+        if kdissect.encode_message(message) == frame:
+            encoded[place] += 1
+            same += 1
+    return f"{right} of {frames} decoded to the expected values, {same} encoded to the same bytes"
+
+
+def seen_in(paths: list[Path], seen: Counter[Place]) -> int:
+    """Count the messages of captures that were decoded; returns how many."""
+    table = kdissect.read(paths).exchanges.to_arrow()
+    keys, versions = table["api_key"].to_pylist(), table["api_version"].to_pylist()
+    for side in ("request", "response"):
+        statuses = table[f"{side}_decode_status"].to_pylist()
+        for key, version, status in zip(keys, versions, statuses, strict=True):
+            if status == "ok" and key is not None and version is not None:
+                seen[key, version, side] += 1
+    return sum(seen.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Writes reports/coverage.md.")
+    parser.add_argument("--captures", type=Path, nargs="+", default=[], help="more captures")
+    parser.add_argument("--out", type=Path, default=ROOT / "reports" / "coverage.md")
+    options = parser.parse_args()
+    decoded: Counter[Place] = Counter()
+    encoded: Counter[Place] = Counter()
+    seen: Counter[Place] = Counter()
+    sources = []
+    if VECTORS.is_file():
+        sources.append(f"Frames of Kafka's own writer: {check(VECTORS, decoded, encoded)}.")
+    sources.append(f"Golden frames of tests/golden: {check(GOLDEN, decoded, encoded)}.")
+    count = seen_in([ROOT / "captures", *options.captures], seen)
+    sources.append(f"Captures: {count:,} messages decoded.")
+    evidence = Evidence(tuple(sources), decoded, encoded, seen)
+    options.out.write_text(coverage_markdown(evidence), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
