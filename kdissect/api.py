@@ -35,6 +35,7 @@ from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.sink import MemorySink, ParquetSink, StagedFile
 from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
+from kdissect.tables.values import owned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +60,7 @@ class Table:
     def __reduce__(self) -> tuple[Any, ...]:
         """Files travel as their names, rows in memory as they are."""
         if isinstance(self._source, pads.InMemoryDataset):
-            return _in_memory, (self.name, self._source.to_table())
+            return _unpickled, (self.name, self._source.to_table())
         return Table, (self.name, self._source)
 
     @property
@@ -108,6 +109,10 @@ class Table:
 
 def _in_memory(name: str, rows: pa.Table) -> Table:
     return Table(name, pads.dataset(rows))
+
+
+def _unpickled(name: str, rows: pa.Table) -> Table:
+    return _in_memory(name, owned(rows))  # pickle leaves buffers over Python's bytes
 
 
 class Tables:

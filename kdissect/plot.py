@@ -74,7 +74,9 @@ class Plots:
             amount = pa.chunked_array([np.ones(len(rows), np.int64)])
         step, interval = _intervals(time_ns)
         table = pa.table({"time": interval, "series": _top(rows[by], amount), "amount": amount})
-        counted = table.group_by(["time", "series"]).aggregate([("amount", "sum")])
+        counted = table.group_by(["time", "series"], use_threads=False).aggregate(
+            [("amount", "sum")]
+        )
         alt = _altair()
         name = f"{measure} per {_span(step)}"
         return (
@@ -141,7 +143,7 @@ class Plots:
             ["exchange_id", "topic", column], pc.field("source") == "produce"
         )
         clients = self._exchanges(["exchange_id", "client_id"])
-        joined = batches.join(clients, "exchange_id", join_type="left outer")
+        joined = batches.join(clients, "exchange_id", join_type="left outer", use_threads=False)
         amount = pc.fill_null(joined[column], 0)
         table = pa.table(
             {
@@ -150,7 +152,9 @@ class Plots:
                 "amount": amount,
             }
         )
-        counted = table.group_by(["client", "topic"]).aggregate([("amount", "sum")])
+        counted = table.group_by(["client", "topic"], use_threads=False).aggregate(
+            [("amount", "sum")]
+        )
         alt = _altair()
         return (
             alt.Chart(_frame(counted), title=f"{measure} written, by client and topic")
@@ -318,9 +322,8 @@ def _span(step_ns: int) -> str:
 def _top(names: Any, amount: Any) -> Any:
     """The names with the largest sums; all others, beyond SERIES_MAX, become "other"."""
     named = pc.fill_null(names.cast(pa.string()), "(none)")
-    sums = (
-        pa.table({"name": named, "amount": amount}).group_by("name").aggregate([("amount", "sum")])
-    )
+    rows = pa.table({"name": named, "amount": amount})
+    sums = rows.group_by("name", use_threads=False).aggregate([("amount", "sum")])
     kept = sums.sort_by([("amount_sum", "descending")])["name"].slice(0, SERIES_MAX)
     is_kept = pc.is_in(named, value_set=kept.combine_chunks())
     return pc.if_else(is_kept, named, "other")

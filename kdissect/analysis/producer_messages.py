@@ -188,7 +188,8 @@ def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
             }
         )
         keys = ["row", "id", "topic", "partition"]
-        joined = asked.join(answers, keys, join_type="left outer").sort_by("number")
+        joined = asked.join(answers, keys, join_type="left outer", use_threads=False)
+        joined = joined.sort_by("number")
         step = _constant(Step.ADD, len(partitions))
         if is_new:
             verified = transactions.field("verify_only").take(via)
@@ -231,7 +232,8 @@ def _partition_answers(messages: Messages, rows: Rows) -> pa.Table:
     topics, row = flattened(body.field("results_by_topic_v3_and_below"))
     parts.append(_answers(topics, row, pa.array([""] * len(row), pa.string())))
     told = pa.concat_tables(parts)
-    grouped = told.group_by(["row", "id", "topic", "partition"]).aggregate([("error", "max")])
+    keys = ["row", "id", "topic", "partition"]
+    grouped = told.group_by(keys, use_threads=False).aggregate([("error", "max")])
     return grouped.rename_columns(
         ["error" if name == "error_max" else name for name in grouped.column_names]
     ).select(empty.column_names)

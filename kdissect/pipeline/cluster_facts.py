@@ -81,7 +81,7 @@ def _listed(api_key: int, body: pa.StructArray) -> Iterator[Told]:
     told = pa.table(
         {"node": flat.field(name), "role": role, "cluster": body.field("cluster_id").take(parents)}
     )
-    for row in told.group_by(told.column_names).aggregate([]).to_pylist():
+    for row in told.group_by(told.column_names, use_threads=False).aggregate([]).to_pylist():
         yield row["node"], row["role"], row["cluster"]
 
 

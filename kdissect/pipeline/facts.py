@@ -267,7 +267,7 @@ def _topic_facts(
     names, _ = strings(buf, marks["a"] >> 31, marks["a"] & 0x7FFFFFFF)
     ids = uuid_texts(np.ascontiguousarray(buf[marks["b"][:, None] + np.arange(16)]))
     told = pa.table({"name": names, "id": ids, "time_ns": time_ns[marks["row"]]})
-    grouped = told.group_by(["name", "id"]).aggregate([("time_ns", "min")])
+    grouped = told.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
     for row in grouped.to_pylist():
         if row["id"] != ZERO_UUID:
             facts.add_topic(row["name"], row["id"], row["time_ns_min"], api_name)
@@ -287,7 +287,8 @@ def _topic_names(body: pa.StructArray, time_ns: Any, facts: Facts) -> None:
     exists = pc.and_(pc.equal(error, 0), pc.fill_null(pc.not_equal(name, ""), False))
     parents = pc.list_parent_indices(topics).to_numpy()
     told = pa.table({"name": name, "time_ns": time_ns[parents]}).filter(pc.and_(without_id, exists))
-    for row in told.group_by("name").aggregate([("time_ns", "min")]).to_pylist():
+    grouped = told.group_by("name", use_threads=False).aggregate([("time_ns", "min")])
+    for row in grouped.to_pylist():
         facts.add_topic(row["name"], "", row["time_ns_min"], "Metadata")
 
 
@@ -309,7 +310,7 @@ def _broker_facts(body: pa.StructArray, facts: Facts) -> None:
             "cluster": cluster.take(parents),
         }
     )
-    for row in told.group_by(told.column_names).aggregate([]).to_pylist():
+    for row in told.group_by(told.column_names, use_threads=False).aggregate([]).to_pylist():
         facts.brokers.add((row["node"], row["host"], row["port"], row["rack"], row["cluster"]))
 
 

@@ -22,7 +22,7 @@ from kdissect.capture.remote import is_remote
 from kdissect.errors import EnvironmentFailed
 from kdissect.pipeline.stored import STAGING, Place, is_open
 from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
-from kdissect.tables.values import plain
+from kdissect.tables.values import owned, plain
 
 ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
@@ -37,7 +37,7 @@ ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions
 
 
 class MemorySink:
-    """Collects tables by name, as plain Arrow types.
+    """Collects tables by name, as plain Arrow types in Arrow's own memory.
 
     fixed: schemas of the tables that exist even when empty (schemas.fixed_tables).
     """
@@ -47,7 +47,8 @@ class MemorySink:
         self.parts: dict[str, list[pa.Table]] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:
-        self.parts.setdefault(name, []).append(plain(table, self.fixed.get(name, table.schema)))
+        rows = owned(plain(table, self.fixed.get(name, table.schema)))
+        self.parts.setdefault(name, []).append(rows)
 
     def tables(self) -> dict[str, pa.Table]:
         """Every fixed table (empty ones too) and those met."""

@@ -161,6 +161,19 @@ def plain(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.cast(schema)
 
 
+def owned(table: pa.Table) -> pa.Table:
+    """A copy of the table in Arrow's own memory, chunk by chunk.
+
+    Arrow's worker threads may release a column after the call that used it has returned. A buffer
+    over a numpy array needs the GIL for that, and aborts a process whose interpreter is ending.
+    """
+    columns = [
+        pa.chunked_array([pa.concat_arrays([chunk]) for chunk in column.chunks], column.type)
+        for column in table.columns
+    ]
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
 def mix64(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """splitmix64's finaliser: spreads every input bit over all output bits."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
