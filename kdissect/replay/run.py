@@ -185,10 +185,7 @@ class Runner:
             script.cancel()
             self._settling.release(script)
         for link in list(self._live):
-            for number, _, _ in link.pending:
-                reason = f"{self._ended or 'the run ended'} before the answer came"
-                self._unanswered(number, reason)
-            link.pending.clear()
+            self._lose_pending(link, f"{self._ended or 'the run ended'} before the answer came")
             self._close(link)
         for step in self.plan.steps:
             if self._settling.is_settled[step.number]:
@@ -265,8 +262,11 @@ class Runner:
                 if due > now:
                     self._wake(script, due)
                     return
+                if self._throttle(script):
+                    return
                 script.pos += 1
-                self._work(script, self._play_parts(script, step))
+                size = len(step.exchange.request or b"")
+                self._work(script, self._play_parts(script, step), size)
                 return
             node_id = self.translation.target_node(step)
             link = script.links.get(node_id)
@@ -278,8 +278,7 @@ class Runner:
                 return
             if link.is_full:
                 return
-            if self._in_flight_bytes >= self.options.in_flight_bytes:
-                self._throttled.append(script)
+            if self._throttle(script):
                 return
             if link.relogin_at_ns and now >= link.relogin_at_ns:
                 if not link.pending:
@@ -319,7 +318,7 @@ class Runner:
         Among what is pending it stands as the step's number, inverted."""
         link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
         link.send(_FENCE + link.correlation_id.to_bytes(4, "big") + _FENCE_END)
-        link.pending.append((~number, link.correlation_id, now))
+        link.pending.append((~number, link.correlation_id, now, 0))
 
     def _frame(self, link: Conn, step: Step) -> bytes | None:
         """Translate and send; None where the step cannot be translated, and is settled so."""
@@ -336,8 +335,32 @@ class Runner:
         return frame
 
     def _expect(self, link: Conn, number: int, size: int, now: int) -> None:
-        link.pending.append((number, link.correlation_id, now))
+        link.pending.append((number, link.correlation_id, now, size))
         self._in_flight_bytes += size
+
+    def _take_pending(self, link: Conn) -> int:
+        """The step at the head of a link's queue; its bytes are no longer in flight."""
+        number, _, _, size = link.pending.popleft()
+        self._make_room(size)
+        return number
+
+    def _lose_pending(self, link: Conn, reason: str) -> None:
+        """No answer comes for any step in a link's queue."""
+        while link.pending:
+            self._unanswered(self._take_pending(link), reason)
+
+    def _throttle(self, script: Script) -> bool:
+        """Let a script wait while the bytes in flight are at their limit; whether it has to."""
+        is_full = self._in_flight_bytes >= self.options.in_flight_bytes
+        if is_full:
+            self._throttled.append(script)
+        return is_full
+
+    def _make_room(self, size: int) -> None:
+        """Bytes are no longer in flight; below the limit all throttled scripts are queued."""
+        self._in_flight_bytes -= size
+        while self._throttled and self._in_flight_bytes < self.options.in_flight_bytes:
+            self._queue(self._throttled.popleft())
 
     async def _send_again(self, script: Script, outcome: Outcome) -> None:
         """After a pause, what the translation makes of the request by then."""
@@ -349,8 +372,7 @@ class Runner:
             await self._open(script, node_id, step.number)
         link = script.links.get(node_id)
         if link is None:
-            if not self._settling.is_settled[step.number]:
-                self._fail(step.number, "the connection ended before it could be sent again")
+            self._fail(step.number, "the connection ended before it could be sent again")
             return
         frame = self._frame(link, step)
         if frame is None:
@@ -361,15 +383,16 @@ class Runner:
 
     def _finish(self, script: Script) -> None:
         """After the last step: links close when their answers are in, or were not captured."""
-        if not script.busy:
-            self._side.close(script.number)
+        if script.busy:
+            return  # a request that is sent again needs its connection
+        self._side.close(script.number)
         pending = [entry for link in script.links.values() for entry in link.pending]
         if not pending:
             for link in list(script.links.values()):
                 self._close(link)
             script.links.clear()
         elif script.close_timer is None and not any(
-            self._is_answer_captured(number) for number, _, _ in pending
+            self._is_answer_captured(number) for number, *_ in pending
         ):
             # the client went away with requests open: so do we, at its time
             wait_s = max((self.ends[script.number] - self._now()) / 1e9, GRACE_S)
@@ -386,9 +409,7 @@ class Runner:
         script.close_timer = None
         self._timer_count -= 1
         for link in list(script.links.values()):
-            for number, _, _ in link.pending:
-                self._unanswered(number, NOT_WAITED)
-            link.pending.clear()
+            self._lose_pending(link, NOT_WAITED)
             self._close(link)
         script.links.clear()
         self._pump()
@@ -399,12 +420,12 @@ class Runner:
         self._settling.settle(step.number, Outcome(step, skipped=skipped))
 
     def _fail(self, number: int, reason: str) -> None:
-        """No answer, and why."""
+        """No answer, and why; a step that is done keeps its outcome."""
+        if self._settling.is_done(number):
+            return
         step = self.plan.steps[number]
         outcome = self.outcomes[number] or Outcome(step)
         outcome.error = reason
-        if outcome.sent is not None and step.expects_response and self._link_of[number] >= 0:
-            self._in_flight_bytes -= len(outcome.sent)
         self.translation.failed(step)
         self._settling.settle(number, outcome)
 
@@ -424,12 +445,12 @@ class Runner:
         if not link.pending:
             link.fail("an answer came that nothing had asked for")
             return
-        number, correlation_id, _ = link.pending[0]
+        correlation_id = link.pending[0][1]
         found = int.from_bytes(frame[:4], "big")
         if found != correlation_id:
             link.fail(f"an answer has correlation id {found} where {correlation_id} was due")
             return
-        link.pending.popleft()
+        number = self._take_pending(link)
         if number < 0:
             self._unanswered(number, "")
             self._pump_soon()
@@ -437,7 +458,6 @@ class Runner:
         outcome = self.outcomes[number]
         assert outcome is not None
         assert outcome.sent is not None
-        self._in_flight_bytes -= len(outcome.sent)
         self._timeouts = script.timeouts = 0
         self.answered_count += 1
         if outcome.attempts <= len(RETRY_PAUSES_S) and self._is_not_yet(outcome.step, frame):
@@ -446,9 +466,6 @@ class Runner:
             self._work(script, self._send_again(script, outcome))
         else:
             self._accept(script, outcome, frame, now)
-        if self._throttled and self._in_flight_bytes < self.options.in_flight_bytes:
-            while self._throttled:
-                self._queue(self._throttled.popleft())
         if script.pos >= len(script.numbers) or link.relogin_at_ns:
             self._queue(script)
         self._pump_soon()
@@ -518,11 +535,8 @@ class Runner:
             return False
 
     def _on_lost(self, script: Script, link: Conn, reason: str) -> None:
-        pending = list(link.pending)
-        link.pending.clear()
         self._drop(script, link)
-        for number, _, _ in pending:
-            self._unanswered(number, reason)
+        self._lose_pending(link, reason)
         self._queue(script)
         self._pump()
 
@@ -534,7 +548,7 @@ class Runner:
             for link in list(self._live):
                 if not link.pending:
                     continue
-                number, _, sent_ns = link.pending[0]
+                number, _, sent_ns, _ = link.pending[0]
                 limit_s = self._limit_s(number)
                 if now - sent_ns > limit_s * 1e9:
                     self._give_up(link, number, limit_s)
@@ -553,30 +567,31 @@ class Runner:
 
     def _give_up(self, link: Conn, number: int, limit_s: float) -> None:
         script = self._scripts[self.plan.steps[max(number, ~number)].connection]
-        link.pending.popleft()
         self._timeouts += 1
         script.timeouts += 1
-        self._unanswered(number, f"no answer within {limit_s:g} s")
+        self._unanswered(self._take_pending(link), f"no answer within {limit_s:g} s")
         link.fail("the connection was given up: an earlier answer did not come")
         if self._timeouts >= GONE_TIMEOUTS:
             self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
         elif script.timeouts >= SCRIPT_TIMEOUTS:
             for later in script.numbers[script.pos :]:
-                if not self._settling.is_settled[later]:
-                    self._fail(later, "not sent: answers before on this connection did not come")
+                self._fail(later, "not sent: answers before on this connection did not come")
         self._pump()
 
     # -- links ------------------------------------------------------------------------------
 
-    def _work(self, script: Script, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that takes time for a script, which waits for it."""
+    def _work(self, script: Script, work: Coroutine[Any, Any, None], size: int = 0) -> None:
+        """Do something that takes time for a script, which waits for it; `size` bytes are in flight
+        meanwhile."""
         script.busy += 1
+        self._in_flight_bytes += size
 
         async def guarded() -> None:
             try:
                 await work
             finally:
                 script.busy -= 1
+                self._make_room(size)
 
         task = self._loop.create_task(guarded())
         self._tasks.add(task)
@@ -629,8 +644,6 @@ class Runner:
         link.on_writable = lambda: self._on_writable(script)
         script.links[node_id] = link
         self._live.add(link)
-        if link.lost is not None:
-            self._drop(script, link)
 
     def _on_writable(self, script: Script) -> None:
         self._queue(script)

@@ -10,11 +10,12 @@ from kdissect.replay.transport import Link
 
 
 class Conn(Link):
-    """A link of a script: what is pending on it, in order (step number, correlation id, time)."""
+    """A connection of a script. pending: requests that are not answered, in order (step number,
+    correlation id, time, bytes that count as in flight)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pending: deque[tuple[int, int, int]] = deque()
+        self.pending: deque[tuple[int, int, int, int]] = deque()
         self.correlation_id = 0
         self.record = -1
         self.relogin_at_ns = 0  # 0: never

@@ -82,6 +82,11 @@ class Settling:
         if waiting is not None:
             self._count_down(waiting)
 
+    def is_done(self, number: int) -> bool:
+        """Whether a step is settled, or held until those before it are."""
+        script = self._scripts[self._plan.steps[number].connection]
+        return bool(self.is_settled[number]) or number in script.held
+
     def release(self, script: Script) -> None:
         """Nothing will come before what is held."""
         for number, outcome in sorted(script.held.items()):

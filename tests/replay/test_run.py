@@ -2,16 +2,21 @@
 
 import asyncio
 import math
+import socket
+import struct
 import time
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 
+from kdissect.replay import run as run_module
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.pace import Pace
 from kdissect.replay.played import RunOptions, RunResult
 from kdissect.replay.run import NOT_WAITED, Runner
 from kdissect.replay.target import Target
+from kdissect.replay.transport import Access, ConnectFailed, connect
 from tests.replay.made import (
     API_VERSIONS,
     HEARTBEAT,
@@ -44,6 +49,39 @@ def play(
 
 def verdicts(result: RunResult) -> list[str]:
     return [verdict_of(outcome) for outcome in result.outcomes]
+
+
+def most_open(said: Counting) -> int:
+    """How many requests were sent and not answered at once."""
+    open_now = most = 0
+    for what, _ in said.said:
+        open_now += 1 if what == "sent" else -1
+        most = max(most, open_now)
+    return most
+
+
+class Nodes(Counting):
+    """The steps of a connection go to the node of its number."""
+
+    def target_node(self, step: Any) -> int:
+        return int(step.connection)
+
+
+def play_on_nodes(
+    maker: PlanMaker, servers: list[FakeBroker], translation: Nodes, **options: Any
+) -> RunResult:
+    """Each server is a node of the target, all of them run while this does."""
+
+    async def run() -> RunResult:
+        nodes = {number: ("127.0.0.1", server.port) for number, server in enumerate(servers)}
+        target = Target("127.0.0.1", servers[0].port, nodes=nodes)
+        runner = Runner(maker.plan(), translation, None, target, RunOptions(MAX, **options))
+        return await asyncio.wait_for(runner.run(), 30)
+
+    with ExitStack() as stack:
+        for server in servers:
+            stack.enter_context(server.running())
+        return asyncio.run(run())
 
 
 def test_every_step_is_answered() -> None:
@@ -250,6 +288,18 @@ def test_not_yet_is_asked_again() -> None:
     assert len(result.retried) == 2
 
 
+def test_the_last_request_is_asked_again_over_its_connection() -> None:
+    """The connection stays open while its last step waits to be sent again."""
+    maker = PlanMaker()
+    maker.add(0)
+    said = Counting()
+    said.retries[0] = 3
+    with FakeBroker().running() as server:
+        result, _ = play(maker, server, translation=said)
+        assert (server.requests, server.connections) == (4, 1)
+    assert verdicts(result) == ["answered"]
+
+
 def test_no_answer_was_captured_either() -> None:
     """The client went away with a request open: so does the replay."""
     maker = PlanMaker()
@@ -276,11 +326,124 @@ def test_bytes_in_flight_are_bounded() -> None:
     with FakeBroker(answer).running() as server:
         result, said = play(maker, server, in_flight_bytes=2500)
     assert verdicts(result) == ["answered"] * 8
-    open_now = most = 0
-    for what, _ in said.said:
-        open_now += 1 if what == "sent" else -1
-        most = max(most, open_now)
-    assert most == 3  # the third goes out while 2 * 1 kB are under the limit
+    assert most_open(said) == 3  # the third goes out while 2 * 1 kB are under the limit
+
+
+def test_a_request_that_fails_makes_room() -> None:
+    """Two wait for the first one's bytes; its connection ends without an answer."""
+    maker = PlanMaker()
+    for number in range(3):
+        maker.add(number)
+
+    def answer(number: int, frame: bytes) -> Any:
+        if number > 1:
+            return 0.0
+        time.sleep(0.3)  # the others have come to the limit meanwhile
+        return None
+
+    with FakeBroker(answer).running() as server:
+        result, said = play(maker, server, in_flight_bytes=1)
+    assert not result.ended
+    assert verdicts(result) == ["failed", "answered", "answered"]
+    assert most_open(said) == 1
+
+
+def test_a_retried_request_that_fails_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 says "not yet" to 10 kB and goes away; of eight times 1 kB to node 1 no more than
+    three are open under a limit of 2.5 kB, as if the 10 kB had never been."""
+    monkeypatch.setattr(run_module, "RECONNECT_PAUSES_S", (0.01,))
+    maker = PlanMaker()
+    large = maker.add(0, member_id="m" * 10_000)
+    maker.add(1)
+    for connection in range(1, 9):
+        maker.add(connection, after=(large,), member_id="m" * 1000)
+    going, staying = FakeBroker(), FakeBroker(lambda number, frame: 0.05 if number > 1 else 0.0)
+
+    class NotYet(Nodes):
+        def target_node(self, step: Any) -> int:
+            return min(int(step.connection), 1)
+
+        def retry(self, step: Any, response: bytes) -> str:
+            if step.number != large:
+                return ""
+            going.close()
+            time.sleep(0.1)  # the connection has ended before the request could be sent again
+            return "not yet"
+
+    said = NotYet()
+    result = play_on_nodes(maker, [going, staying], said, in_flight_bytes=2500)
+    assert verdicts(result) == ["failed", *["answered"] * 9]
+    del said.said[: said.said.index(("failed", large)) + 1]
+    assert most_open(said) == 3
+
+
+def test_parts_are_in_flight_too() -> None:
+    """Requests that are asked of several nodes count as others do."""
+    maker = PlanMaker()
+    for number in range(8):
+        maker.add(number, member_id="m" * 1000)
+
+    class Split(Counting):
+        def is_split(self, step: Any) -> bool:
+            return True
+
+        def parts(self, step: Any, frame: bytes) -> list[tuple[int, bytes]]:
+            return [(1, frame)]
+
+        def merged(self, step: Any, answers: list[bytes]) -> bytes:
+            return answers[0]
+
+    with FakeBroker(lambda number, frame: 0.05).running() as server:
+        result, said = play(maker, server, translation=Split(), in_flight_bytes=2500)
+    assert verdicts(result) == ["answered"] * 8
+    assert most_open(said) == 3
+
+
+def test_a_connection_that_is_reset_at_once() -> None:
+    """The kernel took the connection of a target that is killed before it can take it over: the
+    socket has no address of the other side any more, and is no connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        connected = loop.sock_connect
+
+        async def reset(sock: socket.socket, address: Any) -> None:
+            await connected(sock, address)
+            other, _ = listener.accept()
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            other.close()
+
+        loop.sock_connect = reset  # type: ignore[method-assign]
+        with pytest.raises(ConnectFailed, match="connection reset by peer") as failed:
+            await connect("127.0.0.1", listener.getsockname()[1], Access())
+        assert failed.value.kind == "unreachable"
+
+    with closing(listener):
+        asyncio.run(run())
+
+
+def test_a_connection_that_is_given_up_while_the_next_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After three missing answers a connection's other steps fail, also the one for which a new
+    connection is being opened just then, in vain; the rest of the run goes on."""
+    monkeypatch.setattr(run_module, "RECONNECT_PAUSES_S", (0.01,))
+    maker = PlanMaker()
+    for connection, count in ((0, 5), (1, 40)):
+        before: tuple[int, ...] = ()
+        for _ in range(count):
+            before = (maker.add(connection, after=before),)
+
+    def answer(number: int, frame: bytes) -> Any:
+        if number == 3:
+            silent._server.close()  # type: ignore[union-attr]
+        return 60.0
+
+    silent, other = FakeBroker(answer), FakeBroker(lambda number, frame: 0.05)
+    result = play_on_nodes(maker, [silent, other], Nodes(), answer_timeout_s=0.4)
+    assert not result.ended
+    assert verdicts(result) == [*["failed"] * 5, *["answered"] * 40]
 
 
 def test_interrupted() -> None:
