@@ -8,6 +8,7 @@ everything that can go wrong there is a `ConnectFailed` with one readable clause
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import resource
@@ -66,6 +67,7 @@ class Link(asyncio.Protocol):
         self.is_full = False
         self.lost: str | None = None
         self.session_lifetime_ms = 0
+        self._ends: list[tuple[str, int]] = []
         self._buffer = bytearray()
         self._is_closing = False
 
@@ -75,6 +77,11 @@ class Link(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         self.transport = transport
+        ends = [transport.get_extra_info(name) for name in ("sockname", "peername")]
+        if None in ends:  # the peer has reset the connection, the socket is no longer connected
+            self.lost = os.strerror(errno.ECONNRESET).lower()
+        else:
+            self._ends = [(str(end[0]), int(end[1])) for end in ends]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose("closed by the target" if exc is None else reason_of(exc))
@@ -131,10 +138,8 @@ class Link(asyncio.Protocol):
 
     def addresses(self) -> tuple[tuple[str, int], tuple[str, int]]:
         """Ours and the target's, as (host, port)."""
-        assert self.transport is not None
-        ours = self.transport.get_extra_info("sockname")
-        theirs = self.transport.get_extra_info("peername")
-        return (str(ours[0]), int(ours[1])), (str(theirs[0]), int(theirs[1]))
+        ours, theirs = self._ends
+        return ours, theirs
 
     def _lose(self, reason: str) -> None:
         if self.lost is None:
@@ -240,6 +245,8 @@ async def connect_as(make: type[L], host: str, port: int, access: Access) -> L:
             )
             if access.sasl is not None:
                 await link.log_in(access.sasl)
+            if link.lost is not None:
+                raise ConnectFailed("unreachable", link.lost)
             return link
     except TimeoutError:
         kind, reason = "timeout", f"no answer within {access.connect_timeout:g} s"
