@@ -10,12 +10,12 @@ from collections import deque
 from typing import Any
 from uuid import UUID
 
-from kdissect.replay import messages as api
-from kdissect.replay.batches import headers, is_sealed, patch_producer
-from kdissect.replay.messages import request_of, response_of
+from kdissect.codec.message import Message, encode_message
+from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.model import Workload
-from kdissect.replay.walk import Kind, spots
-from kdissect.wire.message import Message, encode_message
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.field_kinds import Kind, spots
+from kdissect.replay.workload.messages import request_of, response_of
 
 _TOPIC_ID = 0xABCDEF << 40
 _PRODUCER, _SESSION = 1000, 5

@@ -23,12 +23,12 @@ import numpy as np
 from kio.serial import entity_reader
 
 from bench.generated import generate
+from kdissect.codec import message_codec
+from kdissect.codec.column_buffers import give_back, take_builders
+from kdissect.codec.message_columns import _run as run_programs
+from kdissect.codec.message_columns import decode_columns
 from kdissect.protocol import catalog
-from kdissect.protocol.plan import plan as plan_of
-from kdissect.wire import reference
-from kdissect.wire.body import _run as run_programs
-from kdissect.wire.body import decode_columns
-from kdissect.wire.builders import give_back, take_builders
+from kdissect.protocol.column_plan import plan as plan_of
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def frame_of(case: Case) -> tuple[bytes, int]:
         definition = catalog.RESPONSE_HEADER
         header_version = api.response_header_version(case.api_version)
         header = {"correlation_id": 7}
-    head = reference.encode(definition, header_version, header)
-    return head + reference.encode(api.side(case.side), case.api_version, case.body), len(head)
+    head = message_codec.encode(definition, header_version, header)
+    return head + message_codec.encode(api.side(case.side), case.api_version, case.body), len(head)
 
 
 def kio_reader(case: Case) -> Callable[[Any], Any]:

@@ -20,10 +20,10 @@ from typing import Any
 import crc32c
 import numpy as np
 
-from kdissect.wire import records_kernel as rk
-from kdissect.wire.compression import CODEC_NAMES, decompress
-from kdissect.wire.records import iter_record_chunks
-from kdissect.wire.records_reference import encode_batch, encode_messages
+from kdissect.codec import record_kernel as rk
+from kdissect.codec.compression import CODEC_NAMES, decompress
+from kdissect.codec.record_batches import iter_record_chunks
+from kdissect.codec.record_codec import encode_batch, encode_messages
 
 SETS = 20  # distinct record sets; the input repeats them
 

@@ -9,7 +9,7 @@ from bench.crowd import connections_of, crowd, heartbeat, large_fetch
 from bench.measure import ROOT
 from bench.multiply import multiply
 from bench.synthesise import Recipe, synthesise
-from kdissect.wire.compression import CODEC_NAMES
+from kdissect.codec.compression import CODEC_NAMES
 
 PERF = ROOT.parent / "shared" / "captures" / "perf"
 WORK = ROOT / "out" / "bench"

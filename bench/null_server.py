@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
-from kdissect.wire.message import Message, decode_message, encode_message
 
 if TYPE_CHECKING:
     from bench.answers import Answers

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.capture.index import SegmentBatch
 from kdissect.capture.inputs import find_captures, spool
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import scan
-from kdissect.capture.source import Sources
-from kdissect.capture.split import plan_splits
-from kdissect.stream.assemble import assemble
-from kdissect.stream.index import Assembly
+from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.splits import plan_splits
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import Assembly
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "captures"
 CAPTURES = (

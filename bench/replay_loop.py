@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.answers import Answers  # noqa: E402
+from kdissect.codec.message import Message, encode_message  # noqa: E402
 from kdissect.replay.model import (  # noqa: E402
     WRITING_CLASSES,
     Connection,
@@ -45,15 +46,14 @@ from kdissect.replay.model import (  # noqa: E402
     Workload,
     WorkloadFacts,
 )
-from kdissect.replay.pace import parse_pace  # noqa: E402
-from kdissect.replay.plan import make_plan  # noqa: E402
-from kdissect.replay.played import RunOptions, RunResult  # noqa: E402
-from kdissect.replay.results import Span, judgement_of  # noqa: E402
-from kdissect.replay.run import Runner  # noqa: E402
-from kdissect.replay.session import SessionOptions, replay  # noqa: E402
-from kdissect.replay.source import load_workload  # noqa: E402
-from kdissect.replay.target import Target  # noqa: E402
-from kdissect.wire.message import Message, encode_message  # noqa: E402
+from kdissect.replay.output.results import Span, judgement_of  # noqa: E402
+from kdissect.replay.planning.plan import make_plan  # noqa: E402
+from kdissect.replay.planning.schedule import parse_pace  # noqa: E402
+from kdissect.replay.running.replay import SessionOptions, replay  # noqa: E402
+from kdissect.replay.running.result import RunOptions, RunResult  # noqa: E402
+from kdissect.replay.running.runner import Runner  # noqa: E402
+from kdissect.replay.target.cluster import Target  # noqa: E402
+from kdissect.replay.workload.source import load_workload  # noqa: E402
 
 HEARTBEAT, HEARTBEAT_VERSION = 12, 4
 SEED = 8

@@ -25,7 +25,7 @@ from bench.measure import (
     timed,
 )
 from bench.undamaged import undamaged
-from kdissect.wire.compression import CODEC_NAMES
+from kdissect.codec.compression import CODEC_NAMES
 
 CORES = 2
 MASTER = f"local[{CORES},4]"

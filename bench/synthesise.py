@@ -20,8 +20,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from kdissect.wire.compression import CODEC_NAMES
-from kdissect.wire.records_reference import encode_batch, encode_messages
+from kdissect.codec.compression import CODEC_NAMES
+from kdissect.codec.record_codec import encode_batch, encode_messages
 
 SEED = 20_26
 RECORDS_PER_CODEC = 8000

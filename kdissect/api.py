@@ -26,16 +26,16 @@ from kdissect.pipeline.append import (
     planned_behind,
     why_not,
 )
-from kdissect.pipeline.choose import time_ns
-from kdissect.pipeline.commit import absolute, check_out, commit, dataset, read_manifest, staging
+from kdissect.pipeline.filters import time_ns
 from kdissect.pipeline.kept import StateFiles
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.sink import MemorySink, ParquetSink, StagedFile
+from kdissect.pipeline.table_set import absolute, check_out, commit, dataset, read_manifest, staging
+from kdissect.pipeline.table_writer import MemorySink, ParquetSink, StagedFile
+from kdissect.tables.arrow_arrays import owned
 from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
-from kdissect.tables.values import owned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kdissect.sql import Database
 
 PathLike = str | os.PathLike[str]
-Time = str | float | datetime  # as `kdissect.pipeline.choose.time_ns` reads it
+Time = str | float | datetime  # as `kdissect.pipeline.filters.time_ns` reads it
 Filter = Any  # a pyarrow.dataset.Expression, or None
 _LISTED_ROWS = 10
 

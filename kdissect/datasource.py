@@ -28,18 +28,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from kdissect.codec.message_columns import body_type
 from kdissect.errors import CaptureError
 from kdissect.folder_stream import FolderStream
-from kdissect.pipeline.choose import time_ns
-from kdissect.pipeline.indexed import STORIES, Index, make_index
+from kdissect.pipeline.disk_index import STORIES, Index, make_index
+from kdissect.pipeline.filters import time_ns
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.spark import use_this_python
 from kdissect.protocol import catalog
+from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.schemas import api_schema, fixed_tables
-from kdissect.tables.values import plain
-from kdissect.wire.body import body_type
 
 NAME = "kdissect"
 _KNOWN = ("table", "path", "paths", "port", "keylog", "payload", "revealsecrets", "decodevalues",

@@ -25,13 +25,13 @@ import pyarrow as pa
 from kdissect.capture.inputs import describe, listed
 from kdissect.capture.windows import WindowReader
 from kdissect.errors import CaptureError
-from kdissect.pipeline.indexed import private_folder
+from kdissect.pipeline.disk_index import private_folder
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
+from kdissect.resume.carry import Resumed
 from kdissect.show.filters import Filters
 from kdissect.show.listing import Lister
 from kdissect.show.reading import first_time, key_log_texts
-from kdissect.stream.resumed import Resumed
 
 Offset = dict[str, Any]
 NEVER = 2**63 - 1

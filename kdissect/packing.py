@@ -15,7 +15,7 @@ import cramjam
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.accelerate import inlined, kernel, load_word, store_64
+from kdissect.jit import inlined, kernel, load_word, store_64
 
 Array = npt.NDArray[Any]
 

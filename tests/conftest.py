@@ -47,7 +47,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from kdissect.pipeline import local
     from kdissect.pipeline import spark as on_spark
     from kdissect.pipeline.kept import StateFiles
-    from kdissect.pipeline.sink import ParquetSink
+    from kdissect.pipeline.table_writer import ParquetSink
 
     def run(_: Any, run_plan: Any, out: str, run_id: str) -> Any:
         sinks = [ParquetSink(out, run_id, "s00000")]

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.fs as pafs
 import pytest
 
-from kdissect.capture import remote
+from kdissect.capture.object_store import _s3
 
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -108,10 +108,10 @@ def object_store(bucket: str = "captures") -> Iterator[Store]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in store.environment.items():
             patch.setenv(name, value)
-        remote._s3.cache_clear()
+        _s3.cache_clear()
         try:
             store.filesystem.create_dir(bucket)
             yield store
         finally:
-            remote._s3.cache_clear()
+            _s3.cache_clear()
             server.stop()

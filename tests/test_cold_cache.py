@@ -15,13 +15,13 @@ from tests.conftest import CAPTURES, ROOT
 # Few and small kernels: what is tested is where their machine code is kept.
 SMALL = """
 import numpy as np
-from kdissect.capture import source
+from kdissect.capture import mapped_files
 import kdissect
-here = source.Sources([kdissect.__file__])
+here = mapped_files.Sources([kdissect.__file__])
 rows = np.array([(3, 40, 0)], [("pos", "<i8"), ("length", "<i8"), ("source", "<i4")])
 print(here.gather(rows).tobytes() == open(kdissect.__file__, "rb").read()[3:43])
 print(kdissect.__file__)
-print(sum(source._addresses.stats.cache_hits.values()))
+print(sum(mapped_files._addresses.stats.cache_hits.values()))
 """
 
 needs_mounts = pytest.mark.skipif(

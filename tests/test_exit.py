@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.tables.values import owned
+from kdissect.tables.arrow_arrays import owned
 
 PACKAGE = Path(kdissect.__file__).parent
 

@@ -21,7 +21,7 @@ from typing import Any
 import kdissect
 from kdissect.protocol import catalog, grammar
 from kdissect.protocol.model import NEVER, Api, VersionRange
-from tests.wire.message_values import to_json
+from tests.codec.message_values import to_json
 
 ROOT = Path(__file__).resolve().parent.parent
 VECTORS = ROOT.parent / "shared" / "kafka" / "vectors" / "messages.jsonl.gz"

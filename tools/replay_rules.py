@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kdissect.replay.explain import Explanation, explanations
-from kdissect.replay.rules import Rule, built_in_rules
+from kdissect.replay.comparison.explain import Explanation, explanations
+from kdissect.replay.comparison.rules import Rule, built_in_rules
 
 OUT = Path(__file__).parent.parent / "docs" / "replay-rules.md"
 
 HEAD = """# Rules of the comparison
 
 What `kdissect replay` lets differ between a captured response and the answer to its replay, one
-rule after the other, as they are in `kdissect/replay/rules.toml`. The first rule that fits a place
-and allows the difference wins; rules of `--rules FILE` come before these. A difference that a rule
-allows makes a verdict *tolerated*; ids that are only called otherwise at the target (*translated*)
-leave it *same*. `--strict` leaves only the translated ones and those of `--rules`.
+rule after the other, as they are in `kdissect/replay/comparison/rules.toml`. The first rule that
+fits a place and allows the difference wins; rules of `--rules FILE` come before these. A difference
+that a rule allows makes a verdict *tolerated*; ids that are only called otherwise at the target
+(*translated*) leave it *same*. `--strict` leaves only the translated ones and those of `--rules`.
 
 ## A file of your own
 
@@ -69,7 +69,7 @@ not taken by the target, or was not sent.
 
 
 def page() -> str:
-    from kdissect.replay.rules import TRANSLATIONS
+    from kdissect.replay.comparison.rules import TRANSLATIONS
 
     lines = [HEAD.format(translations=", ".join(f"`{each}`" for each in TRANSLATIONS))]
     for rule in built_in_rules():

@@ -25,6 +25,7 @@ from typing import Any
 
 from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
+from kdissect.protocol.field_names import snake_case
 from kdissect.protocol.model import (
     ALWAYS,
     NEVER,
@@ -35,7 +36,6 @@ from kdissect.protocol.model import (
     Type,
     VersionRange,
 )
-from kdissect.protocol.names import snake_case
 from tools.merge_definitions import clamp, merge, shape
 
 DEFINITIONS = Path(grammar.__file__).parent / "definitions"

@@ -21,11 +21,11 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from ..errors import CaptureError, EnvironmentFailed
-from . import remote
-from .pcap import MAGICS
-from .pcapng import MAGIC
-from .ranged import version_of
+from kdissect.capture import object_store
+from kdissect.capture.object_bytes import version_of
+from kdissect.capture.pcap import MAGICS
+from kdissect.capture.pcapng import MAGIC
+from kdissect.errors import CaptureError, EnvironmentFailed
 
 STDIN = "-"
 _PIECE = 1 << 20  # bytes decompressed at a time
@@ -60,7 +60,7 @@ class InputFile:
     @property
     def is_ranged(self) -> bool:
         """Whether it can be read where it is, in an object store."""
-        return self.is_capture and self.compression == "none" and remote.is_remote(self.path)
+        return self.is_capture and self.compression == "none" and object_store.is_remote(self.path)
 
 
 def detect_format(head: bytes) -> str:
@@ -81,7 +81,7 @@ def detect_compression(head: bytes) -> str:
 def _pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[bytes]:
     """The plain bytes of a compressed file behind the first `skip`, `size` at a time."""
     with (
-        remote.opened(path) if remote.is_remote(path) else pa.OSFile(path, "rb") as raw,
+        object_store.opened(path) if object_store.is_remote(path) else pa.OSFile(path, "rb") as raw,
         pa.CompressedInputStream(raw, compression) as stream,
     ):
         while skip > 0 and (piece := stream.read(min(skip, _PIECE))):
@@ -118,12 +118,12 @@ def _look(path: str) -> InputFile:
 
 def _look_far(url: str) -> InputFile:
     """What a file in an object store is. Raises CaptureError."""
-    with remote.opened(url) as file:
+    with object_store.opened(url) as file:
         version = version_of(file)
         try:
             head = file.read_at(min(4, version.size), 0)
         except (pa.ArrowException, OSError) as error:
-            raise CaptureError(f"{url}: {remote.clause(error)}") from None
+            raise CaptureError(f"{url}: {object_store.clause(error)}") from None
     return replace(_looked_at(url, version.size, head, ""), tag=version.tag)
 
 
@@ -202,7 +202,7 @@ def _folder(path: str) -> list[InputFile]:
 def _expand(path: str) -> list[InputFile]:
     if path == STDIN:
         return [InputFile(STDIN, "stream")]
-    if remote.is_remote(path):
+    if object_store.is_remote(path):
         return _far_files(path)
     if not os.path.lexists(path) and glob.has_magic(path):
         matches = sorted(glob.glob(path, recursive=True))
@@ -217,7 +217,7 @@ def _expand(path: str) -> list[InputFile]:
 
 def _far_files(url: str) -> list[InputFile]:
     """As for files here: one that is named must be a capture, among several one of them."""
-    matches = remote.matching(url)
+    matches = object_store.matching(url)
     if matches is None:
         raise CaptureError(f"{url}: no such file, and nothing under that name")
     with ThreadPoolExecutor(_LOOKED_AT_A_TIME) as pool:
@@ -249,7 +249,7 @@ def find_captures(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
     found: dict[str, InputFile] = {}
     for path in paths:
         for file in _expand(os.fspath(path)):
-            is_here = file.path != STDIN and not remote.is_remote(file.path)
+            is_here = file.path != STDIN and not object_store.is_remote(file.path)
             found.setdefault(os.path.realpath(file.path) if is_here else file.path, file)
     if not found:
         raise CaptureError("no captures: no path was given")
@@ -276,7 +276,7 @@ def spool(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:
         out, path = _new_file(spool_dir)
         with out:
             if file.compression == "none":
-                with remote.opened(file.path) as far:
+                with object_store.opened(file.path) as far:
                     shutil.copyfileobj(far, out, _PIECE)
                 return replace(file, data_path=path)
             damage = _unpack(file.path, file.compression, out)

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .pcap import MAGICS, MODIFIED
-from .pcapng import MAGIC, NUMBERED
+from kdissect.capture.pcap import MAGICS, MODIFIED
+from kdissect.capture.pcapng import MAGIC, NUMBERED
 
 SECOND_NS = 10**9
 SECONDS_MAX = 2**62 - 1

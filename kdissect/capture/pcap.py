@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerate import inlined
-from .cursor import (
+from kdissect.capture.packet_reader import (
     CAPTURED,
     CURSOR_SIZE,
     DATA_POS,
@@ -38,6 +37,7 @@ from .cursor import (
     TIME_NS,
     word32,
 )
+from kdissect.jit import inlined
 
 FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
 MODIFIED_HEADER_SIZE = RECORD_HEADER_SIZE + 8

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerate import inlined, read_u8, read_u32
-from .cursor import (
+from kdissect.capture.packet_reader import (
     BAD_BLOCK,
     CAPTURED,
     CURSOR_SIZE,
@@ -56,6 +55,7 @@ from .cursor import (
     word16,
     word32,
 )
+from kdissect.jit import inlined, read_u8, read_u32
 
 MAGIC = b"\x0a\x0d\x0d\x0a"
 SECTION_HEADER = 0x0A0D0D0A  # reads the same in both byte orders

@@ -19,7 +19,7 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import EnvironmentFailed
+from kdissect.errors import EnvironmentFailed
 
 WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on it is watched
 INTERVAL_S = 0.02

@@ -14,8 +14,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerate import inlined, kernel, read_i64, read_u8, read_u16, read_u32
-from .cursor import (
+from kdissect.capture.ip_fragments import FragmentFault, Joined
+from kdissect.capture.link_layers import (
+    ADDRESS_POS,
+    FOUND_SIZE,
+    IP_FRAGMENT,
+    IP_ID,
+    IS_IPV6,
+    MALFORMED_BLOCK,
+    NETWORK,
+    REASON_COUNT,
+    TCP_FOUND,
+    TCP_HEADER,
+    TCP_POS,
+    UNKNOWN_INTERFACE,
+    WIRE_END,
+    find_tcp,
+    reason_name,
+)
+from kdissect.capture.link_layers import END as CAPTURED_END
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.packet_reader import (
     BAD_BLOCK,
     CAPTURED,
     CURSOR_SIZE,
@@ -39,30 +58,11 @@ from .cursor import (
     TIME,
     TIME_NS,
 )
-from .fragments import FragmentFault, Joined
-from .index import ENDPOINTS, NO_HEADER, SEGMENT, SegmentBatch
-from .link import (
-    ADDRESS_POS,
-    FOUND_SIZE,
-    IP_FRAGMENT,
-    IP_ID,
-    IS_IPV6,
-    MALFORMED_BLOCK,
-    NETWORK,
-    REASON_COUNT,
-    TCP_FOUND,
-    TCP_HEADER,
-    TCP_POS,
-    UNKNOWN_INTERFACE,
-    WIRE_END,
-    find_tcp,
-    reason_name,
-)
-from .link import END as CAPTURED_END
-from .pcap import pcap_step
-from .pcapng import pcapng_step
-from .source import Sources
-from .split import Split
+from kdissect.capture.pcap import pcap_step
+from kdissect.capture.pcapng import pcapng_step
+from kdissect.capture.segments import ENDPOINTS, NO_HEADER, SEGMENT, SegmentBatch
+from kdissect.capture.splits import Split
+from kdissect.jit import inlined, kernel, read_i64, read_u8, read_u16, read_u32
 
 _PACKETS, _SEGMENTS, _ENDPOINTS, _CUT = range(4)  # counters of the kernel
 _ENDPOINTS_SIZE = ENDPOINTS.itemsize

@@ -14,9 +14,8 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.capture import resident
 from kdissect.errors import EnvironmentFailed
-
-from . import resident
 
 HELD_BYTES_MAX = 64 << 20  # payload in memory; more goes to disk
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CaptureError
-from . import inputs, pcap, pcapng, remote
-from .cursor import (
+from kdissect.capture import inputs, object_store, pcap, pcapng
+from kdissect.capture.ip_fragments import PACKET, Joined, join
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.packet_reader import (
     END,
     FAULT,
     FAULT_TEXT,
@@ -36,11 +37,10 @@ from .cursor import (
     STEP_BAD,
     STEP_CUT,
 )
-from .fragments import PACKET, Joined, join
-from .index import ENDPOINTS, SEGMENT, SegmentBatch
-from .scan import scan
-from .source import Sources
-from .split import FRAGMENT_MAX, _Walk
+from kdissect.capture.scan import scan
+from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
+from kdissect.capture.splits import FRAGMENT_MAX, _Walk
+from kdissect.errors import CaptureError
 
 WINDOW_BYTES_MIN = 256 << 10  # the first one; each one is twice as large as the one before
 WINDOW_BYTES_MAX = 8 << 20
@@ -317,7 +317,7 @@ def open_bytes(path: str) -> _Plain | _Unpacked:
 
     Raises CaptureError when it cannot be opened.
     """
-    if remote.is_remote(path):
+    if object_store.is_remote(path):
         raise CaptureError(f"{path}: is in an object store, which only dissect and read can read")
     try:
         descriptor = sys.stdin.fileno() if path == inputs.STDIN else os.open(path, os.O_RDONLY)

@@ -175,7 +175,7 @@ def say(line: str) -> None:
 
 def check_choice(hosts: list[str] | None, first: str | None, last: str | None) -> None:
     """Raise BadParameter for a host that is no address, or a time that is none."""
-    from kdissect.pipeline.choose import host_bytes, time_ns
+    from kdissect.pipeline.filters import host_bytes, time_ns
 
     for name, values, read in (
         ("--host", hosts or [], host_bytes),
@@ -216,7 +216,7 @@ def close_stdout() -> None:
 
 def check_disk(out: str, inputs: list[Any]) -> None:
     """Tables take about as much room as the captures at most, compressed ones their spool too."""
-    from kdissect.capture.remote import is_remote
+    from kdissect.capture.object_store import is_remote
 
     if is_remote(out):
         return

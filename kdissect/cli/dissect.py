@@ -115,8 +115,8 @@ def dissect_command(
     # what can be refused is refused before anything is started
     from kdissect.capture.inputs import find_captures
     from kdissect.pipeline.append import unread
-    from kdissect.pipeline.commit import check_out
     from kdissect.pipeline.plan import check_key_logs, hash_ahead
+    from kdissect.pipeline.table_set import check_out
 
     if append and overwrite:
         raise typer.BadParameter("--append keeps what --overwrite replaces", param_hint="--append")

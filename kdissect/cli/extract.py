@@ -95,8 +95,8 @@ def extract_command(
     check_choice(host, from_time, to_time)
     limits = limits_of(limit)
     from kdissect.extract import extract
-    from kdissect.extract.choose import Choice
-    from kdissect.pipeline.choose import time_ns
+    from kdissect.extract.selection import Choice
+    from kdissect.pipeline.filters import time_ns
     from kdissect.pipeline.options import Options
 
     choice = Choice(

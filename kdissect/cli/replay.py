@@ -29,10 +29,10 @@ from kdissect.cli.common import (
 
 if TYPE_CHECKING:
     from kdissect.replay.model import Plan, Workload
-    from kdissect.replay.results import Results
-    from kdissect.replay.session import SessionOptions
-    from kdissect.replay.target import Target
-    from kdissect.replay.transport import Access
+    from kdissect.replay.output.results import Results
+    from kdissect.replay.running.replay import SessionOptions
+    from kdissect.replay.target.cluster import Target
+    from kdissect.replay.target.connection import Access
 
 REPLAY_EXAMPLES = """
 Examples:
@@ -394,14 +394,14 @@ def replay_command(
 
     Reads only, unless --allow names more. Exit code 1 when a verdict of --fail-on was found.
     """
-    from kdissect.pipeline.choose import time_ns
-    from kdissect.replay import guard
+    from kdissect.pipeline.filters import time_ns
     from kdissect.replay.model import PlanOptions, TranslateOptions
-    from kdissect.replay.pace import parse_pace, parse_span
-    from kdissect.replay.played import RunOptions
-    from kdissect.replay.results import FAIL_ON_DEFAULT, parse_fail_on
-    from kdissect.replay.session import SessionOptions
-    from kdissect.replay.target import Target, parse_address
+    from kdissect.replay.output.results import FAIL_ON_DEFAULT, parse_fail_on
+    from kdissect.replay.planning.schedule import parse_pace, parse_span
+    from kdissect.replay.running.replay import SessionOptions
+    from kdissect.replay.running.result import RunOptions
+    from kdissect.replay.target import guard
+    from kdissect.replay.target.cluster import Target, parse_address
 
     # what can be refused is refused before anything is read or sent
     if to is None and not dry_run and save is None:
@@ -495,8 +495,8 @@ def _access(
     server_name: str | None, sasl: tuple[str | None, str | None, str | None, str | None],
     connect_timeout: float,
 ) -> Access:  # fmt: skip
-    from kdissect.replay.security import Tls, sasl_from
-    from kdissect.replay.transport import Access
+    from kdissect.replay.target.auth import Tls, sasl_from
+    from kdissect.replay.target.connection import Access
 
     spoken = Tls(ca, cert, key, verify, server_name) if tls else None
     if spoken is not None:
@@ -508,7 +508,7 @@ def _access(
 
 def _check_outputs(files: dict[str, str | None], out: str | None, overwrite: bool) -> None:
     from kdissect.errors import OutputError
-    from kdissect.pipeline.commit import check_out
+    from kdissect.pipeline.table_set import check_out
 
     for option, path in files.items():
         if path is not None and not Path(path).absolute().parent.is_dir():
@@ -521,8 +521,8 @@ def _check_outputs(files: dict[str, str | None], out: str | None, overwrite: boo
 
 def _check_inputs(options: SessionOptions) -> None:
     """Rules and baseline are read before a capture, which may take long."""
-    from kdissect.replay.against import read_baseline
-    from kdissect.replay.rules import load_rules
+    from kdissect.replay.comparison.rules import load_rules
+    from kdissect.replay.output.baseline import read_baseline
 
     load_rules(options.rules)
     if options.baseline is not None:
@@ -530,15 +530,15 @@ def _check_inputs(options: SessionOptions) -> None:
 
 
 def _plan(source: list[str], options: Any, **filters: Any) -> tuple[Workload, Plan]:
-    from kdissect.replay.plan import make_plan
-    from kdissect.replay.source import load_workload
+    from kdissect.replay.planning.plan import make_plan
+    from kdissect.replay.workload.source import load_workload
 
     workload = load_workload(source, **filters)
     return workload, make_plan(workload, options)
 
 
 def _save(workload: Workload, path: str, payload: str, reveal_secrets: bool, quiet: bool) -> None:
-    from kdissect.replay.saved import save as save_workload
+    from kdissect.replay.workload.saved_file import save as save_workload
 
     counts = save_workload(workload, path, payload=payload, reveal_secrets=reveal_secrets)
     if not quiet:
@@ -555,7 +555,7 @@ def _show_plan(plan: Plan, pace: Any, dry_run: bool, quiet: bool) -> None:
     """The counts: the result of a dry run, otherwise a word before the first byte is sent."""
     from rich.console import Console
 
-    from kdissect.replay.output_console import print_plan
+    from kdissect.replay.output.console import print_plan
 
     if dry_run:
         print_plan(plan, pace, Console())
@@ -568,8 +568,8 @@ def _run(
 ) -> Results:
     import asyncio
 
-    from kdissect.replay.output_console import Progress
-    from kdissect.replay.session import replay
+    from kdissect.replay.output.console import Progress
+    from kdissect.replay.running.replay import replay
 
     progress = Progress(shown=not quiet and sys.stderr.isatty())
     try:
@@ -582,11 +582,11 @@ def _write(
     results: Results, files: dict[str, str | None], out: str | None, overwrite: bool,
     payload: str, reveal_secrets: bool,
 ) -> None:  # fmt: skip
-    from kdissect.replay.output_html import write_html
-    from kdissect.replay.output_json import write_json_lines
-    from kdissect.replay.output_junit import write_junit
-    from kdissect.replay.output_tables import write_tables
-    from kdissect.replay.traffic import write_capture
+    from kdissect.replay.output.html import write_html
+    from kdissect.replay.output.jsonl import write_json_lines
+    from kdissect.replay.output.junit import write_junit
+    from kdissect.replay.output.tables import write_tables
+    from kdissect.replay.output.traffic import write_capture
 
     writers = {"--junit": write_junit, "--json": write_json_lines, "--html": write_html}
     for option, write in writers.items():
@@ -603,7 +603,7 @@ def _write(
 def _finish(results: Results, files: dict[str, str | None], out: str | None, quiet: bool) -> None:
     from rich.console import Console
 
-    from kdissect.replay.output_console import print_results
+    from kdissect.replay.output.console import print_results
 
     if not quiet:
         print_results(results, Console())

@@ -148,10 +148,10 @@ def show_command(
 
         light()  # this process shows, and nothing else
     check_choice(host, from_time, to_time)
-    from kdissect.pipeline.choose import time_ns
+    from kdissect.pipeline.filters import time_ns
     from kdissect.pipeline.options import Options
     from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
-    from kdissect.show.run import Style, show
+    from kdissect.show.loop import Style, show
 
     filters = Filters(
         apis=_checked("--api", api_keys, api) if api else frozenset(),

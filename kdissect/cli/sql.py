@@ -10,9 +10,9 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from kdissect.atomic_file import replacing
 from kdissect.cli.app import app
 from kdissect.cli.common import stdout_failed, with_examples
-from kdissect.whole_file import replacing
 
 SQL_EXAMPLES = """
 Examples:

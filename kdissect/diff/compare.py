@@ -267,7 +267,7 @@ def _errors(database: Database) -> list[Change]:
         select * from counted join tried using (api_name) order by api_name, error_code
         """
     )
-    from kdissect.protocol.errors import error_name
+    from kdissect.protocol.error_codes import error_name
 
     p_values = holm(
         [share_test(row["count_a"], row["n_a"], row["count_b"], row["n_b"]) for row in rows]

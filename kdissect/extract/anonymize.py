@@ -12,15 +12,15 @@ from copy import deepcopy
 from ipaddress import ip_address
 from typing import Any
 
+from kdissect.codec import message_codec
+from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, layout
+from kdissect.codec.record_codec import decode_record_set, encode_entry
 from kdissect.errors import DecodeError, EncodeError
-from kdissect.extract.names import Pseudonyms
+from kdissect.extract.pseudonyms import Pseudonyms
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field, Type
-from kdissect.tables.redact import TEXT
-from kdissect.wire import reference
-from kdissect.wire.message import Message, decode_message, encode_message
-from kdissect.wire.records_reference import decode_record_set, encode_entry
-from kdissect.wire.reference import UNKNOWN_TAGS, Layout, layout
+from kdissect.tables.redaction import TEXT
 
 _KEPT = frozenset(
     {
@@ -164,11 +164,11 @@ class Anonymizer:
         said = int.from_bytes(data[:2], "big")
         version = min(said, definition.versions.last)
         try:
-            values, _ = reference.decode(definition, version, data, 2)
+            values, _ = message_codec.decode(definition, version, data, 2)
             self._struct(layout(definition, version), values, "", values)
             if values.get("user_data"):
                 values["user_data"] = b""
-            return version.to_bytes(2, "big") + reference.encode(definition, version, values)
+            return version.to_bytes(2, "big") + message_codec.encode(definition, version, values)
         except (DecodeError, EncodeError, ValueError):
             return b""
 

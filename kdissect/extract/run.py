@@ -13,20 +13,20 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect import __version__
-from kdissect.capture.compose import LINK_TYPE_RAW
-from kdissect.capture.pick import pick
+from kdissect.atomic_file import replacing
+from kdissect.capture.packet_builder import LINK_TYPE_RAW
+from kdissect.capture.packet_lookup import pick
 from kdissect.errors import CaptureError, OutputError
-from kdissect.extract.choose import Choice, Chosen
-from kdissect.extract.frames import connection_segments, frame_segments, is_carried
+from kdissect.extract.packet_search import connection_segments, frame_segments, is_carried
 from kdissect.extract.pcapng import PcapngWriter
-from kdissect.extract.retell import Conversation, Retelling
+from kdissect.extract.rewrite import Conversation, Retelling
+from kdissect.extract.selection import Choice, Chosen
+from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import local
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.stream.index import Assembly
 from kdissect.tables.connections import endpoint_columns
-from kdissect.whole_file import replacing
 
 APPLICATION = f"kdissect {__version__}"
 

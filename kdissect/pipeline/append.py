@@ -40,20 +40,20 @@ from pathlib import Path
 from typing import Any
 
 from kdissect import __version__
-from kdissect.capture.fragments import Joined
-from kdissect.capture.index import SegmentBatch
 from kdissect.capture.inputs import STDIN, InputFile, find_captures
-from kdissect.capture.remote import is_remote
-from kdissect.capture.split import CaptureInfo
+from kdissect.capture.ip_fragments import Joined
+from kdissect.capture.object_store import is_remote
+from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.splits import CaptureInfo
 from kdissect.errors import CaptureError, OutputError
-from kdissect.pipeline.commit import absolute, has_set, read_manifest
 from kdissect.pipeline.facts import Facts
 from kdissect.pipeline.kept import KNOWN_FILE, StateFiles, read_state
 from kdissect.pipeline.late import Late
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id, hashed, planned_inputs
 from kdissect.pipeline.run_plan import Before, RunPlan
-from kdissect.pipeline.sink import StagedFile
+from kdissect.pipeline.table_set import absolute, has_set, read_manifest
+from kdissect.pipeline.table_writer import StagedFile
 
 STATE_VERSION = 1
 DISORDER_NS = 100_000_000  # by which a capture may begin before the end of the one before it

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from kdissect.pipeline.bucket import PART_ROWS, in_turn
+from kdissect.arrays import copied, take
+from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.facts import Learnt, learn
-from kdissect.pipeline.infer import infer
 from kdissect.pipeline.kept import Bucket, Lane
 from kdissect.pipeline.options import Options
-from kdissect.rows import copied, take
-from kdissect.stream.index import Assembly
+from kdissect.pipeline.response_versions import infer
+from kdissect.pipeline.segment_buffer import PART_ROWS, in_turn
 
 Packed = list[tuple[int, bytes]]  # (slot, bytes) in order
 Pack = Callable[[Assembly, bool], Packed]  # of some exchanges; whether they are final

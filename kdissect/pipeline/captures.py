@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from kdissect.pipeline.follow import REASON as NOT_FOLLOWED
+from kdissect.kafka.assembly import Anomaly
+from kdissect.pipeline.connection_selection import REASON as NOT_FOLLOWED
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.stream.index import Anomaly
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,

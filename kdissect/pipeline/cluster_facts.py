@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.capture.source import Sources
+from kdissect.capture.mapped_files import Sources
+from kdissect.codec.json_values import jsonable
+from kdissect.codec.message import Message, decode_message
 from kdissect.errors import DecodeError
-from kdissect.pipeline.frames import Frames
+from kdissect.kafka.assembly import Assembly
+from kdissect.pipeline.frame_buffer import Frames
 from kdissect.protocol import catalog
-from kdissect.stream.index import Assembly
-from kdissect.wire.message import Message, decode_message
-from kdissect.wire.plain import jsonable
 
 REQUEST, RESPONSE = 0, 1
 BROKER, CONTROLLER = "broker", "controller"

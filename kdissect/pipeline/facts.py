@@ -21,8 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.accelerate import kernel, load_u8, load_u16
-from kdissect.capture.source import Sources
+from kdissect.arrays import take
+from kdissect.capture.mapped_files import Sources
+from kdissect.codec.message_columns import MessageColumns
+from kdissect.jit import kernel, load_u8, load_u16
+from kdissect.kafka.assembly import Assembly, Protocol
 from kdissect.pipeline.cluster_facts import (
     ROLE_REQUESTS,
     ROLE_RESPONSES,
@@ -33,18 +36,15 @@ from kdissect.pipeline.cluster_facts import (
     roles_by_node,
     token_owners,
 )
-from kdissect.pipeline.frames import Frames
-from kdissect.pipeline.metadata import learn_metadata
+from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.metadata_log import learn_metadata
 from kdissect.protocol import catalog
+from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.model import Definition, Field
-from kdissect.protocol.plan import Role, role_of
-from kdissect.rows import take
-from kdissect.stream.index import Assembly, Protocol
+from kdissect.tables.arrow_arrays import strings, times_from_ns, uuid_texts
 from kdissect.tables.connections import ConnectionFacts, endpoint_columns
-from kdissect.tables.marks import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
+from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from kdissect.tables.schemas import BROKERS, TOPICS
-from kdissect.tables.values import strings, times_from_ns, uuid_texts
-from kdissect.wire.body import MessageColumns
 
 METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE, DESCRIBE_CLUSTER = 3, 17, 18, 36, 60
 REQUEST, RESPONSE = 0, 1

@@ -18,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.analysis.events import Collector, Packed, unpack
-from kdissect.capture.index import SegmentBatch
-from kdissect.capture.source import Sources
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.segments import SegmentBatch
 from kdissect.errors import CaptureError
-from kdissect.pipeline.decode import SECRET_APIS
+from kdissect.kafka.assembly import CARRIED, Assembly, Carried, TlsFacts
+from kdissect.pipeline.decoder import SECRET_APIS
 from kdissect.pipeline.late import Late
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.sink import STAGING
-from kdissect.stream.index import CARRIED, Assembly, Carried, TlsFacts
-from kdissect.stream.rejoined import FINAL, OPEN, Keeper, Kept, Rejoined, joined_batch, rejoin
-from kdissect.stream.tails import Keeping, Open
+from kdissect.pipeline.table_writer import STAGING
+from kdissect.resume.rejoined import FINAL, OPEN, Keeper, Kept, Rejoined, joined_batch, rejoin
+from kdissect.resume.tails import Keeping, Open
+from kdissect.stories.events import Collector, Packed, unpack
 from kdissect.tables.connections import ConnectionFacts
 
 if TYPE_CHECKING:

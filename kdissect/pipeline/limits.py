@@ -9,11 +9,11 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
-from kdissect.capture.split import FRAGMENT_MAX
-from kdissect.stream.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, GAPS_MAX
+from kdissect.capture.splits import FRAGMENT_MAX
+from kdissect.codec import compression, telemetry
+from kdissect.codec.message_columns import ELEMENTS_MAX
+from kdissect.kafka.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, GAPS_MAX
 from kdissect.tables.anomalies import DATA_MAX
-from kdissect.wire import compression, otlp
-from kdissect.wire.body import ELEMENTS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Limits:
     decompression_ratio: int = compression.Limits().ratio_max
     record_headers: int = compression.Limits().record_headers_max
     array_elements: int = ELEMENTS_MAX
-    nesting: int = otlp.DEPTH_MAX
+    nesting: int = telemetry.DEPTH_MAX
     gaps: int = GAPS_MAX
     connections: int = CONNECTIONS_MAX
     fragments: int = FRAGMENT_MAX

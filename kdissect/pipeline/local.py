@@ -7,17 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from kdissect.capture.index import SegmentBatch
-from kdissect.capture.source import Sources
-from kdissect.pipeline.analyse_step import analyse_step
-from kdissect.pipeline.assemble_step import assemble_step, assembled
-from kdissect.pipeline.decode import Sink
-from kdissect.pipeline.decode_step import decode_step
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.segments import SegmentBatch
+from kdissect.kafka.assembly import Assembly
+from kdissect.pipeline.analyse import analyse_step
+from kdissect.pipeline.assemble import assemble_step, assembled
+from kdissect.pipeline.decode import decode_step
+from kdissect.pipeline.decoder import Sink
 from kdissect.pipeline.kept import StateFiles, event_pieces, merged
-from kdissect.pipeline.rows import Kind, Row
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.scan_step import scan_step
-from kdissect.stream.index import Assembly
+from kdissect.pipeline.scan import scan_step
+from kdissect.pipeline.step_rows import Kind, Row
 
 
 def run(

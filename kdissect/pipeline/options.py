@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kdissect.pipeline.choose import host_bytes
+from kdissect.kafka.options import StreamOptions
+from kdissect.pipeline.filters import host_bytes
 from kdissect.pipeline.limits import Limits
-from kdissect.stream.options import StreamOptions
 from kdissect.tables.schemas import DECODE_VALUES
 
 MB = 1 << 20
@@ -25,7 +25,7 @@ class Options:
     decode_values: a reading of values that adds columns to `records`, one of DECODE_VALUES.
     keylog: files with the secrets of TLS connections (SSLKEYLOGFILE); every worker reads them.
     limits: how far an input may go before it is a fault (kdissect/pipeline/limits.py).
-    hosts: addresses; only connections of theirs, or all (kdissect/pipeline/choose.py).
+    hosts: addresses; only connections of theirs, or all (kdissect/pipeline/filters.py).
     time_from_ns, time_to_ns: ns since 1970; only exchanges that begin in this range, or all.
     chunk_bytes: of frames decoded at a time; fits the caches of a core.
     """

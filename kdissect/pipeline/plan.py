@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kdissect.background import Background
-from kdissect.capture import far, remote
+from kdissect.capture import object_splits, object_store
 from kdissect.capture.inputs import InputFile, find_captures, spool
-from kdissect.capture.ranged import changed, version_of
-from kdissect.capture.source import Sources
-from kdissect.capture.split import plan_splits
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.object_bytes import changed, version_of
+from kdissect.capture.splits import plan_splits
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.run_plan import RunPlan, sized, tasks
-from kdissect.stream.tls_keys import holds_secrets, is_blank
+from kdissect.tls.key_log import holds_secrets, is_blank
 
 SPLIT_BYTES_MAX = 128 * MB
 SPLIT_BYTES_MIN = 4 * MB
@@ -40,7 +40,7 @@ def planned(
     options: Options,
     parallelism: int,
     spool_dir: str | None = None,
-    walk_pieces: far.Runner | None = None,
+    walk_pieces: object_splits.Runner | None = None,
 ) -> Iterator[RunPlan]:
     """The plan of a run; spooled copies live as long as the context.
 
@@ -59,7 +59,7 @@ def planned_inputs(
     options: Options,
     parallelism: int,
     spool_dir: str | None = None,
-    walk_pieces: far.Runner | None = None,
+    walk_pieces: object_splits.Runner | None = None,
 ) -> Iterator[RunPlan]:
     """`planned` for inputs that were found already."""
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
@@ -71,7 +71,7 @@ def make_plan(
     options: Options,
     parallelism: int,
     spool_dir: str,
-    walk_pieces: far.Runner | None = None,
+    walk_pieces: object_splits.Runner | None = None,
 ) -> RunPlan:
     """Split the inputs; those that cannot be read at a position are spooled first.
 
@@ -96,10 +96,12 @@ def make_plan(
     if split_bytes is None:
         split_bytes = -(-byte_count // max(1, tasks(byte_count, parallelism)))
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
-    walks: dict[str, far.FarWalk] = {}
+    walks: dict[str, object_splits.FarWalk] = {}
     if far_files and walk_pieces is not None:
-        piece_bytes = options.split_bytes or min(split_bytes, far.PIECE_BYTES_MAX)
-        walks = far.walk_all(far_files, piece_bytes, options.limits.fragments, walk_pieces)
+        piece_bytes = options.split_bytes or min(split_bytes, object_splits.PIECE_BYTES_MAX)
+        walks = object_splits.walk_all(
+            far_files, piece_bytes, options.limits.fragments, walk_pieces
+        )
     found = plan_splits(files, split_bytes, options.limits.fragments, walks)
     sources = found.sources
     bucket_count, slot_bytes = sized(byte_count, parallelism)
@@ -172,7 +174,7 @@ def check_unchanged(plan: RunPlan) -> None:
     """
     for path, before in zip(plan.paths, plan.versions, strict=True):
         if before is not None:
-            with remote.opened(path) as file:
+            with object_store.opened(path) as file:
                 now = version_of(file)
             if now != before:
                 raise changed(path, before, now)
@@ -194,8 +196,8 @@ def manifest_inputs(plan: RunPlan, known: Container[str] = ()) -> list[dict[str,
             continue
         item: dict[str, Any] = {"path": info.path}
         version = plan.versions[info.source] if info.source >= 0 else None
-        if info.source < 0 and remote.is_remote(info.path):
-            with remote.opened(info.path) as file:
+        if info.source < 0 and object_store.is_remote(info.path):
+            with object_store.opened(info.path) as file:
                 version = version_of(file)
         if version is not None:
             item |= {"size": version.size, "sha256": None, "etag": version.tag}

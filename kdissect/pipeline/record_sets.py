@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.protocol.plan import Role
-from kdissect.tables.marks import ChunkMarks, RecordSets
-from kdissect.wire.alignment import first_batch
+from kdissect.codec.batch_resync import first_batch
+from kdissect.protocol.column_plan import Role
+from kdissect.tables.message_facts import ChunkMarks, RecordSets
 
 FETCH_SNAPSHOT = 59
 RESPONSE = 1

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from kdissect.capture.fragments import Joined
-from kdissect.capture.ranged import Version
-from kdissect.capture.source import Sources
-from kdissect.capture.split import CaptureInfo, Split
-from kdissect.pipeline.bucket import (
-    PART_ROWS,
-    THREADS,
-)
+from kdissect.capture.ip_fragments import Joined
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.object_bytes import Version
+from kdissect.capture.splits import CaptureInfo, Split
 from kdissect.pipeline.options import MB, Options
+from kdissect.pipeline.segment_buffer import PART_ROWS, THREADS
 
 BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
 SLOT_BYTES_MAX = 64 * MB

@@ -15,20 +15,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.analysis.messages import Messages, flattened
-from kdissect.analysis.snapshots import Fault, Fragment, Headless, Joined, Joiner, Snapshot
+from kdissect.codec.record_batches import iter_record_chunks
+from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.record_output import alike, as_shown
 from kdissect.pipeline.record_sets import FETCH_SNAPSHOT, RESPONSE
-from kdissect.pipeline.record_values import alike, as_shown
-from kdissect.protocol.plan import Role
-from kdissect.stream.index import Anomaly
+from kdissect.protocol.column_plan import Role
+from kdissect.stories.messages import Messages, flattened
+from kdissect.stories.snapshots import Fault, Fragment, Headless, Joined, Joiner, Snapshot
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table, anomaly_columns, texts
-from kdissect.tables.marks import METADATA_TOPIC, ChunkMarks, RecordSets
+from kdissect.tables.arrow_arrays import binaries, ints
+from kdissect.tables.message_facts import METADATA_TOPIC, ChunkMarks, RecordSets
 from kdissect.tables.payload import FULL
 from kdissect.tables.records import NO_OFFSET, SNAPSHOT, RecordRows, RecordSetFacts
-from kdissect.tables.redact import TEXT
-from kdissect.tables.values import binaries, ints
-from kdissect.wire.records import iter_record_chunks
+from kdissect.tables.redaction import TEXT
 
 REQUEST = 0
 _SIZE_PREFIX = 4

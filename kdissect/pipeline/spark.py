@@ -31,19 +31,19 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kdissect.capture import remote, resident
-from kdissect.capture.far import Piece, Runner, Walked, walk_piece
-from kdissect.capture.source import was_cut
+from kdissect.capture import object_store, resident
+from kdissect.capture.mapped_files import was_cut
+from kdissect.capture.object_splits import Piece, Runner, Walked, walk_piece
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import local
-from kdissect.pipeline.analyse_step import analyse_step
-from kdissect.pipeline.assemble_step import assemble_step
-from kdissect.pipeline.decode_step import decode_step
+from kdissect.pipeline.analyse import analyse_step
+from kdissect.pipeline.assemble import assemble_step
+from kdissect.pipeline.decode import decode_step
 from kdissect.pipeline.kept import StateFiles, event_pieces, merged
-from kdissect.pipeline.rows import Kind, Row
 from kdissect.pipeline.run_plan import RunPlan, tasks
-from kdissect.pipeline.scan_step import scan_step
-from kdissect.pipeline.sink import ParquetSink, StagedFile
+from kdissect.pipeline.scan import scan_step
+from kdissect.pipeline.step_rows import Kind, Row
+from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 
 ROWS = "key long, kind int, ord long, data binary"
 _SCHEMA = pa.schema(
@@ -245,12 +245,12 @@ Stage = Callable[[Batches], Batches]
 
 def _far(stage: Stage, *places: str) -> Stage:
     """A stage that reads or writes at `places`; its tasks get to stores as the driver does."""
-    if not any(map(remote.is_remote, places)):
+    if not any(map(object_store.is_remote, places)):
         return stage
-    settings = remote.settings()
+    settings = object_store.settings()
 
     def with_settings(batches: Batches) -> Batches:
-        remote.use(settings)
+        object_store.use(settings)
         yield from stage(batches)
 
     return with_settings

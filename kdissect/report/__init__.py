@@ -16,28 +16,25 @@ from typing import Any
 
 from kdissect import __version__
 from kdissect.api import Tables
+from kdissect.atomic_file import replacing
 from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
-from kdissect.report import (
-    basis,
+from kdissect.report import charting, exchange_facts, findings, page
+from kdissect.report.database import Database
+from kdissect.report.sections import (
     broker_log,
     clients,
-    failures,
-    findings,
+    errors,
     groups,
     lag,
     latency,
     network,
     overview,
-    page,
     readiness,
     topics,
     traffic,
     transactions,
-    vega,
 )
-from kdissect.report.database import Database
-from kdissect.whole_file import replacing
 
 FORMAT_VERSION = 1  # of the JSON document
 
@@ -113,7 +110,7 @@ def build(
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
     if html.is_dir():
         raise OutputError(f"{html}: is a folder; --out names the HTML file")
-    library = Background(vega.library)
+    library = Background(charting.library)
     with Database(source) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)
@@ -158,15 +155,15 @@ def collect(
     # a database of its own, beside this one
     assessed = Background(lambda: readiness.collect(database.tables, target))
     progress("reading", 0)
-    basis.prepare(database)
+    exchange_facts.prepare(database)
     width_us = traffic.prepare(database)
-    failures.prepare(database)
+    errors.prepare(database)
     sections: dict[str, Callable[[], Any]] = {
         "overview": lambda: overview.collect(database),
         "traffic": lambda: traffic.collect(database, width_us),
         "latency": lambda: latency.collect(database),
         "throttling": lambda: latency.collect_throttling(database),
-        "errors": lambda: failures.collect(database),
+        "errors": lambda: errors.collect(database),
         "clients": lambda: clients.collect(database),
         "topics": lambda: topics.collect(database),
         "groups": lambda: groups.collect(database),

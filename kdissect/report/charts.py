@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect.report import formats as f
-from kdissect.report.vega import (
+from kdissect.report.charting import (
     NEUTRAL,
     ZOOM,
     Chart,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kdissect.report import formats as f
-from kdissect.report.latency import ANSWERS_MIN
+from kdissect.report.sections.latency import ANSWERS_MIN
 
 Document = dict[str, Any]
 Finding = dict[str, str]

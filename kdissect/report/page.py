@@ -11,11 +11,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from kdissect.report import charts, readiness, story_charts, views
+from kdissect.report import charts, story_charts, table_columns
 from kdissect.report import formats as f
+from kdissect.report.charting import Chart
+from kdissect.report.sections import readiness
+from kdissect.report.table_columns import View, view
 from kdissect.report.text import visible
-from kdissect.report.vega import Chart
-from kdissect.report.views import View, view
 
 LEVEL_NAMES = {"bad": "Look at this", "warn": "Worth a look", "info": "Good to know"}
 STORY_ROWS = 15  # events of a rebalance
@@ -197,7 +198,7 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
     def made(
         id_: str,
         caption: str,
-        columns: tuple[views.Column, ...],
+        columns: tuple[table_columns.Column, ...],
         rows: Any,
         csv: str | None = None,
         note: str = "",
@@ -231,124 +232,133 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
     }
     log, lag = d["broker_log"], d["lag"]
     return {
-        "captures": made("t-captures", "Capture files", views.CAPTURES, captures, "captures"),
+        "captures": made(
+            "t-captures", "Capture files", table_columns.CAPTURES, captures, "captures"
+        ),
         "protocols": made(
             "t-protocols",
             "Connections by protocol",
-            views.PROTOCOLS,
+            table_columns.PROTOCOLS,
             d["overview"]["protocols"] if len(d["overview"]["protocols"]) > 1 else [],
         ),
-        "brokers": made("t-brokers", "Brokers", views.BROKERS, d["overview"]["brokers"]),
+        "brokers": made("t-brokers", "Brokers", table_columns.BROKERS, d["overview"]["brokers"]),
         "latency_apis": made(
-            "t-apis", "By API", views.LATENCY_APIS, latency["apis"], "latency_apis"
+            "t-apis", "By API", table_columns.LATENCY_APIS, latency["apis"], "latency_apis"
         ),
         "latency_clients": made(
             "t-latency-clients",
             "By client",
-            views.LATENCY_CLIENTS,
+            table_columns.LATENCY_CLIENTS,
             latency["clients"],
             "latency_clients",
         ),
         "latency_brokers": made(
             "t-latency-brokers",
             "By broker",
-            views.LATENCY_BROKERS,
+            table_columns.LATENCY_BROKERS,
             latency["brokers"],
             "latency_brokers",
         ),
-        "slowest": made("t-slowest", "Slowest answers", views.SLOWEST, latency["slowest"]),
+        "slowest": made("t-slowest", "Slowest answers", table_columns.SLOWEST, latency["slowest"]),
         "broker_times": made(
             "t-broker-times",
             "Broker's time less the capture's, by API",
-            views.BROKER_TIMES,
+            table_columns.BROKER_TIMES,
             [{"api": "all", **log["difference_ms"]}, *log["by_api"]] if log else [],
             "broker_times",
         ),
-        "error_codes": made("t-codes", "Error codes", views.ERROR_CODES, errors["codes"]),
+        "error_codes": made("t-codes", "Error codes", table_columns.ERROR_CODES, errors["codes"]),
         "error_places": made(
             "t-places",
             "Where they are",
-            views.ERROR_PLACES,
+            table_columns.ERROR_PLACES,
             errors["places"],
             "errors",
             "The file has every single one.",
         ),
         "unanswered": made(
-            "t-unanswered", "Requests without an answer", views.UNANSWERED, errors["unanswered"]
+            "t-unanswered",
+            "Requests without an answer",
+            table_columns.UNANSWERED,
+            errors["unanswered"],
         ),
         "clients": made(
-            "t-clients", "Clients by id and address", views.CLIENTS, d["clients"], "clients"
+            "t-clients", "Clients by id and address", table_columns.CLIENTS, d["clients"], "clients"
         ),
         "readiness": made(
-            "t-readiness", "Clients by verdict", views.READINESS, d["readiness"]["clients"]
+            "t-readiness", "Clients by verdict", table_columns.READINESS, d["readiness"]["clients"]
         ),
-        "topics": made("t-topics", "Topics", views.TOPICS, topics["topics"], "topics"),
+        "topics": made("t-topics", "Topics", table_columns.TOPICS, topics["topics"], "topics"),
         "topic_clients": made(
             "t-topic-clients",
             "Who writes, who reads",
-            views.TOPIC_CLIENTS,
+            table_columns.TOPIC_CLIENTS,
             topic_clients,
             "topic_clients",
         ),
         "codecs": made(
             "t-codecs",
             "Codecs",
-            views.CODECS,
+            table_columns.CODECS,
             topics["codecs"],
             note="Compression: bytes of the records to their bytes in the batch.",
         ),
-        "groups": made("t-groups", "Groups", views.GROUPS, groups["groups"], "groups"),
+        "groups": made("t-groups", "Groups", table_columns.GROUPS, groups["groups"], "groups"),
         "rebalances": made(
             "t-rebalances",
             "Longest rebalances",
-            views.REBALANCES,
+            table_columns.REBALANCES,
             {**groups["rebalances"], "rows": [_told(row) for row in groups["rebalances"]["rows"]]},
             "rebalances",
         ),
         "lag": made(
-            "t-lag", "Lag by partition", views.LAG, lag["partitions"] if lag else [], "lag"
+            "t-lag", "Lag by partition", table_columns.LAG, lag["partitions"] if lag else [], "lag"
         ),
-        "outcomes": made("t-outcomes", "How they ended", views.OUTCOMES, transactions["outcomes"]),
+        "outcomes": made(
+            "t-outcomes", "How they ended", table_columns.OUTCOMES, transactions["outcomes"]
+        ),
         "producers": made(
             "t-producers",
             "By transactional id",
-            views.PRODUCERS,
+            table_columns.PRODUCERS,
             transactions["producers"],
             "transaction_producers",
         ),
         "transactions": made(
             "t-transactions",
             "Transactions, those without a commit first",
-            views.TRANSACTIONS,
+            table_columns.TRANSACTIONS,
             transactions["transactions"],
             "transactions",
         ),
         "throttling": made(
             "t-throttling",
             "Who was throttled",
-            views.THROTTLING,
+            table_columns.THROTTLING,
             d["throttling"]["clients"],
             "throttling",
         ),
         "lossy": made(
             "t-lossy",
             "Connections with retransmissions, reordering or gaps",
-            views.LOSSY,
+            table_columns.LOSSY,
             network["lossy_connections"],
             "connections",
         ),
         "others": made(
             "t-others",
             "Connections that are not Kafka, or not decrypted",
-            views.OTHERS,
+            table_columns.OTHERS,
             network["other_connections"],
             "connections",
         ),
-        "anomaly_kinds": made("t-kinds", "Kinds", views.ANOMALY_KINDS, network["anomaly_kinds"]),
+        "anomaly_kinds": made(
+            "t-kinds", "Kinds", table_columns.ANOMALY_KINDS, network["anomaly_kinds"]
+        ),
         "anomalies": made(
             "t-anomalies",
             "Examples of each kind",
-            views.ANOMALIES,
+            table_columns.ANOMALIES,
             network["anomaly_examples"],
             "anomalies",
             "The file has every single one.",
@@ -393,7 +403,7 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
                     "view": view(
                         f"t-story-{number}-{index}",
                         f"Events up to generation {f.count(generation)}",
-                        views.STORY,
+                        table_columns.STORY,
                         story["events"],
                         captures=files,
                         csv=csv_names.get("group_events"),

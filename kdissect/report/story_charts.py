@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect.report import formats as f
-from kdissect.report.text import visible
-from kdissect.report.vega import (
+from kdissect.report.charting import (
     ZOOM,
     Chart,
     Columns,
@@ -15,6 +14,7 @@ from kdissect.report.vega import (
     shown_texts,
     time_axis,
 )
+from kdissect.report.text import visible
 
 _EVENT_NAMES = {
     "rebalance": "rebalance",

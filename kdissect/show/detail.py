@@ -12,20 +12,20 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from kdissect.codec.group_protocols import DECODED
+from kdissect.codec.message_codec import UNKNOWN_TAGS
+from kdissect.codec.message_columns import body_type
 from kdissect.errors import DecodeError
-from kdissect.pipeline.frames import Frames
+from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.options import Options
 from kdissect.protocol import catalog
-from kdissect.protocol.errors import error_name
+from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import Definition
-from kdissect.show import words
-from kdissect.show.spans import TAG_COUNT, Node, Path, Walk, value_at
+from kdissect.show import style
+from kdissect.show.byte_tree import TAG_COUNT, Node, Path, Walk, value_at
 from kdissect.tables.embedded import add_decoded
-from kdissect.tables.marks import METADATA_TOPIC
-from kdissect.tables.redact import ALWAYS, CONFIGS, TEXT, redact_body, redact_values
-from kdissect.wire.body import body_type
-from kdissect.wire.embedded import DECODED
-from kdissect.wire.reference import UNKNOWN_TAGS
+from kdissect.tables.message_facts import METADATA_TOPIC
+from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT, redact_body, redact_values
 
 SIDES = ("request", "response")
 VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said
@@ -55,7 +55,7 @@ class Detailer:
             data = memoryview(frames.buf[start:end].tobytes())
             size, packet, pos = (int(column[item]) for item in ("size", "packet", "pos"))
             head = f"  {name}: {size} bytes, packet {packet}, stream position {pos}"
-            yield self._painted(head, words.BOLD)
+            yield self._painted(head, style.BOLD)
             message = _Message(
                 self._options, exchange, side, data, bool(column["is_whole"]), topics, bodies[side]
             )
@@ -84,7 +84,7 @@ class Detailer:
         return found
 
     def _painted(self, part: str, colour: str) -> str:
-        return f"{colour}{part}{words.RESET}" if self._colour and part else part
+        return f"{colour}{part}{style.RESET}" if self._colour and part else part
 
     # -- trees ------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Detailer:
             follows = nodes[number + 1].start if number + 1 < len(nodes) else node.end
             has_children = number + 1 < len(nodes) and nodes[number + 1].depth > node.depth
             label = self._label(message, node)
-            branch = self._painted(lead + (_LAST if is_last else _ENTRY), words.DIM)
+            branch = self._painted(lead + (_LAST if is_last else _ENTRY), style.DIM)
             inner = lead + (_GAP if is_last else _BAR)
             if not self._raw:
                 yield f"  {branch}{label}"
@@ -117,14 +117,14 @@ class Detailer:
                 yield from (f"  {margin}{line}" for line in self._values(inside, inner, node.name))
 
     def _label(self, message: _Message, node: Node) -> str:
-        name = self._painted(words.safe(node.name), words.CYAN)
+        name = self._painted(style.safe(node.name), style.CYAN)
         if message.is_hidden(node):
-            return f"{name}: {self._painted(TEXT, words.YELLOW)}"
+            return f"{name}: {self._painted(TEXT, style.YELLOW)}"
         if node.is_records:
             size = None if node.value is None else len(node.value)
             return f"{name}: {'null' if size is None else f'{size} bytes of records'}"
         if node.is_leaf:
-            note = self._painted(" (not sent)", words.DIM) if node.is_default else ""
+            note = self._painted(" (not sent)", style.DIM) if node.is_default else ""
             shown = value_text(node.value)
             return f"{name}: {shown}{self._remark(node)}{note}"
         if node.count is not None:
@@ -137,16 +137,16 @@ class Detailer:
             return ""
         if node.name.endswith("error_code"):
             shown = f" {error_name(value)}"
-            return self._painted(shown, words.RED if value else words.DIM)
+            return self._painted(shown, style.RED if value else style.DIM)
         if "timestamp" in node.name and 10**11 < value < 10**14:
             when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
             shown = f" {when.isoformat(timespec='milliseconds').replace('+00:00', 'Z')}"
-            return self._painted(shown, words.DIM)
+            return self._painted(shown, style.DIM)
         return ""
 
     def _values(self, value: Any, lead: str, name: str) -> Iterator[str]:
         """Lines of a value that was decoded out of bytes."""
-        yield f"{self._painted(lead + _LAST, words.DIM)}{self._painted(name + DECODED, words.CYAN)}"
+        yield f"{self._painted(lead + _LAST, style.DIM)}{self._painted(name + DECODED, style.CYAN)}"
         yield from self._nested(value, lead + _GAP)
 
     def _nested(self, value: Any, lead: str) -> Iterator[str]:
@@ -157,8 +157,8 @@ class Detailer:
             items = [(f"[{index}]", item) for index, item in enumerate(value)]
         for number, (name, item) in enumerate(items):
             is_last = number == len(items) - 1
-            branch = self._painted(lead + (_LAST if is_last else _ENTRY), words.DIM)
-            name = self._painted(words.safe(name), words.CYAN)
+            branch = self._painted(lead + (_LAST if is_last else _ENTRY), style.DIM)
+            name = self._painted(style.safe(name), style.CYAN)
             is_plain = not isinstance(item, (dict, list)) or not item
             if isinstance(item, list) and item:
                 is_plain |= not isinstance(item[0], (dict, list))
@@ -183,17 +183,17 @@ class Detailer:
         at = node.start
         if hidden:
             left = f"{at:06x}  {HIDDEN_RAW}"
-            yield f"  {self._painted(left.ljust(RAW_COLUMN), words.DIM)}{label}"
+            yield f"  {self._painted(left.ljust(RAW_COLUMN), style.DIM)}{label}"
             return
         for done in range(0, shown, RAW_WIDTH):
             row = bytes(message.data[at + done : at + min(done + RAW_WIDTH, shown)])
             plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
             left = f"{at + done:06x}  {row.hex(' '):{3 * RAW_WIDTH}} {plain:{RAW_WIDTH}}  "
-            rest = label if done == 0 else self._painted(inner.rstrip(), words.DIM)
-            yield f"  {self._painted(left, words.DIM)}{rest}".rstrip()
+            rest = label if done == 0 else self._painted(inner.rstrip(), style.DIM)
+            yield f"  {self._painted(left, style.DIM)}{rest}".rstrip()
         if size > shown:
             left = f"{at + shown:06x}  … {size - shown} more bytes"
-            yield f"  {self._painted(left.ljust(RAW_COLUMN), words.DIM)}"
+            yield f"  {self._painted(left.ljust(RAW_COLUMN), style.DIM)}"
 
 
 class _Message:
@@ -305,7 +305,7 @@ def value_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
-        return f'"{words.safe(value)}"'
+        return f'"{style.safe(value)}"'
     if isinstance(value, (bytes, bytearray)):
         return bytes_text(bytes(value), BYTES_SHOWN)
     if isinstance(value, UUID):
@@ -316,7 +316,7 @@ def value_text(value: Any) -> str:
         return f"[{shown}{f', … {more} more' if more > 0 else ''}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {value_text(item)}" for name, item in value.items()) + "}"
-    return words.safe(str(value))
+    return style.safe(str(value))
 
 
 def bytes_text(data: bytes, most: int) -> str:
@@ -328,5 +328,5 @@ def bytes_text(data: bytes, most: int) -> str:
     except UnicodeDecodeError:
         text = ""
     if text and all(char.isprintable() or char in "\t\n\r" for char in text):
-        return f'"{words.safe(text)}"{more}'
+        return f'"{style.safe(text)}"{more}'
     return f"{part.hex(' ')}{more}" if data else "(empty)"

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.pipeline.choose import host_bytes, is_within
-from kdissect.pipeline.patterns import any_like, bools, like
+from kdissect.kafka.assembly import Assembly
+from kdissect.pipeline.filters import host_bytes, is_within
+from kdissect.pipeline.name_patterns import any_like, bools, like
 from kdissect.protocol import catalog
-from kdissect.stream.index import Assembly
-from kdissect.tables.values import ip_text
+from kdissect.tables.arrow_arrays import ip_text
 
 SASL_TOKEN = "SaslToken"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min)?")

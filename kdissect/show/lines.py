@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.show import text, words
+from kdissect.show import style, text
 from kdissect.show.text import joined
 
 _STATES = {
     "paired": "",
-    "no_response_expected": words.NO_ANSWER_WANTED,
+    "no_response_expected": style.NO_ANSWER_WANTED,
     "request_missing": "request not captured",
     "response_missing": "answer not captured",
     "connection_closed": "closed before the answer",
@@ -51,17 +51,17 @@ class LineMaker:
         time = pc.if_else(asked, table["request_time_ns"], table["response_time_ns"])
         when = text.time_column(text.plain(time).to_numpy(zero_copy_only=False).astype(np.int64))
         parts = [
-            self._painted(when, words.DIM),
+            self._painted(when, style.DIM),
             "  ",
             self._address(table, "client"),
-            self._painted(words.ARROW, words.DIM),
+            self._painted(style.ARROW, style.DIM),
             self._address(table, "broker"),
             "  ",
             self._client(table),
             "  ",
-            self._painted(self._api(table), words.CYAN),
+            self._painted(self._api(table), style.CYAN),
             " ",
-            self._painted(self._sizes(table), words.DIM),
+            self._painted(self._sizes(table), style.DIM),
             " ",
             self._latency(table),
             self._what(table),
@@ -73,19 +73,19 @@ class LineMaker:
         if not self._colour:
             return part
         if isinstance(part, str):
-            return f"{colour}{part}{words.RESET}"
-        return joined(colour, part, words.RESET)
+            return f"{colour}{part}{style.RESET}"
+        return joined(colour, part, style.RESET)
 
     def _address(self, table: pa.Table, side: str) -> pa.Array:
         names, index = text.distinct(table[f"{side}_ip"])
         shown = pa.array([f"[{name}]" if ":" in name else name for name in names.to_pylist()])
         port = text.plain(table[f"{side}_port"]).cast(pa.string())
-        return text.padded(joined(shown.take(index), ":", port), words.ADDRESS_WIDTH)
+        return text.padded(joined(shown.take(index), ":", port), style.ADDRESS_WIDTH)
 
     def _client(self, table: pa.Table) -> pa.Array:
         names, index = text.distinct(table["client_id"])
-        shown = [words.safe(name or "") or '""' for name in names.to_pylist()]
-        width = words.CLIENT_WIDTH
+        shown = [style.safe(name or "") or '""' for name in names.to_pylist()]
+        width = style.CLIENT_WIDTH
         padded = pa.array([*(name.ljust(width) for name in shown), "-".ljust(width)])
         return padded.take(index.fill_null(len(shown)))
 
@@ -99,38 +99,38 @@ class LineMaker:
         version = joined(chosen_text(version, " v"), version)
         inferred = pc.equal(text.plain(table["version_source"]), "inferred")
         mark = pc.if_else(inferred, "?", "")
-        return text.padded(joined(text.plain(name), version, mark), words.API_WIDTH)
+        return text.padded(joined(text.plain(name), version, mark), style.API_WIDTH)
 
     def _sizes(self, table: pa.Table) -> pa.Array:
         def number(name: str) -> pa.Array:
             return pc.coalesce(text.plain(table[name]).cast(pa.string()), "-")
 
-        request = text.padded(number("request_size"), words.SIZE_WIDTH, right=True)
-        response = text.padded(number("response_size"), words.SIZE_WIDTH, right=True)
-        return joined(request, words.ARROW, response, " B")
+        request = text.padded(number("request_size"), style.SIZE_WIDTH, right=True)
+        response = text.padded(number("response_size"), style.SIZE_WIDTH, right=True)
+        return joined(request, style.ARROW, response, " B")
 
     def _latency(self, table: pa.Table) -> pa.Array:
         column = text.plain(table["latency_ms"])
         value = column.fill_null(0.0).to_numpy(zero_copy_only=False)
         shown = joined(text.millis_column(value), " ms")
         shown = pc.if_else(column.is_valid(), shown, "-   ")
-        return self._painted(text.padded(shown, words.LATENCY_WIDTH, right=True), words.YELLOW)
+        return self._painted(text.padded(shown, style.LATENCY_WIDTH, right=True), style.YELLOW)
 
     def _what(self, table: pa.Table) -> pa.Array:
         """Topics, group, transaction."""
         topics = text.plain(table["topics"])
         count = pc.list_value_length(topics).fill_null(0)
-        more = pc.subtract(count, words.TOPICS_SHOWN)
-        names = pc.binary_join(pc.list_slice(topics, 0, words.TOPICS_SHOWN), ", ")
+        more = pc.subtract(count, style.TOPICS_SHOWN)
+        names = pc.binary_join(pc.list_slice(topics, 0, style.TOPICS_SHOWN), ", ")
         rest = pc.if_else(pc.greater(more, 0), joined(", +", more.cast(pa.string())), "")
         has_topics = pc.greater(count, 0)
-        named = joined("  ", self._painted(text.safe_column(names), words.GREEN))
+        named = joined("  ", self._painted(text.safe_column(names), style.GREEN))
         parts = [pc.if_else(has_topics, named, ""), rest]
         for column, word in (("group_id", "  group "), ("transactional_id", "  txn ")):
             values = text.plain(table[column])
             if values.null_count == len(values):
                 continue
-            shown = joined(word, self._painted(text.safe_column(values), words.MAGENTA))
+            shown = joined(word, self._painted(text.safe_column(values), style.MAGENTA))
             parts.append(pc.if_else(values.is_valid(), shown, ""))
         return joined(*parts)
 
@@ -143,19 +143,19 @@ class LineMaker:
             name = text.plain(table["error_name"])
             others = pc.subtract(pc.list_value_length(codes), 1)
             more = pc.if_else(pc.greater(others, 0), joined(" +", others.cast(pa.string())), "")
-            shown = self._painted(joined("! ", name, more), words.RED)
+            shown = self._painted(joined("! ", name, more), style.RED)
             parts.append(pc.if_else(wrong, joined("  ", shown), ""))
         throttle = text.plain(table["throttle_time_ms"])
         slowed = pc.greater(throttle, 0).fill_null(False)
         if pc.any(slowed).as_py():
             shown = joined("  throttled ", throttle.cast(pa.string()), " ms")
-            parts.append(pc.if_else(slowed, self._painted(shown, words.YELLOW), ""))
+            parts.append(pc.if_else(slowed, self._painted(shown, style.YELLOW), ""))
         for column, phrases in (("status", _STATES), ("decode_status", _DECODED)):
             names, index = text.distinct(table[column])
             told = [phrases.get(name, name) for name in names.to_pylist()]
             if any(told):
                 notes = [
-                    f"  {self._painted(f'({word})', words.YELLOW)}" if word else "" for word in told
+                    f"  {self._painted(f'({word})', style.YELLOW)}" if word else "" for word in told
                 ]
                 parts.append(pa.array(notes).take(index))
         return joined(*parts) if parts else pa.array([""] * table.num_rows)

@@ -11,18 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.analysis.events import Collector
-from kdissect.pipeline import slices
-from kdissect.pipeline.decode import REQUEST, RESPONSE, Decoder, _Chunk
+from kdissect.kafka.assembly import Assembly
+from kdissect.pipeline import exchange_index
+from kdissect.pipeline.decoder import REQUEST, RESPONSE, Decoder, _Chunk
 from kdissect.pipeline.facts import Facts, learn_topics
-from kdissect.pipeline.frames import Frames
-from kdissect.pipeline.infer import infer
+from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.response_versions import infer
 from kdissect.protocol import catalog
+from kdissect.resume.carry import Finished
 from kdissect.show.filters import Filters
-from kdissect.stream.index import Assembly
-from kdissect.stream.resumed import Finished
-from kdissect.tables.marks import ChunkMarks, message_marks
+from kdissect.stories.events import Collector
+from kdissect.tables.message_facts import ChunkMarks, message_marks
 
 TOPICS_MAX = 100_000  # topic ids that are remembered; the ones told first are forgotten
 DETAIL_ROWS = 512  # exchanges whose bytes are at hand together
@@ -55,7 +55,7 @@ class Lister:
 
     def listed(self, finished: Finished) -> Iterator[Listed]:
         """The exchanges that the filters let through."""
-        assembly = slices.take(finished.assembly, finished.rows)
+        assembly = exchange_index.take(finished.assembly, finished.rows)
         sources = finished.sources
         if len(assembly.carried.data):
             sources = sources.carrying(assembly.carried.data)
@@ -125,7 +125,7 @@ class _RowDecoder(Decoder):
 
     def _chunks(self, exchanges: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.int64]]:
         sizes = np.zeros(len(self._rows), np.int64)
-        for side in slices.SIDES:
+        for side in exchange_index.SIDES:
             column = exchanges[side][self._rows]
             sizes += np.where(column["is_whole"] != 0, column["size"], 64)
         number = (np.cumsum(sizes) - sizes) // self.options.chunk_bytes

@@ -25,12 +25,12 @@ from typing import Any
 
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
-from kdissect.protocol.errors import error_name
+from kdissect.protocol.column_plan import Role, role_of
+from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import Api
-from kdissect.protocol.plan import Role, role_of
-from kdissect.show import words
-from kdissect.show.spans import Walk
-from kdissect.show.words import safe
+from kdissect.show import style
+from kdissect.show.byte_tree import Walk
+from kdissect.show.style import safe
 
 BYTES = 64 << 10  # of a file, well within the first window of the usual way
 SECONDS = 0.15  # spent on it at most, so that the rest is not late
@@ -342,43 +342,43 @@ class _Reader:
         if response_time_ns is not None:
             micros = round((response_time_ns - request.end_time_ns) / 1000)
             latency = f"{micros // 1000}.{micros % 1000:03d} ms"
-        shown = f"{sizes[0]:>{words.SIZE_WIDTH}}{words.ARROW}{sizes[1]:>{words.SIZE_WIDTH}} B"
+        shown = f"{sizes[0]:>{style.SIZE_WIDTH}}{style.ARROW}{sizes[1]:>{style.SIZE_WIDTH}} B"
         parts = [
-            painted(f"{when:%Y-%m-%d %H:%M:%S}.{rest:06d}", words.DIM),
+            painted(f"{when:%Y-%m-%d %H:%M:%S}.{rest:06d}", style.DIM),
             "  ",
-            f"{connection.client:{words.ADDRESS_WIDTH}}",
-            painted(words.ARROW, words.DIM),
-            f"{connection.broker:{words.ADDRESS_WIDTH}}",
+            f"{connection.client:{style.ADDRESS_WIDTH}}",
+            painted(style.ARROW, style.DIM),
+            f"{connection.broker:{style.ADDRESS_WIDTH}}",
             "  ",
-            f"{client:{words.CLIENT_WIDTH}}",
+            f"{client:{style.CLIENT_WIDTH}}",
             "  ",
-            painted(f"{name:{words.API_WIDTH}}", words.CYAN),
+            painted(f"{name:{style.API_WIDTH}}", style.CYAN),
             " ",
-            painted(shown, words.DIM),
+            painted(shown, style.DIM),
             " ",
-            painted(f"{latency:>{words.LATENCY_WIDTH}}", words.YELLOW),
+            painted(f"{latency:>{style.LATENCY_WIDTH}}", style.YELLOW),
         ]
         topics = list(facts.topics)
         if topics:
-            named = ", ".join(topics[: words.TOPICS_SHOWN])
-            parts.append("  " + painted(safe(named), words.GREEN))
-            if len(topics) > words.TOPICS_SHOWN:
-                parts.append(f", +{len(topics) - words.TOPICS_SHOWN}")
+            named = ", ".join(topics[: style.TOPICS_SHOWN])
+            parts.append("  " + painted(safe(named), style.GREEN))
+            if len(topics) > style.TOPICS_SHOWN:
+                parts.append(f", +{len(topics) - style.TOPICS_SHOWN}")
         for text, word in ((facts.group, "  group "), (facts.transaction, "  txn ")):
             if text is not None:
-                parts.append(word + painted(safe(text), words.MAGENTA))
+                parts.append(word + painted(safe(text), style.MAGENTA))
         if facts.errors:
             others = len(set(facts.errors)) - 1
             more = f" +{others}" if others else ""
-            parts.append("  " + painted(f"! {error_name(facts.errors[0])}{more}", words.RED))
+            parts.append("  " + painted(f"! {error_name(facts.errors[0])}{more}", style.RED))
         if facts.throttle_ms is not None and facts.throttle_ms > 0:
-            parts.append(painted(f"  throttled {facts.throttle_ms} ms", words.YELLOW))
+            parts.append(painted(f"  throttled {facts.throttle_ms} ms", style.YELLOW))
         if response is None:
-            parts.append("  " + painted(f"({words.NO_ANSWER_WANTED})", words.YELLOW))
+            parts.append("  " + painted(f"({style.NO_ANSWER_WANTED})", style.YELLOW))
         return "".join(parts)
 
     def _painted(self, part: str, colour: str) -> str:
-        return f"{colour}{part}{words.RESET}" if self._colour else part
+        return f"{colour}{part}{style.RESET}" if self._colour else part
 
 
 def _end(end: bytes) -> str:

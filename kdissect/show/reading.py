@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from kdissect.capture.inputs import InputFile, find_captures
-from kdissect.capture.split import _Walk
+from kdissect.capture.splits import _Walk
 from kdissect.capture.windows import Window, WindowReader, open_bytes
 from kdissect.errors import CaptureError
+from kdissect.kafka.options import CONNECTIONS_MAX
 from kdissect.pipeline.options import Options
-from kdissect.stream.options import CONNECTIONS_MAX
-from kdissect.stream.resumed import CarryLimits, Finished, Resumed
+from kdissect.resume.carry import CarryLimits, Finished, Resumed
 
 FIRST_BYTES = 64 << 10  # of a capture, that surely hold its first packet
 
@@ -94,7 +94,7 @@ def first_time(item: InputFile) -> int:
 def key_log_texts(paths: Sequence[str]) -> list[Any]:
     if not paths:
         return []
-    from kdissect.capture.source import Sources
+    from kdissect.capture.mapped_files import Sources
     from kdissect.pipeline.plan import check_key_logs
 
     check_key_logs(paths)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.show import words
+from kdissect.show import style
 from kdissect.show.detail import bytes_text, value_text
 from kdissect.show.json_lines import value
 
@@ -39,7 +39,7 @@ class Records:
         for row in self._records.get(exchange_id, []):
             records[row["batch_index"]].append(row)
         for batch in self._batches.get(exchange_id, []):
-            yield "  " + _painted(_batch_line(batch), words.DIM, colour)
+            yield "  " + _painted(_batch_line(batch), style.DIM, colour)
             for row in records.pop(batch["batch_index"], []):
                 yield "    " + self._line(row, colour)
         for rows in records.values():
@@ -47,8 +47,8 @@ class Records:
 
     def _line(self, row: Row, colour: bool) -> str:
         offset = "?" if row["offset"] is None else row["offset"]
-        topic = words.safe(row["topic"] or row["topic_id"] or "?")
-        place = _painted(f"{topic}-{row['partition']} @ {offset}", words.GREEN, colour)
+        topic = style.safe(row["topic"] or row["topic_id"] or "?")
+        place = _painted(f"{topic}-{row['partition']} @ {offset}", style.GREEN, colour)
         when = row["timestamp"]
         parts = [place]
         if when is not None:
@@ -63,7 +63,7 @@ class Records:
             parts.append(f"{_data(row['key'])} = {_data(row['value'])}")
         if row["headers"]:
             headers = (
-                f"{words.safe(str(header['key']))}: {_data(header['value'], HEADER_SHOWN)}"
+                f"{style.safe(str(header['key']))}: {_data(header['value'], HEADER_SHOWN)}"
                 for header in row["headers"]
             )
             parts.append("{" + ", ".join(headers) + "}")
@@ -90,7 +90,7 @@ def _by_exchange(table: pa.Table | None, exchange_ids: pa.Array) -> dict[int, li
 
 
 def _batch_line(batch: Row) -> str:
-    topic = words.safe(batch["topic"] or batch["topic_id"] or "?")
+    topic = style.safe(batch["topic"] or batch["topic_id"] or "?")
     count = "" if batch["record_count"] is None else f", {batch['record_count']} records"
     facts = [f"{batch['size']} bytes", f"magic {batch['magic']}"]
     if batch["codec"] is not None:
@@ -120,4 +120,4 @@ def _shown(item: Any) -> str:
 
 
 def _painted(part: str, colour: str, wanted: bool) -> str:
-    return f"{colour}{part}{words.RESET}" if wanted else part
+    return f"{colour}{part}{style.RESET}" if wanted else part

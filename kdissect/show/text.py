@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.show.words import safe
+from kdissect.show.style import safe
 
 UNSAFE = r"[\x00-\x1f\x7f-\x{9f}\x{2028}\x{2029}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
 DAY_NS = 86_400_000_000_000

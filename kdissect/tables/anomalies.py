@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.stream.index import ERROR, INFO, NO_DIRECTION, WARNING, Anomaly
+from kdissect.kafka.assembly import ERROR, INFO, NO_DIRECTION, WARNING, Anomaly
+from kdissect.tables.arrow_arrays import ints, names_of
 from kdissect.tables.schemas import ANOMALIES
-from kdissect.tables.values import ints, names_of
 
 Ints = npt.NDArray[Any]
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.stream.index import CloseReason, Protocol, TlsFacts
+from kdissect.kafka.assembly import CloseReason, Protocol, TlsFacts
+from kdissect.tables.arrow_arrays import ints, ip_text, labels, names_of, times_from_ns
 from kdissect.tables.schemas import CONNECTIONS, COUNTERS
-from kdissect.tables.values import ints, ip_text, labels, names_of, times_from_ns
 
 
 @dataclass(slots=True)

@@ -15,12 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kdissect.errors import DecodeError
-from kdissect.protocol import catalog
-from kdissect.status import REASONS, Status
-from kdissect.tables.redact import TEXT, is_sensitive_name, redact_values
-from kdissect.tables.schemas import TIME
-from kdissect.wire.embedded import (
+from kdissect.codec.group_protocols import (
     DECODED,
     Embedded,
     Fault,
@@ -28,10 +23,15 @@ from kdissect.wire.embedded import (
     principals,
     subscriptions,
 )
-from kdissect.wire.message import Message, decode_message
-from kdissect.wire.otlp import DEPTH_MAX, read_metrics
-from kdissect.wire.plain import to_json, without_records
-from kdissect.wire.sasl import read_token
+from kdissect.codec.json_values import to_json, without_records
+from kdissect.codec.message import Message, decode_message
+from kdissect.codec.sasl_tokens import read_token
+from kdissect.codec.telemetry import DEPTH_MAX, read_metrics
+from kdissect.errors import DecodeError
+from kdissect.protocol import catalog
+from kdissect.status import REASONS, Status
+from kdissect.tables.redaction import TEXT, is_sensitive_name, redact_values
+from kdissect.tables.schemas import TIME
 
 REQUEST, RESPONSE = 0, 1
 SIDE_NAMES = ("request", "response")

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect.arrays import distinct
+from kdissect.kafka.assembly import NO_API, PairStatus
 from kdissect.protocol import catalog
-from kdissect.protocol.errors import error_name
-from kdissect.protocol.plan import Role
-from kdissect.rows import distinct
-from kdissect.stream.index import NO_API, PairStatus
+from kdissect.protocol.column_plan import Role
+from kdissect.protocol.error_codes import error_name
+from kdissect.tables.arrow_arrays import ints, labels, names_of, times_from_ns
 from kdissect.tables.connections import endpoint_columns
-from kdissect.tables.marks import ChunkMarks
+from kdissect.tables.message_facts import ChunkMarks
 from kdissect.tables.schemas import EXCHANGES
-from kdissect.tables.values import ints, labels, names_of, times_from_ns
 
 SASL_TOKEN = "SaslToken"
 

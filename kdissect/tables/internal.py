@@ -10,20 +10,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.status import Status
-from kdissect.stream.index import Anomaly
-from kdissect.tables.embedded import group_members
-from kdissect.tables.payload import FULL, KEYS
-from kdissect.tables.redact import TEXT, holds_secrets, redact_record
-from kdissect.tables.schemas import internal_schema
-from kdissect.tables.values import ints
-from kdissect.wire.internal import (
+from kdissect.codec.internal_records import (
     CONTROL,
     LOG_OF_TOPIC,
     InternalColumns,
     InternalFaults,
     decode_internal,
 )
+from kdissect.kafka.assembly import Anomaly
+from kdissect.status import Status
+from kdissect.tables.arrow_arrays import ints
+from kdissect.tables.embedded import group_members
+from kdissect.tables.payload import FULL, KEYS
+from kdissect.tables.redaction import TEXT, holds_secrets, redact_record
+from kdissect.tables.schemas import internal_schema
 
 _PLACE = [
     *("exchange_id", "batch_index", "record_index"),

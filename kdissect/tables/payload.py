@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from kdissect.codec.internal_records import Places
 from kdissect.tables.schemas import decoded_fields
-from kdissect.wire.internal import Places
 
 FULL, KEYS, HASH, NONE = "full", "keys", "hash", "none"
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)

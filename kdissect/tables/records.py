@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.tables.marks import RecordSets
+from kdissect.tables.arrow_arrays import ints, labels, times_from_ms
+from kdissect.tables.message_facts import RecordSets
 from kdissect.tables.schemas import RECORD_BATCHES, RECORDS
-from kdissect.tables.values import ints, labels, times_from_ms
 
 SOURCES = ("produce", "fetch", "replica_fetch", "share_fetch", "raft_fetch", "snapshot")
 PRODUCE, FETCH, REPLICA_FETCH, SHARE_FETCH, RAFT_FETCH, SNAPSHOT = range(len(SOURCES))

@@ -22,8 +22,8 @@ from bench.measure import (
     spread,
 )
 from bench.suite import BENCHMARKS
-from kdissect.wire.compression import CODEC_NAMES
-from kdissect.wire.records_reference import decode_record_set, encode_batch
+from kdissect.codec.compression import CODEC_NAMES
+from kdissect.codec.record_codec import decode_record_set, encode_batch
 
 
 def test_jobs_take_turns() -> None:

@@ -11,9 +11,9 @@ import pytest
 from scapy.all import IP, TCP, rdpcap
 
 from bench.synthesise import PARTITIONS, Recipe, synthesise
-from kdissect.wire.compression import CODEC_NAMES
-from kdissect.wire.message import decode_message
-from kdissect.wire.records_reference import decode_record_set
+from kdissect.codec.compression import CODEC_NAMES
+from kdissect.codec.message import decode_message
+from kdissect.codec.record_codec import decode_record_set
 
 
 def _frames(data: bytes) -> list[bytes]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kdissect.wire.message import Message, decode_message, encode_message
+from kdissect.codec.message import Message, decode_message, encode_message
 from tests.replay.made import end_loop
 
 Alter = Callable[[Message], bool]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kdissect.replay.differences import plain_path
+from kdissect.replay.comparison.grouping import plain_path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EVERYTHING = ("--allow", "produce,groups,transactions,admin")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kdissect.errors import EnvironmentFailed
-from kdissect.replay.security import Sasl, Tls
-from kdissect.replay.target import Target
-from kdissect.replay.transport import Access, connect
+from kdissect.replay.target.auth import Sasl, Tls
+from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.connection import Access, connect
 from tests.broker.certificates import Authority
 from tests.broker.kafka_broker import Broker
 

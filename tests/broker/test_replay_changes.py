@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdissect.wire.message import Message
+from kdissect.codec.message import Message
 from tests.broker.certificates import Authority
 from tests.broker.clients import RECORDED, Recorded
 from tests.broker.kafka_broker import AS_RECORDED, BEFORE, LATEST, Broker, free_ports

@@ -7,11 +7,11 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kdissect.capture.index import SegmentBatch
 from kdissect.capture.inputs import InputFile, find_captures, spool
 from kdissect.capture.link_reference import Segment
 from kdissect.capture.scan import ScanResult, scan
-from kdissect.capture.split import CaptureInfo, Sources, Split, plan_splits
+from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.splits import CaptureInfo, Sources, Split, plan_splits
 
 SHARED = Path(__file__).parents[3] / "shared" / "captures"
 

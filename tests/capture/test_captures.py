@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kdissect.capture.index import SegmentBatch
 from kdissect.capture.inputs import InputFile, find_captures, spool
 from kdissect.capture.link_reference import scan_capture
 from kdissect.capture.scan import scan
-from kdissect.capture.split import CaptureInfo, plan_splits
-
-from .build import SHARED, ignored_of, read, segments_of
+from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.splits import CaptureInfo, plan_splits
+from tests.capture.build import SHARED, ignored_of, read, segments_of
 
 pytestmark = pytest.mark.skipif(
     not SHARED.is_dir(), reason="../shared/captures is not beside this repository"

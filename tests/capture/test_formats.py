@@ -12,12 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdissect.accelerate import JIT_ENABLED
-from kdissect.capture import cursor, packets_reference, windows
-from kdissect.capture.index import FRAGMENT_PART
+from kdissect.capture import packet_reader, packets_reference, windows
 from kdissect.capture.link_reference import scan_capture
-
-from .build import (
+from kdissect.capture.segments import FRAGMENT_PART
+from kdissect.jit import JIT_ENABLED
+from tests.capture.build import (
     Blocks,
     ethernet,
     ignored_of,
@@ -71,7 +70,7 @@ def check_like_twin(folder: Path, data: bytes, split_bytes: int = 1 << 30) -> No
 
 
 def _plain_to_ns(high: int, low: int, resolution: int, offset_s: int) -> int:
-    return cursor.to_ns(high, low, resolution, offset_s)
+    return packet_reader.to_ns(high, low, resolution, offset_s)
 
 
 # Not cached on disk: the cache would remember by which name pytest imported this module.

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdissect.capture import link
-from kdissect.capture.fragments import Head, head_of
-from kdissect.capture.index import FRAGMENT_PART, MAPPED, NO_HEADER
+from kdissect.capture import link_layers
+from kdissect.capture.ip_fragments import Head, head_of
 from kdissect.capture.link_reference import Ignored, Segment, find_tcp, scan_capture
-
-from .build import (
+from kdissect.capture.segments import FRAGMENT_PART, MAPPED, NO_HEADER
+from tests.capture.build import (
     ethernet,
     geneve,
     ignored_of,
@@ -284,7 +283,7 @@ def test_damaged_layers_read_like_the_twin(tmp_path: Path, data: st.DataObject) 
 
 def by_definition(packet: bytes, wire_end: int) -> Head | None:
     try:
-        at = find_tcp(packet, wire_end, link.RAW)
+        at = find_tcp(packet, wire_end, link_layers.RAW)
     except Ignored:
         return None
     if not at.tcp_header or at.end - at.pos < 16:

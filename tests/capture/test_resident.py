@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from kdissect.capture import resident
-from kdissect.capture.index import SEGMENT
-from kdissect.capture.source import Sources
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.segments import SEGMENT
 
 
 def resident_bytes(address: int) -> int:

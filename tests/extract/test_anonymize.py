@@ -13,8 +13,8 @@ import pytest
 import kdissect
 from kdissect.extract import extract
 from kdissect.extract.anonymize import Anonymizer
-from kdissect.extract.choose import Choice
-from kdissect.extract.names import Pseudonyms
+from kdissect.extract.pseudonyms import Pseudonyms
+from kdissect.extract.selection import Choice
 from kdissect.pipeline.options import Options
 from tests.conftest import CAPTURES, ROOT
 

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pytest
 
 import kdissect
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.packet_lookup import pick
 from kdissect.capture.packets_reference import read_capture
-from kdissect.capture.pick import pick
-from kdissect.capture.source import Sources
 from kdissect.extract import extract
-from kdissect.extract.choose import Choice
+from kdissect.extract.selection import Choice
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from tests.conftest import CAPTURES, ROOT

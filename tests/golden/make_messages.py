@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kdissect import Message, encode_message
 from kdissect.protocol import catalog
-from tests.wire.message_values import sample, to_json
+from tests.codec.message_values import sample, to_json
 
 HERE = Path(__file__).resolve().parent
 

@@ -24,13 +24,13 @@ from kafka.protocol.api_message import ApiMessage
 from kio.serial import entity_reader
 
 from kdissect import decode_message
-from kdissect.capture.index import SegmentBatch
 from kdissect.capture.scan import scan
-from kdissect.pipeline.frames import Frames
+from kdissect.capture.segments import SegmentBatch
+from kdissect.kafka.assemble import assemble
+from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.protocol import catalog
-from kdissect.stream.assemble import assemble
 from tests.conftest import CAPTURES
 
 pytestmark = pytest.mark.peer

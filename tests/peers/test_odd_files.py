@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import kdissect
-from kdissect.capture.index import FRAGMENT_PART
 from kdissect.capture.inputs import find_captures, spool
 from kdissect.capture.scan import scan
-from kdissect.capture.split import plan_splits
+from kdissect.capture.segments import FRAGMENT_PART
+from kdissect.capture.splits import plan_splits
 from tests.peers.odd_files import cases
 
 pytestmark = [

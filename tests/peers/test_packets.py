@@ -12,7 +12,7 @@ import pytest
 
 from kdissect.capture.inputs import find_captures, spool
 from kdissect.capture.scan import scan
-from kdissect.capture.split import plan_splits
+from kdissect.capture.splits import plan_splits
 
 SHARED = Path(__file__).parents[3] / "shared" / "captures"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kdissect import Message, encode_message
-from kdissect.wire.records_reference import encode_batch
+from kdissect.codec.record_codec import encode_batch
 from tests.capture.build import ethernet, ipv4, pcap, tcp
 
 SYN, ACK, PSH = 2, 16, 8

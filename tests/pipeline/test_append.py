@@ -16,9 +16,9 @@ import kdissect
 from kdissect.errors import OutputError
 from kdissect.pipeline import kept, plan
 from kdissect.pipeline.append import extended
-from kdissect.pipeline.commit import MANIFEST
 from kdissect.pipeline.kept import read_state
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.table_set import MANIFEST
 from tests.conftest import CAPTURES, ROOT
 
 SHARED = ROOT.parent / "shared" / "captures"

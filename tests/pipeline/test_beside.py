@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from bench.crowd import connections_of, crowd, heartbeat
-from kdissect.pipeline import beside, local, slices
-from kdissect.pipeline.assemble_step import assemble_step
+from kdissect.pipeline import beside, exchange_index, local
+from kdissect.pipeline.assemble import assemble_step
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
-from kdissect.pipeline.rows import Kind
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.scan_step import scan_step
-from kdissect.stream.tails import digests
+from kdissect.pipeline.scan import scan_step
+from kdissect.pipeline.step_rows import Kind
+from kdissect.resume.tails import digests
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 
@@ -48,9 +48,9 @@ def rows_of(path: Path, threads: int, part_rows: int, patch: pytest.MonkeyPatch)
                     others.append(row)
     found = {}
     for key, parts in exchanges.items():
-        some = slices.concat([slices.from_bytes(data) for _, data in sorted(parts)])
+        some = exchange_index.concat([exchange_index.from_bytes(data) for _, data in sorted(parts)])
         ids = some.connections["connection_id"][some.exchanges["connection"]]
-        place = slices.places(some.exchanges, some.extents)[["source", "pos", "length"]]
+        place = exchange_index.places(some.exchanges, some.extents)[["source", "pos", "length"]]
         found[key] = (digests(some.exchanges).tolist(), ids.tolist(), place.tolist())
     return found, others
 

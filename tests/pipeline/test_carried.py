@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.capture.source import Sources
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.spool import Spool
-from kdissect.pipeline import slices
-from kdissect.stream.assemble import assemble
-from kdissect.stream.index import CARRIED, Assembly
-from tests.stream.playbook import BROKER, CLIENT, request, response
-from tests.stream.tls_talk import Parties, Talk
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import CARRIED, Assembly
+from kdissect.pipeline import exchange_index
+from tests.kafka.playbook import BROKER, CLIENT, request, response
+from tests.tls.tls_talk import Parties, Talk
 
 
 def _frames(assembly: Assembly) -> list[bytes]:
     found = []
     for row in assembly.exchanges:
-        for side in slices.SIDES:
+        for side in exchange_index.SIDES:
             start = row[side]["extent_start"]
             rows = assembly.extents[start : start + row[side]["extent_count"]]
             parts = (assembly.carried.data[r["pos"] : r["pos"] + r["length"]] for r in rows)
@@ -39,24 +39,24 @@ def test_slices_take_their_bytes_with_them(tmp_path: Path) -> None:
     assert (whole.extents["transform"] == CARRIED).all()
     rows = np.random.default_rng(1).permutation(20)
     parts = [
-        slices.from_bytes(slices.to_bytes(slices.take(whole, some)))
+        exchange_index.from_bytes(exchange_index.to_bytes(exchange_index.take(whole, some)))
         for some in np.array_split(rows, 3)
     ]
-    again = slices.concat(parts)
+    again = exchange_index.concat(parts)
     expected = _frames(whole)
     assert _frames(again) == [expected[2 * row + side] for row in rows for side in (0, 1)]
-    sizes = slices.carried_sizes(whole.exchanges, whole.extents)
+    sizes = exchange_index.carried_sizes(whole.exchanges, whole.extents)
     assert sizes.sum() == len(again.carried.data) == sum(map(len, expected))
     assert again.carried.source == whole.carried.source
-    place: Any = slices.places(whole.exchanges, whole.extents, whole.carried)
+    place: Any = exchange_index.places(whole.exchanges, whole.extents, whole.carried)
     assert (place["source"] == 0).all()
     assert (np.diff(place["pos"]) > 0).all()
 
 
 def test_a_slice_without_carried_bytes_mixes_with_others(tmp_path: Path) -> None:
-    plain = slices.concat([])
-    packed = slices.from_bytes(slices.to_bytes(plain))
-    both = slices.concat([packed, plain])
+    plain = exchange_index.concat([])
+    packed = exchange_index.from_bytes(exchange_index.to_bytes(plain))
+    both = exchange_index.concat([packed, plain])
     assert not len(both.carried.data)
 
 
@@ -67,7 +67,7 @@ def test_carried_bytes_are_a_source(tmp_path: Path) -> None:
     assert [spool.write(part) for part in (b"xyz", b"", b"12")] == [0, 3, 3]
     sources = Sources([path])
     more = sources.carrying(spool.data())
-    extents = np.zeros(2, slices.EXTENT)
+    extents = np.zeros(2, exchange_index.EXTENT)
     extents["source"], extents["pos"], extents["length"] = [1, 0], [2, 1], [3, 2]
     assert more.gather(extents).tobytes() == b"z12bc"
     assert len(sources) == 1

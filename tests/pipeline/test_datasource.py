@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kdissect
-from kdissect.pipeline.indexed import KEPT_S, make_index
+from kdissect.pipeline.disk_index import KEPT_S, make_index
 from kdissect.pipeline.options import Options
 from tests.conftest import CAPTURES
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import kdissect
-from kdissect.capture import ranged, remote
+from kdissect.capture import object_bytes
+from kdissect.capture import object_store as remote
 from kdissect.errors import CaptureError, EnvironmentFailed
-from kdissect.pipeline.commit import MANIFEST
 from kdissect.pipeline.plan import capture_id as capture_id_of
+from kdissect.pipeline.table_set import MANIFEST
 from tests.conftest import CAPTURES
 from tests.objects import Store, object_store
 from tests.pipeline.test_spark import rows
@@ -83,7 +84,7 @@ def test_rows_of_the_local_file(
     size = path.stat().st_size
     assert sum(read_here) < 100, "the driver reads the first bytes, to know what it is"
     pieces = 1 if split_bytes is None else -(-size // split_bytes)
-    assert store.get_bytes(name) <= (6 + pieces) * max(size, pieces * ranged.BLOCK_BYTES)
+    assert store.get_bytes(name) <= (6 + pieces) * max(size, pieces * object_bytes.BLOCK_BYTES)
     expected = rows(kdissect.read(path))
     assert there(tables, url, path) == expected
     assert there(kdissect.open(out), url, path) == expected

@@ -19,8 +19,8 @@ from py4j.protocol import Py4JNetworkError
 
 import kdissect
 from kdissect.capture import resident
-from kdissect.capture.source import Sources
-from kdissect.capture.split import plan_splits
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.splits import plan_splits
 from kdissect.errors import EnvironmentFailed
 from kdissect.pipeline import spark as on_spark
 from tests.capture.build import write
@@ -73,13 +73,13 @@ def test_a_range_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_windows_are_no_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few bytes are seen to at a time, the splits and segments are the same."""
-    from kdissect.capture import source
+    from kdissect.capture import mapped_files
     from kdissect.capture.scan import scan
 
     file = write(tmp_path, CAPTURE.read_bytes())
     whole = plan_splits([file], 50_000)
     expected = [scan(split, whole.sources).batch.segments for split in whole.splits]
-    monkeypatch.setattr(source, "WALKED_BYTES", 1000)
+    monkeypatch.setattr(mapped_files, "WALKED_BYTES", 1000)
     monkeypatch.setattr(resident, "WATCHED_SIZE_MIN", 0)
     again = plan_splits([file], 50_000)
     assert (again.captures, again.splits) == (whole.captures, whole.splits)
@@ -206,8 +206,8 @@ def test_an_interrupted_run_to_an_object_store(number: int) -> None:
     """No manifest; what a killed one leaves is in nobody's way, and gone after the repeat."""
     with object_store(f"killed-{number}") as store:
         env = {**os.environ, **store.environment}
-        source, out = store.put("x.pcap", CAPTURE), store.url("out")
-        command = dissect(source, "--out", out, "--split-bytes", "20000")
+        mapped_files, out = store.put("x.pcap", CAPTURE), store.url("out")
+        command = dissect(mapped_files, "--out", out, "--split-bytes", "20000")
 
         def started() -> bool:
             return any(name.endswith(".parquet") for name in store.names("out"))

@@ -9,12 +9,12 @@ from uuid import UUID
 import pytest
 
 import kdissect
+from kdissect.codec import message_codec
+from kdissect.codec.compression import Codec, compress
+from kdissect.codec.record_codec import encode_message, encode_messages
 from kdissect.protocol import catalog
-from kdissect.wire import reference
-from kdissect.wire.compression import Codec, compress
-from kdissect.wire.records_reference import encode_message, encode_messages
+from tests.codec.internal_vectors import LOGS, check_row, internal_vectors
 from tests.pipeline.made import batch, exchange, fetch, write_capture
-from tests.wire.internal_vectors import LOGS, check_row, internal_vectors
 
 RECORDS = Path(__file__).parents[3] / "shared/kafka/vectors/records.jsonl.gz"
 METADATA_ID = UUID(int=1)
@@ -27,7 +27,7 @@ def metadata(record: str, version: int = 0, /, **fields: Any) -> bytes:
     number, definition = next(
         (number, one) for number, one in catalog.metadata_records().items() if one.name == record
     )
-    return bytes([1, number, version]) + reference.encode(definition, version, fields)
+    return bytes([1, number, version]) + message_codec.encode(definition, version, fields)
 
 
 def rows(tables: kdissect.Tables, name: str) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ import pytest
 
 import kdissect
 from kdissect.pipeline.limits import Limits
-from kdissect.replay.source import load_workload
+from kdissect.replay.workload.source import load_workload
 from tests.capture.fragmenting import flat, fragmented, ipv4_fragments
 from tests.fuzz.packets import conversation, pcap_bytes, read_pcap
-from tests.stream.playbook import request, response
+from tests.kafka.playbook import request, response
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
 

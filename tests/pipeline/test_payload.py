@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kdissect
+from kdissect.codec.record_codec import encode_batch
 from kdissect.errors import Error
 from kdissect.tables.payload import canonical_json, hashes, schema_ids, texts
-from kdissect.wire.records_reference import encode_batch
 from tests.pipeline.made import batch, exchange, fetch, write_capture
 
 SECRET = b"swordfish"

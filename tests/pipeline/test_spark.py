@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.pipeline.sink import STAGING
+from kdissect.pipeline.table_writer import STAGING
 
 pytestmark = pytest.mark.spark
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from kdissect.protocol import catalog
-from kdissect.protocol.errors import ERRORS, error_name
+from kdissect.protocol.error_codes import ERRORS, error_name
 
 
 def test_every_pair_of_the_releases_is_there():

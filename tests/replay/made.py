@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.replay.model import (
     Connection,
@@ -21,7 +22,6 @@ from kdissect.replay.model import (
     Workload,
     WorkloadFacts,
 )
-from kdissect.wire.message import Message, encode_message
 
 HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
 MS = 1_000_000

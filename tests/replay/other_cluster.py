@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from kdissect.replay import messages as api
-from kdissect.replay.alike import QuickComparator
-from kdissect.replay.batches import headers, is_sealed, patch_producer
-from kdissect.replay.compare import Comparator
-from kdissect.replay.messages import request_of, response_of
+from kdissect.codec.message import Message, encode_message
+from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
+from kdissect.replay.comparison.alike import QuickComparator
+from kdissect.replay.comparison.comparator import Comparator
+from kdissect.replay.comparison.rules import load_rules
 from kdissect.replay.model import (
     WRITING_CLASSES,
     Exchange,
@@ -31,11 +31,11 @@ from kdissect.replay.model import (
     TranslateOptions,
     Workload,
 )
-from kdissect.replay.plan import make_plan
-from kdissect.replay.rules import load_rules
-from kdissect.replay.translate import Translator
-from kdissect.replay.walk import Kind, spots
-from kdissect.wire.message import Message, encode_message
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.translation.translator import Translator
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.field_kinds import Kind, spots
+from kdissect.replay.workload.messages import request_of, response_of
 
 ZERO = UUID(int=0)
 HEARTBEATS = (

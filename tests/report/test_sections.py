@@ -11,9 +11,10 @@ import pytest
 
 import kdissect
 from kdissect.api import Tables
-from kdissect.protocol.errors import error_name
-from kdissect.report import basis, collect, failures, traffic
+from kdissect.protocol.error_codes import error_name
+from kdissect.report import collect, exchange_facts
 from kdissect.report.database import Database
+from kdissect.report.sections import errors, traffic
 from tests.conftest import CAPTURES
 from tests.report.made import exchange, tables
 
@@ -63,7 +64,7 @@ def test_percentiles_of_very_many_are_near(
     document: dict[str, Any], librdkafka: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond EXACT_MAX they are t-digests; the order of things stays."""
-    monkeypatch.setattr(basis, "EXACT_MAX", 10)
+    monkeypatch.setattr(exchange_facts, "EXACT_MAX", 10)
     with Database(librdkafka) as database:
         near = collect(database)
     exact = {row["api"]: row for row in document["latency"]["apis"]["rows"]}
@@ -164,8 +165,8 @@ def test_every_error_code_of_shared_captures_has_its_place(name: str, shared_cap
 def _check_errors(capture: Path) -> None:
     """Codes found by walking messages are those that the exchanges tell, exchange by exchange."""
     with Database(kdissect.read(capture)) as database:
-        basis.prepare(database)
-        failures.prepare(database)
+        exchange_facts.prepare(database)
+        errors.prepare(database)
         told = database.rows(
             "SELECT exchange_id, list_sort(error_codes) AS codes FROM x WHERE failed ORDER BY ALL"
         )
@@ -183,9 +184,9 @@ def _check_errors(capture: Path) -> None:
 
 def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
     with Database(kdissect.read(shared_capture("java_latest/java_latest.pcap"))) as database:
-        basis.prepare(database)
-        failures.prepare(database)
-        rows = failures.collect(database)["places"]["rows"]
+        exchange_facts.prepare(database)
+        errors.prepare(database)
+        rows = errors.collect(database)["places"]["rows"]
     (row,) = [r for r in rows if r["error"] == "OFFSET_OUT_OF_RANGE" and r["api"] == "Fetch"]
     assert row["path"] == "responses[0].partitions[0].error_code"
     assert (row["topic"], row["partitions"]) == ("events-zstd", [0])

@@ -10,7 +10,7 @@ import pytest
 from kdissect.capture import windows
 from kdissect.pipeline.options import Options
 from kdissect.show.filters import Filters
-from kdissect.show.run import Style, show
+from kdissect.show.loop import Style, show
 from tests.conftest import CAPTURES, ROOT
 
 SHARED = ROOT.parent / "shared" / "captures"

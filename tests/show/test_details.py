@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import kdissect
+from kdissect.codec.message import decode_message
 from kdissect.show.filters import Filters, api_keys
-from kdissect.show.run import Style
-from kdissect.wire.message import decode_message
+from kdissect.show.loop import Style
 from tests.show.conftest import SHIPPED, shared, shown
 
 TREE, RAW = Style(tree=True), Style(raw=True)

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 import kdissect
-from kdissect.pipeline.choose import time_ns
+from kdissect.pipeline.filters import time_ns
 from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
-from kdissect.show.run import Style
+from kdissect.show.loop import Style
 from kdissect.show.where import WhereError
 from tests.conftest import CAPTURES
 from tests.show.conftest import shown

@@ -8,8 +8,8 @@ import pytest
 from kdissect.pipeline.options import Options
 from kdissect.show import quick
 from kdissect.show.filters import Filters
+from kdissect.show.loop import Style, show
 from kdissect.show.quick import first_lines
-from kdissect.show.run import Style, show
 from tests.show.conftest import SHIPPED, shared, shown
 
 MORE = shared(

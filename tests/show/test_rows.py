@@ -9,7 +9,7 @@ import pytest
 
 import kdissect
 from kdissect.show import json_lines
-from kdissect.show.run import Style
+from kdissect.show.loop import Style
 from tests.show.conftest import SHIPPED, key_log, shared, shown
 
 MORE = shared(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdissect.stream.index import ANOMALY, Anomaly
+from kdissect.kafka.assembly import ANOMALY, Anomaly
 from kdissect.tables.anomalies import (
     _NOT_DECRYPTED,
     DATA_MAX,

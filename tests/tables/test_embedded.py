@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kdissect.codec import message_codec
+from kdissect.codec.message import Message, encode_message
+from kdissect.codec.message_columns import body_type
 from kdissect.protocol import catalog
 from kdissect.status import Status
 from kdissect.tables.embedded import INNER_MESSAGE, METRICS, REQUEST, SASL_TOKEN, add_decoded
-from kdissect.tables.redact import TEXT, redact_values
-from kdissect.wire import reference
-from kdissect.wire.body import body_type
-from kdissect.wire.message import Message, encode_message
+from kdissect.tables.redaction import TEXT, redact_values
 
 JOIN_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, SASL, ENVELOPE, PUSH_TELEMETRY = 11, 14, 15, 36, 58, 72
 APIS = (JOIN_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, SASL, ENVELOPE, PUSH_TELEMETRY)
@@ -38,13 +38,13 @@ def added(api_key: int, *rows: tuple[Any, Any], reveal: bool = True) -> tuple[An
 
 def subscription(*topics: str) -> bytes:
     definition = catalog.definition("ConsumerProtocolSubscription")
-    return b"\0\0" + reference.encode(definition, 0, {"topics": list(topics)})
+    return b"\0\0" + message_codec.encode(definition, 0, {"topics": list(topics)})
 
 
 def assignment(topic: str, *partitions: int) -> bytes:
     definition = catalog.definition("ConsumerProtocolAssignment")
     values = {"assigned_partitions": [{"topic": topic, "partitions": list(partitions)}]}
-    return b"\0\0" + reference.encode(definition, 0, values)
+    return b"\0\0" + message_codec.encode(definition, 0, values)
 
 
 @pytest.mark.parametrize("api_key", APIS)
@@ -166,7 +166,7 @@ def test_an_envelopes_inner_messages() -> None:
     """The response is read with the API and version of the inner request; secrets hide."""
     asked = inner(39, 2, "request", {"hmac": INNER_TOKEN, "renew_period_ms": 1})
     answered = inner(39, 2, "response", {"error_code": 0, "throttle_time_ms": 4})
-    principal = b"\0\0" + reference.encode(
+    principal = b"\0\0" + message_codec.encode(
         catalog.definition("DefaultPrincipalData"), 0, {"type": "User", "name": "alice"}
     )
     rows = [

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from .definitions import Field, Layout
+from tests.truth.definitions import Field, Layout
 
 # Logged as sizes, and by ShareFetch and FetchSnapshot in ways of their own (captures/README.md);
 # `records_sizes` compares the sizes, test_produced the records.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .material import DEFINITIONS
+from tests.truth.material import DEFINITIONS
 
 RELEASES = ("4.3.1", "3.9.1")  # a pair of both has the field names of the newer one
 PRIMITIVES = {

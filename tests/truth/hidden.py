@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .material import Capture
+from tests.truth.material import Capture
 
 SECRET_MIN = 6  # shorter ones are found by chance
 

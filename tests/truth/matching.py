@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
-from . import request_log
-from .material import Capture
-from .request_log import Entry, Key
-from .rows import Row
+from tests.truth import request_log
+from tests.truth.material import Capture
+from tests.truth.request_log import Entry, Key
+from tests.truth.rows import Row
 
 ENVELOPE = 58
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from . import packets
-from .material import ALL, CAPTURES, Capture, each, needs_material, read, rows, shapes
+from tests.truth import packets
+from tests.truth.material import ALL, CAPTURES, Capture, each, needs_material, read, rows, shapes
 
 pytestmark = needs_material
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from . import packets
-from .material import CAPTURES, SHAPES_BASE, needs_material, read, shapes
-from .rows import Row
+from tests.truth import packets
+from tests.truth.material import CAPTURES, SHAPES_BASE, needs_material, read, shapes
+from tests.truth.rows import Row
 
 pytestmark = needs_material
 

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-
-from . import request_log
-from .hidden import secrets_of, token_rows
-from .material import ALL, LOGGED, Capture, needs_material
+from tests.truth import request_log
+from tests.truth.hidden import secrets_of, token_rows
+from tests.truth.material import ALL, LOGGED, Capture, needs_material
 
 pytestmark = needs_material
 

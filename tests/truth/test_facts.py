@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from . import definitions, request_log
-from .definitions import Layout
-from .matching import direct, match
-from .material import ALL, LOGGED, Capture, each, needs_material
-from .request_log import Entry
-from .rows import Row
+from tests.truth import definitions, request_log
+from tests.truth.definitions import Layout
+from tests.truth.matching import direct, match
+from tests.truth.material import ALL, LOGGED, Capture, each, needs_material
+from tests.truth.request_log import Entry
+from tests.truth.rows import Row
 
 pytestmark = needs_material
 

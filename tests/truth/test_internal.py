@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import request_log
-from .material import Capture, needs_material
-from .rows import Row
+from tests.truth import request_log
+from tests.truth.material import Capture, needs_material
+from tests.truth.rows import Row
 
 pytestmark = needs_material
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import kdissect
-
-from .material import ALL, CAPTURES, SHAPES_BASE, Capture, needs_material, read, shapes
-from .rows import IDS, PACKETS, Row, as_rows, differences, set_differences, without
+from tests.truth.material import ALL, CAPTURES, SHAPES_BASE, Capture, needs_material, read, shapes
+from tests.truth.rows import IDS, PACKETS, Row, as_rows, differences, set_differences, without
 
 pytestmark = needs_material
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import kdissect
-
-from . import definitions, packets
-from .compare import Comparison, plain
-from .matching import match
-from .material import CHECKED, Capture, each, needs_material
-from .rows import Row
+from tests.truth import definitions, packets
+from tests.truth.compare import Comparison, plain
+from tests.truth.matching import match
+from tests.truth.material import CHECKED, Capture, each, needs_material
+from tests.truth.rows import Row
 
 pytestmark = needs_material
 

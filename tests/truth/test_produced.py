@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from . import produced, request_log
-from .material import LOGGED, PRODUCED, Capture, each, needs_material
-from .produced import FETCHES
+from tests.truth import produced, request_log
+from tests.truth.material import LOGGED, PRODUCED, Capture, each, needs_material
+from tests.truth.produced import FETCHES
 
 pytestmark = needs_material
 every_capture_with_a_list = each("capture", PRODUCED)

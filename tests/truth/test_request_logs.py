@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import kdissect
-
-from . import definitions, request_log
-from .compare import Comparison, plain, records_sizes, text_records_sizes
-from .matching import direct, match
-from .material import CHECKED, LOGGED, Capture, each, needs_material
-from .request_log import Entry
-from .rows import Row
+from tests.truth import definitions, request_log
+from tests.truth.compare import Comparison, plain, records_sizes, text_records_sizes
+from tests.truth.matching import direct, match
+from tests.truth.material import CHECKED, LOGGED, Capture, each, needs_material
+from tests.truth.request_log import Entry
+from tests.truth.rows import Row
 
 pytestmark = needs_material
 every_logged_capture = each("capture", LOGGED)

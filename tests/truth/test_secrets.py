@@ -19,9 +19,8 @@ from kdissect.errors import Error
 from kdissect.pipeline.append import read_state
 from tests.replay.made import FakeBroker
 from tests.show.test_details import raw_text
-
-from .hidden import secrets_of
-from .material import Capture, needs_material
+from tests.truth.hidden import secrets_of
+from tests.truth.material import Capture, needs_material
 
 pytestmark = needs_material
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import kdissect
-
-from .material import CAPTURES, Capture, each, needs_material, read
-from .rows import Row, as_rows, set_differences, without
+from tests.truth.material import CAPTURES, Capture, each, needs_material, read
+from tests.truth.rows import Row, as_rows, set_differences, without
 
 pytestmark = needs_material
 

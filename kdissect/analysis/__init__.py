@@ -1,1 +1,0 @@
-"""What messages tell only together: groups, transactions, producers' sequences."""

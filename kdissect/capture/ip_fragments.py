@@ -1,0 +1,509 @@
+"""IP fragments to the segments that they carry.
+
+Theory of operation
+-------------------
+Fragments of one datagram may lie in different splits, and in different files of a rotated set; only
+the first one has the TCP header. They are rare, so the walk that plans the splits notes each as a
+small row, and what they make is known before the first task starts: rows of
+SEGMENT for the packets of fragments, which `scan` puts among those of its split. No payload moves.
+
+*Datagrams.* Fragments meet by sender, receiver, protocol (IPv4), identification and network id, in
+order of time (of a capture it never goes back) and packet. A datagram ends when all its bytes are
+there, after TIME_LIMIT_NS, or when another first fragment with other bytes comes: identifications
+are used again. Where fragments overlap, the first bytes win; different ones are an anomaly. What
+comes again within COPY_NS of its datagram's end was captured twice: it may become a second copy of
+the datagram, which reassembly finds to be one, but is forgotten as soon as another fragment comes.
+
+*Segments.* The bytes from the first fragment on are read like a packet (`link`), through tunnels
+too, since what is fragmented is often the outer packet of one. Then the payload is a run of
+places in fragments, and each becomes a segment of its own with the sequence number of its first
+byte: reassembly joins them as it joins all others, every byte keeps its packet and its time, and a
+lost fragment is a gap. All but the first are marked FRAGMENT_PART in `ip_id`: they are bytes of a
+segment that is counted already. So are all rows of a datagram that is not complete, which is no
+TCP packet for Wireshark either. A complete one counts in the packet that completed it; the other
+fragments are ignored packets with the reason `ip_fragment`.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture import link_layers
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.packet_reader import TIME_NS
+from kdissect.capture.segments import (
+    ENDPOINTS,
+    FIN,
+    FRAGMENT_PART,
+    MAPPED,
+    SEGMENT,
+    SYN,
+    SegmentBatch,
+)
+from kdissect.jit import inlined, kernel, read_i64, read_u16
+
+# A row of a fragment, int64 each. ADDRESS and the three behind it: sender and receiver as
+# big-endian words; IPv4 has 4 + 4 bytes in the first one.
+(
+    TIME, PACKET, BODY, CAPTURED, LENGTH, AT, MORE, ID, PROTOCOL, IS_IPV6, NETWORK, ADDRESS,
+) = range(12)  # fmt: skip
+FRAGMENT_WIDTH = ADDRESS + 4
+
+TIME_LIMIT_NS = 30_000_000_000  # what Linux waits for the rest of a datagram
+COPY_NS = 10_000_000  # mirror ports deliver a second copy within this time
+OPEN_MAX = 65536  # datagrams waiting at once; the oldest one gives way
+DATAGRAM_MAX = 65535
+_ROWS_AT_A_TIME = 1 << 14
+WORK_MAX = 1024  # fragments and overlaps of one datagram; with more it ends as it is
+HEADERS_MAX = 2048  # bytes from the start in which the TCP header must be
+
+
+# Protocols that may lead to TCP: itself, tunnels, and the extension headers of IPv6.
+_CARRIERS = (6, 17, 4, 41, 47, 137, 0, 43, 51, 60)
+
+
+@kernel
+def _find_tcp(buf: Any, wire_end: Any, found: Any) -> Any:
+    """`link.find_tcp` of a packet that begins with its IP header."""
+    return link_layers.find_tcp(buf, 0, len(buf), max(wire_end, len(buf)), link_layers.RAW, found)
+
+
+@inlined
+def note_fragment(buf: Any, found: Any, packet: Any, number: Any, table: Any, row: Any) -> Any:
+    """Write a row for the fragment that `find_tcp` found; 0 where it cannot lead to TCP."""
+    protocol = found[link_layers.PROTOCOL]
+    body = found[link_layers.BODY]
+    captured = max(found[link_layers.END] - body, 0)
+    if protocol not in _CARRIERS:
+        return 0
+    if protocol == 17 and found[link_layers.AT] == 0 and captured >= 4:
+        if (
+            read_u16(buf, body + 2) not in link_layers.TUNNEL_PORTS
+            and read_u16(buf, body) not in link_layers.TUNNEL_PORTS
+        ):
+            return 0
+    at = row * FRAGMENT_WIDTH
+    table[at + TIME] = packet[TIME_NS]
+    table[at + PACKET] = number
+    table[at + BODY] = body
+    table[at + CAPTURED] = captured
+    table[at + LENGTH] = found[link_layers.WIRE_END] - body
+    table[at + AT] = found[link_layers.AT]
+    table[at + MORE] = found[link_layers.MORE]
+    table[at + ID] = found[link_layers.FRAGMENT_ID]
+    table[at + PROTOCOL] = protocol
+    table[at + IS_IPV6] = found[link_layers.IS_IPV6]
+    table[at + NETWORK] = found[link_layers.NETWORK]
+    words = 4 if found[link_layers.IS_IPV6] else 1
+    for word in range(4):
+        table[at + ADDRESS + word] = 0
+        if word < words:
+            table[at + ADDRESS + word] = read_i64(buf, found[link_layers.ADDRESS_POS] + 8 * word)
+    return 1
+
+
+class Fragment(NamedTuple):
+    """One fragment: data[body:body + captured] of a source are the datagram's bytes from `at`."""
+
+    time_ns: int
+    packet: int
+    body: int
+    captured: int
+    length: int
+    at: int
+    more: int
+    source: int
+
+    @property
+    def end(self) -> int:
+        return self.at + self.length
+
+
+class Part(NamedTuple):
+    """Bytes [at, end) of a datagram, and the fragment that brought them."""
+
+    at: int
+    end: int
+    fragment: Fragment
+
+
+class Key(NamedTuple):
+    is_ipv6: int
+    addresses: bytes
+    protocol: int
+    identification: int
+    network: int
+
+
+@dataclass(slots=True)
+class Datagram:
+    """What is there of a datagram; `parts` are disjoint and ascending."""
+
+    key: Key
+    protocol: int
+    since_ns: int
+    parts: list[Part] = field(default_factory=list)
+    work: int = 0
+    covered: int = 0  # bytes of all parts
+    total: int | None = None
+    done_ns: int | None = None  # when it was complete
+    copied: Datagram | None = None  # the one before, whose fragments came again so far
+
+    @property
+    def is_complete(self) -> bool:
+        return self.covered == self.total
+
+    def take(self, at: int, end: int, fragment: Fragment) -> None:
+        insort(self.parts, Part(at, end, fragment), key=lambda part: part.at)
+        self.covered += end - at
+
+
+class Head(NamedTuple):
+    """Where the TCP header of a datagram is, behind an IP header of our own making that is `base`
+    bytes long. data: these, from the IP header on; wire_end: of the TCP payload."""
+
+    data: bytes
+    base: int
+    pos: int
+    size: int
+    wire_end: int
+    addresses: tuple[bytes, bytes]
+    network: int
+    ip_id: int
+
+
+def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
+    """The TCP header in a packet that begins with its IP header and ended at `wire_end` on the
+    wire; None where there is none, or too little of it."""
+    found = np.empty(link_layers.FOUND_SIZE, np.int64)
+    if _find_tcp(np.frombuffer(data, np.uint8), wire_end, found) != link_layers.TCP_FOUND:
+        return None
+    told = found.tolist()
+    pos, size, at = (
+        told[link_layers.TCP_POS],
+        told[link_layers.TCP_HEADER],
+        told[link_layers.ADDRESS_POS],
+    )
+    if not size or told[link_layers.END] - pos < 16:
+        return None
+    if told[link_layers.IS_IPV6]:
+        addresses = data[at : at + 16], data[at + 16 : at + 32]
+    else:
+        addresses = MAPPED + data[at : at + 4], MAPPED + data[at + 4 : at + 8]
+    return Head(
+        data,
+        base,
+        pos,
+        size,
+        told[link_layers.WIRE_END],
+        addresses,
+        told[link_layers.NETWORK],
+        told[link_layers.IP_ID],
+    )
+
+
+MISSING, CONFLICT = 0, 1  # kinds of faults
+
+
+class FragmentFault(NamedTuple):
+    """Something to tell of a packet. MISSING: byte_count of a datagram never came (-1: unknown how
+    many); CONFLICT: byte_count bytes differ from those that came first."""
+
+    kind: int
+    source: int
+    packet: int
+    byte_count: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What all fragments make: segments by source and packet; completed int64[n, 2]: (source,
+    packet) that completed a segment; faults int64[n, 5]: rows of FragmentFault; ignored_count:
+    fragments beyond the limit, which nobody looked at."""
+
+    batch: SegmentBatch
+    completed: npt.NDArray[np.int64]
+    faults: npt.NDArray[np.int64]
+    ignored_count: int
+
+    def of_split(self, source: int, first: int, count: int) -> Joined:
+        """What of it is in the packets [first, first + count) of a source."""
+
+        def inside(of: Any, packet: Any) -> Any:
+            return (of == source) & (packet >= first) & (packet < first + count)
+
+        segments = self.batch.segments
+        rows = inside(segments["source"], segments["packet"])
+        completed = self.completed[inside(self.completed[:, 0], self.completed[:, 1])]
+        faults = self.faults[inside(self.faults[:, 1], self.faults[:, 2])]
+        return Joined(SegmentBatch(self.batch.endpoints, segments[rows]), completed, faults, 0)
+
+
+def join(
+    tables: Sequence[npt.NDArray[np.int64]], sources: Sources, ignored_count: int
+) -> Joined | None:
+    """The segments in the fragments of all sources; None without any.
+
+    tables[source]: int64[n, FRAGMENT_WIDTH], in the order of packets.
+    """
+    if not ignored_count and not any(len(table) for table in tables):
+        return None
+    joiner = _Joiner(sources)
+    for key, protocol, fragment in _in_order(tables):
+        joiner.add(key, protocol, fragment)
+    return joiner.finish(ignored_count)
+
+
+def _in_order(
+    tables: Sequence[npt.NDArray[np.int64]],
+) -> Iterator[tuple[Key, int, Fragment]]:
+    times = [np.maximum.accumulate(table[:, TIME]) for table in tables]
+    source = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    rows = np.concatenate(list(tables))
+    order = np.lexsort((rows[:, PACKET], source, np.concatenate(times)))
+    for start in range(0, len(order), 4096):  # as Python's numbers, some at a time
+        some = order[start : start + 4096]
+        words = rows[some, ADDRESS:].astype(">i8")
+        for row, of, address in zip(
+            rows[some, :ADDRESS].tolist(), source[some].tolist(), words, strict=True
+        ):
+            size = 32 if row[IS_IPV6] else 8
+            protocol = 0 if row[IS_IPV6] else row[PROTOCOL]  # of IPv6 the first fragment has it
+            key = Key(row[IS_IPV6], address.tobytes()[:size], protocol, row[ID], row[NETWORK])
+            yield key, row[PROTOCOL], Fragment(
+                row[TIME], row[PACKET], row[BODY], row[CAPTURED], row[LENGTH], row[AT], row[MORE],
+                of,
+            )  # fmt: skip
+
+
+class _Rows:
+    """Rows that are few Python objects at a time."""
+
+    def __init__(self, kind: Any, width: int | None = None) -> None:
+        self.kind, self.width = kind, width
+        self.some: list[tuple[Any, ...]] = []
+        self.done: list[npt.NDArray[Any]] = []
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        self.some.append(row)
+        if len(self.some) == _ROWS_AT_A_TIME:
+            self._settle()
+
+    def _settle(self) -> None:
+        made = np.array(self.some, self.kind)
+        self.done.append(made if self.width is None else made.reshape(-1, self.width))
+        self.some = []
+
+    def array(self) -> npt.NDArray[Any]:
+        self._settle()
+        return np.concatenate(self.done)
+
+
+class _Joiner:
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self.open: dict[Key, Datagram] = {}
+        self.segments = _Rows(SEGMENT)
+        self.endpoints: dict[bytes, int] = {}
+        self.completed = _Rows(np.int64, 2)
+        self.faults = _Rows(np.int64, 5)
+
+    def bytes_of(self, part: Part, at: int, end: int) -> bytes:
+        """Bytes [at, end) of a part, as far as they were captured."""
+        fragment = part.fragment
+        begin = fragment.body + at - fragment.at
+        stop = min(fragment.body + end - fragment.at, fragment.body + fragment.captured)
+        return self.sources.part(fragment.source, begin, stop).tobytes()
+
+    def add(self, key: Key, protocol: int, fragment: Fragment) -> None:
+        if fragment.end > DATAGRAM_MAX:
+            return
+        datagram = self.open.get(key)
+        copied = None
+        if datagram is not None and datagram.done_ns is not None:
+            if self._is_copy(datagram, fragment):
+                copied = datagram
+            del self.open[key]
+            datagram = None
+        elif datagram is not None and datagram.copied is not None:
+            if not self._is_copy(datagram.copied, fragment):
+                del self.open[key]
+                datagram = None
+        if datagram is not None and (
+            fragment.time_ns - datagram.since_ns > TIME_LIMIT_NS
+            or datagram.work >= WORK_MAX
+            or self._begins_another(datagram, fragment)
+        ):
+            self._end(self.open.pop(key))
+            datagram = None
+        if datagram is None:
+            datagram = self.open[key] = Datagram(key, protocol, fragment.time_ns, copied=copied)
+            if len(self.open) > OPEN_MAX:
+                self._end(self.open.pop(next(iter(self.open))))
+        if fragment.at == 0:
+            datagram.protocol = protocol
+        self._place(datagram, fragment)
+        if datagram.is_complete:
+            self._end(datagram)
+            datagram.done_ns = fragment.time_ns
+            datagram.copied = None
+
+    def _is_copy(self, datagram: Datagram, fragment: Fragment) -> bool:
+        """Whether a fragment behind a complete datagram is one that this one had."""
+        assert datagram.done_ns is not None
+        assert datagram.total is not None
+        is_soon = fragment.time_ns - datagram.done_ns <= COPY_NS
+        return (
+            is_soon and fragment.end <= datagram.total and not self._differing(datagram, fragment)
+        )
+
+    def _begins_another(self, datagram: Datagram, fragment: Fragment) -> bool:
+        if fragment.at or not datagram.parts or datagram.parts[0].at:
+            return False
+        return self._differing(datagram, fragment) > 0
+
+    def _differing(self, datagram: Datagram, fragment: Fragment) -> int:
+        """How many bytes of a fragment are there already, and others."""
+        mine = Part(fragment.at, fragment.end, fragment)
+        count = 0
+        for part in self._overlapping(datagram, mine):
+            at, end = max(part.at, mine.at), min(part.end, mine.end)
+            one, two = self.bytes_of(part, at, end), self.bytes_of(mine, at, end)
+            if one != two:
+                count += sum(a != b for a, b in zip(one, two, strict=False))
+        return count
+
+    @staticmethod
+    def _overlapping(datagram: Datagram, mine: Part) -> list[Part]:
+        parts = datagram.parts
+        first = bisect_left(parts, mine.at, key=lambda part: part.end)
+        found = []
+        for part in parts[first:]:
+            if part.at >= mine.end:
+                break
+            if part.end > mine.at:
+                found.append(part)
+        return found
+
+    def _place(self, datagram: Datagram, fragment: Fragment) -> None:
+        """Take over the bytes that are new."""
+        differing = self._differing(datagram, fragment)
+        if differing:
+            self.faults.append(
+                FragmentFault(
+                    CONFLICT, fragment.source, fragment.packet, differing, fragment.time_ns
+                )
+            )
+        end = fragment.end
+        if datagram.total is not None:
+            end = min(end, datagram.total)
+        elif not fragment.more:
+            datagram.total = max(end, datagram.parts[-1].end if datagram.parts else 0)
+        at = fragment.at
+        overlapping = self._overlapping(datagram, Part(at, end, fragment))
+        datagram.work += 1 + len(overlapping)
+        for part in overlapping:
+            if part.at > at:
+                datagram.take(at, part.at, fragment)
+            at = max(at, part.end)
+        if end > at:
+            datagram.take(at, end, fragment)
+
+    def _end(self, datagram: Datagram) -> None:
+        """Write the segment of a datagram, whole or not, unless that was done."""
+        parts = datagram.parts
+        is_left_over = datagram.copied is not None and not datagram.is_complete
+        if not parts or datagram.done_ns is not None or is_left_over:
+            return
+        head = self._head(datagram)
+        if head is not None:
+            self._write(datagram, head)
+        if not datagram.is_complete and (
+            head is not None or (parts[0].at and datagram.protocol == 6)
+        ):
+            first = min(
+                (part.fragment for part in parts), key=lambda one: (one.time_ns, one.packet)
+            )
+            missing = -1 if datagram.total is None else datagram.total - datagram.covered
+            self.faults.append(
+                FragmentFault(MISSING, first.source, first.packet, missing, first.time_ns)
+            )
+
+    def _head(self, datagram: Datagram) -> Head | None:
+        data = b""
+        for part in datagram.parts:
+            if part.at != len(data) or len(data) >= HEADERS_MAX:
+                break
+            data += self.bytes_of(part, part.at, part.end)
+            if len(data) < part.end:
+                break
+        key = datagram.key
+        if key.is_ipv6:
+            start = struct.pack(">IHBB", 6 << 28, 0, datagram.protocol, 64) + key.addresses
+        else:
+            start = struct.pack(">BBHHHBBH", 0x45, 0, 0, key.identification, 0, 64, key.protocol, 0)
+            start += key.addresses
+        end = max(datagram.total or 0, datagram.parts[-1].end)
+        return head_of(start + data, len(start), len(start) + end)
+
+    def _write(self, datagram: Datagram, at: Head) -> None:
+        """Rows for the bytes behind the TCP header."""
+        base = at.base
+        sender_port, receiver_port, seq, ack, flags, window = struct.unpack_from(
+            ">HHIIxBH", at.data, at.pos
+        )
+        begin, end = at.pos + at.size - base, at.wire_end - base
+        network = at.network or datagram.key.network
+        sender, receiver = (at.addresses[0], sender_port), (at.addresses[1], receiver_port)
+        side = int(sender > receiver)
+        a, b = (receiver, sender) if side else (sender, receiver)
+        pair = struct.pack("<16s16sHHI", a[0], b[0], a[1], b[1], network)
+        endpoints = self.endpoints.setdefault(pair, len(self.endpoints))
+        has_all = all(one.fragment.captured == one.fragment.length for one in datagram.parts)
+        is_whole = datagram.is_complete and has_all
+        identification = (at.ip_id or datagram.key.identification) & 0xFFFF
+        header = next(part for part in datagram.parts if part.end > at.pos - base)
+        inside = [part for part in datagram.parts if part.end > begin and part.at < end]
+        if not inside or inside[0].at > begin:
+            inside.insert(0, Part(begin, begin, header.fragment))
+        for number, part in enumerate(inside):
+            fragment = part.fragment
+            first, last = max(part.at, begin), min(part.end, end)
+            own = flags & ~(SYN | FIN) if number else flags & ~FIN
+            if last == end:
+                own |= flags & FIN
+            skipped = first - fragment.at
+            captured = min(max(fragment.captured - skipped, 0), last - first)
+            number_of = seq + first - begin + (1 if number and flags & SYN else 0)
+            mark = 0 if is_whole and number == 0 else FRAGMENT_PART
+            self.segments.append(
+                (
+                    fragment.time_ns, fragment.body + skipped, fragment.packet,
+                    number_of & 0xFFFFFFFF, ack, captured, last - first, fragment.source,
+                    endpoints, identification | mark, own, side, window,
+                )
+            )  # fmt: skip
+        if is_whole:
+            latest = max(
+                (part.fragment for part in datagram.parts),
+                key=lambda one: (one.time_ns, one.source, one.packet),
+            )
+            self.completed.append((latest.source, latest.packet))
+
+    def finish(self, ignored_count: int) -> Joined:
+        for datagram in self.open.values():
+            self._end(datagram)
+        rows = self.segments.array()
+        rows = rows[np.lexsort((rows["packet"], rows["source"]))]
+        pairs = np.frombuffer(b"".join(self.endpoints), ENDPOINTS)
+        return Joined(
+            SegmentBatch(pairs, rows), self.completed.array(), self.faults.array(), ignored_count
+        )

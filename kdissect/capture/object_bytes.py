@@ -1,0 +1,182 @@
+"""An object of a store as an array of bytes of which only what was asked for is there.
+
+Kernels take an array of a whole capture and places in it, or addresses. For an object the array is
+address space as large as the object, reserved and empty. `fetch` reads ranges into it, in blocks
+and several at a time, and lets go of the blocks that were not asked for longest, so that a process
+holds BUDGET_BYTES of an object or what one call asked for. Bytes that nobody fetched are zeros.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.capture import object_store
+from kdissect.errors import CaptureError, EnvironmentFailed
+
+BLOCK_BYTES = 256 << 10  # a smaller request costs a store as much
+REQUEST_BYTES_MAX = 8 << 20  # of one request; more are made at a time
+BUDGET_BYTES = 64 << 20
+RECORD_BYTES_MAX = 16 << 20  # of a record that `head_and_tail` takes as a whole
+_REQUESTS_AT_A_TIME = 4
+
+_PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
+_MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x20, 0x4000
+_MADV_DONTNEED = 4
+NOT_FETCHED = _PROT_READ  # what may be done with bytes that are not there: zeros are read
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Version(NamedTuple):
+    """An object as it was when the run began: bytes, and the store's tag of its content."""
+
+    size: int
+    tag: str
+
+
+def version_of(file: Any) -> Version:
+    """Of an opened object (`remote.opened`)."""
+    told = file.metadata() or {}
+    tag = told.get("ETag") or told.get("Last-Modified") or b""
+    return Version(int(file.size()), (tag if isinstance(tag, str) else tag.decode()).strip('"'))
+
+
+class Ranged:
+    """The bytes of one object. `fetch` raises EnvironmentFailed where they cannot be read."""
+
+    def __init__(self, url: str, version: Version) -> None:
+        self.url = url
+        self.version = version
+        self.data: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._present: dict[int, None] = {}  # blocks, in the order in which they were asked for
+        self._file: Any = None
+        self._lock = threading.RLock()
+        if not version.size:
+            return
+        self._size = -(-version.size // mmap.PAGESIZE) * mmap.PAGESIZE
+        flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
+        address = _libc.mmap(None, self._size, NOT_FETCHED, flags, -1, 0)
+        if address is None or address == ctypes.c_void_p(-1).value:
+            reason = os.strerror(ctypes.get_errno())
+            raise EnvironmentFailed(f"{url}: no address space for {version.size} bytes: {reason}")
+        self._address = int(address)
+        memory = (ctypes.c_uint8 * version.size).from_address(self._address)
+        weakref.finalize(memory, _libc.munmap, self._address, self._size)
+        self.data = np.frombuffer(memoryview(memory), np.uint8)
+        self.data.flags.writeable = False
+
+    @property
+    def resident_bytes(self) -> int:
+        return len(self._present) * BLOCK_BYTES
+
+    def fetch(self, start: npt.ArrayLike, end: npt.ArrayLike) -> None:
+        """Have data[start:end] for each range (int64[n]) that lies inside of the object."""
+        begin, stop = np.atleast_1d(start), np.atleast_1d(end)
+        some = stop > begin
+        first, last = begin[some] // BLOCK_BYTES, (stop[some] - 1) // BLOCK_BYTES
+        count = last - first + 1
+        blocks = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
+        with self._lock:
+            self._have(np.unique(blocks).tolist())
+
+    def head_and_tail(self, start: int, end: int) -> None:
+        """Have a record, or of one that is no packet of any network, where it begins and ends."""
+        if end - start <= RECORD_BYTES_MAX:
+            self.fetch(start, end)
+        else:
+            self.fetch([start, end - BLOCK_BYTES], [start + RECORD_BYTES_MAX, end])
+
+    def _have(self, blocks: list[int]) -> None:
+        missing = []
+        for block in blocks:
+            if block in self._present:
+                del self._present[block]  # and to the end of the queue
+                self._present[block] = None
+            else:
+                missing.append(block)
+        if not missing:
+            return
+        room = max(BUDGET_BYTES // BLOCK_BYTES, len(blocks)) - len(missing)
+        while len(self._present) > room:
+            self._drop(next(iter(self._present)))
+        spans = list(_spans(missing))
+        if self._file is None:
+            self._open()
+        if len(spans) == 1:
+            self._read(*spans[0])
+        else:
+            with ThreadPoolExecutor(min(_REQUESTS_AT_A_TIME, len(spans))) as pool:
+                for _ in pool.map(lambda span: self._read(*span), spans):
+                    pass
+        self._present.update(dict.fromkeys(missing))
+
+    def _drop(self, block: int) -> None:
+        del self._present[block]
+        pos = block * BLOCK_BYTES
+        size = min(BLOCK_BYTES, self._size - pos)
+        _libc.madvise(self._address + pos, size, _MADV_DONTNEED)
+        _libc.mprotect(self._address + pos, size, NOT_FETCHED)
+
+    def _open(self) -> None:
+        try:
+            self._file = object_store.opened(self.url)
+        except CaptureError as error:  # it was there when the run began
+            raise EnvironmentFailed(str(error)) from None
+        found = version_of(self._file)
+        if found != self.version:
+            raise changed(self.url, self.version, found)
+
+    def _read(self, first: int, count: int) -> None:
+        """Read `count` blocks from `first` on into their places."""
+        pos = first * BLOCK_BYTES
+        size = min(count * BLOCK_BYTES, self.version.size - pos)
+        try:
+            data = self._file.read_at(size, pos)
+        except (pa.ArrowException, OSError) as error:
+            place = f"bytes {pos} to {pos + size}"
+            raise EnvironmentFailed(
+                f"{self.url}: {place} cannot be read: {object_store.clause(error)}"
+            ) from None
+        if len(data) != size:
+            raise changed(self.url, self.version, Version(pos + len(data), self.version.tag))
+        address = self._address + pos
+        room = min(count * BLOCK_BYTES, self._size - pos)
+        if _libc.mprotect(address, room, _PROT_READ | _PROT_WRITE):
+            raise EnvironmentFailed(f"{self.url}: {os.strerror(ctypes.get_errno())}")
+        ctypes.memmove(address, data, size)
+
+
+def changed(url: str, before: Version, now: Version) -> EnvironmentFailed:
+    """The error for an object that is another one by now."""
+    sizes = "" if before.size == now.size else f" from {before.size} to {now.size} bytes"
+    return EnvironmentFailed(f"{url}: changed{sizes} while it was read; run it again")
+
+
+def _spans(blocks: list[int]) -> Iterable[tuple[int, int]]:
+    """(first, count) of runs of ascending blocks, none longer than a request may be."""
+    most = REQUEST_BYTES_MAX // BLOCK_BYTES
+    first, count = blocks[0], 0
+    for block in blocks:
+        if block != first + count or count == most:
+            yield first, count
+            first, count = block, 0
+        count += 1
+    yield first, count

@@ -1,0 +1,107 @@
+"""Where chosen packets of a capture lie: their bytes, times and link types.
+
+The walk is that of `scan`, over the records of a split; nothing of a packet is looked at.
+The readable definition is `packets_reference.read_capture`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.packet_reader import (
+    CAPTURED,
+    CURSOR_SIZE,
+    DATA_POS,
+    END,
+    FORMAT,
+    INTERFACE,
+    INTERFACE_COUNT,
+    INTERFACE_SIZE,
+    LENGTH,
+    LINK_TYPE,
+    LITTLE,
+    OTHER_COUNT,
+    PACKET_SIZE,
+    PCAPNG,
+    POS,
+    SECRET_COUNT,
+    STEP_PACKET,
+    TIME,
+    TIME_NS,
+)
+from kdissect.capture.pcap import pcap_step
+from kdissect.capture.pcapng import pcapng_step
+from kdissect.capture.splits import Split
+from kdissect.jit import kernel
+
+# A packet as it lies in its source; link_type -1: the capture does not say (no such interface).
+PLACE = np.dtype(
+    [
+        ("packet", "<i8"),  # Wireshark's frame.number
+        ("pos", "<i8"),  # of its first byte
+        ("captured", "<i8"),
+        ("length", "<i8"),
+        ("time_ns", "<i8"),
+        ("link_type", "<i8"),
+    ]
+)
+
+
+@kernel
+def _pick(
+    buf: Any, cursor: Any, interfaces: Any, packet: Any, no_secrets: Any, first_packet: Any,
+    wanted: Any, places: Any,
+) -> Any:  # fmt: skip
+    """Walk until the last of `wanted`, ascending numbers, is found; how many were."""
+    passed = 0
+    row = 0
+    while row < len(wanted):
+        if cursor[FORMAT] != PCAPNG:
+            outcome = pcap_step(buf, cursor, interfaces, packet)
+        else:
+            outcome = pcapng_step(buf, cursor, interfaces, no_secrets, packet)
+        if outcome != STEP_PACKET:
+            break
+        number = first_packet + passed + cursor[OTHER_COUNT]
+        passed += 1
+        if number == wanted[row]:
+            interface = packet[INTERFACE]
+            link_type = np.int64(-1)
+            if interface >= 0:
+                link_type = interfaces[interface * INTERFACE_SIZE + LINK_TYPE]
+            places["packet"][row] = number
+            places["pos"][row] = packet[DATA_POS]
+            places["captured"][row] = packet[CAPTURED]
+            places["length"][row] = packet[LENGTH]
+            places["time_ns"][row] = packet[TIME_NS]
+            places["link_type"][row] = link_type
+            row += 1
+    return row
+
+
+def pick(split: Split, sources: Sources, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    """PLACE[n] of the packets `wanted` int64[n] (ascending numbers) that are in the split.
+
+    Raises CaptureError when its file cannot be opened.
+    """
+    behind = split.first_packet + split.packet_count + split.other_count
+    within = wanted[(wanted >= split.first_packet) & (wanted < behind)]
+    places = np.zeros(len(within), PLACE)
+    if not len(within):
+        return places
+    buf = sources.data(split.source)
+    cursor = np.zeros(CURSOR_SIZE, np.int64)
+    cursor[[POS, END, FORMAT]] = split.pos, min(split.end, len(buf)), split.format
+    cursor[[LITTLE, TIME, SECRET_COUNT]] = split.little, split.time_ns, -1
+    known = np.frombuffer(split.interfaces, np.int64)
+    interfaces = np.zeros(split.interface_room * INTERFACE_SIZE, np.int64)
+    interfaces[: len(known)] = known
+    cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
+    packet, no_secrets = np.zeros(PACKET_SIZE, np.int64), np.zeros(0, np.int64)
+    found = _pick(buf, cursor, interfaces, packet, no_secrets, split.first_packet, within, places)
+    assert found == len(within), (found, len(within), split)
+    return places

@@ -1,0 +1,419 @@
+"""Where captures are cut into splits: one walk over the packet headers of each file.
+
+A split starts at a record and carries what is needed to read on from there: byte order, the
+section's interfaces, the first packet's number. The walk also tells a capture's times and counts,
+and where its IP fragments are (`fragments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture import pcap, pcapng
+from kdissect.capture.inputs import InputFile
+from kdissect.capture.ip_fragments import FRAGMENT_WIDTH, Joined, join, note_fragment
+from kdissect.capture.link_layers import (
+    ETHERNET,
+    FOUND_SIZE,
+    IP_FRAGMENT,
+    LINK_TYPE_NAMES,
+    find_tcp,
+)
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.object_bytes import Version
+from kdissect.capture.packet_reader import (
+    CAPTURED,
+    DATA_POS,
+    END,
+    FAULT,
+    FAULT_TEXT,
+    FORMAT,
+    INTERFACE,
+    INTERFACE_COUNT,
+    INTERFACE_SIZE,
+    LENGTH,
+    LINK_TYPE,
+    LITTLE,
+    NEEDED,
+    OTHER_COUNT,
+    PACKET_SIZE,
+    PCAPNG,
+    POS,
+    RECORD_POS,
+    SECRET_COUNT,
+    SECRET_SIZE,
+    SECTION_BASE,
+    STEP_BAD,
+    STEP_CUT,
+    STEP_PACKET,
+    STEP_ROOM_NEEDED,
+    TIME,
+    TIME_MAX,
+    TIME_MIN,
+    TIME_NS,
+)
+from kdissect.jit import inlined, kernel, read_u8, read_u16
+
+SPLIT_BYTES = 128 * 2**20  # the default: tasks of a second or less, and few of them
+
+FRAGMENT_MAX = 1_000_000  # the default: IP fragments that are joined, of all captures together
+
+# Counters of the walk.
+_PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS, _FRAGMENTS, _PASSED_OVER = range(9)
+# A row of the walk's table of splits.
+_AT, _PACKETS_BEFORE, _OTHERS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(7)
+_ROW = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Records data[pos:end] of a source, and what was known of the file before them.
+
+    first_packet: Wireshark's number of its first packet, from 1. other_count: records among its
+    packets and behind them that have such a number too. format: of the cursor. interfaces:
+    the section's rows so far, packed int64; interface_room: rows there are at its end. time_ns: of
+    the packet before.
+    """
+
+    source: int
+    pos: int
+    end: int
+    first_packet: int
+    packet_count: int
+    format: int
+    little: int
+    interfaces: bytes
+    interface_room: int
+    time_ns: int
+    other_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """What the walk tells of an input file; `source` is its index in Sources, -1: not used.
+
+    first_time_ns and last_time_ns are the earliest and latest packet's (None without packets);
+    byte_count is the captured bytes of all packets, without record headers. A file that could not
+    be read to its end says why in `error`, where in `error_pos` (a byte position in the
+    uncompressed file) and `error_packet` (the number of the packet that is not there).
+    `secrets` are the key logs inside a pcapng: (type, pos, length).
+    """
+
+    source: int
+    path: str
+    format: str
+    compression: str
+    link_types: tuple[str, ...] = ()
+    first_time_ns: int | None = None
+    last_time_ns: int | None = None
+    packet_count: int = 0
+    byte_count: int = 0
+    truncated_packet_count: int = 0
+    error: str | None = None
+    error_pos: int = -1
+    error_packet: int = -1
+    secrets: tuple[tuple[int, int, int], ...] = ()
+
+
+@inlined
+def _is_plain_tcp(buf: Any, start: Any, captured: Any) -> Any:
+    """Whether an Ethernet frame is TCP over IPv4 and no fragment: the usual case, told quickly."""
+    return (
+        captured >= 34
+        and read_u16(buf, start + 12) == 0x0800
+        and read_u16(buf, start + 20) & 0x3FFF == 0
+        and read_u8(buf, start + 23) == 6
+    )
+
+
+@kernel
+def _walk(
+    buf: Any,
+    cursor: Any,
+    interfaces: Any,
+    secrets: Any,
+    counts: Any,
+    splits: Any,
+    fragments: Any,
+    packet: Any,
+    found: Any,
+    split_bytes: Any,
+    packet_max: Any,
+    fragment_max: Any,
+) -> Any:
+    """Step to the end, or past `packet_max` packets; the last step's outcome.
+
+    `splits` has room for a row per `split_bytes` of the file. Resumes after ROOM_NEEDED.
+    """
+    outcome = np.int64(STEP_PACKET)
+    while counts[_PACKETS] < packet_max:
+        row = counts[_FRAGMENTS]
+        if (row + 1) * FRAGMENT_WIDTH > len(fragments):
+            return np.int64(STEP_ROOM_NEEDED)
+        time_before = cursor[TIME]
+        if cursor[FORMAT] != PCAPNG:
+            outcome = pcap.pcap_step(buf, cursor, interfaces, packet)
+        else:
+            outcome = pcapng.pcapng_step(buf, cursor, interfaces, secrets, packet)
+        if outcome != STEP_PACKET:
+            break
+        at = (counts[_SPLITS] - 1) * _ROW
+        if at < 0 or packet[RECORD_POS] - splits[at + _AT] >= split_bytes:
+            at += _ROW
+            splits[at + _AT] = packet[RECORD_POS]
+            splits[at + _PACKETS_BEFORE] = counts[_PACKETS]
+            splits[at + _OTHERS_BEFORE] = cursor[OTHER_COUNT]
+            splits[at + _BASE] = cursor[SECTION_BASE]
+            splits[at + _INTERFACES] = cursor[INTERFACE_COUNT]
+            splits[at + _ORDER] = cursor[LITTLE]
+            splits[at + _TIME_BEFORE] = time_before
+            counts[_SPLITS] += 1
+        if counts[_PACKETS] == 0:
+            counts[_START] = packet[TIME_NS]
+        counts[_PACKETS] += 1
+        counts[_BYTES] += packet[CAPTURED]
+        if packet[CAPTURED] < packet[LENGTH]:
+            counts[_CUT] += 1
+        counts[_FIRST] = min(counts[_FIRST], packet[TIME_NS])
+        counts[_LAST] = max(counts[_LAST], packet[TIME_NS])
+        if packet[INTERFACE] < 0:
+            continue
+        link_type = interfaces[packet[INTERFACE] * INTERFACE_SIZE + LINK_TYPE]
+        start = packet[DATA_POS]
+        captured = packet[CAPTURED]
+        if link_type == ETHERNET and _is_plain_tcp(buf, start, captured):
+            continue
+        wire_end = start + max(captured, packet[LENGTH])
+        if find_tcp(buf, start, start + captured, wire_end, link_type, found) == IP_FRAGMENT:
+            if row == fragment_max:
+                counts[_PASSED_OVER] += 1
+            else:
+                number = counts[_PACKETS] + cursor[OTHER_COUNT]
+                counts[_FRAGMENTS] += note_fragment(buf, found, packet, number, fragments, row)
+    return outcome
+
+
+class _Walk:
+    """A walk over one file and its tables."""
+
+    def __init__(
+        self, data: npt.NDArray[np.uint8], split_bytes: int, fragment_max: int = 0
+    ) -> None:
+        is_pcapng = data[:4].tobytes() == pcapng.MAGIC
+        opened = pcapng.open_pcapng(data) if is_pcapng else pcap.open_pcap(data)
+        self.cursor, self.interfaces = opened
+        self.data = data
+        self.split_bytes = split_bytes
+        self.secrets = np.zeros(4 * SECRET_SIZE, np.int64)
+        self.fragment_max = fragment_max
+        self.fragments = np.zeros(64 * FRAGMENT_WIDTH, np.int64)
+        self.counts = np.zeros(9, np.int64)
+        self.counts[_FIRST], self.counts[_LAST] = TIME_MAX, TIME_MIN
+        self.splits = np.zeros((len(data) // split_bytes + 2) * _ROW, np.int64)
+        self.packet, self.found = np.zeros(PACKET_SIZE, np.int64), np.zeros(FOUND_SIZE, np.int64)
+        self.outcome = STEP_PACKET
+
+    def run(self, packet_max: int = 2**62) -> _Walk:
+        while True:
+            self.outcome = _walk(
+                self.data, self.cursor, self.interfaces, self.secrets, self.counts, self.splits,
+                self.fragments, self.packet, self.found, self.split_bytes, packet_max,
+                self.fragment_max,
+            )  # fmt: skip
+            if self.outcome != STEP_ROOM_NEEDED:
+                return self
+            if (self.counts[_FRAGMENTS] + 1) * FRAGMENT_WIDTH > len(self.fragments):
+                self.fragments = np.concatenate((self.fragments, np.zeros_like(self.fragments)))
+                continue
+            self.interfaces = np.concatenate((self.interfaces, np.zeros_like(self.interfaces)))
+            self.secrets = np.concatenate((self.secrets, np.zeros_like(self.secrets)))
+
+    @property
+    def number_count(self) -> int:
+        """Records so far that have a frame number in Wireshark."""
+        return int(self.counts[_PACKETS] + self.cursor[OTHER_COUNT])
+
+    @property
+    def start_time_ns(self) -> int | None:
+        return int(self.counts[_START]) if self.counts[_PACKETS] else None
+
+    @property
+    def passed_over(self) -> int:
+        """IP fragments beyond the limit."""
+        return int(self.counts[_PASSED_OVER])
+
+    def fragment_table(self) -> npt.NDArray[np.int64]:
+        """int64[n, FRAGMENT_WIDTH]: the IP fragments that may carry TCP."""
+        table = self.fragments[: self.counts[_FRAGMENTS] * FRAGMENT_WIDTH]
+        return table.reshape(-1, FRAGMENT_WIDTH).copy()
+
+    def error(self) -> str | None:
+        """One clause with its place when the file could not be read to its end, else None."""
+        pos, packet = int(self.cursor[POS]), self.number_count + 1
+        place = f"packet {packet} at byte {pos}"
+        if self.outcome == STEP_CUT:
+            left = int(self.cursor[END]) - pos
+            return f"{place} is cut: it needs {int(self.cursor[NEEDED])} bytes, {left} are left"
+        if self.outcome == STEP_BAD:
+            return f"{place} cannot be read: {FAULT_TEXT[int(self.cursor[FAULT])]}"
+        if len(self.data) < pcap.FILE_HEADER_SIZE:
+            return f"the file header is cut: {len(self.data)} bytes"
+        return None
+
+    def link_types(self) -> tuple[str, ...]:
+        rows = self.interfaces[LINK_TYPE::INTERFACE_SIZE][: self.cursor[INTERFACE_COUNT]]
+        types, first = np.unique(rows, return_index=True)
+        ordered = (int(types[i]) for i in np.argsort(first))
+        return tuple(dict.fromkeys(LINK_TYPE_NAMES.get(t, f"link_type_{t}") for t in ordered))
+
+    def make_splits(self, source: int) -> list[Split]:
+        rows = self.splits.reshape(-1, _ROW)[: self.counts[_SPLITS]]
+        if len(rows) == 0:
+            return []
+        ends = np.append(rows[1:, _AT], self.cursor[POS]).tolist()
+        packets = np.append(rows[1:, _PACKETS_BEFORE], self.counts[_PACKETS]).tolist()
+        others = np.append(rows[1:, _OTHERS_BEFORE], self.cursor[OTHER_COUNT]).tolist()
+        tables = np.append(rows[1:, _INTERFACES], self.cursor[INTERFACE_COUNT]).tolist()
+        splits = []
+        for row, end, packet_end, other_end, interface_end in zip(
+            rows.tolist(), ends, packets, others, tables, strict=True
+        ):
+            pos, packets_before, others_before, base, count, little, time_ns = row
+            known = self.interfaces[base * INTERFACE_SIZE : count * INTERFACE_SIZE]
+            splits.append(
+                Split(
+                    source=source,
+                    pos=pos,
+                    end=end,
+                    first_packet=packets_before + others_before + 1,
+                    packet_count=packet_end - packets_before,
+                    format=int(self.cursor[FORMAT]),
+                    little=little,
+                    interfaces=known.tobytes(),
+                    interface_room=interface_end - base,
+                    time_ns=time_ns,
+                    other_count=other_end - others_before,
+                )
+            )
+        return splits
+
+    def info(self, source: int, file: InputFile) -> CaptureInfo:
+        counts = [int(count) for count in self.counts]
+        errors = [text for text in (file.error, self.error()) if text]
+        is_stopped = self.error() is not None
+        secrets = self.secrets.reshape(-1, SECRET_SIZE)[: self.cursor[SECRET_COUNT]]
+        return CaptureInfo(
+            source=source,
+            path=file.path,
+            format=file.format,
+            compression=file.compression,
+            link_types=self.link_types(),
+            first_time_ns=counts[_FIRST] if counts[_PACKETS] else None,
+            last_time_ns=counts[_LAST] if counts[_PACKETS] else None,
+            packet_count=counts[_PACKETS],
+            byte_count=counts[_BYTES],
+            truncated_packet_count=counts[_CUT],
+            error="; ".join(errors) or None,
+            error_pos=int(self.cursor[POS]) if is_stopped else -1,
+            error_packet=self.number_count + 1 if is_stopped else -1,
+            secrets=tuple((int(kind), int(pos), int(size)) for kind, pos, size in secrets),
+        )
+
+
+class Walk(Protocol):
+    """What the plan wants of a walk over a capture, of whatever kind."""
+
+    @property
+    def start_time_ns(self) -> int | None: ...
+
+    @property
+    def passed_over(self) -> int: ...
+
+    def info(self, source: int, file: InputFile) -> CaptureInfo: ...
+
+    def make_splits(self, source: int) -> list[Split]: ...
+
+    def fragment_table(self) -> npt.NDArray[np.int64]: ...
+
+
+def order_inputs(
+    files: Sequence[InputFile], walks: Mapping[str, Walk] | None = None
+) -> list[InputFile]:
+    """The captures among spooled inputs by their first packet's time; those without packets last.
+
+    Equal times keep the order of the paths, so that the result does not depend on the caller's.
+    walks: by `data_path`, where they were done already.
+    """
+
+    def key(file: InputFile) -> tuple[bool, int, str]:
+        if walks and file.data_path in walks:
+            time_ns = walks[file.data_path].start_time_ns
+            return time_ns is None, time_ns or 0, file.path
+        data = Sources([file.data_path]).data(0)
+        time_ns = _Walk(data, max(len(data), 1)).run(packet_max=1).start_time_ns
+        return time_ns is None, time_ns or 0, file.path
+
+    return sorted((file for file in files if file.is_capture), key=key)
+
+
+def _walked(path: str, split_bytes: int, fragment_max: int) -> _Walk:
+    """A walk to the end."""
+    sources = Sources([path])
+    walk = _Walk(sources.data(0), split_bytes, fragment_max)
+    sources.windows(0, walk.cursor, len(walk.data), lambda: int(walk.run().outcome))
+    return walk
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """captures[i] describes sources.paths[i]; inputs that are no captures follow behind, with
+    source -1 and their error. splits: by source, then by position. fragments: what the IP
+    fragments of all captures make together, None where there are none."""
+
+    sources: Sources
+    captures: list[CaptureInfo]
+    splits: list[Split]
+    fragments: Joined | None
+
+
+def plan_splits(
+    files: Sequence[InputFile],
+    split_bytes: int = SPLIT_BYTES,
+    fragment_max: int = FRAGMENT_MAX,
+    walks: Mapping[str, Walk] | None = None,
+) -> Splits:
+    """The run's sources and splits, by one walk over each of them.
+
+    `files` come from `inputs.spool`. fragment_max: IP fragments that are joined; the rest is
+    counted. walks: those over objects in stores, by `data_path` (`far.walk_all`). Raises ValueError
+    for split_bytes below 1, CaptureError for a file that cannot be opened.
+    """
+    if split_bytes < 1:
+        raise ValueError(f"split_bytes: {split_bytes} is not positive")
+    far = walks or {}
+    ordered = order_inputs(files, far)
+    versions = [Version(f.size, f.tag) if f.data_path in far else None for f in ordered]
+    sources = Sources([file.data_path for file in ordered], versions)
+    captures: list[CaptureInfo] = []
+    splits: list[Split] = []
+    fragments: list[npt.NDArray[np.int64]] = []
+    passed_over = 0
+    for source, file in enumerate(ordered):
+        room = fragment_max - sum(map(len, fragments))
+        walk = far.get(file.data_path) or _walked(file.data_path, split_bytes, room)
+        captures.append(walk.info(source, file))
+        splits.extend(walk.make_splits(source))
+        table = walk.fragment_table()
+        fragments.append(table[:room])
+        passed_over += walk.passed_over + len(table) - len(fragments[-1])
+    captures.extend(
+        CaptureInfo(-1, file.path, file.format, file.compression, error=file.error)
+        for file in files
+        if not file.is_capture
+    )
+    return Splits(sources, captures, splits, join(fragments, sources, passed_over))

@@ -1,0 +1,1 @@
+"""Kafka messages and record batches: bytes to values and Arrow columns, and back."""

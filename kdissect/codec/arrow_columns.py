@@ -1,0 +1,223 @@
+"""Filled builders to Arrow: one fixed type per side of an API, whatever versions a batch mixes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kdissect.codec.column_buffers import Builders
+from kdissect.codec.string_kernel import (
+    UUID_TEXT_SIZE,
+    repaired_copy,
+    repaired_offsets,
+    text_copy,
+    text_offsets,
+    uuid_texts,
+)
+from kdissect.protocol.column_plan import Leaf, List, Node, Plan, Struct
+from kdissect.protocol.model import Type
+
+ARROW = {
+    Type.BOOL: pa.bool_(),
+    Type.INT8: pa.int8(),
+    Type.INT16: pa.int16(),
+    Type.UINT16: pa.int32(),  # Spark has no unsigned integers
+    Type.INT32: pa.int32(),
+    Type.UINT32: pa.int64(),
+    Type.INT64: pa.int64(),
+    Type.FLOAT64: pa.float64(),
+    Type.UUID: pa.string(),
+    Type.STRING: pa.string(),
+    Type.BYTES: pa.binary(),
+}
+PRESENT = "_present"  # the only child of a struct without fields
+UNKNOWN_TAGS = pa.list_(
+    pa.struct([("path", pa.string()), ("tag", pa.int32()), ("data", pa.binary())])
+)
+
+
+def arrow_type(node: Node) -> pa.DataType:
+    """The Arrow type of a field's column."""
+    if isinstance(node, Leaf):
+        return ARROW[node.type]
+    if isinstance(node, List):
+        return pa.list_(arrow_type(node.element))
+    children = [(child.name, arrow_type(child)) for child in node.children.values()]
+    return pa.struct(children or [(PRESENT, pa.bool_())])
+
+
+def address_of(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _bits(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:
+    """Validity bitmap and null count of validity bytes."""
+    nulls = len(valid) - int(np.count_nonzero(valid.view(np.bool_)))  # bool: numpy's quick path
+    if not nulls:
+        return None, 0
+    return pa.py_buffer(np.packbits(valid, bitorder="little")), nulls
+
+
+class Texts:
+    """Copies strings and bytes of one buffer into Arrow arrays."""
+
+    def __init__(self, buf: NDArray[np.uint8]) -> None:
+        self.buf = buf
+        self.at = address_of(buf)
+
+    def array(
+        self, packed: NDArray[np.int64], valid: NDArray[np.uint8], kind: pa.DataType
+    ) -> tuple[pa.Array, NDArray[np.uint8] | None]:
+        """(array, per row 1 where it is no UTF-8, or None) of n packed places."""
+        count = len(packed)
+        offsets = np.empty(count + 1, np.int32)
+        out = np.empty(text_offsets(packed, valid, offsets), np.uint8)
+        is_text = kind == pa.string()
+        invalid = np.zeros(count if is_text else 0, np.uint8)
+        wrong = text_copy(
+            self.buf, self.at, packed, valid, offsets, address_of(out), int(is_text), invalid
+        )
+        if wrong:
+            size = repaired_offsets(self.buf, packed, valid, offsets)
+            if size < 0:
+                raise ValueError("start, end: too many bytes for one string column")
+            out = np.empty(size, np.uint8)
+            repaired_copy(self.buf, self.at, packed, valid, address_of(out))
+        bits, nulls = _bits(valid)
+        buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(out)]
+        return pa.Array.from_buffers(kind, count, buffers, nulls), invalid if wrong else None
+
+
+class Reader:
+    """Reads the rows of filled builders as Arrow arrays.
+
+    invalid_utf8: bool per message, set for those with a string that is no UTF-8.
+    """
+
+    def __init__(
+        self, builders: Builders, present: NDArray[np.bool_], buf: NDArray[np.uint8], rows: int
+    ) -> None:
+        self.builders = builders
+        self.present = present.tolist()
+        self.texts = Texts(buf)
+        self.invalid_utf8 = np.zeros(rows, np.bool_)
+        self.types: dict[int, pa.DataType] = builders.plan.memo.setdefault("types", {})
+        self.lineage: list[NDArray[np.int32]] = []  # offsets of the lists around the current level
+
+    def type_of(self, node: Node) -> pa.DataType:
+        known = self.types.get(id(node))
+        if known is None:
+            known = self.types[id(node)] = arrow_type(node)
+        return known
+
+    def struct(self, node: Struct, count: int, validity: tuple[pa.Buffer | None, int]) -> pa.Array:
+        """A struct from its children's columns at the current level."""
+        if node.children:
+            children = [self.column(child, count) for child in node.children.values()]
+        else:
+            ones = pa.py_buffer(np.full((count + 7) // 8, 255, np.uint8))
+            children = [pa.Array.from_buffers(pa.bool_(), count, [None, ones], 0)]
+        kind = self.type_of(node)
+        return pa.Array.from_buffers(kind, count, [validity[0]], validity[1], 0, children)
+
+    def column(self, node: Node, count: int) -> pa.Array:
+        """A field's column, `count` rows of the current level."""
+        column = node.column
+        if not self.present[column]:
+            return pa.nulls(count, self.type_of(node))
+        valid = self.builders.valid[column][:count]
+        if isinstance(node, Leaf):
+            return self.leaf(node, count, valid)
+        validity = _bits(valid)
+        if isinstance(node, Struct):
+            return self.struct(node, count, validity)
+        lengths = self.builders.data[column][: 4 * count].view(np.int32)
+        offsets = np.zeros(count + 1, np.int32)
+        if validity[1]:
+            lengths = lengths * valid
+        np.cumsum(lengths, out=offsets[1:])
+        child_count = int(self.builders.count[node.level])
+        self.lineage.append(offsets)
+        if isinstance(node.element, Leaf):
+            child = self.column(node.element, child_count)
+        else:
+            child = self.struct(node.element, child_count, (None, 0))
+        self.lineage.pop()
+        buffers = [validity[0], pa.py_buffer(offsets)]
+        return pa.Array.from_buffers(self.type_of(node), count, buffers, validity[1], 0, [child])
+
+    def leaf(self, node: Leaf, count: int, valid: NDArray[np.uint8]) -> pa.Array:
+        kind = ARROW[node.type]
+        data = self.builders.data[node.column]
+        if node.type in (Type.STRING, Type.BYTES):
+            array, invalid = self.texts.array(data[: 8 * count].view(np.int64), valid, kind)
+            if invalid is not None:
+                self._flag(np.flatnonzero(invalid))
+            return array
+        if node.type is Type.UUID:
+            offsets = np.empty(count + 1, np.int32)
+            out = np.empty(UUID_TEXT_SIZE * count, np.uint8)
+            place = data[: 8 * count].view(np.int64)
+            size = uuid_texts(self.texts.buf, place, valid, offsets, out)
+            bits, nulls = _bits(valid)
+            buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
+            return pa.Array.from_buffers(kind, count, buffers, nulls)
+        bits, nulls = _bits(valid)
+        values: NDArray[Any]
+        if node.type is Type.BOOL:
+            values = np.packbits(data[:count], bitorder="little")
+        elif node.type is Type.UINT16:
+            values = data[: 2 * count].view(np.uint16).astype(np.int32)
+        elif node.type is Type.UINT32:
+            values = data[: 4 * count].view(np.uint32).astype(np.int64)
+        else:
+            width = self.builders.plan.column_width[node.column]
+            values = data[: width * count].copy()
+        return pa.Array.from_buffers(kind, count, [bits, pa.py_buffer(values)], nulls)
+
+    def _flag(self, rows: NDArray[np.int64]) -> None:
+        """Set invalid_utf8 for the messages of these rows of the current level."""
+        for offsets in reversed(self.lineage):
+            rows = np.searchsorted(offsets, rows, side="right") - 1
+        self.invalid_utf8[rows] = True
+
+
+def place_filled(template: str, indices: list[int]) -> str:
+    """A path with its element indices: ``topics[].partitions[]`` and 2, 0."""
+    parts = template.split("[]")
+    filled = "".join(f"{part}[{at}]" for part, at in zip(parts[:-1], indices, strict=False))
+    return filled + parts[-1]
+
+
+def unknown_tags(plan: Plan, buf: NDArray[np.uint8], start: NDArray[np.int64],
+                 tags: NDArray[np.void], rows: int) -> pa.ListArray:  # fmt: skip
+    """list<struct<path, tag, data>> per message, null where it has none.
+
+    tags: body_kernel.UNKNOWN, in row order. path: of the struct that holds the tag, "" for the
+    body itself, "header" for the header.
+    """
+    if not len(tags):
+        return pa.nulls(rows, UNKNOWN_TAGS)
+    numbers = np.bincount(tags["row"], minlength=rows)
+    offsets = np.zeros(rows + 1, np.int32)
+    np.cumsum(numbers, out=offsets[1:])
+    depth = np.array([path.count("[]") for path in plan.paths], np.int64)[tags["pc"]]
+    index = np.where(np.arange(tags["index"].shape[1]) < depth[:, None], tags["index"], 0)
+    keys = np.column_stack([tags["pc"], index])
+    first = np.ones(len(tags), np.bool_)  # of the tags of one section
+    first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    texts = [place_filled(plan.paths[pc], where) for pc, *where in keys[first].tolist()]
+    path = pa.array(texts, pa.string()).take(pa.array(np.cumsum(first) - 1))
+    packed = ((start[tags["row"]] + tags["pos"]) << 31) | tags["length"]
+    ones = np.ones(len(tags), np.uint8)
+    data, _ = Texts(buf).array(packed, ones, pa.binary())
+    tag = pa.array(np.ascontiguousarray(tags["tag"]), pa.int32())
+    fields = list(UNKNOWN_TAGS.value_type)
+    values = pa.StructArray.from_arrays([path, tag, data], fields=fields)
+    bits, nulls = _bits((numbers > 0).astype(np.uint8))
+    buffers = [bits, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(UNKNOWN_TAGS, rows, buffers, nulls, 0, [values])

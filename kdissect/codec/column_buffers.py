@@ -1,0 +1,162 @@
+"""Buffers that the column kernel fills, kept between calls.
+
+Fresh pages cost about as much as decoding into them, so builders go back to a pool of their plan
+and what leaves them is copied out at its exact size.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdissect.codec.column_kernel import (
+    FRAME,
+    FULL_MARKS,
+    FULL_TAGS,
+    INDICES,
+    MARK,
+    S_FULL,
+    S_HEADER,
+    S_MARKS,
+    S_MARKS_AT,
+    S_MARKS_ROOM,
+    S_NEEDED,
+    S_TAGS,
+    S_TAGS_AT,
+    S_TAGS_ROOM,
+    STATE_SIZE,
+    UNKNOWN,
+)
+from kdissect.protocol.column_plan import Plan
+
+FIRST_ROOM = 256  # rows
+POOLED_BYTES = 256 << 20  # of all plans together; builders that would exceed it are let go
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class Builders:
+    """Buffers of a plan: per column `data` (uint8[rows * width]) and `valid` (uint8[rows])."""
+
+    def __init__(self, plan: Plan) -> None:
+        if any(path.count("[]") > INDICES for path in plan.paths):
+            raise ValueError(f"a plan with arrays more than {INDICES} deep in one another")
+        self.plan = plan
+        self.byte_count = 0
+        levels = len(plan.level_first) - 1
+        columns = len(plan.column_width)
+        self.data: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * columns
+        self.valid: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * columns
+        self.data_at = np.zeros(columns, np.int64)
+        self.valid_at = np.zeros(columns, np.int64)
+        self.room = np.zeros(levels, np.int64)
+        self.count = np.zeros(levels, np.int64)
+        self.saved = np.zeros(levels, np.int64)
+        self.stack = np.zeros(FRAME * (plan.depth + 1), np.int64)
+        self.state = np.zeros(STATE_SIZE, np.int64)
+        self.marks: NDArray[np.void] = np.empty(0, MARK)
+        self.unknown: NDArray[np.void] = np.empty(0, UNKNOWN)
+        self._grow_marks(FIRST_ROOM)
+        self._grow_unknown(16)
+        for level in range(levels):
+            self._grow_level(level, FIRST_ROOM)
+
+    def prepare(self, rows: int) -> None:
+        """Make room for `rows` messages."""
+        if rows > self.room[0]:
+            self._grow_level(0, max(rows, int(self.room[0]) * 2))
+        self.state[S_HEADER] = self.plan.header_count
+
+    def grow(self) -> None:
+        """Make the room that the kernel asked for, at least twice what there was."""
+        full, needed = int(self.state[S_FULL]), int(self.state[S_NEEDED])
+        if full == FULL_MARKS:
+            self._grow_marks(max(needed, 2 * len(self.marks)))
+        elif full == FULL_TAGS:
+            self._grow_unknown(max(needed, 2 * len(self.unknown)))
+        else:
+            self._grow_level(full, max(needed, 2 * int(self.room[full])))
+
+    def _grow_level(self, level: int, rows: int) -> None:
+        used = int(self.count[level])
+        for column in range(self.plan.level_first[level], self.plan.level_first[level + 1]):
+            width = int(self.plan.column_width[column])
+            data = np.empty(rows * width, np.uint8)
+            data[: used * width] = self.data[column][: used * width]
+            valid = np.zeros(rows, np.uint8)
+            valid[:used] = self.valid[column][:used]
+            self.data[column], self.valid[column] = data, valid
+            self.data_at[column], self.valid_at[column] = _address(data), _address(valid)
+        self.room[level] = rows
+
+    def _grow_marks(self, number: int) -> None:
+        grown = np.zeros(number, MARK)
+        used = int(self.state[S_MARKS])
+        grown[:used] = self.marks[:used]
+        self.marks = grown
+        self.state[S_MARKS_ROOM], self.state[S_MARKS_AT] = number, _address(grown)
+
+    def _grow_unknown(self, number: int) -> None:
+        grown = np.zeros(number, UNKNOWN)
+        used = int(self.state[S_TAGS])
+        grown[:used] = self.unknown[:used]
+        self.unknown = grown
+        self.state[S_TAGS_ROOM], self.state[S_TAGS_AT] = number, _address(grown)
+
+    def clear(self) -> None:
+        """Forget all rows; validity bytes are zero again where rows were."""
+        for level, used in enumerate(self.count.tolist()):
+            if used:
+                first, last = self.plan.level_first[level : level + 2].tolist()
+                for column in range(first, last):
+                    self.valid[column][:used] = 0
+        self.count[:] = 0
+        self.state[S_MARKS] = self.state[S_TAGS] = 0
+
+    def measure(self) -> None:
+        """Set byte_count, the memory that these builders hold."""
+        columns = sum(one.nbytes for one in (*self.data, *self.valid))
+        self.byte_count = columns + self.marks.nbytes + self.unknown.nbytes
+
+
+class _Pool:
+    """Builders of all plans that nobody uses, the latest last; the oldest go when it is full."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.idle: list[Builders] = []
+
+    def take(self, plan: Plan) -> Builders | None:
+        with self.lock:
+            for at in range(len(self.idle) - 1, -1, -1):
+                if self.idle[at].plan is plan:
+                    return self.idle.pop(at)
+        return None
+
+    def give(self, builders: Builders) -> None:
+        with self.lock:
+            self.idle.append(builders)
+            size = sum(one.byte_count for one in self.idle)
+            while size > POOLED_BYTES:
+                size -= self.idle.pop(0).byte_count
+
+
+_POOL = _Pool()
+
+
+def take_builders(plan: Plan) -> Builders:
+    """Builders from the pool, or new ones."""
+    return _POOL.take(plan) or Builders(plan)
+
+
+def give_back(builders: Builders) -> None:
+    """Clear builders for their next user."""
+    builders.clear()
+    builders.measure()
+    _POOL.give(builders)

@@ -1,0 +1,418 @@
+"""Records of Kafka's own logs: keys and values to Arrow columns, grouped by record type.
+
+What is in front of a body tells its layout:
+
+    coordinators   key: int16 type, body of version 0   value: int16 version, body; null: tombstone
+    metadata       key: none                            value: uvarints frame version 1, type and
+                                                               version, body
+    control        key: int16 version, int16 type       value: EndTxnMarker int16 version, body;
+                                                               others begin with their version
+
+All records of a type are decoded by one call of the column kernel, whatever their versions. A
+record that does not decode is left out and told in `InternalFaults`; definitions whose drafts had
+other bytes are those of the newest release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kdissect.codec.message_columns import MessageColumns, decode_plan
+from kdissect.protocol import catalog
+from kdissect.protocol.column_plan import Plan, compile_plan
+from kdissect.protocol.model import ALWAYS, NEVER, Api, Definition, Field, Type
+from kdissect.status import REASONS, Status
+
+GROUP, TRANSACTION, SHARE, METADATA, CONTROL = (
+    "group",
+    "transaction",
+    "share",
+    "metadata",
+    "control",
+)
+LOG_OF_TOPIC = {
+    "__consumer_offsets": GROUP,
+    "__transaction_state": TRANSACTION,
+    "__share_group_state": SHARE,
+    "__cluster_metadata": METADATA,
+}
+METADATA_FRAME_VERSION = 1
+VALUE_MAX = 1 << 28  # of one key or value; Kafka's own limit on messages is 1 MB by default
+_CONTROL_KEY = "ControlRecordTypeSchema"
+_END_TXN_MARKERS = (0, 1)  # control types whose value has its version in front
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
+class Framing(IntEnum):
+    """Where the version of an embedded struct stands."""
+
+    PREFIX = 0  # an int16 in front of the body
+    FIELD_INT16 = 1  # the body's first field
+    FIELD_INT32 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places of n values in a buffer: start, length int64[n]; length -1 is null."""
+
+    buf: Bytes
+    start: Ints
+    length: Ints
+
+    @staticmethod
+    def of(array: pa.Array | pa.ChunkedArray) -> Places:
+        """Those of a binary column."""
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+        count = len(array)
+        _, offsets, data = array.buffers()
+        buf = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+        if not count:
+            return Places(buf, np.zeros(0, np.int64), np.zeros(0, np.int64))
+        bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + count + 1]
+        start = bounds[:-1].astype(np.int64)
+        length = np.diff(bounds).astype(np.int64)
+        if array.null_count:
+            length[array.is_null().to_numpy(zero_copy_only=False)] = -1
+        return Places(buf, start, length)
+
+    def take(self, rows: Ints) -> Places:
+        return Places(self.buf, self.start[rows], self.length[rows])
+
+    def int16(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
+        """(the int16 behind `skip` bytes of each, where it is there; 0 elsewhere)."""
+        value, there = self._number(skip, 2)
+        return value.astype(np.int16).astype(np.int64), there
+
+    def int32(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
+        """(the int32 behind `skip` bytes of each, where it is there; 0 elsewhere)."""
+        value, there = self._number(skip, 4)
+        return value.astype(np.int32).astype(np.int64), there
+
+    def _number(self, skip: int, size: int) -> tuple[Ints, NDArray[np.bool_]]:
+        there = self.length >= skip + size
+        at = np.where(there, self.start + skip, 0)
+        value = np.zeros(len(at), np.int64)
+        if there.any():
+            for k in range(size):
+                value = (value << 8) | self.buf[at + k]
+        return np.where(there, value, 0), there
+
+    def without(self, size: Ints | int) -> Places:
+        """The same values behind their first `size` bytes, which must be there."""
+        return Places(self.buf, self.start + size, self.length - size)
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """The values of a column that are not null, decoded with one definition.
+
+    rows: int64[m] into the column, ascending. api_version: int64[m] as on the wire. status:
+    int8[m], Status. columns: of these m values.
+    """
+
+    definition: Definition
+    rows: Ints
+    api_version: Ints
+    status: NDArray[np.int8]
+    columns: MessageColumns
+
+    def struct(self, rows: Ints) -> pa.StructArray:
+        """Decoded values at these rows of the column; null where there is none."""
+        return self._at(rows, self.columns.body)
+
+    def unknown_tags(self, rows: Ints) -> pa.ListArray:
+        return self._at(rows, self.columns.unknown_tags)
+
+    def _at(self, rows: Ints, array: pa.Array) -> pa.Array:
+        if np.array_equal(rows, self.rows):
+            return array
+        if not len(self.rows):
+            return pa.nulls(len(rows), array.type)
+        at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        return array.take(pa.array(at, mask=self.rows[at] != rows))
+
+
+@dataclass(frozen=True, slots=True)
+class InternalColumns:
+    """Records of one type.
+
+    name: stem of the definition (OffsetCommit, TopicRecord). rows: int64[m] into the columns given,
+    ascending. key_version: int16[m], the two bytes in front of the key, None without keys.
+    value_version: int16[m] and has_value: bool[m], False for a tombstone. key (None without keys),
+    value: structs. value_unknown_tags: list<struct<path, tag, data>>, null where there are none.
+    """
+
+    name: str
+    rows: Ints
+    key_version: NDArray[np.int16] | None
+    value_version: NDArray[np.int16]
+    has_value: NDArray[np.bool_]
+    key: pa.StructArray | None
+    value: pa.StructArray
+    value_unknown_tags: pa.ListArray
+
+
+@dataclass(frozen=True, slots=True)
+class InternalFaults:
+    """Records with a fault of one kind; those of INVALID_UTF8 and SIZE_MISMATCH (bytes behind the
+    end of the body) are among the columns all the same.
+
+    rows: int64[m] into the columns given. status: UNKNOWN_API is a type without definition.
+    in_key: the fault is in the key. number: int64[m], the unknown type or version.
+    """
+
+    what: str
+    status: Status
+    in_key: bool
+    rows: Ints
+    number: Ints
+    bodies: Bodies | None = None
+
+    def detail(self, at: int) -> str:
+        """What is wrong with record rows[at], in words."""
+        if self.status is Status.UNKNOWN_API:
+            return f"no definition for {self.what} {int(self.number[at])}"
+        if self.status is Status.UNKNOWN_VERSION:
+            return f"no definition for {self.what} version {int(self.number[at])}"
+        if self.status is Status.SIZE_MISMATCH:
+            return f"{int(self.number[at])} bytes after the end of a {self.what}"
+        text = f"{self.what}: {REASONS[self.status]}"
+        if self.bodies is None or self.status is Status.INVALID_UTF8:
+            return text
+        row = int(np.searchsorted(self.bodies.rows, self.rows[at]))
+        if int(self.bodies.columns.status[row]) != self.status:
+            return text  # too short for a version
+        path = self.bodies.columns.error_path(row)
+        place = f"pos {int(self.bodies.columns.error_pos[row])} of the body"
+        where = " > ".join(part for part in (self.what, path) if part)
+        return f"{where}, {place}: {REASONS[self.status]}"
+
+
+@cache
+def definition_plan(definition: Definition) -> Plan:
+    """The plan of a definition that has no message header."""
+    # the kernel's callers look for a correlation id; in no version is there one
+    header = Definition("", ALWAYS, NEVER, (Field("correlation_id", Type.INT32, NEVER),))
+    return compile_plan(Api(-1, definition.name, definition, definition), "request", header)
+
+
+def decode_embedded(definition: Definition, values: Any, framing: Framing) -> Bodies:
+    """Structs in opaque bytes (consumer protocol, principals), one definition, any versions."""
+    places = values if isinstance(values, Places) else Places.of(values)
+    rows = np.flatnonzero(places.length >= 0)
+    some = places.take(rows)
+    number, there = some.int32() if framing is Framing.FIELD_INT32 else some.int16()
+    if framing is Framing.PREFIX:
+        some = some.without(np.where(there, 2, 0))
+    return _bodies(definition, rows, some, number, there)
+
+
+def _bodies(
+    definition: Definition,
+    rows: Ints,
+    places: Places,
+    api_version: Ints,
+    there: NDArray[np.bool_],
+) -> Bodies:
+    """Decode bodies at places; those not `there` have no version and are truncated."""
+    too_long = places.length > VALUE_MAX
+    skipped = too_long | ~there
+    known = (api_version >= 0) & (api_version <= definition.versions.last)
+    columns = decode_plan(
+        definition_plan(definition),
+        places.buf,
+        np.where(skipped, 0, places.start),
+        np.where(skipped, 0, places.start + places.length),
+        np.where(known & ~skipped, api_version, -1).astype(np.int16),
+    )
+    status = columns.status.copy()
+    status[~there] = Status.TRUNCATED
+    status[too_long] = Status.LIMIT
+    return Bodies(definition, rows, api_version, status, columns)
+
+
+def decode_internal(
+    log: str, keys: pa.Array, values: pa.Array
+) -> tuple[list[InternalColumns], list[InternalFaults]]:
+    """Decode records of a log (GROUP, TRANSACTION, SHARE, METADATA, or CONTROL for control records
+    of any topic), given their keys and values as binary columns of one length."""
+    if log == METADATA:
+        return _metadata(Places.of(values))
+    if log == CONTROL:
+        return _control(Places.of(keys), Places.of(values))
+    return _coordinator(log, Places.of(keys), Places.of(values))
+
+
+def _coordinator(
+    log: str, keys: Places, values: Places
+) -> tuple[list[InternalColumns], list[InternalFaults]]:
+    known = catalog.coordinator_records(log)
+    found: list[InternalColumns] = []
+    faults: list[InternalFaults] = []
+    types, there = keys.int16()
+    _add_fault(faults, f"{log} record key", Status.TRUNCATED, np.flatnonzero(~there), in_key=True)
+    for number in np.unique(types[there]).tolist():
+        rows = np.flatnonzero(there & (types == number))
+        if number not in known:
+            what = f"{log} record type"
+            _add_fault(faults, what, Status.UNKNOWN_API, rows, types[rows], in_key=True)
+            continue
+        key_definition, value_definition = known[number]
+        zeros = np.zeros(len(rows), np.int64)
+        every = np.ones(len(rows), np.bool_)
+        key = _bodies(key_definition, rows, keys.take(rows).without(2), zeros, every)
+        value = _of_rows(value_definition, values, rows, Framing.PREFIX)
+        _body_faults(faults, key, in_key=True)
+        _body_faults(faults, value)
+        name = key_definition.name.removesuffix("Key")
+        found.append(_columns(name, rows, key, types[rows], value))
+    return found, faults
+
+
+def _of_rows(definition: Definition, values: Places, rows: Ints, framing: Framing) -> Bodies:
+    bodies = decode_embedded(definition, values.take(rows), framing)
+    return Bodies(definition, rows[bodies.rows], bodies.api_version, bodies.status, bodies.columns)
+
+
+def _control(keys: Places, values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:
+    known = catalog.control_records()
+    found: list[InternalColumns] = []
+    faults: list[InternalFaults] = []
+    key_version, _ = keys.int16()
+    types, there = keys.int16(2)
+    there &= key_version >= 0
+    # types without a definition are UNKNOWN in `records`: Kafka's readers skip them too
+    for definition in dict.fromkeys(known.values()):
+        numbers = [number for number, one in known.items() if one is definition]
+        rows = np.flatnonzero(there & np.isin(types, numbers))
+        if not len(rows):
+            continue
+        zeros = np.zeros(len(rows), np.int64)
+        key = _bodies(
+            catalog.definition(_CONTROL_KEY),
+            rows,
+            keys.take(rows).without(2),
+            zeros,
+            np.ones(len(rows), np.bool_),
+        )
+        is_marker = numbers[0] in _END_TXN_MARKERS
+        framing = Framing.PREFIX if is_marker else Framing.FIELD_INT16
+        value = _of_rows(definition, values, rows, framing)
+        _body_faults(faults, value)
+        found.append(_columns(definition.name, rows, key, key_version[rows], value))
+    return found, faults
+
+
+def _metadata(values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:
+    known = catalog.metadata_records()
+    found: list[InternalColumns] = []
+    faults: list[InternalFaults] = []
+    heads, behind, status = read_uvarints(values, 3)
+    frame, types, versions = heads
+    what = "metadata record"
+    for code in (Status.TRUNCATED, Status.VARINT_OVERFLOW):
+        _add_fault(faults, what, code, np.flatnonzero(status == code))
+    framed = frame == METADATA_FRAME_VERSION
+    other = np.flatnonzero((status == Status.OK) & ~framed)
+    _add_fault(faults, f"{what} frame", Status.UNKNOWN_VERSION, other, frame[other])
+    there = framed & (status == Status.OK)
+    for number in np.unique(types[there]).tolist():
+        rows = np.flatnonzero(there & (types == number))
+        if number not in known:
+            _add_fault(faults, f"{what} type", Status.UNKNOWN_API, rows, types[rows])
+            continue
+        definition = known[number]
+        places = values.without(behind).take(rows)
+        every = np.ones(len(rows), np.bool_)
+        value = _bodies(definition, rows, places, versions[rows], every)
+        _body_faults(faults, value)
+        found.append(_columns(definition.name, rows, None, None, value))
+    return found, faults
+
+
+def read_uvarints(places: Places, count: int) -> tuple[list[Ints], Ints, NDArray[np.int8]]:
+    """(`count` unsigned varints of at most 32 bits per value, bytes they take, Status)."""
+    size = len(places.start)
+    status = np.zeros(size, np.int8)
+    used = np.zeros(size, np.int64)
+    numbers = []
+    padded = places.buf if len(places.buf) else np.zeros(1, np.uint8)
+    for _ in range(count):
+        value = np.zeros(size, np.int64)
+        is_open = status == Status.OK
+        for k in range(5):
+            short = is_open & (used >= places.length)
+            status[short] = Status.TRUNCATED
+            is_open = is_open & ~short
+            byte = padded[np.where(is_open, places.start + used, 0)].astype(np.int64)
+            if k == 4:
+                over = is_open & (byte > 15)
+                status[over] = Status.VARINT_OVERFLOW
+                is_open &= ~over
+            value |= np.where(is_open, (byte & 127) << (7 * k), 0)
+            used += is_open
+            is_open &= byte >= 128
+            if not is_open.any():
+                break
+        numbers.append(value)
+    return numbers, used, status
+
+
+def _columns(
+    name: str, rows: Ints, key: Bodies | None, key_version: Ints | None, value: Bodies
+) -> InternalColumns:
+    """The records whose key decoded, and whose value decoded or is a tombstone."""
+    bad = value.rows[value.status != Status.OK]
+    if key is not None:
+        bad = np.union1d(bad, key.rows[key.status != Status.OK])
+    kept = ~np.isin(rows, bad)
+    good = rows[kept]
+    has_value = np.isin(good, value.rows)
+    api_version = np.zeros(len(good), np.int16)
+    api_version[has_value] = value.api_version[np.searchsorted(value.rows, good[has_value])]
+    return InternalColumns(
+        name,
+        good,
+        None if key_version is None else key_version[kept].astype(np.int16),
+        api_version,
+        has_value,
+        None if key is None else key.struct(good),
+        value.struct(good),
+        value.unknown_tags(good),
+    )
+
+
+def _body_faults(faults: list[InternalFaults], bodies: Bodies, in_key: bool = False) -> None:
+    name = bodies.definition.name
+    for code in np.unique(bodies.status[bodies.status != Status.OK]).tolist():
+        chosen = bodies.status == code
+        rows, number = bodies.rows[chosen], bodies.api_version[chosen]
+        faults.append(InternalFaults(name, Status(code), in_key, rows, number, bodies))
+    surplus = bodies.columns.surplus
+    over = (surplus > 0) & (bodies.status == Status.OK)
+    _add_fault(faults, name, Status.SIZE_MISMATCH, bodies.rows[over], surplus[over], in_key)
+    garbled = bodies.columns.invalid_utf8 & (bodies.status == Status.OK)
+    _add_fault(faults, name, Status.INVALID_UTF8, bodies.rows[garbled], in_key=in_key)
+
+
+def _add_fault(
+    faults: list[InternalFaults],
+    what: str,
+    status: Status,
+    rows: Ints,
+    number: Ints | None = None,
+    in_key: bool = False,
+) -> None:
+    if len(rows):
+        number = np.zeros(len(rows), np.int64) if number is None else number
+        faults.append(InternalFaults(what, status, in_key, rows, number))

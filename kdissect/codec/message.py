@@ -1,0 +1,192 @@
+"""One message, decoded and encoded: the public `Message`, `decode_message`, `encode_message`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.codec import message_codec
+from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol import catalog
+from kdissect.protocol.model import Api, Definition
+from kdissect.status import REASONS, Status
+
+_API_VERSIONS = 18
+_UNSUPPORTED_VERSION = 35
+
+
+@dataclass
+class Message:
+    """A request or a response.
+
+    api_key, api_version: what it is; api_name: Kafka's name of the API, without Request/Response.
+    side: "request" or "response".
+    header, body: plain dicts, see `wire.reference` for the values. Fields that are not given are at
+        their defaults (in the header, the API's key and version); unknown ones raise ValueError.
+    surplus: bytes that follow a complete message in its frame; encoded again behind it.
+    """
+
+    api_key: int
+    api_version: int
+    side: str
+    header: dict[str, Any] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
+    surplus: bytes = b""
+
+    def __post_init__(self) -> None:
+        definition, header_definition, header_version = definitions_of(
+            catalog.api(self.api_key), self.api_version, self.side
+        )
+        header: dict[str, Any] = dict(self.header)
+        if self.side == "request":
+            header.setdefault("request_api_key", self.api_key)
+            header.setdefault("request_api_version", self.api_version)
+            said = (header["request_api_key"], header["request_api_version"])
+            if said != (self.api_key, self.api_version):
+                raise ValueError(
+                    f"header says api {said[0]} v{said[1]}, "
+                    f"not api {self.api_key} v{self.api_version}"
+                )
+        with _named(self):
+            self.header = message_codec.complete(header_definition, header_version, header)
+            self.body = message_codec.complete(definition, self.api_version, self.body)
+
+    @property
+    def api_name(self) -> str:
+        return catalog.api(self.api_key).name
+
+
+@contextmanager
+def _named(message: Message) -> Iterator[None]:
+    """Errors of encoding name the message too."""
+    try:
+        yield
+    except EncodeError as error:
+        what = f"{message.api_name} v{message.api_version} {message.side}"
+        raise EncodeError(error.reason, path=error.path, what=what) from None
+
+
+def definitions_of(api: Api, api_version: int, side: str) -> tuple[Definition, Definition, int]:
+    """Body definition, header definition and header version. Raises ValueError."""
+    definition = api.side(side)
+    if api_version not in definition.versions:
+        first, last = definition.versions
+        raise ValueError(f"{api.name} has no version {api_version}; known are {first} to {last}")
+    if side == "request":
+        return definition, catalog.REQUEST_HEADER, api.request_header_version(api_version)
+    return definition, catalog.RESPONSE_HEADER, api.response_header_version(api_version)
+
+
+def decode_message(
+    data: bytes | bytearray | memoryview,
+    *,
+    side: str,
+    api_key: int | None = None,
+    api_version: int | None = None,
+) -> Message:
+    """Decode one frame, given without its size prefix.
+
+    A request's header tells its API and version. A response needs both from its request. An
+    ApiVersions response with error 35 comes back as api_version 0, whatever was asked (KIP-511: a
+    broker that does not know the version asked for answers in the oldest one).
+
+    Raises DecodeError with ``.path``, ``.pos`` (in `data`) and ``.reason``; ValueError where the
+    arguments do not say which message it is.
+    """
+    if side == "request":
+        key, version = _request_identity(data)
+        for name, given, found in (("key", api_key, key), ("version", api_version, version)):
+            if given is not None and given != found:
+                raise ValueError(f"api_{name} is {given}, but the request's header says {found}")
+    elif side == "response":
+        if api_key is None or api_version is None:
+            raise ValueError("a response needs the api_key and api_version of its request")
+        key, version = api_key, api_version
+    else:
+        raise ValueError(f"side must be 'request' or 'response', not {side!r}")
+    try:
+        api = catalog.api(key)
+    except ValueError:
+        raise DecodeError(REASONS[Status.UNKNOWN_API], message=f"api {key}") from None
+    if version not in api.side(side).versions:
+        if (
+            key == _API_VERSIONS
+            and side == "response"
+            and _error_code(data) == _UNSUPPORTED_VERSION
+        ):
+            return _decode(api, 0, side, data)
+        raise DecodeError(
+            REASONS[Status.UNKNOWN_VERSION],
+            pos=2 if side == "request" else 0,
+            message=f"{api.name} v{version} {side}",
+        )
+    if key == _API_VERSIONS and side == "response" and version > 0:
+        return _decode_api_versions(api, version, data)
+    return _decode(api, version, side, data)
+
+
+def _request_identity(data: bytes | bytearray | memoryview) -> tuple[int, int]:
+    try:
+        key, pos = message_codec.read_int16(data, 0)
+        version, _ = message_codec.read_int16(data, pos)
+    except DecodeError as error:
+        path = "request_api_key" if error.pos == 0 else "request_api_version"
+        raise DecodeError(error.reason, path=path, pos=error.pos, message="RequestHeader") from None
+    return key, version
+
+
+def _decode(api: Api, version: int, side: str, data: bytes | bytearray | memoryview) -> Message:
+    definition, header_definition, header_version = definitions_of(api, version, side)
+    header, pos = message_codec.decode(header_definition, header_version, data)
+    body, pos = message_codec.decode(definition, version, data, pos)
+    message = object.__new__(Message)  # what was decoded is complete already
+    message.api_key, message.api_version, message.side = api.key, version, side
+    message.header, message.body, message.surplus = header, body, bytes(data[pos:])
+    return message
+
+
+def _error_code(data: bytes | bytearray | memoryview) -> int:
+    """The first field of an ApiVersions response, behind its correlation id."""
+    return int.from_bytes(data[4:6], "big") if len(data) >= 6 else 0
+
+
+def _decode_api_versions(api: Api, version: int, data: bytes | bytearray | memoryview) -> Message:
+    """The answer to version 1 and above, which may be a version 0 body with error 35."""
+    error_code = _error_code(data)
+    try:
+        oldest = _decode(api, 0, "response", data)
+    except DecodeError:
+        oldest = None
+    if oldest is not None and (error_code != _UNSUPPORTED_VERSION or oldest.surplus):
+        # Without the error, only a body that fits nothing else, and fits exactly, is version 0.
+        spare, oldest = (None if oldest.surplus else oldest), None
+    else:
+        spare = None
+    if oldest is not None:
+        return oldest
+    try:
+        return _decode(api, version, "response", data)
+    except DecodeError:
+        if spare is not None:
+            return spare
+        raise
+
+
+def encode_message(message: Message) -> bytes:
+    """The frame of a message without its size prefix: header, body, surplus.
+
+    Gives back the bytes that Kafka's own writer makes. Raises EncodeError with ``.path``.
+    """
+    definition, header_definition, header_version = definitions_of(
+        catalog.api(message.api_key), message.api_version, message.side
+    )
+    header: Mapping[str, Any] = message.header
+    with _named(message):
+        encoded = message_codec.encode(header_definition, header_version, header)
+        return (
+            encoded
+            + message_codec.encode(definition, message.api_version, message.body)
+            + message.surplus
+        )

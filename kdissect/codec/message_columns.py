@@ -1,0 +1,245 @@
+"""Many messages of one API and side to Arrow columns, any mix of versions, in one kernel call."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kdissect.arrays import copied
+from kdissect.codec.arrow_columns import Reader, arrow_type, place_filled, unknown_tags
+from kdissect.codec.column_buffers import Builders, give_back, take_builders
+from kdissect.codec.column_kernel import (
+    FAILED_AT,
+    S_ELEMENTS_MAX,
+    S_FIRST,
+    S_MARKS,
+    S_ROW,
+    S_TAGS,
+    run_plan,
+)
+from kdissect.protocol.column_plan import Leaf, Plan
+from kdissect.protocol.column_plan import plan as plan_of
+from kdissect.protocol.model import Type
+from kdissect.status import Status
+
+# Text that is no UTF-8 triples at most, and Arrow's string offsets are int32.
+BYTES_MAX = (2**31 - 1) // 3
+# Elements of all arrays of a message, the default: in columns a byte may take hundreds. A broker
+# that tells of 200 000 partitions names some 2 000 000 replicas.
+ELEMENTS_MAX = 5_000_000
+BUFFER_MAX = 2**32  # a packed place is 32 bits of position and 31 of length
+
+
+@dataclass(frozen=True, slots=True)
+class MessageColumns:
+    """The m messages of a call, in the order given.
+
+    body: struct of `body_type`, null where the message could not be decoded.
+    status: int8[m], kdissect.status.Status. error_pos: int64[m], byte from the frame's start at
+        which the faulty value starts; 0 where there is none.
+    surplus: int64[m], bytes behind a complete message, 0 where it failed.
+    correlation_id: int32[m], also of messages whose body failed; has_header: bool[m], false where
+        it was not there whole (it is 0 then).
+    invalid_utf8: bool[m], a string of the body was no UTF-8 (U+FFFD stands for the wrong bytes).
+    unknown_tags: list<struct<path, tag, data>>[m], header and body; null where there are none.
+    marks: body_kernel.MARK (row int32, role int16 plan.Role, a int64, b int64), by row and within a
+        row in wire order; none of failed rows. Order guarantees: see `decode_columns`.
+    """
+
+    body: pa.StructArray
+    status: NDArray[np.int8]
+    error_pos: NDArray[np.int64]
+    surplus: NDArray[np.int64]
+    correlation_id: NDArray[np.int32]
+    has_header: NDArray[np.bool_]
+    invalid_utf8: NDArray[np.bool_]
+    unknown_tags: pa.ListArray
+    marks: NDArray[np.void]
+    _plan: Plan = field(repr=False)
+    _error_pc: NDArray[np.int32] = field(repr=False)
+    _error_at: NDArray[np.int64] = field(repr=False)  # [m, FAILED_AT]
+
+    def error_path(self, row: int) -> str:
+        """Where message `row` failed, ``responses[0].partitions[3].records``; "" for the whole."""
+        return str(self.error_paths(np.array([row]))[0].as_py())
+
+    def error_paths(self, rows: NDArray[np.integer[Any]]) -> pa.StringArray:
+        """`error_path` of many messages."""
+        in_body = ~np.isin(self.status[rows], (Status.OK, Status.UNKNOWN_VERSION))
+        pc = np.where(in_body, self._error_pc[rows], -1)
+        places = np.column_stack([pc, np.where(in_body[:, None], self._error_at[rows], 0)])
+        _, first, which = np.unique(places, axis=0, return_index=True, return_inverse=True)
+        paths = [self._path(*places[row].tolist()) for row in first.tolist()]
+        return pa.array(paths, pa.string()).take(pa.array(which.reshape(-1)))
+
+    def _path(self, pc: int, element: int, *indices: int) -> str:
+        if pc < 0:
+            return ""
+        path = place_filled(self._plan.paths[pc], list(indices))
+        return path if element < 0 else f"{path}[{element}]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    status: NDArray[np.int8]
+    error_pos: NDArray[np.int64]
+    error_pc: NDArray[np.int32]
+    error_at: NDArray[np.int64]
+    surplus: NDArray[np.int64]
+
+
+def body_type(api_key: int, side: str) -> pa.StructType:
+    """The Arrow type of `MessageColumns.body`: the union of the fields of all versions."""
+    plan = plan_of(api_key, side)
+    known = plan.memo.get("body_type")
+    if known is None:
+        known = plan.memo["body_type"] = arrow_type(plan.body)
+    return known
+
+
+def decode_columns(
+    api_key: int,
+    side: str,
+    buf: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    api_version: NDArray[np.int16],
+    elements_max: int = ELEMENTS_MAX,
+) -> MessageColumns:
+    """Decode the frames buf[start:end] (header and body, without the size prefix).
+
+    buf: uint8[n], below 4 GiB, may be read-only; start, end: int64[m]; api_version: int16[m], an
+    unknown one gives Status.UNKNOWN_VERSION. All frames together below 715 MB. elements_max: of all
+    arrays of a message; more gives Status.LIMIT.
+    Raises ValueError where these arrays do not fit each other.
+
+    Marks, within a row, come in wire order (tagged fields as they are met), so that of a struct's
+    fields those before are before: in every message with records the PARTITION mark of a partition
+    comes before its RECORDS mark, and the TOPIC_NAME or TOPIC_ID mark of a topic before those of
+    its partitions. Of error codes the first of a message is marked whatever it is, the others when
+    they are not 0. Empty names in arrays of names are not marked. A TOPIC_BINDING mark follows the
+    fields of each struct that has a topic's name and id.
+    """
+    return decode_plan(plan_of(api_key, side), buf, start, end, api_version, elements_max)
+
+
+def decode_plan(
+    plan: Plan,
+    buf: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    api_version: NDArray[np.int16],
+    elements_max: int = ELEMENTS_MAX,
+) -> MessageColumns:
+    """`decode_columns` for a plan."""
+    buf, start, end, api_version = _checked(buf, start, end, api_version)
+    rows = len(start)
+    builders = take_builders(plan)
+    result = _run(builders, buf, start, end, api_version, elements_max)
+    places = api_version.astype(np.int64) - plan.first_version
+    met = np.bincount(places[(places >= 0) & (places < len(plan.present))], minlength=1)
+    present: NDArray[np.bool_] = np.any(plan.present[np.flatnonzero(met)], axis=0)
+    reader = Reader(builders, present, buf, rows)
+    good = (result.status == Status.OK).view(np.uint8)
+    nulls = rows - int(np.count_nonzero(good))
+    bits = pa.py_buffer(np.packbits(good, bitorder="little")) if nulls else None
+    body = reader.struct(plan.body, rows, (bits, nulls))
+    correlation_id, has_header = _header_ints(builders, "correlation_id", rows)
+    state = builders.state
+    columns = MessageColumns(
+        body=body,
+        status=result.status,
+        error_pos=result.error_pos,
+        surplus=result.surplus,
+        correlation_id=correlation_id,
+        has_header=has_header,
+        invalid_utf8=reader.invalid_utf8,
+        unknown_tags=unknown_tags(plan, buf, start, builders.unknown[: state[S_TAGS]], rows),
+        marks=copied(builders.marks[: state[S_MARKS]]),
+        _plan=plan,
+        _error_pc=result.error_pc,
+        _error_at=result.error_at.reshape(rows, FAILED_AT),
+    )
+    give_back(builders)
+    return columns
+
+
+def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[Any], ...]:
+    """The arrays in the dtypes of the kernel, whose one signature has writable arrays."""
+    if buf.dtype != np.uint8 or buf.ndim != 1 or not buf.flags.c_contiguous:
+        raise ValueError("buf must be a contiguous uint8 array of one dimension")
+    if len(buf) >= BUFFER_MAX:
+        raise ValueError("buf must be smaller than 4 GiB")
+    size = len(buf)
+    if not buf.flags.writeable and size:  # an alias: the caller keeps `buf` itself alive
+        address = buf.__array_interface__["data"][0]
+        memory: Any = (ctypes.c_uint8 * size).from_address(address)
+        buf = np.frombuffer(memory, np.uint8)
+    elif not size:
+        buf = np.zeros(1, np.uint8)
+    start = np.require(start, np.int64, ("C", "W"))
+    end = np.require(end, np.int64, ("C", "W"))
+    if api_version is None:
+        api_version = np.zeros(len(start), np.int16)
+    api_version = np.require(api_version, np.int16, ("C", "W"))
+    if not len(start) == len(end) == len(api_version):
+        raise ValueError("start, end and api_version must be of one length")
+    if len(start):
+        if (start < 0).any() or (end < start).any() or int(end.max()) > size:
+            raise ValueError("start, end must lie within buf")
+        if int((end - start).sum()) > BYTES_MAX:
+            raise ValueError(f"start, end: at most {BYTES_MAX} bytes in one call")
+    return buf, start, end, api_version
+
+
+def _run(
+    builders: Builders,
+    buf: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    api_version: NDArray[np.int16],
+    elements_max: int,
+) -> _Result:
+    rows = len(start)
+    plan = builders.plan
+    builders.prepare(rows)
+    result = _Result(
+        np.zeros(rows, np.int8),
+        np.zeros(rows, np.int64),
+        np.full(rows, -1, np.int32),
+        np.zeros(rows * FAILED_AT, np.int64),
+        np.zeros(rows, np.int64),
+    )
+    state = builders.state
+    state[S_ROW] = 0
+    state[S_FIRST] = plan.first_version
+    state[S_ELEMENTS_MAX] = elements_max
+    while True:
+        done = run_plan(
+            plan.program, plan.entries, buf, start, end, api_version, builders.data_at,
+            builders.valid_at, plan.level_first, builders.room, builders.count, builders.saved,
+            builders.stack, result.status, result.error_pos, result.error_pc, result.error_at,
+            result.surplus, state,
+        )  # fmt: skip
+        if done == rows:
+            break
+        builders.grow()
+    builders.count[0] = rows
+    return result
+
+
+def _header_ints(
+    builders: Builders, name: str, rows: int
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    node = builders.plan.header.children[name]
+    assert isinstance(node, Leaf)
+    assert node.type is Type.INT32
+    valid = builders.valid[node.column][:rows].copy().view(np.bool_)
+    values = builders.data[node.column][: 4 * rows].view(np.int32).copy()
+    values[~valid] = 0
+    return values, valid

@@ -1,0 +1,637 @@
+"""Record sets (the bytes of a `records` field) to Arrow columns of batches and of records.
+
+Batches are scanned, checked and decompressed one after another until a chunk of a few megabytes is
+full; then its records are parsed and copied while they are still in the cache. What a record set
+holds is data from strangers: a fault costs the records it makes unreadable and becomes a row of
+`faults`; the batches around it stay. Only a batch whose length is impossible ends its set, since
+nothing says where the next one begins.
+
+`records_reference` defines all of it, a batch at a time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.codec import record_kernel as rk
+from kdissect.codec.compression import CODEC_NAMES, Codec, Limits, decompress
+from kdissect.status import Status
+
+__all__ = [
+    "BATCHES",
+    "FAULT",
+    "RECORDS",
+    "FaultStage",
+    "Limits",
+    "RecordChunk",
+    "iter_record_chunks",
+]
+
+TIMESTAMP_TYPES = ("NoTimestampType", "CreateTime", "LogAppendTime")
+CONTROL_TYPES = (
+    "ABORT",
+    "COMMIT",
+    "LEADER_CHANGE",
+    "SNAPSHOT_HEADER",
+    "SNAPSHOT_FOOTER",
+    "KRAFT_VERSION",
+    "KRAFT_VOTERS",
+    "UNKNOWN",
+)
+
+_NAMES = pa.dictionary(pa.int8(), pa.string())
+_HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+# One row per record batch. `pos` is its place in the input, the rest as in docs/tables.md.
+BATCHES = pa.schema(
+    [
+        ("set_index", pa.int32()),
+        ("batch_index", pa.int32()),
+        ("pos", pa.int64()),
+        ("base_offset", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("magic", pa.int8()),
+        ("codec", _NAMES),
+        ("crc_ok", pa.bool_()),
+        ("is_partial", pa.bool_()),
+        ("size", pa.int64()),
+        ("uncompressed_size", pa.int64()),
+        ("record_count", pa.int64()),
+        ("base_timestamp_ms", pa.int64()),
+        ("max_timestamp_ms", pa.int64()),
+        ("timestamp_type", _NAMES),
+        ("producer_id", pa.int64()),
+        ("producer_epoch", pa.int16()),
+        ("base_sequence", pa.int32()),
+        ("partition_leader_epoch", pa.int32()),
+        ("is_transactional", pa.bool_()),
+        ("is_control", pa.bool_()),
+        ("delete_horizon_ms", pa.int64()),
+    ]
+)
+
+RECORDS = pa.schema(
+    [
+        ("set_index", pa.int32()),
+        ("batch_index", pa.int32()),
+        ("record_index", pa.int64()),
+        ("offset", pa.int64()),
+        ("timestamp_ms", pa.int64()),
+        ("timestamp_type", _NAMES),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(_HEADER)),
+        ("control_type", _NAMES),
+    ]
+)
+
+
+class FaultStage(IntEnum):
+    """Where in a batch's way a fault was seen; tells the Status values of FAULT apart."""
+
+    # UNKNOWN_MAGIC (a: which); TRUNCATED, NEGATIVE_LENGTH: an impossible length (a).
+    FRAMING = 0
+    # BAD_CRC: a is the stored one, b the one that the bytes have.
+    CRC = 1
+    # CORRUPT, LIMIT (a: bytes allowed), UNKNOWN_CODEC (a: its number); b: compressed size.
+    CODEC = 2
+    # COUNT_MISMATCH, LIMIT (of headers), or why a record is malformed; a: records announced,
+    # b: records read before it. BAD_CRC: the first message inside a wrapper whose own CRC is
+    # wrong; a, b as for CRC.
+    RECORDS = 3
+    # INVALID_UTF8: a header keys of the batch's records in this chunk are none.
+    TEXT = 4
+
+
+# pos, byte_count: the batch's place in the input; for a batch of impossible length all that is left
+# of its set (such a one has no row in `batches`).
+FAULT = np.dtype(
+    [
+        ("set_index", "<i4"),
+        ("batch_index", "<i4"),
+        ("kind", "u1"),  # Status
+        ("stage", "u1"),  # FaultStage
+        ("pos", "<i8"),
+        ("byte_count", "<i8"),
+        ("a", "<i8"),
+        ("b", "<i8"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChunk:
+    """A bounded piece of the result. `batches` are those whose records end in this chunk."""
+
+    batches: pa.RecordBatch  # BATCHES
+    records: pa.RecordBatch  # RECORDS
+    faults: npt.NDArray[np.void]  # FAULT
+
+
+_WINDOW = 16384  # batches scanned at a time
+_ROWS = 131072  # records parsed at a time
+_HEADERS = 131072
+_KEPT_HEADERS = 1 << 18
+_SMALL_BATCH = 512  # bytes up to which the kernel's CRC is quicker than a call
+_DEFAULT_LIMITS = Limits()
+
+
+def iter_record_chunks(
+    buf: npt.NDArray[np.uint8],
+    start: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int64],
+    limits: Limits = _DEFAULT_LIMITS,
+    chunk_bytes: int = 8 << 20,
+) -> Iterator[RecordChunk]:
+    """Decode the record sets buf[start[i]:start[i] + length[i]], in order.
+
+    Chunks hold about `chunk_bytes` of record data at most (or one record, where that is larger);
+    what they refer to is theirs, buf may go afterwards. A batch may continue in the next chunk.
+    Raises ValueError for arguments that do not fit each other, never for what the bytes say.
+    """
+    buf = np.asarray(buf)
+    if buf.dtype != np.uint8 or buf.ndim != 1 or not buf.flags.c_contiguous:
+        raise ValueError("buf must be a contiguous 1-D array of uint8")
+    start = np.ascontiguousarray(start, np.int64)
+    length = np.ascontiguousarray(length, np.int64)
+    if start.ndim != 1 or start.shape != length.shape:
+        raise ValueError("start and length must be 1-D and of one size")
+    if start.size >= 1 << 31:
+        raise ValueError("start must have fewer than 2^31 record sets")
+    if ((start < 0) | (length < 0) | (start > buf.size) | (length > buf.size - start)).any():
+        raise ValueError("start and length must lie inside buf")
+    if not 1 <= chunk_bytes <= 1 << 28:
+        raise ValueError("chunk_bytes must be from 1 to 2^28")
+    return _chunks(buf, start, length, limits, chunk_bytes)
+
+
+def _chunks(buf: Any, start: Any, length: Any, limits: Limits, chunk_bytes: int) -> Any:
+    try:
+        workspace = _IDLE.pop()
+    except IndexError:
+        workspace = _Workspace()
+    decoder = _Decoder(buf, length, limits, chunk_bytes, workspace)
+    state = np.array([0, -1, 0], np.int64)
+    try:
+        while True:
+            count = rk.scan_batches(buf, start, length, state, workspace.batches)
+            if count == 0:
+                return
+            yield from decoder.window(count)
+    finally:
+        workspace.trim(chunk_bytes)
+        _IDLE.append(workspace)
+
+
+class _Workspace:
+    """Buffers that decoders reuse: their pages are warm, fresh ones cost half the speed."""
+
+    def __init__(self) -> None:
+        self.batches = np.empty(_WINDOW * rk.BATCH_WORDS, np.int64)
+        self.take_arena(0)
+        self.rows = np.empty(rk.ROW_COLUMNS * _ROWS, np.int64)
+        self.headers = np.empty(rk.HEADER_COLUMNS * _HEADERS, np.int64)
+
+    def take_arena(self, size: int) -> None:
+        self.arena = np.empty(0, np.uint8)  # gone before its successor is there
+        self.arena = np.empty(size, np.uint8)
+        self.arena_address = self.arena.ctypes.data  # slow to ask for
+
+    def room_for_headers(self, count: int) -> None:
+        self.headers = np.empty(rk.HEADER_COLUMNS * count, np.int64)
+
+    def trim(self, chunk_bytes: int) -> None:
+        """Give back what an unusual batch needed."""
+        if self.arena.size > 2 * max(chunk_bytes, 8 << 20):
+            self.take_arena(0)
+        if self.headers.size > rk.HEADER_COLUMNS * _KEPT_HEADERS:
+            self.room_for_headers(_HEADERS)
+
+
+# Workspaces of finished decoders; list.pop and list.append are atomic, so threads may share it.
+_IDLE: list[_Workspace] = []
+
+
+class _Section(NamedTuple):
+    """The compressed section buf[start:start + size] of batch `index`; crc: of the batch."""
+
+    row: int
+    set_index: int
+    magic: int
+    codec: int
+    start: int
+    size: int
+    crc: int
+
+
+class _Decoder:
+    """Decodes windows of scanned batches; one per call of iter_record_chunks."""
+
+    def __init__(
+        self, buf: Any, length: Any, limits: Limits, chunk_bytes: int, workspace: _Workspace
+    ) -> None:
+        self.buf = buf
+        self.view = memoryview(buf)
+        self.length = length
+        self.limits = limits
+        self.chunk_bytes = chunk_bytes
+        self.workspace = workspace
+        self.arena_used = 0
+        # by CRC and size: the section there, its address and its size without compression
+        self.in_arena: dict[tuple[int, int], tuple[_Section, int, int]] = {}
+        # row, address and size of the batches whose records are in the arena, each once
+        self.decompressed: list[tuple[int, int, int]] = []
+        self.current_set = -1
+        self.set_bytes_left = 0
+
+    def window(self, count: int) -> Iterator[RecordChunk]:
+        """Decode `count` batches that were scanned into the workspace."""
+        batches = self.workspace.batches[: count * rk.BATCH_WORDS].reshape(count, rk.BATCH_WORDS)
+        self.b = b = np.ascontiguousarray(batches.T)  # one contiguous row per word
+        self.state = b[rk.STATE]
+        self.magic = b[rk.MAGIC]
+        self.codec = b[rk.ATTRIBUTES] & 7
+        whole = self.state == rk.WHOLE
+        self.items = self._items(whole)
+        self.crc = b[rk.CRC].copy()
+        self.codec_status = np.zeros(count, np.uint8)
+        self.codec_allowance = np.zeros(count, np.int64)
+        self.inner_crcs = np.zeros((2, count), np.int64)  # of a wrapper's first wrong message
+        self.uncompressed_size = b[rk.SECTION_SIZE].copy()
+        compressed = whole & (self.codec != Codec.NONE)
+        plain = whole & ~compressed
+        is_small = b[rk.SIZE] <= _SMALL_BATCH
+        self._check_in_kernel(plain & (self.magic < 2), rk.CRC32_TABLE)
+        self._check_in_kernel(plain & (self.magic == 2) & is_small, rk.CRC32C_TABLE)
+        slow = np.flatnonzero(compressed | (plain & (self.magic == 2) & ~is_small))
+        plain_bytes = np.zeros(count + 1, np.int64)
+        np.cumsum(np.where(plain, b[rk.SECTION_SIZE], 0), out=plain_bytes[1:])
+        low = 0
+        base = 0
+        columns = (
+            slow,
+            plain_bytes[slow],
+            b[rk.CRC_START][slow],
+            (b[rk.POS] + b[rk.SIZE])[slow],
+            b[rk.SET][slow],
+            self.magic[slow],
+            self.codec[slow],
+            b[rk.SECTION_START][slow],
+            b[rk.SECTION_SIZE][slow],
+        )
+        for i, bytes_before, crc_start, end, set_index, magic, codec, start, size in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            if bytes_before - base + self.arena_used >= self.chunk_bytes:
+                yield from self._flush(low, i)
+                low, base = i, bytes_before
+            checked = self.view[crc_start:end]
+            self.crc[i] = crc = crc32c.crc32c(checked) if magic == 2 else zlib.crc32(checked)
+            if not codec:
+                continue
+            section = _Section(i, set_index, magic, codec, start, size, crc)
+            if not self._decompress(section):
+                yield from self._flush(low, i)
+                low, base = i, bytes_before
+                self._decompress(section)
+        yield from self._flush(low, count)
+
+    def _items(self, whole: Any) -> Any:
+        """Sections to parse, as far as they are known before decompression."""
+        b = self.b
+        items = np.zeros((whole.size, rk.ITEM_WORDS), np.int64)
+        is_batch = whole & (self.magic == 2)
+        is_log_append = b[rk.ATTRIBUTES] & 8 != 0
+        is_wrapper = ~is_batch & (self.codec != Codec.NONE)
+        kind = np.where(is_batch, rk.BATCH, rk.MESSAGES)
+        items[:, rk.KIND] = np.where(whole & (self.codec == Codec.NONE), kind, rk.SKIP)
+        items[:, rk.ADDRESS] = self.buf.ctypes.data + b[rk.SECTION_START]
+        items[:, rk.LENGTH] = b[rk.SECTION_SIZE]
+        items[:, rk.ITEM_COUNT] = b[rk.COUNT]
+        items[:, rk.OFFSET] = b[rk.BASE_OFFSET]
+        items[:, rk.TIME] = np.where(is_batch & ~is_log_append, b[rk.BASE_TIME], b[rk.MAX_TIME])
+        items[:, rk.FLAGS] = (
+            np.where(is_log_append & (self.magic > 0), rk.IS_LOG_APPEND, 0)
+            | np.where(is_batch & (b[rk.ATTRIBUTES] & 32 != 0), rk.IS_CONTROL, 0)
+            | np.where(is_wrapper, rk.IS_WRAPPER, 0)
+        )
+        items[:, rk.ITEM_MAGIC] = self.magic
+        return items
+
+    def _check_in_kernel(self, chosen: Any, table: Any) -> None:
+        """CRCs of the chosen batches, for which calls of a library would take longer."""
+        rows = np.flatnonzero(chosen)
+        if rows.size:
+            crc_start = self.b[rk.CRC_START][rows]
+            end = (self.b[rk.POS] + self.b[rk.SIZE])[rows]
+            found = np.empty(rows.size, np.int64)
+            rk.small_crcs(self.buf, crc_start, end, table, found)
+            self.crc[rows] = found
+
+    def _decompress(self, section: _Section) -> bool:
+        """Decompress a section into the arena; False: take what is in the arena first."""
+        i, size = section.row, section.size
+        if size < 0:
+            self.codec_status[i] = Status.CORRUPT  # a wrapper without a value
+            return True
+        if section.set_index != self.current_set:
+            self.current_set = section.set_index
+            self.set_bytes_left = self.limits.set_allowance(int(self.length[section.set_index]))
+        allowance = min(self.limits.batch_allowance(size), self.set_bytes_left)
+        data = self.buf[section.start : section.start + size]
+        found = self._twin(section, data)
+        if found is not None and found[2] <= allowance:
+            twin, address, written = found
+            self.set_bytes_left -= written
+            self.decompressed.append((i, address, written))
+            self.inner_crcs[:, i] = self.inner_crcs[:, twin.row]
+            return True
+        workspace = self.workspace
+        while True:
+            room = min(workspace.arena.size - self.arena_used, allowance)
+            out = workspace.arena[self.arena_used : self.arena_used + room]
+            status, written = decompress(section.codec, data, out)
+            if status != Status.ROOM_NEEDED or room == allowance:
+                break
+            if self.arena_used:
+                return False
+            workspace.take_arena(max(2 * self.chunk_bytes, 4 * workspace.arena.size))
+        if status != Status.OK:
+            self.codec_allowance[i] = allowance
+            self.codec_status[i] = Status.LIMIT if status == Status.ROOM_NEEDED else status
+            # Work was done for nothing: it counts, so that hostile batches run out of time.
+            self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
+            return True
+        address = workspace.arena_address + self.arena_used
+        if section.magic < 2:
+            pair = np.zeros(2, np.int64)
+            if rk.wrong_inner_crc(out[:written], section.magic, rk.CRC32_TABLE, pair) >= 0:
+                self.inner_crcs[:, i] = pair
+        self.set_bytes_left -= written
+        self.arena_used += written
+        self.decompressed.append((i, address, written))
+        self.in_arena[section.crc, size] = section, address, written
+        return True
+
+    def _twin(self, section: _Section, data: Any) -> tuple[_Section, int, int] | None:
+        """What is in the arena whose compressed bytes, codec and magic are those of the section.
+
+        A broker sends what it was sent, often at once: to followers, to consumers.
+        """
+        found = self.in_arena.get((section.crc, section.size))
+        if found is None:
+            return None
+        twin = found[0]
+        if twin.codec != section.codec or twin.magic != section.magic:
+            return None
+        there = self.buf[twin.start : twin.start + twin.size]
+        return found if data.tobytes() == there.tobytes() else None
+
+    def _place_decompressed(self) -> None:
+        """Tell the parser where the records of the batches in the arena are."""
+        if not self.decompressed:
+            return
+        rows, address, size = np.array(self.decompressed, np.int64).T
+        self.decompressed.clear()
+        self.items[rows, rk.KIND] = np.where(self.magic[rows] == 2, rk.BATCH, rk.MESSAGES)
+        self.items[rows, rk.ADDRESS] = address
+        self.items[rows, rk.LENGTH] = size
+        self.uncompressed_size[rows] = size
+
+    def _flush(self, low: int, high: int) -> Iterator[RecordChunk]:
+        """Parse the batches low..high; their sections lie in the input and in the arena."""
+        self._place_decompressed()
+        workspace = self.workspace
+        items = self.items[low:high].reshape(-1)
+        state = np.zeros(rk.STATE_WORDS, np.int64)
+        done = low
+        while low < high:
+            status = rk.parse_records(
+                items,
+                state,
+                self.chunk_bytes,
+                self.limits.record_headers_max,
+                workspace.rows,
+                workspace.headers,
+            )
+            if state[rk.HEADERS_NEEDED]:
+                workspace.room_for_headers(int(state[rk.HEADERS_NEEDED]))
+                continue
+            next_item = low + int(state[rk.NEXT_ITEM])
+            yield self._chunk(
+                low, done, next_item, int(state[rk.ROW_COUNT]), int(state[rk.HEADER_COUNT])
+            )
+            done = next_item
+            if status == Status.OK:
+                break
+        self.arena_used = 0
+        self.in_arena.clear()
+
+    def _chunk(self, low: int, done: int, high: int, rows: int, headers: int) -> RecordChunk:
+        header_array, invalid = self._headers(rows, headers)
+        faults = self._faults(done, high)
+        if invalid is not None:
+            texts = _faults(self.b, low + invalid[0], Status.INVALID_UTF8, FaultStage.TEXT)
+            texts["a"] = invalid[1]
+            faults = np.concatenate([faults, texts])
+        return RecordChunk(
+            self._batches(done, high),
+            self._records(low, rows, header_array),
+            faults[np.lexsort((faults["stage"], faults["batch_index"], faults["set_index"]))],
+        )
+
+    def _records(self, low: int, rows: int, headers: pa.Array) -> pa.RecordBatch:
+        item, index, offset, time, control, key, key_size, value, value_size, _ = (
+            self.workspace.rows.reshape(rk.ROW_COLUMNS, -1)[:, :rows]
+        )
+        batch = item + low
+        columns = [
+            pa.array(self.b[rk.SET].astype(np.int32)[batch]),
+            pa.array(self.b[rk.INDEX].astype(np.int32)[batch]),
+            pa.array(index.copy()),
+            pa.array(offset.copy()),
+            pa.array(time.copy()),
+            _named(_timestamp_types(self.b)[batch], TIMESTAMP_TYPES),
+            _gathered(key, key_size),
+            _gathered(value, value_size),
+            headers,
+            _named(control.astype(np.int8), CONTROL_TYPES, control >= 0),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+
+    def _headers(self, rows: int, headers: int) -> tuple[pa.Array, Any]:
+        """The list column, and (items, counts) of batches with keys that are no UTF-8, or None."""
+        keys, key_sizes, values, value_sizes = self.workspace.headers.reshape(
+            rk.HEADER_COLUMNS, -1
+        )[:, :headers]
+        table = self.workspace.rows.reshape(rk.ROW_COLUMNS, -1)[:, :rows]
+        counts = table[rk.ROW_HEADERS]
+        places = np.zeros(rows + 1, np.int32)
+        np.cumsum(counts, out=places[1:])
+        invalid = None
+        key_array = _gathered(keys, key_sizes)
+        data = np.frombuffer(key_array.buffers()[2], np.uint8)
+        if data.size and data.max() >= 0x80:
+            marks = np.zeros(headers, np.uint8)
+            offsets = np.frombuffer(key_array.buffers()[1], np.int32)
+            if rk.find_invalid_utf8(data, offsets, marks):
+                strings = key_array.to_pylist()
+                for j in np.flatnonzero(marks).tolist():
+                    strings[j] = strings[j].decode("utf-8", "replace").encode()
+                key_array = pa.array(strings, pa.binary())
+                owners = np.repeat(table[rk.ROW_ITEM], counts)[marks != 0]
+                invalid = np.unique(owners, return_counts=True)
+        struct = pa.StructArray.from_arrays(
+            [key_array.view(pa.string()), _gathered(values, value_sizes)], fields=list(_HEADER)
+        )
+        return pa.ListArray.from_arrays(pa.array(places), struct), invalid
+
+    def _batches(self, low: int, high: int) -> pa.RecordBatch:
+        chosen = low + np.flatnonzero(self.state[low:high] != rk.BAD_LENGTH)
+        b = self.b[:, chosen]
+        state = self.state[chosen]
+        whole = state == rk.WHOLE
+        partial = state == rk.PARTIAL
+        magic = b[rk.MAGIC]
+        is_v2 = magic == 2
+        known = (whole | partial) & (magic >= 0) & (magic <= 2)
+        attributes = b[rk.ATTRIBUTES]
+        codec = attributes & 7
+        read = self.items[chosen, rk.READ]
+        # A wrapper stores its last offset; its first one is told by what is inside.
+        is_wrapper = whole & ~is_v2 & (codec != 0) & (read > 0)
+        base_offset = np.where(is_wrapper, self.items[chosen, rk.FIRST_OFFSET], b[rk.BASE_OFFSET])
+
+        def seen(v2_end: int, legacy_end: int = rk.MAGIC_POS + 1) -> Any:
+            """Batches of known magic of which this many bytes are there."""
+            return known & (b[rk.VISIBLE] >= np.where(is_v2, v2_end, legacy_end))
+
+        has_attributes = seen(23, rk.MESSAGE_HEADER_SIZE_V0)
+        horizon = is_v2 & (attributes & 64 != 0) & seen(35)
+        values = {
+            "set_index": (b[rk.SET], None),
+            "batch_index": (b[rk.INDEX], None),
+            "pos": (b[rk.POS], None),
+            "base_offset": (base_offset, b[rk.VISIBLE] >= 8),
+            "last_offset": (b[rk.LAST_OFFSET], seen(27)),
+            "magic": (magic, b[rk.VISIBLE] > rk.MAGIC_POS),
+            "crc_ok": (self.crc[chosen] == b[rk.CRC], whole),
+            "is_partial": (partial, whole | partial),
+            "size": (b[rk.SIZE], None),
+            "uncompressed_size": (
+                self.uncompressed_size[chosen],
+                whole & (self.codec_status[chosen] == 0),
+            ),
+            "record_count": (np.where(whole, read, b[rk.COUNT]), whole | (is_v2 & seen(61))),
+            "base_timestamp_ms": (b[rk.BASE_TIME], is_v2 & seen(35)),
+            "max_timestamp_ms": (b[rk.MAX_TIME], seen(43, 0) & _time_seen(b)),
+            "producer_id": (b[rk.PRODUCER_ID], seen(51)),
+            "producer_epoch": (b[rk.PRODUCER_EPOCH], seen(53)),
+            "base_sequence": (b[rk.BASE_SEQUENCE], seen(57)),
+            "partition_leader_epoch": (b[rk.LEADER_EPOCH], seen(16)),
+            "is_transactional": (is_v2 & (attributes & 16 != 0), has_attributes),
+            "is_control": (is_v2 & (attributes & 32 != 0), has_attributes),
+            "delete_horizon_ms": (b[rk.BASE_TIME], horizon),
+        }
+        names = {
+            "codec": _named(codec.astype(np.int8), CODEC_NAMES, has_attributes & (codec <= 4)),
+            "timestamp_type": _named(_timestamp_types(b), TIMESTAMP_TYPES, has_attributes),
+        }
+        arrays = []
+        for field in BATCHES:
+            if field.name in names:
+                arrays.append(names[field.name])
+                continue
+            column, valid = values[field.name]
+            column = column.astype(field.type.to_pandas_dtype())
+            arrays.append(pa.array(column, mask=None if valid is None else ~valid))
+        return pa.RecordBatch.from_arrays(arrays, schema=BATCHES)
+
+    def _faults(self, low: int, high: int) -> Any:
+        part = slice(low, high)
+        b, state = self.b, self.state[part]
+        found = []
+
+        def add(where: Any, kind: Any, stage: FaultStage, a: Any, second: Any) -> None:
+            chosen = low + np.flatnonzero(where)
+            if chosen.size:
+                faults = _faults(b, chosen, kind, stage)
+                if isinstance(kind, np.ndarray):
+                    faults["kind"] = kind[chosen]
+                faults["a"] = a[chosen]
+                faults["b"] = second[chosen]
+                found.append(faults)
+
+        whole = state == rk.WHOLE
+        nothing = np.zeros(b.shape[1], np.int64)
+        length = np.where(self.state == rk.BAD_LENGTH, b[rk.COUNT], b[rk.SIZE] - 12)
+        is_negative = (state == rk.BAD_LENGTH) & (length[part] < 0)
+        is_short = ((state == rk.BAD_LENGTH) & ~is_negative) | (state == rk.TOO_SMALL)
+        framing = FaultStage.FRAMING
+        add(is_negative, Status.NEGATIVE_LENGTH, framing, length, nothing)
+        add(is_short, Status.TRUNCATED, framing, length, nothing)
+        add(state == rk.ALIEN, Status.UNKNOWN_MAGIC, framing, self.magic, nothing)
+        crc_wrong = whole & (self.crc[part] != b[rk.CRC, part])
+        add(crc_wrong, Status.BAD_CRC, FaultStage.CRC, b[rk.CRC], self.crc)
+        stored, computed = self.inner_crcs
+        inner_wrong = stored[part] != computed[part]
+        add(inner_wrong, Status.BAD_CRC, FaultStage.RECORDS, stored, computed)
+        codec_status = self.codec_status
+        a = np.where(codec_status == Status.UNKNOWN_CODEC, self.codec, self.codec_allowance)
+        add(
+            codec_status[part] != 0,
+            codec_status,
+            FaultStage.CODEC,
+            a,
+            np.maximum(b[rk.SECTION_SIZE], 0),
+        )
+        status, read = self.items[:, rk.ITEM_STATUS], self.items[:, rk.READ]
+        add(status[part] != 0, status, FaultStage.RECORDS, b[rk.COUNT], read)
+        return np.concatenate(found) if found else np.empty(0, FAULT)
+
+
+def _faults(b: Any, chosen: Any, kind: Any, stage: FaultStage) -> Any:
+    faults = np.zeros(chosen.size, FAULT)
+    faults["set_index"] = b[rk.SET][chosen]
+    faults["batch_index"] = b[rk.INDEX][chosen]
+    faults["kind"] = 0 if isinstance(kind, np.ndarray) else kind
+    faults["stage"] = stage
+    faults["pos"] = b[rk.POS][chosen]
+    faults["byte_count"] = b[rk.SIZE][chosen]
+    return faults
+
+
+def _time_seen(b: Any) -> Any:
+    """Whether a message's timestamp is there; magic 0 has none to wait for."""
+    return (b[rk.MAGIC] != 1) | (b[rk.VISIBLE] >= rk.MESSAGE_HEADER_SIZE_V1)
+
+
+def _timestamp_types(b: Any) -> Any:
+    return np.where(b[rk.MAGIC] == 0, 0, np.where(b[rk.ATTRIBUTES] & 8 != 0, 2, 1)).astype(np.int8)
+
+
+def _named(indices: Any, names: tuple[str, ...], valid: Any = None) -> pa.Array:
+    """Dictionary column of `names`; null where not `valid`."""
+    mask = None if valid is None else ~valid
+    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(names))
+
+
+def _gathered(address: Any, length: Any) -> pa.Array:
+    """Binary column of the bytes at these addresses; null where the length is -1."""
+    count = length.size
+    total = int(np.maximum(length, 0).sum())
+    data = pa.allocate_buffer(total)
+    offsets = np.empty(count + 1, np.int32)
+    validity = np.zeros((count + 7) // 8, np.uint8)
+    null_count = rk.gather(address, length, count, offsets, validity, data.address)
+    buffers = [pa.py_buffer(validity) if null_count else None, pa.py_buffer(offsets), data]
+    return pa.Array.from_buffers(pa.binary(), count, buffers, null_count)

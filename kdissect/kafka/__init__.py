@@ -1,0 +1,1 @@
+"""Byte ranges of connections to Kafka frames, and frames to exchanges."""

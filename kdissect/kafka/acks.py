@@ -1,0 +1,127 @@
+"""The acks of a Produce request, which say whether a response is expected.
+
+They stand behind the transactional id, so a few lengths must be walked over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kdissect.jit import inlined, kernel, load_u8, load_u16
+from kdissect.kafka.frame_search import API_VERSION, CLIENT_LENGTH, SIZE
+from kdissect.tcp.byte_ranges import find, int64, peek, peek_u8
+
+FLEXIBLE_PRODUCE = 9  # Produce versions from here have tagged fields and compact strings
+ACKS_MAX = 127  # -1 is all; before 0.9 any number of brokers could be asked for
+TAGS_MAX = 64  # tagged fields of a request header that are skipped to find acks
+
+
+@kernel
+def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
+    """Where the Produce request at `pos` has its acks, -1 where bytes before them are missing.
+
+    v0-2 begin with acks; v3-8 with a nullable string, the transactional id; from v9 on the header
+    ends with tagged fields and the string is compact.
+    """
+    at = pos + 14 + max(int64(0), header[CLIENT_LENGTH])
+    end = pos + 4 + header[SIZE]
+    api_version = header[API_VERSION]
+    if api_version < 3:
+        length = int64(0)
+    elif api_version < FLEXIBLE_PRODUCE:
+        length = peek(pieces, index, stop, at, 2)
+        if length < 0:
+            return -1
+        at += 2
+        if length >= 0x8000:
+            length = 0
+    else:
+        tags, at = _uvarint(pieces, index, stop, at)
+        if tags < 0 or tags > TAGS_MAX:
+            return -1
+        for _ in range(tags):
+            _, at = _uvarint(pieces, index, stop, at)
+            size, at = _uvarint(pieces, index, stop, at)
+            if size < 0 or size > end - at:
+                return -1
+            at += size
+            index = find(pieces, index, stop, at)
+        length, at = _uvarint(pieces, index, stop, at)
+        if length < 0:
+            return -1
+        length = max(int64(0), length - 1)
+    return at + length
+
+
+@kernel
+def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
+    """acks of the Produce request at `pos` (0 to 65535), -1 where it cannot be read."""
+    at = _acks_at(pieces, index, stop, pos, header)
+    if at < 0 or at + 2 > pos + 4 + header[SIZE]:
+        return -1
+    return peek(pieces, find(pieces, index, stop, at), stop, at, 2)
+
+
+@kernel
+def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) -> bool:
+    """Whether what follows the header of the Produce request at `pos` can be one (missing bytes
+    can): acks that somebody would ask for, and no more topics than there is room for."""
+    at = _acks_at(pieces, index, stop, pos, header)
+    end = pos + 4 + header[SIZE]
+    if at < 0:
+        return True
+    if at + 7 > end:
+        return False
+    index = find(pieces, index, stop, at)
+    acks = peek(pieces, index, stop, at, 2)
+    if ACKS_MAX < acks < 0xFFFF:
+        return False
+    if header[API_VERSION] < FLEXIBLE_PRODUCE:
+        count = peek(pieces, index, stop, at + 6, 4)
+        return count * 6 <= end - (at + 10)
+    count, at = _uvarint(pieces, index, stop, at + 6)
+    return (count - 1) * 3 <= end - at
+
+
+@inlined
+def quick_acks(address: Any, available: int, api_version: int, client_length: int) -> int:
+    """`acks_of` for the usual case: no tags, a short transactional id; else -1."""
+    at = 14 + max(0, client_length)
+    if api_version < 3:
+        length = 0
+    elif api_version < FLEXIBLE_PRODUCE:
+        if at + 2 > available:
+            return -1
+        length = load_u16(address + np.uint64(at))
+        at += 2
+        if length >= 0x8000:
+            length = 0
+    else:
+        if at + 2 > available or load_u8(address + np.uint64(at)) != 0:
+            return -1
+        length = load_u8(address + np.uint64(at + 1))
+        at += 2
+        if length >= 128:
+            return -1
+        length = max(0, length - 1)
+    at += length
+    return load_u16(address + np.uint64(at)) if at + 2 <= available else -1
+
+
+@kernel
+def _uvarint(pieces: Any, index: int, stop: int, pos: int) -> Any:
+    """(value, next position); value -1 where it is missing or longer than 5 bytes."""
+    value = int64(0)
+    for number in range(5):
+        while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+            index += 1
+        byte = peek_u8(pieces, index, stop, pos)
+        pos += 1
+        if byte < 0:
+            return int64(-1), pos
+        value |= (byte & 127) << (7 * number)
+        if byte < 128:
+            return value, pos
+    return int64(-1), pos

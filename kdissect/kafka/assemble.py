@@ -1,0 +1,578 @@
+"""A batch of segments to connections, exchanges, extents and anomalies: the steps in order.
+
+reassembly -> recognise -> framing of requests -> framing of responses -> pairing. The steps are
+kernels over all connections of the batch; what is here only joins their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.file_arrays import MEMORY, Scratch
+from kdissect.capture.segments import FRAGMENT_PART, SYN, SegmentBatch
+from kdissect.kafka import frame_tables, framing, pairing
+from kdissect.kafka.anomaly_limits import bounded
+from kdissect.kafka.assembly import (
+    ANOMALY,
+    CONNECTION,
+    INFO,
+    NO_DIRECTION,
+    REQUEST,
+    RESPONSE,
+    WARNING,
+    Anomaly,
+    Assembly,
+    CloseReason,
+    Protocol,
+)
+from kdissect.kafka.detection import recognise
+from kdissect.kafka.exchanges import (
+    FRAMES_AT_ONCE,
+    NO_ORIGIN,
+    Frames,
+    Ids,
+    Ints,
+    Paired,
+    Pairs,
+    late_responses,
+)
+from kdissect.kafka.frame_search import API_VERSIONS, KEYS, Asked, Kafka
+from kdissect.kafka.options import MappedSources, StreamOptions, check_batch
+from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED
+from kdissect.protocol import catalog
+from kdissect.tcp.columns import (
+    BYTE_COUNT,
+    CLIENT_SIDE,
+    CLOSE_REASON,
+    CONFLICT_WIDTH,
+    CONNECTION_WIDTH,
+    DUPLICATE,
+    DUPLICATE_COUNT,
+    END,
+    FIRST_TIME,
+    GAP_COUNT,
+    HAS_SYN,
+    INCARNATION,
+    LAST_TIME,
+    OUT_OF_ORDER_COUNT,
+    PAIR,
+    PIECE_START,
+    PIECE_STOP,
+    RETRANSMITTED_COUNT,
+    RTT,
+    SEGMENT_COUNT,
+    SIDE_WIDTH,
+)
+from kdissect.tcp.connection_ids import connection_ids
+from kdissect.tcp.reassembly import Streams, reassemble
+from kdissect.tls.plaintext_ranges import (
+    PlainStreams,
+    Tls,
+    account,
+    faults_of,
+    plain_streams,
+    recognise_plain,
+)
+
+DRAFTS = 2  # versions above the newest known one that clients already ask for
+
+
+@cache
+def known_apis() -> npt.NDArray[np.uint8]:
+    """uint8[KEYS * API_VERSIONS]: 1 for each api key and version a request may have."""
+    table = np.zeros((KEYS, API_VERSIONS), np.uint8)
+    for key, api in catalog.apis().items():
+        versions = api.request.versions
+        if 0 <= key < KEYS and not versions.is_empty:
+            table[key, max(0, versions.first) : min(versions.last + DRAFTS + 1, API_VERSIONS)] = 1
+    return table.reshape(-1)
+
+
+def _settled(
+    frames: Frames,
+    plain: PlainStreams,
+    streams: Streams,
+    direction: int,
+    client_side: npt.NDArray[np.uint8],
+    protocol: npt.NDArray[np.uint8],
+) -> Frames:
+    """With what was found in decrypted streams told of packets and the TCP stream."""
+    plain.settle(frames.table, frames.faults)
+    faults = faults_of(plain, streams, direction, client_side, protocol, frames.faults)
+    return replace(frames, faults=faults)
+
+
+def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """uint8[n]: the side that does not have a hinted port, else the one with the higher port."""
+    port_a, port_b = endpoints["port_a"], endpoints["port_b"]
+    a_hinted, b_hinted = np.isin(port_a, hints), np.isin(port_b, hints)
+    is_b = np.where(a_hinted != b_hinted, a_hinted, port_b > port_a)
+    return is_b.astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the first connection of each endpoint pair from segments before the batch.
+
+    has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin with a
+    SYN here. protocol, client_side: uint8[pairs]; the latter counts where the former is not NONE.
+    done_pair, done_pos int64: requests of the batch that were answered before it, by pair and
+    position. has_loss: uint8[pairs], whether bytes of responses are missing before; None says
+    nowhere.
+    """
+
+    has_origin: Ints
+    protocol: npt.NDArray[np.uint8]
+    client_side: npt.NDArray[np.uint8]
+    done_pair: Ints
+    done_pos: Ints
+    has_loss: npt.NDArray[np.uint8] | None = None
+
+
+def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
+    """By request: whether a response before the batch answered it."""
+    done = np.zeros(len(requests.table), np.uint8)
+    if known is None or not len(known.done_pos):
+        return done
+    row_of = np.full(int(known.done_pair.max()) + 1, -1, np.int64)
+    first = np.flatnonzero(connections[:, INCARNATION] == 0)
+    first = first[connections[first, PAIR] < len(row_of)]
+    row_of[connections[first, PAIR]] = first
+    here = np.stack(
+        [requests.table[:, frame_tables.CONNECTION], requests.table[:, frame_tables.POS]], 1
+    )
+    there = np.stack([row_of[known.done_pair], known.done_pos], 1)
+    both = np.concatenate([here, there])
+    _, number = np.unique(both, axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    done[np.isin(number[: len(here)], number[len(here) :])] = 1
+    return done
+
+
+def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratch: Scratch) -> Ints:
+    """By response: the position in the request stream, modulo 2^32, that its segment tells to have
+    come, or NO_ACK. of_requests: by connection, that stream."""
+    segments, pieces = streams.segments, streams.pieces
+    sides = streams.sides.reshape(-1, SIDE_WIDTH)[of_requests]
+    piece = sides[:, PIECE_START]
+    has_bytes = sides[:, PIECE_STOP] > piece
+    piece = piece[has_bytes]
+    first = pieces.segment[piece]
+    inside = pieces.file_pos[piece] - segments["pos"][first] - pieces.pos[piece]
+    is_syn = segments["flags"][first] & SYN != 0
+    origin = np.full(len(sides), NO_ORIGIN, np.int64)  # sequence number of position 0
+    origin[has_bytes] = segments["seq"][first].astype(np.int64) + is_syn + inside
+    return responses.acknowledged(segments, origin, scratch)
+
+
+def _recognise_others(
+    streams: Streams, has_origin: Any, likely: Any, kafka: Kafka, nobody: Asked, client_side: Any,
+    protocol: Any, scratch: Scratch,
+) -> None:  # fmt: skip
+    """Recognise the connections of which nothing is known."""
+    rows = np.flatnonzero(protocol == Protocol.NONE)
+    both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
+    side, found = client_side[rows], protocol[rows]
+    recognise(
+        streams.pieces, scratch.copied(streams.segments["time_ns"]),
+        streams.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
+        streams.connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
+        has_origin[both], likely[rows], kafka, nobody, side, found,
+    )  # fmt: skip
+    client_side[rows], protocol[rows] = side, found
+
+
+def assemble(
+    batch: SegmentBatch,
+    sources: MappedSources,
+    options: StreamOptions | None = None,
+    key_logs: Sequence[Any] = (),
+) -> Assembly:
+    """Connections, exchanges and anomalies of all segments of some endpoint pairs.
+
+    The batch must hold all segments of each of its pairs; what other pairs it holds changes
+    nothing. Payload is read where `sources` has it, only size prefixes and headers, and what a
+    search or the comparison of overlapping segments needs. key_logs: buffers of text with the
+    secrets of TLS connections (`tls_keys`). Raises ValueError when the batch points outside of the
+    sources.
+    """
+    options = options or StreamOptions()
+    return assemble_streams(batch, sources, options, key_logs)[0]
+
+
+def assemble_streams(
+    batch: SegmentBatch,
+    sources: MappedSources,
+    options: StreamOptions,
+    key_logs: Sequence[Any] = (),
+    known: Known | None = None,
+) -> tuple[Assembly, Streams, npt.NDArray[np.bool_]]:
+    """`assemble`, the streams behind it, and by exchange whether its answer is known to be lost;
+    `known` where a batch goes on with connections."""
+    batches = [batch]
+    paired, streams = _paired(batches, sources, options, key_logs, known, MEMORY)
+    return paired.assembly(), streams, paired.pairs.lost()
+
+
+def paired_frames(
+    batches: list[SegmentBatch],
+    sources: MappedSources,
+    options: StreamOptions,
+    key_logs: Sequence[Any],
+    scratch: Scratch,
+) -> Paired:
+    """`assemble`, but for the rows of the exchanges. `batches`: one, which is taken out early."""
+    return _paired(batches, sources, options, key_logs, None, scratch)[0]
+
+
+def _paired(
+    batches: list[SegmentBatch],
+    sources: MappedSources,
+    options: StreamOptions,
+    key_logs: Sequence[Any],
+    known: Known | None,
+    scratch: Scratch,
+) -> tuple[Paired, Streams]:
+    endpoints = batches[0].endpoints
+    check_batch(batches[0], sources)
+    streams = reassemble(batches, sources, options.duplicate_window_ns, scratch)
+    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
+    sides = streams.sides.reshape(-1, SIDE_WIDTH)
+    pair = connections[:, PAIR]
+    has_origin = np.ascontiguousarray(sides[:, HAS_SYN] != 0).astype(np.uint8)
+    kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
+
+    client_side = _client_by_port(endpoints, options.ports)[pair]
+    protocol = np.zeros(len(connections), np.uint8)
+    hinted = np.isin(endpoints["port_a"], options.ports)
+    hinted |= np.isin(endpoints["port_b"], options.ports)
+    nobody = Asked(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    likely = hinted.astype(np.uint8)[pair]
+    origin = has_origin.astype(np.int64)
+    had_loss = np.zeros(len(connections), np.bool_)
+    if known is not None:
+        first = np.flatnonzero(connections[:, INCARNATION] == 0)
+        for side in (0, 1):
+            stream = 2 * first + side
+            origin[stream] |= np.where(
+                has_origin[stream], known.has_origin[2 * pair[first] + side], 0
+            )
+        if known.has_loss is not None:
+            had_loss[first] = known.has_loss[pair[first]] != 0
+        first = first[known.protocol[pair[first]] != Protocol.NONE]
+        protocol[first] = known.protocol[pair[first]]
+        client_side[first] = known.client_side[pair[first]]
+    _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol, scratch)
+    begins = (streams.begins_at() == 0).reshape(-1, 2)
+    alone = np.flatnonzero((protocol == Protocol.OTHER) & (begins[:, 0] != begins[:, 1]))
+    if len(alone):
+        from kdissect.kafka.response_only import tell_lone  # it loads the decoder of messages
+
+        tell_lone(streams, alone, options.frame_size_max, client_side, protocol, origin)
+    is_tls = protocol == Protocol.TLS
+    tls = Tls()
+    if is_tls.any():
+        from kdissect.tls.decrypt import read_tls  # its ciphers take a while to load
+
+        tls = read_tls(streams, has_origin, np.flatnonzero(is_tls).tolist(), key_logs)
+    for connection, side in tls.hello_side.items():
+        if connections[connection, CLIENT_SIDE] < 0:
+            client_side[connection] = side
+    plain = plain_streams(streams, tls, len(sources.sizes), scratch)
+    recognise_plain(
+        plain, streams.connections, has_origin, likely, kafka, nobody, client_side, protocol
+    )
+    times, source = plain.times, plain.source
+
+    def walk_requests(state: Ints, most: int) -> Any:
+        return framing.some_requests(
+            plain.pieces, source, plain.sides, client_side, protocol, origin, kafka, state, most
+        )
+
+    requests = _settled(
+        Frames.of(walk_requests, len(connections), scratch),
+        plain, streams, REQUEST, client_side, protocol,
+    )  # fmt: skip
+    asked = Asked(
+        requests.column(frame_tables.ID, scratch),
+        _times(times, requests, scratch),
+        requests.column(frame_tables.KIND, scratch),
+    )
+
+    def walk_responses(state: Ints, most: int) -> Any:
+        return framing.some_responses(
+            plain.pieces, source, times, plain.sides, client_side, protocol, origin, kafka, asked,
+            requests.start, state, most,
+        )  # fmt: skip
+
+    responses = Frames.of(walk_responses, len(connections), scratch)
+    rows = np.arange(len(connections))
+    of_requests, of_responses = 2 * rows + client_side, 2 * rows + 1 - client_side
+    behind_hole = responses.behind_hole(origin[of_responses] != 0, scratch)
+    responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
+
+    missing = sides[:, END] - sides[:, BYTE_COUNT]
+    pairs = _pairs(
+        requests, responses, asked, _is_done(requests, connections, known), times,
+        _acknowledged(responses, streams, of_requests, scratch), behind_hole,
+        connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END,
+        (missing[of_responses] > 0) | had_loss, scratch,
+    )  # fmt: skip
+
+    table = _connections(endpoints, streams, client_side, protocol)
+    table["is_tls"] = is_tls
+    for direction, of, frames in (
+        (REQUEST, of_requests, requests),
+        (RESPONSE, of_responses, responses),
+    ):
+        framed = frames.framed_bytes()
+        counts = table["direction"][:, direction]
+        counts["framed_byte_count"] = framed
+        counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
+        counts["missing_byte_count"] = missing[of]
+        for row in plain.opened:
+            if protocol[row] == Protocol.KAFKA:
+                counts["framed_byte_count"][row], counts["unframed_byte_count"][row] = account(
+                    plain, streams.sides, int(of[row]), int(framed[row])
+                )
+
+    anomalies = _anomalies(
+        streams, protocol, client_side, requests, responses, pairs, table["connection_id"], tls
+    )
+    second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
+    duplicates = streams.segments["source"][second]
+    paired = Paired(
+        endpoints,
+        table,
+        streams.segments,
+        requests,
+        responses,
+        pairs,
+        bounded(anomalies, options),
+        np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
+        tls.facts,
+        plain.carried,
+    )
+    return paired, streams
+
+
+def _times(times: Ints, frames: Frames, scratch: Scratch) -> Ints:
+    """int64[n]: when the first byte of each frame came."""
+    found = scratch.empty(len(frames.table), np.int64)
+    for first in range(0, len(found), FRAMES_AT_ONCE):
+        some = slice(first, first + FRAMES_AT_ONCE)
+        np.take(times, frames.table[some, frame_tables.FIRST], out=found[some], mode="clip")
+    return found
+
+
+def _pairs(
+    requests: Frames, responses: Frames, asked: Asked, is_done: Any, times: Ints, acknowledged: Any,
+    behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
+) -> Pairs:  # fmt: skip
+    request_count, response_count = len(requests.table), len(responses.table)
+    answer_of = scratch.empty(request_count, np.int64)
+    status = scratch.empty(request_count, np.uint8)
+    request_of = scratch.empty(response_count, np.int64)
+    came = scratch.empty(response_count, np.uint8)
+    is_lost = scratch.empty(request_count, np.uint8)
+    asked_end = requests.column(frame_tables.POS, scratch)
+    asked_end += 4
+    asked_end += requests.table[:, frame_tables.FRAME_SIZE]
+    buckets = pairing.bucket_count(requests.start)
+    table = [scratch.empty(count, np.int64) for count in (buckets, buckets, request_count)]
+    pairing.pair(
+        asked, asked_end, requests.start, is_done, responses.column(frame_tables.ID, scratch),
+        responses.column(frame_tables.KIND, scratch), _times(times, responses, scratch),
+        acknowledged,
+        behind_hole, responses.start, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
+        answer_of, request_of, status, came, is_lost, *table,
+    )  # fmt: skip
+    del table
+    room = request_count + response_count
+    request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
+    count = pairing.in_order(
+        requests.start, responses.start, requests.column(frame_tables.FIRST, scratch),
+        responses.column(frame_tables.FIRST, scratch), request_of, answer_of, request, response,
+    )  # fmt: skip
+    return Pairs(answer_of, status, is_lost, request_of, came, request[:count], response[:count])
+
+
+def _connections(
+    endpoints: npt.NDArray[np.void],
+    streams: Streams,
+    client_side: npt.NDArray[np.uint8],
+    protocol: npt.NDArray[np.uint8],
+) -> npt.NDArray[np.void]:
+    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
+    sides = streams.sides.reshape(-1, SIDE_WIDTH)
+    table = np.zeros(len(connections), CONNECTION)
+    pair = connections[:, PAIR]
+    table["connection_id"] = connection_ids(
+        endpoints, pair, connections[:, FIRST_TIME], connections[:, INCARNATION]
+    )
+    table["first_time_ns"] = connections[:, FIRST_TIME]
+    table["last_time_ns"] = connections[:, LAST_TIME]
+    table["handshake_rtt_ns"] = connections[:, RTT]
+    table["endpoints"] = pair
+    table["client_side"] = client_side
+    table["handshake_seen"] = (sides[0::2, HAS_SYN] != 0) & (sides[1::2, HAS_SYN] != 0)
+    table["protocol"] = protocol
+    table["close_reason"] = connections[:, CLOSE_REASON]
+    rows = np.arange(len(connections))
+    for direction in (REQUEST, RESPONSE):
+        counts = table["direction"][:, direction]
+        own = sides[2 * rows + (client_side ^ direction)]
+        counts["byte_count"] = own[:, BYTE_COUNT]
+        counts["segment_count"] = own[:, SEGMENT_COUNT]
+        counts["retransmitted_segment_count"] = own[:, RETRANSMITTED_COUNT]
+        counts["out_of_order_segment_count"] = own[:, OUT_OF_ORDER_COUNT]
+        counts["duplicate_segment_count"] = own[:, DUPLICATE_COUNT]
+        counts["gap_count"] = own[:, GAP_COUNT]
+    return table
+
+
+def _fault_rows(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
+    """Faults of the framing as rows of ANOMALY."""
+    rows = np.zeros(len(frames.faults), ANOMALY)
+    for name, column in (
+        ("kind", frame_tables.FAULT_KIND),
+        ("severity", frame_tables.SEVERITY),
+        ("direction", frame_tables.DIRECTION),
+        ("connection", frame_tables.FAULT_CONNECTION),
+        ("pos", frame_tables.FAULT_POS),
+        ("byte_count", frame_tables.FAULT_BYTES),
+        ("a", frame_tables.FAULT_A),
+        ("b", frame_tables.FAULT_B),
+        ("extent_count", frame_tables.FAULT_EXTENTS),
+    ):
+        rows[name] = frames.faults[:, column]
+    rows["extent_start"] = frames.faults[:, frame_tables.FAULT_EXTENT] + extent_base
+    _place(rows, segments, frames.faults[:, frame_tables.FAULT_SEGMENT])
+    return rows
+
+
+def _place(rows: Any, segments: Any, segment: Ints) -> None:
+    """Source and packet of anomalies from their segment (-1: none)."""
+    known = segment >= 0
+    rows["source"] = rows["packet"] = -1
+    rows["source"][known] = segments["source"][segment[known]]
+    rows["packet"][known] = segments["packet"][segment[known]]
+
+
+def _frame_anomalies(
+    kind: Anomaly, severity: int, direction: int, frames: Frames, rows: Any, exchange_id: Ints,
+    segments: Any, a: Any, b: Any = 0, byte_count: Any = 0,
+) -> npt.NDArray[np.void]:  # fmt: skip
+    """Anomalies about whole frames: `rows` of a direction's table."""
+    table = frames.table[rows]
+    made = np.zeros(len(table), ANOMALY)
+    made["kind"] = kind
+    made["severity"] = severity
+    made["direction"] = direction
+    made["connection"] = table[:, frame_tables.CONNECTION]
+    made["pos"] = table[:, frame_tables.POS]
+    made["byte_count"] = byte_count
+    made["exchange_id"] = exchange_id
+    made["a"] = a
+    made["b"] = b
+    _place(made, segments, table[:, frame_tables.FIRST])
+    return made
+
+
+def _signed(identifiers: Ints) -> Ints:
+    """Correlation ids as Kafka writes them."""
+    return identifiers.astype(np.uint32).view(np.int32).astype(np.int64)
+
+
+def _anomalies(
+    streams: Streams,
+    protocol: npt.NDArray[np.uint8],
+    client_side: npt.NDArray[np.uint8],
+    requests: Frames,
+    responses: Frames,
+    pairs: Pairs,
+    connection_id: npt.NDArray[np.int64],
+    tls: Tls,
+) -> npt.NDArray[np.void]:
+    segments = streams.segments
+    parts = [
+        _fault_rows(requests, segments, 0),
+        _fault_rows(responses, segments, len(requests.extents)),
+    ]
+    conflicts = streams.conflicts.reshape(-1, CONFLICT_WIDTH)
+    conflicts = conflicts[protocol[conflicts[:, 0] >> 1] == Protocol.KAFKA]
+    made = np.zeros(len(conflicts), ANOMALY)
+    made["kind"] = Anomaly.OVERLAP_CONFLICT
+    made["severity"] = WARNING
+    made["connection"] = conflicts[:, 0] >> 1
+    made["direction"] = (conflicts[:, 0] & 1) ^ client_side[conflicts[:, 0] >> 1]
+    made["pos"] = conflicts[:, 2]
+    made["byte_count"] = conflicts[:, 3]
+    _place(made, segments, conflicts[:, 1])
+    parts.append(made)
+
+    parts.append(_encrypted(tls))
+    ids = Ids(connection_id, requests, responses, pairs.request_of)
+    for direction, frames, ids_of in (
+        (REQUEST, requests, ids.of_requests),
+        (RESPONSE, responses, ids.of_responses),
+    ):
+        rows = frames.cut()
+        size = frames.table[rows, frame_tables.FRAME_SIZE]
+        parts.append(
+            _frame_anomalies(
+                Anomaly.PARTIAL_FRAME, WARNING, direction, frames, rows, ids_of(rows), segments,
+                size, byte_count=size + 4 - frames.table[rows, frame_tables.CAPTURED],
+            )
+        )  # fmt: skip
+    for kind, severity, how in (
+        (Anomaly.RESPONSE_WITHOUT_REQUEST, INFO, UNASKED),
+        (Anomaly.DUPLICATE_RESPONSE, WARNING, SECOND),
+        (Anomaly.OUT_OF_ORDER_RESPONSE, WARNING, OUT_OF_ORDER),
+    ):
+        rows = np.flatnonzero(pairs.came == how)
+        passed: Ints | int = 0
+        if how == OUT_OF_ORDER and len(rows):
+            passed = _signed(responses.table[_passed(pairs.request_of, rows), frame_tables.ID])
+        parts.append(
+            _frame_anomalies(
+                kind, severity, RESPONSE, responses, rows, ids.of_responses(rows), segments,
+                _signed(responses.table[rows, frame_tables.ID]), passed,
+            )
+        )  # fmt: skip
+    rows, late = late_responses(requests, responses, pairs.request_of, segments)
+    parts.append(
+        _frame_anomalies(
+            Anomaly.NEGATIVE_LATENCY, INFO, RESPONSE, responses, rows, ids.of_responses(rows),
+            segments, late,
+        )
+    )  # fmt: skip
+    anomalies = np.concatenate(parts)
+    order = np.lexsort(
+        (anomalies["kind"], anomalies["pos"], anomalies["direction"], anomalies["connection"])
+    )
+    return anomalies[order]
+
+
+def _encrypted(tls: Tls) -> npt.NDArray[np.void]:
+    """A row for each TLS connection whose secrets are not in the key logs that there are."""
+    made = np.zeros(len(tls.failed), ANOMALY)
+    made["kind"] = Anomaly.NOT_DECRYPTED
+    made["severity"] = INFO
+    made["direction"] = NO_DIRECTION
+    made["connection"] = list(tls.failed.keys())
+    made["a"] = list(tls.failed.values())
+    made["source"] = made["packet"] = made["pos"] = -1
+    return made
+
+
+def _passed(request_of: Ints, rows: Ints) -> Ints:
+    """For responses out of order: the row of an earlier one that answered a later request."""
+    highest = np.maximum.accumulate(request_of)
+    return np.searchsorted(highest, highest[rows])  # the response that set the maximum

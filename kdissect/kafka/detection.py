@@ -1,0 +1,371 @@
+"""What a connection speaks, by its content; ports only add certainty.
+
+In this order, the first that holds decides:
+1. no payload: none;
+2. Kafka requests from the first byte on: a request header of a known API whose frame is followed by
+   another one or ends with the stream (bare SASL tokens may come before); a partial request with
+   size, api key and version is enough where the stream ends in it; an unknown API needs a client id
+   that is text and a frame that ends exactly, a Produce without one a body that makes sense;
+3. ZooKeeper's connect packets or requests (its framing is Kafka's, so it is asked before),
+   TLS records, the HTTP/2 preface, HTTP methods or status lines at the start of a stream;
+4. Kafka requests found by a search, for starts in the middle;
+5. responses, for captures of one direction: two from the first byte on with rising ids, or the
+   ApiVersions or SaslHandshake response that most connections begin with, or a chain that a search
+   finds (4 and 5 first with the guessed client, then with the other side as the client);
+6. a port that the user named: Kafka;
+7. TLS or HTTP in the middle (at the start of some segment); else other, but for answers that are
+   all of their connection (`lone.py`).
+
+Where the handshake does not say who the client is, it is who sends the requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kdissect.jit import inlined, kernel
+from kdissect.kafka.acks import may_be_produce
+from kdissect.kafka.assembly import Protocol
+from kdissect.kafka.frame_search import (  # fmt: skip
+    ABSENT,
+    API_VERSION,
+    API_VERSIONS,
+    CLIENT_HASH,
+    CLIENT_LENGTH,
+    CLIENTS_MAX,
+    CORRELATION,
+    FAIR,
+    GOOD,
+    HEADER_WIDTH,
+    KEY,
+    KEYS,
+    REQUEST_STEP_MAX,
+    RISE_MAX,
+    SIZE,
+    STEP_MAX,
+    find_request,
+    find_response,
+    is_api_versions,
+    request_header,
+    response_header,
+    step,
+)
+from kdissect.kafka.framing import TOKEN_SIZE_MAX, stream_of
+from kdissect.kafka.sasl_detection import is_mechanisms
+from kdissect.tcp.byte_ranges import find, int64, peek
+from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH
+
+TOKENS_MAX = 8  # bare tokens before the first request of a 0.9 client
+PARTIAL_SIZE_MAX = 1 << 20  # a request of which only the start is there must not claim more
+TLS_RECORD_MAX = 16384 + 2048
+REPLIES_LOOKED_AT = 16  # of ZooKeeper, in a row
+SEGMENTS_LOOKED_AT = 8  # for TLS and HTTP in the middle of a connection
+
+_NONE = int(Protocol.NONE)
+_KAFKA = int(Protocol.KAFKA)
+_TLS = int(Protocol.TLS)
+_HTTP = int(Protocol.HTTP)
+_HTTP2 = int(Protocol.HTTP2)
+_ZOOKEEPER = int(Protocol.ZOOKEEPER)
+_OTHER = int(Protocol.OTHER)
+
+# First four bytes of HTTP messages, and of the HTTP/2 preface.
+_METHODS = tuple(
+    int.from_bytes(word, "big")
+    for word in (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"HTTP")
+)
+_PREFACE = int.from_bytes(b"PRI ", "big")
+
+
+@inlined
+def _is_text(word: int) -> int:
+    """HTTP or HTTP2 for the first four bytes of one, else NONE."""
+    for method in _METHODS:
+        if word == method:
+            return _HTTP
+    return _HTTP2 if word == _PREFACE else _NONE
+
+
+@kernel
+def _is_tls(stream: Any, index: int, pos: int) -> bool:
+    """Whether TLS records begin at `pos`: two that agree, or one handshake or alert that fits."""
+    pieces = stream.pieces
+    for seen in range(2):
+        kind = peek(pieces, index, stream.stop, pos, 1)
+        version = peek(pieces, index, stream.stop, pos + 1, 2)
+        length = peek(pieces, index, stream.stop, pos + 3, 2)
+        if kind < 0 or version < 0 or length < 0:
+            return seen > 0
+        if not (20 <= kind <= 23 and 0x0300 <= version <= 0x0304 and 0 < length <= TLS_RECORD_MAX):
+            return False
+        if kind == 22 and seen == 0:
+            message = peek(pieces, index, stream.stop, pos + 5, 1)
+            if message in (1, 2):
+                return True
+        pos += 5 + length
+        if pos >= stream.end:
+            return pos == stream.end
+        index = find(pieces, index, stream.stop, pos)
+    return True
+
+
+@kernel
+def _is_zookeeper(stream: Any) -> bool:
+    """Whether ZooKeeper's first packets, or requests with a path, begin the stream.
+
+    ConnectRequest is protocol version 0, zxid, timeout, session id, a password of 16 bytes and
+    maybe a flag; ConnectResponse the same without zxid. A request is xid, opcode, path; a ping is
+    xid -2, opcode 11.
+    """
+    pieces = stream.pieces
+    index = stream.start
+    if index >= stream.stop:
+        return False
+    pos = pieces.pos[index]
+    for _ in range(3):
+        size = peek(pieces, index, stream.stop, pos, 4)
+        first = peek(pieces, index, stream.stop, pos + 4, 4)
+        second = peek(pieces, index, stream.stop, pos + 8, 4)
+        if size < 8 or first < 0 or second < 0:
+            return False
+        if first == 0 and size in (44, 45):
+            if peek(pieces, index, stream.stop, pos + 28, 4) == 16:
+                return True
+        if first == 0 and size in (36, 37):
+            if peek(pieces, index, stream.stop, pos + 20, 4) == 16:
+                return True
+        if size == 8 and first == 0xFFFFFFFE and second == 11:
+            return True
+        path = peek(pieces, index, stream.stop, pos + 12, 4)
+        if 0 < path <= size - 12 and second <= 110:
+            if peek(pieces, index, stream.stop, pos + 16, 1) == 0x2F:
+                return True
+        pos += 4 + size
+        if pos >= stream.end:
+            return False
+        index = find(pieces, index, stream.stop, pos)
+    return False
+
+
+@kernel
+def _are_zookeeper_replies(stream: Any, index: int, pos: int) -> bool:
+    """Whether the frames from `pos` on are ZooKeeper's replies, which read like Kafka's responses.
+
+    A reply is xid, zxid, error code, body. Zxids never fall, and their upper half is the leader's
+    epoch; where that is 0 (a server alone) an answered ping must be among them.
+    """
+    pieces = stream.pieces
+    last = int64(-1)
+    has_epochs = True
+    has_ping = False
+    count = 0
+    for _ in range(REPLIES_LOOKED_AT):
+        if pos >= stream.end:
+            break
+        index = find(pieces, index, stream.stop, pos)
+        size = peek(pieces, index, stream.stop, pos, 4)
+        xid = peek(pieces, index, stream.stop, pos + 4, 4)
+        epoch = peek(pieces, index, stream.stop, pos + 8, 4)
+        low = peek(pieces, index, stream.stop, pos + 12, 4)
+        error = peek(pieces, index, stream.stop, pos + 16, 4)
+        if size < 0 or xid < 0 or epoch < 0 or low < 0 or error < 0:
+            break
+        if size < 16 or not (error == 0 or error > 0xFFFFFF00):
+            return False
+        if xid != 0xFFFFFFFF:  # of a watch's event, whose zxid is -1
+            zxid = (epoch << 32) | low
+            if zxid < last:
+                return False
+            last = zxid
+            has_ping |= xid == 0xFFFFFFFE and size == 16
+            has_epochs &= 0 < epoch < 0x100000
+        count += 1
+        pos += 4 + size
+    return count >= 3 and (has_ping or has_epochs)
+
+
+@kernel
+def _begins_with_requests(
+    stream: Any, kafka: Any, has_origin: bool, is_named: bool, header: Any
+) -> bool:
+    """Rule 2 of the top, at the first captured byte.
+
+    is_named: the client ids must be the same and not empty, and ids rise. A response reads like a
+    request of Produce with an empty one while correlation ids are small, or with the name of a
+    topic, which matters where nothing else tells the client. Sizes with small numbers behind them,
+    as other protocols have them too (SMPP), read like a request of Produce without a client id, so
+    its body must make sense as well.
+    """
+    pieces = stream.pieces
+    index = stream.start
+    if index >= stream.stop:
+        return False
+    pos = pieces.pos[index]
+    for number in range(TOKENS_MAX + 1):
+        grade = request_header(pieces, index, stream.stop, pos, kafka, header)
+        size = header[SIZE]
+        end = pos + 4 + size
+        client = header[CLIENT_HASH]
+        if is_named and grade == GOOD and header[CLIENT_LENGTH] == 0:
+            return False
+        is_bare = grade == GOOD and header[KEY] == 0 and header[CLIENT_LENGTH] <= 0
+        if is_bare and not may_be_produce(pieces, index, stream.stop, pos, header):
+            return False
+        if grade in (GOOD, FAIR):
+            if end == stream.end:
+                return not is_named or header[KEY] != 0
+            if end > stream.end:
+                return grade == GOOD and size <= PARTIAL_SIZE_MAX
+            behind = find(pieces, index, stream.stop, end)
+            correlation = header[CORRELATION]
+            after = request_header(pieces, behind, stream.stop, end, kafka, header)
+            if after == GOOD:
+                rises = 0 < step(header[CORRELATION], correlation) <= REQUEST_STEP_MAX
+                return not is_named or (header[CLIENT_HASH] == client and rises)
+            if grade == GOOD:
+                # Something else may follow a request of which every byte makes sense.
+                return after == ABSENT or (has_origin and number == 0)
+            return False
+        if grade == ABSENT:
+            key = header[KEY]
+            api_version = header[API_VERSION]
+            return (
+                number == 0
+                and 0 <= key < KEYS
+                and 0 <= api_version < API_VERSIONS
+                and kafka.known[key * API_VERSIONS + api_version] != 0
+                and 8 <= size <= PARTIAL_SIZE_MAX
+            )
+        if not has_origin or size < 0 or size > TOKEN_SIZE_MAX or end >= stream.end:
+            return False
+        pos = end
+        index = find(pieces, index, stream.stop, pos)
+    return False
+
+
+@kernel
+def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: Any) -> bool:
+    """Rule 5 of the top, at the first byte; without a SYN it must tell itself."""
+    pieces = stream.pieces
+    index = stream.start
+    if index >= stream.stop or pieces.pos[index] != 0:
+        return False
+    if not response_header(pieces, index, stream.stop, 0, limit, header):
+        return False
+    size = header[SIZE]
+    first = header[CORRELATION]
+    if size < 0 or first < 0 or 4 + size > stream.end:
+        return False
+    if is_api_versions(stream, index, int64(0), size) or is_mechanisms(
+        stream, index, int64(0), size
+    ):
+        return True
+    if not has_origin or 4 + size == stream.end:
+        return False
+    behind = find(pieces, index, stream.stop, 4 + size)
+    if not response_header(pieces, behind, stream.stop, 4 + size, limit, header):
+        return False
+    if header[SIZE] < 0 or header[CORRELATION] < 0:
+        return False
+    return 0 < step(header[CORRELATION], first) <= STEP_MAX
+
+
+def recognise(
+    pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
+    asked: Any, client_side: Any, protocol: Any,
+) -> None:  # fmt: skip
+    """Fill protocol uint8 and client_side uint8 of each connection.
+
+    client_side comes with the choice by port, for the case that nothing else tells. hinted uint8:
+    a port of the connection is among the user's. asked: an empty `evidence.Asked`.
+    """
+    _recognise(
+        pieces, times, sides, connections, has_origin, hinted, kafka, asked, client_side, protocol,
+        np.empty(HEADER_WIDTH, np.int64), np.empty(HEADER_WIDTH, np.int64),
+        np.zeros(CLIENTS_MAX, np.int64),
+    )  # fmt: skip
+
+
+@kernel
+def _recognise(
+    pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
+    asked: Any, client_side: Any, protocol: Any, header: Any, following: Any, clients: Any,
+) -> None:  # fmt: skip
+    for connection in range(len(protocol)):
+        one = stream_of(pieces, sides, 2 * connection)
+        two = stream_of(pieces, sides, 2 * connection + 1)
+        told = connections[connection * CONNECTION_WIDTH + CLIENT_SIDE]
+        if one.start == one.stop and two.start == two.stop:
+            protocol[connection] = _NONE
+            if told >= 0:
+                client_side[connection] = told
+            continue
+        found = _NONE
+        zookeeper = _is_zookeeper(one) or _is_zookeeper(two)
+        guessed = client_side[connection] if told < 0 else told
+        for turn in range(3):
+            # The client's side if it is known. Else the guess, the other, the guess without names.
+            side = 1 - guessed if turn == 1 else guessed
+            if found or zookeeper or (told >= 0 and side != told):
+                continue
+            stream = one if side == 0 else two
+            origin = has_origin[2 * connection + side] != 0
+            if _begins_with_requests(stream, kafka, origin, told < 0 and turn < 2, header):
+                found = _KAFKA
+                client_side[connection] = side
+        if told >= 0:
+            client_side[connection] = told
+        if not found and zookeeper:
+            found = _ZOOKEEPER
+        for side in range(2):
+            stream = one if side == 0 else two
+            if not found and stream.start < stream.stop:
+                pos = pieces.pos[stream.start]
+                if _is_tls(stream, stream.start, pos):
+                    found = _TLS
+                elif pos == 0:
+                    found = _is_text(peek(pieces, stream.start, stream.stop, 0, 4))
+        for turn in range(2):
+            # The guess first, both ways: either direction can read like the other one.
+            client = 1 - guessed if turn == 1 else guessed
+            if found or (told >= 0 and client != told):
+                continue
+            stream = one if client == 0 else two
+            if stream.start < stream.stop:
+                at = find_request(
+                    stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0), False,
+                    header, following,
+                )  # fmt: skip
+                # Against the guess by ports Produce must not stand alone: a response reads like it.
+                alone = header[KEY] == 0 and at + 4 + header[SIZE] >= stream.end
+                if at >= 0 and not (turn == 1 and alone):
+                    found = _KAFKA
+            stream = two if client == 0 else one
+            if not found and stream.start < stream.stop:
+                origin = has_origin[2 * connection + 1 - client] != 0
+                if _begins_with_responses(stream, kafka.limit[0], origin, header):
+                    found = _KAFKA
+                else:
+                    at = find_response(
+                        stream, stream.start, int64(0), kafka.limit[0], asked, int64(0),
+                        int64(0), int64(-1), int64(RISE_MAX), False, times, header, following,
+                    )  # fmt: skip
+                    if at >= 0:
+                        index = find(pieces, stream.start, stream.stop, at)
+                        is_other = _are_zookeeper_replies(stream, index, at)
+                        found = _ZOOKEEPER if is_other else _KAFKA
+            if found:
+                client_side[connection] = client
+        if not found and hinted[connection]:
+            found = _KAFKA
+        for side in range(2):
+            stream = one if side == 0 else two
+            for index in range(stream.start, min(stream.stop, stream.start + SEGMENTS_LOOKED_AT)):
+                if not found:
+                    pos = pieces.pos[index]
+                    found = _is_text(peek(pieces, index, stream.stop, pos, 4))
+                    if not found and _is_tls(stream, index, pos):
+                        found = _TLS
+        protocol[connection] = found if found else _OTHER

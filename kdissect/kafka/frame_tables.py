@@ -1,0 +1,233 @@
+"""Rows that framing writes: frames, where their bytes lie, and faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kdissect.jit import inlined, kernel, making_kernel
+from kdissect.kafka.assembly import WARNING, Anomaly
+from kdissect.kafka.frame_search import API_VERSION, CORRELATION, KEY, SIZE
+from kdissect.tcp.byte_ranges import find, grown, int64
+
+# Columns of a frame. CONNECTION: its row; FIRST and LAST: segments of the first and the last
+# captured byte; CAPTURED: bytes of it, the size prefix included.
+(
+    CONNECTION, POS, FRAME_SIZE, API_KEY, VERSION, ID, KIND, FIRST, LAST, EXTENT_START,
+    EXTENT_COUNT, CAPTURED,
+) = range(12)  # fmt: skip
+FRAME_WIDTH = 12
+EXPECTS, TOKEN, SILENT = 0, 1, 2  # KIND of a request; of a response EXPECTS or TOKEN
+
+EXTENT_WIDTH = 3  # place in the source, length, source (-1: missing)
+
+# Columns of a fault; FAULT_FRAME: the frame (of the direction) it is about, or -1.
+(
+    FAULT_KIND, SEVERITY, DIRECTION, FAULT_CONNECTION, FAULT_SEGMENT, FAULT_POS, FAULT_BYTES,
+    FAULT_A, FAULT_B, FAULT_EXTENT, FAULT_EXTENTS, FAULT_FRAME,
+) = range(12)  # fmt: skip
+FAULT_WIDTH = 12
+
+# Why bytes are unframed, `a` of the anomaly; `b` is the size that was read there, or -1.
+AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
+
+SHOWN_MAX = 256  # unframed bytes to show with their anomaly
+FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
+
+
+@kernel
+def extents_max(pieces: Any, index: int, stop: int, end: int) -> int:
+    """At most so many rows tell where bytes up to `end` lie that begin in or before the piece
+    `index`: pieces with holes around."""
+    behind = index
+    while behind < stop and pieces.pos[behind] < end:
+        behind += 1
+    return 2 * (behind - index) + 1
+
+
+@kernel
+def put_extents(
+    pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, extents: Any, used: Any
+) -> int:
+    """Append where the bytes [begin, end) lie, holes included; captured bytes.
+
+    The table has room for `extents_max` rows.
+    """
+    captured = int64(0)
+    here = begin
+    while here < end:
+        while index < stop and pieces.pos[index] + pieces.length[index] <= here:
+            index += 1
+        at = used[EXTENTS] * EXTENT_WIDTH
+        if index >= stop or pieces.pos[index] > here:
+            until = end if index >= stop else min(end, pieces.pos[index])
+            extents[at] = 0
+            extents[at + 1] = until - here
+            extents[at + 2] = -1
+        else:
+            until = min(end, pieces.pos[index] + pieces.length[index])
+            extents[at] = pieces.file_pos[index] + (here - pieces.pos[index])
+            extents[at + 1] = until - here
+            extents[at + 2] = source[pieces.segment[index]]
+            captured += until - here
+        used[EXTENTS] += 1
+        here = until
+    return captured
+
+
+@kernel
+def put_whole_frame(
+    pieces: Any, source: Any, index: int, connection: int, pos: int, header: Any, kind: int,
+    frames: Any, extents: Any, used: Any,
+) -> None:  # fmt: skip
+    """`put_frame`, where all of a frame that is not empty lies in one piece: the usual case."""
+    at = used[EXTENTS] * EXTENT_WIDTH
+    extents[at] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
+    extents[at + 1] = header[SIZE]
+    extents[at + 2] = source[pieces.segment[index]]
+    used[EXTENTS] += 1
+    at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
+    frames[at + EXTENT_START] = used[EXTENTS] - 1
+
+
+@inlined
+def _put_head(
+    pieces: Any, index: int, connection: int, pos: int, header: Any, kind: int, frames: Any,
+    used: Any,
+) -> int:  # fmt: skip
+    """Fill the next free row as of a frame in one piece; where the row begins."""
+    at = used[FRAMES] * FRAME_WIDTH
+    used[FRAMES] += 1
+    segment = pieces.segment[index]
+    frames[at + CONNECTION] = connection
+    frames[at + POS] = pos
+    frames[at + FRAME_SIZE] = header[SIZE]
+    frames[at + API_KEY] = header[KEY]
+    frames[at + VERSION] = header[API_VERSION]
+    frames[at + ID] = header[CORRELATION]
+    frames[at + KIND] = kind
+    frames[at + FIRST] = segment
+    frames[at + LAST] = segment
+    frames[at + EXTENT_COUNT] = 1
+    frames[at + CAPTURED] = 4 + header[SIZE]
+    return at
+
+
+@kernel
+def put_frame(
+    pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
+    kind: int, frames: Any, extents: Any, used: Any,
+) -> None:  # fmt: skip
+    """Put the frame at `pos`, whose size prefix is there, into the next free row.
+
+    The tables have room for it, and for `extents_max` rows of its bytes.
+    """
+    end = pos + 4 + header[SIZE]
+    at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
+    first = used[EXTENTS]
+    captured = put_extents(pieces, source, index, stop, pos + 4, end, extents, used)
+    frames[at + EXTENT_START] = first
+    frames[at + EXTENT_COUNT] = used[EXTENTS] - first
+    frames[at + CAPTURED] = captured + 4
+    last = find(pieces, index, stop, end - 1)
+    if last >= stop or pieces.pos[last] >= end:
+        last -= 1
+    frames[at + LAST] = pieces.segment[last]
+
+
+@making_kernel
+def put_fault(
+    faults: Any, used: Any, kind: int, severity: int, direction: int, connection: int, segment: int,
+    pos: int, count: int, a: int, b: int, frame: int,
+) -> Any:  # fmt: skip
+    """Append a fault without bytes to show; the table."""
+    faults = grown(faults, used[FAULTS] * FAULT_WIDTH, FAULT_WIDTH)
+    at = used[FAULTS] * FAULT_WIDTH
+    used[FAULTS] += 1
+    faults[at + FAULT_KIND] = kind
+    faults[at + SEVERITY] = severity
+    faults[at + DIRECTION] = direction
+    faults[at + FAULT_CONNECTION] = connection
+    faults[at + FAULT_SEGMENT] = segment
+    faults[at + FAULT_POS] = pos
+    faults[at + FAULT_BYTES] = count
+    faults[at + FAULT_A] = a
+    faults[at + FAULT_B] = b
+    faults[at + FAULT_EXTENT] = 0
+    faults[at + FAULT_EXTENTS] = 0
+    faults[at + FAULT_FRAME] = frame
+    return faults
+
+
+@making_kernel
+def put_unframed(
+    pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, direction: int,
+    connection: int, reason: int, size: int, extents: Any, faults: Any, used: Any,
+) -> Any:  # fmt: skip
+    """Note the captured bytes of [begin, end), if any, as in no frame; (extents, faults)."""
+    while index < stop and pieces.pos[index] + pieces.length[index] <= begin:
+        index += 1
+    if index >= stop or pieces.pos[index] >= end:
+        return extents, faults
+    first = max(begin, pieces.pos[index])
+    count = int64(0)
+    number = index
+    while number < stop and pieces.pos[number] < end:
+        last = min(end, pieces.pos[number] + pieces.length[number])
+        count += last - max(begin, pieces.pos[number])
+        number += 1
+    faults = put_fault(
+        faults, used, int64(Anomaly.UNFRAMED_BYTES), WARNING, direction, connection,
+        pieces.segment[index], first, count, reason, size, -1,
+    )  # fmt: skip
+    at = (used[FAULTS] - 1) * FAULT_WIDTH
+    before = used[EXTENTS]
+    shown = min(end, first + SHOWN_MAX)
+    room = extents_max(pieces, index, stop, shown) * EXTENT_WIDTH
+    extents = grown(extents, before * EXTENT_WIDTH, room)
+    put_extents(pieces, source, index, stop, first, shown, extents, used)
+    faults[at + FAULT_EXTENT] = before
+    faults[at + FAULT_EXTENTS] = used[EXTENTS] - before
+    return extents, faults
+
+
+@kernel
+def _has_gaps(pieces: Any, start: int, stop: int, end: int) -> bool:
+    here = int64(0)
+    for index in range(start, stop):
+        if pieces.pos[index] > here:
+            return True
+        here = pieces.pos[index] + pieces.length[index]
+    return end > here
+
+
+@making_kernel
+def put_gaps(
+    pieces: Any, start: int, stop: int, end: int, direction: int, connection: int, faults: Any,
+    used: Any,
+) -> Any:  # fmt: skip
+    """Note the holes of a stream that is known to be `end` bytes long; the table of faults."""
+    if not _has_gaps(pieces, start, stop, end):
+        return faults
+    here = int64(0)
+    segment = int64(-1)
+    for index in range(start, stop + 1):
+        until = pieces.pos[index] if index < stop else end
+        if index < stop:
+            segment = pieces.segment[index]
+        if until > here:
+            faults = put_fault(
+                faults, used, int64(Anomaly.GAP), WARNING, direction, connection, segment, here,
+                until - here, 0, 0, -1,
+            )  # fmt: skip
+        if index < stop:
+            here = pieces.pos[index] + pieces.length[index]
+    return faults
+
+
+def renumber(frames: Any, faults: Any, extent_base: int) -> None:
+    """Tell flat tables of frames and faults that so many extents were found before theirs."""
+    frames[EXTENT_START::FRAME_WIDTH] += extent_base
+    shown = np.flatnonzero(faults[FAULT_EXTENTS::FAULT_WIDTH])
+    faults[FAULT_EXTENT::FAULT_WIDTH][shown] += extent_base

@@ -1,0 +1,66 @@
+"""Choices of the stream layer, and what it needs to know of the mapped captures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.segments import SegmentBatch
+
+# Default of Kafka's socket.request.max.bytes (100 MiB). A larger size is reported, not believed.
+FRAME_SIZE_MAX = 104_857_600
+GAPS_MAX = 100_000  # gaps that are listed one by one, of each direction of a connection
+CONNECTIONS_MAX = 500_000  # connections followed at once: those of a batch of segments
+# Mirror ports and `-i any` deliver the second copy of a packet within this time (design.md 6).
+DUPLICATE_WINDOW_NS = 10_000_000
+CHECKED_AT_ONCE = 1 << 16  # segments
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """ports: hints that a connection is Kafka; frame_size_max: bytes a size prefix may claim;
+    gaps_max: gaps, and unframed runs of bytes, listed one by one of a direction."""
+
+    ports: tuple[int, ...] = ()
+    frame_size_max: int = FRAME_SIZE_MAX
+    gaps_max: int = GAPS_MAX
+    duplicate_window_ns: int = DUPLICATE_WINDOW_NS
+
+
+class MappedSources(Protocol):
+    """sizes: int64[n] bytes of the captures; addresses: uint64[m], of extents inside of them."""
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+
+    def addresses(self, source: Any, pos: Any, length: Any) -> npt.NDArray[np.uint64]: ...
+
+
+def check_batch(batch: SegmentBatch, sources: MappedSources) -> None:
+    """Raise ValueError where a segment points outside of the captures or of the batch.
+
+    After this check the kernels may read every captured byte without looking back.
+    """
+    for first in range(0, len(batch.segments), CHECKED_AT_ONCE):
+        _check(batch.segments[first : first + CHECKED_AT_ONCE], len(batch.endpoints), sources.sizes)
+
+
+def _check(segments: Any, pair_count: int, sizes: npt.NDArray[np.int64]) -> None:
+    source = segments["source"].astype(np.int64)
+    if source.min() < 0 or source.max() >= len(sizes):
+        raise ValueError("batch: a segment names a source that is not mapped")
+    if segments["endpoints"].min() < 0 or segments["endpoints"].max() >= pair_count:
+        raise ValueError("batch: a segment names an endpoint pair that is not in the batch")
+    if segments["side"].max() > 1:
+        raise ValueError("batch: a segment's side is neither 0 nor 1")
+    captured = segments["captured"].astype(np.int64)
+    if captured.min() < 0 or (captured > segments["length"]).any():
+        raise ValueError("batch: a segment has captured more than its length, or less than nothing")
+    pos = segments["pos"]
+    # Without payload the place is never read; compared in a form that cannot overflow.
+    outside = (captured > 0) & ((pos < 0) | (pos > sizes[source] - captured))
+    if outside.any():
+        raise ValueError("batch: a segment's payload lies outside of its source")

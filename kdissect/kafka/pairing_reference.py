@@ -1,0 +1,134 @@
+"""Pairing as plain Python: the definition that `pairing.pair` is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kdissect.kafka.assembly import PairStatus
+from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
+from kdissect.kafka.pairing import (  # fmt: skip
+    CLOCKS_MAX_NS,
+    IN_ORDER,
+    OUT_OF_ORDER,
+    PAIRING,
+    SECOND,
+    TOKENS_AHEAD_MAX,
+    UNASKED,
+    Event,
+    State,
+)
+
+
+class Request(NamedTuple):
+    correlation_id: int
+    time_ns: int
+    kind: int  # EXPECTS, TOKEN, SILENT
+    end: int = 0  # in its stream
+    is_done: bool = False  # answered by a response that is not here
+
+
+class Response(NamedTuple):
+    correlation_id: int
+    time_ns: int
+    kind: int  # EXPECTS or TOKEN
+    ack: int | None = None  # modulo 2^32
+    is_behind_hole: bool = False
+
+
+def may_answer(
+    requests: Sequence[Request], row: int, time_ns: int, acked: int | None = None
+) -> bool:
+    """A request is not younger than its response, but for clocks; never with a neighbour's id."""
+    if requests[row].time_ns <= time_ns:
+        return True
+    neighbours = [*requests[max(0, row - 1) : row], *requests[row + 1 : row + 2]]
+    own = all(other.correlation_id != requests[row].correlation_id for other in neighbours)
+    is_there = acked is None or requests[row].end <= acked
+    return own and is_there and requests[row].time_ns <= time_ns + CLOCKS_MAX_NS
+
+
+def acknowledged(requests: Sequence[Request], responses: Sequence[Response]) -> list[int | None]:
+    """What each response acknowledges of the requests' stream, as far as it means anything."""
+    positions: list[int | None] = []
+    here = 0
+    for response in responses:
+        if response.ack is not None:
+            low = here - 2**31
+            here = low + (response.ack - low) % 2**32
+        positions.append(None if response.ack is None else here)
+    reach = max((position for position in positions if position is not None), default=0)
+    return positions if requests and reach >= requests[0].end else [None] * len(responses)
+
+
+def pair(
+    requests: Sequence[Request], responses: Sequence[Response], is_closed: bool, has_loss: bool
+) -> tuple[list[int], list[PairStatus], list[int], list[bool]]:
+    """Of one connection: the response of each request (-1 none), its status, how each response
+    came, and whose answer was in a hole."""
+    answer_of = [-1] * len(requests)
+    is_lost = [False] * len(requests)
+    status = [PairStatus.RESPONSE_MISSING] * len(requests)
+    came = []
+    highest = max((row for row, request in enumerate(requests) if request.is_done), default=-1)
+    acks = acknowledged(requests, responses)
+
+    def is_answered(row: int) -> bool:
+        return answer_of[row] >= 0 or requests[row].is_done
+
+    for answer, response in enumerate(responses):
+        wanted = TOKEN if response.kind == TOKEN else EXPECTS
+        hole = response.is_behind_hole
+        acked = acks[answer]
+        waiting = [row for row in range(len(requests)) if not is_answered(row) and not is_lost[row]]
+        found = -1
+        if wanted == TOKEN and hole:
+            for row in waiting:
+                if highest < row <= highest + TOKENS_AHEAD_MAX and requests[row].kind == TOKEN:
+                    if not may_answer(requests, row, response.time_ns, acked):
+                        break
+                    found = row
+        elif wanted == TOKEN:
+            oldest = [row for row in waiting if requests[row].kind != SILENT][:1]
+            if oldest and requests[oldest[0]].kind == TOKEN:
+                row = oldest[0]
+                found = row if may_answer(requests, row, response.time_ns, acked) else -1
+        else:
+            same = [
+                row
+                for row in waiting
+                if requests[row].kind != TOKEN
+                and requests[row].correlation_id == response.correlation_id
+                and may_answer(requests, row, response.time_ns, acked)
+            ]
+            expecting = [row for row in same if requests[row].kind == EXPECTS]
+            in_order = [row for row in expecting if row > highest]
+            if hole and in_order:
+                found = in_order[-1]
+            else:
+                found = next(iter(expecting or same), -1)
+        if hole:
+            for row in waiting:
+                if highest < row < found and requests[row].kind != SILENT:
+                    is_lost[row] = True
+        if found < 0:
+            seen = wanted == EXPECTS and any(
+                is_answered(row)
+                and requests[row].kind != TOKEN
+                and requests[row].correlation_id == response.correlation_id
+                for row in range(len(requests))
+            )
+            came.append(SECOND if seen else UNASKED)
+            continue
+        came.append(IN_ORDER if found > highest else OUT_OF_ORDER)
+        highest = max(highest, found)
+        answer_of[found] = answer
+        state = State.SILENT if requests[found].kind == SILENT else State.OUTSTANDING
+        status[found] = PAIRING[state, Event.RESPONSE]
+    for row, request in enumerate(requests):
+        if answer_of[row] < 0:
+            state = State.SILENT if request.kind == SILENT else State.OUTSTANDING
+            state = State.LOST if is_lost[row] else state
+            lost = has_loss and row < highest
+            status[row] = PAIRING[state, Event.CLOSE if is_closed and not lost else Event.LOSS]
+    return answer_of, status, came, is_lost

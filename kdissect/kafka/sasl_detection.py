@@ -1,0 +1,160 @@
+"""What speaks for SASL at a place of a stream: a handshake by its mechanisms, bare tokens by shape.
+
+Bare tokens (SaslHandshake v0) have a size and nothing else, so behind a gap only what they say can
+tell them. They come in lock step at the beginning of a connection, before any request but
+ApiVersions and SaslHandshake, and each in a segment of its own; there, and nowhere else, these
+shapes count (RFC 4616, 5802, 7628, 4121):
+
+    client  PLAIN        [authzid] NUL authcid NUL password
+            SCRAM, OAUTHBEARER   a GS2 header, "n," or "y,", or "p="; then "c="; ^A for an error
+            GSSAPI       an ASN.1 application tag whose length fits, or a wrap token
+    broker  all          nothing, for success
+            SCRAM        "r=", then "v=" or "e="
+            OAUTHBEARER  "{", the error as JSON
+            GSSAPI       as above
+
+The list of mechanisms in an answer to SaslHandshake, and the one mechanism in its request, consume
+their frames exactly and have names of at most 20 capitals, digits, hyphens and underscores (RFC
+4422, 3.1), which nothing else has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdissect.jit import inlined, kernel
+from kdissect.tcp.byte_ranges import int64, peek, peek_u8
+
+TOKEN_BYTES_READ = 256  # of a token, to tell whether it is text
+MECHANISM_MAX = 20
+MECHANISMS_MAX = 64  # of a broker
+UNSUPPORTED_MECHANISM, ILLEGAL_STATE = 33, 34  # errors of a SaslHandshake
+
+GSS_TAG, GSS_WRAP = 0x60, 0x0504
+OBJECT_IDENTIFIER = 6
+SEPARATOR = 1
+
+
+@inlined
+def _is_name(byte: int) -> bool:
+    return 65 <= byte <= 90 or 48 <= byte <= 57 or byte == 45 or byte == 95
+
+
+@kernel
+def end_of_mechanism(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
+    """Where the mechanism's name at `pos` (int16 length, text) ends, -1 where there is none."""
+    length = peek(pieces, index, stop, pos, 2)
+    if not 0 < length <= MECHANISM_MAX or pos + 2 + length > end:
+        return -1
+    for place in range(pos + 2, pos + 2 + length):
+        while index < stop and pieces.pos[index] + pieces.length[index] <= place:
+            index += 1
+        if not _is_name(peek_u8(pieces, index, stop, place)):
+            return -1
+    return int64(pos + 2 + length)
+
+
+@kernel
+def is_mechanisms(stream: Any, index: int, pos: int, size: int) -> bool:
+    """Whether the frame at `pos` is an answer to SaslHandshake: error, names of mechanisms."""
+    pieces = stream.pieces
+    stop = stream.stop
+    error = peek(pieces, index, stop, pos + 8, 2)
+    if error != 0 and error != UNSUPPORTED_MECHANISM and error != ILLEGAL_STATE:
+        return False
+    count = peek(pieces, index, stop, pos + 10, 4)
+    if not 0 < count <= MECHANISMS_MAX:
+        return False
+    at = int64(pos + 14)
+    end = pos + 4 + size
+    for _ in range(count):
+        at = end_of_mechanism(pieces, index, stop, at, end)
+        if at < 0:
+            return False
+    return at == end
+
+
+@inlined
+def _is_gss(word: int, size: int) -> bool:
+    """Whether a token of `size` that begins with the 32 bits of `word` is one of GSSAPI's.
+
+    An initial token is 0x60, its length in DER, and an object identifier (RFC 2743, 3.1); a wrap
+    token is 5, 4, flags, 255 (RFC 4121, 4.2.6.2).
+    """
+    if word >> 24 == GSS_TAG:
+        length = (word >> 16) & 255
+        if length < 128:
+            return length == size - 2 and (word >> 8) & 255 == OBJECT_IDENTIFIER
+        if length == 0x81:
+            return (word >> 8) & 255 == size - 3 and word & 255 == OBJECT_IDENTIFIER
+        return length == 0x82 and word & 0xFFFF == size - 4
+    return word >> 16 == GSS_WRAP and (word >> 8) & 255 < 8 and word & 255 == 255
+
+
+@kernel
+def _is_said(stream: Any, index: int, pos: int, size: int) -> bool:
+    """Whether the first bytes of a token are text, or OAUTHBEARER's separator."""
+    pieces = stream.pieces
+    for place in range(pos + 4, pos + 4 + min(size, TOKEN_BYTES_READ)):
+        while index < stream.stop and pieces.pos[index] + pieces.length[index] <= place:
+            index += 1
+        byte = peek_u8(pieces, index, stream.stop, place)
+        if (byte < 32 and byte != SEPARATOR) or byte == 127:
+            return False
+    return True
+
+
+@kernel
+def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
+    """Whether the frame of `size` at `pos` has the shape of a client's token, see the top."""
+    pieces = stream.pieces
+    stop = stream.stop
+    if size == 1:
+        return peek(pieces, index, stop, pos + 4, 1) == SEPARATOR
+    if size < 4:
+        return False
+    word = peek(pieces, index, stop, pos + 4, 4)
+    if word < 0:
+        return False
+    first, second = word >> 24, (word >> 16) & 255
+    if _is_gss(word, size):
+        return True
+    comma, equals = 44, 61
+    says = (first == 110 or first == 121) and second == comma  # n, y
+    says |= (first == 112 or first == 99) and second == equals  # p, c
+    if says:
+        return _is_said(stream, index, pos, size)
+    if size > TOKEN_BYTES_READ:
+        return False
+    zeros = 0
+    run = 0  # bytes since the last NUL
+    for place in range(pos + 4, pos + 4 + size):
+        while index < stop and pieces.pos[index] + pieces.length[index] <= place:
+            index += 1
+        byte = peek_u8(pieces, index, stop, place)
+        if byte == 0:
+            if zeros > 0 and run == 0:
+                return False  # no authcid
+            zeros += 1
+            run = 0
+        elif byte < 32 or byte == 127:
+            return False
+        else:
+            run += 1
+    return zeros == 2 and run > 0
+
+
+@kernel
+def is_broker_token(stream: Any, index: int, pos: int, size: int) -> bool:
+    """Whether the frame of `size` at `pos` has the shape of a broker's token, but an empty one."""
+    if size < 4:
+        return False
+    word = peek(stream.pieces, index, stream.stop, pos + 4, 4)
+    if word < 0:
+        return False
+    first, second = word >> 24, (word >> 16) & 255
+    if _is_gss(word, size):
+        return True
+    says = (first == 114 or first == 118 or first == 101) and second == 61  # r= v= e=
+    says |= first == 123  # {
+    return says and _is_said(stream, index, pos, size)

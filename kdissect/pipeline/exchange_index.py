@@ -1,0 +1,170 @@
+"""Assemblies in pieces: the index of exchanges cut by place, packed to bytes, put together."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.arrays import copied, gather_ranges, joined, renumbered
+from kdissect.arrays import take as rows_of
+from kdissect.capture.segments import ENDPOINTS
+from kdissect.kafka.assembly import (
+    ANOMALY,
+    CARRIED,
+    CONNECTION,
+    EXCHANGE,
+    EXTENT,
+    NO_CARRIED,
+    Assembly,
+    Carried,
+)
+from kdissect.packing import pack, unpack
+
+SIDES = ("request", "response")
+_KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
+
+
+def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
+    """The exchanges `rows` with the connections, extents and carried bytes they use.
+
+    Without anomalies and TLS facts, which are tables by now.
+    """
+    exchanges = rows_of(assembly.exchanges, rows)
+    used, connection = renumbered(exchanges["connection"], len(assembly.connections))
+    connections = assembly.connections[used]
+    pairs, endpoints = renumbered(connections["endpoints"], len(assembly.endpoints))
+    connections["endpoints"] = endpoints
+    exchanges["connection"] = connection
+    extents = []
+    base = 0
+    for side in SIDES:
+        start = exchanges[side]["extent_start"].astype(np.int64)
+        count = exchanges[side]["extent_count"].astype(np.int64)
+        indices, new_start = gather_ranges(start, count)
+        extents.append(rows_of(assembly.extents, indices))
+        exchanges[side]["extent_start"] = new_start + base
+        base += len(indices)
+    chosen = joined(extents)
+    return Assembly(
+        assembly.endpoints[pairs],
+        connections,
+        exchanges,
+        chosen,
+        np.zeros(0, ANOMALY),
+        carried=_take_carried(assembly.carried, chosen),
+    )
+
+
+def _take_carried(carried: Carried, extents: npt.NDArray[np.void]) -> Carried:
+    """The carried bytes of the extents, which then point at their new places."""
+    rows = np.flatnonzero(extents["transform"] == CARRIED)
+    if not len(rows):
+        return NO_CARRIED
+    pos, length = extents["pos"][rows], extents["length"][rows]
+    parts = [
+        carried.data[at : at + size] for at, size in zip(pos.tolist(), length.tolist(), strict=True)
+    ]
+    extents["pos"][rows] = np.cumsum(length) - length
+    return _carrying(carried.source, np.concatenate(parts))
+
+
+def _carrying(source: int, data: npt.NDArray[np.uint8]) -> Carried:
+    """Bytes on their way, which tell no more where they came from."""
+    return Carried(source, data, NO_CARRIED.start, NO_CARRIED.file_source, NO_CARRIED.file_pos)
+
+
+def carried_sizes(
+    exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void]
+) -> npt.NDArray[np.int64]:
+    """int64[n]: carried bytes of each exchange."""
+    lengths = np.where(extents["transform"] == CARRIED, extents["length"], 0)
+    before = np.concatenate([[0], np.cumsum(lengths)])
+    sizes = np.zeros(len(exchanges), np.int64)
+    for side in SIDES:
+        start = exchanges[side]["extent_start"]
+        sizes += before[start + exchanges[side]["extent_count"]] - before[start]
+    return sizes
+
+
+def concat(parts: list[Assembly]) -> Assembly:
+    """One assembly with the rows of all; connections are not merged, only renumbered."""
+    if not parts:
+        empty = [np.zeros(0, kind) for kind in _KINDS]
+        return Assembly(empty[0], empty[1], empty[2], empty[3], empty[4])
+    endpoints, connections, exchanges, extents = [], [], [], []
+    endpoint_base = connection_base = extent_base = carried_base = 0
+    source = max(part.carried.source for part in parts)
+    for part in parts:
+        connection = copied(part.connections)
+        connection["endpoints"] += endpoint_base
+        exchange = copied(part.exchanges)
+        exchange["connection"] += connection_base
+        for side in SIDES:
+            exchange[side]["extent_start"] += extent_base
+        endpoints.append(part.endpoints)
+        connections.append(connection)
+        exchanges.append(exchange)
+        moved = part.extents
+        if len(part.carried.data):
+            moved = copied(moved)
+            moved["pos"][moved["transform"] == CARRIED] += carried_base
+        extents.append(moved)
+        carried_base += len(part.carried.data)
+        endpoint_base += len(part.endpoints)
+        connection_base += len(part.connections)
+        extent_base += len(part.extents)
+    return Assembly(
+        joined(endpoints),
+        joined(connections),
+        joined(exchanges),
+        joined(extents),
+        np.zeros(0, ANOMALY),
+        carried=_carrying(source, np.concatenate([part.carried.data for part in parts])),
+    )
+
+
+def to_bytes(assembly: Assembly) -> bytes:
+    """Everything but the anomalies, packed for a shuffle."""
+    carried = assembly.carried
+    arrays = (assembly.endpoints, assembly.connections, assembly.exchanges, assembly.extents)
+    return pack([*arrays, carried.data, np.array([carried.source])])
+
+
+def from_bytes(data: bytes) -> Assembly:
+    """What `to_bytes` packed."""
+    arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8), np.dtype(np.int64)))
+    endpoints, connections, exchanges, extents, carried, source = arrays
+    return Assembly(
+        endpoints,
+        connections,
+        exchanges,
+        extents,
+        np.zeros(0, ANOMALY),
+        carried=_carrying(int(source[0]), carried),
+    )
+
+
+def places(
+    exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void], carried: Carried = NO_CARRIED
+) -> npt.NDArray[np.void]:
+    """Of each exchange the extent with its first captured byte (source -1 where there is none).
+
+    That of carried bytes is the one which they came from.
+    """
+    asked = exchanges["request"]["size"] >= 0
+    start = np.where(
+        asked, exchanges["request"]["extent_start"], exchanges["response"]["extent_start"]
+    )
+    count = np.where(
+        asked, exchanges["request"]["extent_count"], exchanges["response"]["extent_count"]
+    )
+    found = np.zeros(len(exchanges), EXTENT)
+    found["source"] = -1
+    has_bytes = np.flatnonzero(count > 0)
+    found[has_bytes] = rows_of(extents, start[has_bytes])
+    rows = np.flatnonzero(found["transform"] == CARRIED)
+    if len(rows):
+        record = np.searchsorted(carried.start, found["pos"][rows], "right") - 1
+        found["source"][rows] = carried.file_source[record]
+        found["pos"][rows] = carried.file_pos[record]
+    return found

@@ -1,0 +1,151 @@
+"""Frames of some exchanges, gathered into one buffer, ready for the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.arrays import by_value, gather_ranges, joined, take
+from kdissect.capture.mapped_files import Sources
+from kdissect.codec.message_columns import ELEMENTS_MAX, MessageColumns, decode_columns
+from kdissect.kafka.assembly import EXTENT, Assembly
+from kdissect.pipeline.exchange_index import SIDES
+from kdissect.protocol import catalog
+
+REQUEST, RESPONSE = 0, 1
+API_VERSIONS = 18
+UNSUPPORTED_VERSION = 35
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@cache
+def known_versions() -> npt.NDArray[np.bool_]:
+    """[api_key, api_version] -> is there a definition."""
+    apis = catalog.apis()
+    table = np.zeros((max(apis) + 2, 64), bool)
+    for key, api in apis.items():
+        table[key, api.request.versions.first : api.request.versions.last + 1] = True
+    return table
+
+
+@dataclass(slots=True)
+class Frames:
+    """Some exchanges and the bytes of their frames.
+
+    exchanges: EXCHANGE[n]; api_key, api_version: int16[n], its columns; buf: uint8; start, end:
+    int64[n, 2], places of the request's and the response's frame in buf without the size prefix
+    (equal where there is none); a hole or a cut ends a frame early, and only `is_whole` sides are
+    decoded.
+    response_version: int16[n], which is 0 for an ApiVersions answer with error 35.
+    """
+
+    exchanges: npt.NDArray[np.void]
+    api_key: npt.NDArray[np.int16]
+    api_version: npt.NDArray[np.int16]
+    buf: npt.NDArray[np.uint8]
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    response_version: npt.NDArray[np.int16]
+    _readable: dict[int, dict[int, npt.NDArray[np.int64]]] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def gather(
+        assembly: Assembly,
+        sources: Sources,
+        rows: npt.NDArray[Any],
+        sides: tuple[int, ...] = (REQUEST, RESPONSE),
+        prefix: int | None = None,
+    ) -> Frames:
+        """Copy the frames of the exchanges `rows`; with `prefix` at most that many bytes each."""
+        exchanges = take(assembly.exchanges, rows)
+        count = len(rows)
+        start = np.zeros((count, 2), np.int64)
+        end = np.zeros((count, 2), np.int64)
+        chosen = []
+        lengths = []
+        for side in sides:
+            column = exchanges[SIDES[side]]
+            indices, first = gather_ranges(
+                column["extent_start"].astype(np.int64), column["extent_count"].astype(np.int64)
+            )
+            extents = take(assembly.extents, indices)
+            owner = np.repeat(np.arange(count), column["extent_count"])
+            # bytes behind a hole have no known place in the message: the frame ends there
+            holes = np.cumsum(extents["source"] < 0)
+            before = np.concatenate([[0], holes])[first] if count else holes
+            visible = holes == before[owner]
+            if holes.any():
+                extents, owner = extents[visible], owner[visible]
+            if prefix is not None:
+                done = np.cumsum(extents["length"]) - extents["length"]
+                base = np.full(count, np.iinfo(np.int64).max)
+                np.minimum.at(base, owner, done)
+                room = np.maximum(prefix - (done - base[owner]), 0)
+                extents["length"] = np.minimum(extents["length"], room)
+            chosen.append(extents)
+            lengths.append(np.bincount(owner, extents["length"], count).astype(np.int64))
+        at = 0
+        for side, length in zip(sides, lengths, strict=True):
+            end[:, side] = at + np.cumsum(length)
+            start[:, side] = end[:, side] - length
+            at += int(length.sum())
+        extents = joined(chosen) if chosen else np.zeros(0, EXTENT)
+        buf = sources.gather(extents)
+        api_key, api_version = exchanges["api_key"].copy(), exchanges["api_version"].copy()
+        frames = Frames(exchanges, api_key, api_version, buf, start, end, api_version.copy())
+        frames._fall_back()
+        return frames
+
+    def _fall_back(self) -> None:
+        """KIP-511: ApiVersions error 35 is answered with a v0 body, whatever was asked."""
+        rows = np.flatnonzero(
+            (self.api_key == API_VERSIONS) & (self.end[:, RESPONSE] - self.start[:, RESPONSE] >= 6)
+        )
+        at = self.start[rows, RESPONSE] + 4
+        code = (self.buf[at].astype(np.int64) << 8) | self.buf[at + 1]
+        self.response_version[rows[code == UNSUPPORTED_VERSION]] = 0
+
+    def versions(self, side: int) -> npt.NDArray[np.int16]:
+        """api_version with which to decode that side of each exchange."""
+        return self.response_version if side == RESPONSE else self.api_version
+
+    def known(self, side: int) -> npt.NDArray[np.bool_]:
+        """Where the API and the version of that side have a definition."""
+        table = known_versions()
+        key = self.api_key.astype(np.int64)
+        version = self.versions(side).astype(np.int64)
+        inside = (key >= 0) & (key < len(table)) & (version >= 0) & (version < 64)
+        return inside & table[np.where(inside, key, 0), np.where(inside, version, 0)]
+
+    def whole(self, side: int) -> npt.NDArray[np.bool_]:
+        return self.exchanges[SIDES[side]]["is_whole"] != 0
+
+    def readable(self, api_key: int, side: int) -> npt.NDArray[np.int64]:
+        """Rows where a side of that API is there whole and its version is known, ascending."""
+        if side not in self._readable:  # asked for each API
+            rows = np.flatnonzero(self.whole(side) & self.known(side))
+            places = by_value(self.api_key[rows])
+            self._readable[side] = {key: rows[some] for key, some in places.items()}
+        return self._readable[side].get(api_key, _NO_ROWS)
+
+    def decode(
+        self,
+        api_key: int,
+        side: int,
+        rows: npt.NDArray[Any],
+        elements_max: int = ELEMENTS_MAX,
+    ) -> MessageColumns:
+        """The messages of `rows` (indices into exchanges) as columns."""
+        return decode_columns(
+            api_key,
+            SIDES[side],
+            self.buf,
+            np.ascontiguousarray(self.start[rows, side]),
+            np.ascontiguousarray(self.end[rows, side]),
+            np.ascontiguousarray(self.versions(side)[rows]),
+            elements_max,
+        )

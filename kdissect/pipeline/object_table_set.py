@@ -1,0 +1,208 @@
+"""A table set in an object store: nothing is renamed, and the manifest comes last.
+
+A store shows an object when all of it is there, but cannot rename. So an attempt writes its files
+under their final names, which hold the attempt and the run, and readers go by the manifest, which
+lists the files of the attempts that succeeded. A run that ends removes its files that no manifest
+lists; what a killed one left is told by its name, counts for nothing, and goes with the next run.
+``_staging/<run>`` is there while a run may write: attempts that come too late do not start.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from kdissect.capture import object_store
+from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
+from kdissect.tables.schemas import FIXED_TABLES
+
+STAGING = "_staging"
+_FOLDERS = frozenset((*FIXED_TABLES, "apis", "internal", STAGING))
+_PART = re.compile(r"part-[\w-]+-[0-9a-f]{12}\.parquet")
+LAST_FILES_S = 10.0  # at most, for files that tasks of a failed run were writing
+_PAUSE_S, _QUIET_LISTINGS = 0.5, 3
+_FAILURES = (pa.ArrowException, OSError)
+
+
+class Place:
+    """The folder at a URL. Methods raise EnvironmentFailed where the store fails."""
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+        try:
+            self.store, self.root, _ = object_store.place(out)
+        except CaptureError as error:
+            raise OutputError(str(error)) from None
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def names(self, under: str = "", *, recursive: bool = True) -> dict[str, bool]:
+        """Names below the folder, and whether each is a file."""
+        import pyarrow.fs as pafs
+
+        base = self.path(under) if under else self.root
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive)
+        try:
+            infos = self.store.get_file_info(selector)
+        except _FAILURES as error:
+            raise self._failed(error) from None
+        cut = len(self.root) + 1
+        return {info.path[cut:]: bool(info.is_file) for info in infos}
+
+    def has(self, names: Iterable[str]) -> list[bool]:
+        """Whether each of them is a file."""
+        try:
+            infos = self.store.get_file_info([self.path(name) for name in names])
+        except _FAILURES as error:
+            raise self._failed(error) from None
+        return [bool(info.is_file) for info in infos]
+
+    def is_file(self) -> bool:
+        try:
+            return bool(self.store.get_file_info(self.root).is_file)
+        except _FAILURES as error:
+            raise self._failed(error) from None
+
+    def read(self, name: str) -> bytes | None:
+        """All bytes of a small file; None where there is none."""
+        try:
+            with self.store.open_input_stream(self.path(name), compression=None) as stream:
+                data: bytes = stream.read()
+                return data
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except _FAILURES as error:
+            raise self._failed(error) from None
+
+    def open_output(self, name: str) -> Any:
+        """A stream; the file is there once it is closed."""
+        path = self.path(name)
+        if self.store.type_name not in ("s3", "gcs"):  # these have no folders
+            self.store.create_dir(path.rpartition("/")[0], recursive=True)
+        return self.store.open_output_stream(path, compression=None)
+
+    def write(self, name: str, data: bytes) -> None:
+        try:
+            with self.open_output(name) as stream:
+                stream.write(data)
+        except _FAILURES as error:
+            raise self._failed(error) from None
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files, and the folders of them that are empty then."""
+        folders: dict[str, None] = {}
+        for name in names:
+            try:
+                self.store.delete_file(self.path(name))
+            except FileNotFoundError:
+                pass
+            except _FAILURES as error:
+                raise self._failed(error) from None
+            while "/" in name:
+                name = name.rpartition("/")[0]
+                folders[name] = None
+        for folder in sorted(folders, key=len, reverse=True):
+            self._remove_empty(folder)
+
+    def _remove_empty(self, folder: str) -> None:
+        """Some stores mark folders by an object of no bytes; it goes when nothing else is there."""
+        if any(self.names(folder).values()):
+            return
+        try:
+            self.store.delete_dir(self.path(folder))
+        except FileNotFoundError:
+            return
+        except _FAILURES as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> EnvironmentFailed:
+        return EnvironmentFailed(f"{self.out}: {object_store.clause(error)}")
+
+
+def check(out: str, manifest: str, overwrite: bool) -> None:
+    """Raise OutputError unless a new table set may be written to the URL `out`."""
+    place = Place(out)
+    try:
+        if place.is_file():
+            raise OutputError(f"{out}: is a file; --out names a folder")
+        if place.read(manifest) is not None:
+            if not overwrite:
+                raise OutputError(
+                    f"{out}: holds a table set already; add --overwrite to replace it"
+                )
+        elif not _is_free(place):
+            raise OutputError(f"{out}: is a folder with other files; name a new or an empty one")
+        probe = f"{STAGING}/probe"
+        place.write(probe, b"")
+        place.remove([probe])
+    except EnvironmentFailed as error:
+        raise OutputError(f"{out}: cannot be written ({str(error).partition(': ')[2]})") from None
+
+
+def _is_free(place: Place) -> bool:
+    """Whether nothing is there but what interrupted runs of ours left."""
+    for name, is_file in place.names(recursive=False).items():
+        if is_file or name not in _FOLDERS:
+            return False
+        if name != STAGING and not all(
+            _PART.fullmatch(inner.rpartition("/")[2])
+            for inner, is_inner_file in place.names(name).items()
+            if is_inner_file
+        ):
+            return False
+    return True
+
+
+def begin(out: str, run_id: str) -> None:
+    """Let attempts of this run write."""
+    try:
+        Place(out).write(f"{STAGING}/{run_id}", b"")
+    except EnvironmentFailed as error:
+        raise OutputError(str(error)) from None
+
+
+def is_open(place: Place, run_id: str) -> bool:
+    """Whether attempts of this run may write."""
+    return place.has([f"{STAGING}/{run_id}"])[0]
+
+
+def end(out: str, run_id: str, listed: set[str], *, is_failed: bool = False) -> None:
+    """Remove what the run wrote and is not `listed` in the manifest.
+
+    is_failed: tasks may still be at work. None of them begins another file, but those that they
+    were writing appear a moment later.
+    """
+    place = Place(out)
+    place.remove([f"{STAGING}/{run_id}"])
+    until = time.monotonic() + LAST_FILES_S
+    quiet = 0
+    while True:
+        left = [
+            name
+            for name, is_file in place.names().items()
+            if is_file and name.endswith(f"-{run_id}.parquet") and name not in listed
+        ]
+        place.remove(left)
+        quiet = 0 if left else quiet + 1
+        if not is_failed or quiet == _QUIET_LISTINGS or time.monotonic() > until:
+            return
+        time.sleep(_PAUSE_S)
+
+
+def remove_unlisted(place: Place, listed: set[str]) -> None:
+    """After a commit: remove the set before, and what runs that were killed have left."""
+    gone = []
+    for folder in (name for name in place.names(recursive=False) if name in _FOLDERS):
+        gone += [
+            name
+            for name, is_file in place.names(folder).items()
+            if is_file
+            and name not in listed
+            and (folder == STAGING or _PART.fullmatch(name.rpartition("/")[2]))
+        ]
+    place.remove(gone)

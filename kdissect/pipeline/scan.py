@@ -1,0 +1,150 @@
+"""Scan: the packets of one split to segments, keyed by the bucket of their endpoints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kdissect.arrays import renumbered, take
+from kdissect.capture.ip_fragments import CONFLICT
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.scan import ScanResult, scan
+from kdissect.capture.segments import SegmentBatch
+from kdissect.kafka.assembly import Anomaly
+from kdissect.pipeline import kept
+from kdissect.pipeline.filters import is_within, of_hosts
+from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Kind, Row, packed_table, sliced
+from kdissect.tables.anomalies import (
+    AnomalyRow,
+    anomalies_table,
+    anomaly_columns,
+    texts,
+)
+from kdissect.tables.arrow_arrays import ints
+
+
+def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
+    """Split `number` to rows keyed by bucket; behind the splits, a file of what was kept."""
+    began = time.perf_counter()
+    if plan.before is not None and number >= len(plan.splits):
+        path = plan.before.open_files[number - len(plan.splits)]
+        pieces = kept.open_pieces(path, _bucket_of, plan.bucket_count, ROW_BYTES_MAX)
+        for order, (bucket, data) in enumerate(pieces):
+            yield Row(bucket, Kind.KEPT, (number << 20) + order, data)
+        return
+    split = plan.splits[number]
+    result = of_hosts(scan(split, sources, plan.fragments), plan.options.hosts)
+    stats: dict[str, Any] = {
+        "source": split.source,
+        "packet_count": result.packet_count,
+        "tcp_packet_count": result.tcp_packet_count,
+        "ignored": result.ignored_reasons,
+    }
+    for part in sliced(_scan_anomalies(plan, result, is_first=number == 0)):
+        yield Row(0, Kind.TABLE, number, packed_table("anomalies", part))
+    yield from _bucket_rows(result.batch, plan.bucket_count, number, sources)
+    stats["timings"] = {
+        "scan_s": time.perf_counter() - began,
+        "scan_bytes": split.end - split.pos,
+    }
+    yield Row(0, Kind.STATS, number, json.dumps(stats).encode())
+
+
+def _scan_anomalies(plan: RunPlan, result: ScanResult, is_first: bool) -> pa.Table:
+    """Anomalies of packets; those of the whole run come with the first split."""
+    rows = [*_fragment_faults(plan, result)]
+    if is_first and plan.fragments is not None and plan.fragments.ignored_count:
+        count = plan.fragments.ignored_count
+        detail = f"{count} IP fragments beyond the limit of fragments were not joined"
+        rows.append(AnomalyRow(Anomaly.LIMIT, detail))
+    return pa.concat_tables([_cut_packets(plan, result), anomalies_table(rows)])
+
+
+def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:
+    """A packet_cut anomaly for each segment that a snap length cut."""
+    options = plan.options
+    segments = take(result.batch.segments, result.cut_segments)
+    segments = segments[is_within(segments["time_ns"], options.time_from_ns, options.time_to_ns)]
+    count = len(segments)
+    captured, length = segments["captured"], segments["length"]
+    return anomaly_columns(
+        np.full(count, Anomaly.PACKET_CUT, np.uint8),
+        texts(
+            "the capture holds {captured} of the {length} bytes of a segment",
+            count,
+            captured=captured,
+            length=length,
+        ),
+        capture_id=pa.repeat(pa.scalar(plan.capture_ids[result.source], pa.int64()), count),
+        packet=ints(segments["packet"], pa.int64()),
+        byte_count=ints(length - captured, pa.int64()),
+    )
+
+
+def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
+    """Anomalies of IP fragments that never came, or differ where they overlap."""
+    options = plan.options
+    faults = result.fragment_faults
+    times = np.array([fault.time_ns for fault in faults], np.int64)
+    within = is_within(times, options.time_from_ns, options.time_to_ns)
+    for fault in (faults[row] for row in np.flatnonzero(within).tolist()):
+        count = max(fault.byte_count, 0)
+        kind = Anomaly.LOST_FRAGMENTS
+        detail = f"{count} bytes of an IP datagram are in no fragment of the capture"
+        if fault.byte_count < 0:
+            detail = "the last fragment of an IP datagram is not in the capture"
+        if fault.kind == CONFLICT:
+            kind = Anomaly.OVERLAP_CONFLICT
+            detail = f"{count} bytes of an IP fragment differ from those before, which count"
+        yield AnomalyRow(
+            kind,
+            detail,
+            capture_id=plan.capture_ids[fault.source],
+            packet=fault.packet,
+            byte_count=count if fault.byte_count >= 0 else None,
+        )
+
+
+def _bucket_rows(
+    batch: SegmentBatch, bucket_count: int, number: int, sources: Sources
+) -> Iterator[Row]:
+    """Segments by bucket; of objects in stores their payload travels along, piece by piece.
+
+    What a bucket needs lies all over the captures: in a store that would be a request for every few
+    packets, or all of the captures for every bucket.
+    """
+    if not len(batch.segments):
+        return
+    bucket = _bucket_of(batch, bucket_count)
+    of_segment = bucket[batch.segments["endpoints"]]
+    order = np.argsort(of_segment.astype(np.uint16), kind="stable")  # buckets are few: by digits
+    bounds = np.flatnonzero(np.diff(of_segment[order])) + 1
+    row_max = ROW_BYTES_MAX // batch.segments.itemsize
+    for rows in np.split(order, bounds):
+        key = int(of_segment[rows[0]])
+        for start in range(0, len(rows), row_max):
+            segments = take(batch.segments, rows[start : start + row_max])
+            used, index = renumbered(segments["endpoints"], len(batch.endpoints))
+            segments["endpoints"] = index
+            part = SegmentBatch(batch.endpoints[used], segments)
+            order_number = (number << 20) + start // row_max
+            yield Row(key, Kind.SEGMENTS, order_number, part.to_bytes())
+            if sources.is_far:
+                for piece, data in enumerate(sources.payload(segments, ROW_BYTES_MAX)):
+                    yield Row(key, Kind.PAYLOAD, (order_number << 20) + piece, data)
+
+
+def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
+    """Bucket per endpoint pair: a hash of its 40 bytes, the same in every process."""
+    words = np.frombuffer(batch.endpoints.tobytes(), "<u8").reshape(len(batch.endpoints), 5)
+    digest = np.zeros(len(words), np.uint64)
+    for column in range(5):
+        digest = (digest ^ words[:, column]) * np.uint64(0x9E3779B97F4A7C15)
+        digest ^= digest >> np.uint64(29)
+    return (digest % np.uint64(bucket_count)).astype(np.int64)

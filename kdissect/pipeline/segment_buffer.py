@@ -1,0 +1,219 @@
+"""A bucket of any size: its segments gathered, its exchanges made and packed some at a time.
+
+A bucket may be one connection with most of the capture. Its segments, the streams and frames then
+lie in files (`capture.scratch`), and exchanges are made part by part, so that the memory of the
+task does not grow with the connection. Parts of a large bucket are made by THREADS at a time: the
+kernels leave the interpreter to others, and while one task has the giant other cores idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.arrays import renumbered, take
+from kdissect.capture.file_arrays import MEMORY, Scratch, Written
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
+from kdissect.kafka.assembly import Assembly
+from kdissect.kafka.exchanges import Paired
+from kdissect.pipeline import exchange_index
+from kdissect.pipeline.facts import Learnt, learn
+from kdissect.pipeline.response_versions import infer
+
+LARGE_BYTES = 24 << 20  # of segments; what has more lies in files
+ROWS_AT_ONCE = 1 << 16  # segments that are moved at a time
+PART_ROWS = 1 << 15  # exchanges that are made at a time
+THREADS = 2
+DENSE = 16  # a bucket with one of so many bytes of the captures reads them where they lie
+T = TypeVar("T")
+_INFERRED = ("api_key", "api_version", "confidence")
+
+
+class Gathered:
+    """The segments of a bucket, as their rows come: in the order of the splits.
+
+    Of a large bucket the pair of endpoints with most of the first LARGE_BYTES, if it has more than
+    half of these, is put in front of the others: then nothing that large has to be sorted.
+    keep_order: not so, all segments stay as they come.
+    """
+
+    def __init__(self, *, keep_order: bool = False) -> None:
+        self._keeps_order = keep_order
+        self._batches: list[SegmentBatch] = []
+        self._size = 0
+        self._giant: bytes | None = None  # the pair in front
+        self._scratch = Scratch(in_files=True)
+        self._front: _Written | None = None
+        self._others: _Written | None = None
+
+    def add(self, data: bytes) -> None:
+        """Add a packed SegmentBatch."""
+        batch = SegmentBatch.from_bytes(data)
+        if self._front is not None:
+            self._divide(batch)
+            return
+        self._batches.append(batch)
+        self._size += batch.segments.nbytes
+        if self._size > LARGE_BYTES:
+            self._begin_files()
+
+    def batch(self) -> tuple[SegmentBatch, Scratch]:
+        """All of them, and where what is made of them has room. To be asked for once."""
+        if self._front is None:
+            batch = SegmentBatch.concat(self._batches)
+            self._batches.clear()
+            return batch, MEMORY
+        scratch = self._scratch
+        if self._others is None or self._giant is None:
+            return self._front.batch(), scratch
+        others = self._others.batch()
+        order = np.argsort(others.segments["endpoints"], kind="stable")
+        giant_count = sum(self._front.counts)
+        for first in range(0, len(order), ROWS_AT_ONCE):
+            some = take(others.segments, order[first : first + ROWS_AT_ONCE])
+            some["endpoints"] += 1
+            self._front.segments.append(some)
+        segments = self._front.segments.array()
+        segments["endpoints"][:giant_count] = 0
+        giant = np.frombuffer(self._giant, ENDPOINTS)
+        return SegmentBatch(np.concatenate([giant, others.endpoints]), segments), scratch
+
+    def _begin_files(self) -> None:
+        self._front = _Written(self._scratch)
+        pairs = np.concatenate([batch.endpoints for batch in self._batches])
+        counts = [
+            np.bincount(batch.segments["endpoints"], minlength=len(batch.endpoints))
+            for batch in self._batches
+        ]
+        raw = np.frombuffer(pairs.tobytes(), f"V{ENDPOINTS.itemsize}")
+        _, first, number = np.unique(raw, return_index=True, return_inverse=True)
+        count = np.bincount(number, np.concatenate(counts))
+        most = int(count.argmax())
+        if 2 * count[most] > count.sum() and not self._keeps_order:
+            self._giant = pairs[first[most] : first[most] + 1].tobytes()
+        for batch in self._batches:
+            self._divide(batch)
+        self._batches.clear()
+
+    def _divide(self, batch: SegmentBatch) -> None:
+        """The giant's rows to the front, all others to where they are waited for."""
+        assert self._front is not None
+        if self._giant is None:
+            self._front.add(batch)
+            return
+        raw = batch.endpoints.view(f"V{ENDPOINTS.itemsize}")
+        is_giant = (raw == np.frombuffer(self._giant, raw.dtype))[batch.segments["endpoints"]]
+        if is_giant.all():
+            self._front.add(batch)
+            return
+        if self._others is None:
+            self._others = _Written(self._scratch)
+        some = take(batch.segments, np.flatnonzero(is_giant))
+        some["endpoints"] = 0
+        self._front.add(SegmentBatch(np.frombuffer(self._giant, ENDPOINTS), some))
+        some = take(batch.segments, np.flatnonzero(~is_giant))
+        used, index = renumbered(some["endpoints"], len(batch.endpoints))
+        some["endpoints"] = index
+        self._others.add(SegmentBatch(batch.endpoints[used], some))
+
+
+class _Written:
+    """Segments in a file, with the pairs of each batch that they came in."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self.pairs: list[npt.NDArray[np.void]] = []
+        self.counts: list[int] = []
+        self.segments = Written(SEGMENT, scratch)
+
+    def add(self, batch: SegmentBatch) -> None:
+        self.pairs.append(batch.endpoints.copy())  # not all of the row that they are a part of
+        self.counts.append(len(batch.segments))
+        self.segments.append(batch.segments)
+
+    def batch(self) -> SegmentBatch:
+        return SegmentBatch.numbered(self.pairs, self.counts, self.segments.array())
+
+
+def at_hand(sources: Sources, segments: npt.NDArray[np.void]) -> Sources:
+    """The sources for a reader of these segments: copies of them, unless they lie dense."""
+    captured = int(segments["captured"].sum(dtype=np.int64))
+    is_dense = captured * DENSE >= int(sources.sizes.sum())
+    return sources if is_dense else sources.staged(segments)
+
+
+@dataclass(slots=True)
+class Part:
+    """What came of some exchanges. kept: ids of those in the range of times, where there is one;
+    packed: (slot, bytes) in order."""
+
+    learnt: Learnt
+    kept: npt.NDArray[np.int64]
+    packed: list[tuple[int, bytes]]
+
+
+Pack = Callable[[Assembly, Learnt], Part]
+
+
+def parts(paired: Paired, sources: Sources, chunk_bytes: int, pack: Pack) -> Iterator[Part]:
+    """All exchanges of a bucket, a part after the other: learnt from, then packed."""
+    lacking = paired.without_request()
+    told: Any = None
+    if len(lacking):
+        alone = paired.part(lacking)
+        infer(alone, sources, paired.asked())
+        told = alone.exchanges[list(_INFERRED)].copy()
+        del alone
+
+    def make(first: int) -> Part:
+        stop = min(first + PART_ROWS, len(paired))
+        assembly = paired.part(slice(first, stop))
+        low, high = np.searchsorted(lacking, (first, stop))
+        for name in _INFERRED if low < high else ():
+            assembly.exchanges[name][lacking[low:high] - first] = told[name][low:high]
+        here = sources.beside()  # its buffers are this thread's
+        return pack(assembly, learn(assembly, here, chunk_bytes))
+
+    starts = range(0, len(paired), PART_ROWS)
+    return in_turn(make, starts, THREADS if len(starts) > THREADS else 1)
+
+
+def in_turn(make: Callable[[int], T], starts: range, threads: int) -> Iterator[T]:
+    """What `make` makes of each, in order; so many at a time."""
+    if threads == 1:
+        yield from map(make, starts)
+        return
+    waiting: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for first in starts:
+            waiting.append(pool.submit(make, first))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def packed_parts(
+    assembly: Assembly, slot: npt.NDArray[np.int64], row_bytes_max: int
+) -> Iterator[tuple[int, bytes]]:
+    """The exchanges of an assembly by slot int64[n], packed into rows of so many bytes at most."""
+    exchanges = assembly.exchanges
+    if not len(exchanges):
+        return
+    cost = np.full(len(exchanges), exchanges.itemsize)
+    if len(assembly.carried.data):
+        cost += exchange_index.carried_sizes(exchanges, assembly.extents)
+    for side in exchange_index.SIDES:
+        cost += 24 * exchanges[side]["extent_count"].astype(np.int64)
+    order = np.argsort(slot, kind="stable")
+    bounds = np.flatnonzero(np.diff(slot[order])) + 1
+    for rows in np.split(order, bounds):
+        number = np.cumsum(cost[rows]) // row_bytes_max
+        for part in np.split(rows, np.flatnonzero(np.diff(number)) + 1):
+            yield int(slot[rows[0]]), exchange_index.to_bytes(exchange_index.take(assembly, part))

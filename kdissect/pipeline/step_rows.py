@@ -1,0 +1,74 @@
+"""Rows between the steps of a run; `local` and `spark` only move them.
+
+scan      one split      -> SEGMENTS rows keyed by bucket (a hash of the endpoints), STATS
+assemble  one bucket     -> EXCHANGES rows keyed by slot (a range of the captures' bytes),
+                            FACTS to every slot, TABLE rows (connections, anomalies), STATS;
+                            rows that later captures may change go to a slot of their own
+decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT,
+                            PIECES rows (of snapshots: stories/snapshots.py) keyed by snapshot
+analyse   one such key   -> tables into a sink (stories over many messages, batches in many pieces)
+
+Each step is a plain function over rows, in a module of its name. A bucket holds whole connections,
+a slot about equal bytes whatever the connections; both depend on the input and the options alone,
+so the rows are the same however many workers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kdissect.pipeline.options import MB
+from kdissect.tables.arrow_arrays import plain
+from kdissect.tables.schemas import FIXED_TABLES
+
+ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold several
+
+
+class Kind(IntEnum):
+    """What a row carries; decode reads a slot's rows in this order."""
+
+    FACTS = 0
+    STATS = 1
+    TABLE = 2
+    SEGMENTS = 3
+    EXCHANGES = 4
+    EVENTS = 5
+    RESULT = 6
+    KEPT = 7  # of connections that go on
+    PIECES = 8  # last: they are read one after another
+    PAYLOAD = 9  # of the SEGMENTS rows of a bucket, in their order
+
+
+class Row(NamedTuple):
+    """A row between steps: key is the bucket, the slot or the events' key."""
+
+    key: int
+    kind: int
+    order: int
+    data: bytes
+
+
+def sliced(table: pa.Table) -> Iterator[pa.Table]:
+    if not table.num_rows:
+        return
+    row_max = max(1, int(table.num_rows * ROW_BYTES_MAX // max(table.nbytes, 1)))
+    for start in range(0, table.num_rows, row_max):
+        yield table.slice(start, row_max)
+
+
+def packed_table(name: str, table: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    table = plain(table, FIXED_TABLES[name]).replace_schema_metadata({"table": name})
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(out.getvalue().to_pybytes())
+
+
+def unpacked_table(data: bytes) -> tuple[str, pa.Table]:
+    table = pa.ipc.open_stream(data).read_all()
+    name = table.schema.metadata[b"table"].decode()
+    return name, table.replace_schema_metadata(None)

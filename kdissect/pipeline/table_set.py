@@ -1,0 +1,286 @@
+"""A table set on disk: staged files become visible together, `_kdissect.json` last.
+
+The manifest names every file that counts. A new set is staged beside the old one; committing
+moves its files under fresh names, replaces the manifest in one rename, and only then removes what
+the old manifest listed and the new one does not. A run that fails removes its own staging and
+nothing else. A set whose folder is a URL is in an object store, which knows no renames: see
+`stored`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+
+from kdissect.capture.object_store import is_remote
+from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
+from kdissect.pipeline import object_table_set
+from kdissect.pipeline.table_writer import COMPRESSION, COMPRESSION_LEVEL, STAGING, StagedFile
+from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
+
+MANIFEST = "_kdissect.json"
+
+
+def check_out(out: str, overwrite: bool) -> None:
+    """Raise OutputError unless a new table set may be written to `out`, a folder or a URL."""
+    if is_remote(out):
+        object_table_set.check(out, MANIFEST, overwrite)
+        return
+    if not out.strip():
+        raise OutputError("--out is empty; it names the folder for the tables")
+    path = Path(out)
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{out}: is a file; --out names a folder")
+    if (path / MANIFEST).exists():
+        if not overwrite:
+            raise OutputError(f"{out}: holds a table set already; add --overwrite to replace it")
+    elif path.is_dir() and any(entry.name != STAGING for entry in path.iterdir()):
+        raise OutputError(f"{out}: is a folder with other files; name a new or an empty one")
+    place = path
+    while not place.exists():
+        place = place.parent
+    try:
+        # asking for permissions is not enough: some file systems refuse even root
+        os.rmdir(tempfile.mkdtemp(prefix=".kdissect-", dir=place))
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({place}: {error.strerror})") from error
+
+
+@contextmanager
+def staging(out: str) -> Iterator[str]:
+    """A run's id; whatever it staged is gone afterwards, also when it failed."""
+    run_id = uuid.uuid4().hex[:12]
+    if is_remote(out):
+        object_table_set.begin(out, run_id)
+        try:
+            yield run_id
+        except BaseException:
+            with suppress(EnvironmentFailed):  # no manifest lists what stays then
+                object_table_set.end(out, run_id, _listed(_document(out)), is_failed=True)
+            raise
+        with suppress(EnvironmentFailed):
+            object_table_set.end(out, run_id, _listed(_document(out)))
+        return
+    created = not Path(out).exists()
+    try:
+        (Path(out) / STAGING / run_id).mkdir(parents=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+    try:
+        yield run_id
+    finally:
+        root = Path(out) / STAGING
+        shutil.rmtree(root / run_id, ignore_errors=True)
+        for folder in (root, Path(out)) if created else (root,):
+            try:
+                folder.rmdir()
+            except OSError:
+                break  # not empty: the results, or another run
+
+
+Entries = dict[str, dict[str, Any]]  # by table: rows and files
+
+
+def commit(
+    out: str,
+    run_id: str,
+    files: list[StagedFile],
+    manifest: dict[str, Any],
+    kept: Entries | None = None,
+) -> None:
+    """Move the staged files into place and publish them by writing the manifest.
+
+    `manifest` gets `format_version` and `tables` here; fixed tables without rows get an empty
+    file, so that every reader finds their schema. kept: rows and files of the old set that belong
+    to the new one too. Files of "tables" that begin with an underscore are the state's, which
+    `manifest` describes (`append`).
+    """
+    if is_remote(out):
+        _commit_far(out, run_id, files, manifest)
+        return
+    root = Path(out)
+    old = read_manifest(out) if has_set(out) else None
+    state = manifest.get("state", {})
+    tables: Entries = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
+    final: Entries = {}
+    for table, entry in (kept or {}).items():
+        for entries in (tables, final):
+            entries[table] = {"rows": entry["rows"], "files": list(entry["files"])}
+    for number, file in enumerate(sorted(files, key=lambda file: (file.table, file.path))):
+        is_state = file.table.startswith("_")
+        name = f"{file.table}/part-{number:05d}-{run_id}.parquet"
+        if is_state:
+            name = f"{file.table}-{number:05d}-{run_id}"
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(root / STAGING / run_id / file.path, root / name)
+        if is_state:
+            _enter_state(state, file.table, name)
+            continue
+        for entries in (tables, final) if file.is_final else (tables,):
+            entry = entries.setdefault(file.table, {"rows": 0, "files": []})
+            entry["rows"] += file.row_count
+            entry["files"].append(name)
+    if "version" in state:
+        state["final"] = final
+    for name, schema in _empty_files(tables, run_id, manifest):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        _write_empty(root / name, schema)
+    temporary = root / STAGING / run_id / MANIFEST
+    temporary.write_text(_text(tables, manifest))
+    os.replace(temporary, root / MANIFEST)
+    if old is not None:
+        _remove_files(root, old, keep=_listed({"tables": tables, "state": state}))
+
+
+def _enter_state(state: dict[str, Any], table: str, name: str) -> None:
+    kind = table.rpartition("/")[2]
+    if isinstance(state[kind], list):
+        state[kind] = [*state[kind], name]
+    else:
+        state[kind] = name
+
+
+def _commit_far(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]) -> None:
+    """As `commit`, where files have their names already."""
+    place = object_table_set.Place(out)
+    tables: dict[str, dict[str, Any]] = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
+    for file in sorted(files, key=lambda file: (file.table, file.path)):
+        entry = tables.setdefault(file.table, {"rows": 0, "files": []})
+        entry["rows"] += file.row_count
+        entry["files"].append(file.path)
+    for name, schema in _empty_files(tables, run_id, manifest):
+        buffer = pa.BufferOutputStream()
+        _write_empty(buffer, schema)
+        place.write(name, buffer.getvalue().to_pybytes())
+    document = {"tables": tables}
+    listed = _listed(document)
+    if not all(place.has(sorted(listed))):
+        raise EnvironmentFailed(f"{out}: files of this run were removed by another one")
+    place.write(MANIFEST, _text(tables, manifest).encode())
+    object_table_set.remove_unlisted(place, listed)
+
+
+def _empty_files(
+    tables: dict[str, dict[str, Any]], run_id: str, manifest: dict[str, Any]
+) -> Iterator[tuple[str, pa.Schema]]:
+    """(name, schema) of the files that tables without rows get; they are entered in `tables`."""
+    for table, schema in fixed_tables(manifest.get("options", {}).get("decode_values")).items():
+        if not tables[table]["files"]:
+            name = f"{table}/part-00000-{run_id}.parquet"
+            tables[table]["files"].append(name)
+            yield name, schema
+
+
+def _text(tables: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> str:
+    document = {"format_version": FORMAT_VERSION, **manifest, "tables": tables}
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _listed(document: dict[str, Any] | None) -> set[str]:
+    """The files that a manifest lists, those of the state too."""
+    if not document:
+        return set()
+    state = document.get("state") or {}
+    kept = [*state.get("open", ()), *state.get("events", ()), state.get("known")]
+    tables = [name for entry in document["tables"].values() for name in entry["files"]]
+    return {*tables, *(name for name in kept if name)}
+
+
+def _write_empty(target: Any, schema: pa.Schema) -> None:
+    pq.write_table(
+        schema.empty_table(),
+        target,
+        compression=COMPRESSION,
+        compression_level=COMPRESSION_LEVEL,
+        store_schema=False,
+    )
+
+
+def _remove_files(root: Path, old: dict[str, Any], keep: set[str]) -> None:
+    for name in _listed(old) - keep:
+        (root / name).unlink(missing_ok=True)
+    for folder in sorted(root.rglob("*"), reverse=True):
+        if folder.is_dir():
+            try:
+                folder.rmdir()
+            except OSError:
+                continue  # holds files that count
+
+
+def has_set(out: str) -> bool:
+    """Whether there is a table set at `out`, as far as its manifest tells."""
+    if is_remote(out):
+        return object_table_set.Place(out).read(MANIFEST) is not None
+    return (Path(out) / MANIFEST).exists()
+
+
+def absolute(out: str) -> str:
+    """`out` as tasks anywhere can use it."""
+    return out if is_remote(out) else os.path.abspath(out)
+
+
+def dataset(out: str, names: list[str]) -> pads.Dataset:
+    """The rows of a table's files, which the manifest lists; CaptureError where one is gone."""
+    files = [f"{out.rstrip('/')}/{name}" for name in names]
+    if not is_remote(out):
+        is_there = [os.path.exists(file) for file in files]
+        found = [os.path.abspath(file) for file in files]  # for processes in other folders too
+        store = None
+    else:
+        place = object_table_set.Place(out)
+        is_there = place.has(names)
+        found = [place.path(name) for name in names]
+        store = place.store
+    if not all(is_there):
+        gone = files[is_there.index(False)]
+        raise CaptureError(f"{gone}: listed in the manifest, but not there")
+    return pads.dataset(found, format="parquet", filesystem=store)
+
+
+def _document(out: str) -> dict[str, Any] | None:
+    """The manifest at a URL; None where there is none that can be used."""
+    try:
+        return read_manifest(out)
+    except CaptureError:
+        return None
+
+
+def _manifest_text(out: str) -> str:
+    if not is_remote(out):
+        return (Path(out) / MANIFEST).read_text()
+    data = object_table_set.Place(out).read(MANIFEST)
+    if data is None:
+        raise FileNotFoundError
+    return data.decode()
+
+
+def read_manifest(out: str) -> dict[str, Any]:
+    """The manifest of a table set; CaptureError where there is none or it is not readable."""
+    path = f"{out.rstrip('/')}/{MANIFEST}"
+    try:
+        document = json.loads(_manifest_text(out))
+    except FileNotFoundError:
+        raise CaptureError(f"{out}: no table set ({MANIFEST} is missing)") from None
+    except NotADirectoryError:
+        raise CaptureError(f"{out}: is a file; a table set is a folder") from None
+    except (OSError, ValueError) as error:
+        raise CaptureError(f"{path}: not readable ({error})") from error
+    if not isinstance(document, dict) or "tables" not in document:
+        raise CaptureError(f"{path}: is no manifest of a table set")
+    if document.get("format_version", 0) > FORMAT_VERSION:
+        raise CaptureError(
+            f"{out}: written by a newer kdissect (format_version "
+            f"{document['format_version']}); upgrade kdissect to read it"
+        )
+    return document

@@ -1,0 +1,246 @@
+"""Where tables go: memory, or Parquet files staged for one task attempt.
+
+Files of an attempt have unique names under ``_staging``; nothing is visible until `commit` moves
+the files of successful attempts into place and writes the manifest last. In an object store they
+have their final names at once, and only the manifest makes them visible (`stored`).
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kdissect.capture.object_store import is_remote
+from kdissect.errors import EnvironmentFailed
+from kdissect.pipeline.object_table_set import STAGING, Place, is_open
+from kdissect.tables.arrow_arrays import owned, plain
+from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
+
+ROW_GROUP_BYTES = 64 << 20
+ROW_GROUP_ROWS = 1 << 20
+COMPRESSION = "zstd"
+COMPRESSION_LEVEL = 1
+# of a page before compression: zstd sees further back than the default of 1 MB, and begins less
+# often with nothing behind it
+PAGE_BYTES = 4 << 20
+REWRITTEN = ("captures", "topics", "brokers")  # with every run that adds to a set
+# rows of the others come in the order of their exchanges' times already
+ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
+
+
+class MemorySink:
+    """Collects tables by name, as plain Arrow types in Arrow's own memory.
+
+    fixed: schemas of the tables that exist even when empty (schemas.fixed_tables).
+    """
+
+    def __init__(self, fixed: dict[str, Any] = FIXED_TABLES) -> None:
+        self.fixed = fixed
+        self.parts: dict[str, list[pa.Table]] = {}
+
+    def __call__(self, name: str, table: pa.Table) -> None:
+        rows = owned(plain(table, self.fixed.get(name, table.schema)))
+        self.parts.setdefault(name, []).append(rows)
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Every fixed table (empty ones too) and those met."""
+        tables = {name: schema.empty_table() for name, schema in self.fixed.items()}
+        for name, parts in self.parts.items():
+            tables[name] = pa.concat_tables(parts)
+        return tables
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A finished file of an attempt: its table, path, rows, bytes.
+
+    path: under the run's staging folder; in an object store, under the set's. is_final: no later
+    capture changes its rows.
+    """
+
+    table: str
+    path: str
+    row_count: int
+    byte_count: int
+    is_final: bool = True
+
+
+class _Writer:
+    """One table's file of one attempt: buffers rows into row groups.
+
+    path: of the file, relative to the store's folder where `open_far` is given, which opens it.
+    """
+
+    def __init__(self, name: str, path: str, open_far: Callable[[str], Any] | None = None) -> None:
+        self.name = name
+        self.path = path
+        self._open_far = open_far
+        self._stream: Any = None
+        self.row_count = 0
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
+        self._writer: Any = None
+
+    def add(self, table: pa.Table) -> None:
+        if not table.num_rows:
+            return
+        self._pending.append(table)
+        self._pending_rows += table.num_rows
+        self._pending_bytes += table.nbytes
+        if self._pending_bytes >= ROW_GROUP_BYTES or self._pending_rows >= ROW_GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        table = pa.concat_tables(_aligned(self._pending)).unify_dictionaries()
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        if self.name in ORDERED_BY:
+            table = table.sort_by(ORDERED_BY[self.name])  # a stable sort
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._target(),
+                table.schema,
+                compression=COMPRESSION,
+                compression_level=COMPRESSION_LEVEL,
+                use_dictionary=_dictionary_columns(table),
+                column_encoding=_delta_columns(table.schema),
+                write_statistics=_statistics_columns(table.schema),
+                data_page_size=PAGE_BYTES,
+                # rows between two looks at a page's size; large ones would overshoot it far
+                write_batch_size=4096 if table.nbytes < 4096 * table.num_rows else 1024,
+                # plain Parquet types: a dictionary stays an encoding, unseen by readers
+                store_schema=False,
+            )
+        self._writer.write_table(table.cast(self._writer.schema), row_group_size=ROW_GROUP_ROWS)
+        self.row_count += table.num_rows
+
+    def _target(self) -> Any:
+        if self._open_far is not None:
+            self._stream = self._open_far(self.path)
+            return self._stream
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        return self.path
+
+    def close(self) -> int:
+        if self._pending:
+            self._flush()
+        if self._writer is None:
+            return 0
+        self._writer.close()
+        if self._open_far is None:
+            return os.stat(self.path).st_size
+        size = int(self._stream.tell())
+        self._stream.close()
+        return size
+
+
+def _aligned(tables: list[pa.Table]) -> list[pa.Table]:
+    """Tables of one name with one schema: a column is a dictionary in all of them or in none."""
+    if all(table.schema.equals(tables[0].schema) for table in tables):
+        return tables
+    fields = []
+    for index, first in enumerate(tables[0].schema):
+        kinds = {table.schema.field(index).type for table in tables}
+        kind = first.type if len(kinds) == 1 else _plain_type(kinds)
+        fields.append(pa.field(first.name, kind))
+    schema = pa.schema(fields)
+    return [table.cast(schema) for table in tables]
+
+
+def _plain_type(kinds: set[Any]) -> Any:
+    for kind in kinds:
+        if not pa.types.is_dictionary(kind):
+            return kind
+    return next(iter(kinds)).value_type
+
+
+def _dictionary_columns(table: pa.Table) -> list[str]:
+    """Columns (by path) that get a Parquet dictionary; struct bodies of apis/ keep it off."""
+    return [
+        path
+        for field in table.schema
+        for path in (field.name, f"{field.name}.list.element")
+        if path in DICTIONARY_COLUMNS and not (path == "exchange_id" and _hardly_repeats(table))
+    ]
+
+
+def _hardly_repeats(table: pa.Table) -> bool:
+    """Whether a dictionary of the exchanges' ids would be longer than the ids."""
+    ids = table["exchange_id"].fill_null(0).to_numpy()
+    return bool(2 * np.count_nonzero(ids[1:] != ids[:-1]) > len(ids))
+
+
+def _delta_columns(schema: pa.Schema) -> dict[str, str]:
+    """Whole numbers without a dictionary are counters and times: differences say them shorter."""
+    return {
+        field.name: "DELTA_BINARY_PACKED"
+        for field in schema
+        if field.name not in DICTIONARY_COLUMNS
+        and (pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type))
+    }
+
+
+def _statistics_columns(schema: pa.Schema) -> bool | list[str]:
+    """Nobody looks for the least value of a record: its bytes are not compared with all others."""
+    if "value" not in schema.names or not pa.types.is_binary(schema.field("value").type):
+        return True
+    return [field.name for field in schema if field.name not in ("value", "headers")]
+
+
+class ParquetSink:
+    """Files of one attempt: out/_staging/<run>/<attempt>/<table>/part-<attempt>.parquet, or
+    out/<table>/part-<attempt>-<run>.parquet where `out` is in an object store."""
+
+    def __init__(self, out: str, run_id: str, label: str, is_final: bool = True) -> None:
+        self.label = label
+        self.is_final = is_final
+        self.run_id = run_id
+        self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
+        self.root = Path(out) / STAGING / run_id
+        self.place = Place(out) if is_remote(out) else None
+        # fails when the run is over and its staging gone, as it should
+        if self.place is None:
+            (self.root / self.attempt).mkdir()
+        else:
+            self._check_open()
+        self._writers: dict[str, _Writer] = {}
+
+    def __call__(self, name: str, table: pa.Table) -> None:
+        if name not in self._writers:
+            open_far = None if self.place is None else self._open_far
+            self._writers[name] = _Writer(name, self._path(name), open_far)
+        self._writers[name].add(table)
+
+    def _check_open(self) -> None:
+        if self.place is not None and not is_open(self.place, self.run_id):
+            raise EnvironmentFailed(f"{self.place.out}: the run that this task belongs to is over")
+
+    def _open_far(self, path: str) -> Any:
+        assert self.place is not None
+        self._check_open()  # nobody stops a task at once whose run was interrupted
+        return self.place.open_output(path)
+
+    def _path(self, name: str) -> str:
+        if self.place is not None:
+            return f"{name}/part-{self.attempt}-{self.run_id}.parquet"
+        return str(self.root / self.attempt / name / f"part-{self.attempt}.parquet")
+
+    def close(self) -> list[StagedFile]:
+        files = []
+        for name, writer in self._writers.items():
+            size = writer.close()
+            if writer.row_count:
+                path = writer.path
+                if self.place is None:
+                    path = os.path.relpath(path, self.root)
+                is_final = self.is_final and name not in REWRITTEN
+                files.append(StagedFile(name, path, writer.row_count, size, is_final))
+        return files

@@ -1,0 +1,1 @@
+"""Which clients would break on another Kafka release."""

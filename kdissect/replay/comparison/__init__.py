@@ -1,0 +1,1 @@
+"""Responses of the target compared with captured ones, with rules for what may differ."""

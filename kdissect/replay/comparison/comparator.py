@@ -1,0 +1,678 @@
+"""The answer beside the captured response, field by field, with rules for what may differ.
+
+A difference is a place and two values; a rule either makes them the same (a translated id), allows
+them (tolerated), or leaves them different. See `rules.toml`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kdissect.codec.message import Message
+from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
+from kdissect.codec.message_forms import decode_alike
+from kdissect.errors import DecodeError
+from kdissect.protocol import catalog
+from kdissect.replay.comparison.equivalence import Meaning
+from kdissect.replay.comparison.records import RecordLedger
+from kdissect.replay.comparison.rules import Rule, Rules, load_rules
+from kdissect.replay.comparison.value_text import element_text, records_text, text_of
+from kdissect.replay.model import Difference, Judgement, Outcome, Plan, SkipCode, Step, Verdict
+from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.producers import Producer
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.field_kinds import Around, Kind, about, kind_of, spots
+from kdissect.replay.workload.messages import entries, request_of
+
+_FETCH_APIS = frozenset({api.FETCH, api.SHARE_FETCH})
+_ABSENT = "absent"
+
+Body = dict[str, Any]
+
+
+class Comparator:
+    """`model.Comparison`. One for a run; judges in the order in which answers come."""
+
+    def __init__(self, translator: State, rules: Rules | None = None, strict: bool = False) -> None:
+        rules = rules or load_rules()
+        if strict:
+            kept = tuple(rule for rule in rules.rules if rule.kind == "translated" or rule.is_own)
+            rules = Rules(kept)
+        self.translator = translator
+        self.rules = rules
+        self.meaning = Meaning(translator)
+        self.ledger = RecordLedger(translator.offsets.to_target, self._producer)
+        self.named = _Named(translator)
+        # Answers whose records are looked at again when all is known of where they are.
+        self._kept: dict[int, tuple[Step, Message, Message]] = {}
+        translator.differs = self.differs
+
+    def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
+        found = self.translator.producers.target(Producer(producer_id, epoch))
+        return None if found is None else (found.producer_id, found.epoch)
+
+    @property
+    def has_several_brokers(self) -> bool:
+        """Whether the capture's cluster or the target has more than one."""
+        t = self.translator
+        return len(t.captured_nodes) > 1 or len(t.target.nodes) > 1
+
+    def judge(self, outcome: Outcome) -> Judgement:
+        step = outcome.step
+        exchange = step.exchange
+        skipped = outcome.skipped or step.skipped
+        if skipped is not None:
+            if not skipped.is_finding:
+                return Judgement(Verdict.SKIPPED, reason=skipped.reason)
+            offered = "not offered" if skipped.code is SkipCode.API_VERSION else skipped.code.value
+            difference = Difference(
+                "api_version", f"v{exchange.api_version}", offered, note=skipped.reason
+            )
+            return Judgement(Verdict.DIFFERENT, [difference], skipped.reason)
+        if outcome.error:
+            return self._failed(outcome)
+        if not step.expects_response:
+            return Judgement(Verdict.SAME, reason="no response is expected")
+        if outcome.answer is None:
+            return Judgement(Verdict.ERROR, reason="no answer")
+        if exchange.response is None:
+            why = exchange.response_missing or "it is not in the capture"
+            return Judgement(Verdict.TOLERATED, reason=f"no captured response to compare: {why}")
+        version = outcome.api_version if outcome.api_version >= 0 else exchange.api_version
+        if version == exchange.api_version and outcome.answer[4:] == exchange.response[4:]:
+            if exchange.api_key not in _FETCH_APIS:
+                return Judgement(Verdict.SAME)
+        captured = _decoded(exchange.response, exchange.api_key, exchange.api_version)
+        answer = _decoded(outcome.answer, exchange.api_key, version)
+        if isinstance(captured, str):
+            return Judgement(
+                Verdict.TOLERATED, reason=f"the captured response cannot be decoded: {captured}"
+            )
+        if isinstance(answer, str):
+            return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
+        if version != exchange.api_version:
+            _name_topics(captured.body, self.translator.names)
+            _name_topics(answer.body, self.translator.target.names)
+        judgement = self._judged(step, captured, answer)
+        if version != exchange.api_version:
+            judgement.differences.insert(
+                0,
+                Difference(
+                    "api_version", f"v{exchange.api_version}", f"v{version}", "other-api-version",
+                    "sent at the nearest version that the target speaks",
+                ),
+            )  # fmt: skip
+            judgement.verdict = verdict_of(judgement.differences)
+        return judgement
+
+    def differs(self, step: Step, captured: Message, answer: Message) -> bool:
+        """Whether an answer that brings no records is different, as far as is known now."""
+        walk = Walk(self, step)
+        walk.run(captured, answer)
+        return verdict_of(walk.differences) is Verdict.DIFFERENT
+
+    def _failed(self, outcome: Outcome) -> Judgement:
+        """No answer came; nor did one in the capture, where its connection ended then."""
+        exchange = outcome.step.exchange
+        if exchange.expects_response and exchange.response is None and exchange.response_missing:
+            reason = f"{outcome.error}; in the capture {exchange.response_missing}"
+            return Judgement(Verdict.TOLERATED, reason=reason)
+        return Judgement(Verdict.ERROR, reason=outcome.error)
+
+    def _judged(self, step: Step, captured: Message, answer: Message) -> Judgement:
+        walk = Walk(self, step)
+        walk.run(captured, answer)
+        if walk.has_other_records:
+            self.keep(step, captured, answer)
+        return Judgement(verdict_of(walk.differences), walk.differences)
+
+    def keep(self, step: Step, captured: Message, answer: Message) -> None:
+        """Compare the records of an answer once more, when all have come."""
+        self._kept[step.number] = (step, captured, answer)
+
+    def finish(self) -> dict[int, Judgement]:
+        """What all answers together say of records that single ones did not bring, and of those
+        whose places were not known yet when they came."""
+        self.ledger.forget_missing()
+        changed: dict[int, Judgement] = {}
+        for step, captured, answer in self._kept.values():
+            changed[step.number] = self._judged(step, captured, answer)
+        for number, found in self.ledger.finish().items():
+            judgement = changed[number]
+            by_path = {path: (count, first, other) for path, count, first, other in found}
+            differences = []
+            for each in judgement.differences:
+                if each.path in by_path and by_path[each.path][0]:
+                    count, first, other = by_path[each.path]
+                    note = "other records than captured" if other else "no answer brings them"
+                    each = replace(
+                        each, rule="", note=f"{count} records from offset {first}: {note}"
+                    )
+                differences.append(each)
+            changed[number] = replace(
+                judgement, verdict=verdict_of(differences), differences=differences
+            )
+        return changed
+
+
+def verdict_of(differences: Iterable[Difference]) -> Verdict:
+    verdict = Verdict.SAME
+    for each in differences:
+        if not each.rule:
+            return Verdict.DIFFERENT
+        verdict = Verdict.TOLERATED
+    return verdict
+
+
+def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:
+    try:
+        return decode_alike(frame, side="response", api_key=api_key, api_version=api_version)
+    except (DecodeError, ValueError) as error:
+        return str(error)
+
+
+class _Named:
+    """Topics, groups and transactional ids that the requests of a plan name, as the target calls
+    them; others are foreign."""
+
+    def __init__(self, translator: State) -> None:
+        self._translator = translator
+        self._names: dict[str, set[str]] | None = None
+
+    def is_foreign(self, kind: str, name: str) -> bool:
+        if kind == "topic" and name.startswith("__"):
+            return True  # made by brokers when they need them
+        if self._names is None:
+            self._names = self._collect(self._translator.plan)
+        return name not in self._names[kind]
+
+    def _collect(self, plan: Plan) -> dict[str, set[str]]:
+        t = self._translator
+        names: dict[str, set[str]] = {"topic": set(), "group": set(), "transactional_id": set()}
+        for step in plan.steps:
+            request = request_of(step.exchange) if step.skipped is None else None
+            for kind, slot, holder, _ in spots(request) if request is not None else ():
+                if kind is Kind.TOPIC:
+                    names["topic"].update(t.topic(each) for each in _listed(holder[slot.name]))
+                elif kind is Kind.TOPIC_ID:
+                    found = (t.names.get(each) for each in _listed(holder[slot.name]))
+                    names["topic"].update(t.topic(each) for each in found if each)
+                elif kind is Kind.GROUP:
+                    names["group"].update(t.group(each) for each in _listed(holder[slot.name]))
+                elif kind is Kind.TRANSACTIONAL_ID:
+                    names["transactional_id"].update(
+                        t.transactional_id(each) for each in _listed(holder[slot.name])
+                    )
+        return names
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+class _Shape(NamedTuple):
+    """What is known of a layout's fields: their kinds, and those that name the struct."""
+
+    kinds: dict[str, Kind | None]
+    named: dict[Kind, str]
+    telling: tuple[str, ...]  # error codes and states: other fields follow from them
+
+
+_ABOUT = frozenset({Kind.TOPIC, Kind.TOPIC_ID, Kind.PARTITION, Kind.GROUP, Kind.TRANSACTIONAL_ID})
+
+
+@cache
+def shape_of(api_key: int, of: Layout) -> _Shape:
+    kinds = {name: kind_of(api_key, slot.field) for name, slot in of.by_name.items()}
+    named: dict[Kind, str] = {}
+    for name, kind in kinds.items():
+        if kind in _ABOUT and not of.by_name[name].field.is_array:
+            named.setdefault(kind, name)
+    telling = tuple(
+        name
+        for name in of.by_name
+        if name.endswith(("error_code", "_state")) and kinds[name] is None
+    )
+    return _Shape(kinds, named, telling)
+
+
+class Place(NamedTuple):
+    """Where the walk is: the path, the same without indices, what the structs around tell, the
+    structs that the value is in, and a rule that allows everything below, or None."""
+
+    path: str
+    plain: str
+    around: Around
+    captured: Body
+    answered: Body
+    forced: Rule | None
+
+    def field(self, name: str) -> Place:
+        dot = "." if self.path else ""
+        return self._replace(path=f"{self.path}{dot}{name}", plain=f"{self.plain}{dot}{name}")
+
+    def element(self, index: int) -> Place:
+        return self._replace(path=f"{self.path}[{index}]", plain=f"{self.plain}[]")
+
+
+class Walk:
+    """One comparison. has_other_records: an answer brings more, fewer or other ones."""
+
+    def __init__(self, owner: Comparator, step: Step) -> None:
+        self.owner = owner
+        self.rules = owner.rules
+        self.step = step
+        self.api_key = step.exchange.api_key
+        self.api_name = step.api_name
+        self.differences: list[Difference] = []
+        self.has_other_records = False
+        self._around: Around | None = None
+
+    def run(self, captured: Message, answer: Message) -> None:
+        definition = catalog.api(self.api_key).response
+        ours = layout(definition, captured.api_version)
+        theirs = layout(definition, answer.api_version)
+        place = Place("", "", self.request_around(), captured.body, answer.body, None)
+        self.struct(ours, theirs, captured.body, answer.body, place)
+        if captured.surplus != answer.surplus:
+            self.leaf(place.field("surplus"), captured.surplus, answer.surplus, None, None)
+
+    def request_around(self) -> Around:
+        """Group and transactional id that only the request names."""
+        if self._around is None:
+            request = request_of(self.step.exchange)
+            body = {} if request is None else request.body
+            self._around = Around(
+                group=body.get("group_id") or "",
+                transactional_id=body.get("transactional_id") or "",
+            )
+        return self._around
+
+    # -- structs and arrays ---------------------------------------------------------------------
+
+    def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: Place) -> None:
+        shape = shape_of(self.api_key, ours)
+        place = place._replace(around=about(shape.named, c, place.around), captured=c, answered=a)
+        for name in shape.telling:
+            if name in a and c[name] != a[name] and self._goes_with(place, name, c, a):
+                return
+        for name, slot in ours.by_name.items():
+            other = theirs.by_name.get(name)
+            if other is not None:
+                self.value(slot, other, shape.kinds[name], c[name], a[name], place.field(name))
+        mine, their = c.get(UNKNOWN_TAGS), a.get(UNKNOWN_TAGS)
+        if mine != their:
+            self.leaf(place.field(UNKNOWN_TAGS), mine, their, None, None)
+
+    def _goes_with(self, place: Place, name: str, c: Body, a: Body) -> bool:
+        """Whether a rule for whole structs allows this field: then the rest follows from it."""
+        here = place.field(name)
+        for rule in self.rules.at(self.api_name, here.plain):
+            if rule.is_whole and self._allows(rule, here, c[name], a[name], None):
+                self._add(here, c[name], a[name], rule)
+                return True
+        return False
+
+    def value(
+        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: Place
+    ) -> None:
+        if kind is Kind.RECORDS:
+            self.records(c, a, place)
+            return
+        if c == a and type(c) is type(a) and not (c and self._must_look(place, slot)):
+            return
+        if slot.field.is_array:
+            self.array(slot, other, kind, c, a, self._forced(place))
+        elif slot.inner is not None and other.inner is not None:
+            place = self._forced(place)
+            if c is None or a is None:
+                self.leaf(place, c, a, None, slot)
+            else:
+                self.struct(slot.inner, other.inner, c, a, place)
+        else:
+            self.leaf(place, c, a, kind, slot)
+
+    def _must_look(self, place: Place, slot: Slot) -> bool:
+        """Fetched records are noted also where they are equal."""
+        is_around = slot.inner is not None and place.plain.startswith("responses")
+        return is_around and self.api_key in _FETCH_APIS
+
+    def _forced(self, place: Place) -> Place:
+        if place.forced is not None:
+            return place
+        for rule in self.rules.at(self.api_name, place.plain):
+            if rule.kind == "ignore" and self._applies(rule, place):
+                return place._replace(forced=rule)
+        return place
+
+    def array(
+        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: Place
+    ) -> None:
+        if c is None or a is None:
+            if c is not a:
+                self.leaf(place, c, a, None, slot)
+            return
+        rule = self._unordered(place)
+        if self.api_key in _FETCH_APIS and place.plain == "responses":
+            c, a = _each_topic_once(c), _each_topic_once(a)
+        if slot.inner is None or other.inner is None:
+            self._scalars(slot, kind, c, a, place, rule)
+            return
+        twice: set[int] = set()
+        if rule is not None and rule.key and not keys_of(rule, slot.inner):
+            rule = None  # nothing tells these elements apart but their place
+        if rule is None:
+            pairs: list[tuple[int, int]] = [(i, i) for i in range(min(len(c), len(a)))]
+            pairs += [(i, -1) for i in range(len(a), len(c))]
+            pairs += [(-1, i) for i in range(len(c), len(a))]
+        else:
+            pairs, twice = self._matched(slot.inner, rule, c, a, place)
+            both = [theirs for mine, theirs in pairs if mine >= 0 and theirs >= 0]
+            if both != sorted(both):
+                self._add(place, "this order", "another order", rule)
+        for mine, theirs in pairs:
+            if mine >= 0 and theirs >= 0:
+                self.struct(slot.inner, other.inner, c[mine], a[theirs], place.element(mine))
+            else:
+                self._one_sided(c, a, mine, theirs, place, theirs in twice)
+
+    def _unordered(self, place: Place) -> Rule | None:
+        for rule in self.rules.at(self.api_name, place.plain):
+            if rule.kind == "unordered":
+                return rule
+        return None
+
+    def _matched(
+        self, inner: Layout, rule: Rule, c: list[Body], a: list[Body], place: Place
+    ) -> tuple[list[tuple[int, int]], set[int]]:
+        """(index, index) of elements with equal keys, -1 where one side has none; and the answered
+        ones whose key another answered one has."""
+        names = keys_of(rule, inner)
+        keys = {each for name in names for each in name.split("|")}
+        shape = shape_of(self.api_key, inner)
+        meaning = self.owner.meaning
+        waiting: dict[Any, list[int]] = {}
+        for index, each in enumerate(a):
+            waiting.setdefault(_key(each, names), []).append(index)
+        pairs = []
+        for index, each in enumerate(c):
+            around = about(shape.named, each, place.around)
+            mapped = {
+                name: meaning.key(shape.kinds.get(name), value, each, around, name)
+                for name, value in each.items()
+                if name in keys or not keys
+            }
+            found = waiting.get(_key(mapped, names))
+            pairs.append((index, found.pop(0) if found else -1))
+        twice = set()
+        used = {theirs for _, theirs in pairs}
+        for left in waiting.values():
+            pairs += [(-1, index) for index in left]
+            key = _key(a[left[0]], names) if left else None
+            if left and any(_key(a[index], names) == key for index in used if index >= 0):
+                twice.update(left)
+        return pairs, twice
+
+    def _one_sided(
+        self, c: list[Body], a: list[Body], mine: int, theirs: int, place: Place, is_second: bool
+    ) -> None:
+        element = c[mine] if mine >= 0 else a[theirs]
+        here = place.element(mine if mine >= 0 else theirs)
+        if self.api_key in _FETCH_APIS and not is_second:
+            if self._fetched_one_sided(element, mine >= 0, here):
+                return
+        here = here._replace(
+            captured=element if mine >= 0 else {}, answered=element if mine < 0 else {}
+        )
+        if mine >= 0 and "error_code" in element:
+            # what was refused then, and is not told now, has gone well
+            if self._goes_with(here, "error_code", element, {"error_code": 0}):
+                return
+        said = element_text(element)
+        texts = (said, _ABSENT) if mine >= 0 else (_ABSENT, said)
+        self._judge_texts(here, *texts, element)
+
+    def _fetched_one_sided(self, element: Body, is_captured: bool, place: Place) -> bool:
+        """An incremental answer names only partitions with something new: one that is not named
+        has no records. True where that is all there is to say."""
+        if place.plain == "responses[]":
+            partitions, is_topic = entries(element["partitions"]), True
+        elif place.plain == "responses[].partitions[]":
+            partitions, is_topic = [element], False
+        else:
+            return False
+        around = place.around
+        if is_topic:
+            name, ident = element.get("topic") or "", element.get("topic_id")
+            if not is_captured:
+                name, ident = self.owner.meaning.captured_topic(name, ident)
+            around = around._replace(topic=name, topic_id=ident)
+        t = self.owner.translator
+        name = t.topic_name(around.topic, around.topic_id)
+        for each in partitions:
+            is_asked = t.offsets.was_asked((name, each["partition_index"]))
+            if not is_captured and (
+                each["error_code"] or not (is_asked or self.api_key != api.FETCH)
+            ):
+                return False
+        for index, each in enumerate(partitions):
+            here = place._replace(
+                around=around._replace(partition=each["partition_index"]),
+                captured=each if is_captured else {},
+                answered=each if not is_captured else {},
+            )
+            if is_topic:
+                here = here.field("partitions").element(index)
+            if each["error_code"]:
+                if not self._goes_with(here, "error_code", each, {"error_code": 0}):
+                    self.leaf(here.field("error_code"), each["error_code"], 0, None, None)
+                continue
+            data = each["records"] or b""
+            mine, theirs = (data, b"") if is_captured else (b"", data)
+            self.records(mine, theirs, here.field("records"))
+        return True
+
+    def _scalars(
+        self, slot: Slot, kind: Kind | None, c: list[Any], a: list[Any], place: Place,
+        rule: Rule | None,
+    ) -> None:  # fmt: skip
+        meaning = self.owner.meaning
+        mapped = [meaning.key(kind, each, place.captured, place.around, "") for each in c]
+        if mapped == a:
+            return
+        element_rule = rule or self._unordered(place.element(0))
+        if element_rule is not None and Counter(map(_hashable, mapped)) == Counter(
+            map(_hashable, a)
+        ):
+            self._add(place, "this order", "another order", element_rule)
+            return
+        if place.forced is not None or len(c) != len(a):
+            self.leaf(place, c, a, None, slot)
+            return
+        for index, (mine, theirs) in enumerate(zip(c, a, strict=True)):
+            if mine != theirs:
+                self.leaf(place.element(index), mine, theirs, kind, slot)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def records(self, c: bytes | None, a: bytes | None, place: Place) -> None:
+        around = place.around
+        log = (
+            self.owner.translator.topic_name(around.topic, around.topic_id),
+            around.partition,
+        )
+        earlier = self.owner.translator.share_records.get((self.step.number, log))
+        if earlier is not None:
+            a = earlier + (a or b"")
+        found, is_uneven = self.owner.ledger.compare(
+            self.step.number, place.path, log, c or b"", a or b""
+        )
+        if found or is_uneven:
+            self.has_other_records = True
+        for behind, mine, theirs, note in found:
+            here = place._replace(
+                path=place.path + behind, plain=f"{place.plain}[]{behind.partition(']')[2]}"
+            )
+            self._judge_texts(here, mine, theirs, None, note)
+        if is_uneven:
+            self._judge_texts(
+                place, records_text(c or b""), records_text(a or b""), None,
+                "more or fewer of the same records",
+            )  # fmt: skip
+
+    def leaf(self, place: Place, c: Any, a: Any, kind: Kind | None, slot: Slot | None) -> None:
+        if place.forced is not None:
+            self._add(place, c, a, place.forced)
+            return
+        for rule in self.rules.at(self.api_name, place.plain):
+            if not self._allows(rule, place, c, a, kind):
+                continue
+            if rule.kind == "translated" and not self.owner.meaning.is_noted(rule.translated_as):
+                return
+            self._add(place, c, a, rule)
+            return
+        self._add(place, c, a, None)
+
+    def _judge_texts(
+        self, place: Place, c: str, a: str, element: Body | None, note: str = ""
+    ) -> None:
+        """A difference that is no pair of plain values."""
+        rule = place.forced
+        if rule is None:
+            for each in self.rules.at(self.api_name, place.plain):
+                if each.kind == "ignore" and self._applies(each, place, element):
+                    rule = each
+                    break
+        self.differences.append(
+            Difference(place.path, c, a, "" if rule is None else rule.name, note)
+        )
+
+    def _applies(self, rule: Rule, place: Place, element: Body | None = None) -> bool:
+        if rule.needs_race and not self.step.is_racing:
+            return False
+        holder: Mapping[str, Any] = element or place.captured or place.answered
+        for name, pattern in rule.where:
+            if name not in holder or not pattern.search(text_of(holder[name], "")):
+                return False
+        if rule.needs_brokers and not self.owner.has_several_brokers:
+            return False
+        if rule.foreign:
+            return element is not None and self._is_foreign(rule.foreign, element, place)
+        return True
+
+    def _is_foreign(self, kind: str, element: Body, place: Place) -> bool:
+        names = {
+            "topic": ("name", "topic", "topic_name"),
+            "group": ("group_id",),
+            "transactional_id": ("transactional_id",),
+        }[kind]
+        for name in names:
+            value = element.get(name)
+            if value:
+                if place.captured:  # the capture's name
+                    t = self.owner.translator
+                    value = {"topic": t.topic, "group": t.group}.get(kind, t.transactional_id)(
+                        value
+                    )
+                return self.owner.named.is_foreign(kind, value)
+        return False
+
+    def _allows(self, rule: Rule, place: Place, c: Any, a: Any, kind: Kind | None) -> bool:
+        if rule.kind == "unordered" or not self._applies(rule, place):
+            return False
+        if rule.kind == "ignore":
+            return not place.plain.endswith("[]")
+        if rule.kind == "translated":
+            return self.owner.meaning.same(
+                rule.translated_as, kind, c, a, place.around, place.captured, self.step, place.path
+            )
+        if rule.kind == "tolerance":
+            if not _is_number(c) or not _is_number(a):
+                return False
+            return bool(abs(a - c) <= max(rule.absolute, rule.relative * abs(c)))
+        return _equal_modulo(rule, c, a)
+
+    def _add(self, place: Place, c: Any, a: Any, rule: Rule | None) -> None:
+        name = "" if rule is None else rule.name
+        self.differences.append(
+            Difference(place.path, text_of(c), text_of(a), name, self._note(place, c, a))
+        )
+
+    def _note(self, place: Place, c: Any, a: Any) -> str:
+        if place.plain.endswith("error_code") and isinstance(c, int) and isinstance(a, int):
+            from kdissect.protocol.error_codes import error_name
+
+            return f"{error_name(c)} then, {error_name(a)} now"
+        return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _equal_modulo(rule: Rule, c: Any, a: Any) -> bool:
+    if rule.modulo == "presence":
+        return _is_set(c) == _is_set(a)
+    mine, theirs = text_of(c, "null"), text_of(a, "null")
+    if rule.modulo == "text" and rule.pattern is not None:
+        return rule.pattern.sub("", mine) == rule.pattern.sub("", theirs)
+    if rule.captured:
+        return mine in rule.captured and (not rule.answered or theirs in rule.answered)
+    return any(mine in each and theirs in each for each in rule.classes)
+
+
+def _is_set(value: Any) -> bool:
+    return not (value is None or value == -1 or value in ("", b""))
+
+
+def keys_of(rule: Rule, of: Layout) -> list[str]:
+    """The fields of a rule's key that a struct has."""
+    return [name for name in rule.key if any(each in of.by_name for each in name.split("|"))]
+
+
+def _name_topics(body: Body, names: Mapping[UUID, str]) -> None:
+    """Give topics that are told by id their names beside it: in another version the other side
+    tells them by name."""
+    for value in body.values():
+        if not isinstance(value, list):
+            continue
+        for each in value:
+            if isinstance(each, dict):
+                if "topic_id" in each and not (each.get("name") or each.get("topic")):
+                    each["name"] = names.get(each["topic_id"], "")
+                _name_topics(each, names)
+
+
+def _each_topic_once(topics: list[Body]) -> list[Body]:
+    """Brokers that collect partitions in an order of their own list a topic several times."""
+    merged: dict[Any, Body] = {}
+    for topic in topics:
+        key = topic.get("topic") or topic.get("topic_id")
+        found = merged.setdefault(key, topic)
+        if found is not topic:
+            merged[key] = {**found, "partitions": [*found["partitions"], *topic["partitions"]]}
+    return topics if len(merged) == len(topics) else list(merged.values())
+
+
+def _key(values: Mapping[str, Any], names: list[str]) -> Any:
+    """What tells an element from the others; of ``a|b`` the first that has a value."""
+    if not names:
+        return _hashable(dict(values))
+    found = []
+    for name in names:
+        said = (values.get(each) for each in name.split("|"))
+        found.append(_hashable(next((each for each in said if each not in (None, "")), None)))
+    return tuple(found)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(sorted((name, _hashable(inner)) for name, inner in value.items()))
+    if isinstance(value, list):
+        return tuple(_hashable(each) for each in value)
+    return "\0null" if value is None else value

@@ -1,0 +1,214 @@
+"""Whether two values are two ends of one id: what the target calls the captured thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from kdissect.replay.model import Step
+from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.producers import Producer
+from kdissect.replay.translation.requests import acl_resource, config_resource, renamed_protocol
+from kdissect.replay.translation.target_facts import ZERO_UUID
+from kdissect.replay.workload.field_kinds import Around, Kind
+from kdissect.replay.workload.messages import PRODUCE_API
+
+Body = dict[str, Any]
+
+
+# fields with the bytes of a consumer's protocol, by their names in messages of groups
+_PROTOCOLS = {
+    "assignment": "ConsumerProtocolAssignment",
+    "member_assignment": "ConsumerProtocolAssignment",
+    "metadata": "ConsumerProtocolSubscription",
+    "member_metadata": "ConsumerProtocolSubscription",
+}
+
+
+class Meaning:
+    """Answers by what a `Translator` has learnt."""
+
+    def __init__(self, translator: State) -> None:
+        self.t = translator
+        self._checks: dict[str, Callable[[Any, Any, Around, Body], bool]] = {
+            "topic_id": self._topic_id,
+            "producer_id": self._producer_id,
+            "producer_epoch": self._producer_epoch,
+            "member": self._member,
+            "generation": self._generation,
+            "offset": self._offset,
+            "leader_epoch": self._leader_epoch,
+            "node": self._node,
+            "replication_factor": self._replication_factor,
+        }
+        self._kinds = {
+            "topic_id": {Kind.TOPIC_ID},
+            "name": {Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID},
+            "producer_id": {Kind.PRODUCER_ID},
+            "producer_epoch": {Kind.PRODUCER_EPOCH},
+            "member": {Kind.MEMBER},
+            "generation": {Kind.GENERATION},
+            "offset": {Kind.OFFSET},
+            "leader_epoch": {Kind.LEADER_EPOCH},
+            "node": {Kind.NODE},
+        }
+
+    @staticmethod
+    def is_noted(translated_as: str) -> bool:
+        """Whether a difference of this kind is worth a line, and the verdict tolerated."""
+        return translated_as in ("marked_log", "racing")
+
+    def same(
+        self,
+        translated_as: str,
+        kind: Kind | None,
+        c: Any,
+        a: Any,
+        around: Around,
+        holder: Body,
+        step: Step,
+        path: str,
+    ) -> bool:
+        """Whether `a` is what the target calls the captured `c`. holder: the captured struct."""
+        wanted = self._kinds.get(translated_as)
+        name = path.rpartition(".")[2]
+        if translated_as == "name" and name in ("resource_name", "key") and c is not None:
+            return bool(self.key(kind, c, holder, around, name) == a)
+        if translated_as == "name" and isinstance(c, bytes) and isinstance(a, bytes):
+            return self._renamed_protocol(name, c) == a
+        if wanted is not None and kind not in wanted:
+            return False
+        if c is None or a is None or isinstance(c, (list, dict)):
+            return False
+        if translated_as == "name":
+            assert kind is not None
+            return bool(self.t.renamed(kind, c) == a)
+        if translated_as == "produced_offset":
+            return self._produced_offset(c, a, around, step)
+        if translated_as == "marked_log":
+            log = self._log(around)
+            return kind is Kind.OFFSET and self.t.is_marked(log)
+        if translated_as == "offset" and step.exchange.api_key == PRODUCE_API:
+            if path.endswith("base_offset"):
+                return False  # that is where offsets are learnt
+        if translated_as == "racing":
+            return kind is Kind.OFFSET and step.is_racing and c >= 0 and a >= 0
+        if translated_as == "opaque":
+            return self.t.opaque.get((name, c), ZERO_UUID) == a
+        return self._checks[translated_as](c, a, around, holder)
+
+    def _renamed_protocol(self, name: str, data: bytes) -> bytes | None:
+        """A consumer's subscription or assignment with the target's names of topics."""
+        definition = _PROTOCOLS.get(name)
+        if definition is None or not self.t.has_topic_renames:
+            return None
+        return renamed_protocol(self.t, definition, data)
+
+    def key(self, kind: Kind | None, value: Any, holder: Body, around: Around, name: str) -> Any:
+        """What the target calls a captured value, to find the element that is about it. holder: the
+        captured struct that has it, under `name`."""
+        if value is None or isinstance(value, (list, dict)):
+            return value
+        if name == "resource_name":
+            return self._resource(value, holder)
+        if name == "key":
+            return self._renamed_anyhow(value)
+        if kind is None:
+            return value
+        if kind in (Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID):
+            return self.t.renamed(kind, value)
+        if kind is Kind.TOPIC_ID:
+            found = self.t.topic_id(value)
+            return value if found is None else found
+        if kind is Kind.MEMBER:
+            return self.t.groups.member(around.group, value)
+        if kind is Kind.PRODUCER_ID:
+            found_id = self.t.producers.target_id(value)
+            return value if found_id is None else found_id
+        if kind is Kind.NODE:
+            return self.t.node(value)
+        if kind is Kind.OFFSET:
+            return self.t.offsets.to_target(self._log(around), value)
+        return value
+
+    def _resource(self, name: str, holder: Body) -> str:
+        """A config's or an ACL's resource; their types agree where both have the number."""
+        number = holder.get("resource_type", 0)
+        if "configs" in holder or "error_code" in holder:
+            return config_resource(self.t, number, name)
+        return acl_resource(self.t, number, name) or name
+
+    def _renamed_anyhow(self, key: str) -> str:
+        """The key of a coordinator: a group, or a transactional id."""
+        return self.t.group(key) if self.t.group(key) != key else self.t.transactional_id(key)
+
+    def captured_topic(self, name: str, topic_id: UUID | None) -> tuple[str, UUID | None]:
+        """The capture's name and id of a topic that an answer names."""
+        if topic_id is not None and topic_id != ZERO_UUID:
+            for captured in self.t.names:
+                if self.t.topic_id(captured) == topic_id:
+                    return self.t.names[captured], captured
+        return self.t.captured_topic_name(name), topic_id
+
+    def _log(self, around: Around) -> tuple[str, int]:
+        return self.t.topic_name(around.topic, around.topic_id), around.partition
+
+    def _topic_id(self, c: UUID, a: UUID, around: Around, holder: Body) -> bool:
+        found = self.t.topic_id(c)
+        if found is None:
+            return c != ZERO_UUID and a != ZERO_UUID  # nobody told its name
+        return found == a
+
+    def _producer_id(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        found = self.t.producers.target_id(c)
+        return found is None or found == a
+
+    def _producer_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        for name, value in holder.items():
+            if name.endswith("producer_id"):
+                found = self.t.producers.target(Producer(value, c))
+                return found is None or found.epoch == a
+        return False
+
+    def _member(self, c: str, a: str, around: Around, holder: Body) -> bool:
+        if not c or not a:
+            return c == a
+        return not self.t.groups.knows_member(around.group, c) or (
+            self.t.groups.member(around.group, c) == a
+        )
+
+    def _generation(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        member = holder.get("member_id") or ""
+        return self.t.groups.generation(around.group, member, c) == a
+
+    def _offset(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        return self.t.offsets.to_target(self._log(around), c) == a
+
+    def _produced_offset(self, c: int, a: int, around: Around, step: Step) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        expected = self.t.expected_offset(step, self._log(around))
+        return expected is None or expected == a
+
+    def _leader_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        name, partition = self._log(around)
+        known = self.t.leader_epoch(name, partition)
+        return known < 0 or known == a
+
+    def _node(self, c: int, a: int, around: Around, holder: Body) -> bool:
+        if c < 0 or a < 0:
+            return c == a
+        return not self.t.target.nodes or a in self.t.target.nodes
+
+    def _replication_factor(self, c: Any, a: Any, around: Around, holder: Body) -> bool:
+        """As many as there are nodes, where the capture's cluster had more; as a number or text."""
+        count = len(self.t.target.nodes)
+        text = str(c)
+        return text.isascii() and text.isdigit() and 0 < count < int(text) and str(a) == str(count)

@@ -1,0 +1,272 @@
+"""What differences mean: a text beside each that something is known about. They stay differences.
+
+Known is what single values say (`explanations.toml`); which releases the captured broker and the
+target are, by the versions that they offer; what a broker says itself, in the error_message of the
+same struct; that a value stands beside an error code, which is another one now; and that a request
+changed something in the capture which the target did not take, or took otherwise, so that whatever
+touched the same thing later (`resources`) may follow from that.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+
+from kdissect.protocol.releases import (
+    first_release_with,
+    last_release_with,
+    releases_offering,
+)
+from kdissect.replay.comparison.grouping import plain_path
+from kdissect.replay.comparison.rules import path_pattern
+from kdissect.replay.model import Difference, Outcome, Plan, Step, Verdict, Workload
+from kdissect.replay.planning.dependencies import Mode, Resource, Touches
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.messages import entries, response_of
+
+Ranges = Mapping[int, tuple[int, int]]
+# An answer may depend on all that its connection said before: sessions.
+_IN_SESSIONS = frozenset({api.FETCH, api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE})
+_NOT_OFFERED = "not offered"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One entry of `explanations.toml`."""
+
+    path: str
+    text: str
+    apis: frozenset[str]
+    captured: frozenset[str]
+    answered: frozenset[str]
+    needs_releases: bool
+    matches: re.Pattern[str]
+
+    def fits(self, api_name: str, difference: Difference) -> bool:
+        if self.apis and api_name not in self.apis:
+            return False
+        if self.captured and difference.captured not in self.captured:
+            return False
+        if self.answered and difference.answered not in self.answered:
+            return False
+        return self.matches.fullmatch(plain_path(difference.path)) is not None
+
+
+@cache
+def explanations() -> tuple[Explanation, ...]:
+    """The packaged ones, in order."""
+    text = files(__package__).joinpath("explanations.toml").read_text("utf-8")
+    return tuple(
+        Explanation(
+            each["path"],
+            each["text"],
+            frozenset(each.get("apis", ())),
+            frozenset(each.get("captured", ())),
+            frozenset(each.get("answered", ())),
+            bool(each.get("releases", False)),
+            path_pattern(each["path"]),
+        )
+        for each in tomllib.loads(text)["explanation"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """Kafka releases of the captured broker and of the target, as ``3.9``; "" unknown."""
+
+    then: str = ""
+    now: str = ""
+
+    @classmethod
+    def of(cls, workload: Workload, target: Ranges) -> Releases:
+        return cls(_name(_captured_ranges(workload)), _name(target))
+
+    @property
+    def differ(self) -> bool:
+        return bool(self.then and self.now) and self.then != self.now
+
+
+def _captured_ranges(workload: Workload) -> dict[int, tuple[int, int]]:
+    """What a captured client was offered; of several brokers the longest list."""
+    found: dict[int, tuple[int, int]] = {}
+    for exchange in workload.exchanges():
+        if exchange.api_key != api.API_VERSIONS or exchange.internal_reason:
+            continue
+        response = response_of(exchange)
+        offered = entries(response.body.get("api_keys")) if response is not None else []
+        if len(offered) > len(found):
+            found = {
+                each["api_key"]: (each["min_version"], each["max_version"]) for each in offered
+            }
+    return found
+
+
+def _name(ranges: Ranges) -> str:
+    """``3.9``, or ``4.1 or 4.2`` where these offer the same; "" for neither."""
+    minors = dict.fromkeys(each.rsplit(".", 1)[0] for each in releases_offering(ranges))
+    return " or ".join(minors) if len(minors) <= 2 else ""
+
+
+def explain(plan: Plan, outcomes: Sequence[Outcome], target: Ranges) -> list[str]:
+    """Put a note to the differences of judged outcomes that no rule allows, where something is
+    known about them. target: api_key -> versions that it offers. Returns notes on the whole run."""
+    different = [each for each in outcomes if _is_different(each)]
+    if not different:
+        return []
+    releases = Releases.of(plan.workload, target)
+    causes = _causes(plan, outcomes, {each.step.number for each in different})
+    for outcome in different:
+        assert outcome.judgement is not None
+        cause = causes.get(outcome.step.number, "")
+        told = outcome.judgement.differences
+        beside = _Beside(told)
+        outcome.judgement = replace(
+            outcome.judgement,
+            differences=[
+                each if each.rule else _explained(outcome.step, each, releases, beside, cause)
+                for each in told
+            ],
+        )
+    if not releases.differ:
+        return []
+    return [f"by what they offer, the captured broker is Kafka {releases.then}, the target "
+            f"Kafka {releases.now}"]  # fmt: skip
+
+
+def _is_different(outcome: Outcome) -> bool:
+    return outcome.judgement is not None and outcome.judgement.verdict is Verdict.DIFFERENT
+
+
+class _Beside:
+    """What an answer's error codes that are others now say of the values in their structs."""
+
+    def __init__(self, differences: Sequence[Difference]) -> None:
+        self._texts = {
+            each.path: each for each in differences if each.path.endswith("error_message")
+        }
+        self._holders = {
+            _holder(each.path)
+            for each in differences
+            if not each.rule and each.path.endswith("error_code")
+        }
+
+    def note(self, one: Difference) -> str:
+        """Of a value that is not the error code itself; "" where no such is around it."""
+        if one.path.endswith("error_code"):
+            return ""
+        holder = _holder(one.path)
+        while True:
+            if holder in self._holders:
+                return _OTHER_CODE
+            if not holder:
+                return ""
+            holder = _holder(holder)
+
+    def said(self, code: Difference) -> str:
+        """The text of the broker that refused, beside an error code."""
+        holder = _holder(code.path)
+        text = self._texts.get(f"{holder}.error_message" if holder else "error_message")
+        if text is None:
+            return ""
+        who, words = (
+            ("the target", text.answered) if code.answered != "0" else
+            ("the captured broker", text.captured)
+        )  # fmt: skip
+        return f"{who} says: {words}" if words not in _NO_WORDS else ""
+
+
+_OTHER_CODE = "beside an error code that is another one"
+_NO_WORDS = frozenset({"", "null", "absent", "NONE"})
+
+
+def _holder(path: str) -> str:
+    """The struct that a path lies in; "" for the whole message."""
+    return path.rpartition(".")[0]
+
+
+def _explained(
+    step: Step, one: Difference, releases: Releases, beside: _Beside, cause: str
+) -> Difference:
+    notes = [one.note] if one.note else []
+    if one.path == "api_version" and one.answered == _NOT_OFFERED:
+        notes += _since(step)
+        return replace(one, note="; ".join(notes))
+    if other := beside.note(one):
+        return replace(one, note="; ".join([*notes, other]))
+    for each in explanations():
+        if each.fits(step.api_name, one) and (releases.differ or not each.needs_releases):
+            notes.append(each.text.format(then=releases.then, now=releases.now))
+            break
+    if one.path.endswith("error_code") and (said := beside.said(one)):
+        notes.append(said)
+    if cause:
+        notes.append(cause)
+    return replace(one, note="; ".join(notes))
+
+
+def _since(step: Step) -> list[str]:
+    """Which releases speak the version of a request."""
+    key, version = step.exchange.api_key, step.exchange.api_version
+    first, last = first_release_with(key, version), last_release_with(key, version)
+    if first is None or last is None:
+        return []
+    minors = [each.rsplit(".", 1)[0] for each in (first, last)]
+    spoken = minors[0] if minors[0] == minors[1] else " to ".join(minors)
+    return [f"v{version} is spoken by Kafka {spoken}, of those known"]
+
+
+def _causes(plan: Plan, outcomes: Sequence[Outcome], wanted: set[int]) -> dict[int, str]:
+    """For steps, what earlier request the target did not do, of those on the same thing."""
+    touches = Touches(plan.workload.facts)
+    untaken: dict[Resource, str] = {}
+    found: dict[int, str] = {}
+    for step, outcome in zip(plan.steps, outcomes, strict=True):
+        if step.exchange.internal_reason:
+            continue
+        mine = touches.of(step.exchange)
+        if step.exchange.api_key in _IN_SESSIONS:
+            mine.append((("connection", step.connection), Mode.WRITE))
+        if step.number in wanted:
+            known = (untaken[resource] for resource, _ in mine if resource in untaken)
+            if cause := next(known, ""):
+                found[step.number] = cause
+                if step.exchange.api_key in _IN_SESSIONS:  # what is told later, too
+                    untaken.setdefault(("connection", step.connection), cause)
+        why = _why_untaken(outcome)
+        if not why:
+            continue
+        text = (
+            f"may follow from exchange {step.exchange.exchange_id}: {step.api_name} "
+            f"v{step.exchange.api_version} {why}"
+        )
+        for resource, mode in mine:
+            if mode in (Mode.WRITE, Mode.ADD):
+                untaken.setdefault(resource, text)
+    return found
+
+
+def _why_untaken(outcome: Outcome) -> str:
+    """What the target did not do as in the capture, as a clause; "" where it did."""
+    skipped = outcome.skipped or outcome.step.skipped
+    if skipped is not None:
+        if skipped.is_finding:
+            return "is not offered by the target"
+        code = skipped.code.value
+        return "" if code in _AS_CAPTURED else f"was not sent ({code})"
+    if outcome.error:
+        return f"was not answered ({outcome.error})"
+    differences: Iterable[Difference] = (
+        outcome.judgement.differences if outcome.judgement is not None else ()
+    )
+    for each in differences:
+        if not each.rule and each.path.endswith("error_code"):
+            return f"was answered {each.note or each.answered}"
+    return ""
+
+
+# What is left out for these reasons changed nothing then, or is the target's own business.
+_AS_CAPTURED = frozenset({"not_ready", "target_own", "internal"})

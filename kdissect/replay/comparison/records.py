@@ -1,0 +1,229 @@
+"""Record data of fetch responses, record by record, wherever in the answers a record comes.
+
+A Fetch returns what is there at that moment: the replay's may bring fewer or more of the same
+records than the captured one. So records are compared by their offset in the log. Those that the
+captured answer had and this one has not are looked for in all answers at the end (`finish`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.replay.batch_headers import HEADER_SIZE, BatchHeader, headers, is_sealed
+from kdissect.replay.translation.offsets import Log
+
+_ATTRIBUTES_AT, _TIMES_AT, _PRODUCER_AT, _COUNT_AT = 21, 27, 43, 57
+_LOG_APPEND_TIME = 8
+_SHOWN = 60
+
+Found = tuple[str, str, str, str]  # path behind "records", captured, answered, note
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Missing:
+    """Records that one answer did not bring: {target offset: digest of the captured record}."""
+
+    number: int
+    path: str
+    log: Log
+    digests: dict[int, int]
+
+
+@dataclass(slots=True)
+class RecordLedger:
+    """What all answers brought, by log and target offset."""
+
+    to_target: Callable[[Log, int], int]
+    producer: Callable[[int, int], tuple[int, int] | None]
+    _seen: dict[Log, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    _extra: dict[tuple[Log, int], int] = field(default_factory=dict)
+    _missing: list[_Missing] = field(default_factory=list)
+
+    def compare(
+        self, number: int, path: str, log: Log, captured: bytes, answered: bytes
+    ) -> tuple[list[Found], bool]:
+        """Differences of the records that both have, and whether one brings more or fewer."""
+        found: list[Found] = []
+        mine = [each for each in headers(captured) if not each.is_partial]
+        theirs = [each for each in headers(answered) if not each.is_partial]
+        for each in theirs:
+            self._seen[log].append((each.base_offset, each.last_offset))
+        by_offset = {each.base_offset: each for each in theirs if each.magic == 2}
+        left_mine, used = [], set()
+        for each in mine:
+            other = None
+            if each.magic == 2:
+                other = by_offset.get(self.to_target(log, each.base_offset))
+            if other is not None and self._same_batch(each, captured, other, answered, found):
+                used.add(other.pos)
+            else:
+                left_mine.append(each)
+        left_theirs = [each for each in theirs if each.pos not in used]
+        if not left_mine and not left_theirs:
+            return found, False
+        return found, self._by_record(
+            number, path, log, (captured, left_mine), (answered, left_theirs), found
+        )
+
+    def _same_batch(
+        self, c: BatchHeader, captured: bytes, a: BatchHeader, answered: bytes, found: list[Found]
+    ) -> bool:
+        """Whether two batches hold the same records byte for byte; notes what else differs."""
+        mine = captured[c.pos : c.pos + c.size]
+        theirs = answered[a.pos : a.pos + a.size]
+        is_own = c.is_control and a.is_control  # markers have the time of their own transaction
+        if mine[_COUNT_AT:] != theirs[_COUNT_AT:]:
+            if not is_own:
+                return False
+            if mine[:HEADER_SIZE][_COUNT_AT:] != theirs[:HEADER_SIZE][_COUNT_AT:]:
+                return False
+            if _control_type(mine) != _control_type(theirs):
+                return False
+        attributes = mine[_ATTRIBUTES_AT:_TIMES_AT], theirs[_ATTRIBUTES_AT:_TIMES_AT]
+        if attributes[0] != attributes[1]:
+            return False
+        is_append_time = bool(mine[_ATTRIBUTES_AT + 1] & _LOG_APPEND_TIME)
+        if not is_own and not is_append_time:
+            if mine[_TIMES_AT:_PRODUCER_AT] != theirs[_TIMES_AT:_PRODUCER_AT]:
+                return False
+        where = f"[offset {c.base_offset}]"
+        if is_sealed(captured, c) and not is_sealed(answered, a):
+            found.append((f"{where}.crc", "right", "wrong", "the batch is damaged"))
+        known = None if is_own else self.producer(c.producer_id, c.producer_epoch)
+        if known is not None and known != (a.producer_id, a.producer_epoch):
+            said = f"{a.producer_id} epoch {a.producer_epoch}"
+            meant = f"{c.producer_id} epoch {c.producer_epoch}"
+            note = f"the target calls it {known[0]} epoch {known[1]}"
+            found.append((f"{where}.producer_id", meant, said, note))
+        return True
+
+    def _by_record(
+        self,
+        number: int,
+        path: str,
+        log: Log,
+        captured: tuple[bytes, list[BatchHeader]],
+        answered: tuple[bytes, list[BatchHeader]],
+        found: list[Found],
+    ) -> bool:
+        mine = {
+            self.to_target(log, record["offset"]): record for record in _records(*captured, None)
+        }
+        theirs = {record["offset"]: record for record in _records(*answered, found)}
+        for offset, record in mine.items():
+            other = theirs.get(offset)
+            if other is not None and record["is_control"] == other["is_control"]:
+                found += _record_differences(record, other)
+        # Markers come some time after their transactions: where exactly is no matter.
+        missing = {
+            offset: _digest(record)
+            for offset, record in mine.items()
+            if not record["is_control"] and (offset not in theirs or theirs[offset]["is_control"])
+        }
+        extra = [
+            offset
+            for offset, record in theirs.items()
+            if not record["is_control"] and (offset not in mine or mine[offset]["is_control"])
+        ]
+        for offset in extra:
+            self._extra[log, offset] = _digest(theirs[offset])
+        if missing:
+            self._missing.append(_Missing(number, path, log, missing))
+        return bool(missing or extra)
+
+    def forget_missing(self) -> None:
+        """Before the records of some answers are compared once more."""
+        self._missing.clear()
+
+    def finish(self) -> dict[int, list[tuple[str, int, int, bool]]]:
+        """By step number: (path, records that no answer brought, first of them, are some other
+        records than the captured ones) of those that had fewer records."""
+        merged = {log: _merged(ranges) for log, ranges in self._seen.items()}
+        result: dict[int, list[tuple[str, int, int, bool]]] = defaultdict(list)
+        for each in self._missing:
+            ranges = merged.get(each.log, [])
+            lost = [offset for offset in each.digests if not _inside(ranges, offset)]
+            changed = [
+                offset
+                for offset, digest in each.digests.items()
+                if self._extra.get((each.log, offset), digest) != digest
+            ]
+            bad = lost or changed
+            result[each.number].append(
+                (each.path, len(bad), min(bad, default=-1), bool(changed and not lost))
+            )
+        return result
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _inside(ranges: list[tuple[int, int]], offset: int) -> bool:
+    place = bisect_right(ranges, (offset, 1 << 63)) - 1
+    return place >= 0 and ranges[place][0] <= offset <= ranges[place][1]
+
+
+def _control_type(batch: bytes) -> bytes:
+    """The key of the first record of a control batch: it names the marker."""
+    for row in _records(batch, list(headers(batch)), None):
+        return bytes(row["key"] or b"")
+    return b""
+
+
+def _records(data: bytes, batches: list[BatchHeader], found: list[Found] | None) -> list[Row]:
+    """The records of some batches; what cannot be read is a difference where `found` is given."""
+    from kdissect.codec.record_codec import decode_record_set
+
+    rows: list[Row] = []
+    for batch in batches:
+        decoded = decode_record_set(data[batch.pos : batch.pos + batch.size])
+        rows += [{**row, "is_control": batch.is_control} for row in decoded.records]
+        if decoded.faults and found is not None:
+            status = decoded.faults[0][1]
+            note = "the batch cannot be read" if not decoded.records else "the batch is damaged"
+            found.append((f"[offset {batch.base_offset}]", "right", status.name.lower(), note))
+    return rows
+
+
+def _record_differences(captured: Row, answered: Row) -> list[Found]:
+    where = f"[offset {captured['offset']}]"
+    names = ["control_type"] if captured["is_control"] else ["key", "value", "headers"]
+    if captured["timestamp_type"] == answered["timestamp_type"] == "CreateTime":
+        names += [] if captured["is_control"] else ["timestamp_ms"]
+    elif not captured["is_control"]:
+        names.append("timestamp_type")
+    return [
+        (f"{where}.{name}", _shown(captured[name]), _shown(answered[name]), "")
+        for name in names
+        if captured[name] != answered[name]
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes):
+        text = repr(value[:_SHOWN])[1:]
+        return text if len(value) <= _SHOWN else f"{text} and {len(value) - _SHOWN} bytes more"
+    if isinstance(value, list):
+        pairs = (f"{one['key']}={_shown(one['value'])}" for one in value)
+        return "[" + ", ".join(pairs) + "]"
+    return "null" if value is None else str(value)
+
+
+def _digest(record: Row) -> int:
+    """Equal for records that a consumer cannot tell apart (in this process)."""
+    if record["is_control"]:
+        return hash(("control", record["control_type"]))
+    pairs = tuple((one["key"], one["value"]) for one in record["headers"])
+    return hash((record["key"], record["value"], pairs))

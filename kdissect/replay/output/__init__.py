@@ -1,0 +1,1 @@
+"""Results of a replay: console, HTML, JSON lines, JUnit and tables."""

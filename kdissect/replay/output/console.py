@@ -1,0 +1,192 @@
+"""What a replay tells on the terminal: the plan before, a line of progress, the findings after."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import suppress
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kdissect.replay.model import Plan, Verdict
+from kdissect.replay.output.junit import headline
+from kdissect.replay.output.results import Results, judgement_of, show_ns
+from kdissect.replay.planning.schedule import Pace, duration_ns
+from kdissect.replay.running.runner import Runner
+from kdissect.replay.target.guard import not_allowed
+
+SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
+_STYLES = {
+    Verdict.SAME: "green",
+    Verdict.TOLERATED: "cyan",
+    Verdict.DIFFERENT: "red",
+    Verdict.ERROR: "magenta",
+    Verdict.SKIPPED: "dim",
+}
+
+
+def clean(text: str) -> str:
+    """Text of the wild for a terminal: no control characters, no markup."""
+    return escape("".join(char if char.isprintable() else "\ufffd" for char in text))
+
+
+def print_plan(plan: Plan, pace: Pace, console: Console) -> None:
+    """What will be sent, per API; what is skipped and why; how long it takes."""
+    workload = plan.workload
+    counts = plan.counts()
+    planned = sum(each.planned for each in counts)
+    console.print(
+        f"Plan for {clean(workload.source)}: {planned} of {len(plan.steps)} requests on "
+        f"{len(plan.scripts)} connections",
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("API", "class"):
+        table.add_column(name)
+    for name in ("sent", "skipped"):
+        table.add_column(name, justify="right")
+    table.add_column("why skipped", overflow="fold")
+    for each in counts:
+        skipped = sum(each.skipped.values())
+        why = ", ".join(f"{code} {count}" for code, count in sorted(each.skipped.items()))
+        table.add_row(
+            each.api_name, each.step_class, str(each.planned or "-"), str(skipped or "-"), why
+        )
+    console.print(table)
+    reasons = Counter(
+        (step.skipped.code.value, step.skipped.reason)
+        for step in plan.steps
+        if step.skipped is not None
+    )
+    for (code, reason), count in reasons.most_common(SHOWN_GROUPS):
+        console.print(f"  skipped {count}: {code}: {clean(reason)}", highlight=False)
+    if len(reasons) > SHOWN_GROUPS:
+        console.print(f"  and {len(reasons) - SHOWN_GROUPS} more reasons", highlight=False)
+    if missing := not_allowed(plan):
+        names = ",".join(missing)
+        count = sum(missing.values())
+        console.print(f"  --allow {names} would send {count} more", highlight=False)
+    took = duration_ns(plan, pace)
+    lasts = "as long as the target needs" if took is None else f"{took / 1e9:.1f} s"
+    console.print(f"Pace {pace}: expected duration {lasts}", highlight=False)
+    for note in [*workload.notes, *plan.notes]:
+        console.print(f"note: {clean(note)}", highlight=False)
+
+
+class Progress:
+    """A line on stderr while a run goes on, from a thread of its own: the loop is left alone."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown, self._done = shown, threading.Event()
+        self._thread: threading.Thread | None = None
+        self._runner: Runner | None = None
+
+    def watch(self, runner: Runner) -> None:
+        """Called when a run begins."""
+        self._runner = runner
+        if self._shown and self._thread is None:
+            self._thread = threading.Thread(target=self._show, daemon=True)
+            self._thread.start()
+
+    def _show(self) -> None:
+        from rich.progress import Progress as Bar
+
+        with suppress(Exception), Bar(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("replay", total=None)
+            while not self._done.wait(0.5):
+                runner = self._runner
+                if runner is not None:
+                    count = len(runner.outcomes)
+                    bar.update(
+                        task,
+                        total=count,
+                        completed=count - runner.left,
+                        description=f"replay to {runner.target}: {runner.sent_count} sent, "
+                        f"{runner.answered_count} answered",
+                    )
+
+    def stop(self) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(2)
+
+
+def print_results(results: Results, console: Console) -> None:
+    """Verdicts per API with latencies then and now, differences grouped, lag."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("API")
+    for verdict in Verdict:
+        table.add_column(verdict.value, justify="right")
+    for name in ("p50 then", "now", "p99 then", "now"):
+        table.add_column(name, justify="right")
+    for each in results.by_api():
+        counts = [
+            f"[{_STYLES[verdict]}]{each.verdicts[verdict]}[/]" if each.verdicts[verdict] else "-"
+            for verdict in Verdict
+        ]
+        times = (each.captured.p50, each.answered.p50, each.captured.p99, each.answered.p99)
+        table.add_row(each.api_name, *counts, *(show_ns(ns) for ns in times))
+    console.print(table)
+    for topic in results.prepared:
+        console.print(f"topic {clean(topic.name)}: {clean(topic.note)}", highlight=False)
+    _print_differences(results, console)
+    _print_reasons(results, console)
+    _print_run(results, console)
+
+
+def _print_differences(results: Results, console: Console) -> None:
+    groups = results.groups()
+    if not groups:
+        return
+    compared = f"{results.reference.value} {results.reference_name}".strip()
+    console.print(f"Differences from {clean(compared)}:", highlight=False)
+    for each in groups[:SHOWN_GROUPS]:
+        note = f" ({each.note})" if each.note else ""
+        console.print(
+            f"  {each.count} x {each.api_name} {clean(each.path)}: "
+            f"{clean(each.captured)} -> {clean(each.answered)}{clean(note)}, "
+            f"for example exchange {results.exchange_id(each.example)}",
+            highlight=False,
+        )
+    if len(groups) > SHOWN_GROUPS:
+        console.print(f"  and {len(groups) - SHOWN_GROUPS} more, see --json or --html")
+
+
+def _print_reasons(results: Results, console: Console) -> None:
+    """Errors, findings without a place, and skipped ones, by reason."""
+    for verdict in (Verdict.ERROR, Verdict.DIFFERENT, Verdict.SKIPPED):
+        reasons: Counter[tuple[str, str]] = Counter()
+        for outcome in results.outcomes:
+            judgement = judgement_of(outcome)
+            if judgement.verdict is verdict and not judgement.differences:
+                code = outcome.skipped.code.value if outcome.skipped else ""
+                reasons[code, headline(judgement)] += 1
+        for (code, reason), count in reasons.most_common(SHOWN_GROUPS):
+            name = f"{verdict.value} ({code})" if code else verdict.value
+            console.print(f"{name} {count}: {clean(reason)}", highlight=False)
+        if len(reasons) > SHOWN_GROUPS:
+            console.print(f"{verdict.value}: and {len(reasons) - SHOWN_GROUPS} more reasons")
+
+
+def _print_run(results: Results, console: Console) -> None:
+    run = results.run
+    line = (
+        f"{results.sent_count} requests on {results.connection_count()} connections in "
+        f"{run.elapsed_ns / 1e9:.1f} s ({results.requests_per_s():.0f}/s), pace {results.pace}"
+    )
+    lag, own = results.lag(), results.own_lag()
+    if lag.count:
+        line += (
+            f"; behind schedule p50 {show_ns(lag.p50)}, p99 {show_ns(lag.p99)}, "
+            f"max {show_ns(lag.max)} (of this not waiting for answers: p99 {show_ns(own.p99)})"
+        )
+    if run.reconnects:
+        line += f"; {run.reconnects} connections ended early"
+    console.print(line, highlight=False)
+    for note in results.notes:
+        console.print(f"note: {clean(note)}", highlight=False)
+    verdicts = results.verdicts()
+    counts = ", ".join(f"{verdicts[each]} {each.value}" for each in Verdict if verdicts[each])
+    console.print(f"Verdicts: {counts or 'none'}", highlight=False)

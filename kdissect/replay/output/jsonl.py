@@ -1,0 +1,137 @@
+"""JSON lines of a replay: a line for the run, one per exchange, one with the counts.
+
+It is also the form in which a run is kept for a later `--baseline` (`against.read_baseline`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kdissect.replay.model import Outcome
+from kdissect.replay.output.results import FORMAT_VERSION, Results, judgement_of, timestamp
+
+
+def write_json_lines(results: Results, path: Path) -> None:
+    """Write the file whole, or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        for row in rows(results):
+            # text of the wild may hold lone surrogates: escaped, they are JSON
+            file.write(json.dumps(row, ensure_ascii=True) + "\n")
+    partial.replace(path)
+
+
+def rows(results: Results) -> Iterator[dict[str, Any]]:
+    """The lines, as dicts."""
+    workload, run = results.plan.workload, results.run
+    yield {
+        "type": "run",
+        "format_version": FORMAT_VERSION,
+        "source": workload.source,
+        "source_kind": workload.kind,
+        "target": results.target,
+        "cluster_id": results.cluster_id,
+        "pace": results.pace,
+        "compared_with": results.reference.value,
+        "reference": results.reference_name or None,
+        "start_time": timestamp(run.start_time_ns),
+        "steps": len(results.plan.steps),
+        "connections": len(results.plan.scripts),
+        "notes": [*workload.notes, *results.plan.notes, *results.notes],
+        "topics": [
+            {"name": each.name, "made": each.is_made, "note": each.note}
+            for each in results.prepared
+        ],
+    }
+    for outcome in results.outcomes:
+        yield exchange_row(outcome, run.start_time_ns, results.is_timed)
+    yield summary_row(results)
+
+
+def exchange_row(outcome: Outcome, start_time_ns: int, is_timed: bool) -> dict[str, Any]:
+    """One exchange: what it was, what came of it, and when. Ids may exceed 2^53: strings."""
+    step, judgement = outcome.step, judgement_of(outcome)
+    exchange = step.exchange
+    was_sent = outcome.sent is not None
+    then, now = exchange.latency_ns, outcome.latency_ns
+    return {
+        "type": "exchange",
+        "step": step.number,
+        "exchange_id": str(exchange.exchange_id),
+        "connection": step.connection,
+        "index": exchange.index,
+        "capture": exchange.capture or None,
+        "request_packet": exchange.request_packet if exchange.request_packet >= 0 else None,
+        "response_packet": exchange.response_packet if exchange.response_packet >= 0 else None,
+        "client_id": exchange.client_id,
+        "api_key": exchange.api_key,
+        "api_name": step.api_name,
+        "api_version": exchange.api_version,
+        "sent_api_version": outcome.api_version if was_sent and outcome.api_version >= 0 else None,
+        "class": step.step_class,
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason or None,
+        "skipped": outcome.skipped.code.value if outcome.skipped else None,
+        "error": outcome.error or None,
+        "differences": [
+            {
+                "path": each.path,
+                "captured": each.captured,
+                "answered": each.answered,
+                "rule": each.rule or None,
+                "note": each.note or None,
+            }
+            for each in judgement.differences
+        ],
+        "request_time": timestamp(exchange.request_time_ns),
+        "sent_time": timestamp(start_time_ns + outcome.sent_ns) if was_sent else None,
+        "node_id": outcome.node_id,
+        "lag_us": outcome.lag_ns / 1000 if was_sent and is_timed else None,
+        "captured_latency_us": then / 1000 if then >= 0 else None,
+        "latency_us": now / 1000 if now >= 0 else None,
+    }
+
+
+def summary_row(results: Results) -> dict[str, Any]:
+    """The last line: verdicts, APIs, lag, how it ended."""
+    return {
+        "type": "summary",
+        "verdicts": {verdict.value: count for verdict, count in results.verdicts().items()},
+        "apis": [
+            {
+                "api_name": each.api_name,
+                "verdicts": {verdict.value: count for verdict, count in each.verdicts.items()},
+                "captured_latency": each.captured.as_us(),
+                "latency": each.answered.as_us(),
+            }
+            for each in results.by_api()
+        ],
+        "differences": [
+            {
+                "api_name": each.api_name,
+                "path": each.path,
+                "captured": each.captured,
+                "answered": each.answered,
+                "rule": each.rule or None,
+                "note": each.note or None,
+                "count": each.count,
+                "exchanges": each.steps,
+                "example": str(results.exchange_id(each.example)),
+                "example_path": each.example_path,
+            }
+            for tolerated in (False, True)
+            for each in results.groups(tolerated=tolerated)
+        ],
+        "sent": results.sent_count,
+        "elapsed_s": results.run.elapsed_ns / 1e9,
+        "requests_per_s": results.requests_per_s(),
+        "lag": results.lag().as_us(),
+        "own_lag": results.own_lag().as_us(),
+        "reconnects": results.run.reconnects,
+        "ended": results.run.ended or None,
+        "failing": results.failing(),
+        "exit_code": results.exit_code,
+    }

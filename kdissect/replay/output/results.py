@@ -1,0 +1,200 @@
+"""What a replay found, as the outputs show it: counts, latencies then and now, lag, exit code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+
+from kdissect.errors import Error
+from kdissect.replay.comparison.grouping import DifferenceGroup, group_differences
+from kdissect.replay.model import Judgement, Outcome, Plan, Verdict
+from kdissect.replay.running.result import RunResult
+from kdissect.replay.target.topics import Prepared
+
+FORMAT_VERSION = 1
+_PARTS = (0.5, 0.95, 0.99)
+FAIL_ON_DEFAULT = frozenset({Verdict.DIFFERENT, Verdict.ERROR})
+EXIT_DONE, EXIT_FINDING, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 0, 1, 3, 130
+
+
+class FailOnError(Error, ValueError):
+    """--fail-on names no verdict."""
+
+
+class Reference(Enum):
+    """What answers are compared with; the value is what outputs show."""
+
+    CAPTURE = "the capture"
+    AGAINST = "the answers of another target"
+    BASELINE = "an earlier run"
+
+
+def parse_fail_on(values: Iterable[str]) -> frozenset[Verdict]:
+    """Verdicts of ``different,error`` and the like; ``none`` for nothing. Raises FailOnError."""
+    names = {name.strip().lower() for value in values for name in value.split(",")} - {""}
+    known = {verdict.value: verdict for verdict in Verdict}
+    for name in sorted(names - {"none"}):
+        if name not in known:
+            raise FailOnError(f"--fail-on {name}: verdicts are {', '.join(known)}, or none")
+    return frozenset(known[name] for name in names - {"none"})
+
+
+@dataclass(frozen=True)
+class Span:
+    """Percentiles of a list of times, in ns; None where there are none."""
+
+    count: int = 0
+    p50: int | None = None
+    p95: int | None = None
+    p99: int | None = None
+    max: int | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[int]) -> Span:
+        found = sorted(values)
+        if not found:
+            return cls()
+        p50, p95, p99 = (found[min(int(len(found) * part), len(found) - 1)] for part in _PARTS)
+        return cls(len(found), p50, p95, p99, found[-1])
+
+    def as_us(self) -> dict[str, float | int | None]:
+        """For JSON: microseconds."""
+        times = {name: getattr(self, name) for name in ("p50", "p95", "p99", "max")}
+        return {
+            "count": self.count,
+            **{f"{name}_us": None if ns is None else ns / 1000 for name, ns in times.items()},
+        }
+
+
+@dataclass
+class ApiResult:
+    """An API's outcomes: how many of each verdict, and latencies where both are known."""
+
+    api_name: str
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    captured: Span = field(default_factory=Span)
+    answered: Span = field(default_factory=Span)
+
+    @property
+    def count(self) -> int:
+        return sum(self.verdicts.values())
+
+
+@dataclass
+class Results:
+    """A finished replay. reference: what was compared with, `reference_name` which one."""
+
+    plan: Plan
+    run: RunResult
+    target: str
+    cluster_id: str | None
+    pace: str
+    is_timed: bool
+    fail_on: frozenset[Verdict] = FAIL_ON_DEFAULT
+    reference: Reference = Reference.CAPTURE
+    reference_name: str = ""
+    prepared: list[Prepared] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return self.run.outcomes
+
+    @property
+    def sent_count(self) -> int:
+        return sum(outcome.sent is not None for outcome in self.outcomes)
+
+    def verdicts(self) -> Counter[Verdict]:
+        return Counter(judgement_of(outcome).verdict for outcome in self.outcomes)
+
+    def by_api(self) -> list[ApiResult]:
+        """In order of the APIs' keys."""
+        rows: dict[tuple[int, str], list[Outcome]] = {}
+        for outcome in self.outcomes:
+            step = outcome.step
+            rows.setdefault((step.exchange.api_key, step.api_name), []).append(outcome)
+        return [_api_result(name, rows[key, name]) for key, name in sorted(rows)]
+
+    def groups(self, *, tolerated: bool = False) -> list[DifferenceGroup]:
+        """Differences that nothing tolerates (or those that a rule does), each kind once."""
+        return [each for each in group_differences(self.outcomes) if bool(each.rule) is tolerated]
+
+    def exchange_id(self, step_number: int) -> int:
+        return self.plan.steps[step_number].exchange.exchange_id
+
+    def lag(self) -> Span:
+        """Behind the schedule, over all steps that were sent."""
+        if not self.is_timed:
+            return Span()
+        return Span.of(each.lag_ns for each in self.outcomes if each.sent is not None)
+
+    def own_lag(self) -> Span:
+        """The part of it that is ours: ready to go, and not yet sent."""
+        return Span.of(ns for ns in self.run.own_lag_ns if ns >= 0) if self.is_timed else Span()
+
+    def connection_count(self) -> int:
+        """Captured connections of which something was sent."""
+        return len({each.step.connection for each in self.outcomes if each.sent is not None})
+
+    def requests_per_s(self) -> float:
+        return self.sent_count / (self.run.elapsed_ns / 1e9) if self.run.elapsed_ns else 0.0
+
+    def failing(self) -> int:
+        """Outcomes with a verdict of --fail-on."""
+        return sum(count for verdict, count in self.verdicts().items() if verdict in self.fail_on)
+
+    @property
+    def exit_code(self) -> int:
+        if self.run.is_interrupted:
+            return EXIT_INTERRUPTED
+        if self.run.ended:
+            return EXIT_ENVIRONMENT
+        return EXIT_FINDING if self.failing() else EXIT_DONE
+
+
+def _api_result(name: str, outcomes: Sequence[Outcome]) -> ApiResult:
+    both = [
+        (each.step.exchange.latency_ns, each.latency_ns)
+        for each in outcomes
+        if each.latency_ns >= 0 and each.step.exchange.latency_ns >= 0
+    ]
+    return ApiResult(
+        name,
+        Counter(judgement_of(each).verdict for each in outcomes),
+        Span.of(then for then, _ in both),
+        Span.of(now for _, now in both),
+    )
+
+
+def judgement_of(outcome: Outcome) -> Judgement:
+    """The judgement, also of an outcome that nobody judged."""
+    if outcome.judgement is not None:
+        return outcome.judgement
+    if outcome.skipped is not None:
+        verdict = Verdict.DIFFERENT if outcome.skipped.is_finding else Verdict.SKIPPED
+        return Judgement(verdict, reason=outcome.skipped.reason)
+    if outcome.error:
+        return Judgement(Verdict.ERROR, reason=outcome.error)
+    return Judgement(Verdict.SAME)
+
+
+def timestamp(time_ns: int) -> str | None:
+    """RFC 3339 with microseconds; None for an unknown time."""
+    if time_ns < 0:
+        return None
+    seconds, rest = divmod(time_ns, 10**9)
+    moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def show_ns(ns: float | None) -> str:
+    """A time for people: 3 digits and a unit."""
+    if ns is None:
+        return "-"
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.0f} ns"

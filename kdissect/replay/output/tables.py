@@ -1,0 +1,30 @@
+"""--out: the table set of the replay's own traffic, by the pipeline that reads every capture."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from kdissect import api
+from kdissect.replay.output.results import Results
+from kdissect.replay.output.traffic import write_capture
+
+
+def write_tables(
+    results: Results,
+    out: str,
+    *,
+    overwrite: bool = False,
+    payload: str = "full",
+    reveal_secrets: bool = False,
+) -> None:
+    """Tables of what was sent and answered; `captures.path` is `replay.pcap`, a file of a moment.
+
+    Raises OutputError where `out` cannot be used.
+    """
+    ports = sorted({record.theirs[1] for record in results.run.links})
+    with tempfile.TemporaryDirectory(prefix="kdissect-replay-") as folder:
+        path = Path(folder, "replay.pcap")
+        write_capture(results.run, path)
+        tables = api.read(path, ports=ports, payload=payload, reveal_secrets=reveal_secrets)
+        tables.write(out, overwrite=overwrite)

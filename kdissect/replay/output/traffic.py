@@ -1,0 +1,68 @@
+"""The run's own traffic as a capture: raw IP packets with what was sent and what came back.
+
+Written from outcomes after the run, so the hot loop pays nothing for it. Payload is what Kafka's
+side of TLS saw; logins are not in it. Dissected by the same
+pipeline as any capture, it is the table set of the replay.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from kdissect.capture.packet_builder import BROKER, CLIENT, LINK_TYPE_RAW, Flow
+from kdissect.replay.running.result import RunResult
+
+_MAGIC_NS = 0xA1B23C4D
+
+
+def write_capture(result: RunResult, path: Path) -> int:
+    """Write a pcap file (nanoseconds); the number of packets."""
+    flows = [Flow(_end(record.ours), _end(record.theirs)) for record in result.links]
+    count = 0
+    with open(path, "wb") as file:
+        file.write(struct.pack("<IHHiIII", _MAGIC_NS, 2, 4, 0, 0, 1 << 18, LINK_TYPE_RAW))
+        for at_ns, link, kind, payload in sorted(_events(result), key=lambda each: each[0]):
+            flow, time_ns = flows[link], result.start_time_ns + at_ns
+            if kind == "open":
+                packets = list(flow.opened())
+            elif kind == "close":
+                packets = list(flow.closed())
+            else:
+                side = CLIENT if kind == "sent" else BROKER
+                packets = list(flow.sent(side, len(payload).to_bytes(4, "big") + payload))
+            for packet in packets:
+                _write(file, time_ns, packet)
+            count += len(packets)
+    return count
+
+
+def _events(result: RunResult) -> Iterator[tuple[int, int, str, bytes]]:
+    """What happened on links: (ns since start, link, kind, frame), each link's in order."""
+    for number, record in enumerate(result.links):
+        yield record.opened_ns, number, "open", b""
+    for outcome in result.outcomes:
+        link = result.link_of[outcome.step.number]
+        if outcome.sent is not None and link >= 0:
+            yield outcome.sent_ns, link, "sent", outcome.sent
+            if outcome.answer is not None:
+                yield outcome.answered_ns, link, "answer", outcome.answer
+    for attempt in result.retried:
+        yield attempt.sent_ns, attempt.link, "sent", attempt.sent
+        if attempt.answer:
+            yield attempt.answered_ns, attempt.link, "answer", attempt.answer
+    for number, record in enumerate(result.links):
+        if record.closed_ns >= 0:
+            yield record.closed_ns, number, "close", b""
+
+
+def _end(place: tuple[str, int]) -> tuple[str, int]:
+    """Without the zone of a link-local address."""
+    return place[0].partition("%")[0], place[1]
+
+
+def _write(file: BinaryIO, time_ns: int, packet: bytes) -> None:
+    seconds, rest = divmod(time_ns, 10**9)
+    file.write(struct.pack("<IIII", seconds, rest, len(packet), len(packet)) + packet)

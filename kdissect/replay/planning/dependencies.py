@@ -1,0 +1,318 @@
+"""What a request reads and changes at the broker, so that a plan can keep causes before effects.
+
+A *resource* is a tuple whose first item says what it is: ``("log", topic, partition)``,
+``("topic", name)``, ``("group", id)``, ``("commits", group id)``, ``("txn", transactional id)``,
+``("pid", producer id)``, and single ones such as ``("acls",)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from kdissect.codec.message import Message
+from kdissect.replay.batch_headers import headers
+from kdissect.replay.model import Exchange, WorkloadFacts
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.field_kinds import Kind, spots
+from kdissect.replay.workload.messages import entries, request_of, response_of
+
+Resource = tuple[Any, ...]
+_TOPIC_RESOURCE = 2  # resource type of configs
+_GROUP_KEY = 0  # key type of FindCoordinator
+_CREATING_ERRORS = (3, 5)  # a Metadata that makes a topic answers so at first
+
+
+class Mode(Enum):
+    """How a request touches a resource."""
+
+    READ = "read"  # after writes that were answered before; writes wait for it in turn
+    PEEK = "peek"  # as READ, but no write waits for it: it may wait for the write (Fetch)
+    WRITE = "write"
+    ADD = "add"  # a write that commutes with other ADDs
+
+
+Touch = tuple[Resource, Mode]
+
+
+class Touches:
+    """Tells what requests touch; called in order of their times, because sessions and transactions
+    are known by what came before."""
+
+    def __init__(self, facts: WorkloadFacts) -> None:
+        self.names = {
+            UUID(topic_id): topic.name
+            for topic in facts.topics.values()
+            for topic_id in topic.topic_ids
+        }
+        self.in_transaction: dict[str, set[Resource]] = {}
+        self.has_acls = False
+
+    def of(self, exchange: Exchange) -> list[Touch]:
+        """The resources of a request, each once (the stronger mode wins)."""
+        request = request_of(exchange)
+        if request is None:
+            return []
+        found: dict[Resource, Mode] = {}
+        for resource, mode in self._touches(exchange, request):
+            if found.get(resource) is not Mode.WRITE:
+                found[resource] = mode
+        return list(found.items())
+
+    def topic_name(self, name: str, topic_id: UUID | None) -> str:
+        """The name, or that of the id, or the id's text where nobody told its name."""
+        if name or topic_id is None:
+            return name
+        return self.names.get(topic_id, str(topic_id))
+
+    def _touches(self, exchange: Exchange, request: Message) -> Iterable[Touch]:
+        key = exchange.api_key
+        topics, logs, groups, transactions = self._named(request)
+        for name in topics:
+            yield ("topic", name), Mode.READ
+        if self.has_acls:
+            yield ("acls",), Mode.READ
+        if key == api.PRODUCE_API:
+            yield from self._produce(request, logs)
+        elif key == api.FETCH:
+            for log in self._fetched(exchange, logs):
+                yield log, Mode.PEEK
+        elif key in (api.LIST_OFFSETS, api.OFFSET_FOR_LEADER_EPOCH, api.DESCRIBE_PRODUCERS):
+            for log in logs:
+                yield log, Mode.READ
+        elif key == api.DELETE_RECORDS:
+            for log in logs:
+                yield log, Mode.WRITE
+        elif key == api.METADATA:
+            yield from self._metadata(exchange, topics)
+        elif key in _TOPIC_WRITERS:
+            for name in topics:
+                yield ("topic", name), Mode.WRITE
+            yield ("topics",), Mode.ADD
+        elif key in _GROUP_APIS:
+            yield from self._group(exchange, request, groups)
+        elif key in _TXN_APIS:
+            yield from self._transaction(exchange, request, logs, groups, transactions)
+        else:
+            yield from self._cluster(key, request)
+
+    def _named(self, request: Message) -> tuple[list[str], list[Resource], list[str], list[str]]:
+        """Topics, logs, groups and transactional ids that a request names."""
+        topics: dict[str, None] = {}
+        logs: dict[Resource, None] = {}
+        groups: dict[str, None] = {}
+        transactions: dict[str, None] = {}
+        for kind, slot, holder, around in spots(request):
+            value = holder[slot.name]
+            if kind is Kind.TOPIC or kind is Kind.TOPIC_ID:
+                for each in value if isinstance(value, list) else [value]:
+                    name = each if kind is Kind.TOPIC else self.topic_name("", each)
+                    if name and not (kind is Kind.TOPIC_ID and around.topic):
+                        topics[name] = None
+            elif kind is Kind.PARTITION:
+                name = self.topic_name(around.topic, around.topic_id)
+                for each in value if isinstance(value, list) else [value]:
+                    logs["log", name, each] = None
+            elif kind is Kind.GROUP:
+                for each in value if isinstance(value, list) else [value]:
+                    groups[each] = None
+            elif kind is Kind.TRANSACTIONAL_ID:
+                for each in value if isinstance(value, list) else [value]:
+                    transactions[each] = None
+        return list(topics), list(logs), list(groups), list(transactions)
+
+    def _produce(self, request: Message, logs: list[Resource]) -> Iterable[Touch]:
+        for log in logs:
+            yield log, Mode.WRITE
+        transactional_id = request.body.get("transactional_id")
+        if transactional_id is not None:
+            yield ("txn", transactional_id), Mode.READ
+            self.in_transaction.setdefault(transactional_id, set()).update(logs)
+        for topic in entries(request.body.get("topic_data")):
+            for partition in entries(topic["partition_data"]):
+                for header in headers(partition["records"] or b""):
+                    if header.producer_id >= 0:
+                        yield ("pid", header.producer_id), Mode.READ
+
+    def _fetched(self, exchange: Exchange, logs: list[Resource]) -> list[Resource]:
+        """Logs that a Fetch asks for by name, and those its answer has something of."""
+        response = response_of(exchange)
+        if response is None:
+            return logs
+        answered = [("log", name, number) for name, number, _ in self.fetched_sets(response)]
+        return list(dict.fromkeys([*logs, *answered]))
+
+    def fetched_sets(self, response: Message) -> list[tuple[str, int, bytes]]:
+        """(topic, partition, record data) of a Fetch response."""
+        return [
+            (
+                self.topic_name(topic.get("topic") or "", topic.get("topic_id")),
+                partition["partition_index"],
+                partition["records"] or b"",
+            )
+            for topic in entries(response.body.get("responses"))
+            for partition in entries(topic["partitions"])
+        ]
+
+    def _metadata(self, exchange: Exchange, topics: list[str]) -> Iterable[Touch]:
+        if not topics:
+            yield ("topics",), Mode.READ
+        response = response_of(exchange)
+        for entry in entries(response.body["topics"]) if response is not None else []:
+            if entry["error_code"] in _CREATING_ERRORS and entry.get("name") in topics:
+                yield ("topic", entry["name"]), Mode.WRITE
+
+    def _group(self, exchange: Exchange, request: Message, groups: list[str]) -> Iterable[Touch]:
+        key = exchange.api_key
+        if key == api.LIST_GROUPS:
+            yield ("groups",), Mode.READ
+            return
+        if key == api.DESCRIBE_GROUPS:
+            groups = entries(request.body["groups"])
+        for group in groups:
+            if key == api.OFFSET_COMMIT:
+                yield ("group", group), Mode.READ
+                yield ("commits", group), Mode.WRITE
+                yield ("groups",), Mode.ADD
+            elif key == api.OFFSET_FETCH:
+                yield ("group", group), Mode.READ
+                yield ("commits", group), Mode.READ
+            elif key in _GROUP_READERS:
+                yield ("group", group), Mode.READ
+            elif key == api.SHARE_FETCH or key == api.SHARE_ACKNOWLEDGE:
+                yield ("group", group), Mode.READ
+                yield ("share", group), Mode.WRITE
+                for log in self._named(request)[1]:
+                    yield log, Mode.PEEK
+            else:
+                yield ("group", group), Mode.WRITE
+                yield ("groups",), Mode.ADD
+                if key in (api.DELETE_GROUPS, api.OFFSET_DELETE):
+                    yield ("commits", group), Mode.WRITE
+                if key in _SHARE_OFFSETS:
+                    yield ("share", group), Mode.WRITE
+
+    def _transaction(
+        self,
+        exchange: Exchange,
+        request: Message,
+        logs: list[Resource],
+        groups: list[str],
+        transactions: list[str],
+    ) -> Iterable[Touch]:
+        key = exchange.api_key
+        if key in (api.DESCRIBE_TRANSACTIONS, api.LIST_TRANSACTIONS):
+            yield ("txns",), Mode.READ
+            for name in transactions:
+                yield ("txn", name), Mode.READ
+            return
+        for name in transactions:
+            yield ("txn", name), Mode.WRITE
+            yield ("txns",), Mode.ADD
+            held = self.in_transaction.setdefault(name, set())
+            if key == api.ADD_PARTITIONS_TO_TXN:
+                held.update(logs)
+            elif key == api.TXN_OFFSET_COMMIT:
+                held.update(("commits", group) for group in groups)
+            elif key in (api.END_TXN, api.INIT_PRODUCER_ID):
+                for resource in held:
+                    yield resource, Mode.WRITE
+                held.clear()
+        if key == api.TXN_OFFSET_COMMIT:
+            for group in groups:
+                yield ("group", group), Mode.READ
+                yield ("commits", group), Mode.WRITE
+        if key in (api.INIT_PRODUCER_ID, api.END_TXN):
+            response = response_of(exchange)
+            producer_id = -1 if response is None else response.body.get("producer_id", -1)
+            if producer_id >= 0:
+                yield ("pid", producer_id), Mode.WRITE
+
+    def _cluster(self, key: int, request: Message) -> Iterable[Touch]:
+        for name, readers, writers in _SINGLE:
+            if key in readers:
+                yield (name,), Mode.READ
+            elif key in writers:
+                yield (name,), Mode.WRITE
+                self.has_acls = self.has_acls or name == "acls"
+        if key in (api.DESCRIBE_CONFIGS, api.ALTER_CONFIGS, api.INCREMENTAL_ALTER_CONFIGS):
+            mode = Mode.READ if key == api.DESCRIBE_CONFIGS else Mode.WRITE
+            for resource in entries(request.body["resources"]):
+                name = resource["resource_name"]
+                yield ("config", resource["resource_type"], name), mode
+                if resource["resource_type"] == _TOPIC_RESOURCE:
+                    yield ("topic", name), mode
+        elif key == api.FIND_COORDINATOR:
+            keys = request.body.get("coordinator_keys") or [request.body.get("key")]
+            is_group = request.body.get("key_type", _GROUP_KEY) == _GROUP_KEY
+            for name in keys:
+                yield ("group" if is_group else "txn", name), Mode.PEEK
+
+
+_TOPIC_WRITERS = frozenset(
+    {
+        api.CREATE_TOPICS, api.DELETE_TOPICS, api.CREATE_PARTITIONS, api.ELECT_LEADERS,
+        api.ALTER_PARTITION_REASSIGNMENTS,
+    }
+)  # fmt: skip
+_GROUP_READERS = frozenset(
+    {
+        api.HEARTBEAT, api.DESCRIBE_GROUPS, api.CONSUMER_GROUP_DESCRIBE, api.SHARE_GROUP_DESCRIBE,
+        api.STREAMS_GROUP_DESCRIBE, api.DESCRIBE_SHARE_GROUP_OFFSETS,
+    }
+)  # fmt: skip
+_SHARE_OFFSETS = frozenset({api.ALTER_SHARE_GROUP_OFFSETS, api.DELETE_SHARE_GROUP_OFFSETS})
+_GROUP_APIS = (
+    frozenset(
+        {
+            api.JOIN_GROUP, api.SYNC_GROUP, api.LEAVE_GROUP, api.OFFSET_COMMIT, api.OFFSET_FETCH,
+            api.LIST_GROUPS, api.DELETE_GROUPS, api.OFFSET_DELETE, api.CONSUMER_GROUP_HEARTBEAT,
+            api.SHARE_GROUP_HEARTBEAT, api.STREAMS_GROUP_HEARTBEAT, api.SHARE_FETCH,
+            api.SHARE_ACKNOWLEDGE,
+        }
+    )
+    | _GROUP_READERS
+    | _SHARE_OFFSETS
+)  # fmt: skip
+_TXN_APIS = frozenset(
+    {
+        api.INIT_PRODUCER_ID, api.ADD_PARTITIONS_TO_TXN, api.ADD_OFFSETS_TO_TXN, api.END_TXN,
+        api.TXN_OFFSET_COMMIT, api.DESCRIBE_TRANSACTIONS, api.LIST_TRANSACTIONS,
+    }
+)  # fmt: skip
+# resource, who reads it, who changes it
+_SINGLE: tuple[tuple[str, frozenset[int], frozenset[int]], ...] = (
+    ("acls", frozenset({api.DESCRIBE_ACLS}), frozenset({api.CREATE_ACLS, api.DELETE_ACLS})),
+    (
+        "tokens",
+        frozenset({api.DESCRIBE_DELEGATION_TOKEN}),
+        frozenset(
+            {api.CREATE_DELEGATION_TOKEN, api.RENEW_DELEGATION_TOKEN, api.EXPIRE_DELEGATION_TOKEN}
+        ),
+    ),
+    ("quotas", frozenset({api.DESCRIBE_CLIENT_QUOTAS}), frozenset({api.ALTER_CLIENT_QUOTAS})),
+    (
+        "scram",
+        frozenset({api.DESCRIBE_USER_SCRAM_CREDENTIALS}),
+        frozenset({api.ALTER_USER_SCRAM_CREDENTIALS}),
+    ),
+    ("logdirs", frozenset({api.DESCRIBE_LOG_DIRS}), frozenset({api.ALTER_REPLICA_LOG_DIRS})),
+    (
+        "cluster",
+        frozenset({api.DESCRIBE_CLUSTER, api.API_VERSIONS}),
+        frozenset({api.UNREGISTER_BROKER, api.UPDATE_FEATURES}),
+    ),
+    (
+        "config-names",
+        frozenset({api.LIST_CONFIG_RESOURCES}),
+        frozenset({api.ALTER_CONFIGS, api.INCREMENTAL_ALTER_CONFIGS}),
+    ),
+    (
+        "topics",
+        frozenset({api.LIST_PARTITION_REASSIGNMENTS, api.DESCRIBE_LOG_DIRS}),
+        frozenset(),
+    ),
+)
+BLOCKING_GROUP_APIS = frozenset({api.JOIN_GROUP, api.SYNC_GROUP})

@@ -1,0 +1,45 @@
+"""Transactions that ran out of time in the capture, and the requests that found them ended.
+
+A coordinator aborts a transaction that is open longer than its producer asked for, and refuses what
+the producer sends for it then. At the target time runs anew, and coordinators look only every few
+seconds: a request that was refused for this would end the transaction well where it comes too
+early. So the runner waits until the target has ended the transaction, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kdissect.replay.model import TRANSACTIONS, Step
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.messages import error_codes, request_of, response_of
+
+# INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS (it is being aborted),
+# PRODUCER_FENCED
+_ENDED = frozenset({47, 48, 51, 90})
+_MS_NS = 1_000_000
+
+
+def mark_expired(steps: Iterable[Step]) -> None:
+    """Set `Step.expired` of steps, which are in order of time."""
+    timeout_ns: dict[str, int] = {}
+    began_ns: dict[str, int] = {}
+    for step in steps:
+        if step.step_class != TRANSACTIONS:
+            continue
+        request, response = request_of(step.exchange), response_of(step.exchange)
+        name = None if request is None else request.body.get("transactional_id")
+        if request is None or not name:
+            continue
+        codes = set(error_codes(response.body)) if response is not None else set()
+        if step.exchange.api_key == api.INIT_PRODUCER_ID:
+            timeout_ns[name] = request.body["transaction_timeout_ms"] * _MS_NS
+            began_ns.pop(name, None)
+            continue
+        if name in timeout_ns and name in began_ns and codes & _ENDED:
+            if step.at_ns - began_ns[name] >= timeout_ns[name]:
+                step.expired = name
+        if step.exchange.api_key != api.END_TXN:
+            began_ns.setdefault(name, step.at_ns)
+        elif codes == {0}:
+            began_ns.pop(name, None)

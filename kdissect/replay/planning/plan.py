@@ -1,0 +1,511 @@
+"""From a workload to a plan: what is sent, what is not and why, and what waits for what.
+
+Theory of operation
+-------------------
+The capture orders events: a request is *sent*, its response *seen*. One step waits for another only
+where the capture shows that the other's response was seen before this request was sent, and the two
+have something in common: their connection (a client's next request follows from the last response
+that it saw; requests pipelined before that stay pipelined), or a resource of the broker (see
+`resources`): a read waits for the writes before it, a write for the writes and reads before it.
+Since all these go from an earlier event to a later one, nothing can wait in a circle.
+
+Of writes that wait for each other the last is enough, so a resource remembers only its *frontier*:
+the writes answered last on each connection, without those that another of them waited for.
+
+Two orders are visible only in what answers say, and may run against the times of the events; they
+are *soft*, given up where they would close a circle:
+
+- two Produce requests in flight at once on one partition were written in the order of their base
+  offsets (`PlanOptions.keep_log_order`);
+- a Fetch that waited at the broker returned what was produced meanwhile (`wait_for_data`).
+
+A JoinGroup or SyncGroup that waits at the broker for other members has no answer when they act: who
+acted while it waited follows its *sending* (`Step.follows`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+from kdissect.codec.message import Message
+from kdissect.protocol import catalog
+from kdissect.replay.batch_headers import headers
+from kdissect.replay.model import (
+    PRODUCE,
+    READ,
+    TRANSACTIONS,
+    WRITING_CLASSES,
+    Exchange,
+    Plan,
+    PlanOptions,
+    SkipCode,
+    Skipped,
+    Step,
+    Workload,
+)
+from kdissect.replay.planning.dependencies import (
+    BLOCKING_GROUP_APIS,
+    Mode,
+    Resource,
+    Touch,
+    Touches,
+)
+from kdissect.replay.planning.expired_transactions import mark_expired
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.messages import entries, request_of, response_of
+
+# brokers announce new and deleted topics some time after they answered that it is done
+_ANNOUNCE_NS = 2_000_000_000
+_CHANGES_TOPICS = frozenset({api.CREATE_TOPICS, api.DELETE_TOPICS, api.CREATE_PARTITIONS})
+_SHOWS_TOPICS = frozenset({api.METADATA, api.DESCRIBE_TOPIC_PARTITIONS})
+_ANSWER, _REQUEST = 0, 1  # at the same moment, what is seen comes before what is sent
+
+
+def make_plan(workload: Workload, options: PlanOptions | None = None) -> Plan:
+    """The plan of a workload. Raises ValueError for a class that --allow does not know."""
+    options = options or PlanOptions()
+    for name in options.allow:
+        if name not in WRITING_CLASSES:
+            raise ValueError(f"allow: {name!r} is none of {', '.join(WRITING_CLASSES)}")
+    times = _times(workload)
+    order = sorted(
+        workload.exchanges(),
+        key=lambda each: (times[each.connection][each.index], each.connection, each.index),
+    )
+    scripts: list[list[int]] = [[] for _ in workload.connections]
+    start_ns = times[order[0].connection][order[0].index] if order else 0
+    steps = []
+    touches = Touches(workload.facts)
+    touched: list[list[Touch]] = []
+    for number, exchange in enumerate(order):
+        at_ns = times[exchange.connection][exchange.index] - start_ns
+        step = _step(number, exchange, at_ns, options)
+        mine = touches.of(exchange) if step.skipped is None else []
+        if step.skipped is None and not _is_chosen(step, mine, options):
+            step.skipped = Skipped(SkipCode.FILTERED, "the options choose other requests")
+            mine = []
+        steps.append(step)
+        touched.append(mine)
+        scripts[exchange.connection].append(number)
+    mark_expired(steps)
+    plan = Plan(workload, options, steps, scripts)
+    _Ordering(plan, touched, touches, start_ns).run()
+    return plan
+
+
+def _times(workload: Workload) -> list[list[int]]:
+    """When each request was sent, never before the one ahead of it on its connection."""
+    found = []
+    for connection in workload.connections:
+        last = 0
+        times = []
+        for exchange in connection.exchanges:
+            last = max(last, exchange.request_time_ns)
+            times.append(last)
+        found.append(times)
+    return found
+
+
+def _step(number: int, exchange: Exchange, at_ns: int, options: PlanOptions) -> Step:
+    request = request_of(exchange)
+    name = _class(exchange, request)
+    return Step(
+        number=number,
+        connection=exchange.connection,
+        exchange=exchange,
+        api_name=api.api_name(exchange.api_key),
+        step_class=name,
+        at_ns=at_ns,
+        expects_response=exchange.expects_response,
+        blocks=exchange.api_key in api.BLOCKING_APIS,
+        skipped=_skip(exchange, request, name, options),
+    )
+
+
+def _class(exchange: Exchange, request: Message | None) -> str:
+    name = api.step_class(exchange.api_key)
+    if request is None:
+        return name
+    if exchange.api_key == api.INIT_PRODUCER_ID and request.body["transactional_id"] is None:
+        return PRODUCE  # the id of an idempotent producer
+    if exchange.api_key == api.PRODUCE_API and request.body.get("transactional_id") is not None:
+        return TRANSACTIONS
+    return name
+
+
+def _skip(
+    exchange: Exchange, request: Message | None, name: str, options: PlanOptions
+) -> Skipped | None:
+    if exchange.internal_reason:
+        return Skipped(SkipCode.INTERNAL, exchange.internal_reason)
+    if exchange.api_key == api.NO_API:
+        if exchange.request is None and exchange.request_missing:
+            return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
+        return Skipped(SkipCode.TARGET_OWN, "SASL tokens are the target's own")
+    if exchange.api_key in api.TARGET_OWN_APIS:
+        return Skipped(SkipCode.TARGET_OWN, "authentication is the target's own")
+    if exchange.request is None:
+        return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
+    if request is None and exchange.api_key != api.API_VERSIONS:
+        if catalog.has_version(exchange.api_key, exchange.api_version):
+            return Skipped(SkipCode.NOT_CAPTURED, "the request cannot be decoded")
+        where = f"{api.api_name(exchange.api_key)} v{exchange.api_version}"
+        return Skipped(SkipCode.UNKNOWN_API, f"nothing is known of {where}")
+    if name != READ and _had_no_effect(exchange):
+        return Skipped(
+            SkipCode.NOT_READY, "the captured broker was not ready, and the client asked again"
+        )
+    if name != READ:
+        if name == TRANSACTIONS and exchange.api_key == api.PRODUCE_API:
+            missing = [each for each in (PRODUCE, TRANSACTIONS) if each not in options.allow]
+        else:
+            missing = [name] if name not in options.allow else []
+        if missing:
+            return Skipped(SkipCode.NOT_ALLOWED, f"needs --allow {','.join(missing)}")
+    return None
+
+
+def _had_no_effect(exchange: Exchange) -> bool:
+    """Whether all that was answered is "not here" or "not yet". Done at a target that is ready, the
+    client's next attempt would be a second time."""
+    response = response_of(exchange)
+    if response is None:
+        return False
+    codes = set(api.error_codes(response.body))
+    return bool(codes) and codes <= api.REFUSED
+
+
+def _is_chosen(step: Step, touched: list[Touch], options: PlanOptions) -> bool:
+    """Whether the options' filters keep a step; what names no topic or group passes those."""
+    if options.apis and step.api_name not in options.apis:
+        return False
+    if options.client_ids and step.exchange.client_id not in options.client_ids:
+        return False
+    for kinds, wanted in ((("topic", "log"), options.topics), (("group",), options.groups)):
+        if wanted:
+            named = {resource[1] for resource, _ in touched if resource[0] in kinds}
+            if named and not named & wanted:
+                return False
+    return True
+
+
+def _place_silent(written: dict[int, tuple[int, int]], silent: list[tuple[int, int]]) -> None:
+    """Put (step, record count) that no answer places into the gaps of a log, in their order."""
+    gaps: list[list[int]] = []
+    at = 0
+    for offset in sorted(written):
+        if offset > at and (written or at):
+            gaps.append([at, offset])
+        at = max(at, offset + written[offset][1])
+    gaps.append([at, at + sum(count for _, count in silent)])
+    for number, count in silent:
+        for gap in gaps:
+            if count and gap[1] - gap[0] >= count:
+                written.setdefault(gap[0], (number, count))
+                gap[0] += count
+                break
+
+
+class _Frontier:
+    """What a new request on a resource has to wait for; by connection, the last of each."""
+
+    __slots__ = ("adds", "reads", "writes")
+
+    def __init__(self) -> None:
+        self.writes: dict[int, int] = {}
+        self.adds: dict[int, int] = {}
+        self.reads: dict[int, int] = {}
+
+    def waits(self, mode: Mode) -> list[int]:
+        found = list(self.writes.values())
+        if mode is not Mode.ADD:
+            found += self.adds.values()
+        if mode in (Mode.WRITE, Mode.ADD):
+            found += self.reads.values()
+        return found
+
+    def answered(self, step: Step, mode: Mode, waited_for: set[int]) -> None:
+        if mode is Mode.PEEK:
+            return
+        mine = {Mode.READ: self.reads, Mode.ADD: self.adds, Mode.WRITE: self.writes}[mode]
+        if mode is not Mode.READ:
+            # who waits for this one need not wait for those that it waited for; other adds do not
+            # wait for an add, so it speaks only for adds
+            spoken_for = (self.adds,) if mode is Mode.ADD else (self.writes, self.adds, self.reads)
+            for held in spoken_for:
+                for connection, number in list(held.items()):
+                    if number in waited_for:
+                        del held[connection]
+        mine[step.connection] = step.number
+
+
+class _Ordering:
+    """Fills `depends_on` and `follows` of a plan's steps."""
+
+    def __init__(
+        self, plan: Plan, touched: list[list[Touch]], touches: Touches, start_ns: int
+    ) -> None:
+        self.plan = plan
+        self.steps = plan.steps
+        self.touched = touched
+        self.touches = touches
+        self.start_ns = start_ns
+        self.frontiers: dict[Resource, _Frontier] = defaultdict(_Frontier)
+        self.hard: list[set[int]] = [set() for _ in plan.steps]
+        self.soft: list[set[int]] = [set() for _ in plan.steps]
+        self.follows: list[set[int]] = [set() for _ in plan.steps]
+        self.answered_ns: dict[int, int] = {}
+        self.logs: dict[Resource, tuple[list[int], list[int]]] = {}  # base offsets, steps
+        self.placed: set[tuple[int, Resource]] = set()  # acks 0 with a known place and a successor
+
+    def run(self) -> None:
+        active = [step for step in self.steps if step.skipped is None]
+        events: list[tuple[int, int, int]] = []
+        for step in active:
+            events.append((step.at_ns, _REQUEST, step.number))
+            seen_ns = self._seen_ns(step)
+            if seen_ns is not None:
+                self.answered_ns[step.number] = seen_ns
+                events.append((seen_ns, _ANSWER, step.number))
+        events.sort()
+        if self.plan.options.keep_log_order or self.plan.options.wait_for_data:
+            self._read_logs(active)
+        if self.plan.options.keep_log_order:
+            self._keep_log_order()
+        self._sweep(events)
+        if self.plan.options.wait_for_data:
+            self._wait_for_data(active)
+        self._drop_circles(active)
+        for step in active:
+            mine = self.hard[step.number] | self.soft[step.number]
+            step.depends_on = tuple(sorted(mine))
+            step.follows = tuple(sorted(self.follows[step.number] - mine))
+            for number in step.depends_on:
+                other = self.steps[number]
+                if not other.expects_response and other.connection != step.connection:
+                    other.needs_fence = True
+
+    def _seen_ns(self, step: Step) -> int | None:
+        """When the response was there, after the request however clocks ran; None: it never was."""
+        exchange = step.exchange
+        if not step.expects_response:
+            return step.at_ns + 1  # settled when sent
+        if exchange.response_time_ns < 0:
+            return None
+        seen_ns = max(exchange.response_time_ns, exchange.response_end_time_ns) - self.start_ns
+        return max(seen_ns, step.at_ns + 1)
+
+    def _sweep(self, events: list[tuple[int, int, int]]) -> None:
+        last_seen: dict[int, int] = {}  # connection -> step answered last
+        blocking: dict[Resource, dict[int, int]] = defaultdict(dict)
+        spoken_for: dict[int, set[int]] = {}  # what a step waits for, also through others
+        under_way: dict[Resource, dict[int, Mode]] = defaultdict(dict)
+        announced_ns = -_ANNOUNCE_NS  # when topics or partitions were made or deleted last
+        for event_ns, kind, number in events:
+            step = self.steps[number]
+            is_blocking = step.exchange.api_key in BLOCKING_GROUP_APIS
+            if step.exchange.api_key in _CHANGES_TOPICS:
+                announced_ns = event_ns
+            elif step.exchange.api_key in _SHOWS_TOPICS:
+                step.is_racing |= event_ns - announced_ns < _ANNOUNCE_NS
+            if kind == _REQUEST:
+                waits = self.hard[number]
+                if step.connection in last_seen:
+                    waits.add(last_seen[step.connection])
+                for resource, mode in self.touched[number]:
+                    waits.update(self.frontiers[resource].waits(mode))
+                    self._note_races(step, mode, under_way[resource])
+                    if resource[0] == "group":
+                        self.follows[number].update(blocking[resource].values())
+                        if is_blocking:
+                            blocking[resource][number] = number
+                spoken_for[number] = waits | self.soft[number]
+                self._thin(waits)
+            else:
+                waited_for = spoken_for.pop(number)
+                for resource, mode in self.touched[number]:
+                    under_way[resource].pop(number, None)
+                    if (number, resource) in self.placed:
+                        continue  # done some time after it was sent: its place says when
+                    self.frontiers[resource].answered(step, mode, waited_for)
+                    if is_blocking:
+                        blocking[resource].pop(number, None)
+                if step.expects_response:
+                    last_seen[step.connection] = number
+
+    def _note_races(self, step: Step, mode: Mode, others: dict[int, Mode]) -> None:
+        """A read and a write of one thing that were open at once."""
+        is_read = mode in (Mode.READ, Mode.PEEK)
+        for number, other in others.items():
+            if is_read != (other in (Mode.READ, Mode.PEEK)):
+                (step if is_read else self.steps[number]).is_racing = True
+        others[step.number] = mode
+
+    def _thin(self, waits: set[int]) -> None:
+        """Of the steps of one connection the last is enough: brokers answer in order."""
+        last: dict[int, int] = {}
+        unordered = []
+        for each in waits:
+            step = self.steps[each]
+            if not step.expects_response:
+                unordered.append(each)
+            elif last.get(step.connection, -1) < each:
+                last[step.connection] = each
+        waits.clear()
+        waits.update(last.values(), unordered)
+
+    # -- what only answers tell -----------------------------------------------------------------
+
+    def _read_logs(self, active: Iterable[Step]) -> None:
+        """Which steps wrote each partition, in order of the offsets that they were given.
+
+        Nobody says where the records of a Produce with acks 0 went; the gaps between the others'
+        do, as far as they are large enough.
+        """
+        written: dict[Resource, dict[int, tuple[int, int]]] = defaultdict(dict)
+        silent: dict[Resource, list[tuple[int, int]]] = defaultdict(list)
+        for step in active:
+            if step.exchange.api_key != api.PRODUCE_API:
+                continue
+            counts = self._record_counts(step)
+            if not step.expects_response:
+                for log, count in counts.items():
+                    silent[log].append((step.number, count))
+                continue
+            response = response_of(step.exchange)
+            for topic in entries(response.body["responses"]) if response is not None else []:
+                name = self.touches.topic_name(topic.get("name") or "", topic.get("topic_id"))
+                for partition in entries(topic["partition_responses"]):
+                    if partition["error_code"] == 0 and partition["base_offset"] >= 0:
+                        log = ("log", name, partition["index"])
+                        entry = (step.number, counts.get(log, 0))
+                        written[log].setdefault(partition["base_offset"], entry)
+        for log in {*written, *silent}:
+            by_offset = written.get(log, {})
+            _place_silent(by_offset, silent.get(log, []))
+            offsets = sorted(by_offset)
+            self.logs[log] = (offsets, [by_offset[offset][0] for offset in offsets])
+
+    def _record_counts(self, step: Step) -> dict[Resource, int]:
+        request = request_of(step.exchange)
+        found: dict[Resource, int] = {}
+        for topic in entries(request.body["topic_data"]) if request is not None else []:
+            name = self.touches.topic_name(topic.get("name") or "", topic.get("topic_id"))
+            for partition in entries(topic["partition_data"]):
+                data = partition["records"] or b""
+                found["log", name, partition["index"]] = sum(
+                    max(each.record_count, 0) for each in headers(data)
+                )
+        return found
+
+    def _keep_log_order(self) -> None:
+        for log, (_, writers) in self.logs.items():
+            for before, after in pairwise(writers):
+                if not self.steps[before].expects_response:
+                    self.placed.add((before, log))
+                    if self.steps[before].connection != self.steps[after].connection:
+                        self.soft[after].add(before)
+                    continue
+                if self.steps[before].connection == self.steps[after].connection:
+                    continue  # the connection keeps them in order
+                if self.answered_ns.get(before, -1) > self.steps[after].at_ns:
+                    self.soft[after].add(before)
+
+    def _wait_for_data(self, active: Iterable[Step]) -> None:
+        for step in active:
+            if step.exchange.api_key != api.FETCH:
+                continue
+            response = response_of(step.exchange)
+            if response is None:
+                continue
+            for name, partition, data in self.touches.fetched_sets(response):
+                offsets, writers = self.logs.get(("log", name, partition), ([], []))
+                last = max((each.last_offset for each in headers(data)), default=-1)
+                place = bisect_right(offsets, last) - 1
+                if place < 0:
+                    continue
+                writer = writers[place]
+                is_known = writer in self.hard[step.number]
+                if not is_known and self.steps[writer].connection != step.connection:
+                    self.soft[step.number].add(writer)
+
+    # -- circles --------------------------------------------------------------------------------
+
+    def _drop_circles(self, active: list[Step]) -> None:
+        """Give up soft orders that would make steps wait for each other in a circle.
+
+        Nodes are a step's sending (2n) and its answer (2n + 1); what is left after taking away all
+        that waits for nothing, again and again, hangs on a circle.
+        """
+        if not any(self.soft):
+            return
+        while True:
+            left = self._left(active)
+            if not left:
+                return
+            dropped = False
+            for node in left:
+                number = node >> 1
+                circling = {each for each in self.soft[number] if (each << 1 | 1) in left}
+                if circling and not node & 1:
+                    self.soft[number] -= circling
+                    for each in (number, *circling):  # in whichever order they come now
+                        self.steps[each].is_racing = True
+                    dropped = True
+            assert dropped, "hard orders follow time and cannot circle"
+            self.plan.notes.append(
+                "some requests that were in flight at once are sent in another order than their "
+                "logs have: their partitions disagree about it"
+            )
+
+    def _left(self, active: list[Step]) -> set[int]:
+        after: dict[int, list[int]] = defaultdict(list)
+        waits: dict[int, int] = {}
+        joins: dict[Resource, list[Step]] = defaultdict(list)
+        last: dict[int, int] = {}
+        for step in active:
+            number = step.number
+            before = {each << 1 | 1 for each in self.hard[number] | self.soft[number]}
+            before |= {each << 1 for each in self.follows[number]}
+            if step.connection in last:
+                before.add(last[step.connection] << 1)
+            last[step.connection] = number
+            for node in before:
+                after[node].append(number << 1)
+            waits[number << 1] = len(before)
+            waits[number << 1 | 1] = 1
+            after[number << 1].append(number << 1 | 1)
+            if step.exchange.api_key in BLOCKING_GROUP_APIS:
+                for resource, _ in self.touched[number]:
+                    if resource[0] == "group":
+                        joins[resource].append(step)
+        for members in joins.values():
+            self._wait_at_broker(members, after, waits)
+        ready = [node for node, count in waits.items() if count == 0]
+        while ready:
+            node = ready.pop()
+            del waits[node]
+            for other in after[node]:
+                waits[other] -= 1
+                if waits[other] == 0:
+                    ready.append(other)
+        return set(waits)
+
+    def _wait_at_broker(
+        self, members: list[Step], after: dict[int, list[int]], waits: dict[int, int]
+    ) -> None:
+        """The answer of a join or sync may need the joins and syncs sent while it waited."""
+        open_steps: list[Step] = []
+        for step in members:
+            open_steps = [
+                each
+                for each in open_steps
+                if self.answered_ns.get(each.number, step.at_ns) > step.at_ns
+            ]
+            for each in open_steps:
+                after[step.number << 1].append(each.number << 1 | 1)
+                waits[each.number << 1 | 1] += 1
+            open_steps.append(step)

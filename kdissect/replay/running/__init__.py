@@ -1,0 +1,1 @@
+"""The run: steps are sent, retried and completed."""

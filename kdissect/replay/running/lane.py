@@ -1,0 +1,47 @@
+"""A captured connection while it is played: its place in its script, and its links."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from kdissect.replay.model import Outcome
+from kdissect.replay.target.connection import Link
+
+
+class Conn(Link):
+    """A connection of a script. pending: requests that are not answered, in order (step number,
+    correlation id, time, bytes that count as in flight)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: deque[tuple[int, int, int, int]] = deque()
+        self.correlation_id = 0
+        self.record = -1
+        self.relogin_at_ns = 0  # 0: never
+        self.node_id: int | None = None
+
+
+class Script:
+    """Steps of a connection, in order. pos: of the next one to send."""
+
+    __slots__ = ("busy", "close_timer", "held", "is_queued", "links", "number", "numbers", "pos",
+                 "ready_ns", "settled_pos", "timeouts", "timer")  # fmt: skip
+
+    def __init__(self, number: int, numbers: list[int]) -> None:
+        self.number, self.numbers, self.pos = number, numbers, 0
+        self.links: dict[int | None, Conn] = {}
+        self.is_queued = False
+        self.settled_pos = 0  # steps before it are settled
+        self.held: dict[int, Outcome] = {}  # done, behind one that is not
+        self.busy = 0  # tasks that it waits for
+        self.timer: asyncio.TimerHandle | None = None
+        self.close_timer: asyncio.TimerHandle | None = None
+        self.ready_ns = -1  # when the next step had everything but its time and its turn
+        self.timeouts = 0
+
+    def cancel(self) -> None:
+        """Wait for no time any more."""
+        for timer in (self.timer, self.close_timer):
+            if timer is not None:
+                timer.cancel()

@@ -1,0 +1,713 @@
+"""The run: every captured connection plays its script over connections of its own, in one loop.
+
+Theory of operation. A `Script` is a captured connection with a place in its list of steps. It is
+*advanced* when something happened that may let its next step go: the clock, an answer, a
+connection that is ready, room in a buffer. `advance` sends as many steps as may go and returns at
+the first that may not; whatever that one waits for puts the script back into `_ready` later. So
+nothing ever waits in line behind a long poll of another connection, and a step costs no task.
+
+A step may go when the steps that it depends on are settled (`Plan` tells them; counted down in
+`Settling`), when it is due, when a link to the node that the translation names is open, and when
+neither that link's buffer nor the run's bytes in flight are over their limits. Kafka answers in
+order on a connection: the first pending step of a link is the one that an answer belongs to, and
+its correlation id has to agree.
+
+What goes wrong becomes an outcome with an error and settles the step, so the rest goes on: a
+connection that ends fails what was in flight and is opened again for the next step; an answer that
+does not come in time gives up its connection. Only a target that is gone altogether, or that has
+stopped answering at all, ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kdissect.errors import Error
+from kdissect.replay.model import (
+    Comparison,
+    Outcome,
+    Plan,
+    SkipCode,
+    Skipped,
+    Step,
+    Translation,
+)
+from kdissect.replay.planning.schedule import schedule
+from kdissect.replay.running.completion import Settling
+from kdissect.replay.running.judge_queue import Judging
+from kdissect.replay.running.lane import Conn, Script
+from kdissect.replay.running.multi_node import SideLinks
+from kdissect.replay.running.result import Attempt, LinkRecord, RunOptions, RunResult
+from kdissect.replay.running.waits import ask_metadata, await_expiry, await_leaders
+from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.connection import ConnectFailed, allow_many_files, connect_as
+
+CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
+CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
+RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
+RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers that say: not yet
+PARTS_PAUSE_S = 0.002
+_MAKE_PARTITIONS = frozenset({19, 37})  # CreateTopics, CreatePartitions
+GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
+SCRIPT_TIMEOUTS = 3  # the same for one connection
+_FENCE, _FENCE_END = b"\0\x12\0\0", b"\xff\xff"  # ApiVersions v0: key, version; no client id
+STALLED = "the target stopped answering"
+NOT_WAITED = "the connection was ended without the answer, as the client did"
+SWEEP_S, GRACE_S = 0.1, 1.0
+PUMP_SLICE = 200  # scripts advanced before the loop may look at its sockets again
+
+
+class Runner:
+    """One run of a plan against one target; `run` once."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        translation: Translation,
+        comparison: Comparison | None,
+        target: Target,
+        options: RunOptions,
+    ) -> None:
+        self.plan, self.translation = plan, translation
+        self.target, self.options = target, options
+        self._is_max = options.pace.is_max
+        count = len(plan.steps)
+        self.sent_count = self.answered_count = 0
+        self.due, self.ends = schedule(plan, options.pace)
+        self._own_lag = array("q", [-1]) * count
+        self._link_of = array("i", [-1]) * count
+        self._links: list[LinkRecord] = []
+        self._scripts = [Script(n, numbers) for n, numbers in enumerate(plan.scripts)]
+        self._ready: deque[Script] = deque()
+        self._throttled: deque[Script] = deque()
+        self._live: set[Conn] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._judging = Judging(comparison)
+        self._settling = Settling(plan, self._scripts, self._queue, self._judging.add)
+        self.outcomes = self._settling.outcomes
+        self._is_pumping = self._is_pump_due = False
+        self._in_flight_bytes = 0
+        self._asked: set[str] = set()
+        self._expiry_awaited: set[int] = set()
+        self._timeouts = 0
+        self._timer_count = 0
+        self._reconnects = 0
+        self._retried: list[Attempt] = []
+        self._ended, self._is_interrupted, self._is_stopping = "", False, False
+        self._began_ns = 0
+        self._idle_since = 0
+        self._side = SideLinks(target, self._links, self._now)
+
+    @property
+    def left(self) -> int:
+        """How many steps are not settled."""
+        return self._settling.left
+
+    # -- the whole run ----------------------------------------------------------------------
+
+    async def run(self) -> RunResult:
+        """Play the plan; the result has an outcome for every step, however the run ends."""
+        self._loop = asyncio.get_running_loop()
+        self._done = asyncio.Event()
+        self._connect_slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        allow_many_files()
+        # times count from the first due step; what has to be open by then is opened before
+        lead_ns = 0 if self._is_max else CONNECT_AHEAD_NS
+        gc.collect()
+        gc.freeze()  # the plan is large and stays: no pause to look through it
+        gc.disable()
+        try:
+            start_time_ns, send_cpu_ns = time.time_ns() + lead_ns, time.process_time_ns()
+            self._begin(lead_ns)
+            sweeper = self._loop.create_task(self._sweep())
+            await self._done.wait()
+            sweeper.cancel()
+            elapsed_ns = max(self._now(), 0)
+            send_cpu_ns = time.process_time_ns() - send_cpu_ns
+            await self._end()
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        judge_cpu_ns = time.process_time_ns()
+        self._judging.finish(self.outcomes)
+        return RunResult(
+            [outcome for outcome in self.outcomes if outcome is not None],
+            self._own_lag,
+            self._link_of,
+            self._links,
+            start_time_ns,
+            elapsed_ns,
+            self._ended,
+            self._is_interrupted,
+            self._reconnects,
+            self._retried,
+            send_cpu_ns,
+            time.process_time_ns() - judge_cpu_ns,
+        )
+
+    def interrupt(self) -> None:
+        """The user wants to stop: nothing more is sent, what was done is kept."""
+        self._is_interrupted = True
+        self._stop("interrupted")
+
+    def _begin(self, lead_ns: int) -> None:
+        self._began_ns = time.monotonic_ns() + lead_ns
+        self._began_s = self._loop.time() + lead_ns / 1e9
+        for step in self.plan.steps:
+            if step.skipped is not None:
+                self._settling.settle_now(step.number, Outcome(step, skipped=step.skipped))
+        for script in self._scripts:
+            self._queue(script)
+        self._pump()
+
+    def _stop(self, reason: str) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._ended = reason
+            self._done.set()
+
+    async def _end(self) -> None:
+        """Close what is open; whatever has no outcome gets one."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._is_stopping and any(link.pending for link in self._live):
+            end = self._loop.time() + GRACE_S  # answers that are on their way still count
+            while self._loop.time() < end and any(link.pending for link in self._live):
+                await asyncio.sleep(0.02)
+        self._is_stopping = True
+        for script in self._scripts:
+            script.cancel()
+            self._settling.release(script)
+        for link in list(self._live):
+            self._lose_pending(link, f"{self._ended or 'the run ended'} before the answer came")
+            self._close(link)
+        for step in self.plan.steps:
+            if self._settling.is_settled[step.number]:
+                continue
+            if self._is_interrupted:
+                self._skip(step, Skipped(SkipCode.NOT_REACHED, "the run was interrupted before"))
+            else:
+                self._fail(step.number, f"not sent: {self._ended}")
+        self.target.close()
+        self._side.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=GRACE_S)
+        await asyncio.sleep(0)  # transports close in the loop's next round
+
+    def _now(self) -> int:
+        return time.monotonic_ns() - self._began_ns
+
+    # -- advancing scripts ------------------------------------------------------------------
+
+    def _queue(self, script: Script) -> None:
+        if not script.is_queued:
+            script.is_queued = True
+            self._ready.append(script)
+
+    def _pump_soon(self) -> None:
+        """When what else has come is read: one kind of work at a time suits the caches."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Advance what is ready; the loop looks at its sockets in between."""
+        self._is_pump_due = False
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        for _ in range(PUMP_SLICE):
+            if not self._ready:
+                break
+            script = self._ready.popleft()
+            script.is_queued = False
+            self._advance(script)
+        self._is_pumping = False
+        if self._ready and not self._is_stopping:
+            self._pump_soon()
+        if self._settling.left == 0:
+            self._done.set()
+        elif not self._is_max:
+            self._judging.wake(self._loop)
+
+    def _advance(self, script: Script) -> None:
+        numbers, steps = script.numbers, self.plan.steps
+        while script.pos < len(numbers):
+            number = numbers[script.pos]
+            if self._settling.is_settled[number]:
+                script.pos += 1
+                continue
+            if self._settling.waits[number] or script.busy or self._is_stopping:
+                return
+            step, now, due = steps[number], self._now(), self.due[number]
+            if due - CONNECT_AHEAD_NS > now:
+                self._wake(script, due - CONNECT_AHEAD_NS)
+                return
+            if script.ready_ns < 0:
+                script.ready_ns = now
+            names = self.translation.wants_metadata(step)
+            if names and not self._asked.issuperset(names):
+                self._work(script, self._ask_metadata(names))
+                return
+            if step.expired and number not in self._expiry_awaited:
+                self._work(script, self._await_expiry(step))
+                return
+            if self.translation.is_split(step):
+                if due > now:
+                    self._wake(script, due)
+                    return
+                if self._throttle(script):
+                    return
+                script.pos += 1
+                size = len(step.exchange.request or b"")
+                self._work(script, self._play_parts(script, step), size)
+                return
+            node_id = self.translation.target_node(step)
+            link = script.links.get(node_id)
+            if link is None:
+                self._work(script, self._open(script, node_id, number))
+                return
+            if due > now:
+                self._wake(script, due)
+                return
+            if link.is_full:
+                return
+            if self._throttle(script):
+                return
+            if link.relogin_at_ns and now >= link.relogin_at_ns:
+                if not link.pending:
+                    self._work(script, self._log_in_again(link))
+                return
+            self._send(script, link, step)
+            script.pos += 1
+            script.ready_ns = -1
+        self._finish(script)
+
+    def _send(self, script: Script, link: Conn, step: Step) -> None:
+        """The first time; `_send_again` the next ones."""
+        number = step.number
+        frame = self._frame(link, step)
+        if frame is None:
+            return
+        now = self._now()
+        outcome = Outcome(step, frame, None, now, node_id=link.node_id)
+        outcome.api_version = self.translation.api_version(step)
+        self.outcomes[number] = outcome
+        self._link_of[number] = link.record
+        self.sent_count += 1
+        if not self._is_max:
+            due = self.due[number]
+            outcome.lag_ns = max(now - due, 0)
+            self._own_lag[number] = max(now - max(due, script.ready_ns), 0)
+        self._settling.sent(number)
+        if step.expects_response:
+            self._expect(link, number, len(frame), now)
+        elif step.needs_fence:
+            self._fence(link, number, now)
+        else:
+            self._settling.settle(number, outcome)
+
+    def _fence(self, link: Conn, number: int, now: int) -> None:
+        """A question of our own behind a step without a response: its answer says that it is done.
+        Among what is pending it stands as the step's number, inverted."""
+        link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
+        link.send(_FENCE + link.correlation_id.to_bytes(4, "big") + _FENCE_END)
+        link.pending.append((~number, link.correlation_id, now, 0))
+
+    def _frame(self, link: Conn, step: Step) -> bytes | None:
+        """Translate and send; None where the step cannot be translated, and is settled so."""
+        link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
+        try:
+            frame = self.translation.request(step, link.correlation_id)
+        except Error as error:
+            frame = Skipped(SkipCode.NOT_TRANSLATABLE, str(error))
+        if isinstance(frame, Skipped):
+            self.translation.failed(step)
+            self._skip(step, frame)
+            return None
+        link.send(frame)
+        return frame
+
+    def _expect(self, link: Conn, number: int, size: int, now: int) -> None:
+        link.pending.append((number, link.correlation_id, now, size))
+        self._in_flight_bytes += size
+
+    def _take_pending(self, link: Conn) -> int:
+        """The step at the head of a link's queue; its bytes are no longer in flight."""
+        number, _, _, size = link.pending.popleft()
+        self._make_room(size)
+        return number
+
+    def _lose_pending(self, link: Conn, reason: str) -> None:
+        """No answer comes for any step in a link's queue."""
+        while link.pending:
+            self._unanswered(self._take_pending(link), reason)
+
+    def _throttle(self, script: Script) -> bool:
+        """Let a script wait while the bytes in flight are at their limit; whether it has to."""
+        is_full = self._in_flight_bytes >= self.options.in_flight_bytes
+        if is_full:
+            self._throttled.append(script)
+        return is_full
+
+    def _make_room(self, size: int) -> None:
+        """Bytes are no longer in flight; below the limit all throttled scripts are queued."""
+        self._in_flight_bytes -= size
+        while self._throttled and self._in_flight_bytes < self.options.in_flight_bytes:
+            self._queue(self._throttled.popleft())
+
+    async def _send_again(self, script: Script, outcome: Outcome) -> None:
+        """After a pause, what the translation makes of the request by then."""
+        step = outcome.step
+        await asyncio.sleep(RETRY_PAUSES_S[outcome.attempts - 1])
+        outcome.attempts += 1
+        node_id = self.translation.target_node(step)
+        if node_id not in script.links:
+            await self._open(script, node_id, step.number)
+        link = script.links.get(node_id)
+        if link is None:
+            self._fail(step.number, "the connection ended before it could be sent again")
+            return
+        frame = self._frame(link, step)
+        if frame is None:
+            return
+        outcome.sent, outcome.sent_ns, outcome.node_id = frame, self._now(), node_id
+        self._link_of[step.number] = link.record
+        self._expect(link, step.number, len(frame), outcome.sent_ns)
+
+    def _finish(self, script: Script) -> None:
+        """After the last step: links close when their answers are in, or were not captured."""
+        if script.busy:
+            return  # a request that is sent again needs its connection
+        self._side.close(script.number)
+        pending = [entry for link in script.links.values() for entry in link.pending]
+        if not pending:
+            for link in list(script.links.values()):
+                self._close(link)
+            script.links.clear()
+        elif script.close_timer is None and not any(
+            self._is_answer_captured(number) for number, *_ in pending
+        ):
+            # the client went away with requests open: so do we, at its time
+            wait_s = max((self.ends[script.number] - self._now()) / 1e9, GRACE_S)
+            script.close_timer = self._loop.call_later(wait_s, self._leave, script)
+            self._timer_count += 1
+
+    def _is_answer_captured(self, number: int) -> bool:
+        if number < 0:
+            return True
+        exchange = self.plan.steps[number].exchange
+        return exchange.response is not None or exchange.response_time_ns >= 0
+
+    def _leave(self, script: Script) -> None:
+        script.close_timer = None
+        self._timer_count -= 1
+        for link in list(script.links.values()):
+            self._lose_pending(link, NOT_WAITED)
+            self._close(link)
+        script.links.clear()
+        self._pump()
+
+    # -- settling ---------------------------------------------------------------------------
+
+    def _skip(self, step: Step, skipped: Skipped) -> None:
+        self._settling.settle(step.number, Outcome(step, skipped=skipped))
+
+    def _fail(self, number: int, reason: str) -> None:
+        """No answer, and why; a step that is done keeps its outcome."""
+        if self._settling.is_done(number):
+            return
+        step = self.plan.steps[number]
+        outcome = self.outcomes[number] or Outcome(step)
+        outcome.error = reason
+        self.translation.failed(step)
+        self._settling.settle(number, outcome)
+
+    def _unanswered(self, number: int, reason: str) -> None:
+        """Something pending will not be answered; a fence has done what it can either way."""
+        if number < 0:
+            outcome = self.outcomes[~number]
+            assert outcome is not None
+            self._settling.settle(~number, outcome)
+        else:
+            self._fail(number, reason)
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def _on_answer(self, script: Script, link: Conn, frame: bytes) -> None:
+        now = self._now()
+        if not link.pending:
+            link.fail("an answer came that nothing had asked for")
+            return
+        correlation_id = link.pending[0][1]
+        found = int.from_bytes(frame[:4], "big")
+        if found != correlation_id:
+            link.fail(f"an answer has correlation id {found} where {correlation_id} was due")
+            return
+        number = self._take_pending(link)
+        if number < 0:
+            self._unanswered(number, "")
+            self._pump_soon()
+            return
+        outcome = self.outcomes[number]
+        assert outcome is not None
+        assert outcome.sent is not None
+        self._timeouts = script.timeouts = 0
+        self.answered_count += 1
+        if outcome.attempts <= len(RETRY_PAUSES_S) and self._is_not_yet(outcome.step, frame):
+            attempt = Attempt(link.record, outcome.sent, outcome.sent_ns, frame, now)
+            self._retried.append(attempt)
+            self._work(script, self._send_again(script, outcome))
+        else:
+            self._accept(script, outcome, frame, now)
+        if script.pos >= len(script.numbers) or link.relogin_at_ns:
+            self._queue(script)
+        self._pump_soon()
+
+    def _accept(self, script: Script, outcome: Outcome, frame: bytes, now: int) -> None:
+        """An answer is final."""
+        outcome.answer, outcome.answered_ns = frame, now
+        try:
+            self.translation.learn(outcome.step, frame)
+        except Error as error:
+            outcome.error = f"the answer cannot be understood: {error}"
+        if outcome.step.exchange.api_key in _MAKE_PARTITIONS:
+            self._work(script, self._await_leaders(outcome))
+        else:
+            self._settling.settle(outcome.step.number, outcome)
+
+    async def _play_parts(self, script: Script, step: Step) -> None:
+        """A request for several nodes: when nothing else of its connection is under way, each is
+        asked for its part, again while they are not ready, and the answers are taken as one."""
+        while any(link.pending for link in script.links.values()):
+            await asyncio.sleep(PARTS_PAUSE_S)
+        outcome, due = Outcome(step), self.due[step.number]
+        outcome.api_version = self.translation.api_version(step)
+        for pause_s in (*RETRY_PAUSES_S, 0.0):
+            frame = self.translation.request(step, 0)
+            if isinstance(frame, Skipped):
+                self._skip(step, frame)
+                return
+            now = self._now()
+            if outcome.sent is None:
+                self.sent_count += 1
+                outcome.lag_ns = 0 if self.options.pace.is_max else max(now - due, 0)
+            outcome.sent, outcome.sent_ns, self.outcomes[step.number] = frame, now, outcome
+            self._settling.sent(step.number)
+            parts = self.translation.parts(step, frame)
+            limit_s = self._limit_s(step.number)
+            try:
+                async with asyncio.timeout(limit_s):
+                    asked = await self._side.ask(script.number, parts, step.expects_response)
+            except ConnectFailed as error:
+                self._fail(step.number, str(error))
+                return
+            except TimeoutError:
+                self._timeouts += 1
+                self._fail(step.number, f"no answer within {limit_s:g} s")
+                if self._timeouts >= GONE_TIMEOUTS:
+                    self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
+                return
+            self._timeouts = script.timeouts = 0
+            self._retried += asked
+            if not step.expects_response:
+                self._settling.settle(step.number, outcome)
+                return
+            answer = self.translation.merged(step, [each.answer for each in asked])
+            if pause_s and self._is_not_yet(step, answer):
+                outcome.attempts += 1
+                await asyncio.sleep(pause_s)
+                continue
+            self.answered_count += 1
+            self._accept(script, outcome, answer, self._now())
+            return
+
+    def _is_not_yet(self, step: Step, frame: bytes) -> bool:
+        try:
+            return bool(self.translation.retry(step, frame))
+        except Error:
+            return False
+
+    def _on_lost(self, script: Script, link: Conn, reason: str) -> None:
+        self._drop(script, link)
+        self._lose_pending(link, reason)
+        self._queue(script)
+        self._pump()
+
+    async def _sweep(self) -> None:
+        """Look for answers that are overdue, and for a run that cannot go on."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = self._now()
+            for link in list(self._live):
+                if not link.pending:
+                    continue
+                number, _, sent_ns, _ = link.pending[0]
+                limit_s = self._limit_s(number)
+                if now - sent_ns > limit_s * 1e9:
+                    self._give_up(link, number, limit_s)
+            is_idle = not (self._tasks or self._timer_count or self._ready or self._is_stopping)
+            if is_idle and not any(link.pending for link in self._live):
+                self._idle_since = self._idle_since or now
+                if now - self._idle_since > GRACE_S * 1e9:
+                    self._stop(f"{self._settling.left} steps wait for each other")
+            else:
+                self._idle_since = 0
+
+    def _limit_s(self, number: int) -> float:
+        step = self.plan.steps[max(number, ~number)]
+        latency_s = max(step.exchange.latency_ns, 0) / 1e9
+        return self.options.answer_timeout_s + (latency_s if step.blocks else 0)
+
+    def _give_up(self, link: Conn, number: int, limit_s: float) -> None:
+        script = self._scripts[self.plan.steps[max(number, ~number)].connection]
+        self._timeouts += 1
+        script.timeouts += 1
+        self._unanswered(self._take_pending(link), f"no answer within {limit_s:g} s")
+        link.fail("the connection was given up: an earlier answer did not come")
+        if self._timeouts >= GONE_TIMEOUTS:
+            self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
+        elif script.timeouts >= SCRIPT_TIMEOUTS:
+            for later in script.numbers[script.pos :]:
+                self._fail(later, "not sent: answers before on this connection did not come")
+        self._pump()
+
+    # -- links ------------------------------------------------------------------------------
+
+    def _work(self, script: Script, work: Coroutine[Any, Any, None], size: int = 0) -> None:
+        """Do something that takes time for a script, which waits for it; `size` bytes are in flight
+        meanwhile."""
+        script.busy += 1
+        self._in_flight_bytes += size
+
+        async def guarded() -> None:
+            try:
+                await work
+            finally:
+                script.busy -= 1
+                self._make_room(size)
+
+        task = self._loop.create_task(guarded())
+        self._tasks.add(task)
+
+        def done(finished: asyncio.Task[None]) -> None:
+            self._tasks.discard(finished)
+            if finished.cancelled():
+                return
+            if finished.exception() is not None:
+                self._stop(f"an error of kdissect's own: {finished.exception()!r}")
+                return
+            self._queue(script)
+            self._pump()
+
+        task.add_done_callback(done)
+
+    async def _open(self, script: Script, node_id: int | None, number: int) -> None:
+        """A link to a node, tried for a while; without one the step at hand has failed."""
+        host, port = self.target.address(node_id)
+        pauses = list(RECONNECT_PAUSES_S)
+        while True:
+            try:
+                async with self._connect_slots:
+                    opened = await connect_as(Conn, host, port, self.target.access)
+                break
+            except ConnectFailed as error:
+                if error.kind in ("tls", "login") or not pauses:
+                    self._no_link(number, f"no connection to {host}:{port}: {error}")
+                    return
+                await asyncio.sleep(pauses.pop(0))
+        if self._is_stopping:
+            opened.close()
+            return
+        self._adopt(script, opened, node_id)
+
+    def _no_link(self, number: int, reason: str) -> None:
+        self._fail(number, reason)
+        if not self._live:
+            self._stop(f"the target is gone ({reason})")
+
+    def _adopt(self, script: Script, link: Conn, node_id: int | None) -> None:
+        now = self._now()
+        link.node_id = node_id
+        link.record = len(self._links)
+        self._links.append(LinkRecord(*link.addresses(), opened_ns=now))
+        if link.relogin_s is not None:
+            link.relogin_at_ns = now + int(link.relogin_s * 1e9)
+        link.on_frame = _bind(self._on_answer, script, link)
+        link.on_lost = _bind(self._on_lost, script, link)
+        link.on_writable = lambda: self._on_writable(script)
+        script.links[node_id] = link
+        self._live.add(link)
+
+    def _on_writable(self, script: Script) -> None:
+        self._queue(script)
+        self._pump()
+
+    def _drop(self, script: Script, link: Conn) -> None:
+        if link in self._live:
+            self._live.discard(link)
+            self._links[link.record].closed_ns = self._now()
+            self._reconnects += script.pos < len(script.numbers)
+        for node_id, each in list(script.links.items()):
+            if each is link:
+                del script.links[node_id]
+
+    def _close(self, link: Conn) -> None:
+        self._live.discard(link)
+        if self._links[link.record].closed_ns < 0:
+            self._links[link.record].closed_ns = self._now()
+        link.close()
+
+    async def _log_in_again(self, link: Conn) -> None:
+        """KIP-368: a session's time is up; a new login over the same connection."""
+        sasl = self.target.access.sasl
+        assert sasl is not None
+        try:
+            async with asyncio.timeout(self.target.access.connect_timeout):
+                await link.log_in(sasl)
+        except (ConnectFailed, TimeoutError) as error:
+            link.fail(f"the new login failed: {error}")
+            return
+        seconds = link.relogin_s
+        link.relogin_at_ns = 0 if seconds is None else self._now() + int(seconds * 1e9)
+
+    async def _ask_metadata(self, names: list[str]) -> None:
+        await ask_metadata(self.target, self.translation, names)
+        self._asked.update(names)
+
+    async def _await_expiry(self, step: Step) -> None:
+        self._expiry_awaited.add(step.number)
+        await await_expiry(self.target, self.translation, step)
+
+    async def _await_leaders(self, outcome: Outcome) -> None:
+        """Settled when all partitions are served."""
+        await await_leaders(self.target, self.translation)
+        self._settling.settle(outcome.step.number, outcome)
+
+    # -- time -------------------------------------------------------------------------------
+
+    def _wake(self, script: Script, at_ns: int) -> None:
+        if script.timer is None:
+            script.timer = self._loop.call_at(self._began_s + at_ns / 1e9, self._awake, script)
+            self._timer_count += 1
+
+    def _awake(self, script: Script) -> None:
+        script.timer = None
+        self._timer_count -= 1
+        self._queue(script)
+        self._pump()
+
+
+def _bind(
+    call: Callable[[Script, Conn, Any], None], script: Script, link: Conn
+) -> Callable[[Any], None]:
+    def bound(value: Any) -> None:
+        call(script, link, value)
+
+    return bound

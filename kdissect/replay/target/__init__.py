@@ -1,0 +1,1 @@
+"""The target cluster: connections, authentication, nodes, topics, and the guard."""

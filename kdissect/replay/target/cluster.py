@@ -1,0 +1,297 @@
+"""The target before and beside the replay: who it is, what it speaks, where its nodes are.
+
+One control connection asks ApiVersions, DescribeCluster's facts (from Metadata), and Metadata again
+when a topic turns up that nothing is known of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.errors import EnvironmentFailed, Error
+from kdissect.protocol import catalog
+from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
+
+_API_VERSIONS, _METADATA, _LIST_OFFSETS = 18, 3, 2
+_DESCRIBE_TRANSACTIONS = 65
+_TRANSACTION = 1  # key type of FindCoordinator
+_OPEN_STATES = frozenset({"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"})
+_FIND_COORDINATOR, _ONE_COORDINATOR_MAX = 10, 3
+_LOADING = frozenset({14, 15, 16})  # the coordinator is loading, not available, elsewhere
+_EARLIEST = -2
+READY_S = 10.0
+_UNSUPPORTED_VERSION = 35
+ASK_TIMEOUT_S = 15.0
+
+
+class TargetError(Error, ValueError):
+    """A target's address that cannot be read."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``host:port``, ``[::1]:9092``. Raises TargetError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not host or ("::" in host and not text.startswith("[")) or not port.isdigit():
+        raise TargetError(f"{text!r} is no HOST:PORT ([HOST]:PORT for IPv6)")
+    if not 0 < int(port) < 65536:
+        raise TargetError(f"{text!r}: no such port")
+    return host, int(port)
+
+
+def show_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(eq=False)
+class Target:
+    """A cluster that is replayed to.
+
+    host, port: as given by the user. nodes: node id -> address as the target tells it.
+    versions: api_key -> (min, max). metadata: the body of the last full Metadata answer.
+    """
+
+    host: str
+    port: int
+    access: Access = field(default_factory=Access)
+    nodes: dict[int, tuple[str, int]] = field(default_factory=dict)
+    cluster_id: str | None = None
+    controller_id: int | None = None
+    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    _control: Link | None = None
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __str__(self) -> str:
+        return show_address(self.host, self.port)
+
+    def address(self, node_id: int | None) -> tuple[str, int]:
+        """Where a node is reached; a cluster of one is where the user said that it is."""
+        if node_id is None or len(self.nodes) < 2 or node_id not in self.nodes:
+            return self.host, self.port
+        return self.nodes[node_id]
+
+    def newest(self, api_key: int) -> int | None:
+        """The newest api_version that both sides know; None where there is none."""
+        if api_key not in self.versions:
+            return None
+        ours = catalog.api(api_key).request.versions
+        first, last = self.versions[api_key]
+        newest = min(last, ours[1])
+        return newest if newest >= max(first, ours[0]) else None
+
+    async def ask(self, api_key: int, api_version: int, body: Mapping[str, Any]) -> Message:
+        """One question over the control connection, which is opened again where it ended.
+
+        Raises ConnectFailed.
+        """
+        async with self._asking:
+            try:
+                async with asyncio.timeout(ASK_TIMEOUT_S + self.access.connect_timeout):
+                    if self._control is None or self._control.lost is not None:
+                        self._control = await connect(self.host, self.port, self.access)
+                    return await self._control.ask(request(api_key, api_version, dict(body)))
+            except TimeoutError:
+                self.close()
+                raise ConnectFailed("timeout", f"no answer within {ASK_TIMEOUT_S:g} s") from None
+            except ConnectFailed:
+                self.close()
+                raise
+            except asyncio.CancelledError:
+                self.close()  # an answer may still come, and would be taken for another's
+                raise
+
+    async def probe(self) -> None:
+        """Versions, cluster id, nodes, all topics. Raises EnvironmentFailed."""
+        try:
+            await self._learn_versions()
+            await self.learn_metadata(None)
+        except ConnectFailed as error:
+            raise EnvironmentFailed(f"{self}: {error}{self._hint(error)}") from None
+
+    def _hint(self, error: ConnectFailed) -> str:
+        """What to look at where a listener ends connections without a word."""
+        wanted = [
+            option
+            for option, given in (("--tls", self.access.tls), ("--sasl", self.access.sasl))
+            if given is None
+        ]
+        if error.kind not in ("unreachable", "timeout") or not wanted:
+            return ""
+        is_mute = any(
+            word in str(error) for word in ("closed by", "reset", "no answer", "no Kafka")
+        )
+        return f"; does this port want {' or '.join(wanted)}?" if is_mute else ""
+
+    async def _learn_versions(self) -> None:
+        software = {"client_software_name": "kdissect", "client_software_version": "1"}
+        answer = await self.ask(_API_VERSIONS, 3, software)
+        if answer.body["error_code"] == _UNSUPPORTED_VERSION:
+            answer = await self.ask(_API_VERSIONS, 0, {})
+        if answer.body["error_code"]:
+            code = answer.body["error_code"]
+            raise ConnectFailed("unreachable", f"ApiVersions was answered with error {code}")
+        self.versions = {
+            each["api_key"]: (each["min_version"], each["max_version"])
+            for each in answer.body["api_keys"]
+        }
+
+    async def learn_metadata(self, topics: list[str] | None) -> dict[str, Any]:
+        """The body of a Metadata answer for some topics, None for all; nodes are kept.
+
+        Raises ConnectFailed.
+        """
+        version = self.newest(_METADATA)
+        if version is None:
+            raise ConnectFailed("unreachable", "the target speaks no Metadata that is known here")
+        body: dict[str, Any] = {"topics": None}
+        if topics is not None:
+            body["topics"] = [{"name": name} for name in topics]
+        elif version == 0:
+            body["topics"] = []  # before version 1 an empty list asks for all topics
+        if version >= 4:
+            body["allow_auto_topic_creation"] = False
+        answer = (await self.ask(_METADATA, version, body)).body
+        self.nodes = {each["node_id"]: (each["host"], each["port"]) for each in answer["brokers"]}
+        self.cluster_id = answer.get("cluster_id", self.cluster_id)
+        self.controller_id = answer.get("controller_id", self.controller_id)
+        if topics is None:
+            self.metadata = answer
+        return answer
+
+    async def find_coordinators(
+        self, keys: Sequence[tuple[int, str]]
+    ) -> dict[tuple[int, str], int]:
+        """Nodes of coordinators, by (key type, key); asked until they are ready, for a while.
+
+        A fresh cluster makes the internal topics of groups and transactions when first asked.
+        """
+        found: dict[tuple[int, str], int] = {}
+        version = self.newest(_FIND_COORDINATOR)
+        if version is None:
+            return found
+        version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
+        end = asyncio.get_running_loop().time() + READY_S
+        for key_type, key in keys:
+            while True:
+                body = {"key": key, "key_type": key_type} if version else {"key": key}
+                try:
+                    answer = (await self.ask(_FIND_COORDINATOR, version, body)).body
+                except ConnectFailed as error:
+                    raise EnvironmentFailed(f"{self}: {error}") from None
+                if answer["error_code"] == 0:
+                    found[key_type, key] = answer["node_id"]
+                if answer["error_code"] not in _LOADING:
+                    break
+                if asyncio.get_running_loop().time() > end:
+                    return found
+                await asyncio.sleep(0.05)
+        return found
+
+    async def has_open_transaction(self, transactional_id: str) -> bool:
+        """Whether a transaction is under way, or is being ended. False where nobody can tell.
+
+        Raises ConnectFailed.
+        """
+        version = self.newest(_DESCRIBE_TRANSACTIONS)
+        if version is None:
+            return False
+        where = await self.find_coordinators([(_TRANSACTION, transactional_id)])
+        host, port = self.address(where.get((_TRANSACTION, transactional_id)))
+        body: dict[str, Any] = {"transactional_ids": [transactional_id]}
+        answer = await self._ask_once(
+            host, port, request(_DESCRIBE_TRANSACTIONS, version, body), "DescribeTransactions"
+        )
+        return any(
+            each["transaction_state"] in _OPEN_STATES for each in answer.body["transaction_states"]
+        )
+
+    async def learn_log_starts(self) -> dict[tuple[str, int], int]:
+        """The earliest offset of every partition whose leader tells one.
+
+        Raises EnvironmentFailed.
+        """
+        found: dict[tuple[str, int], int] = {}
+        for leader, topics in self._led().items():
+            try:
+                found |= await self._log_starts(leader, topics)
+            except ConnectFailed as error:
+                host, port = self.address(leader)
+                raise EnvironmentFailed(f"{show_address(host, port)}: {error}") from None
+        return found
+
+    async def is_serving(self) -> bool:
+        """Whether all partitions have leaders, and these know that they are: brokers tell of a
+        partition in Metadata before they take requests for it. Raises ConnectFailed."""
+        body = await self.learn_metadata(None)
+        count = sum(len(topic["partitions"]) for topic in body["topics"])
+        found = 0
+        for leader, topics in self._led().items():
+            found += len(await self._log_starts(leader, topics))
+        return found == count
+
+    def _led(self) -> dict[int, dict[str, list[int]]]:
+        """leader -> topic -> partitions, as last asked for all topics."""
+        by_leader: dict[int, dict[str, list[int]]] = {}
+        for topic in self.metadata.get("topics", []):
+            for each in topic["partitions"]:
+                if topic["error_code"] == 0 and each["leader_id"] >= 0:
+                    names = by_leader.setdefault(each["leader_id"], {})
+                    names.setdefault(topic["name"], []).append(each["partition_index"])
+        return by_leader
+
+    async def _log_starts(
+        self, leader: int, topics: Mapping[str, list[int]]
+    ) -> dict[tuple[str, int], int]:
+        version = self.newest(_LIST_OFFSETS)
+        if version is None:
+            return {}
+        host, port = self.address(leader)
+        asked = request(_LIST_OFFSETS, version, _earliest(topics, version))
+        answer = await self._ask_once(host, port, asked, "ListOffsets")
+        found: dict[tuple[str, int], int] = {}
+        for topic in answer.body["topics"]:
+            for each in topic["partitions"]:
+                if each["error_code"] == 0:
+                    # version 0 gives a list of offsets
+                    offset = each["offset"] if version else each["old_style_offsets"][-1]
+                    found[topic["name"], each["partition_index"]] = offset
+        return found
+
+    async def _ask_once(self, host: str, port: int, asked: Message, name: str) -> Message:
+        """One question to one node, over a connection of its own. Raises ConnectFailed."""
+        link = await connect(host, port, self.access)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                return await link.ask(asked)
+        except TimeoutError:
+            raise ConnectFailed("timeout", f"{name} was not answered") from None
+        finally:
+            link.close()
+
+    def topic_names(self) -> set[str]:
+        """Of the topics that are there, as last asked."""
+        return {each["name"] for each in self.metadata.get("topics", []) if each["error_code"] == 0}
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+def _earliest(topics: Mapping[str, list[int]], api_version: int) -> dict[str, Any]:
+    """The body of a ListOffsets request for the first offset of partitions."""
+    entry: dict[str, Any] = {"timestamp": _EARLIEST}
+    if api_version == 0:
+        entry["max_num_offsets"] = 1
+    return {
+        "replica_id": -1,
+        "topics": [
+            {"name": name, "partitions": [{"partition_index": each, **entry} for each in numbers]}
+            for name, numbers in topics.items()
+        ],
+    }

@@ -1,0 +1,191 @@
+"""--create-topics: the topics that a capture shows, made at the target before the replay.
+
+Left alone are internal topics, topics that are there, and topics that a CreateTopics among the
+requests to be sent makes itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kdissect.codec.message import decode_message
+from kdissect.errors import DecodeError, EnvironmentFailed
+from kdissect.protocol.error_codes import error_name
+from kdissect.replay.model import ADMIN, Exchange, Plan, TopicFacts
+from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.connection import ConnectFailed, connect, request
+
+_CREATE_TOPICS, _METADATA = 19, 3
+_NOT_THERE = frozenset({3, 5})  # unknown; known, and without a leader yet
+_BAD_CONFIG = 40
+_WITH_DEFAULT_COUNTS = 4  # -1 partitions and replicas: the target's own default (KIP-464)
+CREATE_TIMEOUT_MS = 30_000
+READY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A topic of the capture at the target. name: the target's. note: what came of it."""
+
+    name: str
+    partition_count: int
+    is_made: bool
+    note: str = ""
+
+
+def topics_to_make(plan: Plan) -> list[TopicFacts]:
+    """Topics that the capture shows and no step of the plan makes, by CreateTopics or by asking
+    for one that is not there."""
+    created: set[str] = set()
+    asked: set[str] = set()
+    for step in plan.steps:
+        if step.skipped is None and step.exchange.api_key == _CREATE_TOPICS:
+            created |= _created(step.exchange)
+        elif step.skipped is None and step.exchange.api_key == _METADATA:
+            asked |= _made_by_asking(step.exchange)
+    if ADMIN not in plan.options.allow:
+        asked.clear()  # then asking makes nothing
+    return [
+        topic
+        for name, topic in sorted(plan.workload.facts.topics.items())
+        if not topic.is_internal
+        and topic.first_time_ns >= 0
+        and not (topic.is_created and name in created)
+        and name not in asked
+    ]
+
+
+def _created(exchange: Exchange) -> set[str]:
+    try:
+        body = decode_message(exchange.request or b"", side="request").body
+    except DecodeError:
+        return set()
+    return {topic["name"] for topic in body["topics"]}
+
+
+def _made_by_asking(exchange: Exchange) -> set[str]:
+    """Topics that were not there, or not ready, in an answer to a request that makes them."""
+    try:
+        asked = decode_message(exchange.request or b"", side="request").body
+        if not asked.get("allow_auto_topic_creation", True) or not asked["topics"]:
+            return set()
+        answer = decode_message(
+            exchange.response or b"",
+            side="response",
+            api_key=exchange.api_key,
+            api_version=exchange.api_version,
+        ).body
+    except DecodeError:
+        return set()
+    return {each["name"] for each in answer["topics"] if each["error_code"] in _NOT_THERE}
+
+
+async def create_topics(
+    plan: Plan, target: Target, renames: Mapping[str, str] | None = None
+) -> list[Prepared]:
+    """Make them, wait until they have leaders, and learn the target's metadata again.
+
+    renames: the capture's names to the target's. Raises EnvironmentFailed where the target cannot
+    be asked; a topic that it refuses is told in its note.
+    """
+    renames = renames or {}
+    there = {
+        topic["name"]: len(topic["partitions"])
+        for topic in target.metadata.get("topics", [])
+        if topic["error_code"] == 0
+    }
+    done: list[Prepared] = []
+    wanted: dict[str, TopicFacts] = {}
+    for topic in topics_to_make(plan):
+        name = renames.get(topic.name, topic.name)
+        if name not in there:
+            wanted[name] = topic
+            continue
+        count = there[name]
+        note = "was there"
+        if topic.partition_count and count != topic.partition_count:
+            note = f"was there with {count} partitions, the capture has {topic.partition_count}"
+        done.append(Prepared(name, count, False, note))
+    if wanted:
+        try:
+            done += await _make(target, wanted)
+            await _wait_until_served(target)
+        except ConnectFailed as error:
+            raise EnvironmentFailed(f"{target}: topics cannot be made: {error}") from None
+    return sorted(done, key=lambda each: each.name)
+
+
+async def _make(target: Target, wanted: Mapping[str, TopicFacts]) -> list[Prepared]:
+    answers = await _ask(target, wanted, with_configs=True)
+    again = {
+        name: wanted[name]
+        for name, (code, _) in answers.items()
+        if code == _BAD_CONFIG and wanted[name].configs
+    }
+    if again:  # a config that this release does not know must not cost the topic
+        for name, (code, text) in (await _ask(target, again, with_configs=False)).items():
+            said = answers[name][1] or error_name(answers[name][0])
+            answers[name] = code, text or f"made without its configs ({said})"
+    done = []
+    for name, (code, text) in answers.items():
+        count = wanted[name].partition_count
+        if code == 0:
+            done.append(Prepared(name, count, True, text or "made"))
+        else:
+            note = f"not made: {error_name(code)}{': ' + text if text else ''}"
+            done.append(Prepared(name, count, False, note))
+    return done
+
+
+async def _ask(
+    target: Target, wanted: Mapping[str, TopicFacts], *, with_configs: bool
+) -> dict[str, tuple[int, str]]:
+    """CreateTopics, to the controller; error code and text by name."""
+    version = target.newest(_CREATE_TOPICS)
+    if version is None:
+        raise ConnectFailed("unreachable", "the target does not offer CreateTopics")
+    default = -1 if version >= _WITH_DEFAULT_COUNTS else 1
+    nodes = max(len(target.nodes), 1)
+    topics = [
+        {
+            "name": name,
+            "num_partitions": topic.partition_count or default,
+            "replication_factor": min(topic.replication_factor, nodes) or default,
+            "configs": _configs(topic, nodes) if with_configs else [],
+        }
+        for name, topic in wanted.items()
+    ]
+    body: dict[str, Any] = {"topics": topics, "timeout_ms": CREATE_TIMEOUT_MS}
+    host, port = target.address(target.controller_id)
+    link = await connect(host, port, target.access)
+    try:
+        async with asyncio.timeout(CREATE_TIMEOUT_MS / 1000 + 5):
+            answer = await link.ask(request(_CREATE_TOPICS, version, body))
+    except TimeoutError:
+        raise ConnectFailed("timeout", "CreateTopics was not answered") from None
+    finally:
+        link.close()
+    return {
+        topic["name"]: (topic["error_code"], topic.get("error_message") or "")
+        for topic in answer.body["topics"]
+    }
+
+
+def _configs(topic: TopicFacts, nodes: int) -> list[dict[str, str]]:
+    """Those seen; fewer replicas in sync where there are fewer nodes."""
+    configs = dict(topic.configs)
+    in_sync = configs.get("min.insync.replicas", "")
+    if in_sync.isdigit() and int(in_sync) > nodes:
+        configs["min.insync.replicas"] = str(nodes)
+    return [{"name": name, "value": value} for name, value in sorted(configs.items())]
+
+
+async def _wait_until_served(target: Target) -> None:
+    end = asyncio.get_running_loop().time() + READY_S
+    while asyncio.get_running_loop().time() < end:
+        if await target.is_serving():
+            return
+        await asyncio.sleep(0.05)

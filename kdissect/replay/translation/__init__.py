@@ -1,0 +1,1 @@
+"""Captured requests in the terms of the target, and the IDs its responses give."""

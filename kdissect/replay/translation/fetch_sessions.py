@@ -1,0 +1,276 @@
+"""Fetch sessions (KIP-227): the capture's, and those that the target opened for them.
+
+An incremental Fetch names only what changes; the rest is what the session was told before. So that
+a request can be sent when the target has no such session (any more), each captured session
+remembers all that it was told, and is then opened again with a full Fetch of just that.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.replay.translation.offsets import Log
+from kdissect.replay.workload.messages import SESSION_LOST, entries
+
+FINAL_EPOCH, INITIAL_EPOCH = -1, 0
+
+Body = dict[str, Any]
+Broker = tuple[str, int]  # the captured address
+
+
+@dataclass(slots=True)
+class _Session:
+    """target_id 0: the target has none now; node: which of its nodes has it. epoch: of the next
+    request to the target."""
+
+    target_id: int = 0
+    node: int | None = None
+    epoch: int = 1
+    _told: dict[tuple[Any, int], Body] = field(default_factory=dict)
+    _later: list[Callable[[], Body]] = field(default_factory=list)  # bodies not looked at yet
+
+    @property
+    def told(self) -> dict[tuple[Any, int], Body]:
+        """(topic, partition) -> entry."""
+        self._note_later()
+        return self._told
+
+    def later(self, read: Callable[[], Body]) -> None:
+        """What a request told, read when the session has to be opened again."""
+        self._later.append(read)
+
+    def tell(self, body: Body) -> None:
+        """What a request told."""
+        self._note_later()
+        self._note(body)
+
+    def _note_later(self) -> None:
+        later, self._later = self._later, []
+        for read in later:
+            self._note(read())
+
+    def _note(self, body: Body) -> None:
+        for topic in entries(body.get("forgotten_topics_data")):
+            for partition in topic["partitions"]:
+                self._told.pop((_key(topic), partition), None)
+        for topic in entries(body["topics"]):
+            for partition in entries(topic["partitions"]):
+                # a copy: the request's own is changed to the target's terms
+                self._told[_key(topic), partition["partition"]] = dict(partition)
+
+
+def stand_in(member_id: str, broker: Broker) -> str:
+    """A member id for the share session that a member had with one captured broker.
+
+    A member has one share session with a node (KIP-932). Where several captured brokers are one
+    node at the target, the sessions with them are kept apart by ids of their own: nodes that lead
+    partitions do not look up who is a member. The ids are uuids, as Kafka writes them.
+    """
+    text = f"{member_id} {broker[0]} {broker[1]}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+class Held:
+    """Offsets that a share session has got and not acknowledged: ranges by log, disjoint."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[Log, list[tuple[int, int]]] = {}
+
+    def copy(self) -> Held:
+        made = Held()
+        made._ranges = {log: list(ranges) for log, ranges in self._ranges.items()}
+        return made
+
+    def add(self, log: Log, first: int, last: int) -> None:
+        """Both ends included; ranges that touch become one."""
+        kept = []
+        for low, high in self._ranges.get(log, ()):
+            if high + 1 < first or last + 1 < low:
+                kept.append((low, high))
+            else:
+                first, last = min(first, low), max(last, high)
+        self._ranges[log] = sorted([*kept, (first, last)]) if first <= last else kept
+
+    def remove(self, log: Log, first: int, last: int) -> None:
+        parts = [
+            part
+            for low, high in self._ranges.get(log, ())
+            for part in ((low, min(high, first - 1)), (max(low, last + 1), high))
+            if part[0] <= part[1]
+        ]
+        self._ranges[log] = sorted(set(parts))
+
+    def covers(self, log: Log, first: int, last: int) -> bool:
+        """Whether one range holds all of it."""
+        return any(low <= first and last <= high for low, high in self._ranges.get(log, ()))
+
+
+class FetchSessions:
+    """Sessions by captured broker and id: a client may go on with one over another connection."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[tuple[Broker, int], _Session] = {}
+        # what the step in flight told, until its answer says under which id
+        self._asked: dict[int, _Session] = {}
+
+    def told(self, broker: Broker, body: Body) -> list[tuple[Any, int]]:
+        """(topic or its id, partition) of all that a request asks for: what it names, and what its
+        session was told before."""
+        named = {
+            (_key(topic), partition["partition"]): None
+            for topic in entries(body["topics"])
+            for partition in entries(topic["partitions"])
+        }
+        known = self._sessions.get((broker, body.get("session_id", 0)))
+        if known is None or body["session_epoch"] in (FINAL_EPOCH, INITIAL_EPOCH):
+            return list(named)
+        forgotten = {
+            (_key(topic), partition)
+            for topic in entries(body.get("forgotten_topics_data"))
+            for partition in topic["partitions"]
+        }
+        return [*(key for key in known.told if key not in forgotten and key not in named), *named]
+
+    def request(
+        self,
+        broker: Broker,
+        number: int,
+        body: Body,
+        captured_code: int = 0,
+        nodes: tuple[int | None, ...] = (None,),
+    ) -> tuple[Body, str]:
+        """As `_request`, for the target's nodes that are asked: a session is with one of them, so
+        several are asked for all that theirs was told, without any."""
+        found, reason = self._request(broker, number, body, captured_code, nodes[0])
+        session = self._asked.get(number)
+        if len(nodes) < 2 or reason or session is None:
+            return found, reason
+        session.target_id = 0
+        return {
+            **body,
+            "session_id": 0,
+            "session_epoch": FINAL_EPOCH,
+            "topics": _grouped(session),
+            "forgotten_topics_data": [],
+        }, ""
+
+    def _request(
+        self, broker: Broker, number: int, body: Body, captured_code: int, node: int | None
+    ) -> tuple[Body, str]:
+        """The body with the session's own words, before ids in it are translated, and "", or why
+        it cannot be sent. `number` is the step's, captured_code the error that the capture's broker
+        answered: a session that it had lost is one that the target does not know either."""
+        captured_id, epoch = body["session_id"], body["session_epoch"]
+        found = self._continued(
+            broker, number, captured_id, epoch, captured_code, node,
+            lambda session: session.tell(body),
+        )  # fmt: skip
+        if found is not None:
+            return {**body, "session_id": found[0], "session_epoch": found[1]}, ""
+        known = self._sessions.get((broker, captured_id))
+        if known is None:
+            known = self._sessions[broker, captured_id] = _Session(node=node)
+            known.tell(body)
+            if not known.told:
+                return body, "its fetch session began before the capture"
+        elif number not in self._asked:
+            known.tell(body)
+        self._asked[number] = known
+        if known.node != node:
+            known.target_id, known.node = 0, node
+        return {
+            **body,
+            "session_id": 0,
+            "session_epoch": INITIAL_EPOCH,
+            "topics": _grouped(known),
+            "forgotten_topics_data": [],
+        }, ""
+
+    def continued(
+        self,
+        broker: Broker,
+        number: int,
+        captured_id: int,
+        epoch: int,
+        captured_code: int,
+        read: Callable[[], Body],
+    ) -> tuple[int, int] | None:
+        """The session id and epoch to send to a target of one node, where these are all that
+        `request` would change; else None, and nothing is noted. read: gives the request's body,
+        should it ever be needed."""
+        return self._continued(
+            broker, number, captured_id, epoch, captured_code, None,
+            lambda session: session.later(read),
+        )  # fmt: skip
+
+    def _continued(
+        self,
+        broker: Broker,
+        number: int,
+        captured_id: int,
+        epoch: int,
+        captured_code: int,
+        node: int | None,
+        tell: Callable[[_Session], None],
+    ) -> tuple[int, int] | None:
+        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
+            return captured_id, epoch
+        known = self._sessions.get((broker, captured_id))
+        if epoch == FINAL_EPOCH:
+            return known.target_id if known else 0, epoch
+        if epoch == INITIAL_EPOCH:
+            session = self._asked[number] = _Session(node=node)
+            tell(session)
+            return known.target_id if known else 0, epoch
+        if known is None or not known.target_id or known.node != node:
+            return None
+        if number not in self._asked:
+            tell(known)
+        self._asked[number] = known
+        return known.target_id, known.epoch
+
+    def answered(
+        self, broker: Broker, number: int, captured_id: int, answer: Body, is_final: bool
+    ) -> None:
+        """The target's answer to a step; captured_id is the session that the capture's answer told
+        (0 where it told none, or was not captured)."""
+        session = self._asked.get(number)
+        if session is None:
+            return
+        if answer.get("error_code", 0) in SESSION_LOST:
+            session.target_id = 0
+        else:
+            target_id = answer.get("session_id", 0)
+            if target_id != session.target_id:
+                session.target_id, session.epoch = target_id, 1
+            else:
+                session.epoch = session.epoch + 1 if session.epoch < 0x7FFFFFFF else 1
+        if is_final:
+            del self._asked[number]
+            if captured_id:
+                self._sessions[broker, captured_id] = session
+
+    def failed(self, broker: Broker, number: int) -> None:
+        """No answer came: whatever the target made of the request, its session starts anew."""
+        session = self._asked.pop(number, None)
+        if session is not None:
+            session.target_id = 0
+
+
+def _key(topic: Body) -> Any:
+    return topic["topic_id"] if "topic_id" in topic else topic["topic"]
+
+
+def _grouped(session: _Session) -> list[Body]:
+    """All that a session was told, as the topics of a full Fetch."""
+    topics: dict[Any, Body] = {}
+    for (key, _), partition in session.told.items():
+        name = "topic" if isinstance(key, str) else "topic_id"
+        topic = topics.setdefault(key, {name: key, "partitions": []})
+        topic["partitions"].append(dict(partition))
+    return list(topics.values())

@@ -1,0 +1,219 @@
+"""What a `Translator` knows: what the capture tells, and what answers have told of the target.
+
+No more than data and how it is looked up, below everything that reads or changes it: `adapt`,
+`learning`, `shortcuts`, `reencode`, and those who compare. Keys of what is learnt are always the
+capture's (names before renames).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+from kdissect.codec.message import Message
+from kdissect.codec.message_forms import decode_alike, uuid_of
+from kdissect.errors import DecodeError
+from kdissect.protocol import catalog
+from kdissect.replay.batch_headers import last_data
+from kdissect.replay.model import ADMIN, READ, Plan, Step, TranslateOptions
+from kdissect.replay.translation.fetch_sessions import Broker, FetchSessions, Held
+from kdissect.replay.translation.groups import Groups
+from kdissect.replay.translation.offsets import Log, Offsets
+from kdissect.replay.translation.producers import Producers
+from kdissect.replay.translation.target_facts import ZERO_UUID, TargetFacts
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.field_kinds import Kind
+from kdissect.replay.workload.messages import response_of
+
+RENAME_KINDS = ("topic", "group", "transactional-id")
+
+
+class State:
+    """What is known at one moment of a run."""
+
+    def __init__(self, plan: Plan, options: TranslateOptions | None = None) -> None:
+        self.options = options or TranslateOptions()
+        self.plan = plan
+        self.target = TargetFacts()
+        self.offsets = Offsets(self.options.offsets)
+        self.sessions = FetchSessions()
+        self.producers = Producers()
+        self.groups = Groups()
+        self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, where answers told both
+        self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
+        # Set by who compares: whether an answer differs from the captured one.
+        self.differs: Callable[[Step, Message, Message], bool] | None = None
+        # The same for two responses of one form (`shortcuts.Pair`); None: `differs` has to say.
+        self.differs_alike: Callable[[Step, Any], bool | None] | None = None
+        self.asked: Counter[int] = Counter()  # step -> how often it was asked again
+        self.produced_again: dict[int, set[int]] = {}  # connection -> Produce steps asked again
+        self.futile: Counter[int] = Counter()  # api_key -> steps asked again and again in vain
+        self.has_writes = any(
+            step.skipped is None and step.step_class != READ for step in plan.steps
+        )
+        self.marked: set[Log] = set()
+        self.expected: dict[tuple[int, Log], int] = {}
+        self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
+        # (group, member, captured broker) -> (topic id, partition) that its session was told
+        self.share_told: dict[tuple[Any, ...], set[tuple[UUID, int]]] = {}
+        self.share_held: dict[tuple[Any, ...], Held] = {}  # what a session has got at the target
+        # ShareFetch steps that are asked again: what they acknowledge was taken the first time
+        self.share_acknowledged: set[int] = set()
+        # (step, log) -> record data of its answers but the last
+        self.share_records: dict[tuple[int, Log], bytes] = {}
+        # (node, group, member) -> captured broker whose session is under the member's own id
+        self.share_owners: dict[tuple[Any, ...], Broker] = {}
+        self.may_create = ADMIN in plan.options.allow
+        facts = plan.workload.facts
+        self.captured_nodes = sorted(facts.brokers)
+        self.names = {
+            uuid_of(UUID(topic_id).bytes): topic.name
+            for topic in facts.topics.values()
+            for topic_id in topic.topic_ids
+        }
+        self.renames: dict[str, dict[str, str]] = {kind: {} for kind in RENAME_KINDS}
+        for kind, old, new in self.options.renames:
+            if kind not in self.renames:
+                raise ValueError(f"rename: {kind!r} is none of {', '.join(RENAME_KINDS)}")
+            if self.renames[kind].setdefault(old, new) != new:
+                raise ValueError(f"rename: {kind} {old!r} has two new names")
+        self._last_answer: tuple[bytes, Message | None] = (b"", None)
+        self._last_captured: tuple[int, Message | None] = (-1, None)
+
+    def broker(self, step: Step) -> tuple[str, int]:
+        """The captured broker that a step went to; sessions are the brokers'."""
+        return self.plan.workload.connections[step.connection].broker
+
+    # -- names and ids -----------------------------------------------------------------------------
+
+    def topic(self, name: str) -> str:
+        return self.renames["topic"].get(name, name)
+
+    def group(self, name: str) -> str:
+        return self.renames["group"].get(name, name)
+
+    def transactional_id(self, name: str) -> str:
+        return self.renames["transactional-id"].get(name, name)
+
+    @property
+    def has_renames(self) -> bool:
+        return bool(self.options.renames)
+
+    @property
+    def has_topic_renames(self) -> bool:
+        return bool(self.renames["topic"])
+
+    def renamed(self, kind: Kind, name: str) -> str:
+        if kind is Kind.TOPIC:
+            return self.topic(name)
+        return self.group(name) if kind is Kind.GROUP else self.transactional_id(name)
+
+    def topic_name(self, name: str, topic_id: UUID | None) -> str:
+        """The capture's name of a topic that a captured message names or identifies."""
+        if name or topic_id is None:
+            return name
+        found = self.names.get(topic_id)
+        if found is None:
+            return name if topic_id == ZERO_UUID else str(topic_id)
+        return found
+
+    def topic_id(self, captured: UUID) -> UUID | None:
+        """The target's id; None where neither answers nor names tell it."""
+        found = self.topic_ids.get(captured)
+        if found is None and captured in self.names:
+            found = self.target.topic_ids.get(self.topic(self.names[captured]))
+        if found is None and captured == ZERO_UUID:
+            return captured
+        return found
+
+    def topic_key(self, topic: Mapping[str, Any], *, is_captured: bool) -> Any:
+        """What tells a topic of a message from others: the target's name of it, else its id there.
+        Captured and answered ones have equal keys, also where one is named and one identified."""
+        name = topic.get("name") or topic.get("topic") or ""
+        topic_id = topic.get("topic_id")
+        if not is_captured:
+            return name or self.target.names.get(topic_id, topic_id)  # type: ignore[arg-type]
+        if name or topic_id is None:
+            return self.topic(name)
+        target_id = self.topic_id(topic_id)
+        if target_id in self.target.names:
+            return self.target.names[target_id]
+        return target_id if target_id is not None else topic_id
+
+    def bind_topic(self, captured: UUID | None, target: UUID | None) -> None:
+        if captured and target and captured != ZERO_UUID and target != ZERO_UUID:
+            if self.topic_ids.get(captured) != target:
+                self.topic_ids[uuid_of(captured.bytes)] = uuid_of(target.bytes)
+                self.target.changes += 1
+
+    def leader_epoch(self, name: str, partition: int) -> int:
+        """The target's, of the capture's topic; -1 unknown."""
+        return self.target.leaders.get((self.topic(name), partition), (-1, -1))[1]
+
+    def node(self, captured: int) -> int:
+        return self.target.node_for(self.captured_nodes, captured)
+
+    def captured_topic_name(self, name: str) -> str:
+        """The capture's name of one of the target's topics."""
+        for old, new in self.renames["topic"].items():
+            if new == name:
+                return old
+        return name
+
+    def is_marked(self, log: Log) -> bool:
+        """Whether transactions of the capture write this partition, and so leave markers there."""
+        return log in self.marked
+
+    def expected_offset(self, step: Step, log: Log) -> int | None:
+        """Which base offset the answer to a Produce should tell, by the batches before it."""
+        return self.expected.get((step.number, log))
+
+    def brings(self, log: Log, captured: bytes, answered: bytes) -> bool:
+        """Whether the data records of an answer go as far as those of the captured response."""
+        return self.reaches(log, last_data(captured), last_data(answered))
+
+    def reaches(self, log: Log, last: int, found: int) -> bool:
+        """The same, of the last offsets of both (`last_data`)."""
+        return found >= 0 and (last < 0 or found >= self.offsets.to_target(log, last))
+
+    def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
+        self.target.coordinators[key_type, key] = node_id
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def api_version(self, step: Step) -> int:
+        exchange = step.exchange
+        if not self.options.reencode or exchange.api_key == api.API_VERSIONS:
+            return exchange.api_version
+        known = self.target.ranges.get(exchange.api_key)
+        if known is None:
+            return exchange.api_version
+        first, last = known
+        ours = catalog.api(exchange.api_key).request.versions
+        nearest = max(first, min(last, exchange.api_version))
+        return nearest if nearest in ours else exchange.api_version
+
+    def answer_of(self, step: Step, response: bytes) -> Message | None:
+        """The decoded answer in the version that was sent; None where it cannot be decoded. Nobody
+        may change it."""
+        if self._last_answer[0] is response:
+            return self._last_answer[1]
+        try:
+            answer = decode_alike(
+                response,
+                side="response",
+                api_key=step.exchange.api_key,
+                api_version=self.api_version(step),
+            )
+        except (DecodeError, ValueError):
+            answer = None
+        self._last_answer = (response, answer)
+        return answer
+
+    def captured_of(self, step: Step) -> Message | None:
+        """The decoded captured response; nobody may change it."""
+        if self._last_captured[0] != step.number:
+            self._last_captured = (step.number, response_of(step.exchange))
+        return self._last_captured[1]

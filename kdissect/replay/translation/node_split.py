@@ -1,0 +1,175 @@
+"""A request for several nodes of the target in parts, and the answers to them as one.
+
+What one captured broker led or coordinated may be spread over the nodes of the target: each is
+asked for its own partitions, groups or transactions, as a client would, and the answers are put
+together before they are looked at. Parts are cut from the frame in the target's terms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.errors import DecodeError, EncodeError
+from kdissect.replay.batch_headers import headers
+from kdissect.replay.model import Step
+from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.routing import spread
+from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.messages import entries
+
+Body = dict[str, Any]
+# API: its array of topics, of partitions in these, and the partition's number ("" a plain number)
+_TOPICS: dict[int, tuple[str, str, str]] = {
+    api.PRODUCE_API: ("topic_data", "partition_data", "index"),
+    api.FETCH: ("topics", "partitions", "partition"),
+    api.LIST_OFFSETS: ("topics", "partitions", "partition_index"),
+    api.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions", "partition"),
+    api.DELETE_RECORDS: ("topics", "partitions", "partition_index"),
+    api.DESCRIBE_PRODUCERS: ("topics", "partition_indexes", ""),
+}
+# API: its array of groups or transactional ids, the name in an element ("" a plain name), key type
+_NAMED: dict[int, tuple[str, str, int]] = {
+    api.DESCRIBE_GROUPS: ("groups", "", GROUP_KEY),
+    api.DELETE_GROUPS: ("groups_names", "", GROUP_KEY),
+    api.OFFSET_FETCH: ("groups", "group_id", GROUP_KEY),
+    api.CONSUMER_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
+    api.SHARE_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
+    api.STREAMS_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
+    api.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "group_id", GROUP_KEY),
+    api.DESCRIBE_TRANSACTIONS: ("transactional_ids", "", TRANSACTION_KEY),
+}
+SPLIT_APIS = frozenset(_TOPICS) | frozenset(_NAMED)
+
+
+def is_split(t: State, step: Step) -> bool:
+    """Whether several nodes of the target are to be asked."""
+    if len(t.target.nodes) < 2 or step.exchange.api_key not in SPLIT_APIS:
+        return False
+    return len(spread(t, step)) > 1
+
+
+def parts(t: State, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
+    """(node, frame) of each part of a request's frame, which is in the target's terms already.
+
+    What nobody is known to lead goes with the first.
+    """
+    whole = decode_message(frame, side="request")
+    key = step.exchange.api_key
+    nodes = [node for node, _ in spread(t, step).most_common()]
+    bodies = {node: dict(whole.body) for node in nodes}
+    if key in _TOPICS:
+        _by_leader(t, whole, bodies)
+    else:
+        _by_coordinator(t, whole, bodies)
+    if key == api.FETCH:
+        _shorten(t, step, bodies)
+    return [
+        (node, encode_message(Message(key, whole.api_version, "request", whole.header, body)))
+        for node, body in bodies.items()
+        if body[(_TOPICS.get(key) or _NAMED[key])[0]]
+    ]
+
+
+def _by_leader(t: State, whole: Message, bodies: dict[int, Body]) -> None:
+    topics, partitions, number = _TOPICS[whole.api_key]
+    first = next(iter(bodies))
+    for body in bodies.values():
+        body[topics] = []
+    for topic in entries(whole.body[topics]):
+        name = topic.get("name") or topic.get("topic") or ""
+        name = name or t.target.names.get(topic.get("topic_id"), "")
+        mine: dict[int, list[Any]] = {}
+        for each in entries(topic[partitions]):
+            leader = t.target.leaders.get((name, each[number] if number else each), (first, -1))[0]
+            mine.setdefault(leader if leader in bodies else first, []).append(each)
+        for node, chosen in (mine or {first: []}).items():
+            bodies[node][topics].append({**topic, partitions: chosen})
+
+
+def _by_coordinator(t: State, whole: Message, bodies: dict[int, Body]) -> None:
+    array, name, key_type = _NAMED[whole.api_key]
+    first = next(iter(bodies))
+    for body in bodies.values():
+        body[array] = []
+    for each in entries(whole.body[array]):
+        node = t.target.coordinators.get((key_type, each[name] if name else each), first)
+        bodies[node if node in bodies else first][array].append(each)
+
+
+def _shorten(t: State, step: Step, bodies: dict[int, Body]) -> None:
+    """A Fetch is answered when one of its partitions has something: nodes that lead none of those
+    that had in the capture are not to keep it longer than the captured broker did."""
+    captured = t.captured_of(step)
+    with_data = {
+        (t.topic_key(topic, is_captured=True), partition["partition_index"])
+        for topic in entries(captured.body["responses"] if captured is not None else None)
+        for partition in entries(topic["partitions"])
+        if any(not header.is_partial for header in headers(partition["records"] or b""))
+    }
+    if not with_data:
+        return
+    took_ms = max(step.exchange.latency_ns, 0) // 1_000_000
+    for body in bodies.values():
+        asked = (
+            (t.topic_key(topic, is_captured=False), partition["partition"])
+            for topic in body["topics"]
+            for partition in topic["partitions"]
+        )
+        if not any(each in with_data for each in asked):
+            body["max_wait_ms"] = min(body["max_wait_ms"], took_ms)
+
+
+def merged(t: State, step: Step, answers: list[bytes]) -> bytes:
+    """One frame with what all answers say; one that cannot be decoded stands for all."""
+    found = []
+    for frame in answers:
+        try:
+            found.append(
+                decode_message(
+                    frame,
+                    side="response",
+                    api_key=step.exchange.api_key,
+                    api_version=t.api_version(step),
+                )
+            )
+        except (DecodeError, ValueError):
+            return frame
+    whole = found[0]
+    for other in found[1:]:
+        _add(whole.body, other.body)
+    try:
+        return encode_message(whole)
+    except EncodeError:
+        return answers[0]
+
+
+def _add(body: Body, other: Body) -> None:
+    for name, value in other.items():
+        if isinstance(value, list):
+            body[name] = _joined(entries(body.get(name)), value)
+        elif name == "error_code":
+            body[name] = body[name] or value
+        elif name == "throttle_time_ms":
+            body[name] = max(body[name], value)
+
+
+def _joined(mine: list[Any], theirs: list[Any]) -> list[Any]:
+    """Elements of both; of a topic that both have, its partitions."""
+    known = {_topic(each): each for each in mine}
+    for each in theirs:
+        found = known.get(_topic(each))
+        if found is None or _topic(each) is None:
+            mine.append(each)
+            continue
+        for name in ("partitions", "partition_responses"):
+            if name in found:
+                found[name] = [*entries(found[name]), *entries(each[name])]
+    return mine
+
+
+def _topic(element: Any) -> Any:
+    if not isinstance(element, dict) or not {"partitions", "partition_responses"} & set(element):
+        return None
+    return element.get("name") or element.get("topic") or element.get("topic_id")

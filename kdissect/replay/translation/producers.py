@@ -1,0 +1,73 @@
+"""Producer ids, epochs and sequences: the capture's and the target's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kdissect.replay.translation.offsets import Log
+
+_SEQUENCES = 1 << 31  # they wrap to 0
+
+
+class Producer(NamedTuple):
+    """A producer id with its epoch."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """shift: captured records of this producer and partition that the target did not get."""
+
+    shift: int = 0
+
+
+class Producers:
+    """Learns from answers who is who; the capture's ids are keys, the target's values."""
+
+    def __init__(self) -> None:
+        self._targets: dict[Producer, Producer] = {}
+        self._last: dict[int, Producer] = {}  # captured id -> the epoch learnt last
+        self._sequences: dict[tuple[Producer, Log], _Sequence] = {}
+
+    def learn(self, captured: Producer, target: Producer) -> None:
+        if captured.producer_id < 0 or target.producer_id < 0:
+            return
+        self._targets[captured] = target
+        self._last[captured.producer_id] = captured
+
+    def target(self, captured: Producer) -> Producer | None:
+        """The target's producer, None unknown. A captured epoch that no answer told (a client
+        raised it by itself, KIP-360) is as far from the last one there as it was in the capture."""
+        if captured.producer_id < 0:
+            return captured
+        found = self._targets.get(captured)
+        if found is not None:
+            return found
+        last = self._last.get(captured.producer_id)
+        if last is None:
+            return None
+        target = self._targets[last]
+        if captured.epoch < 0:
+            return Producer(target.producer_id, captured.epoch)
+        epoch = target.epoch + captured.epoch - last.epoch
+        return Producer(target.producer_id, max(0, min(epoch, 0x7FFF)))
+
+    def target_id(self, captured_id: int) -> int | None:
+        """The target's id where the epoch is not told."""
+        last = self._last.get(captured_id)
+        return None if last is None else self._targets[last].producer_id
+
+    def sequence(self, captured: Producer, log: Log, base_sequence: int) -> int:
+        """The target's base sequence of a captured batch."""
+        entry = self._sequences.get((captured, log))
+        if entry is None or base_sequence < 0:
+            return base_sequence
+        return (base_sequence - entry.shift) % _SEQUENCES
+
+    def lost(self, captured: Producer, log: Log, record_count: int) -> None:
+        """The capture's broker took a batch that the target did not: later ones move up."""
+        entry = self._sequences.setdefault((captured, log), _Sequence())
+        entry.shift += record_count

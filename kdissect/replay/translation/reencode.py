@@ -1,0 +1,208 @@
+"""A request in another version: the nearest that the target speaks (``--reencode``).
+
+Fields that both versions have keep their values; new ones get their defaults; what the other
+version cannot say is dropped when it is at its default, and refused otherwise. A few requests were
+rebuilt between versions, and are rebuilt here: topics by name or by id, groups and keys alone or in
+lists, and record data of a form that newer versions no longer take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, layout
+from kdissect.codec.record_codec import decode_record_set, encode_batch
+from kdissect.protocol import catalog
+from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.requests import Untranslatable
+from kdissect.replay.translation.target_facts import ZERO_UUID
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.messages import entries
+
+Body = dict[str, Any]
+_MAGIC_2_SINCE = 3  # Produce v3 takes nothing older
+
+
+def reencoded(t: State, request: Message, version: int) -> Message:
+    """The request, with the target's ids already, in another version of its API.
+
+    Raises Untranslatable where that version cannot say the same.
+    """
+    definition = catalog.api(request.api_key).request
+    body = request.body
+    rebuild = _REBUILD.get(request.api_key)
+    if rebuild is not None:
+        body = rebuild(t, body, request.api_version, version)
+    new = layout(definition, version)
+    values = _fitted(layout(definition, request.api_version), new, body, "")
+    header = {
+        name: value
+        for name, value in request.header.items()
+        if name in ("client_id", "correlation_id")
+    }
+    return Message(request.api_key, version, "request", header, values)
+
+
+def _fitted(old: Layout, new: Layout, values: Body, path: str) -> Body:
+    fitted: Body = {}
+    for name, value in values.items():
+        where = f"{path}.{name}" if path else name
+        slot = new.by_name.get(name)
+        if slot is None:
+            was = old.by_name.get(name)
+            is_told = name == UNKNOWN_TAGS or (was is not None and value != was.default())
+            if is_told and value and name not in _NO_LOSS:
+                raise Untranslatable(f"version {new.version} cannot say {where}")
+            continue
+        if value is None and not slot.nullable:
+            continue  # its default says nothing either
+        inner, was = slot.inner, old.by_name.get(name)
+        if inner is not None and value is not None:
+            before = was.inner if was is not None and was.inner is not None else inner
+            if slot.field.is_array:
+                value = [
+                    _fitted(before, inner, each, f"{where}[{index}]")
+                    for index, each in enumerate(value)
+                ]
+            else:
+                value = _fitted(before, inner, value, where)
+        fitted[name] = value
+    return fitted
+
+
+# What is only told for the broker's log, or repeats what another field says.
+_NO_LOSS = frozenset(
+    {
+        "reason", "client_software_name", "client_software_version", "rack_id",
+        "include_documentation", "retention_time_ms", "current_leader_epoch", "last_fetched_epoch",
+        "committed_leader_epoch", "require_stable", "member_epoch", "log_start_offset",
+        "timeout_ms", "protocol_type", "protocol_name", "rebalance_timeout_ms",
+    }
+)  # fmt: skip
+
+
+def _topic_ids(holder: str, name: str) -> Callable[[Any, Body, int, int], Body]:
+    """Topics by name in old versions, by id in new ones."""
+
+    def rebuild(t: State, body: Body, old: int, new: int) -> Body:
+        topics = []
+        for topic in entries(body.get(holder)):
+            topic = dict(topic)
+            if topic.get("topic_id") is not None and topic["topic_id"] != ZERO_UUID:
+                names = [key for key, value in t.target.topic_ids.items()
+                         if value == topic["topic_id"]]  # fmt: skip
+                topic[name] = names[0] if names else ""
+                if not names:
+                    raise Untranslatable("a topic id whose name at the target is not known")
+            elif topic.get(name):
+                topic["topic_id"] = t.target.topic_ids.get(topic[name], ZERO_UUID)
+            topics.append(_only(topic, name, _has_ids(t, holder, body, new)))
+        return {**body, holder: topics}
+
+    return rebuild
+
+
+def _has_ids(t: State, holder: str, body: Body, new: int) -> bool:
+    first = {"topic_data": 13, "topics": 13 if "max_wait_ms" in body else 10}[holder]
+    return new >= first
+
+
+def _only(topic: Body, name: str, by_id: bool) -> Body:
+    topic.pop(name if by_id else "topic_id", None)
+    return topic
+
+
+def _produce(t: State, body: Body, old: int, new: int) -> Body:
+    body = _topic_ids("topic_data", "name")(t, body, old, new)
+    if new < _MAGIC_2_SINCE:
+        if old >= _MAGIC_2_SINCE:
+            raise Untranslatable("record batches cannot be made the messages of Produce v2")
+        return body
+    if old < _MAGIC_2_SINCE:
+        for topic in body["topic_data"]:
+            topic["partition_data"] = [
+                {**each, "records": _as_batch(each["records"])}
+                for each in entries(topic["partition_data"])
+            ]
+    return body
+
+
+def _as_batch(data: bytes | None) -> bytes | None:
+    """Messages of magic 0 and 1 as one record batch, uncompressed."""
+    if not data:
+        return data
+    found = decode_record_set(data)
+    if found.faults or not found.records:
+        raise Untranslatable("the messages of an old format cannot be read to be sent in a new one")
+    records = [{**record, "offset": at, "headers": []} for at, record in enumerate(found.records)]
+    return encode_batch(records, base_offset=0)
+
+
+def _find_coordinator(t: State, body: Body, old: int, new: int) -> Body:
+    body = dict(body)
+    if old < 4 <= new:
+        body["coordinator_keys"] = [body.pop("key")]
+    elif new < 4 <= old:
+        keys = body.pop("coordinator_keys")
+        if len(keys) != 1:
+            raise Untranslatable(f"version {new} asks for one coordinator, not {len(keys)}")
+        body["key"] = keys[0]
+    return body
+
+
+def _offset_fetch(t: State, body: Body, old: int, new: int) -> Body:
+    body = dict(body)
+    if old < 8 <= new:
+        group = {"group_id": body.pop("group_id"), "topics": body.pop("topics")}
+        body["groups"] = [group]
+    elif new < 8 <= old:
+        groups = body.pop("groups")
+        if len(groups) != 1:
+            raise Untranslatable(f"version {new} asks for one group, not {len(groups)}")
+        body["group_id"], body["topics"] = groups[0]["group_id"], groups[0]["topics"]
+    groups = []
+    for group in entries(body.get("groups")):
+        if group["topics"] is None:
+            groups.append(group)
+        else:
+            groups.append(_topic_ids("topics", "name")(t, group, old, new))
+    if groups:
+        body["groups"] = groups
+    return body
+
+
+def _leave_group(t: State, body: Body, old: int, new: int) -> Body:
+    body = dict(body)
+    if old < 3 <= new:
+        body["members"] = [{"member_id": body.pop("member_id")}]
+    elif new < 3 <= old:
+        members = body.pop("members")
+        if len(members) != 1:
+            raise Untranslatable(f"version {new} lets one member leave, not {len(members)}")
+        body["member_id"] = members[0]["member_id"]
+    return body
+
+
+def _delete_topics(t: State, body: Body, old: int, new: int) -> Body:
+    body = dict(body)
+    if old < 6 <= new:
+        body["topics"] = [{"name": name} for name in body.pop("topic_names")]
+    elif new < 6 <= old:
+        topics = body.pop("topics")
+        if any(each["name"] is None for each in topics):
+            raise Untranslatable(f"version {new} deletes by name, not by topic id")
+        body["topic_names"] = [each["name"] for each in topics]
+    return body
+
+
+_REBUILD: dict[int, Callable[[Any, Body, int, int], Body]] = {
+    api.PRODUCE_API: _produce,
+    api.FETCH: _topic_ids("topics", "topic"),
+    api.OFFSET_COMMIT: _topic_ids("topics", "name"),
+    api.OFFSET_FETCH: _offset_fetch,
+    api.FIND_COORDINATOR: _find_coordinator,
+    api.LEAVE_GROUP: _leave_group,
+    api.DELETE_TOPICS: _delete_topics,
+}

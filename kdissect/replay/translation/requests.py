@@ -1,0 +1,504 @@
+"""A captured request in the target's terms: its body changed in place, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from kdissect.codec import message_codec
+from kdissect.codec.message import Message
+from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol import catalog
+from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
+from kdissect.replay.model import Step
+from kdissect.replay.translation.fetch_sessions import stand_in
+from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.producers import Producer
+from kdissect.replay.translation.routing import share_key, share_told, spread, target_node
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.field_kinds import Kind, Spot, spots
+from kdissect.replay.workload.messages import entries, response_of
+
+Body = dict[str, Any]
+_UNKNOWN_TOPIC_ID = 100
+_TOPIC, _GROUP, _BROKER, _BROKER_LOGGER, _TRANSACTIONAL_ID = 2, 3, 4, 8, 5  # resource types
+_GROUP_CONFIG = 32
+
+
+class Untranslatable(Exception):
+    """Something in the request has no counterpart at the target: one clause for people."""
+
+
+def translate(t: State, step: Step, request: Message) -> bool:
+    """Change the decoded request's body; says whether anything changed. Raises Untranslatable."""
+    special = SPECIAL.get(step.exchange.api_key)
+    is_changed = special(t, step, request) if special is not None else False
+    # All are found before any is changed, and epochs of members are looked up by the capture's ids.
+    found_spots = list(spots(request))
+    found_spots.sort(key=lambda spot: spot.kind is not Kind.GENERATION)
+    for spot in found_spots:
+        change = CHANGES.get(spot.kind)
+        if change is None:
+            continue
+        value = spot.holder[spot.slot.name]
+        if spot.kind is Kind.PRODUCER_ID:
+            is_changed |= producer_epoch(t, spot)
+        if isinstance(value, list):
+            found = [change(t, step, spot, each) for each in value]
+        else:
+            found = change(t, step, spot, value)
+        if found != value:
+            spot.holder[spot.slot.name] = found
+            is_changed = True
+    return is_changed
+
+
+# -- by the kind of a field -------------------------------------------------------------------
+
+
+def _topic(t: State, step: Step, spot: Spot, value: str) -> str:
+    return t.topic(value)
+
+
+def _group(t: State, step: Step, spot: Spot, value: str) -> str:
+    return t.group(value)
+
+
+def _transactional_id(t: State, step: Step, spot: Spot, value: str) -> str:
+    return t.transactional_id(value)
+
+
+def _topic_id(t: State, step: Step, spot: Spot, value: UUID) -> UUID:
+    found = t.topic_id(value)
+    if found is not None:
+        return found
+    if value in t.names or _was_refused(step):
+        return value  # the target is to say that it has no such topic, too
+    raise Untranslatable(f"no message of the capture tells the name of topic id {value}")
+
+
+def _was_refused(step: Step) -> bool:
+    """Whether the captured broker did not know an id of the request either."""
+    response = response_of(step.exchange)
+    return response is not None and _holds_code(response.body, _UNKNOWN_TOPIC_ID)
+
+
+def _holds_code(value: Any, code: int) -> bool:
+    if isinstance(value, dict):
+        return any(
+            inner == code if name.endswith("error_code") else _holds_code(inner, code)
+            for name, inner in value.items()
+        )
+    return isinstance(value, list) and any(_holds_code(each, code) for each in value)
+
+
+def _producer_id(t: State, step: Step, spot: Spot, value: int) -> int:
+    if value < 0:
+        return value
+    found = t.producers.target_id(value)
+    if found is None and spot.slot.field.is_array:
+        return value  # a filter
+    if found is None:
+        raise Untranslatable(f"the capture does not show how producer id {value} was given")
+    return found
+
+
+def producer_epoch(t: State, spot: Spot) -> bool:
+    """Translate the epoch beside a producer id, which is the capture's still."""
+    name = epoch_name(spot)
+    producer_id = spot.holder[spot.slot.name]
+    if name not in spot.holder or producer_id < 0:
+        return False
+    found = t.producers.target(Producer(producer_id, spot.holder[name]))
+    if found is None or found.epoch == spot.holder[name]:
+        return False
+    spot.holder[name] = found.epoch
+    return True
+
+
+def epoch_name(spot: Spot) -> str:
+    """The field with the epoch of a producer id."""
+    return spot.slot.name.removesuffix("_id") + "_epoch"
+
+
+def _member(t: State, step: Step, spot: Spot, value: str) -> str:
+    return t.groups.member(spot.around.group, value)
+
+
+def _generation(t: State, step: Step, spot: Spot, value: int) -> int:
+    member = spot.holder.get("member_id") or ""
+    return t.groups.generation(spot.around.group, member, value)
+
+
+def _leader_epoch(t: State, step: Step, spot: Spot, value: int) -> int:
+    if value < 0:
+        return value
+    name = t.topic_name(spot.around.topic, spot.around.topic_id)
+    return t.leader_epoch(name, spot.around.partition)
+
+
+def _offset(t: State, step: Step, spot: Spot, value: int) -> int:
+    name = t.topic_name(spot.around.topic, spot.around.topic_id)
+    return t.offsets.to_target((name, spot.around.partition), value)
+
+
+def _node(t: State, step: Step, spot: Spot, value: int) -> int:
+    return t.node(value)
+
+
+def _records(t: State, step: Step, spot: Spot, value: bytes) -> bytes:
+    """Produced batches with the target's producer id, epoch and sequence."""
+    if not has_producer(value):
+        return value
+    name = t.topic_name(spot.around.topic, spot.around.topic_id)
+    log = (name, spot.around.partition)
+    out: bytearray | None = None
+    for header in headers(value):
+        if header.magic != 2 or header.producer_id < 0 or header.is_partial:
+            continue
+        captured = Producer(header.producer_id, header.producer_epoch)
+        found = t.producers.target(captured)
+        if found is None:
+            if header.is_transactional:
+                raise Untranslatable(
+                    f"the capture does not show how producer id {header.producer_id} was given"
+                )
+            # nobody can tell duplicates then, but the records are the same
+            found, sequence = Producer(-1, -1), -1
+        else:
+            sequence = t.producers.sequence(captured, log, header.base_sequence)
+        if (*found, sequence) == (*captured, header.base_sequence):
+            continue
+        if out is None:
+            out = bytearray(value)
+        was_sealed = is_sealed(value, header)
+        patch_producer(out, header, *found, sequence, seal=was_sealed)
+    return value if out is None else bytes(out)
+
+
+CHANGES: dict[Kind, Callable[[Any, Step, Spot, Any], Any]] = {
+    Kind.TOPIC: _topic,
+    Kind.GROUP: _group,
+    Kind.TRANSACTIONAL_ID: _transactional_id,
+    Kind.TOPIC_ID: _topic_id,
+    Kind.PRODUCER_ID: _producer_id,
+    Kind.MEMBER: _member,
+    Kind.GENERATION: _generation,
+    Kind.LEADER_EPOCH: _leader_epoch,
+    Kind.OFFSET: _offset,
+    Kind.NODE: _node,
+    Kind.RECORDS: _records,
+}
+
+
+# -- by API -----------------------------------------------------------------------------------
+
+
+def _fetch(t: State, step: Step, request: Message) -> bool:
+    if "session_id" not in request.body:
+        return False
+    before = request.body
+    captured = t.captured_of(step)
+    code = 0 if captured is None else captured.body.get("error_code", 0)
+    nodes: tuple[int | None, ...] = (None,)
+    if len(t.target.nodes) > 1:
+        led_by = tuple(spread(t, step))
+        nodes = led_by if len(led_by) > 1 else (target_node(t, step),)
+    request.body, reason = t.sessions.request(t.broker(step), step.number, before, code, nodes)
+    if reason:
+        raise Untranslatable(reason)
+    return bool(request.body != before)
+
+
+def _metadata(t: State, step: Step, request: Message) -> bool:
+    """Reading must not create: where creating is not allowed, no topic comes by being asked for."""
+    topics = entries(request.body["topics"])
+    if t.may_create or not topics:
+        return False
+    if "allow_auto_topic_creation" in request.body:
+        was = request.body["allow_auto_topic_creation"]
+        request.body["allow_auto_topic_creation"] = False
+        return bool(was)
+    unknown = [
+        each["name"] for each in topics if not t.target.has_topic(t.topic(each["name"] or ""))
+    ]
+    if unknown:
+        raise Untranslatable(
+            f"asking for {unknown[0]!r}, which the target has not, could create it: "
+            "needs --allow admin"
+        )
+    return False
+
+
+def _unregister(t: State, step: Step, request: Message) -> bool:
+    """The target's brokers are its own: none of them may be lost to a workload."""
+    captured = request.body["broker_id"]
+    if captured in t.captured_nodes or captured in t.target.nodes:
+        raise Untranslatable(f"unregistering node {captured} would cost the target a broker")
+    return False
+
+
+def _create_topics(t: State, step: Step, request: Message) -> bool:
+    """As many replicas as the target has brokers, at most; placement by the target's nodes."""
+    count = len(t.target.nodes)
+    is_changed = False
+    if not count:
+        return False
+    captured = response_of(step.exchange)
+    refused = {
+        each["name"]
+        for each in entries(captured.body["topics"] if captured is not None else None)
+        if each["error_code"]
+    }
+    for topic in entries(request.body["topics"]):
+        if topic["name"] in refused:
+            continue  # whatever was wrong with it stays so
+        if topic["replication_factor"] > count:
+            topic["replication_factor"] = count
+            is_changed = True
+        for assignment in entries(topic["assignments"]):
+            is_changed |= _placed(t, assignment, "broker_ids")
+        for config in entries(topic["configs"]):
+            is_changed |= _in_sync(t, config)
+    return is_changed
+
+
+def _in_sync(t: State, config: Body) -> bool:
+    """No more replicas in sync than the target has brokers, or nobody could write."""
+    count = len(t.target.nodes)
+    if config.get("name") != "min.insync.replicas" or not 0 < count < _number(config["value"]):
+        return False
+    config["value"] = str(count)
+    return True
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else 0
+
+
+def _placed(t: State, holder: Body, name: str) -> bool:
+    """Each node of a list once: several of the capture's may be the same at the target."""
+    given = holder[name]
+    if not given:
+        return False
+    nodes = [t.node(node) for node in given]
+    holder[name] = list(dict.fromkeys(nodes))
+    # the walk maps nodes again: those of the target stay as they are
+    return bool(holder[name] != given)
+
+
+def _create_partitions(t: State, step: Step, request: Message) -> bool:
+    is_changed = False
+    for topic in entries(request.body["topics"]):
+        for assignment in entries(topic["assignments"]):
+            is_changed |= _placed(t, assignment, "broker_ids")
+    return is_changed
+
+
+def _reassign(t: State, step: Step, request: Message) -> bool:
+    is_changed = False
+    for topic in entries(request.body["topics"]):
+        for partition in entries(topic["partitions"]):
+            is_changed |= _placed(t, partition, "replicas")
+    return is_changed
+
+
+def _find_coordinator(t: State, step: Step, request: Message) -> bool:
+    key_type = request.body.get("key_type", 0)
+    rename = {0: t.group, 1: t.transactional_id}.get(key_type)
+    if rename is None:
+        return _find_share_coordinator(t, request)
+    is_changed = False
+    if request.body.get("key"):
+        renamed = rename(request.body["key"])
+        is_changed = renamed != request.body["key"]
+        request.body["key"] = renamed
+    keys = entries(request.body.get("coordinator_keys"))
+    if keys:
+        renamed_keys = [rename(key) for key in keys]
+        is_changed |= renamed_keys != keys
+        request.body["coordinator_keys"] = renamed_keys
+    return is_changed
+
+
+def _find_share_coordinator(t: State, request: Message) -> bool:
+    """Keys ``group:topic id:partition``; only brokers ask so."""
+    raise Untranslatable("only brokers look for the coordinator of a share group's state")
+
+
+def _join_group(t: State, step: Step, request: Message) -> bool:
+    if request.body["protocol_type"] != "consumer" or not t.has_topic_renames:
+        return False
+    is_changed = False
+    for protocol in entries(request.body["protocols"]):
+        renamed = renamed_protocol(t, "ConsumerProtocolSubscription", protocol["metadata"])
+        is_changed |= renamed != protocol["metadata"]
+        protocol["metadata"] = renamed
+    return is_changed
+
+
+def _sync_group(t: State, step: Step, request: Message) -> bool:
+    body = request.body
+    before = body["assignments"]
+    group = body["group_id"]
+    given = t.groups.assignments(group, body["generation_id"], body["member_id"], before)
+    is_consumer = body.get("protocol_type") in (None, "consumer")
+    body["assignments"] = [
+        {
+            # the walk translates member ids; here are the capture's
+            **each,
+            "assignment": renamed_protocol(t, "ConsumerProtocolAssignment", each["assignment"])
+            if is_consumer and t.has_topic_renames
+            else each["assignment"],
+        }
+        for each in given
+    ]
+    return bool(body["assignments"] != before)
+
+
+def renamed_protocol(t: State, name: str, data: bytes) -> bytes:
+    """A consumer's subscription or assignment with renamed topics; bytes of other clients'
+    protocols stay as they are."""
+    definition = catalog.definition(name)
+    try:
+        format_version, pos = message_codec.read_int16(data, 0)
+        known = min(format_version, definition.versions.last)
+        values, pos = message_codec.decode(definition, known, data, pos)
+    except (DecodeError, ValueError):
+        return data
+    if "topics" in values:
+        values["topics"] = [t.topic(each) for each in entries(values["topics"])]
+    for holder in ("owned_partitions", "assigned_partitions"):
+        for each in entries(values.get(holder)):
+            each["topic"] = t.topic(each["topic"])
+    try:
+        return data[:2] + message_codec.encode(definition, known, values) + data[pos:]
+    except EncodeError:
+        return data
+
+
+def _heartbeat(t: State, step: Step, request: Message) -> bool:
+    """A member says what it owns: what the target gave it, where it was all the capture gave."""
+    body = request.body
+    captured = body["member_id"]
+    is_known, owned = t.groups.owned(body["group_id"], captured, body.get("topic_partitions"))
+    if not is_known or owned is None:
+        return False
+    back = {target: mine for mine, target in t.topic_ids.items()}
+    # the walk goes from the capture's ids to the target's
+    body["topic_partitions"] = [
+        {**each, "topic_id": back.get(each["topic_id"], each["topic_id"])} for each in owned
+    ]
+    return True
+
+
+def _share_session(t: State, step: Step, request: Message) -> bool:
+    """Epochs of a share session count the requests that the target has taken. Where a member's
+    sessions with several captured brokers meet at one node, the later ones have ids of their own.
+    """
+    body = request.body
+    before = body["member_id"], body["share_session_epoch"]
+    key = share_key(t, step, body)
+    t.share_told[key[1:]] = share_told(t, step, body)
+    if t.share_owners.setdefault(key[:-1], key[-1]) != key[-1]:
+        body["member_id"] = stand_in(t.groups.member(body["group_id"], body["member_id"]), key[-1])
+    if body["share_session_epoch"] > 0:
+        body["share_session_epoch"] = t.share_epochs.get(key, body["share_session_epoch"])
+    is_changed = bool((body["member_id"], body["share_session_epoch"]) != before)
+    if step.number in t.share_acknowledged:
+        for topic in entries(body["topics"]):
+            for partition in entries(topic["partitions"]):
+                is_changed |= bool(partition["acknowledgement_batches"])
+                partition["acknowledgement_batches"] = []
+    return is_changed
+
+
+def _config_resources(t: State, step: Step, request: Message) -> bool:
+    is_changed = False
+    for resource in entries(request.body["resources"]):
+        renamed = config_resource(t, resource["resource_type"], resource["resource_name"])
+        is_changed |= renamed != resource["resource_name"]
+        resource["resource_name"] = renamed
+        for config in entries(resource.get("configs")):
+            is_changed |= _in_sync(t, config)
+    return is_changed
+
+
+def config_resource(t: State, resource_type: int, name: str) -> str:
+    """The target's name of what a config belongs to."""
+    if resource_type == _TOPIC:
+        return t.topic(name)
+    if resource_type == _GROUP_CONFIG:
+        return t.group(name)
+    if resource_type in (_BROKER, _BROKER_LOGGER) and name.isascii() and name.isdigit():
+        return str(t.node(int(name)))
+    return name
+
+
+def acl_resource(t: State, resource_type: int, name: str | None) -> str | None:
+    """The target's name of what an ACL is about."""
+    if name is None:
+        return None
+    if resource_type == _TOPIC:
+        return t.topic(name)
+    if resource_type == _GROUP:
+        return t.group(name)
+    return t.transactional_id(name) if resource_type == _TRANSACTIONAL_ID else name
+
+
+def _acls(t: State, step: Step, request: Message) -> bool:
+    body = request.body
+    holders = [body, *entries(body.get("creations")), *entries(body.get("filters"))]
+    is_changed = False
+    for holder in holders:
+        for kind, name in (
+            ("resource_type", "resource_name"),
+            ("resource_type_filter", "resource_name_filter"),
+        ):
+            if kind in holder:
+                renamed = acl_resource(t, holder[kind], holder[name])
+                is_changed |= renamed != holder[name]
+                holder[name] = renamed
+    return is_changed
+
+
+def _opaque(*names: str) -> Callable[[Any, Step, Message], bool]:
+    """Values that an earlier answer gave and that mean nothing but themselves."""
+
+    def change(t: State, step: Step, request: Message) -> bool:
+        is_changed = False
+        for name in names:
+            value = request.body.get(name)
+            found = t.opaque.get((name, value), value)
+            is_changed |= found != value
+            request.body[name] = found
+        return is_changed
+
+    return change
+
+
+SPECIAL: dict[int, Callable[[Any, Step, Message], bool]] = {
+    api.FETCH: _fetch,
+    api.METADATA: _metadata,
+    api.UNREGISTER_BROKER: _unregister,
+    api.CREATE_TOPICS: _create_topics,
+    api.CREATE_PARTITIONS: _create_partitions,
+    api.ALTER_PARTITION_REASSIGNMENTS: _reassign,
+    api.FIND_COORDINATOR: _find_coordinator,
+    api.JOIN_GROUP: _join_group,
+    api.SYNC_GROUP: _sync_group,
+    api.CONSUMER_GROUP_HEARTBEAT: _heartbeat,
+    api.SHARE_FETCH: _share_session,
+    api.SHARE_ACKNOWLEDGE: _share_session,
+    api.DESCRIBE_CONFIGS: _config_resources,
+    api.ALTER_CONFIGS: _config_resources,
+    api.INCREMENTAL_ALTER_CONFIGS: _config_resources,
+    api.DESCRIBE_ACLS: _acls,
+    api.CREATE_ACLS: _acls,
+    api.DELETE_ACLS: _acls,
+    api.RENEW_DELEGATION_TOKEN: _opaque("hmac"),
+    api.EXPIRE_DELEGATION_TOKEN: _opaque("hmac"),
+    api.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id"),
+    api.PUSH_TELEMETRY: _opaque("client_instance_id", "subscription_id"),
+}

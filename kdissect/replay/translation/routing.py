@@ -1,0 +1,186 @@
+"""Where a request goes: the target's leaders and coordinators, or the counterpart of its broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from kdissect.replay.model import Exchange, Step
+from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.readings import spots_of
+from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.field_kinds import Kind
+from kdissect.replay.workload.messages import entries, request_of
+
+_BY_LEADER = frozenset(
+    {
+        api.PRODUCE_API, api.FETCH, api.LIST_OFFSETS, api.OFFSET_FOR_LEADER_EPOCH,
+        api.DELETE_RECORDS, api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE, api.DESCRIBE_PRODUCERS,
+    }
+)  # fmt: skip
+_BY_GROUP = frozenset(
+    {
+        api.OFFSET_COMMIT, api.OFFSET_FETCH, api.JOIN_GROUP, api.HEARTBEAT, api.LEAVE_GROUP,
+        api.SYNC_GROUP, api.DESCRIBE_GROUPS, api.DELETE_GROUPS, api.OFFSET_DELETE,
+        api.TXN_OFFSET_COMMIT, api.CONSUMER_GROUP_HEARTBEAT, api.CONSUMER_GROUP_DESCRIBE,
+        api.SHARE_GROUP_HEARTBEAT, api.SHARE_GROUP_DESCRIBE, api.STREAMS_GROUP_HEARTBEAT,
+        api.STREAMS_GROUP_DESCRIBE, api.DESCRIBE_SHARE_GROUP_OFFSETS,
+        api.ALTER_SHARE_GROUP_OFFSETS, api.DELETE_SHARE_GROUP_OFFSETS,
+    }
+)  # fmt: skip
+_BY_TRANSACTION = frozenset(
+    {
+        api.INIT_PRODUCER_ID, api.ADD_PARTITIONS_TO_TXN, api.ADD_OFFSETS_TO_TXN, api.END_TXN,
+        api.DESCRIBE_TRANSACTIONS,
+    }
+)  # fmt: skip
+_IN_SHARE_SESSIONS = frozenset({api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE})
+# Requests that need to know the partitions of their topics.
+_NEEDS_TOPICS = _BY_LEADER | {
+    api.OFFSET_COMMIT, api.OFFSET_FETCH, api.CONSUMER_GROUP_HEARTBEAT, api.TXN_OFFSET_COMMIT,
+    api.ADD_PARTITIONS_TO_TXN,
+}  # fmt: skip
+_TOPICS = frozenset({Kind.TOPIC, Kind.TOPIC_ID})
+_COORDINATED = frozenset({Kind.GROUP, Kind.TRANSACTIONAL_ID})
+
+_NUMBERED = frozenset({Kind.PARTITION})
+
+
+def share_key(t: State, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Whose share session a request is of: (node of the target, group, member, captured broker)."""
+    node = target_node(t, step)
+    return (node, body["group_id"] or "", body["member_id"] or "", t.broker(step))
+
+
+def needs(t: State, exchange: Exchange) -> tuple[str, ...]:
+    """The capture's names of the topics that a request is about, where their leaders matter."""
+    if exchange.api_key not in _NEEDS_TOPICS:
+        return ()
+    names: dict[str, None] = {}
+    for kind, slot, holder, around in spots_of(exchange, _TOPICS):
+        value = holder[slot.name]
+        for each in value if isinstance(value, list) else [value]:
+            if kind is Kind.TOPIC:
+                names[each] = None
+            elif not around.topic and each in t.names:
+                names[t.names[each]] = None
+    return tuple(names)
+
+
+def share_told(t: State, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
+    """(captured topic id, partition) of a share session: what it was told, and what a request
+    says."""
+    key = (body["group_id"], body["member_id"], t.broker(step))
+    told = set() if body["share_session_epoch"] == 0 else set(t.share_told.get(key, ()))
+    for topic in entries(body.get("forgotten_topics_data")):
+        told -= {(topic["topic_id"], number) for number in topic["partitions"]}
+    for topic in entries(body["topics"]):
+        told |= {(topic["topic_id"], each["partition_index"]) for each in topic["partitions"]}
+    return told
+
+
+def wants_metadata(t: State, needs: tuple[str, ...]) -> list[str]:
+    """The target's names of topics that a request needs and nothing is known of yet."""
+    wanted = [t.topic(name) for name in needs]
+    known = t.target
+    return [
+        name
+        for name in wanted
+        if name not in known.missing and not any((name, n) in known.leaders for n in (0, 1))
+    ]
+
+
+def target_node(t: State, step: Step) -> int | None:
+    """The target's node that a request goes to; None: any (the bootstrap address)."""
+    if len(t.target.nodes) < 2:
+        return None
+    key = step.exchange.api_key
+    found: int | None = None
+    if key in _BY_LEADER:
+        votes = spread(t, step)
+        found = max(votes, key=lambda node: votes[node]) if votes else None
+    elif key in _BY_TRANSACTION:
+        found = _coordinator(t, step.exchange, Kind.TRANSACTIONAL_ID, TRANSACTION_KEY)
+    elif key in _BY_GROUP:
+        found = _coordinator(t, step.exchange, Kind.GROUP, GROUP_KEY)
+    if found is not None and found in t.target.nodes:
+        return found
+    captured = t.plan.workload.connections[step.connection].node_id
+    if captured is None:
+        return None
+    found = t.node(captured)
+    return found if found in t.target.nodes else None
+
+
+def spread(t: State, step: Step) -> Counter[int]:
+    """The target's nodes that a request is for, with how many of its partitions each leads, or of
+    its groups or transactions each coordinates."""
+    votes: Counter[int] = Counter()
+    key = step.exchange.api_key
+    if key == api.FETCH:
+        request = request_of(step.exchange)
+        if request is not None and "session_epoch" in request.body:
+            for topic, number in t.sessions.told(t.broker(step), request.body):
+                is_name = isinstance(topic, str)
+                name = t.topic_name(topic, None) if is_name else t.topic_name("", topic)
+                _vote(t, votes, name, number)
+            return votes
+    if key in _IN_SHARE_SESSIONS:
+        request = request_of(step.exchange)
+        for topic_id, number in share_told(t, step, request.body) if request is not None else ():
+            _vote(t, votes, t.topic_name("", topic_id), number)
+        return votes
+    if key in _BY_LEADER:
+        for _, slot, holder, around in spots_of(step.exchange, _NUMBERED):
+            value = holder[slot.name]
+            name = t.topic_name(around.topic, around.topic_id)
+            for number in value if isinstance(value, list) else [value]:
+                _vote(t, votes, name, number)
+        return votes
+    wanted = Kind.TRANSACTIONAL_ID if key in _BY_TRANSACTION else Kind.GROUP
+    key_type = TRANSACTION_KEY if key in _BY_TRANSACTION else GROUP_KEY
+    for _, slot, holder, _ in spots_of(step.exchange, frozenset({wanted})):
+        value = holder[slot.name]
+        for each in value if isinstance(value, list) else [value]:
+            node = t.target.coordinators.get((key_type, t.renamed(wanted, each)))
+            if node is not None and node in t.target.nodes:
+                votes[node] += 1
+    return votes
+
+
+def _vote(t: State, votes: Counter[int], name: str, partition: int) -> None:
+    leader = t.target.leaders.get((t.topic(name), partition))
+    if leader is not None and leader[0] in t.target.nodes:
+        votes[leader[0]] += 1
+
+
+def _coordinator(t: State, exchange: Exchange, wanted: Kind, key_type: int) -> int | None:
+    for kind, slot, holder, _ in spots_of(exchange, {wanted}):
+        value = holder[slot.name]
+        for name in value if isinstance(value, list) else [value]:
+            node = t.target.coordinators.get((key_type, t.renamed(kind, name)))
+            if node is not None:
+                return node
+    return None
+
+
+def coordinator_keys(t: State) -> list[tuple[int, str]]:
+    """(key type, target's name) of the coordinators that the plan will need: asked for ahead,
+    a fresh target has made its internal topics before the first request."""
+    found: dict[tuple[int, str], None] = {}
+    for step in t.plan.steps:
+        if step.skipped is not None:
+            continue
+        key = step.exchange.api_key
+        if key not in _BY_GROUP and key not in _BY_TRANSACTION:
+            continue
+        for kind, slot, holder, _ in spots_of(step.exchange, _COORDINATED):
+            value = holder[slot.name]
+            key_type = GROUP_KEY if kind is Kind.GROUP else TRANSACTION_KEY
+            for name in value if isinstance(value, list) else [value]:
+                if name:
+                    found[key_type, t.renamed(kind, name)] = None
+    return list(found)

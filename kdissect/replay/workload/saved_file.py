@@ -1,0 +1,229 @@
+"""Saved replay files: a workload as text lines, small enough to lie in a repository.
+
+Format, version 1
+-----------------
+gzip (RFC 1952, without name and time, so that equal workloads give equal files) of UTF-8 lines,
+each a JSON object; plain text is read too.
+
+Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "payload": ..., "reveal_secrets":
+..., "notes": [...]}``.
+
+Then a line for each connection, ``{"connection": [client ip, port, broker ip, port], "id": ...,
+"start_ns": ..., "end_ns": ...}`` (ids are strings, because they exceed 2^53; times are strings for
+the same reason; `tls` and `sasl` where there is something to tell), followed by the lines of its
+exchanges in order of their requests, ``{"id", "api": [key, version], "at": [request, request end,
+response, response end], "request", "response"}``. ``at`` counts nanoseconds from the connection's
+start, null unknown. A frame is base64 without its size prefix; absent where it was not captured,
+and then ``request_missing`` or ``response_missing`` says why. ``no_response`` marks Produce with
+acks 0.
+``packets`` [request, response] and ``capture`` lead back to the capture.
+
+What is left out: traffic among brokers, SASL (never replayed, and full of secrets). Secrets and
+record data: see `redact`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from kdissect.errors import CaptureError
+from kdissect.replay.model import Connection, Exchange, Workload
+from kdissect.replay.workload import messages
+from kdissect.replay.workload.redaction import Redaction
+
+FORMAT_VERSION = 1
+_GZIP = b"\x1f\x8b"
+_MARK = b'{"kdissect": "replay"'
+_TIMES = ("request_time_ns", "request_end_time_ns", "response_time_ns", "response_end_time_ns")
+
+
+def is_saved(path: str) -> bool:
+    """Whether a file is a saved replay, by its first bytes."""
+    with Path(path).open("rb") as stream:
+        start = stream.read(len(_MARK))
+        if not start.startswith(_GZIP):
+            return start == _MARK
+        stream.seek(0)
+        try:
+            with gzip.open(stream, "rb") as plain:
+                return plain.read(len(_MARK)) == _MARK
+        except (OSError, EOFError):
+            return False
+
+
+def save(
+    workload: Workload, path: str, *, payload: str = "full", reveal_secrets: bool = False
+) -> dict[str, int]:
+    """Write a workload; gives counts: connections, exchanges, left_out, redacted.
+
+    payload: "full", "keys", "hash" or "none". Raises OSError where the file cannot be written.
+    """
+    redaction = Redaction(payload, reveal_secrets)
+    lines: list[str] = []
+    counts = {"connections": 0, "exchanges": 0, "left_out": 0, "redacted": 0}
+    for connection in workload.connections:
+        kept = [each for each in connection.exchanges if _is_kept(each)]
+        counts["left_out"] += len(connection.exchanges) - len(kept)
+        if not kept:
+            continue
+        counts["connections"] += 1
+        lines.append(_text(_connection_line(connection)))
+        for exchange in kept:
+            counts["exchanges"] += 1
+            shown = redaction.apply(exchange)
+            counts["redacted"] += shown is not exchange
+            lines.append(_text(_exchange_line(shown, connection.start_time_ns)))
+    header = {
+        "kdissect": "replay",
+        "format_version": FORMAT_VERSION,
+        "payload": payload,
+        "reveal_secrets": reveal_secrets,
+        "notes": workload.notes,
+    }
+    data = "\n".join([_text(header), *lines, ""]).encode()
+    if not path.endswith((".json", ".jsonl")):
+        data = gzip.compress(data, 9, mtime=0)
+    Path(path).write_bytes(data)
+    return counts
+
+
+def _is_kept(exchange: Exchange) -> bool:
+    is_sasl = exchange.api_key in messages.TARGET_OWN_APIS or exchange.api_key == messages.NO_API
+    return not exchange.internal_reason and not is_sasl
+
+
+def _text(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=True)
+
+
+def _connection_line(connection: Connection) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "connection": [*connection.client, *connection.broker],
+        "id": str(connection.connection_id),
+        "start_ns": str(connection.start_time_ns),
+        "end_ns": str(connection.end_time_ns),
+    }
+    if connection.is_tls:
+        line["tls"] = True
+    if connection.sasl_mechanism:
+        line["sasl"] = connection.sasl_mechanism
+    return line
+
+
+def _exchange_line(exchange: Exchange, start_ns: int) -> dict[str, Any]:
+    times = [getattr(exchange, name) for name in _TIMES]
+    line: dict[str, Any] = {
+        "id": str(exchange.exchange_id),
+        "api": [exchange.api_key, exchange.api_version],
+        "at": [None if time < 0 else time - start_ns for time in times],
+        "packets": [exchange.request_packet, exchange.response_packet],
+    }
+    if exchange.capture:
+        line["capture"] = Path(exchange.capture).name
+    if not exchange.expects_response:
+        line["no_response"] = True
+    for name in ("request", "response"):
+        frame = getattr(exchange, name)
+        if frame is not None:
+            line[name] = base64.b64encode(frame).decode()
+        missing = getattr(exchange, f"{name}_missing")
+        if missing:
+            line[f"{name}_missing"] = missing
+    return line
+
+
+def read_connections(path: str) -> tuple[list[Connection], list[str]]:
+    """The connections of a saved file, and its notes. Raises CaptureError where it is damaged."""
+    data = Path(path).read_bytes()
+    number = 1
+    try:
+        if data.startswith(_GZIP):
+            data = gzip.decompress(data)
+        lines = data.decode("utf-8").splitlines()
+        header = json.loads(lines[0])
+        if header.get("format_version") != FORMAT_VERSION:
+            raise CaptureError(
+                f"{path}: a saved replay of format_version {header.get('format_version')}; this "
+                f"kdissect reads {FORMAT_VERSION}"
+            )
+        connections: list[Connection] = []
+        for text in lines[1:]:
+            number += 1
+            line = json.loads(text)
+            if "connection" in line:
+                connections.append(_read_connection(line))
+            else:
+                connections[-1].exchanges.append(
+                    _read_exchange(line, connections[-1].start_time_ns)
+                )
+    except CaptureError:
+        raise
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        zlib.error,
+    ) as error:
+        raise CaptureError(f"{path}:{number}: no saved replay can be read there: {error}") from None
+    notes = list(header.get("notes", []))
+    if header.get("payload", "full") != "full":
+        notes.append(f"saved with --payload {header['payload']}: records are not the captured ones")
+    return connections, notes
+
+
+def _read_connection(line: dict[str, Any]) -> Connection:
+    client_ip, client_port, broker_ip, broker_port = line["connection"]
+    return Connection(
+        connection_id=int(line["id"]),
+        number=-1,
+        client=(str(client_ip), int(client_port)),
+        broker=(str(broker_ip), int(broker_port)),
+        start_time_ns=int(line["start_ns"]),
+        end_time_ns=int(line["end_ns"]),
+        is_tls=bool(line.get("tls")),
+        sasl_mechanism=line.get("sasl"),
+    )
+
+
+def _read_exchange(line: dict[str, Any], start_ns: int) -> Exchange:
+    api_key, api_version = (int(number) for number in line["api"])
+    times = [-1 if time is None else start_ns + int(time) for time in line["at"]]
+    request, response = (
+        base64.b64decode(line[name], validate=True) if name in line else None
+        for name in ("request", "response")
+    )
+    correlation_id = -1
+    if request is not None:
+        found_key, found_version, correlation_id = messages.header_of(request)
+        if (found_key, found_version) != (api_key, api_version):
+            raise ValueError(f"exchange {line['id']} is api {api_key}, its request {found_key}")
+    packets = line.get("packets", [-1, -1])
+    return Exchange(
+        exchange_id=int(line["id"]),
+        connection=-1,
+        index=-1,
+        api_key=api_key,
+        api_version=api_version,
+        correlation_id=correlation_id,
+        client_id=None if request is None else messages.client_id_of(request),
+        request=request,
+        response=response,
+        request_time_ns=times[0],
+        request_end_time_ns=times[1],
+        response_time_ns=times[2],
+        response_end_time_ns=times[3],
+        expects_response=not line.get("no_response", False),
+        request_missing=str(line.get("request_missing", "")),
+        response_missing=str(line.get("response_missing", "")),
+        request_packet=int(packets[0]),
+        response_packet=int(packets[1]),
+        capture=str(line.get("capture", "")),
+    )

@@ -1,0 +1,204 @@
+"""What is replayed: a capture, a table set or a saved replay file, read to a `Workload`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kdissect.errors import CaptureError
+from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
+from kdissect.pipeline import local
+from kdissect.pipeline.exchange_index import SIDES
+from kdissect.pipeline.frame_buffer import REQUEST, RESPONSE, Frames
+from kdissect.pipeline.limits import Limits
+from kdissect.pipeline.options import MB, Options
+from kdissect.pipeline.plan import planned
+from kdissect.pipeline.run_plan import RunPlan
+from kdissect.replay.model import Connection, Exchange, Workload
+from kdissect.replay.workload import from_tables, saved_file
+from kdissect.replay.workload.facts import gather_facts
+from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response
+from kdissect.tables.connections import endpoint_columns
+
+PathLike = str | os.PathLike[str]
+_GATHER_BYTES = 64 * MB
+MANIFEST = "_kdissect.json"
+_NOT_WHOLE = "bytes of it are missing in the capture"
+_NEVER_SEEN = "it is not in the capture"
+
+
+def load_workload(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    ports: Sequence[int] = (),
+    keylog: Sequence[PathLike] = (),
+    spool: str | None = None,
+    limits: Limits | Mapping[str, int] | None = None,
+    from_ns: int | None = None,
+    to_ns: int | None = None,
+    hosts: Sequence[str] = (),
+) -> Workload:
+    """Read a workload from captures (files, folders, globs), one table set or one saved file.
+
+    ports, keylog, spool, limits: as for `kdissect.read`, for captures. from_ns, to_ns: only
+    requests captured in this time (nanoseconds since 1970, the end excluded). hosts: only
+    connections that have this address at either end. Raises CaptureError where nothing of it can
+    be used.
+    """
+    named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    texts = [os.fspath(path) for path in named]
+    kind = _kind(texts)
+    notes: list[str] = []
+    if kind == "tables":
+        connections, notes = from_tables.read_connections(texts[0])
+    elif kind == "saved":
+        connections, notes = saved_file.read_connections(texts[0])
+    else:
+        options = Options(
+            ports=tuple(ports),
+            keylog=tuple(os.fspath(path) for path in keylog),
+            limits=Limits.of(limits),
+        )
+        with planned(texts, options, 1, spool) as plan:
+            connections = _captured(plan)
+    connections = _ordered(_chosen(connections, from_ns, to_ns, hosts))
+    if not connections:
+        notes.append("no Kafka request was found")
+    workload = Workload(", ".join(texts), kind, connections, gather_facts(connections), notes)
+    return workload
+
+
+def _kind(paths: list[str]) -> str:
+    for path in paths:
+        if (Path(path) / MANIFEST).is_file():
+            if len(paths) > 1:
+                raise CaptureError(f"{path}: a table set is replayed alone, name no other source")
+            return "tables"
+        if Path(path).is_file() and saved_file.is_saved(path):
+            if len(paths) > 1:
+                raise CaptureError(f"{path}: a saved replay stands alone, name no other source")
+            return "saved"
+    return "capture"
+
+
+def _captured(plan: RunPlan) -> list[Connection]:
+    connections: list[Connection] = []
+    for _, assembly, sources in local.assemblies(plan):
+        connections += _connections(plan, assembly, sources)
+    return connections
+
+
+def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connection]:
+    rows = assembly.connections
+    where = endpoint_columns(assembly.endpoints, rows)
+    client_ips, broker_ips = where.client_ip.to_pylist(), where.broker_ip.to_pylist()
+    found: dict[int, Connection] = {}
+    for row in np.flatnonzero(rows["protocol"] == Protocol.KAFKA).tolist():
+        found[row] = Connection(
+            connection_id=int(rows["connection_id"][row]),
+            number=-1,
+            client=(client_ips[row], int(where.client_port[row])),
+            broker=(broker_ips[row], int(where.broker_port[row])),
+            start_time_ns=int(rows["first_time_ns"][row]),
+            end_time_ns=int(rows["last_time_ns"][row]),
+            is_tls=bool(rows["is_tls"][row]),
+        )
+    sizes = sum(assembly.exchanges[side]["size"].clip(0) for side in SIDES)
+    groups = np.cumsum(sizes) // _GATHER_BYTES if len(assembly.exchanges) else np.zeros(0, int)
+    paths = [info.path for info in plan.captures if info.source >= 0]
+    for chosen in np.split(np.arange(len(assembly.exchanges)), np.flatnonzero(np.diff(groups)) + 1):
+        if len(chosen):
+            frames = Frames.gather(assembly, sources, chosen)
+            _add_exchanges(frames, found, paths)
+    return list(found.values())
+
+
+def _add_exchanges(frames: Frames, found: dict[int, Connection], paths: list[str]) -> None:
+    rows = frames.exchanges
+    data = frames.buf.tobytes()
+    names = ("exchange_id", "connection", "correlation_id", "api_key", "api_version", "status",
+             "is_sasl_token")  # fmt: skip
+    columns = [rows[name].tolist() for name in names]
+    sides = {side: rows[side] for side in SIDES}
+    request, response = sides["request"], sides["response"]
+    whole = [frames.whole(REQUEST).tolist(), frames.whole(RESPONSE).tolist()]
+    start, end = frames.start.tolist(), frames.end.tolist()
+    for row, (exchange_id, connection, correlation, key, version, status, token) in enumerate(
+        zip(*columns, strict=True)
+    ):
+        owner = found.get(connection)
+        if owner is None:
+            continue
+        asked = int(request["size"][row]) >= 0
+        sent = data[start[row][0] : end[row][0]] if whole[0][row] and asked else None
+        came = data[start[row][1] : end[row][1]] if whole[1][row] else None
+        has_answer = int(response["size"][row]) >= 0
+        time_ns = int(request["time_ns"][row]) if asked else int(response["time_ns"][row])
+        exchange = Exchange(
+            exchange_id=exchange_id,
+            connection=-1,
+            index=-1,
+            api_key=NO_API if token else key,
+            api_version=version,
+            correlation_id=correlation,
+            client_id=client_id_of(sent) if sent is not None and not token else None,
+            request=sent,
+            response=came if has_answer else None,
+            request_time_ns=time_ns,
+            request_end_time_ns=int(request["end_time_ns"][row]) if asked else -1,
+            response_time_ns=int(response["time_ns"][row]) if has_answer else -1,
+            response_end_time_ns=int(response["end_time_ns"][row]) if has_answer else -1,
+            request_missing="" if sent is not None else _NOT_WHOLE if asked else _NEVER_SEEN,
+            request_packet=int(request["packet"][row]) if asked else -1,
+            response_packet=int(response["packet"][row]) if has_answer else -1,
+            capture=_capture_path(paths, int((request if asked else response)["source"][row])),
+        )
+        if exchange.api_key != NO_API:
+            exchange.expects_response = expects_response(key, sent)
+        if exchange.response is None and exchange.expects_response:
+            exchange.response_missing = _no_response(PairStatus(status), has_answer)
+        owner.exchanges.append(exchange)
+
+
+def _capture_path(paths: list[str], source: int) -> str:
+    return paths[source] if 0 <= source < len(paths) else ""
+
+
+def _no_response(status: PairStatus, has_answer: bool) -> str:
+    if has_answer:
+        return _NOT_WHOLE
+    if status is PairStatus.CONNECTION_CLOSED:
+        return "the connection was closed before the answer"
+    return _NEVER_SEEN
+
+
+def _chosen(
+    connections: list[Connection], from_ns: int | None, to_ns: int | None, hosts: Sequence[str]
+) -> list[Connection]:
+    kept = []
+    for connection in connections:
+        if hosts and connection.client[0] not in hosts and connection.broker[0] not in hosts:
+            continue
+        connection.exchanges = [
+            each
+            for each in connection.exchanges
+            if (from_ns is None or each.request_time_ns >= from_ns)
+            and (to_ns is None or each.request_time_ns < to_ns)
+        ]
+        if connection.exchanges:
+            kept.append(connection)
+    return kept
+
+
+def _ordered(connections: list[Connection]) -> list[Connection]:
+    """In order of their first request, numbered; so are the exchanges of each."""
+    connections.sort(key=lambda each: (each.exchanges[0].request_time_ns, each.connection_id))
+    for number, connection in enumerate(connections):
+        connection.number = number
+        for index, exchange in enumerate(connection.exchanges):
+            exchange.connection, exchange.index = number, index
+    return connections

@@ -1,0 +1,64 @@
+"""Clients: who they are, where they connect from, what they speak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdissect.report.database import Database
+from kdissect.report.paging import listed
+
+
+def collect(database: Database) -> dict[str, Any]:
+    """Table `clients`: a row per client id and address."""
+    database.run(
+        """
+        CREATE TABLE client_versions AS
+        SELECT client_id, client_ip, list(api || ' ' || span ORDER BY api) AS api_versions FROM (
+          SELECT client_id, client_ip, api, CASE WHEN min(api_version) = max(api_version)
+            THEN 'v' || min(api_version) ELSE 'v' || min(api_version) || '-' || max(api_version)
+              END AS span
+          FROM x WHERE api IS NOT NULL AND api_version IS NOT NULL GROUP BY ALL
+        ) GROUP BY ALL
+        """
+    )
+    database.run(
+        """
+        CREATE TABLE clients AS
+        WITH spoken AS (
+          SELECT client_id, client_ip, connection_id, count(*) AS exchanges,
+            count(*) FILTER (failed) AS errors, min(time) AS first_time, max(time) AS last_time,
+            sum(request_size) AS request_bytes, sum(response_size) AS response_bytes,
+            count(*) FILTER (status IN ('response_missing', 'connection_closed')) AS unanswered,
+            bool_or(is_broker) AS is_broker, list(DISTINCT group_id) AS groups,
+            list(DISTINCT transactional_id) AS transactional_ids
+          FROM x GROUP BY ALL
+        )
+        SELECT s.client_id, s.client_ip,
+          CASE WHEN bool_or(s.is_broker) THEN 'broker' ELSE 'client' END AS role,
+          string_agg(DISTINCT concat_ws(' ', c.client_software_name, c.client_software_version),
+            ', ') FILTER (c.client_software_name IS NOT NULL) AS software,
+          string_agg(DISTINCT c.principal, ', ') AS principal,
+          string_agg(DISTINCT c.sasl_mechanism, ', ') AS sasl_mechanism,
+          string_agg(DISTINCT c.tls_version, ', ') AS tls_version,
+          count(*) AS connections, sum(s.exchanges)::BIGINT AS exchanges,
+          sum(s.errors)::BIGINT AS errors, sum(s.unanswered)::BIGINT AS unanswered,
+          sum(s.request_bytes)::BIGINT AS request_bytes,
+            sum(s.response_bytes)::BIGINT AS response_bytes,
+          min(s.first_time) AS first_time, max(s.last_time) AS last_time,
+          list_sort(list_distinct(flatten(list(s.groups)))) AS groups,
+          list_sort(list_distinct(flatten(list(s.transactional_ids)))) AS transactional_ids
+        FROM spoken s JOIN connections c USING (connection_id) GROUP BY ALL
+        """
+    )
+    database.run(
+        """
+        CREATE TABLE clients_all AS
+        SELECT c.*, l.p50, l.p95, l.p99, v.api_versions
+        FROM clients c
+        LEFT JOIN latency_clients l ON c.client_id IS NOT DISTINCT FROM l.client_id
+          AND c.client_ip IS NOT DISTINCT FROM l.client_ip
+        LEFT JOIN client_versions v ON c.client_id IS NOT DISTINCT FROM v.client_id
+          AND c.client_ip IS NOT DISTINCT FROM v.client_ip
+        """
+    )
+    return listed(database, "clients_all", "role DESC, exchanges DESC, client_id, client_ip")

@@ -1,0 +1,272 @@
+"""Errors with their places: which code, in which field of which message, about what.
+
+The tables `apis/*` hold every field; the paths of their error codes are read from the schema of the
+responses, and for each one a query unnests the lists on the way to it. Only exchanges that have an
+error are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from kdissect.protocol.error_codes import ERRORS, error_name
+from kdissect.report.database import Database
+from kdissect.report.paging import listed
+from kdissect.sql.views import view_name
+
+# What a struct around an error code says of it: its field, and the word to say it with.
+_SUBJECTS = {
+    "topic": "topic",
+    "topic_name": "topic",
+    "group_id": "group",
+    "resource_name": "resource",
+    "transactional_id": "transactional id",
+    "member_id": "member",
+    "partition_index": "partition",
+    "partition_id": "partition",
+    "partition": "partition",
+    "broker_id": "broker",
+    "log_dir": "folder",
+    "producer_id": "producer id",
+    "user": "user",
+}
+_MESSAGES = ("error_message", "message")
+
+# Codes that are a step of the protocol, not a fault: (api, code) or (None, code), and why.
+ROUTINE = {
+    ("JoinGroup", "MEMBER_ID_REQUIRED"): "a new member is told its id, and joins again (KIP-394)",
+    (
+        "ApiVersions",
+        "UNSUPPORTED_VERSION",
+    ): "answered as version 0, the client asks again (KIP-511)",
+    (None, "REBALANCE_IN_PROGRESS"): "tells a member to join again",
+    (None, "NOT_COORDINATOR"): "the client looks for the coordinator again",
+    (None, "CONCURRENT_TRANSACTIONS"): "the transaction before is still being ended; tried again",
+    ("DescribeGroups", "GROUP_ID_NOT_FOUND"): "asked whether a group exists",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An error code in a response: the lists to unnest, and what structs on the way say."""
+
+    path: str  # responses[].partitions[].error_code
+    lists: tuple[str, ...]  # SQL of each list, `e0`, `e1`, ... being the elements around it
+    code: str
+    subjects: tuple[tuple[str, str], ...] = ()  # (word, SQL)
+    topic_ids: tuple[str, ...] = ()
+    message: str | None = None
+
+
+@dataclass(slots=True)
+class _Level:
+    """A struct on the way to an error code."""
+
+    sql: str
+    path: str
+    lists: tuple[str, ...] = ()
+    subjects: tuple[tuple[str, str], ...] = ()
+    topic_ids: tuple[str, ...] = ()
+    names: list[str] = field(default_factory=list)
+
+
+def error_places(response: pa.DataType) -> list[_Place]:
+    """Every error code in a response's struct."""
+    return list(_walk(response, _Level("r", ""), ""))
+
+
+def _walk(kind: pa.DataType, level: _Level, list_name: str) -> Iterator[_Place]:
+    names = [kind.field(i).name for i in range(kind.num_fields)]
+    subjects, topic_ids = list(level.subjects), list(level.topic_ids)
+    for name in names:
+        value = kind.field(name).type
+        if pa.types.is_nested(value):
+            continue
+        word = _SUBJECTS.get(name)
+        if name in ("name", "index") and list_name:
+            word = _word_of(list_name, name)
+        if word:
+            subjects.append((word, f"{level.sql}.{_quoted(name)}"))
+        elif name == "topic_id":
+            topic_ids.append(f"{level.sql}.topic_id")
+    message = next((f"{level.sql}.{name}" for name in _MESSAGES if name in names), None)
+    for name in names:
+        value = kind.field(name).type
+        sql, path = f"{level.sql}.{_quoted(name)}", f"{level.path}{name}"
+        if name.endswith("error_code") and pa.types.is_integer(value):
+            yield _Place(path, level.lists, sql, tuple(subjects), tuple(topic_ids), message)
+        elif name.endswith("_decoded"):
+            continue  # Envelope's inner answer and the like have places of their own
+        elif pa.types.is_struct(value):
+            inner = _Level(sql, f"{path}.", level.lists, tuple(subjects), tuple(topic_ids))
+            yield from _walk(value, inner, "")
+        elif pa.types.is_list(value) and pa.types.is_struct(value.value_type):
+            element = f"e{len(level.lists)}"
+            inner = _Level(
+                element, f"{path}[].", (*level.lists, sql), tuple(subjects), tuple(topic_ids)
+            )
+            yield from _walk(value.value_type, inner, name)
+
+
+def _word_of(list_name: str, name: str) -> str | None:
+    """Of what a bare `name` or `index` in a list is the name."""
+    if name == "index":
+        return "partition" if "partition" in list_name else None
+    if "topic" in list_name or list_name == "responses":
+        return "topic"
+    return "name"
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _query(view: str, api: str, place: _Place) -> str:
+    """SQL of the error codes of one place, one row each."""
+    inner = (
+        f"SELECT a.exchange_id, a.response AS r FROM {view} a "
+        "SEMI JOIN failed_exchanges USING (exchange_id)"
+    )
+    for depth, sql in enumerate(place.lists):
+        inner = (
+            f"SELECT *, unnest({sql}) AS e{depth}, "
+            f"unnest(range(len({sql}))) AS i{depth} FROM ({inner})"
+        )
+    pieces = place.path.split("[]")
+    path = f"'{pieces[0]}'"
+    for depth, piece in enumerate(pieces[1:]):
+        path += f" || '[' || i{depth} || ']{piece}'"
+    by_word: dict[str, list[str]] = {}
+    for word, sql in place.subjects:
+        by_word.setdefault(word, []).append(f"{sql}::VARCHAR")
+    topic_id = f"coalesce({', '.join(place.topic_ids)})" if place.topic_ids else "NULL::VARCHAR"
+    topics = [f"nullif({sql}, '')" for sql in by_word.pop("topic", [])]
+    topic = f"coalesce({', '.join(reversed(topics))}, NULL::VARCHAR)" if topics else "NULL::VARCHAR"
+    partitions = by_word.pop("partition", [])
+    partition = f"{partitions[-1]}::INTEGER" if partitions else "NULL::INTEGER"
+    about = [f"'{word} ' || {values[-1]}" for word, values in sorted(by_word.items())]
+    subject = f"nullif(concat_ws(', ', {', '.join(about)}), '')" if about else "NULL::VARCHAR"
+    return (
+        f"SELECT exchange_id, '{place.path}' AS place, {path} AS path, {place.code} AS code, "
+        f"{topic} AS topic, {topic_id} AS topic_id, {partition} AS partition, "
+        f"{subject} AS subject, {place.message or 'NULL::VARCHAR'} AS message "
+        f"FROM ({inner}) WHERE {place.code} <> 0"
+    )
+
+
+def prepare(database: Database) -> None:
+    """Make `errors`, a row for every error code of every response."""
+    database.run("CREATE TABLE failed_exchanges AS SELECT exchange_id FROM x WHERE failed")
+    database.run(
+        "CREATE TABLE found_errors (exchange_id BIGINT, place VARCHAR, path VARCHAR, "
+        "code SMALLINT, topic VARCHAR, topic_id VARCHAR, partition INTEGER, subject VARCHAR, "
+        "message VARCHAR)"
+    )
+    failed = database.rows("SELECT DISTINCT api FROM x WHERE failed")
+    for api in sorted(row["api"] for row in failed if row["api"]):
+        table = f"apis/{api}"
+        if not database.has(table):
+            continue
+        response = database.schema(table).field("response").type
+        if not pa.types.is_struct(response):
+            continue
+        for place in error_places(response):
+            database.run(f"INSERT INTO found_errors {_query(view_name(table), api, place)}")
+    _make_names(database)
+    # an exchange whose body has no row in apis/* still has its codes: the place is not known then
+    database.run(
+        """
+        CREATE TABLE errors AS
+        WITH rest AS (
+          SELECT exchange_id, unnest(error_codes) AS code FROM x ANTI JOIN found_errors
+          USING (exchange_id) WHERE failed
+        ), every AS (
+          SELECT f.exchange_id, f.place, f.path, f.code, coalesce(f.topic, n.topic,
+            f.topic_id) AS topic,
+                 f.partition, f.subject, f.message
+          FROM found_errors f LEFT JOIN topic_names n USING (topic_id)
+          UNION ALL
+          SELECT exchange_id, NULL, NULL, code, NULL, NULL, NULL, NULL FROM rest
+        )
+        SELECT x.time, x.api, x.api_version, e.code, c.name AS error, c.is_retriable, e.place,
+          e.path,
+          e.topic, e.partition, e.subject, e.message, x.group_id, x.client_id, x.client_ip,
+          x.broker, x.request_packet, x.response_packet, x.capture_id, x.exchange_id
+        FROM every e JOIN x USING (exchange_id) LEFT JOIN error_names c ON c.code = e.code
+        """
+    )
+
+
+def _make_names(database: Database) -> None:
+    codes = database.rows(
+        "SELECT code FROM found_errors UNION SELECT unnest(error_codes) FROM x WHERE failed"
+    )
+    database.run("CREATE TABLE error_names (code SMALLINT, name VARCHAR, is_retriable BOOLEAN)")
+    for row in codes:
+        code = row["code"]
+        known = ERRORS.get(code)
+        retriable = known.is_retriable if known else False
+        database.run(
+            "INSERT INTO error_names VALUES (?, ?, ?)", [code, error_name(code), retriable]
+        )
+
+
+def collect(database: Database) -> dict[str, Any]:
+    """Table `error_places`: errors by code and place, with an example's packet."""
+    database.run(
+        """
+        CREATE TABLE error_places AS
+        SELECT api, error, code, bool_or(is_retriable) AS is_retriable, place, topic,
+          coalesce(subject, 'group ' || group_id) AS subject, count(*) AS count,
+          count(DISTINCT client) AS client_count, list_sort(list(DISTINCT client))[:5] AS clients,
+            count(DISTINCT exchange_id) AS exchanges,
+          list_sort(list(DISTINCT partition) FILTER (partition IS NOT NULL))[:20] AS partitions,
+          count(DISTINCT partition) AS partition_count,
+          min(time) AS first_time, max(time) AS last_time,
+          arg_min(path, time) AS path, arg_min(message, time) AS message,
+          arg_min(coalesce(response_packet, request_packet), time) AS packet,
+          arg_min(capture_id, time) AS capture_id, arg_min(exchange_id, time) AS exchange_id
+        FROM (SELECT *, coalesce(client_id, '(none)') || ' @ ' || client_ip AS client FROM errors)
+        GROUP BY ALL
+        """
+    )
+    places = listed(database, "error_places", "count DESC, api, error, place, topic, subject")
+    for row in places["rows"]:
+        row["routine"] = ROUTINE.get((row["api"], row["error"])) or ROUTINE.get(
+            (None, row["error"])
+        )
+    codes = database.rows(
+        """
+        SELECT api, error, code, bool_or(is_retriable) AS is_retriable, count(*) AS count,
+          count(DISTINCT exchange_id) AS exchanges,
+          count(DISTINCT coalesce(client_id, '') || '@' || client_ip) AS clients,
+          list_sort(list(DISTINCT topic) FILTER (topic IS NOT NULL))[:5] AS topics,
+          arg_min(coalesce(response_packet, request_packet), time) AS packet,
+          arg_min(capture_id, time) AS capture_id
+        FROM errors GROUP BY api, error, code ORDER BY count DESC, api, error
+        """
+    )
+    for row in codes:
+        row["routine"] = ROUTINE.get((row["api"], row["error"])) or ROUTINE.get(
+            (None, row["error"])
+        )
+    unanswered = database.rows(
+        """
+        SELECT api, status, client_id, client_ip, broker, count(*) AS count,
+          min(time) AS first_time, arg_min(packet, time) AS packet,
+          arg_min(capture_id, time) AS capture_id
+        FROM x WHERE status IN ('response_missing', 'connection_closed') GROUP BY ALL
+        ORDER BY count DESC, api, client_id LIMIT 200
+        """
+    )
+    return {
+        "count": database.value("SELECT count(*) FROM errors"),
+        "exchanges": database.value("SELECT count(*) FROM x WHERE failed"),
+        "codes": codes,
+        "places": places,
+        "unanswered": unanswered,
+    }

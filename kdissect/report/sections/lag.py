@@ -1,0 +1,191 @@
+"""Consumer lag: the end of each partition's log, less what its readers committed.
+
+The end is the highest that any answer told: high watermarks of fetches, latest offsets of
+ListOffsets, base offsets of produced batches with their records. Commits are accepted OffsetCommit
+and TxnOffsetCommit requests. Both are what the capture shows up to a time, so the lag is a lower
+bound where nobody told the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdissect.report.database import Database
+from kdissect.report.paging import columns_of, listed
+from kdissect.report.sections.traffic import slice_of
+
+SHOWN_GROUPS = 8
+LATEST = -1  # the timestamp in ListOffsets that asks for the end
+
+_ENDS = {
+    "apis/Fetch": """
+        SELECT f.time, coalesce(f.name, n.topic) AS topic, f.p.partition_index AS partition,
+               f.p.high_watermark AS log_end FROM (
+          SELECT time, t.topic AS name, t.topic_id AS topic_id, unnest(t.partitions) AS p FROM (
+            SELECT response_time AS time, unnest(response.responses) AS t FROM api_fetch)) f
+        LEFT JOIN topic_names n USING (topic_id)
+        WHERE f.p.high_watermark >= 0""",
+    "apis/ListOffsets": f"""
+        SELECT r.time, r.topic, r.p.partition_index AS partition, r.p.offset AS log_end FROM (
+          SELECT exchange_id, time, t.name AS topic, unnest(t.partitions) AS p FROM (
+            SELECT exchange_id, response_time AS time, unnest(response.topics) AS t
+            FROM api_list_offsets)) r
+        SEMI JOIN (
+          SELECT exchange_id, topic, p.partition_index AS partition FROM (
+            SELECT exchange_id, t.name AS topic, unnest(t.partitions) AS p FROM (
+              SELECT exchange_id, unnest(request.topics) AS t FROM api_list_offsets))
+          WHERE p.timestamp = {LATEST}) q
+        ON q.exchange_id = r.exchange_id AND q.topic = r.topic AND q.partition = r.p.partition_index
+        WHERE r.p.offset >= 0""",
+    "apis/Produce": """
+        SELECT a.time, a.topic, a.partition, a.base_offset + a.records AS log_end FROM (
+          SELECT i.exchange_id, i.time, coalesce(i.name, n.topic) AS topic, i.p.index AS partition,
+                 i.p.base_offset AS base_offset, b.records FROM (
+            SELECT exchange_id, time, t.name AS name, t.topic_id AS topic_id,
+                   unnest(t.partition_responses) AS p FROM (
+              SELECT exchange_id, response_time AS time, unnest(response.responses) AS t
+              FROM api_produce)) i
+          LEFT JOIN topic_names n USING (topic_id)
+          JOIN (SELECT exchange_id, topic, partition, sum(record_count)::BIGINT AS records
+                FROM record_batches WHERE source = 'produce' GROUP BY ALL) b
+          ON b.exchange_id = i.exchange_id AND b.partition = i.p.index
+             AND b.topic = coalesce(i.name, n.topic)
+          WHERE i.p.base_offset >= 0 AND i.p.error_code = 0) a""",
+}
+
+
+def _commits(database: Database) -> str | None:
+    """SQL of group, topic, partition, offset of every accepted commit."""
+    parts = []
+    for table, view in (
+        ("apis/OffsetCommit", "api_offset_commit"),
+        ("apis/TxnOffsetCommit", "api_txn_offset_commit"),
+    ):
+        if not database.has(table):
+            continue
+        topic = database.schema(table).field("request").type.field("topics").type.value_type
+        has_id = topic.get_field_index("topic_id") >= 0
+        topic_id = "t.topic_id" if has_id else "NULL::VARCHAR"
+        parts.append(
+            f"""
+            SELECT exchange_id, time, group_id, name, topic_id, unnest(partitions) AS p FROM (
+              SELECT exchange_id, time, group_id, t.name AS name, {topic_id} AS topic_id,
+                     t.partitions AS partitions FROM (
+                SELECT exchange_id, coalesce(response_time, request_time) AS time,
+                       request.group_id AS group_id, unnest(request.topics) AS t FROM {view}))
+            """
+        )
+    if not parts:
+        return None
+    columns = "exchange_id, time, group_id, name, topic_id, p.partition_index, p.committed_offset"
+    joined = " UNION ALL ".join(f"SELECT {columns} FROM ({part})" for part in parts)
+    return f"""
+        SELECT c.time, c.group_id, coalesce(c.name, n.topic) AS topic,
+          c.partition_index AS partition,
+               c.committed_offset AS committed, c.exchange_id
+        FROM ({joined}) c
+        LEFT JOIN topic_names n USING (topic_id)
+        ANTI JOIN errors e ON e.exchange_id = c.exchange_id
+          AND (e.partition IS NULL OR e.partition = c.partition_index)
+        WHERE c.committed_offset >= 0
+        """
+
+
+def collect(database: Database, width_us: int) -> dict[str, Any] | None:
+    """Table `lag`, a row per group and partition, and a chart's columns. None without commits."""
+    commits = _commits(database)
+    if commits is None:
+        return None
+    database.run(f"CREATE TABLE commits AS {commits}")
+    ends = [query for name, query in _ENDS.items() if database.has(name)]
+    if not ends or not database.value("SELECT count(*) FROM commits"):
+        return None
+    _make_log_ends(database, ends, width_us)
+    database.run(
+        f"""
+        CREATE TABLE commit_lag AS
+        SELECT c.*, {slice_of("c.time", width_us)} AS slice,
+          greatest(coalesce(e.log_end, c.committed) - c.committed, 0) AS lag, e.log_end
+        FROM commits c ASOF LEFT JOIN log_ends e
+        ON c.topic = e.topic AND c.partition = e.partition AND c.time >= e.time
+        """
+    )
+    database.run(
+        """
+        CREATE TABLE lag AS
+        WITH tail AS (SELECT topic, partition, max(log_end) AS log_end FROM log_ends GROUP BY ALL)
+        SELECT c.group_id, c.topic, c.partition, count(*) AS commits,
+          arg_min(c.committed, c.time) AS first_committed, arg_max(c.committed,
+            c.time) AS last_committed,
+          any_value(t.log_end) AS log_end, max(c.lag) AS lag_max,
+          arg_max(c.lag, c.time) AS lag_at_last_commit,
+          greatest(any_value(t.log_end) - arg_max(c.committed, c.time), 0) AS lag_at_end,
+          min(c.time) AS first_time, max(c.time) AS last_time, arg_max(c.exchange_id,
+            c.time) AS exchange_id
+        FROM commit_lag c LEFT JOIN tail t USING (topic, partition) GROUP BY ALL
+        """
+    )
+    database.run(
+        "CREATE TABLE lag_groups AS "
+        "SELECT group_id, count(*) AS partitions, sum(commits)::BIGINT AS commits, "
+        "max(lag_max) AS lag_max, sum(lag_at_end)::BIGINT AS lag_at_end, "
+        "count(DISTINCT topic) AS topics FROM lag GROUP BY group_id"
+    )
+    return {
+        "groups": listed(
+            database, "lag_groups", "lag_at_end DESC NULLS LAST, lag_max DESC, group_id"
+        ),
+        "partitions": listed(
+            database, "lag", "lag_at_end DESC NULLS LAST, lag_max DESC, group_id, topic, partition"
+        ),
+        "over_time": _over_time(database, width_us),
+    }
+
+
+def _make_log_ends(database: Database, ends: list[str], width_us: int) -> None:
+    """Rising log ends per partition that somebody commits to; the best of each slice's tenth."""
+    fine = max(width_us // 10, 1)
+    told = " UNION ALL ".join(f"SELECT time, topic, partition, log_end FROM ({q})" for q in ends)
+    database.run(
+        f"""
+        CREATE TABLE log_ends AS
+        SELECT topic, partition, min(time) AS time, max(log_end) AS log_end FROM ({told})
+        SEMI JOIN (SELECT DISTINCT topic, partition FROM commits) USING (topic, partition)
+        WHERE time IS NOT NULL
+        GROUP BY topic, partition, {slice_of("time", fine)}, log_end
+        """
+    )
+
+
+def _over_time(database: Database, width_us: int) -> dict[str, list[Any]]:
+    """The sum of a group's lags at the end of each slice, each partition's last commit counting."""
+    rows = database.rows(
+        f"""
+        WITH shown AS (
+          SELECT group_id FROM lag_groups ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC,
+            group_id
+          LIMIT {SHOWN_GROUPS}
+        ), parts AS (SELECT DISTINCT group_id, topic,
+          partition FROM lag SEMI JOIN shown USING (group_id)),
+        grid AS (SELECT group_id, topic, partition, slice FROM parts, slices),
+        committed AS (
+          SELECT group_id, topic, partition, slice, arg_max(committed, time) AS committed
+          FROM commit_lag GROUP BY ALL
+        ), ended AS (
+          SELECT topic, partition, {slice_of("time", width_us)} AS slice, max(log_end) AS log_end
+          FROM log_ends GROUP BY ALL
+        ), joined AS (
+          SELECT g.group_id, g.slice, c.committed, e.log_end
+          FROM grid g
+          ASOF LEFT JOIN committed c ON g.group_id = c.group_id AND g.topic = c.topic
+            AND g.partition = c.partition AND g.slice >= c.slice
+          ASOF LEFT JOIN ended e ON g.topic = e.topic AND g.partition = e.partition
+            AND g.slice >= e.slice
+        )
+        SELECT slice * {width_us} / 1000.0 AS t, group_id AS "group",
+          sum(greatest(log_end - committed, 0))::BIGINT AS lag
+        FROM joined WHERE committed IS NOT NULL AND log_end IS NOT NULL
+        GROUP BY ALL ORDER BY "group", t
+        """
+    )
+    return columns_of(rows, ["t", "group", "lag"])

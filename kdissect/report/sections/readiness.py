@@ -1,0 +1,67 @@
+"""Who would break on a release of Kafka: what `kdissect.readiness.assess` finds, as a section."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdissect.api import Tables
+from kdissect.protocol.releases import find_release
+from kdissect.readiness.assess import ReadinessError, assess
+from kdissect.report import formats as f
+from kdissect.report.paging import LISTED_MAX
+
+DEFAULT_TARGET = "4.0"
+
+
+def check_target(target: str) -> None:
+    """Raises ReadinessError for a release that nothing is known of."""
+    try:
+        find_release(target)
+    except ValueError as error:
+        raise ReadinessError(str(error)) from error
+
+
+def collect(tables: Tables, target: str) -> dict[str, Any]:
+    """The assessment; its list of clients as other lists are, the worst first."""
+    found = assess(tables, target)
+    clients = [_client(row) for row in found["clients"]]
+    return {
+        "target": found["target"],
+        "release": found["release"],
+        "verdict": found["verdict"],
+        "counts": found["counts"],
+        "unseen": found["unseen"],
+        "clients": {"total": len(clients), "rows": clients[:LISTED_MAX]},
+    }
+
+
+def _client(row: dict[str, Any]) -> dict[str, Any]:
+    findings = row["findings"]
+    software = " ".join(filter(None, (row["software_name"], row["software_version"])))
+    formats = [
+        f"magic {each['magic']} ({f.plural(each['batch_count'], 'batch', 'batches')})"
+        for each in row["formats"]
+        if not each["is_taken"]
+    ]
+    return {
+        **row,
+        "client_ip": row["address"],
+        "software": software or None,
+        "requests": [f"{each['api_name']} v{each['api_version']}" for each in findings],
+        "old_formats": formats,
+        "why": "; ".join(dict.fromkeys(each["why"] for each in findings)) or None,
+    }
+
+
+def text(section: dict[str, Any]) -> str:
+    """What the counts say, in a sentence."""
+    counts, unseen = section["counts"], section["unseen"]
+    said = (
+        f"{f.plural(counts['breaks'], 'client')} would break on Kafka {section['release']}, "
+        f"{f.count(counts['ok'])} would not, {f.count(counts['unknown'])} may or may not. "
+        "Brokers' own connections are left out."
+    )
+    if unseen["tls_connection_count"]:
+        closed = f.plural(unseen["tls_connection_count"], "TLS connection")
+        said += f" {closed} could not be looked into."
+    return said

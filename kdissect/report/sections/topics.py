@@ -1,0 +1,166 @@
+"""Topics: who writes, who reads, in which codec, batches of what size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdissect.report.database import Database
+from kdissect.report.exchange_facts import quantile
+from kdissect.report.paging import columns_of, listed
+
+SHOWN_TOPICS, SHOWN_CLIENTS = 20, 20
+# what of a batch's size no codec touches: its header, by magic
+_HEADER = "CASE magic WHEN 2 THEN 61 WHEN 1 THEN 34 ELSE 26 END"
+_READS = "'fetch', 'share_fetch'"
+
+
+def collect(database: Database) -> dict[str, Any]:
+    """Tables `topic_batches`, `topic_clients` and `topics_all`."""
+    database.run(
+        f"""
+        CREATE TABLE batches AS
+        SELECT b.exchange_id, coalesce(b.topic, b.topic_id) AS topic, b.partition, b.codec, b.size,
+          b.uncompressed_size, b.record_count, b.magic, b.is_control,
+          CASE WHEN b.source = 'produce' THEN 'write' WHEN b.source IN ({_READS}) THEN 'read'
+               ELSE 'replicate' END AS direction
+        FROM record_batches b WHERE NOT coalesce(b.is_partial, false)
+        """
+    )
+    sums = f"""
+        count(*) AS batches, sum(record_count)::BIGINT AS records, sum(size)::BIGINT AS bytes,
+        sum(uncompressed_size)::BIGINT AS uncompressed_bytes,
+        sum(uncompressed_size) FILTER (codec <> 'none' OR magic = 2)
+          / nullif(sum(greatest(size - {_HEADER}, 1))
+            FILTER (uncompressed_size IS NOT NULL AND (codec <> 'none' OR magic = 2)), 0)
+          AS compression_ratio,
+        sum(uncompressed_size) / nullif(sum(record_count), 0) AS record_size_mean,
+        {quantile(database, "size", 0.5)} AS batch_size_p50,
+        {quantile(database, "size", 0.95)} AS batch_size_p95,
+        max(size) AS batch_size_max,
+        sum(record_count) / count(*) AS records_per_batch
+    """
+    database.run(
+        f"CREATE TABLE topic_batches AS SELECT topic, direction, codec, {sums} "
+        "FROM batches WHERE NOT coalesce(is_control, false) GROUP BY topic, direction, codec"
+    )
+    _make_topic_clients(database)
+    _make_topics(database, sums)
+    cells = database.rows(
+        f"""
+        WITH top_topics AS (SELECT topic FROM topics_all WHERE NOT is_internal
+          ORDER BY write_bytes + read_bytes DESC, topic LIMIT {SHOWN_TOPICS}),
+        top_clients AS (
+          SELECT client, count(*) OVER (PARTITION BY any_value(client_id)) AS namesakes
+          FROM topic_clients WHERE direction <> 'replicate'
+          GROUP BY client ORDER BY sum(bytes) DESC, client LIMIT {SHOWN_CLIENTS})
+        SELECT topic, CASE WHEN t.namesakes = 1 THEN coalesce(c.client_id, '(none)')
+          ELSE c.client END AS client,
+          direction, sum(bytes)::BIGINT AS bytes,
+          sum(records)::BIGINT AS records
+        FROM topic_clients c SEMI JOIN top_topics USING (topic)
+        JOIN top_clients t ON t.client = c.client
+        WHERE direction <> 'replicate' AND bytes > 0 GROUP BY ALL ORDER BY ALL
+        """
+    )
+    sizes = database.rows(
+        "SELECT direction, floor(log2(greatest(size, 1)))::INTEGER AS bin, count(*) AS count "
+        "FROM batches WHERE NOT coalesce(is_control, false) AND size > 0 GROUP BY ALL ORDER BY ALL"
+    )
+    codecs = database.rows(
+        f"SELECT direction, codec, {sums} FROM batches WHERE NOT coalesce(is_control, false) "
+        "AND codec IS NOT NULL GROUP BY direction, codec ORDER BY direction DESC, bytes DESC, codec"
+    )
+    return {
+        "topics": listed(
+            database, "topics_all", "is_internal, write_bytes + read_bytes DESC, topic"
+        ),
+        "clients": listed(
+            database,
+            "topic_clients",
+            "starts_with(topic, '__'), topic, direction DESC, bytes DESC, client",
+        ),
+        "batches": listed(database, "topic_batches", "bytes DESC, topic, direction, codec"),
+        "codecs": codecs,
+        "heat_map": columns_of(cells, ["topic", "client", "direction", "bytes", "records"]),
+        "batch_sizes": columns_of(sizes, ["direction", "bin", "count"]),
+    }
+
+
+def _make_topic_clients(database: Database) -> None:
+    """Who moved data of a topic, and who asked for it without getting any."""
+    database.run(
+        """
+        CREATE TABLE topic_clients AS
+        WITH moved AS (
+          SELECT b.topic, x.client_id, x.client_ip, b.direction, count(*) AS batches,
+            sum(b.record_count)::BIGINT AS records, sum(b.size)::BIGINT AS bytes,
+            count(DISTINCT b.partition) AS partitions,
+            list_sort(list(DISTINCT b.codec)) AS codecs,
+              list_sort(list(DISTINCT b.magic)) AS magics,
+            count(DISTINCT x.exchange_id) AS exchanges,
+            min(x.time) AS first_time, max(x.time) AS last_time, arg_min(x.packet,
+              x.time) AS packet,
+            arg_min(x.capture_id, x.time) AS capture_id
+          FROM batches b JOIN x USING (exchange_id) GROUP BY ALL
+        ), asked AS (
+          SELECT topic, client_id, client_ip, direction, count(*) AS exchanges,
+            min(time) AS first_time, max(time) AS last_time, arg_min(packet, time) AS packet,
+            arg_min(capture_id, time) AS capture_id
+          FROM (
+            SELECT unnest(topics) AS topic, client_id, client_ip, time, packet, capture_id,
+              CASE WHEN api = 'Produce' THEN 'write' WHEN is_broker THEN 'replicate' ELSE 'read' END
+                AS direction
+            FROM x WHERE api IN ('Produce', 'Fetch', 'ShareFetch')
+          ) GROUP BY ALL
+        )
+        SELECT coalesce(m.topic, a.topic) AS topic, coalesce(m.client_id, a.client_id) AS client_id,
+          coalesce(m.client_ip, a.client_ip) AS client_ip,
+          coalesce(m.direction, a.direction) AS direction,
+          coalesce(m.client_id, a.client_id, '(none)') || ' @ ' || coalesce(m.client_ip,
+            a.client_ip)
+            AS client,
+          coalesce(m.batches, 0) AS batches, coalesce(m.records, 0) AS records,
+          coalesce(m.bytes, 0) AS bytes, coalesce(m.partitions, 0) AS partitions,
+          m.codecs, m.magics, greatest(coalesce(m.exchanges, 0), coalesce(a.exchanges,
+            0)) AS exchanges,
+          least(m.first_time, a.first_time) AS first_time, greatest(m.last_time,
+            a.last_time) AS last_time,
+          coalesce(m.packet, a.packet) AS packet, coalesce(m.capture_id, a.capture_id) AS capture_id
+        FROM moved m FULL JOIN asked a ON m.topic = a.topic AND m.direction = a.direction
+          AND m.client_ip = a.client_ip AND m.client_id IS NOT DISTINCT FROM a.client_id
+        """
+    )
+
+
+def _make_topics(database: Database, sums: str) -> None:
+    database.run(
+        f"""
+        CREATE TABLE topics_all AS
+        WITH summed AS (
+          SELECT topic, direction, {sums}, list_sort(list(DISTINCT codec)) AS codecs,
+            count(DISTINCT partition) AS partitions
+          FROM batches WHERE NOT coalesce(is_control, false) GROUP BY topic, direction
+        ), people AS (
+          SELECT topic, count(DISTINCT client) FILTER (direction = 'write') AS writers,
+            count(DISTINCT client) FILTER (direction = 'read') AS readers
+          FROM topic_clients GROUP BY topic
+        ), every AS (SELECT topic FROM people UNION SELECT topic FROM summed)
+        SELECT e.topic, starts_with(e.topic, '__') AS is_internal,
+          coalesce(p.writers, 0) AS writers, coalesce(p.readers, 0) AS readers,
+          greatest(w.partitions, r.partitions, l.partitions) AS partitions,
+          coalesce(w.bytes, 0) AS write_bytes, coalesce(w.records, 0) AS write_records,
+          coalesce(r.bytes, 0) AS read_bytes, coalesce(r.records, 0) AS read_records,
+          coalesce(l.bytes, 0) AS replicate_bytes,
+          coalesce(w.codecs, r.codecs, l.codecs) AS codecs,
+          coalesce(w.compression_ratio, r.compression_ratio) AS compression_ratio,
+          coalesce(w.batch_size_p50, r.batch_size_p50) AS batch_size_p50,
+          coalesce(w.batch_size_max, r.batch_size_max) AS batch_size_max,
+          coalesce(w.records_per_batch, r.records_per_batch) AS records_per_batch,
+          coalesce(w.record_size_mean, r.record_size_mean) AS record_size_mean
+        FROM every e LEFT JOIN people p USING (topic)
+        LEFT JOIN summed w ON w.topic = e.topic AND w.direction = 'write'
+        LEFT JOIN summed r ON r.topic = e.topic AND r.direction = 'read'
+        LEFT JOIN summed l ON l.topic = e.topic AND l.direction = 'replicate'
+        WHERE e.topic IS NOT NULL
+        """
+    )

@@ -1,0 +1,70 @@
+"""Transactions: how they ended, how long they took, which need a look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdissect.report.database import Database
+from kdissect.report.exchange_facts import quantiles
+from kdissect.report.paging import columns_of, listed
+
+SHOWN_MAX = 400
+
+
+def collect(database: Database) -> dict[str, Any]:
+    """Tables `transactions_all` and `transaction_producers`."""
+    database.run(
+        """
+        CREATE TABLE transactions_all AS
+        SELECT t.transactional_id, t.producer_id, t.producer_epoch, t.begin_time, t.end_time,
+          t.outcome, t.duration_ms, t.record_count,
+          list_transform(t.partitions, lambda p: p.topic || '-' || p.partition) AS partitions,
+          len(t.exchange_ids) AS exchanges, t.exchange_ids[1] AS exchange_id, x.packet,
+            x.capture_id,
+          x.client_id, x.client_ip
+        FROM transactions t LEFT JOIN x ON x.exchange_id = t.exchange_ids[1]
+        """
+    )
+    database.run(
+        f"""
+        CREATE TABLE transaction_producers AS
+        SELECT transactional_id, count(*) AS transactions,
+          count(*) FILTER (outcome = 'commit') AS commits,
+          count(*) FILTER (outcome = 'abort') AS aborts,
+          count(*) FILTER (outcome = 'fenced') AS fenced,
+          count(*) FILTER (outcome = 'open') AS open,
+          sum(record_count)::BIGINT AS records, {quantiles(database, "duration_ms")},
+          count(DISTINCT producer_id) AS producer_ids, max(producer_epoch) AS producer_epoch_max
+        FROM transactions_all GROUP BY transactional_id
+        """
+    )
+    outcomes = database.rows(
+        f"SELECT outcome, count(*) AS count, sum(record_count)::BIGINT AS records, "
+        f"{quantiles(database, 'duration_ms')} FROM transactions_all "
+        "GROUP BY outcome ORDER BY count DESC"
+    )
+    bars = database.rows(
+        f"""
+        SELECT coalesce(transactional_id, '(none)') AS id, outcome,
+          epoch_us(coalesce(begin_time, end_time)) / 1000.0 AS t,
+          epoch_us(coalesce(end_time, begin_time)) / 1000.0 AS t_end, duration_ms, record_count
+        FROM transactions_all WHERE coalesce(begin_time, end_time) IS NOT NULL
+        ORDER BY outcome = 'commit', duration_ms DESC NULLS LAST LIMIT {SHOWN_MAX}
+        """
+    )
+    return {
+        "outcomes": outcomes,
+        "producers": listed(
+            database,
+            "transaction_producers",
+            "aborts + fenced + open DESC, transactions DESC, transactional_id",
+        ),
+        "transactions": listed(
+            database,
+            "transactions_all",
+            "outcome = 'commit', duration_ms DESC NULLS LAST, transactional_id, begin_time",
+        ),
+        "timeline": columns_of(
+            bars, ["id", "outcome", "t", "t_end", "duration_ms", "record_count"]
+        ),
+    }

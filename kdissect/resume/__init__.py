@@ -1,0 +1,1 @@
+"""Connections that stay open over a cut between captures or windows."""

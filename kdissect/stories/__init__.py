@@ -1,0 +1,1 @@
+"""Groups, transactions and producers: events by key to rows."""

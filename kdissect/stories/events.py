@@ -1,0 +1,219 @@
+"""Events: what a message says about a group or a producer, small enough to be moved by key.
+
+Decoding sees messages slot by slot; a story (a rebalance, a transaction) runs over many slots and
+connections. So decoding emits events, each with a key: a hash of the id of its group, producer or
+fetch session. All events of a key come to one place, where `groups`, `transactions` and others put
+them in order and read the story. Frequent messages that tell nothing new (a heartbeat without an
+error) make no event; produced batches of idempotent producers make one row of about 100 bytes each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kdissect.stories.snapshots import Fragment
+from kdissect.tables.arrow_arrays import mix64
+
+ROW_BYTES_MAX = 4 << 20  # of one packed table
+
+NO_TIME = -(2**63)  # end_ns of an exchange without a response
+
+
+class Step(IntEnum):
+    """What a producer event is."""
+
+    INIT = 0  # InitProducerId gave the id and epoch; flag: the producer asked with that same id
+    ADD = 1  # a partition added to the transaction
+    VERIFY = 2  # a broker asked whether a partition is in the transaction
+    ADD_OFFSETS = 3  # AddOffsetsToTxn
+    OFFSETS = 4  # TxnOffsetCommit
+    PRODUCE = 5  # a batch; flag: transactional
+    END = 6  # EndTxn; flag: commit
+    MARKER = 7  # WriteTxnMarkers, one partition; flag: commit
+
+
+_PLACE = [
+    ("time_ns", pa.int64()),  # of the request
+    ("end_ns", pa.int64()),  # of the response, else NO_TIME
+    ("connection_id", pa.int64()),
+    ("pos", pa.int64()),  # of the request: orders what came in one segment
+    ("order", pa.int32()),  # within the exchange
+    ("exchange_id", pa.int64()),
+]
+
+# error_code is null without an answer. `data`: JSON of what only the story of that event needs.
+GROUP_STEPS = pa.schema(
+    [
+        ("group_id", pa.string()),
+        ("api_key", pa.int16()),
+        *_PLACE,
+        ("client_id", pa.string()),
+        ("member_id", pa.string()),
+        ("generation", pa.int32()),
+        ("error_code", pa.int16()),
+        ("data", pa.string()),
+    ]
+)
+
+# base_sequence, sequence_count, record_count, capture_id, packet, batch_pos, size: of PRODUCE only;
+# data: of OFFSETS only, JSON of [group, topic, partition, offset] for each that was not refused.
+PRODUCER_STEPS = pa.schema(
+    [
+        ("producer_id", pa.int64()),
+        ("producer_epoch", pa.int16()),
+        ("step", pa.int8()),
+        *_PLACE,
+        ("transactional_id", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("error_code", pa.int16()),
+        ("flag", pa.bool_()),
+        ("base_sequence", pa.int32()),
+        ("sequence_count", pa.int64()),
+        ("record_count", pa.int64()),
+        ("capture_id", pa.int64()),
+        ("packet", pa.int64()),
+        ("batch_pos", pa.int64()),
+        ("size", pa.int64()),
+        ("data", pa.string()),
+    ]
+)
+
+# broker: address and port, with a space between. `order` is an `Ask`.
+FETCH_STEPS = pa.schema(
+    [
+        ("broker", pa.string()),
+        ("session_id", pa.int32()),
+        *_PLACE,
+        ("client_id", pa.string()),
+        ("epoch", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+    ]
+)
+
+SCHEMAS = {"groups": GROUP_STEPS, "producers": PRODUCER_STEPS, "fetches": FETCH_STEPS}
+_REPEATED = {
+    "groups": ("group_id", "client_id", "member_id"),
+    "producers": ("transactional_id", "topic"),
+    "fetches": ("broker", "client_id", "topic"),
+}
+
+_KEY = {"producers": "producer_id", "fetches": "session_id"}
+
+
+class Packed(NamedTuple):
+    """Events of one key as bytes; `number` counts those of a collector."""
+
+    key: int
+    number: int
+    data: bytes
+
+
+def story(name: str, **columns: pa.Array) -> pa.Table:
+    """A table of events; columns that are not given are null."""
+    schema = SCHEMAS[name]
+    count = len(next(iter(columns.values())))
+    return pa.table(
+        [
+            _as(columns[field.name], field.type)
+            if field.name in columns
+            else pa.nulls(count, field.type)
+            for field in schema
+        ],
+        schema=schema,
+    )
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
+
+
+class Collector:
+    """The events of one decode task, packed by key at the end; fragments of snapshots likewise."""
+
+    def __init__(self, key_count: int) -> None:
+        """key_count: how many keys there are; depends on the plan of the run alone."""
+        self.key_count = key_count
+        self._tables: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
+        self._fragments: list[Packed] = []
+
+    def add(self, name: str, table: pa.Table) -> None:
+        """Rows of `SCHEMAS[name]`."""
+        if table.num_rows:
+            self._tables[name].append(table)
+
+    def add_fragment(self, fragment: Fragment) -> None:
+        snapshot = fragment.snapshot
+        key = _digest(f"{snapshot.topic} {snapshot.end_offset}") % self.key_count
+        self._fragments.append(Packed(key, fragment.order, fragment.to_bytes()))
+
+    def fragments(self) -> list[Packed]:
+        """All fragments, each with the key of its snapshot; `number` is its order."""
+        return self._fragments
+
+    def packed(self) -> Iterator[Packed]:
+        """All events, each row with the key of its group or producer."""
+        number = 0
+        for name, parts in self._tables.items():
+            if not parts:
+                continue
+            table = pa.concat_tables(parts).combine_chunks()
+            parts.clear()
+            keys = self._keys(name, table)
+            order = np.argsort(keys, kind="stable")
+            bounds = np.flatnonzero(np.diff(keys[order])) + 1
+            for rows in np.split(order, bounds):
+                key = int(keys[rows[0]])
+                chosen = table if len(rows) == len(keys) else table.take(pa.array(rows))
+                step = max(1, int(chosen.num_rows * ROW_BYTES_MAX // max(chosen.nbytes, 1)))
+                for start in range(0, chosen.num_rows, step):
+                    yield Packed(key, number, _pack(name, chosen.slice(start, step)))
+                    number += 1
+
+    def _keys(self, name: str, table: pa.Table) -> npt.NDArray[np.int64]:
+        if self.key_count == 1:
+            return np.zeros(table.num_rows, np.int64)
+        if name != "groups":
+            ids = table[_KEY[name]].to_numpy().astype(np.int64).astype(np.uint64)
+            return (mix64(ids) % np.uint64(self.key_count)).astype(np.int64)
+        encoded = table["group_id"].combine_chunks().dictionary_encode()
+        digests = np.array(
+            [_digest(text) % self.key_count for text in encoded.dictionary.to_pylist()], np.int64
+        )
+        return digests[encoded.indices.to_numpy()]
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _pack(name: str, table: pa.Table) -> bytes:
+    for column in _REPEATED[name]:
+        index = table.schema.get_field_index(column)
+        table = table.set_column(index, column, table[column].dictionary_encode())
+    out = pa.BufferOutputStream()
+    table = table.combine_chunks().replace_schema_metadata({"events": name})
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(out.getvalue().to_pybytes())
+
+
+def unpack(parts: list[bytes]) -> dict[str, pa.Table]:
+    """The events of one key from all tasks, by name; both names are there."""
+    found: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
+    for data in parts:
+        table = pa.ipc.open_stream(data).read_all()
+        name = table.schema.metadata[b"events"].decode()
+        found[name].append(table.replace_schema_metadata(None).cast(SCHEMAS[name]))
+    return {
+        name: pa.concat_tables(tables).combine_chunks() if tables else SCHEMAS[name].empty_table()
+        for name, tables in found.items()
+    }

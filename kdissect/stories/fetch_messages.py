@@ -1,0 +1,129 @@
+"""Events of fetch sessions (KIP-227) from decoded Fetch messages, with array operations only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.codec.message_columns import body_type
+from kdissect.stories.events import story
+from kdissect.stories.messages import REQUEST, RESPONSE, Messages, Rows, flattened
+from kdissect.stories.sequences import codes
+
+FETCH = 1
+FULL, FINAL = 0, -1  # session epochs that start and end a session
+
+
+class Ask(IntEnum):
+    """What a Fetch does to a session, in the order in which a broker does it."""
+
+    START = 0
+    FORGET = 1
+    ADD = 2  # asks for a partition, which stays in the session
+    CLOSE = 3
+    SEEN = 4  # the highest epoch of a chunk
+
+
+def fetch_events(messages: Messages) -> Iterator[pa.Table]:
+    """FETCH_STEPS of a chunk; a partition asked for again and again makes one of them."""
+    rows = messages.rows(FETCH)
+    asked = messages.body(FETCH, REQUEST, rows)
+    given = messages.body(FETCH, RESPONSE, rows)
+    if asked is None or not len(rows):
+        return
+    if given is None:  # whether others of the chunk were answered makes no difference
+        given = pa.nulls(len(rows), body_type(FETCH, "response"))
+    epoch = pc.fill_null(asked.field("session_epoch"), FINAL).to_numpy(zero_copy_only=False)
+    old = pc.fill_null(asked.field("session_id"), 0).to_numpy(zero_copy_only=False)
+    new = pc.fill_null(given.field("session_id"), 0).to_numpy(zero_copy_only=False)
+    error = pc.fill_null(given.field("error_code"), 0).to_numpy(zero_copy_only=False)
+    session = np.where(epoch == FULL, new, old)
+    kept = np.flatnonzero((session != 0) & (error == 0))
+    closed = np.flatnonzero((old != 0) & (epoch <= FULL) & ((epoch != FULL) | (old != new)))
+    if len(closed):
+        yield _events(messages, rows[closed], Ask.CLOSE, old[closed], epoch[closed])
+    starts = kept[epoch[kept] == FULL]
+    if len(starts):
+        yield _events(messages, rows[starts], Ask.START, session[starts], epoch[starts])
+    kept = kept[epoch[kept] >= FULL]
+    if not len(kept):
+        return
+    some = asked.take(pa.array(kept))
+    broker = codes(messages.broker.take(pa.array(rows[kept])), pa.array(session[kept]))
+    yield _seen(messages, rows[kept], broker, session[kept], epoch[kept])
+    for ask, name in ((Ask.FORGET, "forgotten_topics_data"), (Ask.ADD, "topics")):
+        topics, row = flattened(some.field(name))
+        partitions, in_topic = flattened(topics.field("partitions"))
+        if not len(partitions):
+            continue
+        if ask is Ask.ADD:
+            partitions = partitions.field("partition")
+        names = _names(topics, messages.topic_names).take(pa.array(in_topic))
+        row = row[in_topic]
+        if ask is Ask.ADD:
+            again = _again(broker, row, names, partitions, _changing(some, broker, epoch[kept]))
+            chosen = np.flatnonzero(~again)
+            row, via = row[chosen], pa.array(chosen)
+            names, partitions = names.take(via), partitions.take(via)
+        yield _events(
+            messages,
+            rows[kept[row]],
+            ask,
+            session[kept[row]],
+            epoch[kept[row]],
+            topic=names,
+            partition=partitions,
+        )
+
+
+def _events(
+    messages: Messages, rows: Rows, ask: Ask, session: Rows, epoch: Rows, **more: pa.Array
+) -> pa.Table:
+    return story(
+        "fetches",
+        **messages.place(rows, np.full(len(rows), int(ask), np.int64)),
+        broker=messages.broker.take(pa.array(rows)),
+        client_id=messages.client_id.take(pa.array(rows)).cast(pa.string()),
+        session_id=pa.array(session.astype(np.int32)),
+        epoch=pa.array(epoch.astype(np.int32)),
+        **more,
+    )
+
+
+def _names(topics: pa.StructArray, topic_names: dict[str, str]) -> pa.Array:
+    """Topic per element: its name, else what its id is known as, else the id."""
+    ids = topics.field("topic_id").dictionary_encode()
+    known = [topic_names.get(text, text) for text in ids.dictionary.to_pylist()]
+    return pc.coalesce(topics.field("topic"), pa.array(known, pa.string()).take(ids.indices))
+
+
+def _seen(messages: Messages, rows: Rows, broker: Rows, session: Rows, epoch: Rows) -> pa.Table:
+    """One event per session, of its highest epoch here."""
+    order = np.lexsort((np.arange(len(rows)), epoch, broker))
+    last = order[np.flatnonzero(np.append(broker[order][1:] != broker[order][:-1], True))]
+    return _events(messages, rows[last], Ask.SEEN, session[last], epoch[last])
+
+
+def _changing(some: pa.StructArray, broker: Rows, epoch: Rows) -> npt.NDArray[np.bool_]:
+    """Per fetch whether its session forgets something in this chunk, or starts behind its start."""
+    forgets = pc.list_value_length(some.field("forgotten_topics_data"))
+    moves = pc.fill_null(pc.greater(forgets, 0), False).to_numpy(zero_copy_only=False)
+    moves = moves | (epoch == FULL)
+    result: npt.NDArray[np.bool_] = np.isin(broker, broker[moves])
+    return result
+
+
+def _again(
+    broker: Rows, row: Rows, names: pa.Array, partitions: pa.Array, changing: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Per partition asked for whether the same session asked for it before in this chunk."""
+    key = codes(pa.array(broker[row]), names, partitions)
+    _, first = np.unique(key, return_index=True)
+    again = np.ones(len(row), bool)
+    again[first] = False
+    return again & ~changing[row]

@@ -1,0 +1,108 @@
+"""Rows of `fetch_sessions`: from which epoch to which a session asked for a partition (KIP-227).
+
+An incremental Fetch lists only what is new, changed or forgotten; it asks for all partitions whose
+rows have its session's id and an epoch range around its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kdissect.stories.fetch_messages import Ask
+from kdissect.tables.arrow_arrays import times_from_ns
+from kdissect.tables.schemas import FETCH_SESSIONS
+
+KNOWN, UNKNOWN = "known", "unknown"
+
+
+class _Event(NamedTuple):
+    """What is read of a row of FETCH_STEPS."""
+
+    broker: str
+    session_id: int
+    time_ns: int
+    order: int
+    exchange_id: int
+    client_id: str | None
+    epoch: int
+    topic: str
+    partition: int
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session while it is open; stays: partitions that are asked for -> their row."""
+
+    state: str
+    last_epoch: int
+    last_ns: int
+    stays: dict[tuple[str, int], dict[str, Any]]
+
+    def end(self) -> None:
+        """Set the end of all that is still asked for."""
+        for row in self.stays.values():
+            row["last_epoch"], row["last_time"] = self.last_epoch, self.last_ns
+        self.stays.clear()
+
+
+def fetch_sessions_table(events: pa.Table) -> pa.Table:
+    """`fetch_sessions` of FETCH_STEPS that are in order of time."""
+    rows: list[dict[str, Any]] = []
+    sessions: dict[tuple[str, int], _Session] = {}
+    columns = (events[name].to_pylist() for name in _Event._fields)
+    for event in map(_Event._make, zip(*columns, strict=True)):
+        key = event.broker, event.session_id
+        ask, epoch, time_ns = event.order, event.epoch, event.time_ns
+        session = sessions.get(key)
+        if ask == Ask.START or session is None:
+            if session is not None:
+                session.end()
+            state = KNOWN if ask == Ask.START else UNKNOWN
+            session = sessions[key] = _Session(state, epoch, time_ns, {})
+        if ask == Ask.CLOSE:
+            sessions.pop(key).end()
+            continue
+        place = event.topic, event.partition
+        if ask == Ask.FORGET:
+            row = session.stays.pop(place, None)
+            if row is not None:
+                row["last_epoch"], row["last_time"] = epoch - 1, time_ns
+                row["end_exchange_id"] = event.exchange_id
+        if epoch >= session.last_epoch:
+            session.last_epoch, session.last_ns = epoch, time_ns
+        if ask == Ask.ADD and place not in session.stays:
+            session.stays[place] = _row(event, session.state)
+            rows.append(session.stays[place])
+    for session in sessions.values():
+        session.end()
+    return _table(rows)
+
+
+def _row(event: _Event, state: str) -> dict[str, Any]:
+    ip, _, port = event.broker.rpartition(" ")
+    return {
+        "broker_ip": ip,
+        "broker_port": int(port),
+        "session_id": event.session_id,
+        "client_id": event.client_id,
+        "state": state,
+        "topic": event.topic,
+        "partition": event.partition,
+        "first_epoch": event.epoch,
+        "first_time": event.time_ns,
+        "exchange_id": event.exchange_id,
+        "end_exchange_id": None,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    columns: dict[str, Any] = {}
+    for name in FETCH_SESSIONS.names:
+        values = [row[name] for row in rows]
+        is_time = name in ("first_time", "last_time")
+        columns[name] = times_from_ns(np.array(values, np.int64)) if is_time else values
+    return pa.table(columns, schema=FETCH_SESSIONS)

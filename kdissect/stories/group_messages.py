@@ -1,0 +1,244 @@
+"""Events of groups from decoded messages: those that change or refuse something.
+
+Which messages those are is told by array operations; the few that are left (joins, syncs, leaves,
+errors, heartbeats with a new epoch or assignment) are read one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.codec.message_codec import decode
+from kdissect.errors import DecodeError
+from kdissect.protocol import catalog
+from kdissect.protocol.error_codes import error_name
+from kdissect.stories.events import story
+from kdissect.stories.messages import REQUEST, RESPONSE, Messages, Rows
+
+OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 8, 11, 12, 13, 14
+TXN_OFFSET_COMMIT, CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT = 28, 68, 76, 88
+
+GROUP_APIS = (
+    *(OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, TXN_OFFSET_COMMIT),
+    *(CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT),
+)
+EPOCH_HEARTBEATS = (CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT)
+
+Body = dict[str, Any]
+Told = tuple[str | None, int | None, dict[str, Any]]  # member id, generation, what else there is
+
+
+def group_events(messages: Messages) -> Iterator[pa.Table]:
+    """GROUP_STEPS of a chunk."""
+    for api_key in GROUP_APIS:
+        rows = _telling(messages, api_key)
+        if len(rows):
+            yield _read(messages, api_key, rows)
+
+
+def _telling(messages: Messages, api_key: int) -> Rows:
+    """Rows of the messages that say something new."""
+    rows = messages.rows(api_key)
+    if not len(rows) or api_key in (JOIN_GROUP, SYNC_GROUP, LEAVE_GROUP):
+        return rows
+    wrong = messages.error_code[rows] != 0
+    if api_key not in EPOCH_HEARTBEATS:
+        return rows[wrong]
+    asked = messages.body(api_key, REQUEST, rows)
+    given = messages.body(api_key, RESPONSE, rows)
+    assert asked is not None
+    epoch = asked.field("member_epoch").to_numpy(zero_copy_only=False)
+    new = wrong | (epoch <= 0)
+    if given is not None:
+        there = given.is_valid().to_numpy(zero_copy_only=False)
+        told = pc.fill_null(given.field("member_epoch"), 0).to_numpy(zero_copy_only=False)
+        name = "active_tasks" if api_key == STREAMS_HEARTBEAT else "assignment"
+        assigned = given.field(name).is_valid().to_numpy(zero_copy_only=False)
+        new |= there & ((told != epoch) | assigned)
+    return rows[new]
+
+
+def _read(messages: Messages, api_key: int, rows: Rows) -> pa.Table:
+    asked = messages.body(api_key, REQUEST, rows)
+    given = messages.body(api_key, RESPONSE, rows)
+    requests = asked.to_pylist() if asked is not None else []
+    responses = given.to_pylist() if given is not None else [None] * len(rows)
+    picked: list[int] = []
+    order: list[int] = []
+    told: list[Told] = []
+    for at, (request, response) in enumerate(zip(requests, responses, strict=True)):
+        for number, one in enumerate(_told(api_key, request, response, messages.topic_names)):
+            picked.append(at)
+            order.append(number)
+            told.append(one)
+    chosen = rows[np.array(picked, np.int64)]
+    clients = messages.client_id.take(pa.array(chosen))
+    errors: pa.Array = messages.errors(api_key, chosen)
+    own = [one[2].pop("error_code", None) for one in told]  # a member's, in a batch of leaves
+    return story(
+        "groups",
+        **messages.place(chosen, np.array(order, np.int64)),
+        group_id=pa.array([requests[at]["group_id"] for at in picked], pa.string()),
+        api_key=pa.array(np.full(len(chosen), api_key, np.int16)),
+        client_id=clients.cast(pa.string()),
+        member_id=pa.array([member for member, _, _ in told], pa.string()),
+        generation=pa.array([generation for _, generation, _ in told], pa.int32()),
+        error_code=pc.coalesce(pa.array(own, pa.int16()), errors),
+        data=pa.array([json.dumps(data) for _, _, data in told], pa.string()),
+    )
+
+
+def _told(
+    api_key: int, request: Body, response: Body | None, topic_names: dict[str, str]
+) -> Iterator[Told]:
+    if api_key == JOIN_GROUP:
+        yield _join(request, response)
+    elif api_key == SYNC_GROUP:
+        yield _sync(request, response)
+    elif api_key == LEAVE_GROUP:
+        yield from _leaves(request, response)
+    elif api_key == HEARTBEAT:
+        yield request["member_id"], request["generation_id"], {}
+    elif api_key in EPOCH_HEARTBEATS:
+        yield _epoch_heartbeat(api_key, request, response, topic_names)
+    else:
+        name = "generation_id_or_member_epoch" if api_key == OFFSET_COMMIT else "generation_id"
+        refused = {"refused": _refused(request, response, topic_names)}
+        yield request["member_id"], request[name], refused
+
+
+def _join(request: Body, response: Body | None) -> Told:
+    data = {
+        "asked_as": request["member_id"],
+        "type": request["protocol_type"],
+        "offered": [protocol["name"] for protocol in request["protocols"] or ()],
+        "reason": request["reason"],
+        "instance": request["group_instance_id"],
+    }
+    if response is None:
+        return request["member_id"] or None, None, data
+    data["protocol"] = response["protocol_name"]
+    data["leader"] = response["leader"]
+    data["members"] = [member["member_id"] for member in response["members"] or ()]
+    return response["member_id"] or request["member_id"], response["generation_id"], data
+
+
+def _sync(request: Body, response: Body | None) -> Told:
+    data: dict[str, Any] = {"gives": len(request["assignments"] or ())}
+    if response is not None:
+        data["assigned"] = _assigned(request["protocol_type"], response["assignment"])
+    return request["member_id"], request["generation_id"], data
+
+
+def _leaves(request: Body, response: Body | None) -> Iterator[Told]:
+    if request["members"] is None:
+        yield request["member_id"], None, {"reason": None, "instance": None}
+        return
+    answers = (response and response["members"]) or []
+    for number, member in enumerate(request["members"]):
+        data = {"reason": member["reason"], "instance": member["group_instance_id"]}
+        whole = response["error_code"] if response else 0
+        if not whole and number < len(answers):
+            data["error_code"] = answers[number]["error_code"]
+        yield member["member_id"], None, data
+
+
+def _epoch_heartbeat(
+    api_key: int, request: Body, response: Body | None, topic_names: dict[str, str]
+) -> Told:
+    data: dict[str, Any] = {
+        "epoch": request["member_epoch"],
+        "instance": request.get("instance_id"),
+        "subscribed": request.get("subscribed_topic_names"),
+        "regex": request.get("subscribed_topic_regex"),
+    }
+    if response is None:
+        return request["member_id"], request["member_epoch"], data
+    data["message"] = response["error_message"]
+    if api_key == STREAMS_HEARTBEAT:
+        if response["active_tasks"] is not None:
+            data["given"] = _merged(
+                (f"{kind} task {task['subtopology_id']}", task["partitions"])
+                for kind in ("active", "standby", "warmup")
+                for task in response[f"{kind}_tasks"] or ()
+            )
+    elif response["assignment"] is not None:
+        data["given"] = _merged(
+            (topic_names.get(item["topic_id"], item["topic_id"]), item["partitions"])
+            for item in response["assignment"]["topic_partitions"] or ()
+        )
+    member = response["member_id"] or request["member_id"]
+    epoch = request["member_epoch"] if response["error_code"] else response["member_epoch"]
+    return member, epoch, data
+
+
+def _refused(request: Body, response: Body | None, topic_names: dict[str, str]) -> str:
+    """Which partitions of a commit were refused and why."""
+    found: dict[int, list[tuple[str, list[int]]]] = {}
+    for topic in (response and response["topics"]) or ():
+        name = topic["name"]
+        if name is None:
+            name = topic_names.get(topic["topic_id"], topic["topic_id"])
+        for partition in topic["partitions"] or ():
+            code = partition["error_code"]
+            if code:
+                found.setdefault(code, []).append((name, [partition["partition_index"]]))
+    return "; ".join(
+        f"{error_name(code)}: {places(_merged(some))}" for code, some in sorted(found.items())
+    )
+
+
+def _assigned(protocol_type: str | None, data: bytes | None) -> str:
+    """A classic assignment in words; other group protocols than consumer's by their size."""
+    if not data:
+        return "nothing"
+    if protocol_type in (None, "consumer", "stream"):
+        definition = catalog.definition("ConsumerProtocolAssignment")
+        last = definition.versions.last
+        version = int.from_bytes(data[:2], "big", signed=True)
+        if len(data) >= 2 and version >= 0:
+            try:
+                values, end = decode(definition, min(version, last), data, 2)
+            except DecodeError:
+                end, values = -1, {}
+            if end == len(data) or (version > last and end > 0):
+                given = values["assigned_partitions"] or ()
+                return places(_merged((_text(item["topic"]), item["partitions"]) for item in given))
+    return f"{len(data)} bytes"
+
+
+def _text(name: str) -> str:
+    """The name with U+FFFD for bytes that are no UTF-8, which the decoder keeps as surrogates."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+Places = dict[str, list[int]]  # partitions of each topic, or of each subtopology's tasks
+
+
+def _merged(pairs: Iterable[tuple[str, list[int] | None]]) -> Places:
+    """Each name once, in order, with its distinct partitions in order."""
+    merged: dict[str, set[int]] = {}
+    for name, partitions in pairs:
+        merged.setdefault(name, set()).update(partitions or ())
+    return {name: sorted(partitions) for name, partitions in sorted(merged.items())}
+
+
+def places(given: Places) -> str:
+    """``orders[0-2,5] payments[1]``: partitions as ranges."""
+    return " ".join(f"{name}[{_ranges(parts)}]" for name, parts in given.items()) or "nothing"
+
+
+def _ranges(numbers: list[int]) -> str:
+    texts = []
+    for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
+        listed = [number for _, number in run]
+        first, last = listed[0], listed[-1]
+        texts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(texts)

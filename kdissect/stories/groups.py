@@ -1,0 +1,486 @@
+"""Rows of `group_events`: who joined, led, synced and left, and how long a rebalance stood still.
+
+Every event makes a row of its own; then two more kinds are read from all of them together:
+
+rebalance  of a classic group: a generation, from the first join that was answered with it to the
+           last sync of it. Of the others (KIP-848, KIP-932, KIP-1071): a member epoch, from the
+           first request that was answered with it until every member known here has it.
+stable     where a rebalance ends: all that synced have their assignment.
+
+A member known here is one whose joining or heartbeat was captured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kdissect.protocol.error_codes import error_name
+from kdissect.stories.events import NO_TIME
+from kdissect.stories.group_messages import (
+    CONSUMER_HEARTBEAT,
+    EPOCH_HEARTBEATS,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    SHARE_HEARTBEAT,
+    STREAMS_HEARTBEAT,
+    SYNC_GROUP,
+    Places,
+    places,
+)
+from kdissect.tables.arrow_arrays import times_from_ns
+from kdissect.tables.schemas import GROUP_EVENTS
+
+CLASSIC = "classic"
+TYPES = {
+    CONSUMER_HEARTBEAT: "consumer",
+    SHARE_HEARTBEAT: "share",
+    STREAMS_HEARTBEAT: "streams",
+}
+_CLASSIC_APIS = (JOIN_GROUP, SYNC_GROUP, LEAVE_GROUP, HEARTBEAT)
+STATIC_LEAVE = -2
+_EPOCH_ERRORS = (110, 113)  # FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH: not said to classic members
+
+# Reasons of clients that only say that they follow others.
+_FOLLOWS = ("group is already rebalancing", "need to re-join with the given member-id")
+
+
+@dataclass(slots=True)
+class _Event:
+    """An event with its JSON read; error is None without an answer."""
+
+    group_id: str
+    api_key: int
+    time_ns: int
+    end_ns: int
+    exchange_id: int
+    client_id: str | None
+    member_id: str | None
+    generation: int | None
+    error: int | None
+    data: dict[str, Any]
+
+    @property
+    def answer_ns(self) -> int:
+        return self.end_ns if self.end_ns != NO_TIME else self.time_ns
+
+    @property
+    def is_good(self) -> bool:
+        return self.error == 0
+
+    @property
+    def waited_ms(self) -> float | None:
+        return (self.end_ns - self.time_ns) / 1e6 if self.end_ns != NO_TIME else None
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of `group_events`; time in nanoseconds."""
+
+    group_id: str
+    group_type: str
+    time_ns: int
+    event: str
+    member_id: str | None
+    client_id: str | None
+    generation: int | None
+    duration_ms: float | None
+    exchange_id: int
+    detail: str
+
+
+@dataclass(slots=True)
+class _Generation:
+    """A generation of a classic group as its answers told it."""
+
+    number: int
+    leader: str
+    protocol: str | None
+    joins: list[_Event] = field(default_factory=list)
+    syncs: list[_Event] = field(default_factory=list)
+    listed: list[str] = field(default_factory=list)  # members, as the leader was told
+
+    @property
+    def members(self) -> list[str]:
+        return self.listed or sorted({join.member_id or "" for join in self.joins})
+
+
+def group_events_table(events: pa.Table) -> pa.Table:
+    """`group_events` of GROUP_STEPS that are in order of time."""
+    read = [
+        _Event(
+            row["group_id"],
+            row["api_key"],
+            row["time_ns"],
+            row["end_ns"],
+            row["exchange_id"],
+            row["client_id"],
+            row["member_id"],
+            row["generation"],
+            row["error_code"],
+            json.loads(row["data"]),
+        )
+        for row in events.to_pylist()
+    ]
+    read.sort(key=lambda event: event.group_id)  # stable: stays in order of time
+    rows: list[_Row] = []
+    for _, group in groupby(read, key=lambda event: event.group_id):
+        rows += _group_rows(list(group))
+    return _table(rows)
+
+
+def _table(rows: list[_Row]) -> pa.Table:
+    times = times_from_ns(np.array([row.time_ns for row in rows], np.int64))
+    columns: dict[str, Any] = {
+        name: [getattr(row, name) for row in rows] for name in GROUP_EVENTS.names if name != "time"
+    }
+    columns["time"] = times
+    return pa.table([columns[name] for name in GROUP_EVENTS.names], schema=GROUP_EVENTS)
+
+
+def _group_rows(events: list[_Event]) -> Iterator[_Row]:
+    types = _types(events)
+    for event, group_type in zip(events, types, strict=True):
+        yield from _own_rows(event, group_type)
+    yield from _classic_rebalances(events)
+    for api_key, group_type in TYPES.items():
+        yield from _epoch_rebalances(
+            [event for event in events if event.api_key == api_key], group_type
+        )
+
+
+def _types(events: list[_Event]) -> list[str]:
+    """Type per event; a commit does not tell its own: it is what its member, or its group, is.
+
+    Of a group that nobody was seen to join, an error may tell; else it is classic, as Kafka lists
+    groups that only commit.
+    """
+    by_member: dict[str | None, str] = {}
+    first = "consumer" if any(event.error in _EPOCH_ERRORS for event in events) else CLASSIC
+    for event in reversed(events):
+        known = TYPES.get(event.api_key) or (CLASSIC if event.api_key in _CLASSIC_APIS else None)
+        if known:
+            by_member[event.member_id] = first = known
+    return [
+        TYPES.get(event.api_key)
+        or (CLASSIC if event.api_key in _CLASSIC_APIS else by_member.get(event.member_id, first))
+        for event in events
+    ]
+
+
+# -- rows of single events --------------------------------------------------------------------
+
+
+def _own_rows(event: _Event, group_type: str) -> Iterator[_Row]:
+    def row(name: str, parts: list[str], duration_ms: float | None = None) -> _Row:
+        return _Row(
+            event.group_id,
+            group_type,
+            event.time_ns,
+            name,
+            event.member_id,
+            event.client_id,
+            event.generation,
+            duration_ms,
+            event.exchange_id,
+            "; ".join(part for part in parts if part),
+        )
+
+    data = event.data
+    if event.api_key == JOIN_GROUP:
+        yield row("join", _join_detail(event), event.waited_ms)
+    elif event.api_key == SYNC_GROUP:
+        assigned = data.get("assigned")
+        gives = f"gives {data['gives']} assignments" if data["gives"] else ""
+        got = f"assigned {assigned}" if event.is_good and assigned is not None else ""
+        yield row("sync", [_error(event), gives, got], event.waited_ms)
+    elif event.api_key == LEAVE_GROUP:
+        yield row("leave", [_error(event), data["reason"] or "", _instance(event)])
+    elif event.api_key == HEARTBEAT:
+        yield row("heartbeat_error", [_error(event)])
+    elif event.api_key in EPOCH_HEARTBEATS:
+        yield from _heartbeat_rows(event, row)
+    else:
+        yield row("commit_error", [data["refused"] or _error(event)])
+
+
+def _heartbeat_rows(event: _Event, row: Any) -> Iterator[_Row]:
+    data = event.data
+    refused = [_error(event), data.get("message") or ""]
+    if data["epoch"] == 0:
+        subscribed = data["subscribed"]
+        topics = f"subscribes {', '.join(subscribed)}" if subscribed else ""
+        pattern = f"subscribes by {data['regex']}" if data["regex"] else ""
+        yield row("join", [*refused, topics, pattern, _instance(event)], event.waited_ms)
+    elif data["epoch"] < 0:
+        why = "a static member, to come back" if data["epoch"] == STATIC_LEAVE else ""
+        yield row("leave", [*refused, why, _instance(event)])
+    elif not event.is_good and event.error is not None:
+        yield row("heartbeat_error", refused)
+    if event.is_good and "given" in data:
+        yield row("sync", [f"assigned {places(data['given'])}"], event.waited_ms)
+
+
+def _join_detail(event: _Event) -> list[str]:
+    data = event.data
+    parts = [_error(event)]
+    if not event.is_good and event.error == 79:
+        parts.append("told its member id, to join again with")
+    if event.is_good:
+        role = "leads" if data["leader"] == event.member_id else f"led by {data['leader']}"
+        parts += [role, f"protocol {data['protocol']}"]
+        if data["members"]:
+            parts.append(_count(data["members"]))
+    else:
+        parts.append(f"offers {', '.join(data['offered'])}")
+    if data["type"] not in ("consumer", ""):
+        parts.append(f"protocol type {data['type']}")
+    parts.append(data["reason"] or "")
+    return [*parts, _instance(event)]
+
+
+def _instance(event: _Event) -> str:
+    instance = event.data.get("instance")
+    return f"static member {instance}" if instance else ""
+
+
+def _error(event: _Event) -> str:
+    if event.error is None:
+        return "not answered"
+    return error_name(event.error) if event.error else ""
+
+
+# -- classic groups -----------------------------------------------------------------------------
+
+
+def _classic_rebalances(events: list[_Event]) -> Iterator[_Row]:
+    generations = _generations(events)
+    leaves = deque(event for event in events if event.api_key == LEAVE_GROUP and event.is_good)
+    waiting: list[_Event] = []
+    before: _Generation | None = None
+    for index, one in enumerate(generations):
+        left: list[_Event] = []
+        if one.joins:
+            began = min(join.answer_ns for join in one.joins)
+            while leaves and leaves[0].time_ns <= began:
+                waiting.append(leaves.popleft())
+            # one that is listed all the same left too late for this generation
+            members = set(one.members)
+            left = [leave for leave in waiting if leave.member_id not in members]
+            waiting = [leave for leave in waiting if leave.member_id in members]
+        is_last = index + 1 == len(generations)
+        yield from _generation_rows(one, before, left, is_last)
+        before = one
+
+
+def _generations(events: list[_Event]) -> list[_Generation]:
+    """Generations in the order in which they were told, with their joins and syncs."""
+    told = [event for event in events if event.api_key in (JOIN_GROUP, SYNC_GROUP)]
+    told.sort(key=lambda event: event.answer_ns)  # stable
+    found: list[_Generation] = []
+    for event in told:
+        number = event.generation
+        if number is None or number < 0:
+            continue
+        last = found[-1] if found else None
+        if event.api_key == SYNC_GROUP:
+            known = next((one for one in found[:-4:-1] if one.number == number), None)
+            if known is None and event.is_good:
+                known = _Generation(number, "", None)
+                found.append(known)
+            if known is not None:
+                known.syncs.append(event)
+        elif event.is_good:
+            data = event.data
+            if last is None or last.number != number or last.leader not in ("", data["leader"]):
+                found.append(_Generation(number, data["leader"], data["protocol"]))
+            one = found[-1]
+            one.leader, one.protocol = data["leader"], data["protocol"]
+            one.joins.append(event)
+            one.listed = one.listed or sorted(data["members"])
+    return found
+
+
+def _generation_rows(
+    one: _Generation, before: _Generation | None, left: list[_Event], is_last: bool
+) -> Iterator[_Row]:
+    good = [sync for sync in one.syncs if sync.is_good]
+    ended = max((good or one.syncs), key=lambda sync: sync.answer_ns, default=None)
+    if one.joins:
+        first = min(one.joins, key=lambda join: join.time_ns)
+        duration = (ended.answer_ns - first.time_ns) / 1e6 if ended is not None else None
+        members = one.members
+        parts = [
+            f"generation {one.number} of {_count(members)}: {', '.join(members)}",
+            f"led by {one.leader}",
+            f"protocol {one.protocol}",
+            f"why: {_why(one, before, left)}",
+        ]
+        if not good:
+            parts.append("no sync was captured" if is_last else "did not become stable")
+        row = _row_of(first, CLASSIC, first.time_ns, "rebalance", one.number, parts)
+        row.duration_ms = duration
+        yield row
+    if good and ended is not None:
+        synced = {sync.member_id or "": sync.data.get("assigned", "") for sync in good}
+        shares = [f"{member}: {assigned}" for member, assigned in sorted(synced.items())]
+        missing = sorted(set(one.members) - set(synced)) if one.joins else []
+        parts = ["; ".join(shares)]
+        if missing:
+            parts.append(f"without a sync: {', '.join(missing)}")
+        yield _row_of(ended, CLASSIC, ended.answer_ns, "stable", one.number, parts)
+
+
+def _count(members: list[str]) -> str:
+    return "1 member" if len(members) == 1 else f"{len(members)} members"
+
+
+def _why(one: _Generation, before: _Generation | None, left: list[_Event]) -> str:
+    """What happened since the generation before: joins, leaves, those who stayed away, reasons."""
+    members = one.members
+    known = before.members if before is not None and before.number == one.number - 1 else None
+    gone = {leave.member_id or "": leave.data["reason"] for leave in left}
+    reasons = [
+        f"{member} left ({reason})" if reason else f"{member} left"
+        for member, reason in sorted(gone.items())
+    ]
+    fresh = {
+        join.member_id or ""
+        for join in one.joins
+        if not join.data["asked_as"] or _is_new(join, known)
+    }
+    if known is not None:
+        fresh |= set(members) - set(known)
+        away = sorted(set(known) - set(members) - set(gone))
+        reasons += [f"{member} did not come back" for member in away]
+    reasons = [f"{member} joined" for member in sorted(fresh)] + reasons
+    for join in one.joins:
+        said = join.data["reason"]
+        if said and not said.startswith(_FOLLOWS):
+            reasons.append(f"{join.member_id} rejoined ({said})")
+    if not reasons and known is None:
+        return "the generation before was not captured"
+    return ", ".join(reasons) or "its members rejoined without a reason"
+
+
+def _is_new(join: _Event, known: list[str] | None) -> bool:
+    """A member that was told its id (KIP-394) asks with it in its second join."""
+    said = join.data["reason"] or ""
+    return known is None and said.startswith("need to re-join with the given member-id")
+
+
+# -- groups with member epochs --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """A member epoch on its way through the group.
+
+    last: the answer with which the last member got it, or got what the others gave up for it.
+    """
+
+    number: int
+    first: _Event
+    joined: list[str]
+    left: list[str]
+    last: _Event | None = None
+    shares: dict[str, Places | None] = field(default_factory=dict)
+
+
+def _epoch_rebalances(events: list[_Event], group_type: str) -> Iterator[_Row]:
+    """A row for each epoch that appears, and one when all known members have it.
+
+    Members give up partitions while they still have the epoch before; they get more partitions
+    with the new one, or later, when others have given them up.
+    """
+    members: dict[str, int] = {}
+    numbers: Counter[int] = Counter()  # of members with each epoch
+    assigned: dict[str, Places] = {}
+    current: _Epoch | None = None
+    joined: list[str] = []
+    left: list[str] = []
+    for event in sorted(events, key=lambda event: event.answer_ns):
+        if not event.is_good or event.member_id is None or event.generation is None:
+            continue
+        member, asked = event.member_id, event.data["epoch"]
+        known = members.pop(member, None)
+        if known is not None:
+            numbers[known] -= 1
+        is_news = known != event.generation
+        if asked < 0:
+            assigned.pop(member, None)
+            left.append(member)
+            is_news = current is not None and current.last is None
+        else:
+            if asked == 0:
+                joined.append(member)
+                is_news = current is None or current.last is None  # who comes later waits
+            if "given" in event.data:
+                is_news |= _gains(assigned.get(member, {}), event.data["given"])
+                assigned[member] = event.data["given"]
+            members[member] = event.generation
+            numbers[event.generation] += 1
+            # an epoch that starts over is that of a new group with the same id
+            starts_over = asked == 0 and len(members) == 1
+            if current is None or event.generation > current.number or starts_over:
+                if current is not None:
+                    yield from _epoch_rows(current, group_type)
+                current = _Epoch(event.generation, event, joined, left)
+                joined, left = [], []
+        if current is None or not is_news or not members:
+            continue
+        if numbers[current.number] == len(members):
+            if current.last is None:
+                current.shares = {name: assigned.get(name) for name in sorted(members)}
+            elif member in members:
+                current.shares[member] = assigned.get(member)
+            current.last = event
+    if current is not None:
+        yield from _epoch_rows(current, group_type)
+
+
+def _gains(before: Places, after: Places) -> bool:
+    return any(set(parts) - set(before.get(name, ())) for name, parts in after.items())
+
+
+def _epoch_rows(epoch: _Epoch, group_type: str) -> Iterator[_Row]:
+    reasons = [f"{member} joined" for member in epoch.joined]
+    reasons += [f"{member} left" for member in epoch.left]
+    first, last = epoch.first, epoch.last
+    who = _count(list(epoch.shares)) if last is not None else "not all known members got it"
+    parts = [f"epoch {epoch.number}", who, f"why: {', '.join(reasons) or 'not told'}"]
+    row = _row_of(first, group_type, first.time_ns, "rebalance", epoch.number, parts)
+    if last is not None:
+        row.duration_ms = (last.answer_ns - first.time_ns) / 1e6
+        shares = [
+            f"{name}: {'not told' if given is None else places(given)}"
+            for name, given in sorted(epoch.shares.items())
+        ]
+        yield _row_of(last, group_type, last.answer_ns, "stable", epoch.number, shares)
+    yield row
+
+
+def _row_of(
+    event: _Event, group_type: str, time_ns: int, name: str, number: int, parts: list[str]
+) -> _Row:
+    """A row about the group as a whole, told by an event of one member."""
+    return _Row(
+        event.group_id,
+        group_type,
+        time_ns,
+        name,
+        None,
+        None,
+        number,
+        None,
+        event.exchange_id,
+        "; ".join(parts),
+    )

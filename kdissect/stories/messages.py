@@ -1,0 +1,95 @@
+"""The decoded messages of a chunk, as the readers of events see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.codec.message_columns import MessageColumns
+from kdissect.stories.events import NO_TIME
+
+REQUEST, RESPONSE = 0, 1
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A chunk of exchanges with what was decoded of them.
+
+    exchanges: EXCHANGE[n]; connection_id, capture_id (of the request): int64[n]; client_id: string
+    or dictionary [n]; broker: string[n], address and port; error_code: int16[n], the first that is
+    not 0 in the response, else 0.
+    decoded: (api key, side) -> rows of the chunk and their columns, in the order of the rows.
+    topic_names: topic id text -> name.
+    """
+
+    exchanges: npt.NDArray[np.void]
+    connection_id: Rows
+    capture_id: Rows
+    client_id: pa.Array
+    broker: pa.Array
+    error_code: npt.NDArray[np.int16]
+    decoded: dict[tuple[int, int], tuple[Rows, MessageColumns]]
+    topic_names: dict[str, str]
+
+    def rows(self, api_key: int) -> Rows:
+        """Rows whose request of that API was decoded."""
+        return self._good(api_key, REQUEST)
+
+    def _good(self, api_key: int, side: int) -> Rows:
+        known = self.decoded.get((api_key, side))
+        if known is None:
+            return np.zeros(0, np.int64)
+        rows, columns = known
+        return rows[columns.status == 0]
+
+    def answered(self, api_key: int, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of the rows have a decoded response."""
+        return np.isin(rows, self._good(api_key, RESPONSE))
+
+    def body(self, api_key: int, side: int, rows: Rows) -> pa.StructArray | None:
+        """Bodies of these rows, null where there is none; None when there is none at all."""
+        known = self.decoded.get((api_key, side))
+        if known is None:
+            return None
+        there, columns = known
+        good = np.flatnonzero(columns.status == 0)
+        if len(good) == len(rows) == len(there) and bool(np.all(there == rows)):
+            return columns.body
+        there = there[good]
+        if not len(there):
+            return columns.body.take(pa.nulls(len(rows), pa.int64()))
+        at = np.minimum(np.searchsorted(there, rows), len(there) - 1)
+        return columns.body.take(pa.array(good[at], pa.int64(), mask=there[at] != rows))
+
+    def place(self, rows: Rows, order: Any = None) -> dict[str, pa.Array]:
+        """The columns of an event that tell when and where, for exchanges `rows`."""
+        some = self.exchanges[rows]
+        response = some["response"]
+        end_ns = np.where(response["size"] >= 0, response["time_ns"], NO_TIME)
+        return {
+            "time_ns": pa.array(np.ascontiguousarray(some["request"]["time_ns"])),
+            "end_ns": pa.array(end_ns),
+            "connection_id": pa.array(self.connection_id[rows]),
+            "pos": pa.array(np.ascontiguousarray(some["request"]["pos"])),
+            "order": pa.array(
+                np.zeros(len(rows), np.int32) if order is None else order.astype(np.int32)
+            ),
+            "exchange_id": pa.array(np.ascontiguousarray(some["exchange_id"])),
+        }
+
+    def errors(self, api_key: int, rows: Rows) -> pa.Array:
+        """Error code per row, null where no response was decoded."""
+        return pa.array(self.error_code[rows].astype(np.int16), mask=~self.answered(api_key, rows))
+
+
+def flattened(column: pa.Array) -> tuple[pa.Array, Rows]:
+    """(elements of all lists of a list column, row of each element)."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return column.flatten(), np.repeat(np.arange(len(column)), lengths)

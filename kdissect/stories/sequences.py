@@ -1,0 +1,194 @@
+"""Gaps and repeats in the sequences of idempotent producers (KIP-98).
+
+A producer numbers its records per partition: a batch has the sequence of its first record, and the
+next batch goes on behind its last one, with 0 behind 2^31-1. So what the batches of one (producer
+id, epoch, topic, partition) cover is one run of numbers without holes. Every batch that was sent
+counts as covering, also one that was refused or not answered: the hole is in what was captured (or
+sent), never in what a broker took. A batch repeats another when the same sequence was sent before
+and was not refused, or when the broker says so.
+
+The order in which batches were seen matters only for unwrapping; a later retry fills a hole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.kafka.assembly import Anomaly
+from kdissect.stories.events import Step
+from kdissect.tables.anomalies import anomaly_columns, texts, texts_of_kinds
+from kdissect.tables.schemas import ANOMALIES
+
+Ints = npt.NDArray[np.int64]
+
+WRAP = 1 << 31
+DUPLICATE_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 46, 59
+NOT_ANSWERED = -(2**15)
+
+
+def sequence_anomalies(events: pa.Table) -> pa.Table:
+    """Rows of `anomalies` for PRODUCER_STEPS that are in order of time."""
+    step = events["step"].to_numpy()
+    rows = np.flatnonzero(
+        (step == Step.PRODUCE) & (events["base_sequence"].fill_null(-1).to_numpy() >= 0)
+    )
+    if not len(rows):
+        return ANOMALIES.empty_table()
+    group = _groups(events, rows, step)
+    base = events["base_sequence"].to_numpy()[rows].astype(np.int64)
+    count = events["sequence_count"].to_numpy()[rows]
+    error = events["error_code"].fill_null(NOT_ANSWERED).to_numpy()[rows].astype(np.int64)
+    order = np.argsort(group, kind="stable")
+    group, base, count, error = group[order], base[order], count[order], error[order]
+    group = _restarted(group, base, error)
+    start = _unwrapped(group, base)
+    missing = _holes(group, start, count)
+    repeats, unanswered = _repeats(group, start, error)
+    gaps, again = np.flatnonzero(missing), np.flatnonzero(repeats)
+    at = np.concatenate([gaps, again])
+    kind = np.repeat([Anomaly.SEQUENCE_GAP, Anomaly.SEQUENCE_DUPLICATE], [len(gaps), len(again)])
+    number = np.concatenate([missing[gaps], unanswered[again].astype(np.int64)])
+    row = rows[order[at]]
+    in_order = np.lexsort((kind, row))
+    return _anomalies(events.take(pa.array(row[in_order])), kind[in_order], number[in_order])
+
+
+def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
+    """A number per (producer, epoch, topic, partition), and per time that a broker gave the id.
+
+    An id and epoch given twice are those of two clusters, whose captures were read together.
+    """
+    producer = codes(events["producer_id"], events["producer_epoch"])
+    given = step == Step.INIT
+    order = np.argsort(producer, kind="stable")
+    times = np.cumsum(given[order])
+    first = np.searchsorted(producer[order], producer[order])
+    before = times[first] - given[order][first]
+    life = np.zeros(len(step), np.int64)
+    life[order] = times - before
+    return codes(
+        pa.array(producer[rows]),
+        pa.array(life[rows]),
+        events["topic"].take(pa.array(rows)),
+        events["partition"].take(pa.array(rows)),
+    )
+
+
+def codes(*columns: pa.Array | pa.ChunkedArray) -> Ints:
+    """A dense number per distinct combination of values."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        encoded = pc.dictionary_encode(column, null_encoding="encode")
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        index = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        _, code = np.unique(code * (len(encoded.dictionary) + 1) + index, return_inverse=True)
+    return code.astype(np.int64)
+
+
+def _restarted(group: Ints, base: Ints, error: Ints) -> Ints:
+    """Clients before 2.5 begin at 0 again, in the same epoch, after UNKNOWN_PRODUCER_ID."""
+    same = np.concatenate([[False], group[1:] == group[:-1]])
+    lost = np.concatenate([[False], error[:-1] == UNKNOWN_PRODUCER_ID])
+    again = same & lost & (base == 0)
+    # numbers of groups stay apart: each restart takes a number of its own
+    return np.cumsum(again | ~same).astype(np.int64)
+
+
+def _unwrapped(group: Ints, base: Ints) -> Ints:
+    """Sequences as if they went on behind 2^31-1; within half a turn of the batch before."""
+    step = np.diff(base, prepend=base[:1])
+    step = (step + WRAP // 2) % WRAP - WRAP // 2
+    new = np.concatenate([[True], group[1:] != group[:-1]])
+    step[new] = 0
+    total = np.cumsum(step)
+    firsts = np.flatnonzero(new)
+    which = np.cumsum(new) - 1
+    return total - total[firsts][which] + base[firsts][which]
+
+
+def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
+    """Per batch how many sequence numbers before it no batch covers."""
+    order = np.lexsort((start, group))
+    g, s = group[order], start[order]
+    end = s + count[order]
+    missing = np.zeros(len(group), np.int64)
+    # the highest end so far within each group: groups are kept apart by ranks of (group, end)
+    rank_of = np.argsort(np.lexsort((end, g)), kind="stable")
+    highest = np.maximum.accumulate(rank_of)
+    by_rank = np.empty(len(end), np.int64)
+    by_rank[rank_of] = end
+    reach = by_rank[highest]
+    hole = np.zeros(len(g), np.int64)
+    inside = g[1:] == g[:-1]
+    hole[1:] = np.where(inside, np.maximum(s[1:] - reach[:-1], 0), 0)
+    missing[order] = hole
+    return missing
+
+
+def _repeats(
+    group: Ints, start: Ints, error: Ints
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """(batches that repeat another, those of them whose first copy has no answer)."""
+    refused = (error != 0) & (error != NOT_ANSWERED) & (error != DUPLICATE_SEQUENCE_NUMBER)
+    order = np.lexsort((np.arange(len(group)), start, group))
+    g, s = group[order], start[order]
+    new = np.ones(len(g), bool)
+    new[1:] = (g[1:] != g[:-1]) | (s[1:] != s[:-1])
+    first = np.flatnonzero(new)[np.cumsum(new) - 1]
+
+    def earlier(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Per batch whether a copy before it has the flag."""
+        before: Ints = np.cumsum(flags[order]) - flags[order]
+        result: npt.NDArray[np.bool_] = np.zeros(len(g), bool)
+        result[order] = before > before[first]
+        return result
+
+    taken = earlier(~refused)
+    repeats = taken | (error == DUPLICATE_SEQUENCE_NUMBER)
+    return repeats, repeats & taken & ~earlier(~refused & (error != NOT_ANSWERED))
+
+
+_GAP, _HAS_IT, _UNANSWERED, _AGAIN = range(4)
+_WHERE = "producer {producer_id} epoch {producer_epoch}, {topic}-{partition}: "
+_TEXTS = (
+    "{number} sequence numbers before {base_sequence} are in no batch",
+    "the broker has sequence {base_sequence} already",
+    "sequence {base_sequence} sent again; the first copy was not answered",
+    "sequence {base_sequence} sent again",
+)
+
+
+def _anomalies(events: pa.Table, kind: Ints, number: Ints) -> pa.Table:
+    """Rows for these events; number: sequence numbers of a gap, or whether a copy had no answer."""
+    error = events["error_code"].fill_null(NOT_ANSWERED).to_numpy()
+    code = np.where(number != 0, _UNANSWERED, _AGAIN)
+    code[error == DUPLICATE_SEQUENCE_NUMBER] = _HAS_IT
+    code[kind == Anomaly.SEQUENCE_GAP] = _GAP
+    shown = {
+        name: pc.fill_null(pc.cast(events[name].combine_chunks(), pa.string()), "None")
+        for name in ("producer_id", "producer_epoch", "topic", "partition", "base_sequence")
+    }
+    shown["number"] = pc.cast(pa.array(number), pa.string())
+
+    def text(which: int, rows: Ints) -> pa.Array:
+        some = {name: column.take(pa.array(rows)) for name, column in shown.items()}
+        return texts(_WHERE + _TEXTS[which], len(rows), **some)
+
+    def column(name: str) -> pa.Array:
+        return pc.cast(events[name].combine_chunks(), pa.int64())
+
+    return anomaly_columns(
+        kind,
+        texts_of_kinds(code, text),
+        connection_id=column("connection_id"),
+        exchange_id=column("exchange_id"),
+        capture_id=column("capture_id"),
+        packet=column("packet"),
+        direction=np.zeros(len(kind), np.uint8),
+        pos=column("batch_pos"),
+        byte_count=column("size"),
+    )

@@ -1,0 +1,307 @@
+"""Rows of `transactions`: what a transactional producer did between one end and the next.
+
+Events of one (producer id, epoch, transactional id) in order of time are cut behind each EndTxn
+that ended something; each piece is a transaction. Under Transactions v2 (KIP-890) every
+transaction has an epoch of its own, before it a producer keeps its epoch over many.
+
+How a transaction ended, the first that applies:
+- an EndTxn that was answered without an error: `commit` or `abort`;
+- PRODUCER_FENCED or INVALID_PRODUCER_EPOCH in any answer: `fenced`;
+- markers that the coordinator wrote (WriteTxnMarkers, with this epoch or the next one): theirs;
+  this is what a timeout looks like, or an EndTxn whose answer was not captured;
+- an EndTxn without an answer, after which the producer went on: as it asked;
+- another producer got the same transactional id: `fenced`; else `open`.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.stories.events import NO_TIME, Step
+from kdissect.tables.arrow_arrays import lists, times_from_ns
+from kdissect.tables.schemas import OFFSETS, TRANSACTIONS
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+FENCING = (47, 90)  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
+NOT_ANSWERED = -(2**15)
+NEVER = 2**63 - 1
+_BEGINS = (Step.ADD, Step.ADD_OFFSETS, Step.OFFSETS, Step.PRODUCE)
+
+
+class _Events:
+    """Columns of the transactional events in order of time, those of a producer together."""
+
+    def __init__(self, events: pa.Table) -> None:
+        self.table = events
+
+        def column(name: str, missing: Any = -1) -> Any:
+            return events[name].fill_null(missing).to_numpy()
+
+        self.producer = column("producer_id")
+        self.epoch = column("producer_epoch").astype(np.int64)
+        self.step = column("step")
+        self.time_ns = column("time_ns")
+        self.end_ns = column("end_ns")
+        self.error = column("error_code", NOT_ANSWERED).astype(np.int64)
+        self.flag = column("flag", False)
+        self.exchange_id = column("exchange_id")
+        self.record_count = column("record_count", 0)
+        self.partition = column("partition")
+        self.base_sequence = column("base_sequence")
+        self.topic = events["topic"].combine_chunks().dictionary_encode()
+        self.name = events["transactional_id"].combine_chunks().dictionary_encode()
+        self.topic_code = self.topic.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        self.name_code = self.name.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+
+    def of(self, *steps: Step) -> Mask:
+        return np.isin(self.step, [int(step) for step in steps])
+
+
+def transactions_table(events: pa.Table) -> pa.Table:
+    """`transactions` of PRODUCER_STEPS that are in order of time."""
+    step = events["step"].to_numpy()
+    transactional = (step != Step.PRODUCE) | events["flag"].fill_null(False).to_numpy()
+    known = _Events(events.filter(pa.array(transactional)))
+    rows = np.flatnonzero(~known.of(Step.MARKER) & (known.name_code >= 0))
+    if not len(rows):
+        return TRANSACTIONS.empty_table()
+    return _Pieces(known, rows).table()
+
+
+class _Pieces:
+    """Transactional events cut into transactions.
+
+    rows: indices of events, by producer, epoch and transactional id, then in order of time;
+    start: where in `rows` each piece starts.
+    """
+
+    def __init__(self, events: _Events, rows: Ints) -> None:
+        self.events = events
+        key = (events.producer[rows], events.epoch[rows], events.name_code[rows])
+        order = np.lexsort((rows, key[2], key[1], key[0]))
+        self.rows = rows[order]
+        new = np.ones(len(rows), bool)
+        producer, epoch, name = (part[order] for part in key)
+        new[1:] = (
+            (producer[1:] != producer[:-1]) | (epoch[1:] != epoch[:-1]) | (name[1:] != name[:-1])
+        )
+        self.start = np.flatnonzero(new | self._after_end(new) | self._given_again(new))
+        self.end = np.append(self.start[1:], len(self.rows))
+
+    def _after_end(self, new: Mask) -> Mask:
+        """Where the event before is an EndTxn that ended something, and this is no retry of it."""
+        events, rows = self.events, self.rows
+        is_end = events.step[rows] == Step.END
+        done = is_end & np.isin(events.error[rows], (0, NOT_ANSWERED))
+        cut = np.zeros(len(rows), bool)
+        retry = is_end[1:] & (events.error[rows][:-1] == NOT_ANSWERED)
+        cut[1:] = done[:-1] & ~retry
+        return cut & ~new
+
+    def _given_again(self, new: Mask) -> Mask:
+        """Where a broker gave the same id and epoch anew: another cluster's producer."""
+        events, rows = self.events, self.rows
+        return (events.step[rows] == Step.INIT) & ~new
+
+    def table(self) -> pa.Table:
+        """One row for each piece that is a transaction."""
+        events, rows, count = self.events, self.rows, len(self.start)
+        self.piece = np.repeat(np.arange(count), self.end - self.start)
+        self.producer, self.epoch, self.name = (
+            column[rows[self.start]] for column in (events.producer, events.epoch, events.name_code)
+        )
+        step, error = events.step[rows], events.error[rows]
+        agreed = np.isin(error, (0, NOT_ANSWERED))
+        begins = np.isin(step, [int(begin) for begin in _BEGINS])
+        ends = step == Step.END
+        self.begin = self._edge(begins)
+        self.done = self._edge(ends & (error == 0), last=True)
+        self.tried = self._edge(ends & (error == NOT_ANSWERED), last=True)
+        self.fenced = self._edge(np.isin(error, FENCING))
+        # one of which everything was refused never began, unless the producer was fenced
+        begun = self._edge(begins & agreed)
+        kept = np.max([begun, self.done, self.tried, self.fenced], axis=0) >= 0
+        pairs = self._markers(begins & (error == 0), kept)
+        self.marker = np.full(count, -1, np.int64)
+        self.marker[pairs[0]] = pairs[1]  # in order of time: the last one stays
+        taken = (step == Step.PRODUCE) & agreed
+        added = taken | ((step == Step.ADD) & agreed) | ((step == Step.VERIFY) & (error == 0))
+        outcomes = [self._outcome(at) if kept[at] else ("", NO_TIME) for at in range(count)]
+        begin_ns = np.where(self.begin >= 0, events.time_ns[self.begin], NO_TIME)
+        end_ns = np.array([end for _, end in outcomes], np.int64)
+        has_both = (begin_ns != NO_TIME) & (end_ns != NO_TIME)
+        duration = np.where(has_both, end_ns - np.where(has_both, begin_ns, end_ns), 0) / 1e6
+        columns = [
+            events.name.dictionary.take(pa.array(self.name)),
+            pa.array(self.producer),
+            pa.array(self.epoch.astype(np.int16)),
+            times_from_ns(begin_ns, begin_ns != NO_TIME),
+            times_from_ns(end_ns, end_ns != NO_TIME),
+            pa.array([outcome for outcome, _ in outcomes], pa.string()),
+            pa.array(duration, mask=~has_both),
+            self._partitions(rows[added], self.piece[added], pairs),
+            self._record_count(rows[taken], self.piece[taken]),
+            self._exchange_ids(pairs),
+            self._offsets(step == Step.OFFSETS),
+        ]
+        return pa.table(columns, schema=TRANSACTIONS).filter(pa.array(kept))
+
+    def _edge(self, chosen: Mask, last: bool = False) -> Ints:
+        """Per piece the first (or last) of the chosen events, -1 where there is none."""
+        result = np.full(len(self.start), -1, np.int64)
+        at = np.flatnonzero(chosen)
+        at = at if last else at[::-1]
+        result[self.piece[at]] = self.rows[at]  # what is written last stays
+        return result
+
+    def _markers(self, accepted: Mask, kept: Mask) -> tuple[Ints, Ints]:
+        """(pieces, markers): each marker with the transaction that was open then, of its epoch or
+        of the one below.
+
+        Transactions v2 writes markers with the next epoch, and so does a coordinator that fences.
+        A transaction counts as open from its first accepted request on: the next one asks already
+        while the markers of the last are on their way, and is told to wait.
+        """
+        events = self.events
+        since = np.full(len(self.start), NEVER, np.int64)
+        np.minimum.at(since, self.piece[accepted], events.end_ns[self.rows[accepted]])
+        begun: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for at in np.argsort(since, kind="stable").tolist():
+            if kept[at]:
+                key = int(self.producer[at]), int(self.epoch[at])
+                times, pieces = begun.setdefault(key, ([], []))
+                times.append(int(since[at]))
+                pieces.append(at)
+        found: list[tuple[int, int]] = []
+        for marker in np.flatnonzero(events.of(Step.MARKER)).tolist():
+            producer, epoch = int(events.producer[marker]), int(events.epoch[marker])
+            best, best_since = -1, NO_TIME
+            for key in ((producer, epoch), (producer, epoch - 1)):
+                times, pieces = begun.get(key, ([], []))
+                index = bisect_right(times, int(events.time_ns[marker])) - 1
+                if index >= 0 and times[index] > best_since:
+                    best, best_since = pieces[index], times[index]
+            if best >= 0:
+                found.append((best, marker))
+        pairs = np.array(found, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    @cached_property
+    def _last_seen(self) -> dict[tuple[int, int], int]:
+        """The last event of a producer that was not refused."""
+        events = self.events
+        rows = np.sort(self.rows[events.error[self.rows] == 0])
+        keys = zip(events.producer[rows].tolist(), events.name_code[rows].tolist(), strict=True)
+        return dict(zip(keys, rows.tolist(), strict=True))
+
+    @cached_property
+    def _given(self) -> dict[tuple[int, int], list[int]]:
+        """Where others than the producer itself were given its id, in order of time."""
+        events = self.events
+        found: dict[tuple[int, int], list[int]] = {}
+        others = (events.step[self.rows] == Step.INIT) & ~events.flag[self.rows]
+        for at in np.sort(self.rows[others]).tolist():
+            key = int(events.producer[at]), int(events.name_code[at])
+            found.setdefault(key, []).append(at)
+        return found
+
+    def _outcome(self, at: int) -> tuple[str, int]:
+        """(outcome, when it was known: the answer's time, or the marker's)."""
+        events = self.events
+        if self.done[at] >= 0:
+            return _asked(events, int(self.done[at])), _answer_time(events, int(self.done[at]))
+        if self.fenced[at] >= 0:
+            return "fenced", _answer_time(events, int(self.fenced[at]))
+        marker, tried = int(self.marker[at]), int(self.tried[at])
+        if marker >= 0:
+            return _asked(events, marker), int(events.time_ns[marker])
+        key = int(self.producer[at]), int(self.name[at])
+        final = int(self.rows[self.end[at] - 1])
+        if tried >= 0 and self._last_seen.get(key, -1) > final:
+            return _asked(events, tried), int(events.time_ns[tried])
+        given = self._given.get(key, [])
+        for other in given[bisect_right(given, final) :]:
+            if events.epoch[other] > self.epoch[at]:
+                return "fenced", _answer_time(events, other)
+        return "open", NO_TIME
+
+    def _partitions(self, rows: Ints, piece: Ints, pairs: tuple[Ints, Ints]) -> pa.Array:
+        """Those that a broker did not refuse, and those that markers name, in order."""
+        events = self.events
+        rows, piece = np.concatenate([rows, pairs[1]]), np.concatenate([piece, pairs[0]])
+        named = events.topic_code[rows] >= 0
+        rows, piece = rows[named], piece[named]
+        names = events.topic.dictionary
+        order = np.array(pc.sort_indices(names)).astype(np.int64)
+        rank = np.argsort(order, kind="stable")
+        keys = np.column_stack([piece, rank[events.topic_code[rows]], events.partition[rows]])
+        keys = np.unique(keys.astype(np.int64), axis=0)
+        kind = TRANSACTIONS.field("partitions").type.value_type
+        topics = names.take(pa.array(order[keys[:, 1]]))
+        places = pa.StructArray.from_arrays(
+            [topics, pa.array(keys[:, 2].astype(np.int32))], fields=list(kind)
+        )
+        return lists(keys[:, 0], places, len(self.start))
+
+    def _record_count(self, rows: Ints, piece: Ints) -> pa.Array:
+        """Records of the batches that were not refused, each sequence once."""
+        events = self.events
+        parts = (piece, events.topic_code[rows], events.partition[rows], events.base_sequence[rows])
+        _, first = np.unique(np.column_stack(parts).astype(np.int64), axis=0, return_index=True)
+        total = np.zeros(len(self.start), np.int64)
+        np.add.at(total, piece[first], events.record_count[rows[first]])
+        return pa.array(total)
+
+    def _offsets(self, chosen: Mask) -> pa.Array:
+        """Offsets of groups that go with the transaction; the last one of a partition counts."""
+        found: list[dict[tuple[str, str, int], int]] = [{} for _ in self.start]
+        data = self.events.table["data"].take(pa.array(self.rows[chosen])).to_pylist()
+        for piece, offsets in zip(self.piece[chosen].tolist(), data, strict=True):
+            for group, topic, partition, offset in json.loads(offsets or "[]"):
+                found[piece][group, topic, partition] = offset
+        names = OFFSETS.value_type.names
+        return pa.array(
+            [
+                [
+                    dict(zip(names, (*key, offset), strict=True))
+                    for key, offset in sorted(one.items())
+                ]
+                for one in found
+            ],
+            OFFSETS,
+        )
+
+    def _exchange_ids(self, pairs: tuple[Ints, Ints]) -> pa.Array:
+        """Each exchange once, in order of time."""
+        rows = np.concatenate([self.rows, pairs[1]])
+        piece = np.concatenate([self.piece, pairs[0]])
+        order = np.lexsort((rows, piece))
+        keys = np.column_stack([piece[order], self.events.exchange_id[rows[order]]])
+        _, first = np.unique(keys, axis=0, return_index=True)
+        keys = keys[np.sort(first)]
+        return lists(keys[:, 0], pa.array(keys[:, 1]), len(self.start))
+
+
+def _asked(events: _Events, at: int) -> str:
+    return "commit" if events.flag[at] else "abort"
+
+
+def _answer_time(events: _Events, at: int) -> int:
+    end_ns = int(events.end_ns[at])
+    return end_ns if end_ns != NO_TIME else int(events.time_ns[at])
+
+
+def in_order(events: pa.Table) -> pa.Table:
+    """Events by time; those of one segment in the order of their stream."""
+    keys = ("time_ns", "connection_id", "pos", "order")
+    return events.take(pc.sort_indices(events, [(key, "ascending") for key in keys]))

@@ -1,1 +1,0 @@
-"""Segments to streams, frames and exchanges."""

@@ -1,0 +1,1 @@
+"""TCP segments to ordered byte ranges and gaps, for each connection."""

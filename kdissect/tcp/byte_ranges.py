@@ -1,0 +1,102 @@
+"""The bytes of a stream as pieces of captures: found by stream position, read across borders.
+
+A `Pieces` holds the ordered, disjoint pieces of all streams, one after the other; a stream is a
+range [start, stop) of them. Bytes between two pieces are missing. `peek` reads big-endian numbers
+wherever they lie and says -1 where one of their bytes is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32
+
+int64: Any = np.int64  # for kernels: mypy would tell it from int, Numba does not
+
+
+class Pieces(NamedTuple):
+    """One row a piece; `segment` is the row of the segment it came from, in assembly order."""
+
+    pos: npt.NDArray[np.int64]  # in the stream
+    length: npt.NDArray[np.int64]
+    address: npt.NDArray[np.uint64]
+    file_pos: npt.NDArray[np.int64]
+    segment: npt.NDArray[np.int64]
+
+
+@kernel
+def find(pieces: Any, start: int, stop: int, pos: int) -> int:
+    """The first piece of [start, stop) that ends behind `pos` (it may begin behind it too)."""
+    low = start
+    high = stop
+    while low < high:
+        middle = (low + high) >> 1
+        if pieces.pos[middle] + pieces.length[middle] <= pos:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inlined
+def peek_u8(pieces: Any, index: int, stop: int, pos: int) -> int:
+    """The byte at `pos`, -1 where it is missing; `index` is what `find` says for `pos`."""
+    if index >= stop or pieces.pos[index] > pos:
+        return -1
+    return load_u8(pieces.address[index] + np.uint64(pos - pieces.pos[index]))
+
+
+@kernel
+def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
+    """The unsigned big-endian number in the 1 to 4 bytes at `pos`, -1 where one is missing.
+
+    `index` is a piece at or before the one that holds `pos`.
+    """
+    while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+        index += 1
+    if index >= stop or pieces.pos[index] > pos:
+        return -1
+    if pieces.pos[index] + pieces.length[index] - pos >= count:
+        address = pieces.address[index] + np.uint64(pos - pieces.pos[index])
+        if count == 4:
+            return load_u32(address)
+        if count == 2:
+            return load_u16(address)
+    value = 0
+    for at in range(pos, pos + count):
+        if pieces.pos[index] + pieces.length[index] <= at:
+            index += 1
+        byte = peek_u8(pieces, index, stop, at)
+        if byte < 0:
+            return -1
+        value = (value << 8) | byte
+    return value
+
+
+def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
+    """Bytes [pos, pos + count) of a stream, all of them captured, from piece `index` on."""
+    while pieces.pos[index] + pieces.length[index] <= pos:
+        index += 1
+    parts = []
+    while count > 0:
+        skipped = pos - int(pieces.pos[index])
+        size = min(count, int(pieces.length[index]) - skipped)
+        parts.append(ctypes.string_at(int(pieces.address[index]) + skipped, size))
+        pos += size
+        count -= size
+        index += 1
+    return b"".join(parts)
+
+
+@inlined
+def grown(table: Any, used: int, needed: int) -> Any:
+    """The table itself, or one of at least twice the size with its first `used` numbers."""
+    if used + needed <= len(table):
+        return table
+    larger = np.empty(2 * len(table) + needed, table.dtype)
+    larger[:used] = table[:used]
+    return larger

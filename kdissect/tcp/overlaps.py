@@ -1,0 +1,295 @@
+"""The data segments of a stream to its disjoint pieces, the first captured bytes winning.
+
+See `reassembly.py` for the theory of operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kdissect.capture.segments import FRAGMENT_PART
+from kdissect.jit import inlined, load_u8, making_kernel
+from kdissect.tcp.byte_ranges import find, int64
+from kdissect.tcp.columns import (
+    ACK_HIGH,
+    BYTE_COUNT,
+    CONFLICT_WIDTH,
+    DATA_COUNT,
+    END,
+    FIN_AT,
+    GAP_COUNT,
+    HAS_DATA,
+    HAS_SYN,
+    HIGH,
+    IS_MESSY,
+    NO_ACK,
+    ORIGIN,
+    OUT_OF_ORDER_COUNT,
+    PIECE_START,
+    PIECE_STOP,
+    RETRANSMITTED_COUNT,
+    SIDE_WIDTH,
+)
+
+BLOCK = 1 << 13  # segments of a stream between places where it may be cut
+
+
+@making_kernel
+def listed(segments: Any, connection: Any, mark: Any, sides: Any, rows: Any) -> Any:
+    """Fill rows int64[]: data segments by stream, in order of capture; start int64[sides + 1]."""
+    count = len(sides) // SIDE_WIDTH
+    start = np.zeros(count + 1, np.int64)
+    for stream in range(count):
+        start[stream + 1] = start[stream] + sides[stream * SIDE_WIDTH + DATA_COUNT]
+    place = start[:-1].copy()
+    for row in range(len(segments)):
+        if mark[row] == 0 and segments[row]["length"] > 0:
+            stream = 2 * int64(connection[row]) + int64(segments[row]["side"])
+            rows[place[stream]] = row
+            place[stream] += 1
+    return start
+
+
+@inlined
+def _sink(heap: Any, used: int) -> None:
+    """Restore the heap after its first element was replaced."""
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= used:
+            return
+        if child + 1 < used and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[at] <= heap[child]:
+            return
+        heap[at], heap[child] = heap[child], heap[at]
+        at = child
+
+
+@inlined
+def _rise(heap: Any, at: int) -> None:
+    while at > 0 and heap[at] < heap[(at - 1) >> 1]:
+        parent = (at - 1) >> 1
+        heap[at], heap[parent] = heap[parent], heap[at]
+        at = parent
+
+
+@making_kernel
+def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: Any) -> int:
+    """Who owns which bytes when intervals [first, last) overlap and the lower index wins.
+
+    Writes up to 2n disjoint ascending pieces; returns their number.
+    """
+    by_pos = np.argsort(first, kind="mergesort")
+    heap = np.empty(len(first), np.int64)
+    used = 0
+    waiting = 0
+    count = 0
+    here = int64(0)
+    while waiting < len(first) or used:
+        if not used:
+            here = first[by_pos[waiting]]
+        while waiting < len(first) and first[by_pos[waiting]] <= here:
+            heap[used] = by_pos[waiting]
+            _rise(heap, used)
+            used += 1
+            waiting += 1
+        while used and last[heap[0]] <= here:
+            used -= 1
+            heap[0] = heap[used]
+            _sink(heap, used)
+        if not used:
+            continue
+        owner = heap[0]
+        until = last[owner]
+        if waiting < len(first) and first[by_pos[waiting]] < until:
+            until = first[by_pos[waiting]]
+        if count and piece_owner[count - 1] == owner and piece_end[count - 1] == here:
+            piece_end[count - 1] = until
+        else:
+            piece_pos[count] = here
+            piece_end[count] = until
+            piece_owner[count] = owner
+            count += 1
+        here = until
+    return count
+
+
+@making_kernel
+def lay_pieces(
+    segments: Any, address: Any, number: Any, rows: Any, start: Any, sides: Any, pieces: Any,
+    conflicts: Any,
+) -> Any:  # fmt: skip
+    """Fill `pieces` and what they tell of each side; (count of pieces, count of conflicts)."""
+    count = 0
+    conflict_count = 0
+    for stream in range(len(start) - 1):
+        at = stream * SIDE_WIDTH
+        sides[at + PIECE_START] = count
+        origin = sides[at + ORIGIN]
+        if sides[at + IS_MESSY]:
+            count, conflict_count = _lay_messy(
+                segments, address, number, rows[start[stream] : start[stream + 1]], stream, sides,
+                pieces, count, conflicts, conflict_count,
+            )  # fmt: skip
+        else:
+            for index in range(start[stream], start[stream + 1]):
+                row = rows[index]
+                captured = int64(segments[row]["captured"])
+                if captured:
+                    pieces.pos[count] = number[row] - origin
+                    pieces.length[count] = captured
+                    pieces.address[count] = address[row]
+                    pieces.file_pos[count] = segments[row]["pos"]
+                    pieces.segment[count] = row
+                    count += 1
+        sides[at + PIECE_STOP] = count
+        _settle(sides, at, pieces)
+    return count, conflict_count
+
+
+@inlined
+def _settle(sides: Any, at: int, pieces: Any) -> None:
+    """End, bytes and gaps of a side whose pieces are laid."""
+    origin = sides[at + ORIGIN]
+    end = int64(0)
+    if sides[at + HAS_DATA]:
+        end = max(end, sides[at + HIGH] - origin)
+    if sides[at + FIN_AT] != NO_ACK:
+        if sides[at + HAS_SYN] or sides[at + HAS_DATA]:
+            end = max(end, sides[at + FIN_AT] - origin)
+    elif sides[at + ACK_HIGH] != NO_ACK and sides[at + ACK_HIGH] - origin > end + 1:
+        # One more than the end may be the acknowledgement of a FIN that was not captured.
+        end = sides[at + ACK_HIGH] - origin
+    here = int64(0)
+    for index in range(sides[at + PIECE_START], sides[at + PIECE_STOP]):
+        if pieces.pos[index] > here:
+            sides[at + GAP_COUNT] += 1
+        here = pieces.pos[index] + pieces.length[index]
+        sides[at + BYTE_COUNT] += pieces.length[index]
+    if end > here:
+        sides[at + GAP_COUNT] += 1
+    sides[at + END] = end
+
+
+@making_kernel
+def _lowest_behind(number: Any, rows: Any, origin: int) -> Any:
+    """int64[blocks + 1]: the lowest position in the blocks of BLOCK segments from each one on."""
+    blocks = (len(rows) + BLOCK - 1) // BLOCK
+    lowest = np.empty(blocks + 1, np.int64)
+    lowest[blocks] = np.int64(1) << 62
+    for block in range(blocks - 1, -1, -1):
+        low = lowest[block + 1]
+        for index in range(block * BLOCK, min(len(rows), (block + 1) * BLOCK)):
+            low = min(low, max(int64(0), number[rows[index]] - origin))
+        lowest[block] = low
+    return lowest
+
+
+@inlined
+def _lay_messy(
+    segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
+    count: int, conflicts: Any, conflict_count: int,
+) -> Any:  # fmt: skip
+    """Pieces of a stream whose segments are out of order or overlap; its counters and conflicts.
+
+    Cut into runs of blocks, where all bytes behind a cut lie behind all bytes before it: what is
+    done at a time stays small, and the pieces are those of the whole.
+    """
+    origin = sides[stream * SIDE_WIDTH + ORIGIN]
+    lowest = _lowest_behind(number, rows, origin)
+    begin = 0
+    reached = int64(0)  # end of the captured bytes of the run so far
+    highest = int64(0)
+    for block in range(len(lowest) - 1):
+        stop = min(len(rows), (block + 1) * BLOCK)
+        for index in range(block * BLOCK, stop):
+            place = number[rows[index]] - origin
+            captured = int64(segments[rows[index]]["captured"])
+            reached = max(reached, max(int64(0), place) + max(int64(0), captured))
+        if reached <= lowest[block + 1]:
+            count, conflict_count, highest = _lay_run(
+                segments, address, number, rows[begin:stop], stream, sides, pieces, count,
+                conflicts, conflict_count, highest, begin == 0,
+            )  # fmt: skip
+            begin = stop
+    return count, conflict_count
+
+
+@making_kernel
+def _lay_run(
+    segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
+    count: int, conflicts: Any, conflict_count: int, highest: int, is_first: bool,
+) -> Any:  # fmt: skip
+    """`_lay_messy` for a run; `highest`: the end of the segments before it, and of it as well."""
+    at = stream * SIDE_WIDTH
+    origin = sides[at + ORIGIN]
+    total = len(rows)
+    first = np.empty(total, np.int64)
+    last = np.empty(total, np.int64)
+    won = np.zeros(total, np.int64)
+    for index in range(total):
+        row = rows[index]
+        place = number[row] - origin
+        first[index] = max(0, place)
+        last[index] = max(first[index], place + int64(segments[row]["captured"]))
+    owner = np.empty(2 * total, np.int64)
+    end = np.empty(2 * total, np.int64)
+    begin = count
+    count += sweep(first, last, pieces.pos[begin:], end, owner)
+    for index in range(begin, count):
+        mine = owner[index - begin]
+        row = rows[mine]
+        pos = pieces.pos[index]
+        skipped = pos - (number[row] - origin)
+        pieces.length[index] = end[index - begin] - pos
+        pieces.address[index] = address[row] + np.uint64(skipped)
+        pieces.file_pos[index] = segments[row]["pos"] + skipped
+        pieces.segment[index] = row
+        won[mine] += pieces.length[index]
+    for index in range(total):
+        row = rows[index]
+        place = number[row] - origin
+        is_back = (index > 0 or not is_first or place < 0) and place < highest
+        captured = int64(segments[row]["captured"])
+        counted = 0 if segments[row]["ip_id"] & FRAGMENT_PART else 1
+        if won[index] < captured or (is_back and captured == 0):
+            sides[at + RETRANSMITTED_COUNT] += counted
+            pos, differing = _conflict(
+                pieces, begin, count, row, first[index], last[index], address[row], place
+            )
+            if differing:
+                to = conflict_count * CONFLICT_WIDTH
+                conflicts[to] = stream
+                conflicts[to + 1] = row
+                conflicts[to + 2] = pos
+                conflicts[to + 3] = differing
+                conflict_count += 1
+        elif is_back:
+            sides[at + OUT_OF_ORDER_COUNT] += counted
+        highest = max(highest, place + int64(segments[row]["length"]))
+    return count, conflict_count, highest
+
+
+@inlined
+def _conflict(
+    pieces: Any, start: int, stop: int, row: int, first: int, last: int, address: Any, place: int
+) -> Any:
+    """(first position, count) of a segment's bytes in [first, last) that others won, unlike it."""
+    pos = int64(-1)
+    differing = int64(0)
+    index = find(pieces, start, stop, first)
+    while index < stop and pieces.pos[index] < last:
+        if pieces.segment[index] != row:
+            begin = max(first, pieces.pos[index])
+            end = min(last, pieces.pos[index] + pieces.length[index])
+            theirs = pieces.address[index] - np.uint64(pieces.pos[index])
+            for at in range(begin, end):
+                if load_u8(theirs + np.uint64(at)) != load_u8(address + np.uint64(at - place)):
+                    if not differing:
+                        pos = at
+                    differing += 1
+        index += 1
+    return pos, differing

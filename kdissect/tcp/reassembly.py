@@ -1,0 +1,700 @@
+"""Segments to connections and ordered pieces of their two streams.
+
+Theory of operation
+-------------------
+*Order.* Segments are taken pair of endpoints by pair of endpoints. Within one capture the order is
+that of its packets, whatever its clock says. Across captures it is (time, source, packet), where a
+capture's time never goes back: the running maximum over this pair's segments of this capture, so
+that the order does not depend on what else is in the batch.
+
+*Duplicates.* The same packet captured twice (equal IP id, seq, ack, flags, window, length, side and
+bytes, within 10 ms) counts once and plays no further part. It is looked for among the last packets
+of the pair, at least COPIES_MAX / 2 of them.
+
+*Connections.* A pair of endpoints may carry several connections, one after the other. A new one
+starts with
+- a SYN whose sequence number is not the one this side began with. A SYN that arrives behind its own
+  SYN-ACK (which acknowledges it) or behind the first data of its connection belongs to it;
+- a SYN-ACK that acknowledges something else than this connection's SYN;
+- a sequence number more than 2^30 away from this side's last one, or data more than 2^24 away once
+  the connection has been closed. An RST never starts one: senders put any number in it.
+
+*Positions.* Sequence numbers unwrap relative to the last one of the same side (to the peer's
+acknowledgement before there is one); so positions are 64 bits and never wrap. Position 0 is the
+first byte after the SYN, without one the lowest byte captured.
+
+*Pieces.* The pieces of a stream are disjoint and ordered; where segments overlap, the bytes
+captured first win. In order this is a copy. Otherwise a sweep over the segments by position keeps
+the open ones in a heap by order of capture: n log n whatever the overlaps. What lies between the
+pieces is missing, and so is what the peer acknowledged, or the FIN counted, behind the last one.
+
+*Counters* of a direction: a segment is *retransmitted* when one of its captured bytes had been
+captured before, *out of order* when it starts before the highest byte seen so far and all its bytes
+are new. A keep-alive probe (at most one byte, just before the next expected one) is neither, and
+its byte is no data. Payload on SYN, FIN and RST segments is data like any other. Parts of a
+segment that IP cut into fragments (`FRAGMENT_PART`) bring bytes and are not counted; segments whose
+header is not there (`NO_HEADER`) are counted with the connection that is open, and bring nothing.
+
+The definition to compare with is `reassembly_reference.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.arrays import copied
+from kdissect.capture.file_arrays import MEMORY, Scratch
+from kdissect.capture.segments import (
+    ACK,
+    FIN,
+    FRAGMENT_PART,
+    NO_HEADER,
+    RST,
+    SEGMENT,
+    SYN,
+    SegmentBatch,
+)
+from kdissect.jit import inlined, kernel, load_u8, making_kernel
+from kdissect.kafka.assembly import CloseReason
+from kdissect.kafka.options import MappedSources
+from kdissect.tcp.byte_ranges import Pieces, int64
+from kdissect.tcp.columns import (
+    ACK_HIGH,
+    ACK_LOW,
+    CLIENT_SIDE,
+    CLOSE_REASON,
+    CONFLICT_WIDTH,
+    CONNECTION_WIDTH,
+    DATA_COUNT,
+    DUPLICATE,
+    DUPLICATE_COUNT,
+    FIN_AT,
+    FIRST_SEGMENT,
+    FIRST_TIME,
+    HAS_DATA,
+    HAS_SYN,
+    HIGH,
+    INCARNATION,
+    IS_MESSY,
+    LAST_TIME,
+    LOW,
+    NO_ACK,
+    ORIGIN,
+    PAIR,
+    PIECE_START,
+    PIECE_STOP,
+    PROBE,
+    RTT,
+    SEGMENT_COUNT,
+    SIDE_WIDTH,
+    SYN_ACK_TIME,
+    SYN_TIME,
+    UNUSED,
+)
+from kdissect.tcp.overlaps import lay_pieces, listed
+
+FAR = 1 << 30  # sequence numbers further apart than this are of two connections
+FAR_ONCE_CLOSED = 1 << 24  # the same, for data after the connection was closed
+REORDERED = 1 << 20  # a SYN may arrive behind this many bytes of its own connection
+PROBES_MAX = 32  # places looked at in the table of duplicates
+ROWS_AT_ONCE = 1 << 16  # segments whose addresses are found together
+COPIES_MAX = 1 << 20  # packets of a pair of endpoints in that table; half as many at least
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What reassembly hands on. Stream number 2 * connection + side is a row of `sides`."""
+
+    segments: npt.NDArray[np.void]  # SEGMENT, in assembly order
+    connection: npt.NDArray[np.int32]  # of each segment
+    connections: npt.NDArray[np.int64]  # flat, CONNECTION_FIELDS
+    sides: npt.NDArray[np.int64]  # flat, SIDE_FIELDS
+    pieces: Pieces
+    conflicts: npt.NDArray[np.int64]  # flat, CONFLICT_WIDTH
+    mark: npt.NDArray[np.uint8]  # of each segment: DUPLICATE, PROBE, UNUSED
+
+    def begins_at(self) -> npt.NDArray[np.int64]:
+        """int64[n]: by stream the position of its first captured byte, -1 where it has none."""
+        sides = self.sides.reshape(-1, SIDE_WIDTH)
+        first = np.full(len(sides), -1, np.int64)
+        has_bytes = sides[:, PIECE_STOP] > sides[:, PIECE_START]
+        first[has_bytes] = self.pieces.pos[sides[has_bytes, PIECE_START]]
+        return first
+
+
+@making_kernel
+def pair_starts(segments: Any, pair_count: int) -> Any:
+    """start int64[pairs + 1]: of the rows of each pair; whether they lie in that order, whether
+    those of a pair go up by source and packet, and whether all are of one source."""
+    start = np.zeros(pair_count + 1, np.int64)
+    source = np.full(pair_count, -1, np.int64)  # of the last row of each pair
+    packet = np.zeros(pair_count, np.int64)
+    last = 0
+    is_grouped, is_up, is_one = True, True, True
+    for row in range(len(segments)):
+        s = segments[row]
+        pair = int64(s["endpoints"])
+        start[pair + 1] += 1
+        is_grouped &= pair >= last
+        last = pair
+        if s["source"] != source[pair]:
+            is_up &= s["source"] > source[pair]
+            is_one &= s["source"] == segments[0]["source"]
+        else:
+            is_up &= s["packet"] >= packet[pair]
+        source[pair] = s["source"]
+        packet[pair] = s["packet"]
+    for pair in range(pair_count):
+        start[pair + 1] += start[pair]
+    return start, is_grouped, is_up, is_one
+
+
+@making_kernel
+def group(segments: Any, start: Any, order: Any) -> None:
+    """Fill order int64[n]: rows by endpoint pair, in the order they came."""
+    place = start[:-1].copy()
+    for row in range(len(segments)):
+        pair = int64(segments[row]["endpoints"])
+        order[place[pair]] = row
+        place[pair] += 1
+
+
+@inlined
+def _is_earlier(one: int, two: int, time: Any, here: Any) -> bool:
+    """Of two runs, numbered by source: whether the next row of the first one comes first."""
+    a, b = time[here[one]], time[here[two]]
+    return a < b or (a == b and one < two)
+
+
+@making_kernel
+def merge(segments: Any, start: Any, time: Any, order: Any) -> bool:
+    """Order the rows of each pair, which go up by source and packet, as (time, source, packet).
+
+    time int64[n] is scratch: a source's time never goes back. Fills order int64[n]; false where
+    the rows lie in that order already.
+    """
+    is_mixed = False
+    for pair in range(len(start) - 1):
+        first, stop = start[pair], start[pair + 1]
+        count = 0
+        is_up = True
+        for row in range(first, stop):
+            time[row] = segments[row]["time_ns"]
+            order[row] = row
+            if row == first or segments[row]["source"] != segments[row - 1]["source"]:
+                count += 1
+                if row > first:
+                    is_up &= time[row] >= time[row - 1]
+            else:
+                time[row] = max(time[row], time[row - 1])
+        if is_up:
+            continue
+        is_mixed = True
+        here = np.empty(count, np.int64)  # of each run, the next row
+        end = np.empty(count, np.int64)
+        heap = np.empty(count, np.int64)  # runs, the earliest one first
+        number = -1
+        for row in range(first, stop):
+            if row == first or segments[row]["source"] != segments[row - 1]["source"]:
+                number += 1
+                here[number] = row
+            end[number] = row + 1
+        for number in range(count):
+            heap[number] = number
+            at = number
+            while at > 0 and _is_earlier(heap[at], heap[(at - 1) >> 1], time, here):
+                parent = (at - 1) >> 1
+                heap[at], heap[parent] = heap[parent], heap[at]
+                at = parent
+        for place in range(first, stop):
+            run = heap[0]
+            order[place] = here[run]
+            here[run] += 1
+            if here[run] == end[run]:
+                count -= 1
+                heap[0] = heap[count]
+            at = 0
+            while True:
+                child = 2 * at + 1
+                if child >= count:
+                    break
+                if child + 1 < count and _is_earlier(heap[child + 1], heap[child], time, here):
+                    child += 1
+                if not _is_earlier(heap[child], heap[at], time, here):
+                    break
+                heap[at], heap[child] = heap[child], heap[at]
+                at = child
+    return is_mixed
+
+
+def _moved(segments: Any, order: Any, scratch: Scratch) -> npt.NDArray[np.void]:
+    """segments[order], a copy; as whole words, since numpy copies structures field by field."""
+    words = np.ascontiguousarray(segments).view(np.int64).reshape(len(segments), -1)
+    moved = scratch.empty(words.size, np.int64)
+    np.take(words, order, axis=0, out=moved.reshape(words.shape), mode="clip")
+    return moved.view(SEGMENT)
+
+
+def ordered(
+    batches: list[SegmentBatch], scratch: Scratch = MEMORY
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    """Segments of the one batch, taken out of the list, in assembly order, and where each pair's
+    start: see the theory of operation."""
+    batch = batches.pop()
+    segments, pair_count = batch.segments, len(batch.endpoints)
+    del batch
+    if not (segments.flags.writeable and segments.flags.aligned and segments.flags.c_contiguous):
+        segments = copied(segments)  # kernels compile for one kind of array only
+    start, is_grouped, is_up, is_one = pair_starts(segments, pair_count)
+    if not is_up:
+        segments = _moved(segments, np.lexsort((segments["packet"], segments["source"])), scratch)
+        is_grouped = False
+    if is_grouped and is_one:
+        return segments, start
+    order = scratch.empty(len(segments), np.int64)
+    if not is_grouped:
+        group(segments, start, order)
+        segments = _moved(segments, order, scratch)
+    if not is_one and merge(segments, start, scratch.empty(len(segments), np.int64), order):
+        segments = _moved(segments, order, scratch)
+    return segments, start
+
+
+@inlined
+def distance(number: int, last: int) -> int:
+    """How far the 32-bit number is from the last one, signed, the short way round."""
+    return ((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+
+
+@inlined
+def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int) -> bool:
+    a = segments[one]
+    b = segments[two]
+    if (
+        a["seq"] != b["seq"]
+        or a["ack"] != b["ack"]
+        or a["ip_id"] != b["ip_id"]
+        or a["flags"] != b["flags"]
+        or a["side"] != b["side"]
+        or a["length"] != b["length"]
+        or a["window"] != b["window"]
+        or abs(int64(a["time_ns"]) - int64(b["time_ns"])) > window_ns
+    ):
+        return False
+    for at in range(min(int64(a["captured"]), int64(b["captured"]))):
+        if load_u8(address[one] + np.uint64(at)) != load_u8(address[two] + np.uint64(at)):
+            return False
+    return True
+
+
+@inlined
+def _place_of(seq: int, ack: int, ip_id: int, flags: int, side: int) -> int:
+    """A well-mixed number from what copies of a packet share."""
+    mixed = seq * 0x2545F491 ^ ack * 0x1F83D9AB
+    mixed ^= (ip_id + flags * 65537) * 0x19B4B79C
+    mixed += side
+    mixed ^= mixed >> 31
+    mixed ^= mixed >> 15
+    return mixed
+
+
+@inlined
+def _earlier_copy(
+    segments: Any, address: Any, row: int, home: int, table: Any, mask: int, window_ns: int
+) -> int:
+    """The segment that `row` is a second copy of, or -1; remembers `row` when it is none.
+
+    The table is open-addressed and looked at in PROBES_MAX places at most: an input made to
+    collide costs missed duplicates, not time.
+    """
+    s = segments[row]
+    place = int64(-1)
+    for step in range(PROBES_MAX):
+        at = (home + step) & mask
+        other = table[at]
+        if other < 0:
+            if place < 0:
+                place = at
+            break
+        if _same_packet(segments, address, other, row, window_ns):
+            return int64(other)
+        is_old = int64(s["time_ns"]) - int64(segments[other]["time_ns"]) > window_ns
+        if place < 0 and is_old:
+            place = at  # no copies of it are still to come
+    table[place if place >= 0 else home] = row
+    return int64(-1)
+
+
+@inlined
+def _begin_table(segments: Any, mark: Any, first: int, row: int, table: Any) -> None:
+    """Fill the table of duplicates anew with the packets [first, row)."""
+    table[:] = -1
+    mask = len(table) - 1
+    for other in range(first, row):
+        if mark[other] == DUPLICATE or segments[other]["ip_id"] & NO_HEADER:
+            continue
+        home = mask & _home_of(segments, other)
+        for step in range(PROBES_MAX):
+            at = (home + step) & mask
+            if table[at] < 0:
+                table[at] = other
+                break
+
+
+@inlined
+def _home_of(segments: Any, row: int) -> int:
+    return _place_of(
+        int64(segments[row]["seq"]), int64(segments[row]["ack"]), int64(segments[row]["ip_id"]),
+        int64(segments[row]["flags"]), int64(segments[row]["side"]),
+    )  # fmt: skip
+
+
+@inlined
+def _starts_anew(
+    flags: int, side: int, number: int, ack: int, length: int, has_number: Any, last_number: Any,
+    last_place: Any, lowest: Any, has_syn: Any, syn_number: Any, syn_acked: Any, closed: int,
+) -> bool:  # fmt: skip
+    """Whether a segment belongs to a new connection; `number` is behind the SYN, if it has one."""
+    other = 1 - side
+    if flags & SYN:
+        if has_syn[side]:
+            return number != syn_number[side]
+        if flags & ACK and has_syn[other]:
+            return not 0 <= distance(ack, syn_number[other]) < REORDERED
+        if has_syn[other]:
+            if syn_acked[other] >= 0:
+                return syn_acked[other] != number
+            return closed != 0  # both sides opened at once
+        if not has_number[side] or closed:
+            return closed != 0
+        place = last_place[side] + distance(number, last_number[side])
+        return not 0 <= lowest[side] - place < REORDERED
+    if flags & RST or not has_number[side]:
+        return False
+    away = abs(distance(number, last_number[side]))
+    return away > FAR or (closed == 3 and length > 0 and away > FAR_ONCE_CLOSED)
+
+
+def split_connections(
+    segments: Any, pair_start: Any, address: Any, window_ns: int, connection: Any, number: Any,
+    acknowledged: Any, mark: Any,
+) -> int:  # fmt: skip
+    """Give each segment its connection and its unwrapped numbers; the count of connections.
+
+    Fills connection int32[n], number and acknowledged int64[n] (of the first payload byte; NO_ACK
+    where there is none) and mark uint8[n].
+    """
+    longest = int(np.diff(pair_start).max(initial=0))
+    table = np.empty(_table_size(longest), np.int32)
+    of_sides = [np.zeros(2, np.int64) for _ in range(7)]
+    return int(
+        _split_connections(
+            segments, pair_start, address, window_ns, connection, number, acknowledged, mark, table,
+            *of_sides,
+        )
+    )  # fmt: skip
+
+
+@inlined
+def _table_size(count: int) -> int:
+    """Slots of the table of copies for so many segments: a power of two."""
+    size = 16
+    while size < 2 * min(count, COPIES_MAX):
+        size *= 2
+    return size
+
+
+@kernel
+def _split_connections(
+    segments: Any, pair_start: Any, address: Any, window_ns: int, connection: Any, number: Any,
+    acknowledged: Any, mark: Any, table: Any, has_number: Any, last_number: Any, last_place: Any,
+    lowest: Any, has_syn: Any, syn_number: Any, syn_acked: Any,
+) -> int:  # fmt: skip
+    """The arrays behind `mark` are scratch: of copies, and seven with a number of each side."""
+    count = 0
+    for pair in range(len(pair_start) - 1):
+        start = pair_start[pair]
+        stop = pair_start[pair + 1]
+        size = _table_size(stop - start)
+        table[:size] = -1
+        known_from = start  # the first packet in the table
+        is_open = False
+        closed = 0  # bit 0, 1: FIN of that side; both also after an RST
+        for row in range(start, stop):
+            if segments[row]["ip_id"] & NO_HEADER:
+                if not is_open:
+                    count += 1
+                    is_open = True
+                connection[row] = count - 1
+                number[row] = 0
+                acknowledged[row] = NO_ACK
+                mark[row] = UNUSED
+                continue
+            if row - known_from >= COPIES_MAX:
+                known_from = row - COPIES_MAX // 2
+                _begin_table(segments, mark, known_from, row, table[:size])
+            home = (size - 1) & _home_of(segments, row)
+            copy_of = int64(-1)
+            if table[home] < 0:
+                table[home] = row
+            else:
+                copy_of = _earlier_copy(segments, address, row, home, table, size - 1, window_ns)
+            if copy_of >= 0:
+                mark[row] = DUPLICATE
+                connection[row] = connection[copy_of]
+                number[row] = number[copy_of]
+                acknowledged[row] = NO_ACK
+                continue
+            s = segments[row]
+            flags = int64(s["flags"])
+            side = int64(s["side"])
+            other = 1 - side
+            length = int64(s["length"])
+            ack = int64(s["ack"])
+            here = int64(s["seq"])
+            if flags & SYN:
+                here = (here + 1) & 0xFFFFFFFF
+            usual = (
+                is_open
+                and not flags & (SYN | RST)
+                and has_number[side]
+                and abs(distance(here, last_number[side])) <= FAR_ONCE_CLOSED
+            )
+            if not usual and (not is_open or _starts_anew(
+                flags, side, here, ack, length, has_number, last_number, last_place, lowest,
+                has_syn, syn_number, syn_acked, closed,
+            )):  # fmt: skip
+                count += 1
+                is_open = True
+                closed = 0
+                has_number[:] = 0
+                has_syn[:] = 0
+                syn_acked[:] = -1
+            connection[row] = count - 1
+            place = 0
+            if has_number[side]:
+                place = last_place[side] + distance(here, last_number[side])
+            elif flags & RST:
+                mark[row] = UNUSED
+            if flags & RST and has_number[side] and abs(place - last_place[side]) > FAR_ONCE_CLOSED:
+                mark[row] = UNUSED
+            if mark[row] == 0:
+                if not has_number[side] or place < lowest[side]:
+                    lowest[side] = place
+                has_number[side] = 1
+                last_number[side] = here
+                last_place[side] = place
+            number[row] = place
+            acknowledged[row] = NO_ACK
+            if flags & ACK and not flags & RST:
+                if not has_number[other]:
+                    has_number[other] = 1
+                    last_number[other] = ack
+                    last_place[other] = 0
+                    lowest[other] = 0
+                away = distance(ack, last_number[other])
+                if abs(away) <= FAR:
+                    acknowledged[row] = last_place[other] + away
+            if flags & SYN:
+                has_syn[side] = 1
+                syn_number[side] = here
+                syn_acked[side] = ack if flags & ACK else -1
+            if flags & FIN:
+                closed |= 1 << side
+            if flags & RST:
+                closed = 3
+    return count
+
+
+@kernel
+def measure(
+    segments: Any, connection: Any, number: Any, acknowledged: Any, mark: Any, connections: Any,
+    sides: Any,
+) -> None:  # fmt: skip
+    """Fill the facts of connections and sides that one walk over the segments tells.
+
+    Also marks keep-alive probes, and finds out which streams are messy.
+    """
+    for row in range(len(sides) // SIDE_WIDTH):
+        at = row * SIDE_WIDTH
+        sides[at + FIN_AT] = NO_ACK
+        sides[at + ACK_LOW] = NO_ACK
+        sides[at + ACK_HIGH] = NO_ACK
+    last_pair = -1
+    incarnation = 0
+    last_connection = -1
+    for row in range(len(segments)):
+        s = segments[row]
+        flags = int64(s["flags"])
+        side = int64(s["side"])
+        length = int64(s["length"])
+        time = int64(s["time_ns"])
+        which = int64(connection[row])
+        c = which * CONNECTION_WIDTH
+        at = (2 * which + side) * SIDE_WIDTH
+        counted = 0 if s["ip_id"] & FRAGMENT_PART else 1
+        if mark[row] == DUPLICATE:
+            sides[at + DUPLICATE_COUNT] += counted
+            continue
+        if which != last_connection:
+            pair = int64(s["endpoints"])
+            incarnation = incarnation + 1 if pair == last_pair else 0
+            if pair == last_pair:
+                before = last_connection * CONNECTION_WIDTH
+                if connections[before + CLOSE_REASON] == CloseReason.CAPTURE_END:
+                    connections[before + CLOSE_REASON] = CloseReason.REUSED
+            last_pair = pair
+            last_connection = which
+            connections[c + PAIR] = pair
+            connections[c + INCARNATION] = incarnation
+            connections[c + FIRST_TIME] = time
+            connections[c + LAST_TIME] = time
+            connections[c + SYN_TIME] = NO_ACK
+            connections[c + SYN_ACK_TIME] = NO_ACK
+            connections[c + RTT] = -1
+            connections[c + CLIENT_SIDE] = -1
+            connections[c + CLOSE_REASON] = CloseReason.CAPTURE_END
+            connections[c + FIRST_SEGMENT] = row
+        connections[c + FIRST_TIME] = min(connections[c + FIRST_TIME], time)
+        connections[c + LAST_TIME] = max(connections[c + LAST_TIME], time)
+        sides[at + SEGMENT_COUNT] += counted
+        _close_and_open(connections, sides, c, at, flags, side, time, number[row])
+        if acknowledged[row] != NO_ACK:
+            peer = (2 * which + 1 - side) * SIDE_WIDTH
+            if sides[peer + ACK_LOW] == NO_ACK or acknowledged[row] < sides[peer + ACK_LOW]:
+                sides[peer + ACK_LOW] = acknowledged[row]
+            sides[peer + ACK_HIGH] = max(sides[peer + ACK_HIGH], acknowledged[row])
+        if flags & FIN:
+            sides[at + FIN_AT] = max(sides[at + FIN_AT], number[row] + length)
+        if length == 0 or mark[row] == UNUSED:
+            continue
+        place = number[row]
+        known = sides[at + HAS_SYN] or sides[at + HAS_DATA]
+        if known and length == 1 and place == sides[at + HIGH] - 1 and not flags & FIN:
+            mark[row] = PROBE
+            continue
+        if known and place < sides[at + HIGH]:
+            sides[at + IS_MESSY] = 1
+        if not known:
+            sides[at + HIGH] = place + length
+        if not sides[at + HAS_DATA]:
+            sides[at + LOW] = place
+        sides[at + HAS_DATA] = 1
+        sides[at + LOW] = min(sides[at + LOW], place)
+        sides[at + HIGH] = max(sides[at + HIGH], place + length)
+        sides[at + DATA_COUNT] += 1
+    for row in range(len(sides) // SIDE_WIDTH):
+        at = row * SIDE_WIDTH
+        if not sides[at + HAS_SYN]:
+            if sides[at + HAS_DATA]:
+                sides[at + ORIGIN] = sides[at + LOW]
+            elif sides[at + ACK_LOW] != NO_ACK:
+                sides[at + ORIGIN] = sides[at + ACK_LOW]
+
+
+@inlined
+def _close_and_open(
+    connections: Any, sides: Any, c: int, at: int, flags: int, side: int, time: int, number: int
+) -> None:
+    """Handshake, client side and close reason, from one segment's flags."""
+    if flags & SYN:
+        if not sides[at + HAS_SYN]:
+            sides[at + HAS_SYN] = 1
+            sides[at + ORIGIN] = number
+            if not sides[at + HAS_DATA]:
+                sides[at + HIGH] = number
+            elif sides[at + LOW] < number:
+                sides[at + IS_MESSY] = 1
+        if flags & ACK:
+            if connections[c + SYN_ACK_TIME] == NO_ACK:
+                connections[c + SYN_ACK_TIME] = time
+            if connections[c + CLIENT_SIDE] < 0:
+                connections[c + CLIENT_SIDE] = 1 - side
+        else:
+            if connections[c + SYN_TIME] == NO_ACK:
+                connections[c + SYN_TIME] = time
+            if connections[c + CLIENT_SIDE] < 0:
+                connections[c + CLIENT_SIDE] = side
+    elif (
+        flags & ACK
+        and connections[c + RTT] < 0
+        and side == connections[c + CLIENT_SIDE]
+        and connections[c + SYN_TIME] != NO_ACK
+        and connections[c + SYN_ACK_TIME] != NO_ACK
+    ):
+        connections[c + RTT] = max(0, time - connections[c + SYN_TIME])
+    if connections[c + CLOSE_REASON] == CloseReason.CAPTURE_END:
+        if flags & RST:
+            connections[c + CLOSE_REASON] = CloseReason.RST
+        elif flags & FIN:
+            connections[c + CLOSE_REASON] = CloseReason.FIN
+
+
+def _addresses(segments: Any, sources: MappedSources, scratch: Scratch) -> Any:
+    """uint64[n]: where the payload of each segment can be read."""
+    address = scratch.empty(len(segments), np.uint64)
+    for first in range(0, len(segments), ROWS_AT_ONCE):
+        some = segments[first : first + ROWS_AT_ONCE]
+        address[first : first + ROWS_AT_ONCE] = sources.addresses(
+            some["source"], some["pos"], some["captured"]
+        )
+    return address
+
+
+def reassemble(
+    batches: list[SegmentBatch], sources: MappedSources, window_ns: int, scratch: Scratch = MEMORY
+) -> Streams:
+    """The connections and ordered pieces of a checked batch (see `options.check_batch`).
+
+    It is taken out of `batches`: its segments may be as large as all else, and not be needed once
+    they are ordered.
+    """
+    segments, pair_start = ordered(batches, scratch)
+    count = len(segments)
+    address = _addresses(segments, sources, scratch)
+    connection = scratch.empty(count, np.int32)
+    number = scratch.empty(count, np.int64)
+    acknowledged = scratch.empty(count, np.int64)
+    mark = scratch.zeros(count, np.uint8)
+    connection_count = split_connections(
+        segments, pair_start, address, window_ns, connection, number, acknowledged, mark
+    )
+    connections = np.zeros(connection_count * CONNECTION_WIDTH, np.int64)
+    sides = np.zeros(2 * connection_count * SIDE_WIDTH, np.int64)
+    measure(segments, connection, number, acknowledged, mark, connections, sides)
+    del acknowledged
+    table = sides.reshape(-1, SIDE_WIDTH)
+    rows = scratch.empty(int(table[:, DATA_COUNT].sum()), np.int64)
+    start = listed(segments, connection, mark, sides, rows)
+    messy = int(table[table[:, IS_MESSY] != 0, DATA_COUNT].sum())
+    room = len(rows) + messy
+    pieces = Pieces(
+        scratch.empty(room, np.int64),
+        scratch.empty(room, np.int64),
+        scratch.empty(room, np.uint64),
+        scratch.empty(room, np.int64),
+        scratch.empty(room, np.int64),
+    )
+    conflicts = scratch.empty(messy * CONFLICT_WIDTH, np.int64)
+    piece_count, conflict_count = lay_pieces(
+        segments, address, number, rows, start, sides, pieces, conflicts
+    )
+    return Streams(
+        segments,
+        connection,
+        connections,
+        sides,
+        Pieces(
+            pieces.pos[:piece_count],
+            pieces.length[:piece_count],
+            pieces.address[:piece_count],
+            pieces.file_pos[:piece_count],
+            pieces.segment[:piece_count],
+        ),
+        conflicts[: conflict_count * CONFLICT_WIDTH],
+        mark,
+    )

@@ -1,0 +1,207 @@
+"""Reassembly as plain Python, byte by byte: the definition that the kernels are compared with.
+
+It takes the segments of one pair of endpoints in assembly order, with their captured payload, and
+keeps a dictionary of the bytes of each stream. See `reassembly.py` for the theory of operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kdissect.capture.segments import ACK, FIN, FRAGMENT_PART, NO_HEADER, RST, SYN
+from kdissect.tcp.reassembly import FAR, FAR_ONCE_CLOSED, REORDERED, distance
+
+
+@dataclass(frozen=True)
+class Segment:
+    time_ns: int
+    side: int
+    flags: int
+    seq: int
+    ack: int
+    ip_id: int
+    window: int
+    length: int
+    payload: bytes  # what was captured of it
+
+    @property
+    def first(self) -> int:
+        """Sequence number of the first payload byte."""
+        return (self.seq + 1) % 2**32 if self.flags & SYN else self.seq
+
+    @property
+    def counted(self) -> int:
+        """0 for a part of a segment that is counted already."""
+        return 0 if self.ip_id & FRAGMENT_PART else 1
+
+
+@dataclass
+class Side:
+    """One stream of a connection while it is read; numbers are unwrapped."""
+
+    last: tuple[int, int] | None = None  # sequence number, unwrapped number
+    lowest: int = 0
+    syn: int | None = None  # sequence number behind the SYN
+    syn_acked: int | None = None  # what the SYN acknowledged, if it did
+    origin: int | None = None  # unwrapped number behind the SYN
+    data: list[tuple[int, int]] = field(default_factory=list)  # (unwrapped number, row)
+    end: int | None = None
+    fin: int | None = None
+    acknowledged: list[int] = field(default_factory=list)
+    segment_count: int = 0
+    duplicate_count: int = 0
+
+
+@dataclass
+class Stream:
+    """The result: `owner` tells for each captured byte which segment it came from."""
+
+    owner: dict[int, int]
+    conflicts: dict[int, tuple[int, int]]  # segment -> first position, count of differing bytes
+    end: int
+    segment_count: int
+    duplicate_count: int
+    retransmitted_count: int
+    out_of_order_count: int
+
+
+def is_copy(one: Segment, two: Segment, window_ns: int) -> bool:
+    """Whether two segments are the same packet, captured twice."""
+    size = min(len(one.payload), len(two.payload))
+    same = ("side", "flags", "seq", "ack", "ip_id", "window", "length")
+    return (
+        all(getattr(one, name) == getattr(two, name) for name in same)
+        and abs(one.time_ns - two.time_ns) <= window_ns
+        and one.payload[:size] == two.payload[:size]
+    )
+
+
+def starts_anew(segment: Segment, sides: list[Side], closed: int) -> bool:
+    """Whether the segment belongs to another connection than the one open now."""
+    own, peer = sides[segment.side], sides[1 - segment.side]
+    if segment.flags & SYN:
+        if own.syn is not None:
+            return segment.first != own.syn
+        if segment.flags & ACK and peer.syn is not None:
+            return not 0 <= distance(segment.ack, peer.syn) < REORDERED
+        if peer.syn is not None:
+            if peer.syn_acked is not None:
+                return peer.syn_acked != segment.first
+            return closed != 0
+        if own.last is None or closed:
+            return closed != 0
+        place = own.last[1] + distance(segment.first, own.last[0])
+        return not 0 <= own.lowest - place < REORDERED
+    if segment.flags & RST or own.last is None:
+        return False
+    away = abs(distance(segment.first, own.last[0]))
+    return away > FAR or (closed == 3 and segment.length > 0 and away > FAR_ONCE_CLOSED)
+
+
+def reassemble(
+    segments: Sequence[Segment], window_ns: int
+) -> tuple[list[int], list[tuple[Stream, Stream]]]:
+    """(connection of each segment, both streams of each connection)."""
+    connections: list[list[Side]] = []
+    belongs: list[int] = []
+    firsts: list[int] = []  # segments that are no copies
+    closed = 0
+    for row, segment in enumerate(segments):
+        if segment.ip_id & NO_HEADER:
+            if not connections:
+                connections.append([Side(), Side()])
+            belongs.append(len(connections) - 1)
+            connections[-1][segment.side].segment_count += 1
+            continue
+        copy_of = [one for one in firsts if is_copy(segments[one], segment, window_ns)]
+        if copy_of:
+            belongs.append(belongs[copy_of[0]])
+            connections[belongs[-1]][segment.side].duplicate_count += segment.counted
+            continue
+        firsts.append(row)
+        if not connections or starts_anew(segment, connections[-1], closed):
+            connections.append([Side(), Side()])
+            closed = 0
+        belongs.append(len(connections) - 1)
+        sides = connections[-1]
+        _add(segment, row, sides)
+        if segment.flags & FIN:
+            closed |= 1 << segment.side
+        if segment.flags & RST:
+            closed = 3
+    return belongs, [(_stream(a, segments), _stream(b, segments)) for a, b in connections]
+
+
+def _add(segment: Segment, row: int, sides: list[Side]) -> None:
+    own, peer = sides[segment.side], sides[1 - segment.side]
+    is_reset = bool(segment.flags & RST)
+    place, is_used = 0, not is_reset
+    if own.last is not None:
+        place = own.last[1] + distance(segment.first, own.last[0])
+        is_used = not (is_reset and abs(place - own.last[1]) > FAR_ONCE_CLOSED)
+    if is_used:
+        own.lowest = place if own.last is None else min(own.lowest, place)
+        own.last = (segment.first, place)
+    if segment.flags & ACK and not is_reset:
+        if peer.last is None:
+            peer.last, peer.lowest = (segment.ack, 0), 0
+        away = distance(segment.ack, peer.last[0])
+        if abs(away) <= FAR:
+            peer.acknowledged.append(peer.last[1] + away)
+    own.segment_count += segment.counted
+    if segment.flags & SYN:
+        own.syn = segment.first
+        own.syn_acked = segment.ack if segment.flags & ACK else None
+        if own.origin is None:
+            own.origin = place
+            own.end = max(own.end, place) if own.data and own.end is not None else place
+    if segment.flags & FIN:
+        until = place + segment.length
+        own.fin = until if own.fin is None else max(own.fin, until)
+    if segment.length == 0 or not is_used:
+        return
+    if own.end is not None and segment.length == 1 and place == own.end - 1:
+        if not segment.flags & FIN:
+            return  # a keep-alive probe
+    own.data.append((place, row))
+    own.end = place + segment.length if own.end is None else max(own.end, place + segment.length)
+
+
+def _stream(side: Side, segments: Sequence[Segment]) -> Stream:
+    origin = side.origin
+    if origin is None:
+        origin = min((place for place, _ in side.data), default=None)
+    if origin is None:
+        origin = min(side.acknowledged, default=0)
+    owner: dict[int, int] = {}
+    value: dict[int, int] = {}
+    conflicts = {}
+    retransmitted = out_of_order = 0
+    highest = 0
+    for number, (place, row) in enumerate(side.data):
+        pos = place - origin
+        payload = segments[row].payload
+        places = [(pos + at, byte) for at, byte in enumerate(payload) if pos + at >= 0]
+        differing = [at for at, byte in places if at in value and value[at] != byte]
+        is_new = len(places) == len(payload) and not any(at in owner for at, _ in places)
+        is_back = (number > 0 or pos < 0) and pos < highest
+        for at, byte in places:
+            owner.setdefault(at, row)
+            value.setdefault(at, byte)
+        if not is_new or (is_back and not payload):
+            retransmitted += segments[row].counted
+            if differing:
+                conflicts[row] = (differing[0], len(differing))
+        elif is_back:
+            out_of_order += segments[row].counted
+        highest = max(highest, pos + segments[row].length)
+    end = max(0, side.end - origin) if side.data and side.end is not None else 0
+    if side.fin is not None:
+        if side.origin is not None or side.data:
+            end = max(end, side.fin - origin)
+    elif side.acknowledged and max(side.acknowledged) - origin > end + 1:
+        end = max(side.acknowledged) - origin
+    return Stream(
+        owner, conflicts, end, side.segment_count, side.duplicate_count, retransmitted, out_of_order
+    )

@@ -1,0 +1,1 @@
+"""TLS: handshakes, records, and the plaintext of connections with known secrets."""

@@ -1,0 +1,136 @@
+"""The records of TLS streams: walked by their headers, found again behind a gap.
+
+A record is a type (20 to 23), a version (0x0300 to 0x0304), a length and as many bytes. From a
+certain boundary each header tells the next one, also over missing bytes. Where a header is missing
+or makes no sense, the walk looks for a place whose header is good and is followed by a good header,
+by missing bytes or by the end of the stream; the bytes in between are *lost*: how many records they
+were is not known. The definition to compare with is `tls_records_reference.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kdissect.jit import inlined, kernel, load_u8, making_kernel
+from kdissect.tcp.byte_ranges import find, grown, int64, peek
+from kdissect.tcp.columns import PIECE_START, PIECE_STOP, SIDE_WIDTH
+
+CHANGE_CIPHER, ALERT, HANDSHAKE, APPLICATION = 20, 21, 22, 23
+LOST = 0  # instead of a type: a stretch without known boundaries
+HEADER_SIZE = 5
+BODY_MAX = 16384 + 2048  # RFC 5246; RFC 8446 allows less
+
+# Columns of a record. SIZE: with its header; CAPTURED: bytes of these that are there; PIECE: the
+# first piece that ends behind POS; FIRST, LAST: segments of the first and last captured byte.
+TYPE, VERSION, POS, SIZE, CAPTURED, PIECE, FIRST, LAST = range(8)
+RECORD_WIDTH = 8
+
+
+@inlined
+def _size_at(pieces: Any, index: int, stop: int, pos: int) -> int:
+    """Bytes of the record whose header is at `pos`; 0: no header, -1: bytes of it are missing."""
+    kind = peek(pieces, index, stop, pos, 1)
+    version = peek(pieces, index, stop, pos + 1, 2)
+    length = peek(pieces, index, stop, pos + 3, 2)
+    if kind < 0 or version < 0 or length < 0:
+        return int64(-1)
+    if kind < CHANGE_CIPHER or kind > APPLICATION or version < 0x0300 or version > 0x0304:
+        return int64(0)
+    if length == 0 and kind != APPLICATION:
+        return int64(0)
+    return HEADER_SIZE + length if length <= BODY_MAX else int64(0)
+
+
+@kernel
+def _search(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
+    """The first boundary of a record at or behind `pos`, or -1."""
+    while index < stop:
+        here = max(pos, pieces.pos[index])
+        until = pieces.pos[index] + pieces.length[index]
+        address = pieces.address[index] - np.uint64(pieces.pos[index])
+        while here < until:
+            kind = load_u8(address + np.uint64(here))
+            if CHANGE_CIPHER <= kind <= APPLICATION:
+                size = _size_at(pieces, index, stop, here)
+                if size > 0:
+                    behind = here + size
+                    if behind == end:
+                        return here
+                    if behind < end:
+                        after = find(pieces, index, stop, behind)
+                        if _size_at(pieces, after, stop, behind) != 0:
+                            return here
+            here += 1
+        index += 1
+    return -1
+
+
+@making_kernel
+def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
+    """All records of a stream: int64[n * RECORD_WIDTH].
+
+    has_origin uint8 of each stream: it began with a SYN, so that position 0 is a boundary.
+    """
+    table = np.empty(64 * RECORD_WIDTH, np.int64)
+    used = 0
+    start = sides[stream * SIDE_WIDTH + PIECE_START]
+    stop = sides[stream * SIDE_WIDTH + PIECE_STOP]
+    if start >= stop:
+        return table[:0]
+    end = pieces.pos[stop - 1] + pieces.length[stop - 1]
+    index = start
+    pos = int64(0) if has_origin[stream] else pieces.pos[start]
+    if not has_origin[stream]:
+        found = _search(pieces, index, stop, pos, end)
+        table, used, index = _put(
+            pieces, index, stop, LOST, 0, pos, (end if found < 0 else found) - pos, table, used
+        )
+        pos = end if found < 0 else found
+    while pos < end:
+        size = _size_at(pieces, index, stop, pos)
+        if size > 0:
+            kind = peek(pieces, index, stop, pos, 1)
+            version = peek(pieces, index, stop, pos + 1, 2)
+            table, used, index = _put(pieces, index, stop, kind, version, pos, size, table, used)
+            pos += size
+            continue
+        found = _search(pieces, index, stop, pos + 1, end)
+        until = end if found < 0 else found
+        table, used, index = _put(pieces, index, stop, LOST, 0, pos, until - pos, table, used)
+        pos = until
+    return table[: used * RECORD_WIDTH]
+
+
+@making_kernel
+def _put(
+    pieces: Any, index: int, stop: int, kind: int, version: int, pos: int, size: int, table: Any,
+    used: int,
+) -> Any:  # fmt: skip
+    """Append a row, nothing where size is 0; (table, rows, first piece behind the record)."""
+    if size <= 0:
+        return table, used, index
+    table = grown(table, used * RECORD_WIDTH, RECORD_WIDTH)
+    at = used * RECORD_WIDTH
+    while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+        index += 1
+    table[at + TYPE] = kind
+    table[at + VERSION] = version
+    table[at + POS] = pos
+    table[at + SIZE] = size
+    table[at + PIECE] = index
+    table[at + FIRST] = -1
+    table[at + LAST] = -1
+    captured = int64(0)
+    while index < stop and pieces.pos[index] < pos + size:
+        last = min(pos + size, pieces.pos[index] + pieces.length[index])
+        captured += last - max(pos, pieces.pos[index])
+        if table[at + FIRST] < 0:
+            table[at + FIRST] = pieces.segment[index]
+        table[at + LAST] = pieces.segment[index]
+        if pieces.pos[index] + pieces.length[index] > pos + size:
+            break
+        index += 1
+    table[at + CAPTURED] = captured
+    return table, used + 1, index

@@ -1,0 +1,58 @@
+"""Batch boundaries in pieces of a snapshot."""
+
+import time
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdissect.codec.batch_resync import first_batch
+from kdissect.codec.record_codec import encode_batch
+
+BATCH = encode_batch(
+    [{"offset": n, "timestamp_ms": 5, "key": b"key", "value": bytes([2]) * n} for n in range(40)]
+)
+
+
+def found(data: bytes) -> int:
+    return first_batch(np.frombuffer(data, np.uint8))
+
+
+@given(st.binary(max_size=90), st.integers(0, len(BATCH)))
+@settings(max_examples=200, deadline=None)
+def test_the_first_whole_batch_is_found(lead: bytes, cut: int) -> None:
+    """Behind any bytes, also the end of another batch; what follows does not matter."""
+    assert found(lead + BATCH + BATCH[:cut]) == len(lead)
+    tail = BATCH[cut:] if cut else b""
+    assert found(tail + BATCH) == len(tail)
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=200, deadline=None)
+def test_other_bytes_hold_none(data: bytes) -> None:
+    assert found(data) == len(data)
+
+
+def test_a_damaged_or_cut_batch_is_no_boundary() -> None:
+    damaged = bytearray(BATCH)
+    damaged[-1] ^= 1
+    assert found(bytes(damaged) + BATCH) == len(BATCH)
+    assert found(BATCH[:-1]) == len(BATCH) - 1
+    assert found(b"") == 0
+
+
+def test_batches_in_different_windows() -> None:
+    assert found(bytes(200_000) + BATCH) == 200_000
+
+
+def test_what_looks_like_many_batches_takes_linear_time() -> None:
+    """Headers every 61 bytes, each announcing all that follows, with wrong CRCs."""
+    count = 100_000
+    size = 61 * count
+    headers = np.zeros((count, 61), np.uint8)
+    lengths = (size - 61 * np.arange(count) - 12).astype(">i4")
+    headers[:, 8:12] = lengths.view(np.uint8).reshape(-1, 4)
+    headers[:, 16] = 2
+    began = time.perf_counter()
+    assert found(headers.tobytes()) == size
+    assert time.perf_counter() - began < 2

@@ -1,0 +1,426 @@
+"""The plain decoder and encoder: every wire type, every definition, every fault."""
+
+import gzip
+import json
+import random
+import struct
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kdissect.codec import message_codec
+from kdissect.codec.message_codec import decode, encode
+from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol import catalog, grammar
+from kdissect.protocol.model import Type
+from kdissect.status import REASONS, Status
+from tests.codec.message_values import sample, to_json, values
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERNAL = ROOT.parent / "shared" / "kafka" / "vectors" / "internal.jsonl.gz"
+
+
+def all_definitions():
+    found = [catalog.REQUEST_HEADER, catalog.RESPONSE_HEADER]
+    for api in catalog.apis().values():
+        found += [api.request, api.response]
+    return [*found, *catalog.record_definitions().values()]
+
+
+ALL = [
+    (definition, version)
+    for definition in all_definitions()
+    for version in range(definition.versions.first, definition.versions.last + 1)
+]
+
+
+def of(text, name="Test"):
+    """A definition from the lines of its fields."""
+    (made,) = grammar.parse(f"data {name}: versions 0-1, flexible 1+\n\nfields\n{text}")
+    return made
+
+
+# Wire types
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "pairs"),
+    [
+        ("int8", "int8", {b"\x80": -128, b"\x7f": 127}),
+        ("int16", "int16", {b"\x80\x00": -32768, b"\x01\x02": 258}),
+        ("uint16", "uint16", {b"\xff\xff": 65535}),
+        ("int32", "int32", {b"\xff\xff\xff\xfe": -2}),
+        ("uint32", "uint32", {b"\xff\xff\xff\xfe": 2**32 - 2}),
+        ("int64", "int64", {b"\x80" + bytes(7): -(2**63)}),
+        ("float64", "float64", {struct.pack(">d", -1.5): -1.5}),
+        ("bool", "bool", {b"\0": False, b"\1": True}),
+        ("uuid", "uuid", {bytes(range(16)): UUID(bytes=bytes(range(16))), bytes(16): UUID(int=0)}),
+        (
+            "uvarint",
+            "uvarint",
+            {b"\0": 0, b"\x7f": 127, b"\x80\x01": 128, b"\xff\xff\xff\xff\x0f": 2**32 - 1},
+        ),
+        ("string", "string", {b"\0\0": "", b"\0\2\xc3\xa9": "é", b"\0\1\xff": "\udcff"}),
+        ("compact_string", "compact_string", {b"\1": "", b"\3\xc3\xa9": "é"}),
+        ("bytes", "bytes", {b"\0\0\0\0": b"", b"\0\0\0\1x": b"x"}),
+        ("compact_bytes", "compact_bytes", {b"\1": b"", b"\2x": b"x"}),
+    ],
+)
+def test_a_wire_type_is_read_whole_cut_and_with_a_tail(read, write, pairs):
+    reader = getattr(message_codec, f"read_{read}")
+    writer = getattr(message_codec, f"write_{write}")
+    for data, value in pairs.items():
+        assert reader(data, 0) == (value, len(data))
+        assert reader(b"ab" + data + b"tail", 2) == (value, len(data) + 2)
+        out = bytearray()
+        writer(out, value)
+        assert bytes(out) == data
+        for size in range(len(data)):
+            with pytest.raises(DecodeError) as caught:
+                reader(b"ab" + data[:size], 2)
+            assert (caught.value.pos, caught.value.reason) == (2, REASONS[Status.TRUNCATED])
+
+
+@pytest.mark.parametrize(
+    ("read", "data"),
+    [
+        ("string", b"\xff\xff"),
+        ("compact_string", b"\0"),
+        ("bytes", b"\xff" * 4),
+        ("compact_bytes", b"\0"),
+    ],
+)
+def test_null_is_read_only_where_it_is_allowed(read, data):
+    reader = getattr(message_codec, f"read_{read}")
+    assert reader(data, 0, True) == (None, len(data))
+    with pytest.raises(DecodeError, match="negative length"):
+        reader(data, 0)
+    out = bytearray()
+    getattr(message_codec, f"write_{read}")(out, None)
+    assert bytes(out) == data
+
+
+def test_lengths_below_null_are_faults():
+    for reader, data in (
+        (message_codec.read_string, b"\xff\xfe"),
+        (message_codec.read_bytes, b"\x80\0\0\0"),
+    ):
+        with pytest.raises(DecodeError, match="negative length"):
+            reader(data, 0, True)
+
+
+def test_any_byte_but_zero_is_true():
+    assert [message_codec.read_bool(bytes([byte]), 0)[0] for byte in (0, 1, 2, 0xFF)] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x10", b"\x80" * 5, b"\xff" * 9])
+def test_a_varint_beyond_32_bits_is_a_fault(data):
+    with pytest.raises(DecodeError, match="varint overflow") as caught:
+        message_codec.read_uvarint(b"x" + data, 1)
+    assert caught.value.pos == 1
+
+
+def test_an_overlong_varint_is_its_value():
+    assert message_codec.read_uvarint(b"\x81\x80\x80\x80\x00", 0) == (1, 5)
+
+
+@given(st.integers(0, 2**32 - 1), st.binary(max_size=3))
+def test_uvarints_survive(value, tail):
+    out = bytearray()
+    message_codec.write_uvarint(out, value)
+    assert message_codec.read_uvarint(bytes(out) + tail, 0) == (value, len(out))
+
+
+@pytest.mark.parametrize(
+    ("presence", "expected"), [(-1, None), (-128, None), (1, {}), (0, {}), (5, {})]
+)
+def test_a_nullable_struct_has_a_presence_byte(presence, expected):
+    definition = of("  s: S? 0+\n    a: int8 0+\n")
+    data = struct.pack("b", presence) + (b"\7" if expected is not None else b"")
+    value = None if expected is None else {"a": 7}
+    assert decode(definition, 0, data) == ({"s": value}, len(data))
+
+
+def test_a_tagged_nullable_struct_has_a_presence_varint():
+    """Null is 0 there; a broker writes it for every member of the new group protocol."""
+    definition = of("  s: S? 1+ tag 0\n    a: int8 1+\n")
+    for body, data in (
+        ({"s": None}, b"\1\0\1\0"),
+        ({"s": {"a": 7}}, b"\1\0\3\1\7\0"),
+        ({"s": {"a": 0}}, b"\0"),
+    ):
+        assert encode(definition, 1, body) == data
+        assert decode(definition, 1, data) == (body, len(data))
+
+
+# Every definition
+
+
+def test_no_element_of_an_array_is_empty_on_the_wire():
+    """Else a count would say nothing about the bytes left."""
+
+    def check(layout):
+        for slot in layout.by_name.values():
+            if slot.inner is not None:
+                assert not slot.field.is_array or slot.inner.size_min > 0
+                check(slot.inner)
+
+    for definition, version in ALL:
+        check(message_codec.layout(definition, version))
+
+
+def test_samples_of_every_version_survive():
+    for definition, version in ALL:
+        for seed in (1, 2):
+            body = sample(definition, version, seed)
+            data = encode(definition, version, body)
+            assert decode(definition, version, data) == (body, len(data)), definition.name
+            assert decode(definition, version, b"\xff" * 3 + data + b"\0", 3)[1] == len(data) + 3
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_values_survive(data):
+    definition, version = data.draw(st.sampled_from(ALL))
+    body = data.draw(values(definition, version))
+    encoded = encode(definition, version, body)
+    assert decode(definition, version, encoded) == (body, len(encoded))
+    assert message_codec.complete(definition, version, body) == body
+
+
+def test_a_message_cut_anywhere_is_a_decode_error():
+    """All 361 pairs, both sides; long samples at 60 places."""
+    for definition, version in ALL:
+        encoded = encode(definition, version, sample(definition, version, "cut"))
+        step = max(1, len(encoded) // 60)
+        for size in range(0, len(encoded), step):
+            with pytest.raises(DecodeError) as caught:
+                decode(definition, version, encoded[:size])
+            assert 0 <= caught.value.pos <= size
+
+
+def test_a_message_with_changed_bytes_is_a_decode_error_or_values():
+    generator = random.Random(20)
+    for definition, version in ALL:
+        encoded = encode(definition, version, sample(definition, version, "changed"))
+        for _ in range(20 if encoded else 0):
+            changed = bytearray(encoded)
+            for _ in range(generator.randint(1, 3)):
+                changed[generator.randrange(len(changed))] = generator.choice(
+                    (0, 1, 0x7F, 0x80, 0xFF, generator.randrange(256))
+                )
+            body = decoded_or_none(definition, version, bytes(changed))
+            if body is not None:
+                again = encode(definition, version, body)
+                assert to_json(decode(definition, version, again)[0]) == to_json(body)
+
+
+def decoded_or_none(definition, version, data):
+    """None for a DecodeError that points into the bytes; any other exception fails the test."""
+    error = None
+    try:
+        body, end = decode(definition, version, data)
+    except DecodeError as caught:
+        error = caught
+    if error is not None:
+        assert 0 <= error.pos <= len(data)
+        assert error.reason in REASONS.values()
+        return None
+    assert end <= len(data)
+    return body
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(ALL), st.binary(max_size=80))
+def test_random_bytes_are_a_decode_error_or_values(pair, data):
+    decoded_or_none(*pair, data)
+
+
+def test_a_huge_count_is_refused_before_anything_is_built():
+    definition = of("  items: [Item] 0+\n    a: int32 0+\n    b: string 0+\n")
+    with pytest.raises(DecodeError, match="element count impossible"):
+        decode(definition, 0, b"\x7f\xff\xff\xff" + bytes(50))
+    with pytest.raises(DecodeError, match="element count impossible"):
+        decode(definition, 1, b"\xff\xff\xff\xff\x0f" + bytes(50))
+
+
+# Faults: path, pos, reason
+
+SHAPE = """\
+  id: int32 0+
+  names: [string] 0+
+  topics: [Topic]? 0+
+    name: string 0+
+    parts: [int32] 0+
+    extra: bytes? 1+ tag 3 = null
+  cursor: Cursor? 0+ = null
+    at: int64 0+
+  late: Late 1+ tag 5
+    x: int16 1+
+    y: int16 1+
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "data", "path", "pos", "reason"),
+    [
+        (0, "0000", "id", 0, Status.TRUNCATED),
+        (0, "00000001 ffffffff", "names", 4, Status.NEGATIVE_LENGTH),
+        (0, "00000001 00000003 0000", "names", 4, Status.COUNT_IMPOSSIBLE),
+        (0, "00000001 00000002 000161 0009", "names[1]", 11, Status.TRUNCATED),
+        (0, "00000001 00000001 ffff", "names[0]", 8, Status.NEGATIVE_LENGTH),
+        (0, "00000001 00000000 fffffffe", "topics", 8, Status.NEGATIVE_LENGTH),
+        (0, "00000001 00000000 00000001 0001610000", "topics", 8, Status.COUNT_IMPOSSIBLE),
+        (0, "00000001 00000000 00000001 0000 00000001 0000", "topics[0].parts", 14,
+         Status.COUNT_IMPOSSIBLE),
+        (0, "00000001 00000000 00000001 0009 00000001", "topics[0].name", 12, Status.TRUNCATED),
+        (0, "00000001 00000000 ffffffff 01 00000000", "cursor.at", 13, Status.TRUNCATED),
+        (0, "00000001 00000000 ffffffff", "cursor", 12, Status.TRUNCATED),
+        (1, "00000001 01 00 ff ffffffff7f", "", 7, Status.VARINT_OVERFLOW),
+        (1, "00000001 8080808010", "names", 4, Status.VARINT_OVERFLOW),
+        (1, "00000001 80", "names", 4, Status.TRUNCATED),
+        (1, "00000001 02 80808080ff", "names[0]", 5, Status.VARINT_OVERFLOW),
+        (1, "00000001 01 00 ff", "", 7, Status.TRUNCATED),
+        (1, "00000001 01 00 ff 02 00 00", "", 7, Status.COUNT_IMPOSSIBLE),
+        (1, "00000001 01 00 ff 02 0600 0600", "", 10, Status.DUPLICATE_TAG),
+        (1, "00000001 01 00 ff 02 0700 0600", "", 10, Status.DUPLICATE_TAG),
+        (1, "00000001 01 00 ff 01 0903 00", "", 9, Status.TRUNCATED),
+        (1, "00000001 01 00 ff 01 0509 0001000200", "", 9, Status.TRUNCATED),
+        (1, "00000001 01 00 ff 01 0506 0001 0002 00 00", "late", 15, Status.TAG_SIZE_MISMATCH),
+        (1, "00000001 01 00 ff 01 0503 0001 0002 00 00", "late.y", 12, Status.TRUNCATED),
+        (1, "00000001 01 00 ff 01 0504 0001 0002 00 00", "late", 14, Status.TRUNCATED),
+        (1, "00000001 01 02 01 01 01 03 02 7fff", "topics[0].extra", 11, Status.TRUNCATED),
+        (1, "00000001 01 02 01 01 01 03 05 7fffffff", "topics[0]", 10, Status.TRUNCATED),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named_where_it_starts(version, data, path, pos, reason):
+    with pytest.raises(DecodeError) as caught:
+        decode(of(SHAPE), version, bytes.fromhex(data))
+    error = caught.value
+    assert (error.path, error.pos, error.reason) == (path, pos, REASONS[reason])
+
+
+def test_the_sentence_of_a_fault_reads_as_a_path():
+    with pytest.raises(DecodeError) as caught:
+        decode(of(SHAPE), 0, bytes.fromhex("00000001 00000000 00000001 0009 00000001"))
+    assert str(caught.value) == ("Test v0 > topics[0].name, pos 12: the bytes end inside the value")
+
+
+def test_a_default_sent_as_a_tag_decodes_and_is_left_out_again():
+    definition = of(SHAPE)
+    data = bytes.fromhex("00000001 01 00 ff 01 05 05 0000 0000 00")
+    body, end = decode(definition, 1, data)
+    assert end == len(data)
+    assert body["late"] == {"x": 0, "y": 0}
+    assert encode(definition, 1, body) == bytes.fromhex("00000001 01 00 ff 00")
+
+
+def test_unknown_tags_keep_a_struct_from_being_its_default():
+    definition = of(SHAPE)
+    body = {"late": {"x": 0, "y": 0, "_unknown_tags": {9: b"z"}}}
+    data = encode(definition, 1, body)
+    assert decode(definition, 1, data)[0]["late"] == body["late"]
+
+
+def test_a_version_that_is_not_there_is_the_callers_fault():
+    with pytest.raises(ValueError, match="no version 2"):
+        decode(of(SHAPE), 2, b"")
+
+
+def test_null_where_it_is_not_allowed_is_not_encoded():
+    with pytest.raises(EncodeError, match=r"topics\[0\].name: null is not allowed"):
+        encode(of(SHAPE), 0, {"topics": [{"name": None}]})
+    with pytest.raises(EncodeError, match=r"names\[0\]: null"):
+        encode(of(SHAPE), 0, {"names": [None]})
+
+
+def test_a_string_too_long_for_its_form_is_refused():
+    with pytest.raises(EncodeError, match="does not fit"):
+        encode(of("  s: string 0+\n"), 0, {"s": "x" * 40_000})
+    assert len(encode(of("  s: string 0+\n"), 1, {"s": "x" * 40_000})) == 40_004
+
+
+# Records and embedded data, as Kafka's own classes wrote them
+
+
+@pytest.mark.skipif(not INTERNAL.is_file(), reason=f"no vectors at {INTERNAL}")
+def test_internal_records_of_kafkas_own_writer():
+    checked = 0
+    with gzip.open(INTERNAL, "rt", encoding="utf-8") as file:
+        lines = [json.loads(text) for text in file]
+    for line in lines:
+        kind, name = line["kind"], line["name"]
+        if kind in ("group_coordinator", "share_coordinator", "transaction"):
+            log = kind.removesuffix("_coordinator")
+            key_definition, value_definition = catalog.coordinator_records(log)[line["type"]]
+            assert key_definition.name == name + "Key"
+            same(key_definition, 0, line["key"], 2, line["key_body"])
+            skip = 2
+        elif kind == "cluster_metadata":
+            value_definition = catalog.metadata_records()[line["type"]]
+            skip = 3  # frame version, record id and version, each one byte here
+        elif kind == "control_record":
+            value_definition = catalog.control_records()[line["type"]]
+            skip = 2 if name == "EndTxnMarker" else 0
+        else:
+            value_definition = catalog.definition(name)
+            skip = 0 if kind == "streams_subscription" else 2
+        if line["value"] is not None:
+            same(value_definition, line["version"], line["value"], skip, line["value_body"])
+        checked += 1
+    assert checked == 396
+
+
+def same(definition, version, text, skip, body):
+    data = bytes.fromhex(text)
+    decoded, end = decode(definition, version, data, skip)
+    assert end == len(data), definition.name
+    assert to_json(decoded) == body, definition.name
+    assert encode(definition, version, decoded) == data[skip:], definition.name
+
+
+def test_connects_group_protocol():
+    """As a Connect worker writes them, each behind its int16 version."""
+    text = "0014" + b"http://worker-1:8083".hex() + "0000000000000007"
+    definition = catalog.definition("ConnectProtocolSubscription")
+    expected = {"url": "http://worker-1:8083", "config_offset": 7}
+    same(definition, 0, "0000" + text, 2, expected)
+    same(definition, 1, "0001" + text + "ffffffff", 2, {**expected, "allocation": None})
+    tasks = "00000001" + "0004" + b"copy".hex() + "00000002" + "ffffffff" + "00000000"
+    text = "0000" + "0002" + b"w1".hex() + "0000" + "0000000000000007" + tasks
+    body = {
+        "error": 0,
+        "leader": "w1",
+        "leader_url": "",
+        "config_offset": 7,
+        "assignment": [{"connector": "copy", "tasks": [-1, 0]}],
+    }
+    definition = catalog.definition("ConnectProtocolAssignment")
+    same(definition, 0, text, 0, body)
+    same(definition, 2, text + "ffffffff" + "000003e8", 0, {**body, "revoked": None, "delay": 1000})
+
+
+def test_a_captured_assignment_of_kafka_streams():
+    """Version 11, four active tasks, as the leader of a captured group sent it."""
+    words = [11, 11, 4, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
+    data = struct.pack(">20i", *words) + b"\x7f" + b"\xff" * 7
+    body, end = decode(catalog.definition("StreamsAssignment"), 11, data)
+    assert end == len(data)
+    tasks = [(task["topic_group_id"], task["partition"]) for task in body["active_tasks"]]
+    assert tasks == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert (body["standby_tasks"], body["error_code"]) == ([], 0)
+    assert body["next_rebalance_ms"] == 2**63 - 1
+
+
+def test_every_type_of_the_model_has_a_wire_form():
+    for kind in Type:
+        if kind is not Type.STRUCT:
+            assert kind in message_codec._PRIMITIVES

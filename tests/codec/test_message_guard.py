@@ -1,0 +1,97 @@
+"""The column kernel never reads outside the buffer, nor writes outside the builders."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kdissect.codec.message_columns import decode_columns
+from tests.codec.message_vectors import message_vectors
+
+PAGE = mmap.PAGESIZE
+ROOM = 4 * PAGE
+PROT_NONE, PROT_READ_WRITE = 0, 3
+ROOT = Path(__file__).resolve().parents[2]
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="guard pages are set with mprotect")
+
+
+@pytest.fixture
+def guarded() -> Iterator[NDArray[np.uint8]]:
+    """Bytes between two pages that no one may touch."""
+    pages = mmap.mmap(-1, ROOM + 2 * PAGE)
+    array = np.frombuffer(pages, np.uint8)
+    address = array.ctypes.data
+    libc = ctypes.CDLL(None, use_errno=True)
+    guards = [ctypes.c_void_p(address), ctypes.c_void_p(address + PAGE + ROOM)]
+    for guard in guards:
+        assert libc.mprotect(guard, PAGE, PROT_NONE) == 0
+    yield array[PAGE : PAGE + ROOM]
+    for guard in guards:
+        assert libc.mprotect(guard, PAGE, PROT_READ_WRITE) == 0
+
+
+@linux
+def test_cut_and_damaged_messages_stay_inside(guarded: NDArray[np.uint8]) -> None:
+    """Messages that end where the memory ends: a read outside would end the process."""
+    chance = random.Random(4)
+    for (key, side), vectors in message_vectors().items():
+        for vector in chance.sample(vectors, 2):
+            frame = vector["frame"]
+            if len(frame) > ROOM:
+                continue
+            versions = np.array([vector["api_version"]], np.int16)
+            for _ in range(8):
+                data = np.frombuffer(frame[: chance.randrange(len(frame) + 1)], np.uint8).copy()
+                if len(data) and chance.random() < 0.7:
+                    data[chance.randrange(len(data))] = chance.choice((0, 1, 127, 128, 255))
+                guarded[ROOM - len(data) :] = data
+                start, end = np.array([ROOM - len(data)]), np.array([ROOM])
+                decode_columns(key, side, guarded, start, end, versions)
+
+
+PLAIN = """
+import numpy as np
+from tests.codec.message_vectors import batch, message_vectors
+from kdissect.jit import JIT_ENABLED
+from kdissect.codec.message_columns import decode_columns
+assert not JIT_ENABLED
+for key, side in ((0, "request"), (1, "response"), (18, "response"), (75, "response")):
+    vectors = message_vectors()[key, side][-2:]
+    frames = [one["frame"] for one in vectors]
+    frames += [frame[: len(frame) // 2] for frame in frames]
+    versions = np.array([one["api_version"] for one in vectors] * 2, np.int16)
+    columns = decode_columns(key, side, *batch(frames), versions)
+    print(columns.body.to_pylist(), columns.status, columns.marks, columns.unknown_tags.to_pylist())
+    print(columns.error_path(2), columns.error_path(3))
+"""
+
+
+def test_the_kernel_as_plain_python() -> None:
+    """Without compilation, and with bounds checks, the columns are the same."""
+    message_vectors()
+    outputs = []
+    for code, switch in (
+        (PLAIN.replace("assert not", "assert"), "KDISSECT_JIT_AS_EVER"),
+        (PLAIN, "KDISSECT_NO_JIT"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env={switch: "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/codec'}"},
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]

@@ -1,0 +1,507 @@
+"""Record sets: Kafka's vectors, faults among good batches, limits, splitting into chunks."""
+
+from __future__ import annotations
+
+import resource
+import struct
+import time
+import zlib
+from typing import Any
+
+import crc32c
+import numpy as np
+import pytest
+
+from kdissect.codec.compression import CODEC_NAMES, Limits, compress
+from kdissect.codec.record_batches import BATCHES, RECORDS, FaultStage, iter_record_chunks
+from kdissect.codec.record_codec import (
+    decode_record_set,
+    encode_batch,
+    encode_messages,
+    write_varint,
+)
+from kdissect.status import Status
+from tests.codec.record_cases import assert_twins_agree, decode_columns, vectors
+
+VECTOR_NAMES = {"base_timestamp": "base_timestamp_ms", "max_timestamp": "max_timestamp_ms"}
+
+
+def raw(value: Any) -> bytes | None:
+    return None if value is None else bytes.fromhex(value["$bytes"])
+
+
+def rows(count: int, value_size: int = 20, first: int = 1000) -> list[dict[str, Any]]:
+    return [
+        {
+            "offset": first + i,
+            "timestamp_ms": 1_700_000_000_000 + i,
+            "key": None if i % 3 == 0 else b"key-%d" % i,
+            "value": None if i % 5 == 4 else bytes([i & 255]) * value_size,
+            "headers": [{"key": f"h{j}", "value": b"v" * j or None} for j in range(i % 3)],
+        }
+        for i in range(count)
+    ]
+
+
+def plain(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = ("offset", "timestamp_ms", "key", "value", "headers")
+    return [{name: record[name] for name in names} for record in records]
+
+
+@pytest.mark.parametrize("decoder", ["columns", "reference"])
+@pytest.mark.parametrize("chunk_bytes", [8 << 20, 700])
+def test_vectors(decoder: str, chunk_bytes: int) -> None:
+    """Every batch and record of Kafka's own writer reads as Kafka's own reader reads it."""
+    cases = vectors()
+    if not cases:
+        pytest.skip("no record vectors beside the repository (../shared/kafka/vectors)")
+    sets = [bytes.fromhex(case["data"]) for case in cases]
+    if decoder == "columns":
+        found = decode_columns(sets, chunk_bytes=chunk_bytes)
+    else:
+        found = [decode_record_set(data) for data in sets]
+    records_seen = 0
+    for case, got in zip(cases, found, strict=True):
+        assert len(got.batches) == len(case["batches"]), case["name"]
+        for index, (batch, expected) in enumerate(zip(got.batches, case["batches"], strict=True)):
+            is_alien = expected.pop("error", None) is not None
+            wanted = expected.pop("records")
+            assert batch["pos"] == expected.pop("position")
+            if is_alien:  # docs/tables.md: base_offset, magic and size, the rest null
+                expected["is_partial"] = None
+            for name, value in expected.items():
+                assert batch[VECTOR_NAMES.get(name, name)] == value or (
+                    # a cut batch tells its header's count; Kafka's reader does not look
+                    name == "record_count" and batch["is_partial"]
+                ), (case["name"], index, name)
+            have = [record for record in got.records if record["batch_index"] == index]
+            assert [record["record_index"] for record in have] == list(range(len(have)))
+            records_seen += len(have)
+            assert [
+                {
+                    "offset": record["offset"],
+                    "timestamp": record["timestamp_ms"],
+                    "key": record["key"],
+                    "value": record["value"],
+                    "headers": [(header["key"], header["value"]) for header in record["headers"]],
+                    "control_type": record["control_type"],
+                }
+                for record in have
+            ] == [
+                record
+                | {
+                    "key": raw(record["key"]),
+                    "value": raw(record["value"]),
+                    "headers": [(key, raw(value)) for key, value in record["headers"]],
+                }
+                for record in wanted or []
+            ], (case["name"], index)
+    print(f"{len(cases)} record sets, {records_seen} records")
+
+
+def test_twins_agree_on_vectors() -> None:
+    cases = vectors()
+    if not cases:
+        pytest.skip("no record vectors beside the repository (../shared/kafka/vectors)")
+    assert_twins_agree([bytes.fromhex(case["data"]) for case in cases])
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("xerial", [True, False])
+def test_batch_round_trip(codec: str, xerial: bool) -> None:
+    """What encode_batch writes comes back, header and records, through both decoders."""
+    records = rows(40)
+    data = encode_batch(
+        records,
+        codec=codec,
+        xerial=xerial,
+        producer_id=7,
+        producer_epoch=3,
+        base_sequence=11,
+        partition_leader_epoch=5,
+        is_transactional=True,
+    )
+    (found,) = assert_twins_agree([data])
+    assert plain(found.records) == records
+    assert not found.faults
+    (batch,) = found.batches
+    section = encode_batch(records)[61:]
+    assert batch["uncompressed_size"] == len(section)
+    assert (batch["codec"], batch["crc_ok"], batch["record_count"]) == (codec, True, 40)
+    assert (batch["producer_id"], batch["producer_epoch"], batch["base_sequence"]) == (7, 3, 11)
+    assert (batch["is_transactional"], batch["is_control"]) == (True, False)
+    assert (batch["base_offset"], batch["last_offset"]) == (1000, 1039)
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES[:4])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_message_set_round_trip(codec: str, magic: int) -> None:
+    records = [record | {"headers": []} for record in rows(9)]
+    (found,) = assert_twins_agree([encode_messages(records, magic, codec=codec)])
+    if magic == 0:
+        records = [record | {"timestamp_ms": -1} for record in records]
+    assert plain(found.records) == records
+    assert not found.faults
+    assert len(found.batches) == (9 if codec == "none" else 1)
+    assert {batch["crc_ok"] for batch in found.batches} == {True}
+    assert found.batches[0]["base_offset"] == 1000
+    assert found.batches[-1]["last_offset"] == 1008
+
+
+def test_schema_of_chunks() -> None:
+    buf = np.frombuffer(encode_batch(rows(3)), np.uint8)
+    (chunk,) = iter_record_chunks(buf, np.array([0]), np.array([buf.size]))
+    assert chunk.batches.schema == BATCHES
+    assert chunk.records.schema == RECORDS
+
+
+def refreshed(data: bytearray) -> bytes:
+    """The batch with the CRC that its bytes now have."""
+    data[17:21] = crc32c.crc32c(bytes(data[21:])).to_bytes(4, "big")
+    return bytes(data)
+
+
+def changed(pos: int, value: bytes, batch: bytes) -> bytes:
+    data = bytearray(batch)
+    data[pos : pos + len(value)] = value
+    return refreshed(data)
+
+
+GOOD = encode_batch(rows(4))
+FAULTS: dict[str, tuple[bytes, list[tuple[Status, FaultStage]], int]] = {
+    # what: (batch, faults, records that still read)
+    "wrong crc": (
+        GOOD[:17] + b"\0\0\0\0" + GOOD[21:],
+        [(Status.BAD_CRC, FaultStage.CRC)],
+        4,
+    ),
+    "more records announced": (
+        encode_batch(rows(4), record_count=5),
+        [(Status.COUNT_MISMATCH, FaultStage.RECORDS)],
+        4,
+    ),
+    "fewer records announced": (
+        encode_batch(rows(4), record_count=3),
+        [(Status.COUNT_MISMATCH, FaultStage.RECORDS)],
+        3,
+    ),
+    "a negative count": (
+        encode_batch(rows(4), record_count=-1),
+        [(Status.COUNT_MISMATCH, FaultStage.RECORDS)],
+        0,
+    ),
+    "unknown codec": (
+        changed(21, b"\0\x05", GOOD),
+        [(Status.UNKNOWN_CODEC, FaultStage.CODEC)],
+        0,
+    ),
+    "not compressed at all": (
+        changed(21, b"\0\x04", GOOD),
+        [(Status.CORRUPT, FaultStage.CODEC)],
+        0,
+    ),
+    "unknown magic": (
+        GOOD[:16] + b"\x09" + GOOD[17:],
+        [(Status.UNKNOWN_MAGIC, FaultStage.FRAMING)],
+        0,
+    ),
+    "too small for its magic": (
+        struct.pack(">qiib", 5, 20, 0, 2) + bytes(15),
+        [(Status.TRUNCATED, FaultStage.FRAMING)],
+        0,
+    ),
+    "a record longer than its batch": (
+        changed(61, b"\x7e", encode_batch(rows(1))),
+        [(Status.TRUNCATED, FaultStage.RECORDS)],
+        0,
+    ),
+    "a record of negative size": (
+        changed(61, b"\x01", encode_batch(rows(1))),
+        [(Status.NEGATIVE_LENGTH, FaultStage.RECORDS)],
+        0,
+    ),
+    "a size of six bytes": (
+        changed(61, b"\xff\xff\xff\xff\xff\x01", encode_batch(rows(1))),
+        [(Status.VARINT_OVERFLOW, FaultStage.RECORDS)],
+        0,
+    ),
+    "header keys that are no UTF-8": (
+        encode_batch([rows(1)[0] | {"headers": [{"key": b"\xff\xe2\x82a", "value": b""}]}]),
+        [(Status.INVALID_UTF8, FaultStage.TEXT)],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_good_batches_around_a_bad_one_are_kept(what: str) -> None:
+    bad, faults, kept = FAULTS[what]
+    (found,) = assert_twins_agree([GOOD + bad + GOOD])
+    assert [(fault[0], fault[1], fault[2]) for fault in found.faults] == [(1, *f) for f in faults]
+    counts = [sum(r["batch_index"] == i for r in found.records) for i in range(3)]
+    assert counts == [4, kept, 4]
+    assert found.faults[0][3:5] == (len(GOOD), len(bad))
+
+
+def test_invalid_utf8_becomes_replacement_characters() -> None:
+    bad, _, _ = FAULTS["header keys that are no UTF-8"]
+    (found,) = decode_columns([bad])
+    assert found.records[0]["headers"][0]["key"] == b"\xff\xe2\x82a".decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("length", [-1, 0, 13, -(1 << 31)])
+def test_impossible_length_ends_the_set(length: int) -> None:
+    """The batches before stay, the rest of the set is one fault, the next set is untouched."""
+    tail = struct.pack(">qi", 5, length) + GOOD
+    first, second = assert_twins_agree([GOOD + tail, GOOD])
+    assert len(first.batches) == 1
+    (fault,) = first.faults
+    kind = Status.NEGATIVE_LENGTH if length < 0 else Status.TRUNCATED
+    assert fault == (1, kind, FaultStage.FRAMING, len(GOOD), len(tail), length, 0)
+    assert len(second.records) == 4
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GOOD + encode_batch(rows(5), codec="zstd"),
+        encode_messages(rows(3), 0) + encode_messages(rows(2), 1, codec="gzip"),
+    ],
+    ids=["magic 2", "magic 0 and 1"],
+)
+def test_cut_at_every_length(data: bytes) -> None:
+    """A record set that ends anywhere has one partial batch at most and no fault."""
+    sets = [data[:size] for size in range(len(data) + 1)]
+    for result in assert_twins_agree(sets):
+        assert not result.faults
+        assert [b["is_partial"] for b in result.batches[:-1]] == [False] * (len(result.batches) - 1)
+
+
+def test_partial_batch_tells_what_its_header_says() -> None:
+    (found,) = assert_twins_agree([GOOD[:70]])
+    (batch,) = found.batches
+    assert batch["is_partial"] is True
+    assert (batch["size"], batch["record_count"], batch["codec"]) == (70, 4, "none")
+    assert batch["crc_ok"] is None
+    assert batch["uncompressed_size"] is None
+    assert not found.records
+
+
+def test_control_types() -> None:
+    keys = [struct.pack(">hh", 0, number) for number in range(9)]
+    keys += [b"", b"\0\0\0", struct.pack(">hh", -1, 0), struct.pack(">hhq", 1, 1, 9)]
+    records = [record | {"key": key} for record, key in zip(rows(13), keys, strict=True)]
+    (found,) = assert_twins_agree([encode_batch(records, is_control=True)])
+    names = [record["control_type"] for record in found.records]
+    assert names[:7] == [
+        "ABORT",
+        "COMMIT",
+        "LEADER_CHANGE",
+        "SNAPSHOT_HEADER",
+        "SNAPSHOT_FOOTER",
+        "KRAFT_VERSION",
+        "KRAFT_VOTERS",
+    ]
+    assert names[7:] == ["UNKNOWN"] * 5 + ["COMMIT"]
+
+
+def test_log_append_time_and_delete_horizon() -> None:
+    log_append = encode_batch(rows(3), timestamp_type="LogAppendTime", max_timestamp_ms=77)
+    horizon = encode_batch(rows(3), delete_horizon_ms=123_456)
+    appended, deleted = assert_twins_agree([log_append, horizon])
+    assert {record["timestamp_ms"] for record in appended.records} == {77}
+    assert deleted.batches[0]["delete_horizon_ms"] == 123_456
+    assert deleted.batches[0]["base_timestamp_ms"] == 123_456
+    assert plain(deleted.records) == rows(3)
+
+
+def test_wrapper_with_stored_offset_zero_keeps_inner_offsets() -> None:
+    records = [record | {"headers": []} for record in rows(3, first=50)]
+    data = encode_messages(records, 1, codec="gzip", wrapper_offset=0)
+    (found,) = assert_twins_agree([data])
+    assert [record["offset"] for record in found.records] == [50, 51, 52]
+    assert (found.batches[0]["base_offset"], found.batches[0]["last_offset"]) == (50, 0)
+
+
+@pytest.mark.parametrize(
+    ("inner", "status", "kept"),
+    [
+        (encode_messages(rows(2), 1)[:-1], Status.TRUNCATED, 1),
+        (encode_messages(rows(1), 1) + encode_messages(rows(1), 0), Status.UNKNOWN_MAGIC, 1),
+        (encode_messages(rows(2), 1, codec="gzip"), Status.UNKNOWN_CODEC, 0),
+        (encode_messages(rows(1), 1) + b"\0" * 5, Status.TRUNCATED, 1),
+        (struct.pack(">qi", 0, -5), Status.NEGATIVE_LENGTH, 0),
+    ],
+)
+def test_wrapper_with_something_else_inside(inner: bytes, status: Status, kept: int) -> None:
+    value = compress(1, inner)
+    body = struct.pack(">bbqii", 1, 1, 5, -1, len(value)) + value
+    data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
+    (found,) = assert_twins_agree([data])
+    assert [fault[1:3] for fault in found.faults] == [(status, FaultStage.RECORDS)]
+    assert len(found.records) == kept
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_wrong_crc_inside_a_wrapper_is_a_fault(magic: int) -> None:
+    """The wrapper's own CRC is right, so the batch is; the message still reads."""
+    inner = bytearray(encode_messages(rows(3), magic))
+    inner[-1] ^= 1
+    value = compress(1, bytes(inner))
+    head = struct.pack(">bb", magic, 1) + (bytes(8) if magic else b"")
+    body = head + struct.pack(">ii", -1, len(value)) + value
+    data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
+    (found,) = assert_twins_agree([data])
+    assert [fault[1:3] for fault in found.faults] == [(Status.BAD_CRC, FaultStage.RECORDS)]
+    assert found.batches[0]["crc_ok"] is True
+    assert len(found.records) == 3
+
+
+def test_wrapper_without_value_is_corrupt() -> None:
+    body = struct.pack(">bbqii", 1, 1, 5, -1, -1)
+    data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
+    (found,) = assert_twins_agree([data])
+    assert [fault[1:3] for fault in found.faults] == [(Status.CORRUPT, FaultStage.CODEC)]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 100, 5000, 1 << 20])
+def test_any_chunk_size_gives_the_same_rows(chunk_bytes: int) -> None:
+    sets = [
+        b"".join(encode_batch(rows(30, 50), codec=codec) for codec in CODEC_NAMES),
+        b"",
+        encode_messages(rows(20), 1) + encode_batch(rows(200)) + b"\0" * 7,
+    ]
+    assert_twins_agree(sets, chunk_bytes=chunk_bytes)
+
+
+def test_large_batch_is_split_over_chunks() -> None:
+    """A batch of many records comes in pieces of bounded size, its own row in the last one."""
+    count = 300_000
+    record = b"\x0c\0\0\0\1\1\0"  # the smallest one: no key, no value, no headers
+    section = compress(4, record * count)
+    data = bytearray(encode_batch([], codec="none", record_count=count)[:61] + section)
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    data[21:23] = b"\0\x04"
+    buf = np.frombuffer(refreshed(data), np.uint8)
+    chunks = list(iter_record_chunks(buf, np.array([0]), np.array([buf.size])))
+    assert [chunk.records.num_rows for chunk in chunks] == [131072, 131072, 37856]
+    assert [chunk.batches.num_rows for chunk in chunks] == [0, 0, 1]
+    assert chunks[-1].batches["record_count"].to_pylist() == [count]
+    assert chunks[-1].records["record_index"][-1].as_py() == count - 1
+
+
+def test_more_headers_than_the_buffers_hold() -> None:
+    headers = [{"key": "k", "value": None}] * 200_000
+    records = rows(3)
+    records[1]["headers"] = headers
+    (found,) = decode_columns([encode_batch(records)])
+    assert [len(record["headers"]) for record in found.records] == [0, 200_000, 2]
+    limited = Limits(record_headers_max=1000)
+    (found,) = assert_twins_agree([encode_batch(records)], limited)
+    assert [fault[1:3] for fault in found.faults] == [(Status.LIMIT, FaultStage.RECORDS)]
+    assert len(found.records) == 1
+
+
+def bomb(codec: str, size: int) -> bytes:
+    section = compress(CODEC_NAMES.index(codec), bytes(size))
+    data = bytearray(encode_batch([], record_count=1)[:61] + section)
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    data[21:23] = bytes([0, CODEC_NAMES.index(codec)])
+    return refreshed(data)
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES[1:])
+def test_bomb_ends_at_the_limit(codec: str) -> None:
+    """A batch that decompresses beyond the limit is a fault; its neighbours stay."""
+    limits = Limits(decompressed_size_max=1 << 20)
+    (found,) = assert_twins_agree([GOOD + bomb(codec, 4 << 20) + GOOD], limits)
+    assert [fault[:3] for fault in found.faults] == [(1, Status.LIMIT, FaultStage.CODEC)]
+    assert found.faults[0][5] <= 1 << 20
+    assert found.batches[1]["uncompressed_size"] is None
+    assert len(found.records) == 8
+
+
+def test_many_bombs_cost_bounded_time_and_memory() -> None:
+    """Ten thousand batches that each want 8 MiB are stopped by the allowance of their set."""
+    one = bomb("zstd", (8 << 20) - 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    buf = np.frombuffer(one * 10_000, np.uint8)
+    began = time.monotonic()
+    faults = 0
+    for chunk in iter_record_chunks(buf, np.array([0]), np.array([buf.size])):
+        faults += int((chunk.faults["kind"] == Status.LIMIT).sum())
+    assert faults > 9_000
+    assert time.monotonic() - began < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
+
+
+def test_arguments_that_do_not_fit_raise() -> None:
+    buf = np.zeros(10, np.uint8)
+    for start, length in (([0], [11]), ([-1], [2]), ([5], [-1]), ([0, 1], [1]), ([11], [0])):
+        with pytest.raises(ValueError, match="start and length"):
+            iter_record_chunks(buf, np.array(start), np.array(length))
+    with pytest.raises(ValueError, match="buf"):
+        iter_record_chunks(np.zeros(4, np.int32), np.array([0]), np.array([1]))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        iter_record_chunks(buf, np.array([0]), np.array([1]), chunk_bytes=0)
+
+
+def test_iterators_side_by_side_do_not_disturb_each_other() -> None:
+    first = np.frombuffer(encode_batch(rows(500, 100), codec="lz4"), np.uint8)
+    second = np.frombuffer(encode_batch(rows(500, 100, first=9), codec="zstd"), np.uint8)
+    pair = [
+        iter_record_chunks(buf, np.array([0]), np.array([buf.size]), chunk_bytes=1000)
+        for buf in (first, second)
+    ]
+    offsets: list[list[int]] = [[], []]
+    for chunks in zip(*pair, strict=True):
+        for found, chunk in zip(offsets, chunks, strict=True):
+            found += chunk.records["offset"].to_pylist()
+    assert offsets == [list(range(1000, 1500)), list(range(9, 509))]
+
+
+def test_varints_at_their_bounds() -> None:
+    extreme = [
+        {"offset": offset, "timestamp_ms": time, "key": None, "value": None, "headers": []}
+        for offset, time in [(2**31 - 1, 2**63 - 1), (-(2**31), -(2**63)), (0, 0)]
+    ]
+    data = encode_batch(extreme, base_offset=0, base_timestamp_ms=0, last_offset=5)
+    (found,) = assert_twins_agree([data])
+    assert plain(found.records) == extreme
+    assert write_varint(-(2**31)) == b"\xff\xff\xff\xff\x0f"
+
+
+def row(offset: int, value: bytes) -> dict[str, Any]:
+    return {"offset": offset, "timestamp_ms": 7, "key": None, "value": value}
+
+
+# XORed into bytes, it leaves their CRC-32C as it is: the polynomial, lowest bit first
+SAME_CRC = int(f"{0x11EDC6F41:033b}"[::-1], 2).to_bytes(5, "little")
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES[1:])
+@pytest.mark.parametrize("chunk_bytes", [1, 2000, 8 << 20])
+def test_batches_that_come_again_are_read_again(codec: str, chunk_bytes: int) -> None:
+    """With the same bytes but for what a broker sets, or other bytes with the same CRC."""
+    records = [[row(k, b"%d" % n * 90) for k in range(3)] for n in range(3)]
+    sent = [encode_batch(some, codec=codec) for some in records]
+    stored = [(1000 + n).to_bytes(8, "big") + data[8:] for n, data in enumerate(sent)]
+    other = bytearray(sent[1])
+    other[-5:] = bytes(a ^ b for a, b in zip(other[-5:], SAME_CRC, strict=True))
+    assert crc32c.crc32c(other[21:]) == crc32c.crc32c(sent[1][21:])
+    old = []
+    if codec != "zstd":
+        message = row(5, b"old" * 50)
+        old = [encode_messages([message], magic, codec=codec) for magic in (1, 0, 1, 0)]
+    sets = [sent[0] + sent[1], stored[0] + bytes(other), stored[1], *old, sent[2] + sent[0], *old]
+    found = assert_twins_agree(sets, chunk_bytes=chunk_bytes)
+    assert [row["offset"] for row in found[2].records] == [1001, 1002, 1003]
+
+
+def test_what_came_before_counts_for_the_limit_again() -> None:
+    """A set may not be larger for batches that were decompressed already."""
+    batch = encode_batch([row(0, bytes(20_000))], codec="gzip")
+    limits = Limits(decompressed_size_max=50_000, ratio_max=1)
+    found = assert_twins_agree([batch * 2, batch * 4], limits=limits)
+    assert [len(one.records) for one in found] == [2, 2]
+    assert [len(one.faults) for one in found] == [0, 2]

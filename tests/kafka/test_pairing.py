@@ -1,0 +1,148 @@
+"""The pairing kernel against its plain definition."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdissect.kafka import pairing, pairing_reference
+from kdissect.kafka.assembly import PairStatus
+from kdissect.kafka.frame_search import Asked
+from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
+from kdissect.kafka.pairing_reference import Request, Response
+
+ids = st.one_of(st.integers(0, 4), st.integers(2**32 - 2, 2**32 - 1), st.integers(0, 40))
+kinds = st.sampled_from((EXPECTS, EXPECTS, EXPECTS, SILENT, TOKEN))
+steps = st.integers(0, 600_000_000)
+
+
+acks = st.one_of(st.none(), st.integers(0, 300), st.integers(2**32 - 40, 2**32 - 1))
+
+
+@st.composite
+def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool, bool]:
+    time = end = 0
+    requests, responses = [], []
+    done = draw(st.sampled_from((0, 0, 1, 4)))
+    for number in range(draw(st.integers(0, 14))):
+        time += draw(steps)
+        end += draw(st.integers(8, 40))
+        is_done = number < done and draw(st.booleans())
+        requests.append(Request(draw(ids), time, draw(kinds), end, is_done))
+    time = draw(steps) - 300_000_000
+    for _ in range(draw(st.integers(0, 14))):
+        time += draw(steps)
+        kind = draw(st.sampled_from((EXPECTS, EXPECTS, TOKEN)))
+        hole = draw(st.sampled_from((False, False, True)))
+        responses.append(Response(draw(ids), time, kind, draw(acks), hole))
+    return requests, responses, draw(st.booleans()), draw(st.booleans())
+
+
+def kernel(
+    many: list[tuple[list[Request], list[Response], bool, bool]],
+) -> list[tuple[list[int], list[int], list[int], list[bool]]]:
+    requests = [request for connection in many for request in connection[0]]
+    responses = [response for connection in many for response in connection[1]]
+    starts = np.cumsum([0] + [len(connection[0]) for connection in many])
+    answers = np.cumsum([0] + [len(connection[1]) for connection in many])
+    asked = Asked(
+        np.array([request.correlation_id for request in requests], np.int64),
+        np.array([request.time_ns for request in requests], np.int64),
+        np.array([request.kind for request in requests], np.int64),
+    )
+    answer_of, request_of = np.empty(len(requests), np.int64), np.empty(len(responses), np.int64)
+    status, came = np.empty(len(requests), np.uint8), np.empty(len(responses), np.uint8)
+    is_lost = np.empty(len(requests), np.uint8)
+    buckets = pairing.bucket_count(starts)
+    table = [np.full(count, 7, np.int64) for count in (buckets, buckets, len(requests))]
+    given = [pairing.NO_ACK if one.ack is None else one.ack for one in responses]
+    pairing.pair(
+        asked, np.array([request.end for request in requests], np.int64), starts,
+        np.array([request.is_done for request in requests], np.uint8),
+        np.array([response.correlation_id for response in responses], np.int64),
+        np.array([response.kind for response in responses], np.int64),
+        np.array([response.time_ns for response in responses], np.int64),
+        np.array(given, np.int64),
+        np.array([response.is_behind_hole for response in responses], np.uint8), answers,
+        np.array([connection[2] for connection in many], np.uint8),
+        np.array([connection[3] for connection in many], np.uint8),
+        answer_of, request_of, status, came, is_lost, *table,
+    )  # fmt: skip
+    for answer, row in enumerate(request_of):
+        assert row < 0 or answer_of[row] == answer
+    found = []
+    for number in range(len(many)):
+        mine, theirs = slice(*starts[number : number + 2]), slice(*answers[number : number + 2])
+        base = answers[number]
+        found.append(
+            (
+                [int(row - base) if row >= 0 else -1 for row in answer_of[mine]],
+                [int(one) for one in status[mine]],
+                [int(one) for one in came[theirs]],
+                [bool(one) for one in is_lost[mine]],
+            )
+        )
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(connections(), max_size=3))
+def test_kernel_and_definition_agree(
+    many: list[tuple[list[Request], list[Response], bool, bool]],
+) -> None:
+    """Repeating and wrapping ids, tokens, acks=0, clocks that differ, holes, any order."""
+    assert kernel(many) == [tuple(pairing_reference.pair(*connection)) for connection in many]
+
+
+def test_linear_for_ids_that_never_change() -> None:
+    """100 000 requests with one id, answered at the end, and as many second answers."""
+    requests = [Request(0, number, EXPECTS) for number in range(100_000)]
+    responses = [Response(0, 1_000_000, EXPECTS)] * 200_000
+    answer_of, _, came, _ = kernel([(requests, responses, False, False)])[0]
+    assert answer_of == list(range(100_000))
+    assert came[100_000:] == [pairing.SECOND] * 100_000
+
+
+def test_linear_for_ids_that_never_change_behind_holes() -> None:
+    """100 000 requests with one id; every answer stands behind a hole."""
+    requests = [Request(0, 10 * number, EXPECTS, 30 * number) for number in range(100_000)]
+    responses = [Response(0, 20 * number + 5, EXPECTS, None, True) for number in range(50_000)]
+    answer_of, status, came, is_lost = kernel([(requests, responses, False, True)])[0]
+    assert came == [pairing.IN_ORDER] * 50_000
+    assert [row for row, answer in enumerate(answer_of) if answer >= 0] == list(
+        range(0, 100_000, 2)
+    )
+    assert is_lost == [row % 2 == 1 and row < 99_999 for row in range(100_000)]
+    assert status[1] == PairStatus.RESPONSE_MISSING
+
+
+def test_a_response_behind_a_hole_answers_the_youngest_request_with_its_id() -> None:
+    """Ids that begin again (re-authentication): the first answer was lost."""
+    asked = ((5, 0, 40), (6, 10, 80), (5, 20, 120))
+    requests = [Request(number, time, EXPECTS, end) for number, time, end in asked]
+    late = [Response(5, 25, EXPECTS, 120, True)]
+    assert kernel([(requests, late, False, True)])[0][0] == [-1, -1, 0]
+    in_order = [Response(5, 25, EXPECTS, 120, False)]
+    assert kernel([(requests, in_order, False, True)])[0][0] == [0, -1, -1]
+
+
+def test_what_was_passed_over_at_a_hole_waits_no_longer() -> None:
+    """The answers to 5 and 6 were in the hole; the next answer with id 5 is another request's."""
+    requests = [Request(5, 0, EXPECTS, 40), Request(6, 1, EXPECTS, 80), Request(7, 2, EXPECTS, 120)]
+    told = [Response(7, 10, EXPECTS, 120, True), Response(5, 20, EXPECTS, 160, False)]
+    answer_of, status, came, is_lost = kernel([(requests, told, True, True)])[0]
+    assert answer_of == [-1, -1, 0]
+    assert is_lost == [True, True, False]
+    assert status[:2] == [PairStatus.RESPONSE_MISSING] * 2
+    assert came == [pairing.IN_ORDER, pairing.UNASKED]
+
+
+def test_a_token_answers_the_token_before_it() -> None:
+    """Lock step: the answer to the first was lost, or the first itself."""
+    both = [Request(-1, 0, TOKEN, 40), Request(-1, 20, TOKEN, 80)]
+    assert kernel([(both, [Response(-1, 30, TOKEN, 80, True)], False, True)])[0][0] == [-1, 0]
+    second = [Request(9, 0, EXPECTS, 30), Request(-1, 20, TOKEN, 80)]
+    told = [Response(9, 5, EXPECTS, 30), Response(-1, 10, TOKEN, 40)]
+    answer_of, _, came, _ = kernel([(second, told, False, False)])[0]
+    assert (answer_of, came) == ([0, -1], [pairing.IN_ORDER, pairing.UNASKED])

@@ -1,0 +1,319 @@
+"""Conversations told as transcripts: what each of them must become."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from kdissect.capture.segments import ACK, ENDPOINTS, RST, SYN, SegmentBatch
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import Anomaly, CloseReason, Protocol
+from kdissect.kafka.options import StreamOptions
+from tests.kafka.plain_reader import Memory
+from tests.kafka.playbook import (  # fmt: skip
+    BROKER,
+    CLIENT,
+    FIN_,
+    RST_,
+    Playbook,
+    framed,
+    gap,
+    produce,
+    request,
+    response,
+    token,
+)
+
+
+def kinds(book: Playbook) -> list[Anomaly]:
+    return [Anomaly(int(row["kind"])) for row in book.run().anomalies]
+
+
+def test_a_request_and_its_response() -> None:
+    book = Playbook().syn() >> request(7) << response(7)
+    assert book.exchanges() == [(7, "paired")]
+    connection = book.run().connections[0]
+    assert connection["protocol"] == Protocol.KAFKA
+    assert connection["client_side"] == CLIENT
+    assert connection["handshake_seen"]
+    assert connection["handshake_rtt_ns"] == 1_000_000
+
+
+def test_many_in_flight_are_paired_by_id() -> None:
+    book = Playbook().syn() >> request(1) + request(2) >> request(3) << response(1)
+    book = book << response(2) + response(3)
+    assert book.exchanges() == [(1, "paired"), (2, "paired"), (3, "paired")]
+
+
+def test_equal_ids_pair_in_order() -> None:
+    book = Playbook().syn() >> request(0) >> request(0) << response(0, b"\0\0\1") << response(0)
+    sizes = book.run().exchanges["response"]["size"]
+    assert list(sizes) == [7, 10]
+
+
+def test_ids_wrap() -> None:
+    book = Playbook().syn()
+    for number in (2**31 - 2, 2**31 - 1, -(2**31), -(2**31) + 1):
+        book = book >> request(number) << response(number)
+    assert [status for _, status in book.exchanges()] == ["paired"] * 4
+
+
+@pytest.mark.parametrize("api_version", [0, 2, 3, 8, 9, 13])
+def test_acks_0_expects_no_response(api_version: int) -> None:
+    """At any version of Produce; acks=1 in between is answered."""
+    book = Playbook().syn() >> produce(1, 0, api_version) >> produce(2, 1, api_version)
+    book = book >> produce(3, 0, api_version) << response(2)
+    assert book.exchanges() == [
+        (1, "no_response_expected"), (2, "paired"), (3, "no_response_expected"),
+    ]  # fmt: skip
+
+
+def test_an_answer_to_acks_0_is_taken() -> None:
+    book = Playbook().syn() >> produce(1, 0) << response(1)
+    assert book.exchanges() == [(1, "paired")]
+
+
+def test_what_was_not_answered() -> None:
+    """The end of the capture, a FIN, an RST, and a gap where the answer was."""
+    book = Playbook().syn() >> request(1) << response(1) >> request(2)
+    assert book.exchanges()[1] == (2, "response_missing")
+    assert (book << FIN_).exchanges()[1] == (2, "connection_closed")
+    book = Playbook().syn() >> request(1) >> request(2) << gap(len(response(1))) << response(2)
+    book = book >> FIN_
+    assert book.exchanges() == [(1, "response_missing"), (2, "paired")]
+    book = Playbook().syn() >> request(1) << RST_
+    assert book.exchanges() == [(1, "connection_closed")]
+    assert book.run().connections["close_reason"][0] == CloseReason.RST
+
+
+def test_late_second_and_unasked_responses() -> None:
+    book = Playbook().syn() >> request(1) >> request(2) << response(2) << response(1)
+    assert book.exchanges() == [(1, "paired"), (2, "paired")]
+    assert kinds(book) == [Anomaly.OUT_OF_ORDER_RESPONSE]
+    late = book.run().anomalies[0]
+    assert (late["a"], late["b"]) == (1, 2)
+    book = book << response(2)
+    assert book.exchanges()[2] == (2, "request_missing")
+    assert Anomaly.DUPLICATE_RESPONSE in kinds(book)
+    book = Playbook().syn() >> request(1) << response(1) << response(99)
+    assert book.exchanges() == [(1, "paired"), (99, "request_missing")]
+    assert kinds(book) == [Anomaly.RESPONSE_WITHOUT_REQUEST]
+
+
+def test_a_gap_inside_a_frame_ends_nothing() -> None:
+    whole = request(2, body=b"x" * 400)
+    book = Playbook().syn() >> request(1) << response(1)
+    book = book >> whole[:100] >> gap(200) >> whole[300:] >> request(3)
+    book = book << response(2) << response(3)
+    assert [status for _, status in book.exchanges()] == ["paired"] * 3
+    rows = book.run().exchanges
+    assert list(rows["request"]["is_whole"]) == [1, 0, 1]
+    assert kinds(book) == [Anomaly.PARTIAL_FRAME, Anomaly.GAP]
+    side = rows[1]["request"]
+    extents = book.run().extents[side["extent_start"] :][: side["extent_count"]]
+    assert [int(length) for length in extents["length"]] == [96, 200, len(whole) - 300]
+    assert list(extents["source"]) == [0, -1, 0]
+
+
+def test_a_gap_over_a_prefix_costs_one_frame() -> None:
+    whole = request(2, body=b"x" * 400)
+    book = Playbook().syn() >> request(1) >> gap(50) >> whole[50:] >> request(3) >> request(4)
+    book = book << response(1) << response(2) << response(3) << response(4)
+    assert book.exchanges() == [  # in order of the first byte of each
+        (1, "paired"), (3, "paired"), (4, "paired"), (2, "request_missing"),
+    ]  # fmt: skip
+    counts = book.run().connections["direction"][0, 0]
+    assert counts["unframed_byte_count"] == len(whole) - 50
+    assert counts["missing_byte_count"] == 50
+
+
+def test_a_record_batch_is_no_response() -> None:
+    """Behind a lost prefix: batch length and leader epoch read like size and correlation id."""
+    batch = struct.pack(">qiib", 0, 41, 3, 2) + bytes(36)
+    fetch = response(2, bytes(60) + batch)
+    book = Playbook().syn() >> request(1) << response(1) >> request(2) >> request(3)
+    book = book << gap(20) << fetch[20:] << response(3)
+    assert book.exchanges() == [(1, "paired"), (2, "response_missing"), (3, "paired")]
+
+
+def test_a_start_in_the_middle() -> None:
+    """The first bytes are the end of a frame; an answer to an earlier request comes first."""
+    book = Playbook(isn=(2**32 - 30, 5)) >> request(40, body=b"y" * 90)[60:]
+    book = book << response(39) >> request(41) >> request(42) << response(40) << response(41)
+    book = book << response(42)
+    assert book.exchanges() == [
+        (39, "request_missing"), (41, "paired"), (42, "paired"), (40, "request_missing"),
+    ]  # fmt: skip
+    assert book.run().connections["client_side"][0] == CLIENT
+
+
+def test_sasl_handshake_v0_is_followed_by_tokens() -> None:
+    book = Playbook().syn() >> request(1, 17, 0, body=b"\0\5PLAIN") << response(1)
+    book = book >> token() << framed(b"") >> request(2) << response(2)
+    assert book.exchanges() == [(1, "paired"), (-1, "paired"), (2, "paired")]
+    rows = book.run().exchanges
+    assert list(rows["is_sasl_token"]) == [0, 1, 0]
+    assert list(rows["api_key"]) == [17, -1, 3]
+
+
+def test_a_first_frame_that_is_no_request_is_a_gssapi_token() -> None:
+    book = Playbook().syn() >> framed(b"\x60\x82" + b"g" * 70) << framed(b"\x6f" + b"h" * 30)
+    book = book >> request(1) << response(1)
+    assert book.exchanges() == [(-1, "paired"), (1, "paired")]
+
+
+def test_a_size_that_cannot_be() -> None:
+    book = Playbook().syn() >> request(1) << response(1) >> b"GET / HTTP/1.1\r\n\r\n"
+    assert book.exchanges() == [(1, "paired")]
+    assert kinds(book) == [Anomaly.UNFRAMED_BYTES]
+    assert book.run().anomalies["b"][0] == int.from_bytes(b"GET ", "big")
+    book = book >> request(2) >> request(3) << response(2) << response(3)
+    assert [number for number, _ in book.exchanges()] == [1, 2, 3]
+
+
+def test_a_frame_cut_by_the_end() -> None:
+    book = Playbook().syn() >> request(1) << response(1)[:8]
+    assert book.exchanges() == [(1, "paired")]
+    assert kinds(book) == [Anomaly.PARTIAL_FRAME]
+    book = Playbook().syn() >> request(1) << response(1) >> request(2)[:10]
+    assert book.exchanges() == [(1, "paired")]
+    assert kinds(book) == [Anomaly.UNFRAMED_BYTES]
+    book = Playbook().syn() >> request(1) << response(1) >> request(2)[:12]
+    assert book.exchanges() == [(1, "paired"), (2, "response_missing")]
+
+
+def test_retransmissions_and_conflicts() -> None:
+    one, two = request(1), request(2)
+    book = Playbook().syn() >> one >> two
+    book = book.segment(CLIENT, one, 0).segment(CLIENT, b"XX" + two[2:], len(one)) << response(1)
+    counts = book.run().connections["direction"][0, 0]
+    assert counts["retransmitted_segment_count"] == 2
+    assert counts["byte_count"] == len(one) + len(two)
+    assert kinds(book) == [Anomaly.OVERLAP_CONFLICT]
+    assert book.run().anomalies["byte_count"][0] == 2
+    assert [number for number, _ in book.exchanges()] == [1, 2]
+
+
+def test_a_keep_alive_probe_is_no_data() -> None:
+    one = request(1)
+    book = Playbook().syn() >> one
+    book = book.segment(CLIENT, b"\0", len(one) - 1, ACK) << response(1)
+    assert kinds(book) == []
+    assert book.run().connections["direction"][0, 0]["retransmitted_segment_count"] == 0
+
+
+def test_data_on_fin_and_rst() -> None:
+    for flags in (ACK | 1, ACK | RST):
+        book = Playbook().syn() >> request(1)
+        book = book.segment(BROKER, response(1), 0, flags)
+        assert book.exchanges() == [(1, "paired")]
+
+
+def test_a_reused_port_is_another_connection() -> None:
+    book = Playbook().syn() >> request(1)
+    again = Playbook(isn=(900_000_000, 5_000_000))
+    again.time = book.time
+    again = again.syn() >> request(1) << response(1)
+    book.rows += again.rows
+    assert book.exchanges() == [(1, "connection_closed"), (1, "paired")]
+    found = book.run()
+    assert found.connections["close_reason"][0] == CloseReason.REUSED
+    assert len(set(found.connections["connection_id"])) == 2
+    # Without the SYN the jump of the sequence numbers tells.
+    book = Playbook() >> request(1) << response(1)
+    again = Playbook(isn=(3_000_000_000, 3_000_000_000)) >> request(5) << response(5)
+    book.rows += again.rows
+    assert len(book.run().connections) == 2
+
+
+def test_the_same_packet_twice_counts_once() -> None:
+    book = Playbook().syn() >> request(1) << response(1)
+    batch, memory = book.batch()
+    twice = np.repeat(batch.segments, 2)
+    twice["packet"] = np.arange(1, len(twice) + 1)
+    found = assemble(SegmentBatch(batch.endpoints, twice), memory)
+    assert len(found.exchanges) == 1
+    counts = found.connections["direction"][0]
+    assert counts["duplicate_segment_count"].sum() == len(batch.segments)
+    assert counts["segment_count"].sum() == len(batch.segments)
+    assert list(found.duplicate_packets) == [len(batch.segments)]
+
+
+def test_delivery_out_of_order() -> None:
+    for seed in range(8):
+        book = Playbook(isn=(2**32 - 100, 2**32 - 7)).syn()
+        for number in range(30):
+            book = book >> request(number) << response(number)
+        book = book.shuffled(seed, 4)
+        rows = book.run().exchanges
+        assert len(rows) == 30
+        assert (rows["request"]["is_whole"] == 1).all()
+        assert (rows["response"]["is_whole"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "protocol"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", Protocol.HTTP),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Protocol.HTTP2),
+        (b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00", Protocol.TLS),
+        (framed(struct.pack(">iqiqi", 0, 0, 30000, 0, 16) + bytes(17)), Protocol.ZOOKEEPER),
+        (framed(struct.pack(">iii", 5, 4, 8) + b"/brokers\0"), Protocol.ZOOKEEPER),
+        (b"\x0a\x0b\x0c hello", Protocol.OTHER),
+        (b"", Protocol.NONE),
+    ],
+)
+def test_other_protocols(first: bytes, protocol: Protocol) -> None:
+    """Named, counted as unframed, and without any anomaly."""
+    found = (Playbook().syn() >> first >> b"more").run() if first else Playbook().syn().run()
+    assert found.connections["protocol"][0] == protocol
+    assert len(found.anomalies) == len(found.exchanges) == 0
+    counts = found.connections["direction"][0, 0]
+    assert counts["unframed_byte_count"] == counts["byte_count"]
+
+
+def test_a_port_hint_adds_certainty_only() -> None:
+    book = Playbook().syn() >> b"\xff\xff\xff\xff"
+    assert book.run().connections["protocol"][0] == Protocol.OTHER
+    book.options = StreamOptions(ports=(9092,))
+    assert book.run().connections["protocol"][0] == Protocol.KAFKA
+    assert kinds(book) == [Anomaly.UNFRAMED_BYTES]
+    book = Playbook().syn() >> b"GET / HTTP/1.1\r\n\r\n"
+    book.options = StreamOptions(ports=(9092,))
+    assert book.run().connections["protocol"][0] == Protocol.HTTP
+
+
+def test_a_batch_that_points_outside_is_refused() -> None:
+    batch, memory = (Playbook().syn() >> request(1)).batch()
+    for field, number in (("pos", 2**40), ("source", 5), ("endpoints", 9), ("captured", -1)):
+        segments = batch.segments.copy()
+        segments[field][-1] = number
+        with pytest.raises(ValueError, match="batch"):
+            assemble(SegmentBatch(batch.endpoints, segments), memory)
+
+
+def test_nothing_at_all() -> None:
+    none = SegmentBatch(np.zeros(0, ENDPOINTS), Playbook().batch()[0].segments)
+    assert len(assemble(none, Memory(b"")).connections) == 0
+
+
+def test_ids_do_not_depend_on_the_rest_of_the_batch() -> None:
+    one = Playbook().syn() >> request(1) << response(1)
+    alone = one.run()
+    batch, memory = one.batch()
+    other = Playbook(ports=(1, 2)).syn().batch()[0]
+    both = SegmentBatch.concat([SegmentBatch(other.endpoints, other.segments), batch])
+    found = assemble(both, memory)
+    assert set(alone.exchanges["exchange_id"]) == set(found.exchanges["exchange_id"])
+    assert set(alone.connections["connection_id"]) <= set(found.connections["connection_id"])
+    assert (found.exchanges["exchange_id"] > 0).all()
+
+
+def test_syn_behind_its_answer_belongs_to_it() -> None:
+    book = Playbook().syn() >> request(1) << response(1)
+    book.rows[0], book.rows[1] = book.rows[1], book.rows[0]
+    found = book.run()
+    assert len(found.connections) == 1
+    assert book.rows[1][2] == SYN

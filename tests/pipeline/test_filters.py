@@ -1,0 +1,118 @@
+"""--host, --from and --to: what is left is what the whole capture's tables have of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kdissect
+from kdissect.pipeline.filters import host_bytes, time_ns
+from tests.conftest import CAPTURES, ROOT
+
+CAPTURE = CAPTURES / "librdkafka.pcap"
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return kdissect.read(CAPTURE)
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    return table.sort_by([("exchange_id", "ascending")])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-21T07:30:00Z", 1795246200),
+        ("2026-11-21 09:30+02:00", 1795246200),
+        ("2026-11-21T07:30:00", 1795246200),
+        ("2026-11-21", 1795219200),
+        ("1795246200", 1795246200),
+        (1795246200.0, 1795246200),
+        (datetime(2026, 11, 21, 7, 30, tzinfo=UTC), 1795246200),
+    ],
+)
+def test_times_as_users_give_them(text, seconds):
+    assert time_ns(text) == seconds * 10**9
+
+
+def test_fractions_of_seconds_are_exact():
+    assert time_ns("2026-11-21T07:30:00.123456789Z") == 1795246200_123456789
+    assert time_ns("1795246200.000000001") == 1795246200_000000001
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "12:30", "-5", "1e9", "nan"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ValueError, match="no time"):
+        time_ns(text)
+
+
+def test_what_is_no_address_is_refused():
+    with pytest.raises(ValueError, match="no IP address"):
+        host_bytes("broker-1")
+    with pytest.raises(ValueError, match="no IP address"):
+        kdissect.read(CAPTURE, hosts=["broker-1"])
+    with pytest.raises(ValueError, match="range of times is empty"):
+        kdissect.read(CAPTURE, time_from="2026-01-02", time_to="2026-01-01")
+
+
+def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
+    exchanges = _sorted(whole.exchanges.to_arrow())
+    times = pc.coalesce(exchanges["request_time"], exchanges["response_time"])
+    ordered = sorted(times.to_pylist())
+    first, last = ordered[len(ordered) // 3], ordered[2 * len(ordered) // 3]
+    chosen = kdissect.read(CAPTURE, time_from=first, time_to=last)
+    within = pc.and_(
+        pc.greater_equal(times, pa.scalar(first, times.type)),
+        pc.less(times, pa.scalar(last, times.type)),
+    )
+    expected = exchanges.filter(within)
+    assert 0 < len(expected) < len(exchanges)
+    assert _sorted(chosen.exchanges.to_arrow()) == expected
+    ids = set(expected["connection_id"].to_pylist())
+    connections = chosen.connections.to_arrow()
+    assert ids <= set(connections["connection_id"].to_pylist())
+    assert len(connections) < whole.connections.num_rows
+    packets = whole.captures.to_arrow(["packet_count", "tcp_packet_count"])
+    assert chosen.captures.to_arrow(["packet_count", "tcp_packet_count"]) == packets
+
+
+def test_two_ranges_make_the_whole(whole):
+    exchanges = _sorted(whole.exchanges.to_arrow())
+    middle = exchanges["request_time"].to_pylist()[len(exchanges) // 2] + timedelta(microseconds=1)
+    parts = [kdissect.read(CAPTURE, time_to=middle), kdissect.read(CAPTURE, time_from=middle)]
+    for name in ("exchanges", "records"):
+        counts = [part[name].num_rows for part in parts]
+        assert all(counts)
+        assert sum(counts) == whole[name].num_rows
+    both = pa.concat_tables(part.exchanges.to_arrow() for part in parts)
+    # an answer is told from its request wherever that is; names are those the whole input told
+    assert _sorted(both) == exchanges
+
+
+def test_hosts_keep_their_connections_whole(whole):
+    every = kdissect.read(CAPTURE, hosts=["127.0.0.1"])
+    assert _sorted(every.exchanges.to_arrow()) == _sorted(whole.exchanges.to_arrow())
+    none = kdissect.read(CAPTURE, hosts=["127.0.0.2", "::1"])
+    assert (none.connections.num_rows, none.exchanges.num_rows, none.records.num_rows) == (0, 0, 0)
+    assert none.captures.to_arrow() == every.captures.to_arrow()
+
+
+def test_the_command_line_has_them_too(tmp_path):
+    def run_cli(*args):
+        command = [sys.executable, "-m", "kdissect", *args]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    done = run_cli("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--from", "soon")
+    assert done.returncode == 2
+    assert "'soon' is no time" in done.stderr
+    done = run_cli("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--host", "broker")
+    assert done.returncode == 2
+    assert "'broker' is no IP address" in done.stderr
+    assert not (tmp_path / "t").exists()

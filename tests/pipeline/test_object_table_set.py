@@ -1,0 +1,177 @@
+"""Table sets in an object store: whole or not at all, and read from there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import kdissect
+from kdissect.cli import app
+from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
+from kdissect.pipeline import object_table_set
+from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging
+from kdissect.pipeline.table_writer import STAGING, ParquetSink
+from tests.conftest import CAPTURES
+from tests.objects import object_store
+from tests.pipeline.test_table_set import topics
+
+
+@pytest.fixture(scope="module")
+def store():
+    with object_store("tables") as found:
+        yield found
+
+
+def write(out: str, *names: str) -> None:
+    with staging(out) as run_id:
+        sink = ParquetSink(out, run_id, "t")
+        sink("topics", topics(*names))
+        commit(out, run_id, sink.close(), {"inputs": []})
+
+
+def listed(out: str, prefix: str) -> list[str]:
+    """Names of all that a set consists of."""
+    entries = read_manifest(out)["tables"].values()
+    files = [f"{prefix}/{name}" for entry in entries for name in entry["files"]]
+    return sorted([*files, f"{prefix}/{MANIFEST}"])
+
+
+def test_a_set_is_what_its_manifest_lists(store):
+    """An attempt that failed, and one that was left by a killed run, are no part of it."""
+    out = store.url("a/set")
+    with staging(out) as run_id:
+        failed = ParquetSink(out, run_id, "t")
+        failed("topics", topics("twice"))
+        failed.close()
+        again = ParquetSink(out, run_id, "t")
+        again("topics", topics("once"))
+        commit(out, run_id, again.close(), {"inputs": []})
+    assert store.names("a/set") == listed(out, "a/set")
+    tables = kdissect.open(out)
+    assert tables.topics.to_arrow()["topic"].to_pylist() == ["once"]
+    assert tables.exchanges.num_rows == 0
+
+
+def test_a_failing_run_leaves_the_old_set(store):
+    out = store.url("failing")
+    write(out, "a")
+    before = store.names("failing")
+
+    def fail() -> None:
+        with staging(out) as run_id:
+            sink = ParquetSink(out, run_id, "t")
+            sink("topics", topics("b"))
+            sink.close()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert store.names("failing") == before
+    assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["a"]
+
+
+def test_overwriting_replaces_the_set(store):
+    out = store.url("replaced")
+    write(out, "a")
+    with pytest.raises(OutputError, match="--overwrite"):
+        check_out(out, overwrite=False)
+    check_out(out, overwrite=True)
+    write(out, "b")
+    assert store.names("replaced") == listed(out, "replaced")
+    assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["b"]
+
+
+def test_what_a_killed_run_left_is_in_nobodys_way(store):
+    """It has no manifest; the next run writes beside it, and then removes it."""
+    out = store.url("killed")
+    object_table_set.begin(out, "0" * 12)
+    sink = ParquetSink(out, "0" * 12, "t")
+    sink("topics", topics("lost"))
+    sink.close()
+    with pytest.raises(CaptureError, match="no table set"):
+        kdissect.open(out)
+    check_out(out, overwrite=False)
+    write(out, "a")
+    assert store.names("killed") == listed(out, "killed")
+
+
+def test_an_attempt_that_comes_too_late_does_not_start(store):
+    out = store.url("late")
+    with staging(out) as run_id:
+        pass
+    with pytest.raises(EnvironmentFailed, match="is over"):
+        ParquetSink(out, run_id, "t")
+    assert not store.names("late")
+
+
+def test_of_two_runs_the_slower_one_fails(store):
+    """Its files may be gone when it is about to list them."""
+    out = store.url("two")
+
+    def lose() -> None:
+        with staging(out) as run_id:
+            sink = ParquetSink(out, run_id, "t")
+            sink("topics", topics("slow"))
+            files = sink.close()
+            write(out, "quick")
+            commit(out, run_id, files, {"inputs": []})
+
+    with pytest.raises(EnvironmentFailed, match="removed by another"):
+        lose()
+    assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["quick"]
+    assert store.names("two") == listed(out, "two")
+
+
+def test_what_is_there_is_not_written_over(store):
+    store.put("other/notes.txt", b"mine")
+    with pytest.raises(OutputError, match="other files"):
+        check_out(store.url("other"), overwrite=True)
+    with pytest.raises(OutputError, match="is a file"):
+        check_out(store.url("other/notes.txt"), overwrite=False)
+    store.put("like/topics/part-of-mine.parquet", b"mine")
+    with pytest.raises(OutputError, match="other files"):
+        check_out(store.url("like"), overwrite=False)
+    with pytest.raises(OutputError, match="cannot be written"):
+        check_out("s3://no-such-bucket/set", overwrite=False)
+    assert STAGING not in "".join(store.names())
+
+
+def test_manifests_are_checked(store):
+    store.put("broken/" + MANIFEST, b"{")
+    with pytest.raises(CaptureError, match="not readable"):
+        kdissect.open(store.url("broken"))
+    store.put("newer/" + MANIFEST, json.dumps({"format_version": 99, "tables": {}}).encode())
+    with pytest.raises(CaptureError, match="newer kdissect"):
+        kdissect.open(store.url("newer"))
+    out = store.url("part")
+    write(out, "a")
+    (gone,) = read_manifest(out)["tables"]["topics"]["files"]
+    store.filesystem.delete_file(f"tables/part/{gone}")
+    with pytest.raises(CaptureError, match="listed in the manifest, but not there"):
+        kdissect.open(out)
+
+
+def test_the_verbs_read_from_there(store, tmp_path):
+    """report, sql, readiness and diff, as from a folder."""
+    read = kdissect.read(CAPTURES / "librdkafka.pcap")
+    here, there = str(tmp_path / "set"), store.url("verbs/")
+    read.write(here)
+    read.write(there)
+    assert kdissect.open(there).names == kdissect.open(here).names
+    invoke = CliRunner().invoke
+    query = "select api_name, count(*) n from exchanges group by all order by all"
+    for verb in (
+        ["sql", "{}", query, "--format", "csv"],
+        ["sql", "{}", "select count(*), max(length(value)) from records", "--format", "json"],
+        ["readiness", "{}", "--target", "4.0", "--json"],
+        ["diff", "{}", "{}", "--json"],
+    ):
+        results = [invoke(app, [each.format(place) for each in verb]) for place in (here, there)]
+        assert [result.exit_code for result in results] == [results[0].exit_code] * 2, verb
+        assert results[0].output.replace(here, there) == results[1].output, verb
+    html = tmp_path / "report.html"
+    result = invoke(app, ["report", there, "--out", str(html), "--quiet"])
+    assert result.exit_code == 0, result.output
+    assert "librdkafka" in html.read_text()

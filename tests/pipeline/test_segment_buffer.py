@@ -1,0 +1,105 @@
+"""Rows are the same whether a bucket is assembled at once, in memory, or in parts and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kdissect
+from bench.crowd import connections_of, crowd, heartbeat
+from kdissect.capture import file_arrays, resident
+from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
+from kdissect.kafka import exchanges
+from kdissect.pipeline import segment_buffer
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+
+
+def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
+    """Every limit so small that all is done in pieces."""
+    patch.setattr(segment_buffer, "LARGE_BYTES", large_bytes)
+    patch.setattr(segment_buffer, "PART_ROWS", 7)
+    patch.setattr(segment_buffer, "ROWS_AT_ONCE", 5)
+    patch.setattr(exchanges, "FRAMES_AT_ONCE", 3)
+    patch.setattr(file_arrays, "FILE_BYTES_MIN", 1)
+    patch.setattr(file_arrays, "MEMORY_BYTES", 9000)
+    patch.setattr(resident, "KEPT_MAX", 0)
+    patch.setattr(resident, "INTERVAL_S", 0.001)
+
+
+def same_tables(expected: kdissect.Tables, found: kdissect.Tables) -> None:
+    assert found.names == expected.names
+    for table in expected.names:
+        one, two = found[table].to_arrow(), expected[table].to_arrow()
+        if table == "connections":  # the giant's pair comes first
+            one, two = (rows.sort_by("connection_id") for rows in (one, two))
+        assert one.num_rows == two.num_rows, table
+        if table == "anomalies":
+            assert sorted(map(repr, one.to_pylist())) == sorted(map(repr, two.to_pylist()))
+        else:
+            assert one.equals(two), table
+
+
+@pytest.mark.parametrize("path", sorted(CAPTURES.glob("*.pcap*")), ids=lambda path: path.name)
+def test_parts_and_files_change_no_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keylog = sorted(CAPTURES.glob("*.keylog"))
+    expected = kdissect.read(path, keylog=keylog)
+    divide(monkeypatch, 3000)
+    same_tables(expected, kdissect.read(path, keylog=keylog, split_bytes=100_000))
+
+
+def test_a_giant_among_others_over_rotated_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With packets lost and files cut into three, one of them a little ahead of its time."""
+    whole = tmp_path / "whole.pcap"
+    crowd(whole, heartbeat(), connections_of(3000, 9, 0.9))
+    data = whole.read_bytes()
+    packets, pos = [], 24
+    while pos < len(data):
+        size = 16 + int.from_bytes(data[pos + 8 : pos + 12], "little")
+        packets.append(data[pos : pos + size])
+        pos += size
+    rng = np.random.default_rng(5)
+    packets = [packet for packet in packets if rng.random() > 0.003]
+    for at in rng.integers(0, len(packets) - 9, 40).tolist():
+        packets[at], packets[at + 7] = packets[at + 7], packets[at]
+    files = []
+    for number, (first, stop) in enumerate(((0, 2000), (1900, 4200), (4200, None))):
+        files.append(tmp_path / f"{number}.pcap")
+        files[-1].write_bytes(data[:24] + b"".join(packets[first:stop]))
+    expected = kdissect.read(files)
+    assert len(expected["anomalies"].to_arrow()) > 10
+    divide(monkeypatch, 20_000)
+    same_tables(expected, kdissect.read(files, split_bytes=90_000))
+    first, last = "2023-11-14T22:13:20.030Z", "2023-11-14T22:13:20.080Z"
+    some = kdissect.read(files, time_from=first, time_to=last)
+    monkeypatch.undo()
+    same_tables(kdissect.read(files, time_from=first, time_to=last), some)
+
+
+@pytest.mark.parametrize("large_bytes", [0, 600, 1 << 20])
+def test_what_is_gathered(large_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    divide(monkeypatch, large_bytes)
+    rng = np.random.default_rng(1)
+    pairs = np.zeros(5, ENDPOINTS)
+    pairs["port_a"] = np.arange(5)
+    gathered = segment_buffer.Gathered()
+    expected: dict[int, list[int]] = {number: [] for number in range(5)}
+    packet = 0
+    for _ in range(20):
+        segments = np.zeros(10, SEGMENT)
+        segments["endpoints"] = rng.choice(5, 10, p=(0.1, 0.1, 0.1, 0.6, 0.1))
+        segments["packet"] = np.arange(packet, packet + 10)
+        packet += 10
+        for row in segments:
+            expected[int(row["endpoints"])].append(int(row["packet"]))
+        used, index = np.unique(segments["endpoints"], return_inverse=True)
+        segments["endpoints"] = index
+        gathered.add(SegmentBatch(pairs[used], segments).to_bytes())
+    batch, _ = gathered.batch()
+    ports = batch.endpoints["port_a"][batch.segments["endpoints"]]
+    found = {number: batch.segments["packet"][ports == number].tolist() for number in range(5)}
+    assert found == expected

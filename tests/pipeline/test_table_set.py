@@ -1,0 +1,142 @@
+"""A table set becomes visible whole or not at all."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kdissect import api
+from kdissect.errors import CaptureError, OutputError
+from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging
+from kdissect.pipeline.table_writer import STAGING, ParquetSink
+from kdissect.tables.schemas import FIXED_TABLES, TOPICS
+
+
+def topics(*names: str) -> pa.Table:
+    rows = [
+        {"topic": name, "topic_id": "A" * 22, "first_time": None, "source": "x"} for name in names
+    ]
+    return pa.Table.from_pylist(rows, schema=TOPICS)
+
+
+def write(out: Path, *names: str) -> None:
+    with staging(str(out)) as run_id:
+        sink = ParquetSink(str(out), run_id, "t")
+        sink("topics", topics(*names))
+        commit(str(out), run_id, sink.close(), {"inputs": []})
+
+
+def test_a_set_has_every_fixed_table_and_no_staging(tmp_path: Path) -> None:
+    """Empty tables are files with their schema, so that readers find it."""
+    out = tmp_path / "set"
+    write(out, "a", "b")
+    document = read_manifest(str(out))
+    assert document["tables"]["topics"]["rows"] == 2
+    assert not (out / STAGING).exists()
+    for name, schema in FIXED_TABLES.items():
+        for file in document["tables"][name]["files"]:
+            assert pq.read_schema(out / file).names == schema.names
+
+
+def test_rows_lie_in_the_order_of_their_times(tmp_path: Path) -> None:
+    """Connections come bucket by bucket; in a file they are sorted, for readers that skip."""
+    out = tmp_path / "set"
+    schema = FIXED_TABLES["connections"]
+    with staging(str(out)) as run_id:
+        sink = ParquetSink(str(out), run_id, "t")
+        for second in (3, 1, 2):
+            rows = [{"first_time": second * 10**6, "client_ids": ["a", "b"]}]
+            sink("connections", pa.Table.from_pylist(rows, schema=schema))
+        commit(str(out), run_id, sink.close(), {"inputs": []})
+    (file,) = read_manifest(str(out))["tables"]["connections"]["files"]
+    times = pq.read_table(out / file)["first_time"].to_pylist()
+    assert [time.second for time in times] == [1, 2, 3]
+
+
+def test_a_failing_run_leaves_the_old_set(tmp_path: Path) -> None:
+    """An exception before the commit removes only what the run staged."""
+    out = tmp_path / "set"
+    write(out, "a")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def fail() -> None:
+        with staging(str(out)) as run_id:
+            sink = ParquetSink(str(out), run_id, "t")
+            sink("topics", topics("b"))
+            sink.close()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_overwriting_replaces_the_set(tmp_path: Path) -> None:
+    """After a commit only the new set's files are there."""
+    out = tmp_path / "set"
+    write(out, "a")
+    write(out, "b", "c")
+    listed = [
+        name for entry in read_manifest(str(out))["tables"].values() for name in entry["files"]
+    ]
+    found = [str(path.relative_to(out)) for path in out.rglob("*.parquet")]
+    assert sorted(listed) == sorted(found)
+    assert pq.read_table(out / "topics")["topic"].to_pylist() == ["b", "c"]
+
+
+def test_a_failed_first_run_leaves_nothing(tmp_path: Path) -> None:
+    """A folder that the run made goes with it."""
+    with pytest.raises(RuntimeError), staging(str(tmp_path / "set")):
+        raise RuntimeError
+    assert not (tmp_path / "set").exists()
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+    """--out with a table set needs --overwrite; with other files it is refused."""
+    out = tmp_path / "set"
+    write(out, "a")
+    with pytest.raises(OutputError, match="--overwrite"):
+        check_out(str(out), overwrite=False)
+    check_out(str(out), overwrite=True)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="other files"):
+        check_out(str(other), overwrite=True)
+    with pytest.raises(OutputError, match="is a file"):
+        check_out(str(other / "notes.txt"), overwrite=False)
+
+
+def test_manifests_are_checked(tmp_path: Path) -> None:
+    """No manifest, a broken one and one of a newer format are told apart."""
+    with pytest.raises(CaptureError, match="no table set"):
+        read_manifest(str(tmp_path))
+    (tmp_path / MANIFEST).write_text("{")
+    with pytest.raises(CaptureError, match="not readable"):
+        read_manifest(str(tmp_path))
+    with pytest.raises(CaptureError, match="is a file; a table set is a folder"):
+        read_manifest(str(tmp_path / MANIFEST))
+    (tmp_path / MANIFEST).write_text(json.dumps({"format_version": 99, "tables": {}}))
+    with pytest.raises(CaptureError, match="newer kdissect"):
+        read_manifest(str(tmp_path))
+
+
+def test_the_quicker_of_two_runs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that appeared while this one was made is not replaced without being asked for."""
+    out = tmp_path / "set"
+    tables = api.Tables({}, {})
+    checked: list[str] = []
+
+    def check(target: str, overwrite: bool) -> None:
+        check_out(target, overwrite)
+        if not checked:
+            write(out, "the other's")
+        checked.append(target)
+
+    monkeypatch.setattr(api, "check_out", check)
+    monkeypatch.setattr(api.Tables, "names", [])
+    with pytest.raises(OutputError, match="holds a table set already"):
+        tables.write(out)
+    assert read_manifest(str(out))["tables"]["topics"]["rows"] == 1

@@ -1,0 +1,147 @@
+"""What differences mean: releases, known values, and requests before that were not taken."""
+
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.protocol import releases
+from kdissect.replay.comparison.explain import explain, explanations
+from kdissect.replay.model import (
+    Difference,
+    Judgement,
+    Outcome,
+    Plan,
+    SkipCode,
+    Skipped,
+    Verdict,
+)
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.workload import messages as api
+from tests.replay.other_cluster import everything
+from tests.replay.planning.test_plan import exchange, fetch, fetched, produce, produced, workload
+
+OLD = {key: (one.first, one.last) for key, one in releases.spoken_versions("3.9.1").items()}
+NEW = {key: (one.first, one.last) for key, one in releases.spoken_versions("4.3.1").items()}
+
+
+def api_versions(ranges: dict[int, tuple[int, int]]) -> Message:
+    offered = [
+        {"api_key": key, "min_version": first, "max_version": last}
+        for key, (first, last) in ranges.items()
+    ]
+    return Message(api.API_VERSIONS, 0, "response", {}, {"error_code": 0, "api_keys": offered})
+
+
+def asked() -> Message:
+    return Message(api.API_VERSIONS, 0, "request", {"client_id": "c"}, {})
+
+
+def run(plan: Plan, found: dict[int, Any]) -> tuple[list[str], list[Outcome]]:
+    """Outcomes with what was found of each step: differences, or why it was not sent."""
+    outcomes = []
+    for step in plan.steps:
+        told = found.get(step.number)
+        if isinstance(told, Skipped):
+            outcome = Outcome(step, skipped=told)
+            outcome.judgement = Judgement(
+                Verdict.DIFFERENT if told.is_finding else Verdict.SKIPPED,
+                [Difference("api_version", "v9", "not offered", note=told.reason)],
+            )
+        elif told:
+            outcome = Outcome(step, judgement=Judgement(Verdict.DIFFERENT, list(told)))
+        else:
+            outcome = Outcome(step, judgement=Judgement(Verdict.SAME))
+        outcomes.append(outcome)
+    return explain(plan, outcomes, NEW), outcomes
+
+
+def notes(outcome: Outcome) -> list[str]:
+    assert outcome.judgement is not None
+    return [each.note for each in outcome.judgement.differences]
+
+
+def test_another_release() -> None:
+    """The captured broker and the target are named; allowed differences are left alone."""
+    plan = make_plan(workload([exchange(0, asked(), 0, 1, api_versions(OLD))]), everything())
+    found = [
+        Difference("api_keys[3].max_version", "12", "13"),
+        Difference("api_keys[60]", "absent", "{api_key=90}"),
+        Difference("throttle_time_ms", "0", "1", rule="throttle-time"),
+    ]
+    told, [outcome] = run(plan, {0: found})
+    assert told == ["by what they offer, the captured broker is Kafka 3.9, the target Kafka 4.3"]
+    assert notes(outcome) == [
+        "versions of this API that Kafka 3.9 offered, and those that Kafka 4.3 does",
+        "Kafka 4.3 offers this API, Kafka 3.9 did not",
+        "",
+    ]
+
+
+def test_the_same_release_explains_nothing() -> None:
+    plan = make_plan(workload([exchange(0, asked(), 0, 1, api_versions(NEW))]), everything())
+    told, [outcome] = run(plan, {0: [Difference("api_keys[3].max_version", "12", "13")]})
+    assert told == []
+    assert notes(outcome) == [""]
+
+
+def test_known_values_and_what_follows() -> None:
+    """A version that is not offered says who speaks it; what touches the same partition later may
+    follow from it, what touches another does not."""
+    wrote = exchange(0, produce(0), 0, 1, produced(0, 0))
+    read = exchange(1, fetch(0), 2, 3, fetched(0))
+    other = exchange(2, fetch(1), 2, 3, fetched(1))
+    plan = make_plan(workload([wrote], [read], [other]), everything())
+    code = Difference("responses[0].partitions[0].error_code", "0", "29", note="NONE then")
+    refused = Skipped(SkipCode.API_VERSION, "the target speaks v10 to v13", is_finding=True)
+    _, outcomes = run(plan, {0: refused, 1: [code], 2: [code]})
+    assert notes(outcomes[0]) == [
+        "the target speaks v10 to v13; v9 is spoken by Kafka 2.8 to 4.3, of those known"
+    ]
+    permitted = "NONE then; the target does not permit that to the user of the replay"
+    follows = "may follow from exchange 0: Produce v9 is not offered by the target"
+    assert notes(outcomes[1]) == [f"{permitted}; {follows}"]
+    assert notes(outcomes[2]) == [permitted]
+
+
+def test_texts_can_be_shown() -> None:
+    for each in explanations():
+        text = each.text.format(then="3.9", now="4.3")
+        assert ("4.3" in text or "3.9" in text) <= each.needs_releases
+
+
+def test_beside_an_error_code() -> None:
+    """Values in a struct whose error code is another one go with it; its words are told."""
+    plan = make_plan(workload([exchange(0, produce(0), 0, 1, produced(0, 0))]), everything())
+    found = [
+        Difference("responses[0].parts[1].error_code", "0", "42", note="NONE then"),
+        Difference("responses[0].parts[1].error_message", "null", "too small", rule="error-text"),
+        Difference("responses[0].parts[1].deep.topic_id", "1", "2"),
+        Difference("responses[0].parts[2].base_offset", "1", "2"),
+    ]
+    _, [outcome] = run(plan, {0: found})
+    assert notes(outcome) == [
+        "NONE then; the target says: too small",
+        "",
+        "beside an error code that is another one",
+        "",
+    ]
+    found = [
+        Difference("error_code", "64", "0", note="X then"),
+        Difference("error_message", "not for you", "null", rule="error-text"),
+        Difference("expiry", "-1", "17"),
+    ]
+    _, [outcome] = run(plan, {0: found})
+    assert notes(outcome)[0].endswith("the captured broker says: not for you")
+    assert notes(outcome)[2] == "beside an error code that is another one"
+
+
+def test_later_answers_of_a_session() -> None:
+    """A Fetch that tells less because of a Produce before: so may what follows in its session."""
+    wrote = exchange(0, produce(0), 0, 1, produced(0, 0))
+    reads = [exchange(n, fetch(0), 2 * n, 2 * n + 1, fetched(0)) for n in (1, 2)]
+    reads[1].request = exchange(2, fetch(1), 4, 5, fetched(1)).request
+    plan = make_plan(workload([wrote], reads), everything())
+    refused = Skipped(SkipCode.API_VERSION, "the target speaks v10 to v13", is_finding=True)
+    less = Difference("responses[0].partitions[0].records", "1 record", "none")
+    _, outcomes = run(plan, {0: refused, 1: [less], 2: [Difference("responses[0]", "a", "b")]})
+    follows = "may follow from exchange 0: Produce v9 is not offered by the target"
+    assert notes(outcomes[1]) == notes(outcomes[2]) == [follows]

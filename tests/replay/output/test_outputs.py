@@ -1,0 +1,205 @@
+"""Outputs of a finished replay: what they say, and that hostile text stays text."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from array import array
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kdissect.errors import CaptureError
+from kdissect.replay.model import Difference, Judgement, Outcome, SkipCode, Skipped, Verdict
+from kdissect.replay.output.baseline import between, compare_runs, judged, read_baseline
+from kdissect.replay.output.console import print_plan, print_results
+from kdissect.replay.output.html import write_html
+from kdissect.replay.output.jsonl import write_json_lines
+from kdissect.replay.output.junit import write_junit
+from kdissect.replay.output.results import FailOnError, Results, Span, parse_fail_on, show_ns
+from kdissect.replay.planning.schedule import Pace
+from kdissect.replay.running.result import LinkRecord, RunResult
+from tests.replay.made import MS, PlanMaker
+
+HOSTILE = "<script>alert(1)</script>]]>&\"'\x1b[31m\x00\ud800[bold]"
+FAILED = Difference("topics[0].error_code", HOSTILE, "3", note=HOSTILE)
+ALLOWED = Difference("throttle_time_ms", "0", "5", rule="throttle")
+
+
+def made(fail_on: str = "different,error", ended: str = "") -> Results:
+    """One outcome of each verdict."""
+    maker = PlanMaker()
+    for number in range(5):
+        maker.add(0, number)
+    plan = maker.plan()
+    plan.workload.source = HOSTILE
+    for step in plan.steps:
+        step.exchange.client_id = HOSTILE
+    judgements = [
+        Judgement(Verdict.SAME),
+        Judgement(Verdict.TOLERATED, [ALLOWED]),
+        Judgement(Verdict.DIFFERENT, [FAILED, ALLOWED]),
+        Judgement(Verdict.ERROR, reason=HOSTILE),
+        Judgement(Verdict.SKIPPED, reason="not allowed"),
+    ]
+    outcomes = []
+    for step, judgement in zip(plan.steps, judgements, strict=True):
+        outcome = Outcome(step, judgement=judgement)
+        if judgement.verdict is Verdict.SKIPPED:
+            outcome.skipped = Skipped(SkipCode.NOT_ALLOWED, "not allowed")
+        else:
+            outcome.sent, outcome.sent_ns, outcome.api_version = b"1234567890", MS, 4
+        if judgement.verdict in (Verdict.SAME, Verdict.TOLERATED, Verdict.DIFFERENT):
+            outcome.answer, outcome.answered_ns = b"1234", 3 * MS
+        outcomes.append(outcome)
+    run = RunResult(
+        outcomes,
+        array("q", [0] * 5),
+        array("i", [0] * 5),
+        [LinkRecord(("127.0.0.1", 1), ("127.0.0.1", 2), 0)],
+        1_700_000_000 * 10**9,
+        elapsed_ns=10 * MS,
+        ended=ended,
+    )
+    return Results(plan, run, "h:1", "c", "recorded", True, parse_fail_on([fail_on]))
+
+
+def test_junit(tmp_path: Path) -> None:
+    """A suite for the run and one per API; hostile text is escaped, what XML cannot hold is not
+    there."""
+    write_junit(made(), tmp_path / "r.xml")
+    root = ElementTree.parse(tmp_path / "r.xml").getroot()
+    assert root.attrib | {"time": ""} == {
+        "name": "kdissect replay", "tests": "6", "failures": "1", "errors": "1", "skipped": "1",
+        "time": "",
+    }  # fmt: skip
+    run, suite = root
+    assert (run.get("name"), suite.get("name")) == ("replay", "Heartbeat")
+    kinds = [[child.tag for child in case] for case in suite]
+    assert kinds == [[], ["system-out"], ["failure"], ["error"], ["skipped"]]
+    failure = suite[2][0]
+    assert failure.get("message", "").startswith("topics[0].error_code: captured <script>")
+    assert "tolerated by throttle" in (failure.text or "")
+    assert {case.get("classname") for case in suite} == {"kdissect.replay.Heartbeat"}
+
+
+def test_junit_follows_fail_on(tmp_path: Path) -> None:
+    """What does not fail the job does not fail its report; a run that ended early does."""
+    write_junit(made("none", ended="the target is gone"), tmp_path / "r.xml")
+    root = ElementTree.parse(tmp_path / "r.xml").getroot()
+    assert (root.get("failures"), root.get("errors")) == ("0", "1")
+    assert root[0][1][0].get("message") == "the target is gone"
+
+
+def test_html(tmp_path: Path) -> None:
+    """Nothing is run, nothing loaded, nothing of the capture is markup."""
+    write_html(made(), tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert "&lt;script&gt;" in text
+    assert "http" not in text.replace("http-equiv", "")
+    assert "default-src 'none'" in text
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    """A line for the run, one per exchange, one with the counts; ids are strings."""
+    write_json_lines(made(), tmp_path / "r.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [row["type"] for row in rows] == ["run", *["exchange"] * 5, "summary"]
+    assert rows[0]["format_version"] == 1
+    assert [row["verdict"] for row in rows[1:-1]] == [
+        "same", "tolerated", "different", "error", "skipped",
+    ]  # fmt: skip
+    assert rows[1]["exchange_id"] == "1000"
+    assert rows[1]["latency_us"] == 2000
+    assert rows[3]["differences"][0]["path"] == "topics[0].error_code"
+    assert rows[5]["skipped"] == "not_allowed"
+    assert rows[-1]["verdicts"]["different"] == 1
+    assert rows[-1]["exit_code"] == 1
+
+
+def test_console() -> None:
+    """Control characters and markup of the capture do not reach the terminal."""
+    console = Console(file=StringIO(), width=200, force_terminal=True)
+    results = made()
+    print_plan(results.plan, Pace(), console)
+    print_results(results, console)
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert "\x1b[31m<" not in text
+    assert "alert(1)</script>]]>&\"'\ufffd[31m" in text
+    assert "1 x Heartbeat topics[].error_code" in text
+
+
+def test_exit_codes() -> None:
+    assert made().exit_code == 1
+    assert made("none").exit_code == 0
+    assert made("skipped").exit_code == 1
+    assert made("none", ended="gone").exit_code == 3
+    interrupted = made(ended="interrupted")
+    interrupted.run.is_interrupted = True
+    assert interrupted.exit_code == 130
+    with pytest.raises(FailOnError, match="verdicts are"):
+        parse_fail_on(["everything"])
+
+
+def test_a_run_is_a_baseline(tmp_path: Path) -> None:
+    """A run compared with itself has no difference left; what changed since is one."""
+    results = made()
+    write_json_lines(results, tmp_path / "r.jsonl")
+    baseline = read_baseline(str(tmp_path / "r.jsonl"))
+    assert len(baseline) == 5
+    again = made()
+    assert compare_runs(again.outcomes, baseline) == 0
+    assert [outcome.judgement.verdict.value for outcome in again.outcomes if outcome.judgement] == [
+        "same", "tolerated", "tolerated", "tolerated", "skipped",
+    ]  # fmt: skip
+    fresh = made()
+    fresh.outcomes[0].judgement = Judgement(Verdict.DIFFERENT, [FAILED])
+    fresh.outcomes[2].judgement = Judgement(Verdict.SAME)
+    compare_runs(fresh.outcomes, judged(made().outcomes))
+    assert fresh.verdicts()[Verdict.DIFFERENT] == 2
+    other = fresh.outcomes[2].judgement
+    assert other is not None
+    assert other.differences[-1].note.startswith("as captured; the reference differs")
+
+
+def test_between() -> None:
+    """Errors on one side only are findings."""
+    error, same = Judgement(Verdict.ERROR, reason="no answer"), Judgement(Verdict.SAME)
+    assert between(error, same).verdict is Verdict.ERROR
+    assert between(same, error).verdict is Verdict.DIFFERENT
+    assert between(same, Judgement(Verdict.SKIPPED)).verdict is Verdict.SAME
+    moved = Judgement(Verdict.DIFFERENT, [Difference("a", "1", "2")])
+    also = Judgement(Verdict.DIFFERENT, [Difference("a", "1", "3")])
+    found = between(moved, also)
+    assert (found.differences[0].captured, found.differences[0].answered) == ("3", "2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"type": "run", "format_version": 2}',
+        '{"type": "run", "format_version": 1}',
+    ],
+)
+def test_files_that_are_no_baseline(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "b.jsonl"
+    path.write_text(text)
+    with pytest.raises(CaptureError, match=r"b\.jsonl"):
+        read_baseline(str(path))
+    with pytest.raises(CaptureError, match="missing"):
+        read_baseline(str(tmp_path / "missing"))
+
+
+def test_spans() -> None:
+    span = Span.of(range(1, 101))
+    assert (span.count, span.p50, span.p99, span.max) == (100, 51, 100, 100)
+    assert Span.of([]).p50 is None
+    assert [show_ns(ns) for ns in (None, 5, 1500, 2_500_000, 3_000_000_000)] == [
+        "-", "5 ns", "1.5 µs", "2.5 ms", "3 s",
+    ]  # fmt: skip

@@ -1,0 +1,48 @@
+"""The run's own traffic as a capture: dissected, it tells what was sent and answered."""
+
+from array import array
+from pathlib import Path
+
+import kdissect
+from kdissect.replay.model import Outcome
+from kdissect.replay.output.traffic import write_capture
+from kdissect.replay.running.result import Attempt, LinkRecord, RunResult
+from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
+
+
+def test_what_was_sent_is_what_is_dissected(tmp_path: Path) -> None:
+    """IPv4 and IPv6, one answer missing, one request sent twice, one longer than a packet."""
+    maker = PlanMaker()
+    for number in range(4):
+        maker.add(number % 2, number)
+    plan = maker.plan()
+    outcomes = []
+    for number, step in enumerate(plan.steps):
+        name = "m" * (100_000 if number == 2 else 10)
+        sent = request(HEARTBEAT, 4, number, group_id="g", member_id=name)
+        outcome = Outcome(step, sent, None, (10 + number) * MS)
+        if number != 3:
+            outcome.answer = response(HEARTBEAT, 4, number, error_code=number)
+            outcome.answered_ns = (20 + number) * MS
+        outcomes.append(outcome)
+    again = Attempt(0, request(HEARTBEAT, 4, 90), 5 * MS, response(HEARTBEAT, 4, 90), 6 * MS)
+    result = RunResult(
+        outcomes,
+        array("q", [0] * 4),
+        array("i", [0, 1, 0, 1]),
+        [
+            LinkRecord(("127.0.0.1", 40000), ("127.0.0.1", 9092), 0, 100 * MS),
+            LinkRecord(("::1", 40000), ("::1", 9092), 0),
+        ],
+        1_700_000_000 * 10**9,
+        retried=[again],
+    )
+    path = tmp_path / "replay.pcap"
+    assert write_capture(result, path) > 12
+    tables = kdissect.read(path)
+    rows = tables.exchanges.to_pandas().sort_values("request_time")
+    assert list(rows.correlation_id) == [90, 0, 1, 2, 3]
+    assert list(rows.api_name.unique()) == ["Heartbeat"]
+    assert rows.response_time.notna().tolist() == [True, True, True, True, False]
+    assert len(tables.connections.to_pandas()) == 2
+    assert not len(tables.anomalies.to_pandas()), tables.anomalies.to_pandas().T

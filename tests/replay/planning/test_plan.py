@@ -1,0 +1,351 @@
+"""Plans: what is sent, what is not, and what waits for what."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdissect.codec.message import Message, encode_message
+from kdissect.codec.record_codec import encode_batch
+from kdissect.replay.model import (
+    WRITING_CLASSES,
+    Connection,
+    Exchange,
+    Plan,
+    PlanOptions,
+    SkipCode,
+    Step,
+    Workload,
+    WorkloadFacts,
+)
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.source import load_workload
+from tests.replay.other_cluster import events, everything
+
+MS = 1_000_000
+
+
+def produce(partition: int, *, acks: int = -1, count: int = 1) -> Message:
+    records = [
+        {"offset": at, "timestamp_ms": 5, "key": None, "value": b"v", "headers": []}
+        for at in range(count)
+    ]
+    data = [{"index": partition, "records": encode_batch(records)}]
+    body = {"acks": acks, "timeout_ms": 5, "topic_data": [{"name": "t", "partition_data": data}]}
+    return Message(api.PRODUCE_API, 9, "request", {"client_id": "c"}, body)
+
+
+def produced(partition: int, base_offset: int) -> Message:
+    entry = {"index": partition, "error_code": 0, "base_offset": base_offset}
+    body = {"responses": [{"name": "t", "partition_responses": [entry]}]}
+    return Message(api.PRODUCE_API, 9, "response", {}, body)
+
+
+def fetch(partition: int) -> Message:
+    asked = {"partition": partition, "fetch_offset": 0, "partition_max_bytes": 9}
+    body = {"max_wait_ms": 5, "min_bytes": 1, "isolation_level": 0, "session_id": 0,
+            "topics": [{"topic": "t", "partitions": [asked]}], "rack_id": "",
+            "forgotten_topics_data": []}  # fmt: skip
+    return Message(api.FETCH, 12, "request", {"client_id": "c"}, body)
+
+
+def fetched(partition: int) -> Message:
+    entry = {"partition_index": partition, "error_code": 0, "high_watermark": 0, "records": b"",
+             "aborted_transactions": []}  # fmt: skip
+    body = {"throttle_time_ms": 0, "error_code": 0, "session_id": 0,
+            "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
+    return Message(api.FETCH, 12, "response", {}, body)
+
+
+def heartbeat() -> Message:
+    body = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+    return Message(api.HEARTBEAT, 4, "request", {"client_id": "c"}, body)
+
+
+def metadata() -> Message:
+    return Message(api.METADATA, 9, "request", {"client_id": "c"}, {"topics": None})
+
+
+ANSWERS = {
+    api.HEARTBEAT: Message(api.HEARTBEAT, 4, "response", {}, {"error_code": 0}),
+    api.METADATA: Message(api.METADATA, 9, "response", {}, {"brokers": [], "topics": []}),
+}
+
+
+def exchange(
+    connection: int, request: Message, sent_ms: int, seen_ms: int, answer: Message | None
+) -> Exchange:
+    """Sent and seen at these milliseconds; no answer: none is there."""
+    return Exchange(
+        exchange_id=1000 * connection + sent_ms,
+        connection=connection,
+        index=-1,
+        api_key=request.api_key,
+        api_version=request.api_version,
+        correlation_id=1,
+        client_id="c",
+        request=encode_message(request),
+        response=None if answer is None else encode_message(answer),
+        request_time_ns=sent_ms * MS,
+        request_end_time_ns=sent_ms * MS,
+        response_time_ns=-1 if answer is None else seen_ms * MS,
+        response_end_time_ns=-1 if answer is None else seen_ms * MS,
+        expects_response=request.body.get("acks") != 0,
+    )
+
+
+def workload(*connections: list[Exchange]) -> Workload:
+    made = []
+    for number, exchanges in enumerate(connections):
+        for index, each in enumerate(exchanges):
+            each.connection, each.index = number, index
+        made.append(Connection(number, number, ("c", number), ("b", 9092), 0, 0,
+                               exchanges=exchanges))  # fmt: skip
+    return Workload("test", "capture", made, WorkloadFacts())
+
+
+def step_of(plan: Plan, one: Exchange) -> Step:
+    return next(step for step in plan.steps if step.exchange is one)
+
+
+def runnable(plan: Plan) -> bool:
+    """Whether a runner that follows the plan gets to the end: every wait is for something that can
+    come, in the order of the scripts."""
+    settled = {step.number for step in plan.steps if step.skipped is not None}
+    sent = set(settled)
+    places = [0] * len(plan.scripts)
+    while True:
+        moved = False
+        for number, script in enumerate(plan.scripts):
+            while places[number] < len(script):
+                step = plan.steps[script[places[number]]]
+                ready = set(step.depends_on) <= settled and set(step.follows) <= sent
+                if step.number not in settled and not ready:
+                    break
+                sent.add(step.number)
+                settled.add(step.number)
+                places[number] += 1
+                moved = True
+        if not moved:
+            return len(settled) == len(plan.steps)
+
+
+def test_pipelined_requests_stay_pipelined() -> None:
+    """The third request follows from the first answer; the second was sent before it was seen."""
+    first = exchange(0, metadata(), 0, 5, ANSWERS[api.METADATA])
+    second = exchange(0, metadata(), 1, 6, ANSWERS[api.METADATA])
+    third = exchange(0, metadata(), 5, 9, ANSWERS[api.METADATA])
+    plan = make_plan(workload([first, second, third]), everything())
+    assert step_of(plan, second).depends_on == ()
+    assert step_of(plan, third).depends_on == (step_of(plan, first).number,)
+
+
+def test_a_fetch_waits_for_what_was_produced_before_it() -> None:
+    made = exchange(0, produce(0), 0, 5, produced(0, 0))
+    read = exchange(1, fetch(0), 6, 9, fetched(0))
+    other = exchange(2, fetch(1), 6, 9, fetched(1))
+    plan = make_plan(workload([made], [read], [other]), everything())
+    assert step_of(plan, read).depends_on == (step_of(plan, made).number,)
+    assert step_of(plan, other).depends_on == ()
+
+
+def test_requests_in_flight_at_once_keep_the_order_of_their_log() -> None:
+    """The later one got the smaller offset: so it goes first."""
+    late = exchange(0, produce(0), 0, 9, produced(0, 1))
+    early = exchange(1, produce(0), 3, 8, produced(0, 0))
+    plan = make_plan(workload([late], [early]), everything())
+    assert step_of(plan, late).depends_on == (step_of(plan, early).number,)
+    loose = make_plan(
+        workload([late], [early]),
+        PlanOptions(allow=frozenset(WRITING_CLASSES), keep_log_order=False),
+    )
+    assert step_of(loose, late).depends_on == ()
+
+
+def test_logs_that_disagree_about_the_order_close_no_circle() -> None:
+    """Two requests in flight at once, each before the other in one of two partitions."""
+
+    def both(first: int, second: int) -> tuple[Message, Message]:
+        request, answer = produce(0), produced(0, first)
+        request.body["topic_data"][0]["partition_data"] += produce(1).body["topic_data"][0][
+            "partition_data"
+        ]
+        answer.body["responses"][0]["partition_responses"] += produced(1, second).body["responses"][
+            0
+        ]["partition_responses"]
+        return request, answer
+
+    request, answer = both(0, 1)
+    one = exchange(0, request, 0, 9, answer)
+    request, answer = both(1, 0)
+    two = exchange(1, request, 1, 9, answer)
+    plan = make_plan(workload([one], [two]), everything())
+    assert runnable(plan)
+    assert any("disagree" in note for note in plan.notes)
+
+
+def test_what_acks_0_wrote_is_found_between_the_others() -> None:
+    """Records 0 to 1 and 5 to 6 are acknowledged; three records without an answer lie between."""
+    first = exchange(0, produce(0, count=2), 0, 3, produced(0, 0))
+    silent = exchange(1, produce(0, acks=0, count=3), 1, -1, None)
+    last = exchange(2, produce(0, count=2), 4, 6, produced(0, 5))
+    plan = make_plan(workload([first], [silent], [last]), everything())
+    assert step_of(plan, silent).depends_on == (step_of(plan, first).number,)
+    assert step_of(plan, silent).number in step_of(plan, last).depends_on
+    assert step_of(plan, silent).needs_fence
+
+
+def test_what_the_options_do_not_allow_is_skipped_and_says_what_it_needs() -> None:
+    read = exchange(0, metadata(), 0, 5, ANSWERS[api.METADATA])
+    write = exchange(0, produce(0), 6, 9, produced(0, 0))
+    plan = make_plan(workload([read, write]))
+    assert step_of(plan, read).skipped is None
+    skipped = step_of(plan, write).skipped
+    assert skipped is not None
+    assert (skipped.code, skipped.reason) == (SkipCode.NOT_ALLOWED, "needs --allow produce")
+    assert [(each.api_name, each.planned, each.skipped) for each in plan.counts()] == [
+        ("Produce", 0, {"not_allowed": 1}),
+        ("Metadata", 1, {}),
+    ]
+
+
+def test_an_unknown_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="allow"):
+        make_plan(workload(), PlanOptions(allow=frozenset({"everything"})))
+
+
+def test_what_the_captured_broker_refused_as_not_ready_is_not_done_again() -> None:
+    answer = produced(0, -1)
+    answer.body["responses"][0]["partition_responses"][0]["error_code"] = 6
+    refused = exchange(0, produce(0), 0, 5, answer)
+    plan = make_plan(workload([refused]), everything())
+    skipped = plan.steps[0].skipped
+    assert skipped is not None
+    assert skipped.code is SkipCode.NOT_READY
+
+
+def test_a_read_while_somebody_writes_is_a_race() -> None:
+    made = exchange(0, produce(0), 0, 5, produced(0, 0))
+    read = exchange(1, fetch(0), 3, 9, fetched(0))
+    plan = make_plan(workload([made], [read]), everything())
+    assert step_of(plan, read).is_racing
+
+
+@st.composite
+def traffic(draw: Any) -> Workload:
+    """Some connections with requests at any times, pipelined or not, offsets in any order."""
+    offsets: dict[int, int] = {0: 0, 1: 0}
+    connections = []
+    for _ in range(draw(st.integers(1, 5))):
+        exchanges = []
+        at = draw(st.integers(0, 20))
+        seen = at
+        for _ in range(draw(st.integers(1, 6))):
+            at += draw(st.integers(0, 4))
+            seen = max(seen, at + draw(st.integers(0, 8)))
+            partition = draw(st.integers(0, 1))
+            kind = draw(st.sampled_from(["produce", "silent", "fetch", "read", "beat"]))
+            if kind == "produce":
+                offset = draw(st.integers(0, 30))
+                pair = produce(partition), produced(partition, offset)
+            elif kind == "silent":
+                pair = produce(partition, acks=0), None
+            elif kind == "fetch":
+                pair = fetch(partition), fetched(partition)
+            elif kind == "read":
+                pair = metadata(), ANSWERS[api.METADATA]
+            else:
+                pair = heartbeat(), ANSWERS[api.HEARTBEAT]
+            offsets[partition] += 1
+            exchanges.append(exchange(0, pair[0], at, seen, pair[1]))
+        connections.append(exchanges)
+    return workload(*connections)
+
+
+@given(traffic(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_plan_can_be_run_to_its_end(found: Workload, wait_for_data: bool) -> None:
+    """Whatever the times and offsets: no circle, the order of connections is kept, and nothing
+    waits for a step that does not exist."""
+    options = everything()
+    options.wait_for_data = wait_for_data
+    plan = make_plan(found, options)
+    assert runnable(plan)
+    for number, script in enumerate(plan.scripts):
+        steps = [plan.steps[each] for each in script]
+        assert [step.exchange.index for step in steps] == list(range(len(steps)))
+        assert all(step.connection == number for step in steps)
+        assert script == sorted(script)
+    for step in plan.steps:
+        assert not set(step.depends_on) & {step.number}
+        assert not set(step.depends_on) & set(step.follows)
+
+
+@pytest.mark.parametrize(
+    "name", ["librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "sarama.pcap.gz"]
+)
+def test_plans_of_real_captures(captures: Path, name: str) -> None:
+    """They can be run, and what waits was captured after what it waits for."""
+    found = load_workload(str(captures / name))
+    options = everything()
+    options.wait_for_data = True
+    plan = make_plan(found, options)
+    assert runnable(plan)
+    order = {}
+    for place, (is_request, step) in enumerate(events(plan)):
+        order[step.number, is_request] = place
+    plain = make_plan(found, PlanOptions(options.allow, keep_log_order=False))
+    for step in plain.steps:
+        for number in step.depends_on:
+            if plain.steps[number].exchange.response is not None:
+                assert order[number, False] < order[step.number, True]
+    counts = plan.counts()
+    assert sum(each.planned + sum(each.skipped.values()) for each in counts) == len(plan.steps)
+    assert all(
+        step.skipped is not None and step.skipped.code is SkipCode.INTERNAL
+        for step in plan.steps
+        if step.exchange.api_key in api.INTERNAL_APIS
+    )
+
+
+def test_a_new_group_waits_for_who_looked_before() -> None:
+    """A leave that waited for a list of groups does not speak for it: leaves and joins commute, so
+    a later join waits for the list itself."""
+    listed = exchange(0, Message(api.LIST_GROUPS, 2, "request", {"client_id": "c"}, {}), 0, 5,
+                      Message(api.LIST_GROUPS, 2, "response", {},
+                              {"error_code": 0, "groups": []}))  # fmt: skip
+    leave = Message(api.LEAVE_GROUP, 2, "request", {"client_id": "c"},
+                    {"group_id": "g", "member_id": "m"})  # fmt: skip
+    left = exchange(0, leave, 6, 7, Message(api.LEAVE_GROUP, 2, "response", {}, {"error_code": 0}))
+    joined = exchange(1, join("other"), 8, 9, None)
+    plan = make_plan(workload([listed, left], [joined]), everything())
+    assert step_of(plan, listed).number in step_of(plan, joined).depends_on
+
+
+def join(group: str) -> Message:
+    body = {"group_id": group, "session_timeout_ms": 1, "rebalance_timeout_ms": 1, "member_id": "",
+            "protocol_type": "consumer", "protocols": []}  # fmt: skip
+    return Message(api.JOIN_GROUP, 3, "request", {"client_id": "c"}, body)
+
+
+@pytest.mark.parametrize(("end_ms", "is_expired"), [(40, False), (60, True)])
+def test_a_transaction_that_ran_out_of_time(end_ms: int, is_expired: bool) -> None:
+    """An EndTxn that was refused when the producer's time was over waits for that at the target."""
+    body = {"transactional_id": "t", "transaction_timeout_ms": 50}
+    told = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
+    began = exchange(0, Message(api.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0, 1,
+                     Message(api.INIT_PRODUCER_ID, 1, "response", {}, told))  # fmt: skip
+    names = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
+    offsets = Message(api.ADD_OFFSETS_TO_TXN, 1, "request", {"client_id": "c"},
+                      {**names, "group_id": "g"})  # fmt: skip
+    done = Message(api.ADD_OFFSETS_TO_TXN, 1, "response", {}, {"error_code": 0})
+    added = exchange(0, offsets, 5, 6, done)
+    end = Message(api.END_TXN, 1, "request", {"client_id": "c"}, {**names, "committed": True})
+    refused = Message(api.END_TXN, 1, "response", {}, {"error_code": 48})
+    ended = exchange(0, end, end_ms, end_ms + 1, refused)
+    plan = make_plan(workload([began, added, ended]), everything())
+    assert step_of(plan, ended).expired == ("t" if is_expired else "")
+    assert not step_of(plan, added).expired

@@ -1,0 +1,534 @@
+"""The runner against a server that does as it is told."""
+
+import asyncio
+import math
+import socket
+import struct
+import time
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from kdissect.replay.model import SkipCode, Skipped
+from kdissect.replay.planning.schedule import Pace
+from kdissect.replay.running import runner as run_module
+from kdissect.replay.running.result import RunOptions, RunResult
+from kdissect.replay.running.runner import NOT_WAITED, Runner
+from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.connection import Access, ConnectFailed, connect
+from tests.replay.made import (
+    API_VERSIONS,
+    HEARTBEAT,
+    Counting,
+    FakeBroker,
+    PlanMaker,
+    empty_answer,
+    verdict_of,
+)
+
+MAX = Pace(math.inf)
+
+
+def play(
+    maker: PlanMaker,
+    server: FakeBroker,
+    pace: Pace = MAX,
+    translation: Counting | None = None,
+    **options: Any,
+) -> tuple[RunResult, Counting]:
+    said = translation or Counting()
+
+    async def run() -> RunResult:
+        target = Target("127.0.0.1", server.port)
+        runner = Runner(maker.plan(), said, None, target, RunOptions(pace, **options))
+        return await asyncio.wait_for(runner.run(), 30)
+
+    return asyncio.run(run()), said
+
+
+def verdicts(result: RunResult) -> list[str]:
+    return [verdict_of(outcome) for outcome in result.outcomes]
+
+
+def most_open(said: Counting) -> int:
+    """How many requests were sent and not answered at once."""
+    open_now = most = 0
+    for what, _ in said.said:
+        open_now += 1 if what == "sent" else -1
+        most = max(most, open_now)
+    return most
+
+
+class Nodes(Counting):
+    """The steps of a connection go to the node of its number."""
+
+    def target_node(self, step: Any) -> int:
+        return int(step.connection)
+
+
+def play_on_nodes(
+    maker: PlanMaker, servers: list[FakeBroker], translation: Nodes, **options: Any
+) -> RunResult:
+    """Each server is a node of the target, all of them run while this does."""
+
+    async def run() -> RunResult:
+        nodes = {number: ("127.0.0.1", server.port) for number, server in enumerate(servers)}
+        target = Target("127.0.0.1", servers[0].port, nodes=nodes)
+        runner = Runner(maker.plan(), translation, None, target, RunOptions(MAX, **options))
+        return await asyncio.wait_for(runner.run(), 30)
+
+    with ExitStack() as stack:
+        for server in servers:
+            stack.enter_context(server.running())
+        return asyncio.run(run())
+
+
+def test_every_step_is_answered() -> None:
+    """Three connections, each with five requests, one connection to the target for each."""
+    maker = PlanMaker()
+    for number in range(15):
+        maker.add(number % 3, number)
+    with FakeBroker().running() as server:
+        result, _ = play(maker, server)
+        assert server.connections == 3
+    assert verdicts(result) == ["answered"] * 15
+    assert not result.ended
+    assert all(outcome.latency_ns > 0 for outcome in result.outcomes)
+
+
+def test_dependencies_across_connections() -> None:
+    """>> 0 on a, 1 on b after 0, 2 on a after 1: sent in this order, each after the answer."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    second = maker.add(1, after=(first,))
+    maker.add(0, after=(second,))
+    with FakeBroker().running() as server:
+        _, said = play(maker, server)
+    assert said.said == [
+        ("sent", 0), ("answered", 0), ("sent", 1), ("answered", 1), ("sent", 2), ("answered", 2),
+    ]  # fmt: skip
+
+
+def test_follows_waits_for_sending_only() -> None:
+    """A step that follows one that waits long is sent while that one is open."""
+    maker = PlanMaker()
+    waiting = maker.add(0)
+    maker.add(1, follows=(waiting,))
+    slow = {1: 0.4}
+    with FakeBroker(lambda number, frame: slow.get(number, 0.0)).running() as server:
+        _, said = play(maker, server)
+    assert said.said == [("sent", 0), ("sent", 1), ("answered", 1), ("answered", 0)]
+
+
+def test_pipelined_requests_stay_pipelined() -> None:
+    """Without dependencies all requests of a connection are sent before the first answer."""
+    maker = PlanMaker()
+    for _ in range(4):
+        maker.add(0)
+    with FakeBroker(lambda number, frame: 0.1).running() as server:
+        _, said = play(maker, server)
+    assert [what for what, _ in said.said] == ["sent"] * 4 + ["answered"] * 4
+
+
+def test_no_response_is_settled_when_sent() -> None:
+    """acks=0: the next step goes on without an answer."""
+    maker = PlanMaker()
+    quiet = maker.add(0, expects_response=False)
+    maker.add(1, after=(quiet,))
+
+    def answer(number: int, frame: bytes) -> Any:
+        return 30.0 if number == 1 else 0.0
+
+    with FakeBroker(answer).running() as server:
+        result, _ = play(maker, server)
+    assert result.outcomes[0].sent is not None
+    assert not result.outcomes[0].error
+    assert result.outcomes[1].answer is not None
+
+
+def test_recorded_pace_and_lag() -> None:
+    """Requests 40 ms apart are sent 40 ms apart, and twice as fast at x2."""
+    for speed in (1.0, 2.0):
+        maker = PlanMaker()
+        for number in range(6):
+            maker.add(number % 2, 40 * number)
+        with FakeBroker().running() as server:
+            result, _ = play(maker, server, Pace(speed))
+        sent = [outcome.sent_ns for outcome in result.outcomes]
+        for number, at_ns in enumerate(sent):
+            due = 40e6 * number / speed
+            assert due <= at_ns < due + 35e6
+            assert result.outcomes[number].lag_ns == pytest.approx(at_ns - due, abs=2e6)
+
+
+def test_an_answer_that_does_not_come() -> None:
+    """The step fails, its connection is opened again, the rest goes on."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    second = maker.add(0, after=(first,))
+    maker.add(0, after=(second,))
+    answers = {2: 60.0}
+    with FakeBroker(lambda number, frame: answers.get(number, 0.0)).running() as server:
+        result, said = play(maker, server, answer_timeout_s=0.3)
+        assert server.connections == 2
+    assert verdicts(result) == ["answered", "failed", "answered"]
+    assert result.outcomes[1].error == "no answer within 0.3 s"
+    assert ("failed", 1) in said.said
+    assert not result.ended
+
+
+def test_a_target_that_stalls_ends_the_run() -> None:
+    """Every answer missing: the run is given up after a few, and says so in every row."""
+    maker = PlanMaker()
+    for number in range(60):
+        maker.add(number % 10)
+    began = time.monotonic()
+    with FakeBroker(lambda number, frame: 600.0).running() as server:
+        result, _ = play(maker, server, answer_timeout_s=0.2)
+    assert time.monotonic() - began < 10
+    assert "stopped answering" in result.ended
+    assert len(result.outcomes) == 60
+    assert all(outcome.error for outcome in result.outcomes)
+
+
+def test_a_connection_that_ends() -> None:
+    """What was in flight fails with the reason, what follows is sent over a new connection."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    maker.add(0, after=(first,))
+    with FakeBroker(lambda number, frame: None if number == 1 else 0.0).running() as server:
+        result, _ = play(maker, server)
+    assert verdicts(result) == ["failed", "answered"]
+    assert result.outcomes[0].error == "closed by the target"
+
+
+def test_a_target_that_goes_away() -> None:
+    """No connection any more: the run ends, nothing hangs, every step has a row."""
+    maker = PlanMaker()
+    before = maker.add(0)
+    for _ in range(20):
+        before = maker.add(0, after=(before,))
+    with FakeBroker().running() as server:
+        kept = server
+
+        def answer(number: int, frame: bytes) -> Any:
+            if number == 5:
+                kept.close()
+                return None
+            return 0.0
+
+        server._answer = answer
+        result, _ = play(maker, server)
+    assert result.ended.startswith("the target is gone (no connection to 127.0.0.1:")
+    assert verdicts(result)[:4] == ["answered"] * 4
+    assert all(outcome.error for outcome in result.outcomes[4:])
+
+
+def test_a_wrong_correlation_id() -> None:
+    """An answer to something else is an error of that step, and costs the connection."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    maker.add(0, after=(first,))
+
+    def answer(number: int, frame: bytes) -> Any:
+        said = empty_answer(frame)
+        return said if number > 1 else b"\0\0\xff\xff" + said[4:]
+
+    with FakeBroker(answer).running() as server:
+        result, _ = play(maker, server)
+    assert "an answer has correlation id 65535" in result.outcomes[0].error
+    assert result.outcomes[1].answer is not None
+
+
+def test_bytes_that_are_no_kafka() -> None:
+    """A size that cannot be is told, and nothing is allocated for it."""
+    maker = PlanMaker()
+    maker.add(0)
+
+    class Http(FakeBroker):
+        async def _serve(self, reader: Any, writer: Any) -> None:
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.2)
+            writer.close()
+
+    with Http().running() as server:
+        result, _ = play(maker, server)
+    assert "no Kafka answer" in result.outcomes[0].error
+
+
+def test_skipped_steps_settle_what_waits_for_them() -> None:
+    """Skipped in the plan or by the translation: later steps go on."""
+    maker = PlanMaker()
+    skipped = Skipped(SkipCode.NOT_ALLOWED, "not allowed")
+    first = maker.add(0, skipped=skipped)
+    second = maker.add(1, after=(first,))
+    maker.add(0, after=(second,))
+    said = Counting()
+    said.refused[1] = Skipped(SkipCode.NOT_TRANSLATABLE, "no such topic")
+    with FakeBroker().running() as server:
+        result, _ = play(maker, server, translation=said)
+    assert verdicts(result) == ["skipped", "skipped", "answered"]
+
+
+def test_not_yet_is_asked_again() -> None:
+    """An answer that says "not yet" is not final; the attempts before the last one are kept."""
+    maker = PlanMaker()
+    first = maker.add(0)
+    maker.add(0, after=(first,))
+    said = Counting()
+    said.retries[0] = 2
+    with FakeBroker().running() as server:
+        result, _ = play(maker, server, translation=said)
+        assert server.requests == 4
+    assert verdicts(result) == ["answered", "answered"]
+    assert result.outcomes[0].attempts == 3
+    assert len(result.retried) == 2
+
+
+def test_the_last_request_is_asked_again_over_its_connection() -> None:
+    """The connection stays open while its last step waits to be sent again."""
+    maker = PlanMaker()
+    maker.add(0)
+    said = Counting()
+    said.retries[0] = 3
+    with FakeBroker().running() as server:
+        result, _ = play(maker, server, translation=said)
+        assert (server.requests, server.connections) == (4, 1)
+    assert verdicts(result) == ["answered"]
+
+
+def test_no_answer_was_captured_either() -> None:
+    """The client went away with a request open: so does the replay."""
+    maker = PlanMaker()
+    maker.add(0, answered=False)
+    with FakeBroker(lambda number, frame: 60.0).running() as server:
+        result, _ = play(maker, server)
+    outcome = result.outcomes[0]
+    assert outcome.sent is not None
+    assert outcome.answer is None
+    assert outcome.error == NOT_WAITED
+
+
+def test_bytes_in_flight_are_bounded() -> None:
+    """Sending pauses while answers are due for more than the limit."""
+    maker = PlanMaker()
+    for number in range(8):
+        maker.add(number, member_id="m" * 1000)
+    seen: list[int] = []
+
+    def answer(number: int, frame: bytes) -> Any:
+        seen.append(number)
+        return 0.05
+
+    with FakeBroker(answer).running() as server:
+        result, said = play(maker, server, in_flight_bytes=2500)
+    assert verdicts(result) == ["answered"] * 8
+    assert most_open(said) == 3  # the third goes out while 2 * 1 kB are under the limit
+
+
+def test_a_request_that_fails_makes_room() -> None:
+    """Two wait for the first one's bytes; its connection ends without an answer."""
+    maker = PlanMaker()
+    for number in range(3):
+        maker.add(number)
+
+    def answer(number: int, frame: bytes) -> Any:
+        if number > 1:
+            return 0.0
+        time.sleep(0.3)  # the others have come to the limit meanwhile
+        return None
+
+    with FakeBroker(answer).running() as server:
+        result, said = play(maker, server, in_flight_bytes=1)
+    assert not result.ended
+    assert verdicts(result) == ["failed", "answered", "answered"]
+    assert most_open(said) == 1
+
+
+def test_a_retried_request_that_fails_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 says "not yet" to 10 kB and goes away; of eight times 1 kB to node 1 no more than
+    three are open under a limit of 2.5 kB, as if the 10 kB had never been."""
+    monkeypatch.setattr(run_module, "RECONNECT_PAUSES_S", (0.01,))
+    maker = PlanMaker()
+    large = maker.add(0, member_id="m" * 10_000)
+    maker.add(1)
+    for connection in range(1, 9):
+        maker.add(connection, after=(large,), member_id="m" * 1000)
+    going, staying = FakeBroker(), FakeBroker(lambda number, frame: 0.05 if number > 1 else 0.0)
+
+    class NotYet(Nodes):
+        def target_node(self, step: Any) -> int:
+            return min(int(step.connection), 1)
+
+        def retry(self, step: Any, response: bytes) -> str:
+            if step.number != large:
+                return ""
+            going.close()
+            time.sleep(0.1)  # the connection has ended before the request could be sent again
+            return "not yet"
+
+    said = NotYet()
+    result = play_on_nodes(maker, [going, staying], said, in_flight_bytes=2500)
+    assert verdicts(result) == ["failed", *["answered"] * 9]
+    del said.said[: said.said.index(("failed", large)) + 1]
+    assert most_open(said) == 3
+
+
+def test_parts_are_in_flight_too() -> None:
+    """Requests that are asked of several nodes count as others do."""
+    maker = PlanMaker()
+    for number in range(8):
+        maker.add(number, member_id="m" * 1000)
+
+    class Split(Counting):
+        def is_split(self, step: Any) -> bool:
+            return True
+
+        def parts(self, step: Any, frame: bytes) -> list[tuple[int, bytes]]:
+            return [(1, frame)]
+
+        def merged(self, step: Any, answers: list[bytes]) -> bytes:
+            return answers[0]
+
+    with FakeBroker(lambda number, frame: 0.05).running() as server:
+        result, said = play(maker, server, translation=Split(), in_flight_bytes=2500)
+    assert verdicts(result) == ["answered"] * 8
+    assert most_open(said) == 3
+
+
+def test_a_connection_that_is_reset_at_once() -> None:
+    """The kernel took the connection of a target that is killed before it can take it over: the
+    socket has no address of the other side any more, and is no connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        connected = loop.sock_connect
+
+        async def reset(sock: socket.socket, address: Any) -> None:
+            await connected(sock, address)
+            other, _ = listener.accept()
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            other.close()
+
+        loop.sock_connect = reset  # type: ignore[method-assign]
+        with pytest.raises(ConnectFailed, match="connection reset by peer") as failed:
+            await connect("127.0.0.1", listener.getsockname()[1], Access())
+        assert failed.value.kind == "unreachable"
+
+    with closing(listener):
+        asyncio.run(run())
+
+
+def test_a_connection_that_is_given_up_while_the_next_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After three missing answers a connection's other steps fail, also the one for which a new
+    connection is being opened just then, in vain; the rest of the run goes on."""
+    monkeypatch.setattr(run_module, "RECONNECT_PAUSES_S", (0.01,))
+    maker = PlanMaker()
+    for connection, count in ((0, 5), (1, 40)):
+        before: tuple[int, ...] = ()
+        for _ in range(count):
+            before = (maker.add(connection, after=before),)
+
+    def answer(number: int, frame: bytes) -> Any:
+        if number == 3:
+            silent._server.close()  # type: ignore[union-attr]
+        return 60.0
+
+    silent, other = FakeBroker(answer), FakeBroker(lambda number, frame: 0.05)
+    result = play_on_nodes(maker, [silent, other], Nodes(), answer_timeout_s=0.4)
+    assert not result.ended
+    assert verdicts(result) == [*["failed"] * 5, *["answered"] * 40]
+
+
+def test_interrupted() -> None:
+    """Nothing more is sent, what was done is kept, the rest is told as not reached."""
+    maker = PlanMaker()
+    for number in range(10):
+        maker.add(0, 100 * number)
+
+    async def run(port: int) -> RunResult:
+        target = Target("127.0.0.1", port)
+        runner = Runner(maker.plan(), Counting(), None, target, RunOptions(Pace()))
+        running = asyncio.ensure_future(runner.run())
+        while runner.answered_count < 2:
+            await asyncio.sleep(0.01)
+        runner.interrupt()
+        return await asyncio.wait_for(running, 10)
+
+    with FakeBroker().running() as server:
+        result = asyncio.run(run(server.port))
+    assert result.is_interrupted
+    assert verdicts(result)[:2] == ["answered"] * 2
+    last = result.outcomes[-1].skipped
+    assert last is not None
+    assert last.code is SkipCode.NOT_REACHED
+    assert len(result.outcomes) == 10
+
+
+def test_a_long_poll_does_not_stall_others() -> None:
+    """One connection waits a second; twenty requests of another are answered meanwhile."""
+    maker = PlanMaker()
+    maker.add(0)
+    before = maker.add(1)
+    for _ in range(20):
+        before = maker.add(1, after=(before,))
+    slow = {1: 1.0}
+    with FakeBroker(lambda number, frame: slow.get(number, 0.0)).running() as server:
+        result, _ = play(maker, server)
+    assert result.outcomes[0].latency_ns > 0.9e9
+    assert result.outcomes[-1].answered_ns < 0.9e9
+
+
+def test_a_fence_behind_a_request_without_response() -> None:
+    """Others wait for what acks=0 does: a question behind it tells when it is done."""
+    maker = PlanMaker()
+    quiet = maker.add(0, expects_response=False)
+    maker.steps[quiet].needs_fence = True
+    maker.add(1, after=(quiet,))
+    maker.add(0)
+    seen: list[int] = []
+
+    def answer(number: int, frame: bytes) -> Any:
+        seen.append(int.from_bytes(frame[:2], "big"))
+        if len(seen) == 1:
+            return b""  # no answer to what expects none
+        return 0.0
+
+    with FakeBroker(answer).running() as server:
+        result, said = play(maker, server)
+    assert seen[:2] == [HEARTBEAT, API_VERSIONS]
+    assert [number for what, number in said.said if what == "sent"] == [0, 2, 1]
+    assert verdicts(result)[1:] == ["answered", "answered"]
+    assert not result.outcomes[0].error
+    assert result.outcomes[0].answer is None
+
+
+def test_steps_of_a_connection_settle_in_order() -> None:
+    """>> 0 and 1 pipelined, 0 is asked again, 2 on b waits for 1 only: it goes after 0 as well,
+    because who waits for the last of a connection waits for all before."""
+    maker = PlanMaker()
+    maker.add(0)
+    second = maker.add(0)
+    maker.add(1, after=(second,))
+
+    class NotYet(Counting):
+        left = 2
+
+        def retry(self, step: Any, response: bytes) -> str:
+            if step.number == 0 and self.left:
+                self.left -= 1
+                return "not yet"
+            return ""
+
+    with FakeBroker().running() as server:
+        result, said = play(maker, server, translation=NotYet())
+    assert verdicts(result) == ["answered"] * 3
+    assert result.outcomes[0].attempts == 3
+    order = said.said
+    assert order.index(("answered", 1)) < order.index(("answered", 0)) < order.index(("sent", 2))

@@ -1,0 +1,99 @@
+"""SASL tokens against the examples of the RFCs, and options that cannot be used."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from kdissect.replay.target import auth
+from kdissect.replay.target.auth import LoginFailed, OptionError, Sasl, Tls, sasl_from
+
+
+def test_plain() -> None:
+    """RFC 4616: no authorization id, user, password."""
+    tokens = Sasl("PLAIN", "tim", "tanstaaftanstaaf").tokens()
+    assert next(tokens) == b"\0tim\0tanstaaftanstaaf"
+    with pytest.raises(StopIteration):
+        tokens.send(b"")
+
+
+def test_scram_sha_256() -> None:
+    """The exchange of RFC 7677, section 3."""
+    tokens = auth._scram("user", "pencil", "sha256", "rOprNGfwEbeRWgbNEkqO")
+    assert next(tokens) == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
+    nonce = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+    final = tokens.send(f"r={nonce},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode())
+    assert final.decode() == (f"c=biws,r={nonce},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
+    with pytest.raises(StopIteration):
+        tokens.send(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=")
+
+
+@pytest.mark.parametrize(
+    ("challenge", "final", "reason"),
+    [
+        (b"r=other,s=QUFB,i=4096", b"", "no challenge"),
+        (b"e=unknown-user", b"", "unknown-user"),
+        (b"r=abcdef,s=QUFB,i=99999999999", b"", "iterations"),
+        (b"r=abcdef,s=*,i=4096", b"", "salt"),
+        (b"\xff\xfe", b"", "no challenge"),
+        (b"r=abcdef,s=QUFB,i=4096", b"e=invalid-proof", "invalid-proof"),
+        (b"r=abcdef,s=QUFB,i=4096", b"v=QUFB", "does not know the password"),
+    ],
+)
+def test_scram_that_fails(challenge: bytes, final: bytes, reason: str) -> None:
+    """A damaged or hostile challenge, and a target that cannot prove itself."""
+    tokens = auth._scram("user", "pencil", "sha512", "abc")
+    next(tokens)
+    with pytest.raises(LoginFailed, match=reason):  # noqa: PT012 two steps may fail
+        tokens.send(challenge)
+        tokens.send(final)
+
+
+def test_scram_names_are_escaped() -> None:
+    tokens = auth._scram("a=b,c", "x", "sha256", "n")
+    assert next(tokens) == b"n,,n=a=3Db=2Cc,r=n"
+
+
+def test_bearer() -> None:
+    """RFC 7628: the token; an error from the target is answered with one byte."""
+    tokens = Sasl("OAUTHBEARER", secret="abc.def").tokens()
+    assert next(tokens) == b"n,,\x01auth=Bearer abc.def\x01\x01"
+    assert tokens.send(b'{"status":"invalid_token"}') == b"\x01"
+    with pytest.raises(LoginFailed, match="invalid_token"):
+        tokens.send(b"")
+
+
+def test_secrets_from_files_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(auth.PASSWORD_VARIABLE, raising=False)
+    file = tmp_path / "password"
+    file.write_text("from file\n")
+    assert sasl_from("plain", "u", str(file), None).secret == "from file"
+    with pytest.raises(OptionError, match="KDISSECT_SASL_PASSWORD"):
+        sasl_from("PLAIN", "u", None, None)
+    monkeypatch.setenv(auth.PASSWORD_VARIABLE, "from environment")
+    sasl = sasl_from("SCRAM-SHA-512", "u", None, None)
+    assert sasl.secret == "from environment"
+    assert "environment" not in repr(sasl)
+    monkeypatch.setenv(auth.TOKEN_VARIABLE, base64.b64encode(b"t").decode())
+    assert sasl_from("oauthbearer", None, None, None).secret == "dA=="
+
+
+def test_options_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="none of PLAIN"):
+        sasl_from("GSSAPI", "u", None, None)
+    with pytest.raises(OptionError, match="--sasl-user"):
+        sasl_from("PLAIN", None, None, None)
+    with pytest.raises(OptionError, match="cannot be read"):
+        sasl_from("PLAIN", "u", str(tmp_path / "missing"), None)
+    with pytest.raises(OptionError, match="no such file"):
+        Tls(ca=str(tmp_path / "missing")).context()
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    with pytest.raises(OptionError, match="PEM"):
+        Tls(ca=str(text)).context()
+    with pytest.raises(OptionError, match="cannot be used"):
+        Tls(cert=str(text), key=str(text)).context()
+    with pytest.raises(OptionError, match="certificate as well"):
+        Tls(key=str(text)).context()

@@ -1,0 +1,161 @@
+"""Requests for several nodes: cut by leader and coordinator, answers put together again."""
+
+from typing import Any
+
+from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.replay.batch_headers import headers
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.translation import node_split
+from kdissect.replay.translation.target_facts import GROUP_KEY
+from kdissect.replay.translation.translator import Translator
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.messages import request_of
+from tests.replay.other_cluster import everything
+from tests.replay.planning.test_plan import MS, exchange, produce, workload
+
+
+def world(*requests: tuple[Message, Message | None]) -> Translator:
+    """Two nodes: of topic t, partitions 0 and 2 are led by node 1, partition 1 by node 2; group a
+    is coordinated by node 1, group b by node 2."""
+    exchanges = [
+        exchange(0, request, 10 * at, 10 * at + 5, answer)
+        for at, (request, answer) in enumerate(requests)
+    ]
+    t = Translator(make_plan(workload(exchanges), everything()))
+    t.learn_metadata(
+        {
+            "brokers": [{"node_id": node, "host": "h", "port": 9000 + node} for node in (1, 2)],
+            "topics": [
+                {
+                    "name": "t",
+                    "error_code": 0,
+                    "partitions": [
+                        {"partition_index": 0, "leader_id": 1, "leader_epoch": 0},
+                        {"partition_index": 1, "leader_id": 2, "leader_epoch": 0},
+                        {"partition_index": 2, "leader_id": 1, "leader_epoch": 0},
+                    ],
+                }
+            ],
+        }
+    )
+    t.learn_coordinator(GROUP_KEY, "a", 1)
+    t.learn_coordinator(GROUP_KEY, "b", 2)
+    return t
+
+
+def cut(t: Translator, number: int = 0) -> dict[int, dict[str, Any]]:
+    """node -> the body that it is sent."""
+    step = t.plan.steps[number]
+    assert t.is_split(step)
+    frame = t.request(step, 0)
+    assert isinstance(frame, bytes)
+    return {node: decode_message(part, side="request").body for node, part in t.parts(step, frame)}
+
+
+def list_offsets(*partitions: int) -> Message:
+    asked = [{"partition_index": each, "timestamp": -1} for each in partitions]
+    body = {"replica_id": -1, "topics": [{"name": "t", "partitions": asked}]}
+    return Message(api.LIST_OFFSETS, 1, "request", {"client_id": "c"}, body)
+
+
+def offsets_of(*partitions: int) -> bytes:
+    told = [
+        {"partition_index": each, "error_code": 0, "timestamp": -1, "offset": 7}
+        for each in partitions
+    ]
+    body = {"topics": [{"name": "t", "partitions": told}]}
+    return encode_message(Message(api.LIST_OFFSETS, 1, "response", {"correlation_id": 0}, body))
+
+
+def test_each_leader_is_asked_for_its_own() -> None:
+    """And one that leads all of them alone."""
+    t = world((list_offsets(0, 1, 2), None), (list_offsets(2, 0), None))
+    found = cut(t)
+    told = {
+        node: [each["partition_index"] for topic in body["topics"] for each in topic["partitions"]]
+        for node, body in found.items()
+    }
+    assert told == {1: [0, 2], 2: [1]}
+    assert not t.is_split(t.plan.steps[1])
+    assert t.target_node(t.plan.steps[1]) == 1
+
+
+def test_answers_become_one() -> None:
+    """Partitions of a topic are together again; an answer that is no message stands for all."""
+    t = world((list_offsets(0, 1, 2), None))
+    step = t.plan.steps[0]
+    whole = t.merged(step, [offsets_of(0, 2), offsets_of(1)])
+    body = decode_message(whole, side="response", api_key=api.LIST_OFFSETS, api_version=1).body
+    [topic] = body["topics"]
+    assert [each["partition_index"] for each in topic["partitions"]] == [0, 2, 1]
+    assert t.merged(step, [offsets_of(0), b"\0\0\0\0\xff"]) == b"\0\0\0\0\xff"
+
+
+def test_batches_go_to_their_leaders() -> None:
+    request = produce(0)
+    more = produce(1).body["topic_data"][0]["partition_data"]
+    request.body["topic_data"][0]["partition_data"] += more
+    found = cut(world((request, None)))
+    for node, number in ((1, 0), (2, 1)):
+        [part] = found[node]["topic_data"][0]["partition_data"]
+        assert part["index"] == number
+        assert [each.record_count for each in headers(part["records"])] == [1]
+        assert found[node]["acks"] == -1
+
+
+def test_groups_go_to_their_coordinators() -> None:
+    request = Message(
+        api.DESCRIBE_GROUPS, 1, "request", {"client_id": "c"}, {"groups": ["a", "b", "other"]}
+    )
+    found = cut(world((request, None)))
+    assert {node: body["groups"] for node, body in found.items()} == {1: ["a", "other"], 2: ["b"]}
+
+
+def session_fetch(session: int, epoch: int, *partitions: int) -> Message:
+    asked = [
+        {"partition": each, "fetch_offset": 0, "partition_max_bytes": 9} for each in partitions
+    ]
+    body = {"max_wait_ms": 500, "min_bytes": 1, "isolation_level": 0, "session_id": session,
+            "session_epoch": epoch, "rack_id": "", "forgotten_topics_data": [],
+            "topics": [{"topic": "t", "partitions": asked}] if asked else []}  # fmt: skip
+    return Message(api.FETCH, 12, "request", {"client_id": "c"}, body)
+
+
+def with_data(session: int, partition: int) -> Message:
+    data = produce(partition).body["topic_data"][0]["partition_data"][0]["records"]
+    entry = {"partition_index": partition, "error_code": 0, "high_watermark": 1, "records": data,
+             "aborted_transactions": []}  # fmt: skip
+    body = {"throttle_time_ms": 0, "error_code": 0, "session_id": session,
+            "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
+    return Message(api.FETCH, 12, "response", {}, body)
+
+
+def test_a_fetch_of_a_session_asks_for_all_that_it_was_told() -> None:
+    """Without a session, since one is with one node; who had nothing in the capture does not keep
+    the answer longer than the captured broker did."""
+    t = world((session_fetch(0, 0, 0, 1), with_data(9, 0)), (session_fetch(9, 1), with_data(9, 1)))
+    first = cut(t)
+    assert [first[node]["max_wait_ms"] for node in (1, 2)] == [500, 5]
+    step = t.plan.steps[0]
+    assert step.exchange.latency_ns == 5 * MS
+    parts = [encode_message(with_data(0, number)) for number in (0, 1)]
+    t.learn(step, t.merged(step, parts))
+    second = cut(t, 1)
+    for node, number in ((1, 0), (2, 1)):
+        body = second[node]
+        assert (body["session_id"], body["session_epoch"]) == (0, -1)
+        [asked] = body["topics"][0]["partitions"]
+        assert asked["partition"] == number
+    assert [second[node]["max_wait_ms"] for node in (1, 2)] == [5, 500]
+
+
+def test_every_api_that_is_split_names_its_arrays() -> None:
+    """The tables of `split` are about fields that the definitions have."""
+    for key in node_split.SPLIT_APIS:
+        topics = node_split._TOPICS.get(key)
+        array = topics[0] if topics else node_split._NAMED[key][0]
+        from kdissect.protocol import catalog
+
+        found = [one for one in catalog.api(key).request.fields if one.name == array]
+        assert found, (key, array)
+    assert request_of(world((list_offsets(0), None)).plan.steps[0].exchange) is not None

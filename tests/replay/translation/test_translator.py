@@ -1,0 +1,452 @@
+"""Every request of real captures in the terms of a made-up cluster, and its answers judged."""
+
+import base64
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.codec.record_codec import decode_record_set, encode_batch
+from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
+from kdissect.replay.comparison.grouping import group_differences
+from kdissect.replay.model import (
+    Outcome,
+    Plan,
+    PlanOptions,
+    SkipCode,
+    Skipped,
+    Step,
+    TranslateOptions,
+    Verdict,
+)
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.translation.fetch_sessions import Held, stand_in
+from kdissect.replay.translation.offsets import Offsets
+from kdissect.replay.translation.producers import Producer, Producers
+from kdissect.replay.translation.translator import Translator
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.messages import request_of, response_of
+from kdissect.replay.workload.source import load_workload
+from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
+from tests.replay.planning.test_plan import exchange, produce, produced, workload
+from tests.truth.material import CAPTURES, needs_material
+
+SHIPPED = ["librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "sarama.pcap.gz"]
+# Requests that a translation sends otherwise than the made-up cluster's plain rules would have it:
+# leader epochs are the target's current ones, ids that nobody gave stay, nodes that are none too.
+FREE = {"OffsetForLeaderEpoch", "OffsetCommit", "ListTransactions", "RenewDelegationToken",
+        "ExpireDelegationToken", "AlterPartitionReassignments", "UnregisterBroker"}  # fmt: skip
+LARGE = [
+    "cluster/cluster", "java_latest/java_latest", "share_streams/share", "share_streams/streams",
+    "version_sweep/sweep_4_3_1",
+]  # fmt: skip
+SHARED = [
+    "admin/admin", "odd/odd_conversations", "old_clients/java_0_8_2_2",
+    "other_clients/kafka_python", "perf/perf_tshark", "sasl/sasl", "sasl/sasl_handshake_v0",
+    "transactions/transactions", "zookeeper/zk_1_1_1", "zookeeper/zk_3_9_1_ibp_2_4",
+    *(pytest.param(name, marks=pytest.mark.heavy) for name in LARGE),
+]  # fmt: skip
+KEPT: dict[str, Replayed] = {}
+
+
+def replayed(path: Path) -> tuple[Replayed, OtherCluster]:
+    found = load_workload(str(path))
+    cluster = OtherCluster(found)
+    return replay(found, cluster), cluster
+
+
+def check(done: Replayed, cluster: OtherCluster) -> None:
+    """Requests arrive as the cluster would have them, every answer is taken for the same."""
+    for number, frame in done.sent.items():
+        step = done.plan.steps[number]
+        wanted = expected(cluster, step.exchange)
+        if isinstance(frame, Skipped) or wanted is None or step.api_name in FREE:
+            continue
+        if frame != wanted:
+            assert step.api_name in ("Fetch", "SyncGroup"), step.api_name
+            assert _known_otherwise(step, frame, wanted), (number, step.api_name)
+    bad = {
+        number: judgement
+        for number, judgement in done.judgements.items()
+        if judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
+    }
+    assert bad == {}
+    assert done.retried == []
+
+
+def _known_otherwise(step: Step, frame: bytes, wanted: bytes) -> bool:
+    """Leader epochs are the target's last known; a generation that nobody joined stays; what a
+    follower was asked is asked of leaders, several and so without a session, but all of it."""
+    sent, meant = (decode_message(each, side="request").body for each in (frame, wanted))
+    if step.api_name == "SyncGroup":
+        response = response_of(step.exchange)
+        return response is not None and response.body["error_code"] != 0
+    asked = []
+    for body in (sent, meant):
+        entries = {}
+        for topic in body["topics"]:
+            for partition in topic["partitions"]:
+                partition["current_leader_epoch"] = partition["last_fetched_epoch"] = 0
+                entries[topic.get("topic_id", topic.get("topic")), partition["partition"]] = (
+                    partition
+                )
+        asked.append(entries)
+    if meant.get("rack_id"):
+        if sent["session_id"] == 0:
+            return asked[0].items() >= asked[1].items()
+        assert sent["session_epoch"] <= meant["session_epoch"]  # it was opened again
+        sent["session_epoch"] = meant["session_epoch"]
+    return bool(sent == meant)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_captures_reach_another_cluster(captures: Path, name: str) -> None:
+    check(*replayed(captures / name))
+
+
+@needs_material
+@pytest.mark.parametrize("name", SHARED)
+def test_captures_reach_another_cluster(name: str) -> None:
+    check(*replayed(CAPTURES / f"{name}.pcap"))
+
+
+def test_a_twin_gets_the_captured_bytes(captures: Path) -> None:
+    """A cluster that calls everything as the capture does is sent the very same requests."""
+    found = load_workload(str(captures / "librdkafka.pcap"))
+    done = replay(found, OtherCluster(found, is_moved=False))
+    assert len(done.sent) > 250
+    for number, frame in done.sent.items():
+        assert frame == done.plan.steps[number].exchange.request
+    assert set(done.verdicts()) == {"same"}
+
+
+@pytest.fixture
+def loaded(captures: Path) -> Plan:
+    return make_plan(load_workload(str(captures / "librdkafka.pcap")), everything())
+
+
+def first(plan: Plan, name: str) -> Step:
+    return next(each for each in plan.steps if each.api_name == name and each.skipped is None)
+
+
+def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
+    """Topic, group and transactional id, in fields and inside the consumer protocol's bytes."""
+    found = load_workload(str(captures / "librdkafka.pcap"))
+    renames = [("topic", name, f"new-{name}") for name in found.facts.topics if name[0] != "_"]
+    groups, transactions = set(), set()
+    for each in found.exchanges():
+        request = request_of(each)
+        if request is not None and each.internal_reason == "":
+            groups.add(request.body.get("group_id") or "")
+            transactions.add(request.body.get("transactional_id") or "")
+    renames += [("group", name, f"new-{name}") for name in groups if name]
+    renames += [("transactional-id", name, f"new-{name}") for name in transactions if name]
+    plan = make_plan(found, everything())
+    translator = Translator(plan, TranslateOptions(renames=tuple(renames)))
+    old = [name.encode() for _, name, _ in renames]
+    checked = 0
+    for step in plan.steps:
+        if step.skipped is not None:
+            continue
+        frame = translator.request(step, 1)
+        if isinstance(frame, Skipped):
+            continue
+        message = decode_message(frame, side="request")
+        for topic in message.body.get("topic_data") or []:
+            for partition in topic["partition_data"]:
+                partition["records"] = b""  # what records say is the clients' own
+        text = repr({**message.body, "reason": "", "configs": ""}).encode()
+        for name in old:
+            assert text.replace(b"new-" + name, b"").count(name) == 0, (step.api_name, name)
+            checked += text.count(b"new-" + name)
+    assert checked > 150
+
+
+def test_a_rename_that_says_two_things_is_refused(loaded: Plan) -> None:
+    with pytest.raises(ValueError, match="two new names"):
+        Translator(loaded, TranslateOptions(renames=(("topic", "a", "b"), ("topic", "a", "c"))))
+    with pytest.raises(ValueError, match="none of"):
+        Translator(loaded, TranslateOptions(renames=(("client", "a", "b"),)))
+
+
+def test_a_version_that_the_target_lacks_is_a_finding(loaded: Plan) -> None:
+    step = first(loaded, "Produce")
+    translator = Translator(loaded)
+    translator.learn_versions({0: (11, 13)})
+    answer = translator.request(step, 1)
+    assert isinstance(answer, Skipped)
+    assert (answer.code, answer.is_finding) == (SkipCode.API_VERSION, True)
+    assert "v11 to v13" in answer.reason
+
+
+def test_reencode_sends_the_nearest_version(loaded: Plan) -> None:
+    """Produce v10 names topics, v13 identifies them; the records are the same."""
+    step = first(loaded, "Produce")
+    translator = Translator(loaded, TranslateOptions(reencode=True))
+    translator.learn_versions({0: (13, 13)})
+    request = request_of(step.exchange)
+    assert request is not None
+    name = request.body["topic_data"][0]["name"]
+    made = UUID(int=7)
+    translator.learn_metadata(
+        {"brokers": [], "topics": [{"error_code": 0, "name": name, "topic_id": made,
+                                    "partitions": []}]}
+    )  # fmt: skip
+    frame = translator.request(step, 1)
+    assert isinstance(frame, bytes)
+    sent = decode_message(frame, side="request")
+    assert (sent.api_version, translator.api_version(step)) == (13, 13)
+    assert sent.body["topic_data"][0]["topic_id"] == made
+    assert (
+        sent.body["topic_data"][0]["partition_data"]
+        == request.body["topic_data"][0]["partition_data"]
+    )
+
+
+@pytest.mark.parametrize("name", ["java_0_10_2_2.pcap", "java_2_0_1.pcap"])
+def test_reencode_of_old_clients(captures: Path, name: str) -> None:
+    """Every request of old clients in the newest version; old messages become record batches."""
+    plan = make_plan(load_workload(str(captures / name)), everything())
+    translator = Translator(plan, TranslateOptions(reencode=True))
+    newest = {
+        0: (3, 12),
+        1: (4, 12),
+        3: (0, 12),
+        8: (2, 9),
+        9: (1, 9),
+        10: (0, 6),
+        11: (2, 9),
+        13: (0, 5),
+        14: (0, 5),
+        12: (0, 4),
+        2: (1, 9),
+        18: (0, 4),
+        19: (2, 7),
+        20: (1, 6),
+    }
+    newest = {key: (last, last) for key, (_, last) in newest.items()}
+    translator.learn_versions(newest)
+    sent = 0
+    for step in plan.steps:
+        if step.skipped is not None or step.exchange.api_key not in newest:
+            continue
+        before = request_of(step.exchange)
+        assert before is not None
+        if before.body.get("session_epoch", 0) > 0:
+            continue  # goes on with a session that no answer has opened here
+        frame = translator.request(step, 1)
+        if isinstance(frame, Skipped) and "producer id" in frame.reason:
+            continue  # no answer has given one here
+        assert isinstance(frame, bytes), (step.api_name, frame)
+        if step.exchange.api_key == api.API_VERSIONS:
+            continue
+        message = decode_message(frame, side="request")
+        assert message.api_version == newest[step.exchange.api_key][1]
+        sent += 1
+        if message.api_key == api.PRODUCE_API:
+            for old, new in zip(before.body["topic_data"], message.body["topic_data"], strict=True):
+                for one, other in zip(old["partition_data"], new["partition_data"], strict=True):
+                    was, now = (decode_record_set(each["records"]) for each in (one, other))
+                    assert not now.faults
+                    assert {each["magic"] for each in now.batches} == {2}
+                    assert [(each["key"], each["value"]) for each in was.records] == [
+                        (each["key"], each["value"]) for each in now.records
+                    ]
+    assert sent > 60
+
+
+def test_reading_creates_no_topic(loaded: Plan) -> None:
+    """Where making topics is not allowed, a Metadata request does not make one by asking."""
+    plan = make_plan(loaded.workload, PlanOptions())
+    asked = 0
+    for step in plan.steps:
+        request = request_of(step.exchange)
+        if step.skipped is None and step.api_name == "Metadata" and request is not None:
+            frame = Translator(plan).request(step, 1)
+            assert isinstance(frame, bytes)
+            if request.body["topics"]:
+                body = decode_message(frame, side="request").body
+                assert body["allow_auto_topic_creation"] is False
+                asked += 1
+    assert asked
+
+
+def test_requests_go_to_the_leader_and_the_coordinator(loaded: Plan) -> None:
+    translator = Translator(loaded)
+    step = first(loaded, "Produce")
+    assert translator.target_node(step) is None  # one node: any connection will do
+    request = request_of(step.exchange)
+    assert request is not None
+    topic = request.body["topic_data"][0]
+    partitions = [
+        {"error_code": 0, "partition_index": number, "leader_id": 12, "leader_epoch": 4}
+        for number in range(20)
+    ]
+    assert translator.wants_metadata(step) == [topic["name"]]
+    translator.learn_metadata(
+        {
+            "brokers": [{"node_id": node, "host": "h", "port": 1} for node in (11, 12, 13)],
+            "topics": [{"error_code": 0, "name": topic["name"], "partitions": partitions}],
+        }
+    )
+    assert translator.wants_metadata(step) == []
+    assert translator.target_node(step) == 12
+    join = first(loaded, "JoinGroup")
+    group = request_of(join.exchange)
+    assert group is not None
+    translator.learn_coordinator(0, group.body["group_id"], 13)
+    assert translator.target_node(join) == 13
+    assert (0, group.body["group_id"]) in translator.coordinator_keys()
+
+
+# -- small parts ------------------------------------------------------------------------------
+
+
+def test_offsets_by_what_was_produced_and_by_the_start() -> None:
+    offsets = Offsets("relative")
+    log = ("t", 0)
+    assert offsets.to_target(log, 5) == 5
+    offsets.capture_tells(log, start=100)
+    offsets.target_starts(log, 10)
+    assert offsets.to_target(log, 105) == 15
+    offsets.produced(log, 200, 40)
+    offsets.produced(log, 210, 53)
+    assert [offsets.to_target(log, each) for each in (199, 200, 209, 210, 211, -1)] == [
+        39, 40, 49, 53, 54, -1,
+    ]  # fmt: skip
+    assert offsets.expect(log, 220) == 63
+    assert Offsets("captured").to_target(log, 7) == 7
+    earliest = Offsets("earliest")
+    earliest.capture_tells(log, asked=50)
+    earliest.target_starts(log, 3)
+    assert earliest.to_target(log, 52) == 5
+    with pytest.raises(ValueError, match="none of"):
+        Offsets("latest")
+
+
+def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
+    producers = Producers()
+    captured, log = Producer(7, 0), ("t", 0)
+    assert producers.target(captured) is None
+    producers.learn(captured, Producer(900, 2))
+    assert producers.target(captured) == Producer(900, 2)
+    assert producers.target(Producer(7, 1)) == Producer(900, 3)  # raised by the client itself
+    assert producers.sequence(captured, log, 40) == 40
+    producers.lost(captured, log, 10)
+    assert producers.sequence(captured, log, 50) == 40
+    assert producers.sequence(captured, log, 5) == 2**31 - 5
+
+
+@pytest.mark.parametrize(("producer_id", "is_sent_again"), [(7, True), (-1, False)])
+def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) -> None:
+    """One of two partitions is: the broker knows idempotent batches again, which others are not."""
+    request, response = produce(0), produced(0, 0)
+    topic, told = request.body["topic_data"][0], response.body["responses"][0]
+    topic["partition_data"] = [
+        {**each, "index": n} for n in (0, 1) for each in topic["partition_data"]
+    ]
+    told["partition_responses"] = [{"index": n, "error_code": 0, "base_offset": 0} for n in (0, 1)]
+    for each in topic["partition_data"]:
+        out = bytearray(each["records"])
+        (header,) = headers(each["records"])
+        patch_producer(out, header, producer_id, 0, 0)
+        each["records"] = bytes(out)
+    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
+    translator = Translator(plan)
+    told["partition_responses"][1]["error_code"] = 51  # CONCURRENT_TRANSACTIONS
+    assert bool(translator.retry(plan.steps[0], encode_message(response))) is is_sent_again
+    told["partition_responses"][0]["error_code"] = 51
+    assert translator.retry(plan.steps[0], encode_message(response))
+
+
+def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
+    records = [{"offset": 0, "timestamp_ms": 1, "key": b"k", "value": b"v" * 40, "headers": []}]
+    data = encode_batch(records, codec="zstd", producer_id=5, producer_epoch=1, base_sequence=9)
+    header = next(headers(data))
+    out = bytearray(data)
+    patch_producer(out, header, 77, 3, 11)
+    assert is_sealed(bytes(out), header)
+    found = decode_record_set(bytes(out))
+    assert not found.faults
+    assert (found.batches[0]["producer_id"], found.batches[0]["producer_epoch"]) == (77, 3)
+    assert found.records == decode_record_set(data).records
+
+
+# -- a proxy that changes one field ----------------------------------------------------------
+
+
+def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
+    """Every Metadata answer says another number of partitions' error; the rest is as it was."""
+    found = load_workload(str(captures / "librdkafka.pcap"))
+
+    def flip(step: Step, message: object) -> None:
+        body = message.body  # type: ignore[attr-defined]
+        if step.api_name == "ListOffsets":
+            for topic in body["topics"]:
+                topic["partitions"][0]["error_code"] = 44
+
+    done = replay(found, OtherCluster(found), flip=flip)
+    different = {n: j for n, j in done.judgements.items() if j.verdict is Verdict.DIFFERENT}
+    assert different
+    outcomes = [Outcome(done.plan.steps[n], judgement=j) for n, j in done.judgements.items()]
+    lines = [each for each in group_differences(outcomes) if not each.rule]
+    line = next(each for each in lines if each.path.endswith("error_code"))
+    assert (line.api_name, line.path) == ("ListOffsets", "topics[].partitions[].error_code")
+    assert (line.captured, line.answered) == ("0", "44")
+    assert line.count >= len(different)
+    assert "POLICY_VIOLATION" in line.note
+    assert {done.plan.steps[n].api_name for n in different} == {"ListOffsets"}
+
+
+def test_what_a_share_session_holds() -> None:
+    """Ranges that touch are one; what is taken out of the middle leaves both ends."""
+    held, log = Held(), ("t", 0)
+    held.add(log, 0, 9)
+    held.add(log, 10, 19)
+    assert held.covers(log, 0, 19)
+    held.remove(log, 5, 14)
+    assert held.covers(log, 0, 4)
+    assert held.covers(log, 15, 19)
+    assert not held.covers(log, 4, 15)
+    assert not held.copy().covers(("t", 1), 0, 0)
+    held.remove(log, 0, 1 << 62)
+    assert not held.covers(log, 0, 0)
+
+
+def test_a_share_session_of_another_broker_has_an_id_of_its_own() -> None:
+    """A uuid as Kafka writes it, the same each time."""
+    found = {stand_in("abcdefghijklmnopqrstuv", (host, 9092)) for host in ("10.0.0.1", "10.0.0.2")}
+    assert len(found) == 2
+    for each in found:
+        assert len(base64.urlsafe_b64decode(each + "==")) == 16
+    assert stand_in("a", ("h", 1)) == stand_in("a", ("h", 1))
+
+
+def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
+    """The target took it, but one of its partitions was not ready."""
+    topic_id = UUID(int=7)
+    asked = {"group_id": "g", "member_id": "m", "share_session_epoch": 3, "max_wait_ms": 5,
+             "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5, "topics": [],
+             "forgotten_topics_data": []}  # fmt: skip
+    leader = {"leader_id": 1, "leader_epoch": 0}
+    part = {"partition_index": 0, "error_code": 0, "current_leader": leader, "records": b"",
+            "acquired_records": []}  # fmt: skip
+    told = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": [part]}]}
+    request = Message(api.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
+    response = Message(api.SHARE_FETCH, 1, "response", {}, told)
+    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
+    translator, (step,) = Translator(plan), plan.steps
+
+    def epoch() -> int:
+        frame = translator.request(step, 0)
+        assert isinstance(frame, bytes)
+        return int(decode_message(frame, side="request").body["share_session_epoch"])
+
+    assert epoch() == 3
+    response.body["responses"][0]["partitions"][0]["error_code"] = 9  # REPLICA_NOT_AVAILABLE
+    assert translator.retry(step, encode_message(response))
+    assert epoch() == 4
+    response.body["error_code"] = 14  # the target did not take it
+    assert translator.retry(step, encode_message(response))
+    assert epoch() == 4

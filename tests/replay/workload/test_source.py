@@ -1,0 +1,279 @@
+"""Workloads from captures, table sets and saved files: the same requests from each."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+import kdissect
+from kdissect.codec.message import Message, encode_message
+from kdissect.codec.record_codec import decode_record_set
+from kdissect.errors import CaptureError
+from kdissect.replay.model import Exchange, SkipCode, Workload
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.workload import messages as api
+from kdissect.replay.workload.messages import request_of, response_of
+from kdissect.replay.workload.redaction import Redaction
+from kdissect.replay.workload.saved_file import save
+from kdissect.replay.workload.source import load_workload
+from tests.replay.other_cluster import everything
+from tests.truth.material import CAPTURES, needs_material
+
+NAMES = ["librdkafka.pcap", "java_0_10_2_2.pcap"]
+
+
+def clients(workload: Workload) -> list[Exchange]:
+    """What a saved file keeps."""
+    return [
+        each
+        for each in workload.exchanges()
+        if not each.internal_reason and each.api_key not in api.TARGET_OWN_APIS
+    ]
+
+
+def test_what_a_capture_tells(captures: Path) -> None:
+    workload = load_workload(str(captures / "librdkafka.pcap"))
+    assert workload.kind == "capture"
+    assert sum(1 for _ in workload.exchanges()) == 319
+    facts = workload.facts
+    assert facts.cluster_ids == ["4L6g3nShT-eMCtK--X86sw"]
+    assert facts.brokers == {1: ("127.0.0.1", 9092)}
+    assert ("127.0.0.1", 9092) in facts.listeners
+    topic = facts.topics["rd-events"]
+    assert (topic.partition_count, topic.is_created) == (3, True)
+    assert facts.topics["__consumer_offsets"].is_internal
+    starts = [each.exchanges[0].request_time_ns for each in workload.connections]
+    assert starts == sorted(starts)
+    for number, connection in enumerate(workload.connections):
+        assert connection.number == number
+        for index, each in enumerate(connection.exchanges):
+            assert (each.connection, each.index) == (number, index)
+            assert each.request_packet > 0
+    ours = [each for each in workload.exchanges() if each.internal_reason]
+    assert {each.api_key for each in ours} >= {62, 63}
+    assert all(each.expects_response or each.response is None for each in workload.exchanges())
+
+
+def test_filters(captures: Path) -> None:
+    path = str(captures / "librdkafka.pcap")
+    whole = load_workload(path)
+    times = sorted(each.request_time_ns for each in whole.exchanges())
+    middle = times[len(times) // 2]
+    early, late = load_workload(path, to_ns=middle), load_workload(path, from_ns=middle)
+    counts = [sum(1 for _ in each.exchanges()) for each in (early, late)]
+    assert sum(counts) == len(times)
+    assert min(counts) > 100
+    assert load_workload(path, hosts=["10.9.9.9"]).notes == ["no Kafka request was found"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_file_is_the_same_workload(captures: Path, tmp_path: Path, name: str) -> None:
+    workload = load_workload(str(captures / name))
+    file = tmp_path / "orders.kreplay"
+    counts = save(workload, str(file), reveal_secrets=True)
+    again = load_workload(str(file))
+    assert again.kind == "saved"
+    before, after = clients(workload), clients(again)
+    assert counts["exchanges"] == len(before) == len(after)
+    assert counts["left_out"] == sum(1 for _ in workload.exchanges()) - len(before)
+    order = {each.exchange_id: each for each in after}
+    for each in before:
+        other = order[each.exchange_id]
+        for field in ("request", "response", "api_key", "api_version", "client_id",
+                      "request_time_ns", "response_end_time_ns", "expects_response",
+                      "request_packet", "correlation_id", "response_missing"):  # fmt: skip
+            assert getattr(each, field) == getattr(other, field), field
+    assert workload.facts.topics.keys() >= again.facts.topics.keys()
+    save(again, str(tmp_path / "twice.kreplay"), reveal_secrets=True)
+    lines, twice = (
+        gzip.decompress((tmp_path / each).read_bytes()).splitlines()[1:]
+        for each in ("orders.kreplay", "twice.kreplay")
+    )
+    assert lines == twice
+    first, second = (make_plan(each, everything()) for each in (workload, again))
+    planned = [
+        [step.exchange.exchange_id for step in plan.steps if step.skipped is None]
+        for plan in (first, second)
+    ]
+    assert planned[0] == planned[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"kdissect": "replay", "format_version": 9}', "format_version 9"),
+        ('{"kdissect": "replay", "format_version": 1}\n{"id": "1"}', ":2: no saved replay"),
+        ('{"kdissect": "replay", "format_version": 1}\n[', ":2: no saved replay"),
+        ('{"kdissect": "replay"', ":1: no saved replay"),
+    ],
+)
+def test_a_damaged_saved_file_names_the_line(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text)
+    with pytest.raises(CaptureError, match=says):
+        load_workload(str(file))
+
+
+def test_a_cut_saved_file_is_refused(captures: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cut.kreplay"
+    save(load_workload(str(captures / "librdkafka.pcap")), str(file))
+    file.write_bytes(file.read_bytes()[:-900])
+    with pytest.raises(CaptureError, match=r"cut\.kreplay"):
+        load_workload(str(file))
+
+
+@pytest.mark.parametrize("payload", ["keys", "hash", "none"])
+def test_payload_is_hidden_in_requests_and_responses(
+    captures: Path, tmp_path: Path, payload: str
+) -> None:
+    workload = load_workload(str(captures / "librdkafka.pcap"))
+    file = tmp_path / "hidden.jsonl"
+    save(workload, str(file), payload=payload)
+    again = load_workload(str(file))
+    assert any(payload in note for note in again.notes)
+    plain = {each.exchange_id: each for each in clients(workload)}
+    produced = 0
+    for each in clients(again):
+        if each.api_key != api.PRODUCE_API:
+            continue
+        request, before = request_of(each), request_of(plain[each.exchange_id])
+        assert request is not None
+        assert before is not None
+        for topic, old_topic in zip(
+            request.body["topic_data"], before.body["topic_data"], strict=True
+        ):
+            for new, old in zip(topic["partition_data"], old_topic["partition_data"], strict=True):
+                found, was = (decode_record_set(one["records"]) for one in (new, old))
+                assert not found.faults
+                assert len(found.records) == len(was.records)
+                for record, original in zip(found.records, was.records, strict=True):
+                    produced += 1
+                    if payload == "hash":
+                        assert record["value"] is None or len(record["value"]) == 16
+                        assert (record["value"] is None) == (original["value"] is None)
+                    else:
+                        assert record["value"] is None
+                    if payload == "keys":
+                        assert record["key"] == original["key"]
+    assert produced > 500
+    shown = b"".join(
+        frame
+        for each in clients(again)
+        for frame in (each.request, each.response)
+        if frame is not None and each.api_key in (api.PRODUCE_API, api.FETCH)
+    )
+    assert b'"codec": "none"' not in shown
+
+
+def scram_request() -> Exchange:
+    body = {"deletions": [], "upsertions": [{"name": "u", "mechanism": 1, "iterations": 4096,
+            "salt": b"salt", "salted_password": b"s3cret"}]}  # fmt: skip
+    request = Message(api.ALTER_USER_SCRAM_CREDENTIALS, 0, "request", {"client_id": "c"}, body)
+    return Exchange(1, 0, 0, 51, 0, 1, "c", encode_message(request), None, 5, 5)
+
+
+def test_secrets_are_left_out_unless_asked_for() -> None:
+    exchange = scram_request()
+    hidden = Redaction().apply(exchange)
+    assert hidden.request is None
+    assert hidden.request_missing == "it holds secrets, which are redacted"
+    assert exchange.request is not None
+    assert Redaction(reveal_secrets=True).apply(exchange) is exchange
+
+
+def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
+    config = {"name": "ssl.keystore.password", "value": "s3cret", "is_sensitive": True,
+              "config_type": 1, "read_only": False}  # fmt: skip
+    plain = {"name": "retention.ms", "value": "5", "is_sensitive": False, "config_type": 1,
+             "read_only": False}  # fmt: skip
+    result = {"error_code": 0, "resource_type": 2, "resource_name": "t", "configs": [config, plain]}
+    response = Message(api.DESCRIBE_CONFIGS, 4, "response", {}, {"results": [result]})
+    asked = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
+    request = Message(api.DESCRIBE_CONFIGS, 4, "request", {"client_id": "c"}, asked)
+    exchange = Exchange(1, 0, 0, 32, 4, 1, "c", encode_message(request),
+                        encode_message(response), 5, 5, 6, 6)  # fmt: skip
+    hidden = Redaction().apply(exchange)
+    assert hidden.request == exchange.request
+    shown = response_of(hidden)
+    assert shown is not None
+    values = [each["value"] for each in shown.body["results"][0]["configs"]]
+    assert values == ["[redacted]", "5"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_set_gives_the_captured_requests(captures: Path, tmp_path: Path, name: str) -> None:
+    """Frames rebuilt from tables decode to the captured messages; records are the same."""
+    tables = kdissect.read(captures / name, reveal_secrets=True)
+    tables.write(tmp_path / "set")
+    check_rebuilt(load_workload(str(captures / name)), load_workload(str(tmp_path / "set")))
+
+
+@needs_material
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "name", ["java_latest/java_latest", "admin/admin", "share_streams/streams", "cluster/cluster",
+             "transactions/transactions", "zookeeper/zk_1_1_1"],
+)  # fmt: skip
+def test_table_sets_of_many_apis(tmp_path: Path, name: str) -> None:
+    path = CAPTURES / f"{name}.pcap"
+    kdissect.read(path, reveal_secrets=True).write(tmp_path / "set")
+    check_rebuilt(load_workload(str(path)), load_workload(str(tmp_path / "set")))
+
+
+def check_rebuilt(captured: Workload, rebuilt: Workload) -> None:
+    assert rebuilt.kind == "tables"
+    wanted = {each.exchange_id: each for each in captured.exchanges()}
+    assert {each.exchange_id for each in rebuilt.exchanges()} == set(wanted)
+    checked = 0
+    for each in rebuilt.exchanges():
+        original = wanted[each.exchange_id]
+        assert each.expects_response == original.expects_response
+        assert each.internal_reason == original.internal_reason
+        for side, read in (("request", request_of), ("response", response_of)):
+            before, after = read(original), read(each)
+            if before is None:
+                continue
+            assert after is not None, (each.api_key, getattr(each, f"{side}_missing"))
+            checked += 1
+            pairs = list(zip(_records(before), _records(after), strict=True))
+            assert before.body == after.body, each.api_key
+            for old, new in pairs:
+                was, now = decode_record_set(old), decode_record_set(new)
+                assert not now.faults
+                kept = [batch for batch in was.batches if not batch["is_partial"]]
+                assert len(now.batches) == len(kept)
+                assert now.records == was.records
+    assert checked > 250
+
+
+def _records(message: Message) -> list[bytes]:
+    """Takes record data out of a body, because its compressed form may be another."""
+    taken = []
+    for topic in message.body.get("topic_data") or message.body.get("responses") or []:
+        for partition in topic.get("partition_data") or topic.get("partitions") or []:
+            if "records" in partition:
+                taken.append(partition["records"] or b"")
+                partition["records"] = None
+    return taken
+
+
+def test_a_table_set_without_payload_says_what_it_lacks(captures: Path, tmp_path: Path) -> None:
+    kdissect.read(captures / "librdkafka.pcap", payload="keys").write(tmp_path / "set")
+    workload = load_workload(str(tmp_path / "set"))
+    assert len(workload.notes) == 2
+    plan = make_plan(workload, everything())
+    produces = [each for each in plan.steps if each.api_name == "Produce"]
+    assert produces
+    for step in produces:
+        assert step.skipped is not None
+        assert step.skipped.code is SkipCode.NOT_CAPTURED
+        assert "--payload full" in step.skipped.reason
+
+
+def test_one_table_set_or_saved_file_at_a_time(captures: Path, tmp_path: Path) -> None:
+    kdissect.read(captures / "librdkafka.pcap").write(tmp_path / "set")
+    with pytest.raises(CaptureError, match="alone"):
+        load_workload([str(tmp_path / "set"), str(captures / "librdkafka.pcap")])
+    manifest = json.loads((tmp_path / "set" / "_kdissect.json").read_text())
+    assert manifest["options"]["reveal_secrets"] is False

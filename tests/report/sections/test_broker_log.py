@@ -1,0 +1,137 @@
+"""The capture's times beside the broker's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kdissect
+from kdissect.errors import CaptureError
+from kdissect.report import exchange_facts
+from kdissect.report.database import Database
+from kdissect.report.sections import broker_log
+from tests.report.made import exchange, tables
+
+CORRELATION_MIN = 0.95
+_OFTEN = [
+    *("java_latest/java_latest", "other_clients/librdkafka", "other_clients/sarama"),
+    *("old_clients/java_0_10_2_2", "shapes/any_sll2", "tls/tls12", "transactions/transactions"),
+]
+_REST = [
+    *("admin/admin", "cluster/cluster", "odd/odd_conversations", "old_clients/java_0_8_2_2"),
+    *("old_clients/java_2_0_1", "other_clients/kafka_python", "perf/perf_small"),
+    *("perf/perf_tshark", "sasl/sasl", "sasl/sasl_handshake_v0", "shapes/ipv6"),
+    *("share_streams/share", "share_streams/streams", "tls/tls13"),
+    *("version_sweep/sweep_4_3_1", "zookeeper/zk_1_1_1", "zookeeper/zk_3_9_1_ibp_2_4"),
+]
+
+
+@pytest.mark.parametrize(
+    "name", [*_OFTEN, *(pytest.param(name, marks=pytest.mark.heavy) for name in _REST)]
+)
+def test_latency_agrees_with_the_brokers_times(name: str, shared_capture: Any) -> None:
+    """Ranks agree over what is slower than 20 ms, in each capture that has a log.
+
+    What has to agree is the latency without the time behind earlier requests of the connection:
+    the broker reads a request, and starts its clock, only when it has answered the one before.
+    """
+    capture = shared_capture(f"{name}.pcap")
+    log = capture.with_name(f"{capture.stem}.requests.jsonl.gz")
+    keys = capture.with_suffix(".keylog")
+    made = kdissect.read(capture, keylog=[keys] if keys.exists() else [])
+    with Database(made) as database:
+        exchange_facts.prepare(database)
+        found = broker_log.collect(database, [str(log)])
+    assert found is not None
+    spread = found["difference_ms"]
+    print(
+        f"{capture.stem}: {found['matched']} of {found['logged']} logged requests matched, "
+        f"{found['slow_count']} slower than 20 ms, rank correlation "
+        f"{found['rank_correlation_slow']:.4f} (latency_ms itself "
+        f"{found['rank_correlation_slow_latency']:.4f}), difference p1 {spread['p1']:.2f}, "
+        f"p50 {spread['p50']:.3f}, p99 {spread['p99']:.2f} ms"
+    )
+    assert found["matched"] >= 0.85 * found["logged"]
+    assert found["rank_correlation_slow"] >= CORRELATION_MIN
+    assert abs(spread["p50"]) < 0.5
+    assert (
+        sum(found["histogram"]["counts"])
+        + found["histogram"]["below"]
+        + (found["histogram"]["above"])
+        == found["matched"]
+    )
+
+
+def test_kafkas_own_log_lines_are_read(tmp_path: Path) -> None:
+    """The layout of kafka.network.RequestChannel's lines since KIP-673, plain and compressed."""
+    said = {
+        "isForwarded": False,
+        "requestHeader": {
+            "requestApiKey": 3,
+            "requestApiVersion": 12,
+            "correlationId": 1,
+            "clientId": "app",
+            "requestApiKeyName": "METADATA",
+        },
+        "request": {},
+        "response": {},
+        "connection": "10.0.0.9:9092-10.0.0.1:50000-0",
+        "totalTimeMs": 2.5,
+    }
+    newer = {**said, "connection": "[::1]:9092-[::ffff:10.0.0.1]:50000-0-12"}
+    forwarded = {**said, "isForwarded": True}
+    lines = [
+        "starting",
+        "{broken",
+        *(
+            f"[t] DEBUG Completed request:{json.dumps(each)} (x)"[:-4]
+            for each in (said, newer, forwarded)
+        ),
+    ]
+    text = "\n".join(lines) + "\n"
+    plain, packed = tmp_path / "request.log", tmp_path / "request.log.gz"
+    plain.write_text(text)
+    packed.write_bytes(gzip.compress(text.encode()))
+    expected = [("10.0.0.1", 50000, 1, 3, 2.5)] * 2
+    assert list(broker_log.read_log(str(plain))) == expected
+    assert list(broker_log.read_log(str(packed))) == expected
+
+
+def test_a_correlation_id_that_comes_again_is_matched_in_order(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    entry = {"client": ["10.0.0.1", 50000], "correlation_id": 1, "api_key": 3}
+    log.write_text("".join(json.dumps({**entry, "total_time_ms": t}) + "\n" for t in (1.5, 30)))
+    made = tables(
+        exchanges=[
+            exchange(1, correlation_id=1, latency_us=1600),
+            exchange(2, correlation_id=1, at_us=5000, latency_us=31_000),
+        ]
+    )
+    with Database(made) as database:
+        exchange_facts.prepare(database)
+        found = broker_log.collect(database, [str(log)])
+        rows = database.rows("FROM broker_times ORDER BY latency_ms")
+    assert found is not None
+    assert (found["matched"], found["slow_count"]) == (2, 1)
+    assert [row["total_time_ms"] for row in rows] == [1.5, 30]
+
+
+@pytest.mark.parametrize("text", ["", "nothing of it\n", '{"a": 1}\n', '["x"]\n'])
+def test_a_file_that_is_no_log_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.log"
+    path.write_text(text)
+    with pytest.raises(CaptureError, match="no line of a request log"):
+        list(broker_log.read_log(str(path)))
+
+
+def test_ranks_of_equals_are_their_mean() -> None:
+    a = np.array([1.0, 2.0, 2.0, 3.0, 10.0])
+    assert broker_log.rank_correlation(a, a * 7) == pytest.approx(1)
+    assert broker_log.rank_correlation(a, -a) == pytest.approx(-1)
+    assert broker_log.rank_correlation(a, np.ones(5)) is None
+    assert broker_log.rank_correlation(a[:2], a[:2]) is None

@@ -1,0 +1,47 @@
+"""The type of groups of which only refused commits were captured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kdissect.stories.events import GROUP_STEPS, NO_TIME
+from kdissect.stories.group_messages import CONSUMER_HEARTBEAT, OFFSET_COMMIT
+from kdissect.stories.groups import group_events_table
+
+STALE_MEMBER_EPOCH, ILLEGAL_GENERATION = 113, 22
+
+
+def _event(api_key: int, error_code: int, member: str, **data: Any) -> dict[str, Any]:
+    return dict.fromkeys(GROUP_STEPS.names) | {
+        "group_id": "g",
+        "api_key": api_key,
+        "time_ns": 0,
+        "end_ns": NO_TIME,
+        "exchange_id": 1,
+        "member_id": member,
+        "error_code": error_code,
+        "data": json.dumps(data),
+    }
+
+
+def _types(*events: dict[str, Any]) -> list[str]:
+    table = group_events_table(pa.Table.from_pylist(list(events), schema=GROUP_STEPS))
+    kept = [row for row in table.to_pylist() if row["event"] == "commit_error"]
+    return [row["group_type"] for row in kept]
+
+
+@pytest.mark.parametrize(
+    ("error_code", "expected"), [(STALE_MEMBER_EPOCH, "consumer"), (ILLEGAL_GENERATION, "classic")]
+)
+def test_commits_alone(error_code: int, expected: str) -> None:
+    """Epochs are of the consumer protocol (KIP-848); generations tell nothing new."""
+    assert _types(_event(OFFSET_COMMIT, error_code, "m", refused="")) == [expected]
+
+
+def test_what_others_of_the_group_are() -> None:
+    heartbeat = _event(CONSUMER_HEARTBEAT, 0, "n", epoch=5)
+    assert _types(_event(OFFSET_COMMIT, 22, "m", refused=""), heartbeat) == ["consumer"]

@@ -1,0 +1,50 @@
+"""Events moved by key: the same stories however many keys, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import kdissect
+from kdissect.pipeline import run_plan
+from kdissect.stories import events
+from kdissect.stories.events import Collector, story, unpack
+from tests.truth.material import Capture, needs_material
+from tests.truth.rows import set_differences
+
+
+@needs_material
+@pytest.mark.parametrize("name", ["transactions/transactions", "share_streams/streams"])
+def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = Capture(name)
+    monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 100_000)
+    monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 70_000)
+    monkeypatch.setattr(events, "ROW_BYTES_MAX", 3_000)
+    many = kdissect.read(str(capture.path), reveal_secrets=True)
+    assert not set_differences(capture.tables, many)
+
+
+@pytest.mark.parametrize("key_count", [1, 2, 17, 4096])
+def test_packing(key_count: int) -> None:
+    """Each row comes out once, and all rows of a group or a producer have one key."""
+    collector = Collector(key_count)
+    numbers = np.arange(500)
+    for part in np.array_split(numbers, 7):
+        groups = [f"group {n % 23}" for n in part]
+        collector.add("groups", story("groups", group_id=pa.array(groups), pos=pa.array(part)))
+        ids = pa.array(part % 31 - 1)
+        collector.add("producers", story("producers", producer_id=ids, pos=pa.array(part)))
+    seen: dict[str, list[int]] = {"groups": [], "producers": []}
+    key_of: dict[object, int] = {}
+    orders = set()
+    for packed in collector.packed():
+        assert 0 <= packed.key < key_count
+        assert packed.number not in orders
+        orders.add(packed.number)
+        for name, column in (("groups", "group_id"), ("producers", "producer_id")):
+            for row in unpack([packed.data])[name].to_pylist():
+                seen[name].append(row["pos"])
+                assert key_of.setdefault(row[column], packed.key) == packed.key
+    assert sorted(seen["groups"]) == sorted(seen["producers"]) == numbers.tolist()
+    assert not list(collector.packed())

@@ -1,0 +1,169 @@
+"""Gaps and repeats of sequences, against a definition that walks batch by batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdissect.stories.events import NO_TIME, PRODUCER_STEPS, Step
+from kdissect.stories.sequences import WRAP, sequence_anomalies
+from kdissect.stories.transactions import in_order
+
+NO_ANSWER = None
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    empty = dict.fromkeys(PRODUCER_STEPS.names)
+    full = [
+        {
+            **empty,
+            "producer_id": 7,
+            "producer_epoch": 0,
+            "step": int(Step.PRODUCE),
+            "time_ns": number * 1000,
+            "end_ns": NO_TIME,
+            "connection_id": 1,
+            "pos": number,
+            "order": 0,
+            "exchange_id": number + 1,
+            "topic": "orders",
+            "partition": 0,
+            "error_code": 0,
+            "flag": False,
+            **row,
+        }
+        for number, row in enumerate(rows)
+    ]
+    return in_order(pa.Table.from_pylist(full, schema=PRODUCER_STEPS))
+
+
+def batch(base: int, count: int, error: int | None = 0, **more: Any) -> dict[str, Any]:
+    return {"base_sequence": base, "sequence_count": count, "error_code": error, **more}
+
+
+def found(rows: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
+    """(kind, exchange id) of all anomalies; the exchange id is the number of the row, from 1."""
+    told = sequence_anomalies(table(rows)).to_pylist()
+    return [(row["kind"].upper(), row["exchange_id"]) for row in told]
+
+
+def test_an_unbroken_run_is_silent() -> None:
+    assert found([batch(0, 5), batch(5, 1), batch(6, 100)]) == []
+
+
+def test_a_capture_may_start_in_the_middle() -> None:
+    assert found([batch(400, 5), batch(405, 5)]) == []
+
+
+def test_a_hole() -> None:
+    assert found([batch(0, 5), batch(9, 1), batch(10, 2)]) == [("SEQUENCE_GAP", 2)]
+    (row,) = sequence_anomalies(table([batch(0, 5), batch(9, 1)])).to_pylist()
+    said = "producer 7 epoch 0, orders-0: 4 sequence numbers before 9 are in no batch"
+    assert row["detail"] == said
+
+
+def test_a_retry_fills_the_hole() -> None:
+    assert found([batch(0, 5), batch(10, 5), batch(5, 5)]) == []
+
+
+def test_refused_batches_cover_and_are_not_repeated() -> None:
+    """NOT_LEADER_OR_FOLLOWER, then OUT_OF_ORDER_SEQUENCE_NUMBER of what was on its way: all sent
+    again, on another connection."""
+    lost = [batch(0, 5, 6), batch(5, 5, 45), batch(10, 5, 45)]
+    again = [batch(base, 5, connection_id=2) for base in (0, 5, 10)]
+    assert found([*lost, *again, batch(15, 1)]) == []
+
+
+def test_repeats() -> None:
+    assert found([batch(0, 5), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
+    assert found([batch(0, 5), batch(5, 5, 46)]) == [("SEQUENCE_DUPLICATE", 2)]
+    assert found([batch(0, 5, NO_ANSWER), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
+    (row,) = sequence_anomalies(table([batch(0, 5, NO_ANSWER), batch(0, 5)])).to_pylist()
+    assert "the first copy was not answered" in row["detail"]
+
+
+def test_the_end_of_the_numbers() -> None:
+    last = WRAP - 3
+    assert found([batch(last, 3), batch(0, 4), batch(4, 1)]) == []
+    assert found([batch(last, 5), batch(2, 4)]) == []
+    assert found([batch(last, 2), batch(0, 4)]) == [("SEQUENCE_GAP", 2)]
+
+
+def test_epochs_partitions_and_producers_are_apart() -> None:
+    one = [batch(0, 5), batch(3, 5, producer_epoch=1), batch(0, 5, partition=1)]
+    assert found([*one, batch(100, 5, topic="other"), batch(70, 1, producer_id=8)]) == []
+
+
+def test_an_id_given_again_starts_anew() -> None:
+    """Two captures of two clusters, read together."""
+    init = {"step": int(Step.INIT), "topic": None, "partition": None}
+    assert found([init, batch(0, 5), batch(5, 5), init, batch(0, 5), batch(5, 5)]) == []
+
+
+def test_old_clients_start_over_after_unknown_producer_id() -> None:
+    assert found([batch(0, 5), batch(5, 5, 59), batch(0, 5), batch(5, 5)]) == []
+
+
+def test_segments_with_several_requests_keep_their_order() -> None:
+    same = {"time_ns": 5}
+    rows = [batch(0, 5, pos=10, **same), batch(5, 5, pos=90, **same), batch(10, 5, pos=200, **same)]
+    assert found(list(reversed(rows))) == []
+
+
+def plain(rows: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    """The definition, for runs that do not wrap: per partition, what is not covered and what was
+    sent before."""
+    gaps, repeats = set(), set()
+    by_partition: dict[int, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    for number, row in enumerate(rows, start=1):
+        by_partition[row["partition"]].append((number, row))
+    for some in by_partition.values():
+        covered = {n for _, row in some for n in range(_base(row), _base(row) + _count(row))}
+        seen: dict[int, bool] = {}
+        lowest = min(_base(row) for _, row in some)
+        for number, row in some:
+            base = _base(row)
+            refused = row["error_code"] not in (0, None, 46)
+            if seen.get(base) or row["error_code"] == 46:
+                repeats.add(("SEQUENCE_DUPLICATE", number))
+            seen[base] = seen.get(base, False) or not refused
+            first = not any(_base(other) == base for n, other in some if n < number)
+            if base > lowest and base - 1 not in covered and first:
+                gaps.add(("SEQUENCE_GAP", number))
+    return gaps | repeats
+
+
+def _base(row: dict[str, Any]) -> int:
+    return int(row["base_sequence"])
+
+
+def _count(row: dict[str, Any]) -> int:
+    return int(row["sequence_count"])
+
+
+_batches = st.lists(
+    st.builds(
+        batch,
+        st.integers(0, 40),
+        st.integers(1, 9),
+        st.sampled_from([0, 0, 0, None, 6, 45, 46]),
+        partition=st.integers(0, 2),
+    ),
+    max_size=25,
+)
+
+
+@given(_batches)
+def test_agrees_with_the_definition(rows: list[dict[str, Any]]) -> None:
+    assert {kind_id for kind_id in found(rows) if kind_id[1] is not None} == plain(rows)
+
+
+@pytest.mark.parametrize("count", [-5, 0, 2**62])
+def test_absurd_counts_do_no_harm(count: int) -> None:
+    """The reader of messages keeps counts within 1 to 2^31-1; nothing overflows all the same."""
+    found([batch(0, max(1, min(count, 2**31 - 1))), batch(2**31 - 1, 1)])

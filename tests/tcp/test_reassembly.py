@@ -1,0 +1,249 @@
+"""The reassembly kernels against their plain definition, and against time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdissect.capture.segments import (
+    ACK,
+    ENDPOINTS,
+    FIN,
+    FRAGMENT_PART,
+    NO_HEADER,
+    PSH,
+    RST,
+    SEGMENT,
+    SYN,
+    SegmentBatch,
+)
+from kdissect.tcp import columns as c
+from kdissect.tcp import overlaps
+from kdissect.tcp import reassembly as r
+from kdissect.tcp import reassembly_reference as plain
+from tests.kafka.plain_reader import Memory
+
+WINDOW_NS = 10_000_000
+FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
+
+
+def batch_of(segments: list[plain.Segment]) -> tuple[SegmentBatch, Memory]:
+    rows = np.zeros(len(segments), SEGMENT)
+    data = b"\0"
+    for number, segment in enumerate(segments):
+        for name in FIELDS:
+            rows[name][number] = getattr(segment, name)
+        rows["captured"][number], rows["pos"][number] = len(segment.payload), len(data)
+        rows["packet"][number] = number + 1
+        data += segment.payload
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
+
+
+def kernel(segments: list[plain.Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
+    """The kernels' result in the words of the definition."""
+    batch, memory = batch_of(segments)
+    streams = r.reassemble([batch], memory, WINDOW_NS)
+    sides = streams.sides.reshape(-1, c.SIDE_WIDTH)
+    conflicts = streams.conflicts.reshape(-1, c.CONFLICT_WIDTH)
+    found = []
+    for number, side in enumerate(sides):
+        owner: dict[int, int] = {}
+        last = 0
+        for piece in range(side[c.PIECE_START], side[c.PIECE_STOP]):
+            pos, row = int(streams.pieces.pos[piece]), int(streams.pieces.segment[piece])
+            assert pos >= last
+            last = pos + int(streams.pieces.length[piece])
+            for at in range(pos, last):
+                owner[at] = row
+                place = int(streams.pieces.file_pos[piece]) + at - pos
+                assert batch.segments["pos"][row] <= place
+        told = {int(one[1]): (int(one[2]), int(one[3])) for one in conflicts if one[0] == number}
+        assert side[c.BYTE_COUNT] == len(owner)
+        end = int(side[c.END])
+        holes = [at for at in range(min(end, 4000)) if at not in owner]
+        if end < 4000:
+            runs = sum(1 for at in holes if at - 1 not in set(holes))
+            assert side[c.GAP_COUNT] == runs
+        found.append(
+            plain.Stream(
+                owner, told, end, int(side[c.SEGMENT_COUNT]), int(side[c.DUPLICATE_COUNT]),
+                int(side[c.RETRANSMITTED_COUNT]), int(side[c.OUT_OF_ORDER_COUNT]),
+            )
+        )  # fmt: skip
+    pairs = [(found[2 * at], found[2 * at + 1]) for at in range(len(found) // 2)]
+    return [int(one) for one in streams.connection], pairs
+
+
+flags = st.sampled_from(
+    (ACK, ACK, ACK | PSH, ACK | PSH, ACK | PSH, ACK | FIN, RST, RST | ACK, SYN, SYN | ACK, 0)
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[plain.Segment]:
+    """Segments around two streams near the wrap, or anywhere; some of them twice."""
+    isn = [draw(st.sampled_from((0, 100, 2**31, 2**32 - 20))) for _ in range(2)]
+    made: list[plain.Segment] = []
+    clock = 0
+    for number in range(draw(st.integers(0, 16))):
+        clock += draw(st.sampled_from((0, 1000, 6_000_000, 20_000_000)))
+        if made and draw(st.integers(0, 5)) == 0:
+            old = draw(st.sampled_from(made))
+            made.append(replace(old, time_ns=clock))
+            continue
+        side = draw(st.integers(0, 1))
+        jump = draw(st.sampled_from((0,) * 12 + (2**23, 2**26, 2**31 - 7, 2**32 - 2**29)))
+        length = draw(st.sampled_from((0, 0, 1, 1, 2, 5, 9)))
+        payload = bytes(draw(st.integers(65, 67)) for _ in range(length))
+        cut = draw(st.sampled_from((length,) * 5 + (length // 2,)))
+        part = draw(st.sampled_from((0,) * 12 + (FRAGMENT_PART, FRAGMENT_PART, NO_HEADER)))
+        if part == NO_HEADER:  # as the scan makes it
+            made.append(plain.Segment(clock, side, 0, 0, 0, number % 7 + part, 0, 0, b""))
+            continue
+        made.append(
+            plain.Segment(
+                clock, side, draw(flags), (isn[side] + draw(st.integers(0, 30)) + jump) % 2**32,
+                (isn[1 - side] + draw(st.integers(0, 34))) % 2**32, number % 7 + part, 0, length,
+                payload[:cut],
+            )
+        )  # fmt: skip
+    return made
+
+
+@settings(max_examples=500, deadline=None)
+@given(conversations())
+def test_kernels_and_definition_agree(segments: list[plain.Segment]) -> None:
+    """Loss, reordering, duplicates, overlaps, wraps, new connections, cut packets."""
+    assert kernel(segments) == plain.reassemble(segments, WINDOW_NS)
+
+
+def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[SegmentBatch, Memory]:
+    rows = np.zeros(len(seq), SEGMENT)
+    rows["seq"] = seq
+    rows["flags"] = ACK
+    rows["length"] = rows["captured"] = length
+    rows["packet"] = np.arange(len(seq)) + 1
+    rows["ip_id"] = rows["packet"] & 0xFFFF
+    rows["time_ns"] = rows["packet"] * 1000
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
+
+
+def test_a_million_gaps_and_interleaved_retransmissions_take_linear_time() -> None:
+    batch, memory = synthetic(np.arange(1_000_000, dtype=np.int64) * 20, 10)
+    warm, little = synthetic(np.array([9, 5, 7]), 4)
+    r.reassemble([warm], little, WINDOW_NS)
+    began = time.perf_counter()
+    streams = r.reassemble([batch], memory, WINDOW_NS)
+    assert streams.sides.reshape(-1, c.SIDE_WIDTH)[0, c.GAP_COUNT] == 999_999
+    # Every second segment repeats one from far behind; then all of it lies under one large one.
+    seq = np.empty(200_000, np.int64)
+    seq[0::2] = 1_000_000 + np.arange(100_000) * 10
+    seq[1::2] = 1_000_000 + (np.arange(100_000) * 7919 % 100_000) * 10
+    batch, memory = synthetic(seq, 10)
+    streams = r.reassemble([batch], memory, WINDOW_NS)
+    side = streams.sides.reshape(-1, c.SIDE_WIDTH)[0]
+    assert side[c.BYTE_COUNT] == 1_000_000
+    assert side[c.RETRANSMITTED_COUNT] + side[c.OUT_OF_ORDER_COUNT] > 90_000
+    assert time.perf_counter() - began < 5
+
+
+def test_across_captures_the_running_time_orders() -> None:
+    """Two captures of one connection: a clock that steps back does not break its packets' order."""
+    rows = np.zeros(5, SEGMENT)
+    rows["source"] = (1, 1, 0, 0, 0)
+    rows["packet"] = (1, 2, 1, 2, 3)
+    rows["time_ns"] = (50, 60, 10, 5, 55)
+    segments, _ = r.ordered([SegmentBatch(np.zeros(1, ENDPOINTS), rows)])
+    assert [(int(s["source"]), int(s["packet"])) for s in segments] == [
+        (0, 1), (0, 2), (1, 1), (0, 3), (1, 2),
+    ]  # fmt: skip
+
+
+def test_streams_cut_into_runs_have_the_pieces_of_the_whole() -> None:
+    """More segments than a run of blocks has, moved about and repeated: as bytes are painted."""
+    count, size = 5 * overlaps.BLOCK // 2, 10
+    rng = np.random.default_rng(3)
+    place = np.arange(count) * size
+    near = np.argsort(np.arange(count) + rng.integers(0, 40, count), kind="stable")
+    place = place[near]
+    again = rng.random(count) < 0.02
+    place[again] -= size * rng.integers(0, 2 * overlaps.BLOCK, int(again.sum())) // 3
+    lost = rng.random(count) < 0.01
+    place[lost] += 3
+    place = np.maximum(place, 0)
+    rows = np.zeros(count + 1, SEGMENT)
+    rows["flags"] = ACK
+    rows["flags"][0] = SYN
+    rows["seq"][1:] = 1 + place
+    rows["captured"][1:] = rows["length"][1:] = size
+    rows["ip_id"] = rows["packet"] = np.arange(count + 1)
+    rows["time_ns"] = np.arange(count + 1) * 1000
+    rows["pos"][1:] = np.arange(count) * size
+    batch = SegmentBatch(np.zeros(1, ENDPOINTS), rows)
+    memory = Memory(rng.bytes(count * size))
+    streams = r.reassemble([batch], memory, 0)
+    painted = np.full(place.max() + size, -1)
+    for row in range(count - 1, -1, -1):
+        painted[place[row] : place[row] + size] = row + 1
+    pieces = streams.pieces
+    found = np.full(len(painted), -1)
+    for pos, length, row in zip(
+        *(a.tolist() for a in (pieces.pos, pieces.length, pieces.segment)), strict=True
+    ):
+        assert (found[pos : pos + length] == -1).all()
+        found[pos : pos + length] = row
+    assert found.tolist() == painted.tolist()
+    side = streams.sides.reshape(-1, c.SIDE_WIDTH)[0]
+    won = np.bincount(painted[painted > 0], minlength=count + 1)[1:]
+    highest = np.maximum.accumulate(np.append(0, place + size))[:-1]
+    assert side[c.RETRANSMITTED_COUNT] == (won < size).sum()
+    assert side[c.OUT_OF_ORDER_COUNT] == ((won == size) & (place < highest)).sum()
+    assert side[c.BYTE_COUNT] == (painted > 0).sum()
+
+
+segment_keys = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 9)), max_size=60
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(segment_keys, st.booleans())
+def test_order_of_segments(keys: list[tuple[int, int, int]], is_shuffled: bool) -> None:
+    """By (pair, time, source, packet), a time that goes back in a source counting as the last."""
+    rows = np.zeros(len(keys), SEGMENT)
+    if not is_shuffled:
+        keys = sorted(keys, key=lambda key: key[1])
+    for number, (pair, source, when) in enumerate(keys):
+        rows[number]["endpoints"], rows[number]["source"] = pair, source
+        rows[number]["time_ns"], rows[number]["packet"] = when, number + 1
+    if is_shuffled:
+        rows["packet"] = rows["packet"][::-1].copy()
+    order, start = r.ordered([SegmentBatch(np.zeros(3, ENDPOINTS), rows)])
+    last: dict[tuple[int, int], int] = {}
+    expected = []
+    for row in sorted(rows.tolist(), key=lambda row: (row[7], row[8], row[2])):
+        pair, source = row[8], row[7]
+        last[pair, source] = max(last.get((pair, source), 0), row[0])
+        expected.append((pair, last[pair, source], source, row[2]))
+    if len(set(rows["source"].tolist())) > 1:
+        expected.sort()
+    assert order["packet"].tolist() == [row[3] for row in sorted(expected, key=lambda row: row[0])]
+    assert start.tolist() == [0, *np.cumsum(np.bincount(rows["endpoints"], minlength=3)).tolist()]
+
+
+def test_a_table_of_duplicates_that_begins_anew() -> None:
+    """Copies are found in pairs with more packets than the table takes."""
+    count = 3 * r.COPIES_MAX // 2
+    rows = np.zeros(2 * count, SEGMENT)
+    rows["flags"] = ACK
+    rows["ack"] = np.repeat(np.arange(count), 2)
+    rows["ip_id"] = rows["ack"] & 0xFFFF
+    rows["packet"] = np.arange(2 * count)
+    rows["time_ns"] = np.arange(2 * count) * 1000
+    streams = r.reassemble([SegmentBatch(np.zeros(1, ENDPOINTS), rows)], Memory(b"1"), WINDOW_NS)
+    assert (streams.mark == np.tile([0, c.DUPLICATE], count)).all()

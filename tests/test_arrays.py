@@ -1,0 +1,70 @@
+"""Rows of structured arrays, and numbers of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdissect.arrays import by_value, distinct, in_order_of_time, is_any_of, renumbered, take
+
+
+@given(st.lists(st.integers(0, 40), min_size=1), st.integers(41, 400))
+def test_renumbered_is_unique(numbers: list[int], count: int) -> None:
+    """Where few of the numbers are used, and where many are."""
+    array = np.array(numbers, np.uint32)
+    used, index = renumbered(array, count)
+    expected, inverse = np.unique(array, return_inverse=True)
+    assert used.tolist() == expected.tolist()
+    assert index.tolist() == inverse.tolist()
+
+
+@given(st.lists(st.integers(-(2**15), 2**15 - 1)))
+def test_distinct_is_unique(values: list[int]) -> None:
+    """Whether they are near each other or not."""
+    array = np.array(values, np.int16)
+    expected, inverse = np.unique(array, return_inverse=True)
+    found, index = distinct(array)
+    assert found.tolist() == expected.tolist()
+    assert index.tolist() == inverse.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9))))
+def test_order_of_time_is_that_of_ids_too(rows: list[tuple[int, int]]) -> None:
+    """Where times are equal."""
+    time_ns, ident = np.array(rows, np.int64).reshape(-1, 2).T
+    wanted = np.lexsort((ident, time_ns))
+    assert in_order_of_time(time_ns, ident).tolist() == wanted.tolist()
+
+
+@given(st.lists(st.integers(-3, 9)))
+def test_values_are_at_their_places(values: list[int]) -> None:
+    found = {
+        value: places.tolist() for value, places in by_value(np.array(values, np.int16)).items()
+    }
+    wanted: dict[int, list[int]] = {}
+    for place, value in enumerate(values):
+        wanted.setdefault(value, []).append(place)
+    assert found == wanted
+
+
+def test_any_of_few() -> None:
+    rng = np.random.default_rng(7)
+    values = rng.integers(-50, 50, 200)
+    for count in (0, 1, 2, 30):
+        few = rng.integers(-60, 60, count)
+        assert is_any_of(values, few).tolist() == np.isin(values, few).tolist()
+
+
+@pytest.mark.parametrize("rows", [[], [0], [2, 3, 4], [4, 3, 2], [1, 1, 2], [-1, 0, 1], [-3, -2]])
+def test_rows_are_taken_as_numpy_takes_them(rows: list[int]) -> None:
+    """Neighbours in order are one range; what counts from the end is none."""
+    array = np.arange(6, dtype=np.int64).view([("low", "<i4"), ("high", "<i4")])
+    index = np.array(rows, np.int64)
+    taken = take(array, index)
+    assert taken.tolist() == array[index].tolist()
+    assert not np.shares_memory(taken, array)
+
+
+def test_rows_that_are_not_there_are_a_fault() -> None:
+    with pytest.raises(IndexError):
+        take(np.zeros(3, [("low", "<i4")]), np.array([2, 3]))

@@ -1,0 +1,394 @@
+"""TLS by OpenSSL, with and without its key log, whole and damaged, against what was said."""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import Anomaly, Assembly, PairStatus, Protocol
+from kdissect.tls.key_log import expand_label
+from tests.kafka.playbook import BROKER, CLIENT, FIN_, Playbook, request, response
+from tests.tls.tls_talk import SERVER_NAME, Parties, Talk
+
+TLS_12_CIPHERS = [
+    *("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384"),
+    *("ECDHE-RSA-CHACHA20-POLY1305", "AES128-GCM-SHA256", "AES128-SHA", "AES256-SHA256"),
+    *("ECDHE-RSA-AES256-SHA384", "AES128-CCM", "AES256-CCM8"),
+]
+CIPHER_NAMES = {
+    "ECDHE-RSA-AES128-GCM-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "ECDHE-RSA-CHACHA20-POLY1305": "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+    "AES256-SHA256": "TLS_RSA_WITH_AES_256_CBC_SHA256",
+    "AES128-SHA": "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "AES256-CCM8": "TLS_RSA_WITH_AES_256_CCM_8",
+}
+EXCHANGES = 12
+
+
+def _talk(parties: Parties, session: Any = None, count: int = EXCHANGES) -> Talk:
+    """Requests and responses of all sizes: several in a record, and records in a row."""
+    talk = Talk(parties, session)
+    for number in range(count):
+        size = (5, 100, 2000, 40_000)[number % 4]
+        talk.say(CLIENT, request(number, body=bytes([number]) * size))
+        talk.say(BROKER, response(number, body=bytes([100 + number]) * (50_000 - size)))
+    return talk
+
+
+def _answer(number: int) -> bytes:
+    return response(number, body=bytes(4) + bytes([number & 255]) * (number * 7 % 900))
+
+
+def _assemble(book: Playbook, *key_logs: bytes) -> Assembly:
+    batch, memory = book.batch()
+    return assemble(batch, memory, book.options, key_logs)
+
+
+def _frame(assembly: Assembly, side: Any) -> bytes:
+    start = side["extent_start"]
+    return b"".join(
+        assembly.carried.data[row["pos"] : row["pos"] + row["length"]].tobytes()
+        for row in assembly.extents[start : start + side["extent_count"]]
+        if row["source"] >= 0
+    )
+
+
+def _check_all(assembly: Assembly, count: int = EXCHANGES) -> None:
+    rows = assembly.exchanges
+    assert rows["correlation_id"].tolist() == list(range(count))
+    assert (rows["status"] == PairStatus.PAIRED).all()
+    for number, row in enumerate(rows):
+        size = (5, 100, 2000, 40_000)[number % 4]
+        asked = request(number, body=bytes([number]) * size)
+        answered = response(number, body=bytes([100 + number]) * (50_000 - size))
+        assert _frame(assembly, row["request"]) == asked[4:]
+        assert _frame(assembly, row["response"]) == answered[4:]
+    (connection,) = assembly.connections
+    assert connection["is_tls"]
+    assert connection["protocol"] == Protocol.KAFKA
+    for counts in connection["direction"]:
+        assert counts["framed_byte_count"] == counts["byte_count"]
+        assert counts["unframed_byte_count"] == 0
+    assert not len(assembly.anomalies)
+
+
+@pytest.mark.parametrize("ciphers", TLS_12_CIPHERS)
+def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
+    parties = Parties(tmp_path, "TLSv1_2", ciphers + ":@SECLEVEL=0")
+    talk = _talk(parties)
+    name = talk.client.cipher()[0]
+    assembly = _assemble(talk.playbook() >> FIN_, parties.key_log())
+    _check_all(assembly)
+    (facts,) = assembly.tls.values()
+    assert facts.version == "TLSv1.2"
+    assert facts.sni == SERVER_NAME
+    assert facts.cipher == CIPHER_NAMES.get(name, facts.cipher)
+    assert facts.certificate_names == (SERVER_NAME, f"alt.{SERVER_NAME}", "10.0.0.9")
+    assert facts.client_subject is None
+
+
+def test_tls_13_decrypts(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, "TLSv1_3")
+    assembly = _assemble(_talk(parties).playbook(size=999), parties.key_log())
+    _check_all(assembly)
+    (facts,) = assembly.tls.values()
+    assert facts.version == "TLSv1.3"
+    assert facts.cipher == "TLS_AES_256_GCM_SHA384"
+    assert facts.certificate_names[0] == SERVER_NAME
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_resumed_sessions_decrypt(tmp_path: Path, version: str) -> None:
+    """An abbreviated handshake of 1.2, a pre-shared key of 1.3."""
+    parties = Parties(tmp_path, version)
+    first = _talk(parties)
+    second = _talk(parties, first.client.session)
+    assert second.client.session_reused
+    _check_all(_assemble(second.playbook(), parties.key_log()))
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
+    parties = Parties(tmp_path, version, is_mutual=True)
+    assembly = _assemble(_talk(parties).playbook(), parties.key_log())
+    _check_all(assembly)
+    assert assembly.tls[0].client_subject == "CN=alice"
+
+
+def test_without_keys_the_handshake_is_told(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, "TLSv1_2", is_mutual=True)
+    assembly = _assemble(_talk(parties).playbook())
+    assert not len(assembly.exchanges)
+    assert not len(assembly.anomalies)
+    (connection,) = assembly.connections
+    assert connection["is_tls"]
+    assert connection["protocol"] == Protocol.TLS
+    assert connection["direction"]["framed_byte_count"].tolist() == [0, 0]
+    assert assembly.tls[0].sni == SERVER_NAME
+    assert assembly.tls[0].client_subject == "CN=alice"
+
+
+def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = _talk(parties)
+    log = re.sub(rb"(?m)^(\w+ )([0-9a-f]{4})", rb"\g<1>0000", parties.key_log())
+    (anomaly,) = _assemble(talk.playbook(), log).anomalies
+    assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 1)
+    wrong = re.sub(rb"(?m) [0-9a-f]{4}(?=[0-9a-f]*\r?$)", b" 0000", parties.key_log())
+    (anomaly,) = _assemble(talk.playbook(), wrong).anomalies
+    assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 3)
+
+
+def test_traffic_secrets_alone_are_enough(tmp_path: Path) -> None:
+    """Java agents write only these: which records are the handshake's is found out."""
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = _talk(parties)
+    lines = parties.key_log().splitlines(keepends=True)
+    log = b"".join(line for line in lines if b"HANDSHAKE" not in line)
+    assert len(log) < len(parties.key_log())
+    _check_all(_assemble(talk.playbook(), log))
+
+
+@pytest.mark.parametrize("ciphers", ["AES128-GCM-SHA256", "AES128-SHA"])
+def test_rsa_pre_master_secrets_are_enough(tmp_path: Path, ciphers: str) -> None:
+    """OpenSSL writes them beside the master secret when the key exchange is RSA."""
+    parties = Parties(tmp_path, "TLSv1_2", ciphers + ":@SECLEVEL=0")
+    talk = _talk(parties)
+    lines = parties.key_log().splitlines(keepends=True)
+    _check_all(_assemble(talk.playbook(), b"".join(x for x in lines if x.startswith(b"RSA "))))
+
+
+def test_the_client_is_who_said_hello(tmp_path: Path) -> None:
+    """Without the SYN and against the ports."""
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = _talk(parties)
+    for log in ((), (parties.key_log(),)):
+        book = talk.playbook(Playbook(ports=(443, 9092)))
+        (connection,) = _assemble(book, *log).connections
+        assert connection["client_side"] == 0
+
+
+# -- key updates ----------------------------------------------------------------------------
+
+
+class _Sealer:
+    """Writes records of TLS 1.3 (AES-GCM) with the keys of a key log."""
+
+    def __init__(self, log: bytes, label: bytes, number: int) -> None:
+        found = re.search(rb"(?m)^" + label + rb" \w+ (\w+)", log)
+        assert found is not None
+        self.secret = bytes.fromhex(found[1].decode())
+        self.number = number
+
+    def seal(self, content: bytes, kind: int = 23, padding: int = 0) -> bytes:
+        inner = content + bytes([kind]) + bytes(padding)
+        header = b"\x17\x03\x03" + struct.pack(">H", len(inner) + 16)
+        iv = int.from_bytes(expand_label(self.secret, b"iv", 12, "sha384"), "big")
+        key = expand_label(self.secret, b"key", 32, "sha384")
+        nonce = (iv ^ self.number).to_bytes(12, "big")
+        self.number += 1
+        return header + AESGCM(key).encrypt(nonce, inner, header)
+
+    def update(self) -> bytes:
+        message = self.seal(b"\x18\0\0\x01\0", 22)
+        self.secret = expand_label(self.secret, b"traffic upd", len(self.secret), "sha384")
+        self.number = 0
+        return message
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_key_updates_are_followed(tmp_path: Path, is_lost: bool) -> None:
+    """Also when the record of the update itself is lost."""
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = Talk(parties)
+    book = talk.playbook()
+    sealer = _Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
+    for number in range(6):
+        book = book >> sealer.seal(request(number), padding=number % 3)
+        update = sealer.update()
+        if is_lost and number == 3:
+            book.sent[CLIENT] += len(update)
+        else:
+            book = book >> update
+    assembly = _assemble(book, parties.key_log())
+    assert assembly.exchanges["correlation_id"].tolist() == list(range(6))
+
+
+# -- damage ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "ciphers"),
+    [("TLSv1_3", None), ("TLSv1_2", "ECDHE-RSA-AES128-GCM-SHA256"), ("TLSv1_2", "AES128-SHA")],
+)
+def test_a_lost_segment_loses_the_frames_of_its_records(
+    tmp_path: Path, version: str, ciphers: str | None
+) -> None:
+    """Small frames, one to a record: few more than the lost are missed."""
+    parties = Parties(tmp_path, version, ciphers and ciphers + ":@SECLEVEL=0")
+    talk = Talk(parties)
+    start = len(talk.steps)
+    for number in range(300):
+        talk.say(CLIENT, request(number, body=bytes([number & 255]) * (number % 50)))
+        talk.say(BROKER, _answer(number))
+    rng = random.Random(5)
+    lost = {at for at in range(start, len(talk.steps)) if rng.random() < 0.04}
+    book = Playbook().syn()
+    for at, (side, data) in enumerate(talk.steps):
+        if at in lost:
+            book.sent[side] += len(data)
+        else:
+            book = book >> data if side == CLIENT else book << data
+    assembly = _assemble(book, parties.key_log())
+    rows = assembly.exchanges
+    whole = rows[(rows["request"]["is_whole"] != 0) & (rows["request"]["size"] >= 0)]
+    sent = {at for at in range(300) if start + 2 * at not in lost}
+    assert set(whole["correlation_id"].tolist()) == sent
+    for row in whole:
+        number = int(row["correlation_id"])
+        wanted = request(number, body=bytes([number & 255]) * (number % 50))
+        assert _frame(assembly, row["request"]) == wanted[4:]
+    answered = rows[(rows["response"]["is_whole"] != 0) & (rows["response"]["size"] >= 0)]
+    came = {at for at in range(300) if start + 2 * at + 1 not in lost}
+    found = set(answered["correlation_id"].tolist())
+    assert found <= came
+    assert len(found) >= 0.95 * len(came)
+    for row in answered:
+        number = int(row["correlation_id"])
+        wanted = _answer(number)
+        assert _frame(assembly, row["response"]) == wanted[4:]
+    _check_accounts(assembly)
+
+
+def _check_accounts(assembly: Assembly) -> None:
+    anomalies = assembly.anomalies
+    for row, connection in enumerate(assembly.connections):
+        for direction, counts in enumerate(connection["direction"]):
+            assert counts["framed_byte_count"] >= 0 <= counts["unframed_byte_count"]
+            both = counts["framed_byte_count"] + counts["unframed_byte_count"]
+            assert both == counts["byte_count"]
+            if connection["protocol"] != Protocol.KAFKA:
+                continue
+            mine = anomalies[
+                (anomalies["connection"] == row) & (anomalies["direction"] == direction)
+            ]
+            unframed = mine["byte_count"][mine["kind"] == Anomaly.UNFRAMED_BYTES].sum()
+            assert unframed == counts["unframed_byte_count"]
+            missing = mine["byte_count"][mine["kind"] == Anomaly.GAP].sum()
+            assert missing == counts["missing_byte_count"]
+
+
+def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
+    """Frames over several records of 16 kB: those that the lost bytes do not touch are there."""
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = Talk(parties)
+    book = talk.playbook()
+    for number in range(20):
+        data = talk.say(CLIENT, request(number, body=bytes([number]) * 50_000))
+        for at, start in enumerate(range(0, len(data), 1400)):
+            part = data[start : start + 1400]
+            if number in (4, 11, 12) and at == 13 + number:
+                book.sent[CLIENT] += len(part)
+            else:
+                book = book >> part
+    rows = _assemble(book, parties.key_log()).exchanges
+    assert rows["correlation_id"].tolist() == list(range(20))
+    whole = rows["correlation_id"][rows["request"]["is_whole"] != 0].tolist()
+    assert whole == [n for n in range(20) if n not in (4, 11, 12)]
+    sides = rows["request"]
+    assert (sides["size"] == len(request(0, body=bytes(50_000))) - 4).all()
+
+
+def test_positions_are_those_of_the_ciphertext(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = Talk(parties)
+    expected = []
+    for number in range(3):
+        before = sum(len(data) for side, data in talk.steps if side == CLIENT)
+        first, second = request(2 * number), request(2 * number + 1)
+        talk.say(CLIENT, first + second)
+        expected += [before + 5, before + 5 + len(first)]
+    rows = _assemble(talk.playbook(), parties.key_log()).exchanges
+    assert rows["request"]["pos"].tolist() == expected
+    assert len(set(rows["exchange_id"].tolist())) == 6
+
+
+def test_hostile_bytes_are_survived(tmp_path: Path) -> None:
+    """Whatever is changed, cut, doubled or swapped: accounts add up, and no frame that was not."""
+    rng = random.Random(11)
+    talks = []
+    for number, (version, ciphers) in enumerate(
+        [("TLSv1_3", None), ("TLSv1_2", "AES128-SHA:@SECLEVEL=0"), ("TLSv1_2", None)]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        parties = Parties(folder, version, ciphers)
+        talks.append((_talk(parties, count=6), parties.key_log()))
+    for round_number in range(60):
+        talk, log = talks[round_number % 3]
+        book = Playbook().syn()
+        for side, data in talk.steps:
+            for start in range(0, len(data), 700):
+                part = bytearray(data[start : start + 700])
+                chance = rng.random()
+                if chance < 0.05:
+                    part[rng.randrange(len(part))] ^= 1 << rng.randrange(8)
+                elif chance < 0.08:
+                    part[: rng.randrange(len(part))] = rng.randbytes(rng.randrange(20))
+                elif chance < 0.1:
+                    book.sent[side] += len(part)
+                    continue
+                elif chance < 0.11:
+                    part += struct.pack(">BHH", rng.randrange(19, 25), 0x303, rng.randrange(65536))
+                book = book >> bytes(part) if side == CLIENT else book << bytes(part)
+        assembly = _assemble(book, log, rng.randbytes(100))
+        _check_accounts(assembly)
+        for row in assembly.exchanges:
+            if row["request"]["is_whole"]:
+                number = int(row["correlation_id"])
+                size = (5, 100, 2000, 40_000)[number % 4]
+                asked = request(number, body=bytes([number]) * size)
+                assert _frame(assembly, row["request"]) == asked[4:]
+
+
+def test_random_handshakes_are_survived() -> None:
+    """A hello followed by anything, lengths that lie, certificates that are none."""
+    rng = random.Random(3)
+    for _ in range(300):
+        book = Playbook().syn()
+        for kind, side in ((1, CLIENT), (2, BROKER), (11, BROKER), (11, CLIENT), (16, CLIENT)):
+            body = bytes(rng.choices([0, 0, 1, 2, 3, 32, 43, 255], k=rng.randrange(120)))
+            if rng.random() < 0.5:
+                body = b"\x03\x03" + bytes(32) + b"\0" + body
+            size = len(body) + rng.choice([0, 0, 0, 1, -1, 1000])
+            message = bytes([kind]) + max(0, size).to_bytes(3, "big") + body
+            record = b"\x16\x03\x03" + struct.pack(">H", len(message)) + message
+            book = book >> record if side == CLIENT else book << record
+        assembly = _assemble(book, b"CLIENT_RANDOM " + b"0" * 64 + b" " + b"0" * 96)
+        assert not len(assembly.exchanges)
+
+
+def test_many_gaps_cost_linear_time(tmp_path: Path) -> None:
+    """Every other record lost and the rest damaged: the search for numbers has a budget."""
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = Talk(parties)
+    book = talk.playbook()
+    sealer = _Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
+    book = book >> sealer.seal(request(0))
+    for _ in range(1500):
+        book.sent[CLIENT] += 3000
+        damaged = bytearray(sealer.seal(bytes(1000)))
+        damaged[500] ^= 1
+        book = book >> bytes(damaged)
+    assembly = _assemble(book, parties.key_log())
+    assert assembly.exchanges["correlation_id"].tolist() == [0]
+    _check_accounts(assembly)
+    assert np.count_nonzero(assembly.anomalies["kind"] == Anomaly.GAP) == 1500

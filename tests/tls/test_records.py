@@ -1,0 +1,125 @@
+"""The walk over TLS records agrees with its plain definition, byte by byte; key logs and keys."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdissect.tcp.byte_ranges import Pieces
+from kdissect.tcp.columns import PIECE_STOP, SIDE_WIDTH
+from kdissect.tls import tls_records_reference as reference
+from kdissect.tls.cipher_suites import suite_name, suite_of
+from kdissect.tls.key_log import expand_label, holds_secrets, is_blank, prf, read_secrets
+from kdissect.tls.records import CAPTURED, FIRST, LAST, POS, RECORD_WIDTH, SIZE, TYPE, walk_records
+
+# Bytes that look like headers, so that bodies hold false ones.
+BODIES = st.lists(st.sampled_from([0, 1, 2, 3, 20, 22, 23, 255]), max_size=40).map(bytes)
+RECORDS = st.tuples(st.sampled_from([20, 21, 22, 23]), st.sampled_from([1, 3]), BODIES).map(
+    lambda r: bytes([r[0], 3, r[1]]) + len(r[2]).to_bytes(2, "big") + r[2]
+)
+STREAMS = st.lists(st.one_of(RECORDS, RECORDS, BODIES), max_size=8).map(b"".join)
+CUTS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 6)), min_size=1, max_size=20)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=STREAMS, cuts=CUTS, has_origin=st.booleans())
+def test_the_walk_agrees_with_its_definition(
+    data: bytes, cuts: list[tuple[int, int]], has_origin: bool
+) -> None:
+    """Pieces of any size, one in seven of them missing."""
+    spans = []
+    pos = number = 0
+    while pos < len(data):
+        size, luck = cuts[number % len(cuts)]
+        size = min(size, len(data) - pos)
+        if luck:
+            spans.append((pos, size))
+        pos += size
+        number += 1
+    stream: list[int | None] = [None] * (sum(spans[-1]) if spans else 0)
+    for pos, size in spans:
+        stream[pos : pos + size] = data[pos : pos + size]
+    memory = np.frombuffer(data + b"\0", np.uint8)
+    pos_column = np.array([pos for pos, _ in spans], np.int64)
+    pieces = Pieces(
+        pos_column,
+        np.array([size for _, size in spans], np.int64),
+        pos_column.astype(np.uint64) + np.uint64(memory.ctypes.data),
+        pos_column,
+        np.arange(len(spans), dtype=np.int64),
+    )
+    sides = np.zeros(SIDE_WIDTH, np.int64)
+    sides[PIECE_STOP] = len(spans)
+    found = walk_records(pieces, sides, 0, np.array([has_origin], np.uint8))
+    rows = found.reshape(-1, RECORD_WIDTH)
+    got = [tuple(row) for row in rows[:, [TYPE, POS, SIZE, CAPTURED]].tolist()]
+    assert got == reference.records(stream, has_origin)
+    for row in rows:
+        inside = [
+            number
+            for number, (pos, size) in enumerate(spans)
+            if pos < row[POS] + row[SIZE] and pos + size > row[POS]
+        ]
+        assert (row[FIRST], row[LAST]) == ((inside[0], inside[-1]) if inside else (-1, -1))
+
+
+def test_key_logs_are_read_as_they_are_found() -> None:
+    """Comments, line ends of all kinds, upper case, other labels, lines that are none."""
+    random, session, head = bytes(range(32)), b"\xaa" * 32, b"\xbb" * 8
+    master = b"\xcc" * 48
+    text = b"\r\n".join(
+        [
+            b"# a comment",
+            b"CLIENT_RANDOM " + random.hex().encode() + b" " + master.hex().upper().encode(),
+            b"CLIENT_RANDOM " + random.hex().encode() + b" " + b"00" * 48,
+            b"RSA " + head.hex().encode() + b" " + master.hex().encode(),
+            b"RSA Session-ID:" + session.hex().encode() + b" Master-Key:" + master.hex().encode(),
+            b"EXPORTER_SECRET " + random.hex().encode() + b" " + b"11" * 32,
+            b"CLIENT_RANDOM " + b"zz" * 32 + b" " + b"00" * 48,
+            b"  SERVER_TRAFFIC_SECRET_0 " + random.hex().encode() + b" " + b"22" * 48 + b"  ",
+            b"CLIENT_HANDSHAKE_TRAFFIC_SECRET " + b"33" * 32 + b" " + b"22" * 48,
+            b"\xff\xfe\0garbage",
+        ]
+    )
+    assert holds_secrets(text)
+    assert read_secrets([b"", text], {random, session, head}) == {
+        ("CLIENT_RANDOM", random): master,
+        ("RSA", head): master,
+        ("SESSION", session): master,
+        ("SERVER_TRAFFIC_SECRET_0", random): b"\x22" * 48,
+    }
+    assert read_secrets([text], set()) == {}
+    assert not holds_secrets(b"# nothing\n\n")
+    assert is_blank(b"# nothing\n\r\n  \n")
+    assert not is_blank(b"# nothing\nsomething\n")
+
+
+def test_the_key_schedules_give_published_values() -> None:
+    """RFC 8448 section 3 for TLS 1.3; for 1.2 the vector of the IETF's TLS list (P_SHA256)."""
+    secret = bytes.fromhex("a11af9f05531f856ad47116b45a950328204b4f44bfb6b3a4b4f1f3fcb631643")
+    key = expand_label(secret, b"key", 16, "sha256")
+    assert key.hex() == "9f02283b6c9c07efc26bb9f2ac92e356"
+    assert expand_label(secret, b"iv", 12, "sha256").hex() == "cf782b88dd83549aadf1e984"
+    made = prf(
+        bytes.fromhex("9bbe436ba940f017b17652849a71db35"),
+        b"test label",
+        bytes.fromhex("a0ba9f936cda311827a6f796ffd5198c"),
+        100,
+        "sha256",
+    )
+    assert made.hex().startswith("e3f229ba727be17b8d122620557cd453c2aab21d07c3d495329b52d4e61edb5a")
+    assert len(made) == 100
+
+
+def test_suites_are_named_and_understood() -> None:
+    assert suite_name(0x1301) == "TLS_AES_128_GCM_SHA256"
+    assert suite_name(0xC030) == "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"
+    assert suite_name(0x4A4A) == "0x4A4A"
+    assert suite_of(0x0005) is None
+    cbc = suite_of(0xC028)
+    assert cbc is not None
+    assert (cbc.mode, cbc.key_size, cbc.hash_name, cbc.mac) == ("cbc", 32, "sha384", "sha384")
+    short = suite_of(0x1305)
+    assert short is not None
+    assert (short.mode, short.tag_size, short.is_13) == ("ccm", 8, True)
