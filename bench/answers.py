@@ -11,9 +11,9 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.codec.message import Message, encode_message
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.model import Workload
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Kind, spots
 from kdissect.replay.workload.messages import request_of, response_of
 
@@ -40,7 +40,7 @@ class Answers:
                 continue
             request, response = request_of(exchange), response_of(exchange)
             sent, came = exchange.request, exchange.response or b""
-            if request is not None and request.api_key != api.API_VERSIONS:
+            if request is not None and request.api_key != ApiKey.API_VERSIONS:
                 sent = _moved(request)
                 came = _moved(response) if response is not None else came
             self.frames.setdefault(key_of(sent), deque()).append(came)
@@ -79,7 +79,7 @@ def _moved(message: Message) -> bytes:
             holder[slot.name] = value + _PRODUCER
         elif kind is Kind.RECORDS:
             holder[slot.name] = _records(value)
-    if message.api_key == api.FETCH and message.body.get("session_id"):
+    if message.api_key == ApiKey.FETCH and message.body.get("session_id"):
         message.body["session_id"] += _SESSION
     return encode_message(message)
 

@@ -10,10 +10,10 @@ from typing import Any
 from kdissect.codec import message_codec
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Api, Definition
 from kdissect.status import REASONS, Status
 
-_API_VERSIONS = 18
 _UNSUPPORTED_VERSION = 35
 
 
@@ -112,7 +112,7 @@ def decode_message(
         raise DecodeError(REASONS[Status.UNKNOWN_API], message=f"api {key}") from None
     if version not in api.side(side).versions:
         if (
-            key == _API_VERSIONS
+            key == ApiKey.API_VERSIONS
             and side == "response"
             and _error_code(data) == _UNSUPPORTED_VERSION
         ):
@@ -122,7 +122,7 @@ def decode_message(
             pos=2 if side == "request" else 0,
             message=f"{api.name} v{version} {side}",
         )
-    if key == _API_VERSIONS and side == "response" and version > 0:
+    if key == ApiKey.API_VERSIONS and side == "response" and version > 0:
         return _decode_api_versions(api, version, data)
     return _decode(api, version, side, data)
 

@@ -30,12 +30,12 @@ from kdissect.codec.message import Message, decode_message, definitions_of
 from kdissect.codec.message_codec import Layout, Slot
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Type
 
 FRAME_SIZE_MAX = 8192
 FORMS_MAX = 8192
 FORMS_A_SIZE = 16  # of one API, version, side and size
-_API_VERSIONS = 18
 _SIDES = {"request": 0, "response": 1}
 _CODES = {
     Type.BOOL: ("?", 1),
@@ -320,7 +320,7 @@ class _Forms:
 
 
 def _made(frame: bytes, side: str, api_key: int, api_version: int) -> Form | None:
-    if side == "response" and api_key == _API_VERSIONS:
+    if side == "response" and api_key == ApiKey.API_VERSIONS:
         return None  # its version is another one at times
     head = api_key.to_bytes(2, "big", signed=True) + api_version.to_bytes(2, "big", signed=True)
     if side == "request" and frame[:4] != head:

@@ -34,7 +34,7 @@ from kdissect.codec.message_columns import decode_columns
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.column_plan import Role, role_of
-from kdissect.protocol.error_codes import ERRORS
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.model import Type
 
 THROTTLE_MAX_MS = 3_600_000
@@ -70,7 +70,7 @@ def every_response() -> frozenset[Pair]:
 
 @cache
 def _known_errors() -> NDArray[np.int64]:
-    return np.array(sorted(ERRORS), np.int64)
+    return np.array(sorted(ErrorCode), np.int64)
 
 
 def fits(
@@ -207,7 +207,7 @@ class _Scale:
 
     def _number(self, slot: Slot, value: int, has_host: bool) -> int:
         role = role_of(self.key, slot.field)
-        if role is Role.ERROR_CODE and value not in ERRORS:
+        if role is Role.ERROR_CODE and value not in _known_errors():
             raise _Impossible
         if role is Role.THROTTLE_TIME_MS and not 0 <= value <= THROTTLE_MAX_MS:
             raise _Impossible

@@ -24,12 +24,10 @@ from kdissect.errors import DecodeError
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.frame_buffer import Frames
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 
 REQUEST, RESPONSE = 0, 1
 BROKER, CONTROLLER = "broker", "controller"
-METADATA, DESCRIBE_QUORUM, ENVELOPE, DESCRIBE_CLUSTER = 3, 55, 58, 60
-CREATE_TOKEN, DESCRIBE_TOKEN = 38, 41
-BEGIN_QUORUM_EPOCH = 53
 CONTROLLER_ENDPOINTS = 2  # DescribeCluster's endpoint_type (KIP-919)
 
 # requests with a node's id at the top: LeaderAndIsr, StopReplica, UpdateMetadata are a controller's
@@ -41,9 +39,9 @@ _BY_FIELD = {
     63: ("broker_id", BROKER),
     70: ("controller_id", CONTROLLER),
 }
-ROLE_REQUESTS = frozenset((*_BY_FIELD, BEGIN_QUORUM_EPOCH))
-ROLE_RESPONSES = frozenset((METADATA, DESCRIBE_QUORUM, DESCRIBE_CLUSTER))
-TOKEN_RESPONSES = frozenset((CREATE_TOKEN, DESCRIBE_TOKEN))
+ROLE_REQUESTS = frozenset((*_BY_FIELD, ApiKey.BEGIN_QUORUM_EPOCH))
+ROLE_RESPONSES = frozenset((ApiKey.METADATA, ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_CLUSTER))
+TOKEN_RESPONSES = frozenset((ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN))
 
 Told = tuple[int, str, str | None]  # node_id, role, cluster_id where the message says it
 AddTopic = Callable[[str, str, int, str], None]  # name, id, time in ns, API
@@ -55,12 +53,12 @@ def roles(api_key: int, side: int, body: pa.StructArray) -> Iterator[Told]:
         name, role = _BY_FIELD[api_key]
         nodes: Iterable[int | None] = pc.unique(body.field(name)).to_pylist()
         yield from ((node, role, None) for node in nodes if node is not None and node >= 0)
-    elif api_key in (METADATA, DESCRIBE_CLUSTER):
+    elif api_key in (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER):
         yield from _listed(api_key, body)
-    elif api_key == DESCRIBE_QUORUM:
+    elif api_key == ApiKey.DESCRIBE_QUORUM:
         voters = _nested(body, "topics", "partitions", "current_voters").field("replica_id")
         yield from ((node, CONTROLLER, None) for node in pc.unique(voters).to_pylist())
-    elif api_key == BEGIN_QUORUM_EPOCH:
+    elif api_key == ApiKey.BEGIN_QUORUM_EPOCH:
         leaders = _nested(body, "topics", "partitions").field("leader_id")
         for node in pc.unique(leaders).to_pylist() + pc.unique(body.field("voter_id")).to_pylist():
             if node is not None and node >= 0:
@@ -74,10 +72,10 @@ def _listed(api_key: int, body: pa.StructArray) -> Iterator[Told]:
         return
     parents = pc.list_parent_indices(brokers)
     role = pa.array([BROKER] * len(flat))
-    if api_key == DESCRIBE_CLUSTER:
+    if api_key == ApiKey.DESCRIBE_CLUSTER:
         kind = pc.fill_null(body.field("endpoint_type"), 0).take(parents)
         role = pc.if_else(pc.equal(kind, CONTROLLER_ENDPOINTS), CONTROLLER, BROKER)
-    name = "broker_id" if api_key == DESCRIBE_CLUSTER else "node_id"
+    name = "broker_id" if api_key == ApiKey.DESCRIBE_CLUSTER else "node_id"
     told = pa.table(
         {"node": flat.field(name), "role": role, "cluster": body.field("cluster_id").take(parents)}
     )
@@ -105,7 +103,9 @@ def roles_by_node(told: set[Told], clusters: set[str | None]) -> dict[tuple[int,
 def token_owners(api_key: int, body: pa.StructArray) -> Iterator[tuple[str, str]]:
     """(token id, its owner as "User:alice") of answers of TOKEN_RESPONSES (KIP-48)."""
     rows = (
-        body.to_pylist() if api_key == CREATE_TOKEN else body.field("tokens").flatten().to_pylist()
+        body.to_pylist()
+        if api_key == ApiKey.CREATE_DELEGATION_TOKEN
+        else body.field("tokens").flatten().to_pylist()
     )
     for row in rows:
         if row is not None and row["token_id"] and row["principal_name"]:
@@ -127,7 +127,7 @@ def learn_envelopes(
     """
     exchanges = assembly.exchanges
     rows = np.flatnonzero(
-        (exchanges["api_key"] == ENVELOPE)
+        (exchanges["api_key"] == ApiKey.ENVELOPE)
         & (exchanges["request"]["is_whole"] != 0)
         & (exchanges["response"]["is_whole"] != 0)
     )
@@ -141,11 +141,11 @@ _ENVELOPES = 256  # at a time; an administrator's requests
 
 
 def _read(frames: Frames, tellers: frozenset[tuple[int, int]], add_topic: AddTopic) -> None:
-    whole = [frames.readable(ENVELOPE, side) for side in (REQUEST, RESPONSE)]
+    whole = [frames.readable(ApiKey.ENVELOPE, side) for side in (REQUEST, RESPONSE)]
     chosen = np.intersect1d(whole[REQUEST], whole[RESPONSE], assume_unique=True)
     if not len(chosen):
         return
-    bodies = [frames.decode(ENVELOPE, side, chosen).body for side in (REQUEST, RESPONSE)]
+    bodies = [frames.decode(ApiKey.ENVELOPE, side, chosen).body for side in (REQUEST, RESPONSE)]
     asked, given = bodies[0].field("request_data"), bodies[1].field("response_data")
     for at, row in enumerate(chosen.tolist()):
         pair = _inner(asked[at].as_py(), given[at].as_py(), tellers)

@@ -32,6 +32,7 @@ from kdissect.pipeline.record_output import alike, as_shown
 from kdissect.pipeline.record_sets import record_sets
 from kdissect.pipeline.story_events import ChunkStories
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.model import Field, Type
 from kdissect.status import REASONS, Status
@@ -71,7 +72,6 @@ from kdissect.tables.redaction import TEXT, redact_body
 from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
 
 REQUEST, RESPONSE = SIDE_NUMBERS = 0, 1
-SASL_AUTHENTICATE = 36
 CHUNK_ROWS = 1 << 16
 LARGE_FRAME = 4096  # bytes beyond count a quarter
 _NO_BYTES = pa.scalar(None, pa.binary())
@@ -80,10 +80,30 @@ Ints = npt.NDArray[Any]
 
 Sink = Callable[[str, pa.Table], None]
 
-_RECORD_SOURCES = {0: PRODUCE, 1: FETCH, 78: SHARE_FETCH, 59: SNAPSHOT}
+_RECORD_SOURCES = {
+    ApiKey.PRODUCE: PRODUCE,
+    ApiKey.FETCH: FETCH,
+    ApiKey.SHARE_FETCH: SHARE_FETCH,
+    ApiKey.FETCH_SNAPSHOT: SNAPSHOT,
+}
 
 # Messages whose bytes may hold secrets: shown as [redacted] in anomalies.data by default.
-SECRET_APIS = frozenset({17, 19, 32, 33, 36, 38, 39, 40, 41, 44, 51, 58})
+SECRET_APIS = frozenset(
+    {
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.SASL_AUTHENTICATE,
+        ApiKey.CREATE_DELEGATION_TOKEN,
+        ApiKey.RENEW_DELEGATION_TOKEN,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
+        ApiKey.DESCRIBE_DELEGATION_TOKEN,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.ENVELOPE,
+    }
+)
 
 _EMBEDDED_FAULTS = {
     Status.INVALID_UTF8: Anomaly.INVALID_UTF8,
@@ -447,7 +467,7 @@ class Decoder:
             bodies.append(pa.array(tokens, pa.struct([("auth_bytes", pa.binary())])))
         none = pa.nulls(len(rows), pa.int16())
         tags = [pa.nulls(len(rows), UNKNOWN_TAGS)] * 2
-        self._write_api(chunk, SASL_AUTHENTICATE, SASL_TOKEN, rows, none, bodies, tags)
+        self._write_api(chunk, ApiKey.SASL_AUTHENTICATE, SASL_TOKEN, rows, none, bodies, tags)
 
     def _write_api(
         self,

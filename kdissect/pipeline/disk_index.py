@@ -29,10 +29,10 @@ from kdissect.pipeline.assemble import assemble_step
 from kdissect.pipeline.decode import decode_step
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import make_plan
-from kdissect.pipeline.record_sets import FETCH_SNAPSHOT
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.scan import scan_step
 from kdissect.pipeline.step_rows import Kind, Row
+from kdissect.protocol.api_keys import ApiKey
 
 STORIES = ("group_events", "transactions", "fetch_sessions")  # told by messages of many slots
 ANOMALIES = "anomalies"  # told by slots and by stories
@@ -179,7 +179,7 @@ def _pieces_of(row: Row) -> Row | None:
     if row.kind != Kind.EXCHANGES:
         return row if row.kind in (Kind.FACTS, Kind.STATS) else None
     assembly = exchange_index.from_bytes(row.data)
-    chosen = np.flatnonzero(assembly.exchanges["api_key"] == FETCH_SNAPSHOT)
+    chosen = np.flatnonzero(assembly.exchanges["api_key"] == ApiKey.FETCH_SNAPSHOT)
     if not len(chosen):
         return None
     return row._replace(data=exchange_index.to_bytes(exchange_index.take(assembly, chosen)))

@@ -39,6 +39,7 @@ from kdissect.pipeline.cluster_facts import (
 from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.metadata_log import learn_metadata
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.model import Definition, Field
 from kdissect.tables.arrow_arrays import strings, times_from_ns, uuid_texts
@@ -46,7 +47,6 @@ from kdissect.tables.connections import ConnectionFacts, endpoint_columns
 from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from kdissect.tables.schemas import BROKERS, TOPICS
 
-METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE, DESCRIBE_CLUSTER = 3, 17, 18, 36, 60
 REQUEST, RESPONSE = 0, 1
 SIDE_NAMES = ("request", "response")
 
@@ -151,8 +151,13 @@ def _telling_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Keys of APIs whose request, whose response is read here."""
     request = {key for key, side in topic_tellers() if side == REQUEST}
     response = {key for key, side in topic_tellers() if side == RESPONSE}
-    request |= {SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE, *ROLE_REQUESTS}
-    response |= {METADATA, DESCRIBE_CLUSTER, *ROLE_RESPONSES, *TOKEN_RESPONSES}
+    request |= {
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.API_VERSIONS,
+        ApiKey.SASL_AUTHENTICATE,
+        *ROLE_REQUESTS,
+    }
+    response |= {ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER, *ROLE_RESPONSES, *TOKEN_RESPONSES}
     return np.array(sorted(request)), np.array(sorted(response))
 
 
@@ -243,15 +248,19 @@ def _read(
     if (api_key, side) in topic_tellers():
         time_ns = exchanges[SIDE_NAMES[side]]["time_ns"]
         _topic_facts(frames.buf, decoded, time_ns, catalog.api(api_key).name, facts)
-    if side == RESPONSE and api_key == METADATA:
+    if side == RESPONSE and api_key == ApiKey.METADATA:
         _topic_names(decoded.body, exchanges["response"]["time_ns"], facts)
-    if side == RESPONSE and api_key in (METADATA, DESCRIBE_CLUSTER):
+    if side == RESPONSE and api_key in (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER):
         _broker_facts(decoded.body, facts)
     if api_key in (ROLE_RESPONSES if side == RESPONSE else ROLE_REQUESTS):
         facts.roles.update(roles(api_key, side, decoded.body))
     if side == RESPONSE and api_key in TOKEN_RESPONSES:
         facts.add_owners(token_owners(api_key, decoded.body))
-    if side == REQUEST and api_key in (SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE):
+    if side == REQUEST and api_key in (
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.API_VERSIONS,
+        ApiKey.SASL_AUTHENTICATE,
+    ):
         _connection_facts(api_key, decoded.body, exchanges["connection"], connection_facts)
 
 
@@ -322,11 +331,11 @@ def _connection_facts(
 ) -> None:
     """Client software, SASL mechanism and user: what each connection said first."""
     _, first = np.unique(connection, return_index=True)
-    if api_key == API_VERSIONS:
+    if api_key == ApiKey.API_VERSIONS:
         named = np.flatnonzero(body.field("client_software_name").is_valid())
         _, first = np.unique(connection[named], return_index=True)
         first = named[first]
-    elif api_key == SASL_AUTHENTICATE:
+    elif api_key == ApiKey.SASL_AUTHENTICATE:
         order = np.argsort(connection, kind="stable")
         rank = np.arange(len(order)) - np.searchsorted(connection[order], connection[order])
         first = np.sort(order[rank < TOKENS_READ])
@@ -335,10 +344,10 @@ def _connection_facts(
     ):
         if value is None:
             continue
-        if api_key == API_VERSIONS:
+        if api_key == ApiKey.API_VERSIONS:
             told = (value["client_software_name"], value["client_software_version"])
             facts.software.setdefault(row, told)
-        elif api_key == SASL_HANDSHAKE:
+        elif api_key == ApiKey.SASL_HANDSHAKE:
             facts.mechanism.setdefault(row, value["mechanism"])
         else:
             _principal(row, value["auth_bytes"] or b"", facts)

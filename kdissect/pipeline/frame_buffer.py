@@ -15,9 +15,9 @@ from kdissect.codec.message_columns import ELEMENTS_MAX, MessageColumns, decode_
 from kdissect.kafka.assembly import EXTENT, Assembly
 from kdissect.pipeline.exchange_index import SIDES
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 
 REQUEST, RESPONSE = 0, 1
-API_VERSIONS = 18
 UNSUPPORTED_VERSION = 35
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -103,7 +103,8 @@ class Frames:
     def _fall_back(self) -> None:
         """KIP-511: ApiVersions error 35 is answered with a v0 body, whatever was asked."""
         rows = np.flatnonzero(
-            (self.api_key == API_VERSIONS) & (self.end[:, RESPONSE] - self.start[:, RESPONSE] >= 6)
+            (self.api_key == ApiKey.API_VERSIONS)
+            & (self.end[:, RESPONSE] - self.start[:, RESPONSE] >= 6)
         )
         at = self.start[rows, RESPONSE] + 4
         code = (self.buf[at].astype(np.int64) << 8) | self.buf[at + 1]

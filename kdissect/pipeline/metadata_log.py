@@ -23,9 +23,10 @@ from kdissect.codec.message_columns import MessageColumns
 from kdissect.codec.record_batches import Limits, RecordChunk, iter_record_chunks
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.frame_buffer import Frames
-from kdissect.pipeline.record_sets import FETCH_SNAPSHOT, record_sets
+from kdissect.pipeline.record_sets import record_sets
 from kdissect.pipeline.snapshots import Edges
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.stories.messages import Messages
 from kdissect.stories.snapshots import Fragment, Joined, Joiner
 from kdissect.tables.connections import broker_texts
@@ -37,7 +38,6 @@ from kdissect.tables.message_facts import (
 )
 
 REQUEST, RESPONSE = 0, 1
-FETCH = 1
 _SMALLEST_BATCH = 61
 _NAMES = {METADATA_TOPIC_ID: METADATA_TOPIC}
 _MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC.encode())
@@ -52,12 +52,12 @@ def learn_metadata(
     """Give every topic of the metadata log's records in the assembly to `add_topic`."""
     exchanges = assembly.exchanges
     rows = np.flatnonzero(
-        np.isin(exchanges["api_key"], (FETCH, FETCH_SNAPSHOT))
+        np.isin(exchanges["api_key"], (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT))
         & (exchanges["request"]["is_whole"] != 0)
         & (exchanges["response"]["is_whole"] != 0)
         & (
             (exchanges["response"]["size"] > _SMALLEST_BATCH)
-            | (exchanges["api_key"] == FETCH_SNAPSHOT)  # pieces of batches
+            | (exchanges["api_key"] == ApiKey.FETCH_SNAPSHOT)  # pieces of batches
         )
     )
     asking = [
@@ -74,7 +74,7 @@ def learn_metadata(
     def fragments() -> Iterator[Fragment]:
         for chunk in _chunks(rows, exchanges["response"]["size"], chunk_bytes):
             frames = Frames.gather(assembly, sources, chunk, (RESPONSE,))
-            for api_key in (FETCH, FETCH_SNAPSHOT):
+            for api_key in (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT):
                 yield from _read(frames, api_key, brokers, add_topic)
 
     for found in Joiner(Limits().decompressed_size_max).join(fragments()):
@@ -83,7 +83,7 @@ def learn_metadata(
             place = np.zeros(1, np.int64), np.array([len(data)])
             time_ns = np.array([found.at.time_ns])
             for part in iter_record_chunks(data, *place, Limits()):
-                _tell(part, time_ns, FETCH_SNAPSHOT, add_topic)
+                _tell(part, time_ns, ApiKey.FETCH_SNAPSHOT, add_topic)
 
 
 def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int64]]:
@@ -125,7 +125,7 @@ def _read(
     start = np.ascontiguousarray(sets.start + lead, np.int64)
     length = np.where(mine, sets.length - lead, 0)
     time_ns = frames.exchanges["response"]["time_ns"][sets.row]
-    pieces = np.flatnonzero(mine) if api_key == FETCH_SNAPSHOT else np.zeros(0, np.int64)
+    pieces = np.flatnonzero(mine) if api_key == ApiKey.FETCH_SNAPSHOT else np.zeros(0, np.int64)
     messages = _messages(frames, (api_key, chosen, decoded), brokers)
     edges = Edges(sets, lead, pieces, messages, frames.start[:, RESPONSE])
     for part in iter_record_chunks(frames.buf, start, length, Limits()):

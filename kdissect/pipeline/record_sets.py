@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.codec.batch_resync import first_batch
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.tables.message_facts import ChunkMarks, RecordSets
 
-FETCH_SNAPSHOT = 59
 RESPONSE = 1
 
 
@@ -24,7 +24,7 @@ def record_sets(
     begin start anywhere; all other sets start with a batch.
     """
     sets = marks.places(Role.RECORDS)
-    is_piece = api_key[sets.row] == FETCH_SNAPSHOT
+    is_piece = api_key[sets.row] == ApiKey.FETCH_SNAPSHOT
     position = np.zeros(len(sets.row), np.int64)
     if is_piece.any():
         told = marks.places(Role.SNAPSHOT_POSITION)

@@ -19,7 +19,8 @@ from kdissect.codec.record_batches import iter_record_chunks
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.record_output import alike, as_shown
-from kdissect.pipeline.record_sets import FETCH_SNAPSHOT, RESPONSE
+from kdissect.pipeline.record_sets import RESPONSE
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.stories.messages import Messages, flattened
 from kdissect.stories.snapshots import Fault, Fragment, Headless, Joined, Joiner, Snapshot
@@ -80,7 +81,7 @@ class Edges:
         bases, totals = places
         row = sets.row[self.pieces]
         told = _told(messages, marks, row)
-        asked = messages.body(FETCH_SNAPSHOT, REQUEST, row)
+        asked = messages.body(ApiKey.FETCH_SNAPSHOT, REQUEST, row)
         followers = [None] * len(row) if asked is None else asked.field("replica_id").to_pylist()
         brokers = messages.broker.take(pa.array(row)).to_pylist()
         order, set_count = _within_exchange(sets.row)
@@ -138,7 +139,7 @@ def _told(messages: Messages, marks: ChunkMarks, row: Ints) -> list[tuple[int, i
     Every partition of a response that was decoded has these and one record set, in wire order.
     """
     distinct = np.unique(row)
-    body = messages.body(FETCH_SNAPSHOT, RESPONSE, distinct)
+    body = messages.body(ApiKey.FETCH_SNAPSHOT, RESPONSE, distinct)
     assert body is not None
     topics, _ = flattened(body.field("topics"))
     partitions, _ = flattened(topics.field("partitions"))

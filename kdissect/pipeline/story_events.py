@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from kdissect.pipeline.frame_buffer import REQUEST, RESPONSE, Frames
 from kdissect.pipeline.snapshots import Edges
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.stories.events import Collector
 from kdissect.stories.fetch_messages import fetch_events
@@ -20,7 +21,6 @@ from kdissect.stories.producer_messages import ProducedBatches, produce_events, 
 from kdissect.tables.message_facts import ChunkMarks, RecordSets
 from kdissect.tables.records import PRODUCE as PRODUCED
 
-PRODUCE = 0
 _NUMBERS = ("producer_id", "producer_epoch", "base_sequence", "record_count", "size")
 
 
@@ -83,7 +83,7 @@ class ChunkStories:
 
     def _answers(self, sets: RecordSets) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
         """Per record set whether its Produce was answered, and the error of its partition."""
-        answered = self.messages.answered(PRODUCE, sets.row)
+        answered = self.messages.answered(ApiKey.PRODUCE, sets.row)
         given = self.marks.places(Role.ERROR_CODE)
         keys, wanted = _keys(given), _keys(sets)
         codes = np.zeros(len(sets.row), np.int64)

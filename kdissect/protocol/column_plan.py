@@ -43,6 +43,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Api, Definition, Field, Type
 
 WORDS = 8
@@ -105,8 +106,6 @@ class Rule(NamedTuple):
     apis: frozenset[int] = frozenset()  # only in these APIs; empty: in all
 
 
-PRODUCE, FETCH, FETCH_SNAPSHOT = 0, 1, 59
-
 # The first rule that fits decides. Arrays of strings get their element's role too.
 ROLE_RULES = (
     Rule(Role.ERROR_CODE, (Type.INT16,), names=frozenset({"error_code"}), suffix="_error_code"),
@@ -120,14 +119,15 @@ ROLE_RULES = (
     Rule(Role.TRANSACTIONAL_ID, (Type.STRING,), frozenset({"transactionalId"}),
          frozenset({"transactional_id"})),
     Rule(Role.RECORDS, (Type.RECORDS,), suffix=""),
-    Rule(Role.ACKS, (Type.INT16,), names=frozenset({"acks"}), apis=frozenset({PRODUCE})),
+    Rule(Role.ACKS, (Type.INT16,), names=frozenset({"acks"}), apis=frozenset({ApiKey.PRODUCE})),
     Rule(Role.BASE_OFFSET, (Type.INT64,), names=frozenset({"base_offset"}),
-         apis=frozenset({PRODUCE})),
+         apis=frozenset({ApiKey.PRODUCE})),
     Rule(Role.LOG_APPEND_TIME_MS, (Type.INT64,), names=frozenset({"log_append_time_ms"}),
-         apis=frozenset({PRODUCE})),
-    Rule(Role.REPLICA_ID, (Type.INT32,), names=frozenset({"replica_id"}), apis=frozenset({FETCH})),
+         apis=frozenset({ApiKey.PRODUCE})),
+    Rule(Role.REPLICA_ID, (Type.INT32,), names=frozenset({"replica_id"}),
+         apis=frozenset({ApiKey.FETCH})),
     Rule(Role.SNAPSHOT_POSITION, (Type.INT64,), names=frozenset({"position"}),
-         apis=frozenset({FETCH_SNAPSHOT})),
+         apis=frozenset({ApiKey.FETCH_SNAPSHOT})),
 )  # fmt: skip
 
 _RULES_OF_TYPE: dict[Type, list[Rule]] = {kind: [] for kind in Type}

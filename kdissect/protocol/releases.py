@@ -32,12 +32,11 @@ from functools import cache
 from pathlib import Path
 
 from kdissect.errors import DefinitionError
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import VersionRange
 
 FACTS = Path(__file__).parent / "releases.kdef"
 FIRST_TARGET = (2, 4)  # older releases are there for what their clients speak
-
-_PRODUCE = 0
 
 
 @dataclass
@@ -142,7 +141,7 @@ def releases_offering(ranges: Mapping[int, tuple[int, int]]) -> list[str]:
         and all(
             (versions := facts().spoken.get(key, {}).get(release)) is not None
             and versions.last == last
-            and (versions.first == first or key == _PRODUCE)
+            and (versions.first == first or key == ApiKey.PRODUCE)
             for key, (first, last) in ranges.items()
         )
     ]
@@ -152,11 +151,11 @@ def taken(offered: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
     """api_key -> versions that a broker takes of those that it offers: of Produce, none that no
     release that offers just this takes."""
     found = dict(offered)
-    spoken = [facts().spoken[_PRODUCE][release] for release in releases_offering(offered)]
+    spoken = [facts().spoken[ApiKey.PRODUCE][release] for release in releases_offering(offered)]
     firsts = [versions.first for versions in spoken if versions is not None]
-    if firsts and _PRODUCE in found:
-        first, last = found[_PRODUCE]
-        found[_PRODUCE] = max(first, min(firsts)), last
+    if firsts and ApiKey.PRODUCE in found:
+        first, last = found[ApiKey.PRODUCE]
+        found[ApiKey.PRODUCE] = max(first, min(firsts)), last
     return found
 
 

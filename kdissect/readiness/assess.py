@@ -26,6 +26,7 @@ from typing import Any
 
 from kdissect.api import Tables
 from kdissect.errors import Error
+from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.model import VersionRange
 from kdissect.protocol.releases import facts, find_release, release_number, releases
 from kdissect.protocol.releases import spoken_versions as spoken_by
@@ -35,21 +36,9 @@ FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
 VERDICTS = (BREAKS, UNKNOWN, OK)  # worst first
 
-PRODUCE, API_VERSIONS = 0, 18
-WRITE_TXN_MARKERS = 27  # brokers among themselves, and an admin that ends a hanging transaction
 MAGIC_2_PRODUCE = 3  # the first Produce version that carries magic 2, and nothing older
 JAVA = "apache-kafka-java"
 
-# Only brokers and controllers send these.
-INTERNAL_APIS = frozenset(
-    (
-        *(4, 5, 6, 7),  # LeaderAndIsr, StopReplica, UpdateMetadata, ControlledShutdown
-        *(56, 58, 67),  # AlterPartition, Envelope, AllocateProducerIds
-        *(52, 53, 54, 59, 82),  # Vote, Begin- and EndQuorumEpoch, FetchSnapshot, UpdateRaftVoter
-        *(62, 63, 70, 73),  # BrokerRegistration, -Heartbeat, ControllerRegistration, AssignReplicas
-        *range(83, 88),  # the share-group state
-    )
-)
 # How Kafka's servers call themselves where nothing else in their requests shows it.
 INTERNAL_CLIENT_IDS = (
     r"^(broker-\d+-(fetcher-\d+|txn-marker-sender)|raft-client-\d+|AddPartitionsManager-client-\d+"
@@ -58,9 +47,15 @@ INTERNAL_CLIENT_IDS = (
 )
 # Requests of these APIs fail without harm: the client asks in another way, or goes without.
 DISPENSABLE_APIS = frozenset(
-    (60, 71, 72, 75)
-)  # DescribeCluster, telemetry, DescribeTopicPartitions
-_HANDSHAKES = (17, API_VERSIONS, 36)  # on every connection, whoever opens it
+    {
+        ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+    }
+)  # fmt: skip
+# Every connection may begin with these, whoever opens it.
+_HANDSHAKES = tuple(
+    map(int, (ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE))
+)
 
 # KIP-896: this release of librdkafka was checked to speak what Kafka 4.0 takes.
 _LIBRDKAFKA = re.compile(r"rdkafka\W*v?(\d+)\.(\d+)\.(\d+)", re.IGNORECASE)
@@ -163,7 +158,7 @@ def _prepare(database: Database, names: set[str]) -> None:
         if "apis/AddPartitionsToTxn" in names
         else "select null::bigint connection_id where false"
     )
-    internal_keys = ", ".join(map(str, sorted(INTERNAL_APIS)))
+    internal_keys = ", ".join(map(str, sorted(INTER_BROKER_APIS)))
     database.run(
         f"""
         create temp table told as
@@ -188,7 +183,7 @@ def _prepare(database: Database, names: set[str]) -> None:
             union all select connection_id from asked
                 where regexp_matches(client_id, '{INTERNAL_CLIENT_IDS}')
             union all select connection_id from asked where api_key not in {_HANDSHAKES}
-                group by all having bool_and(api_key = {WRITE_TXN_MARKERS})
+                group by all having bool_and(api_key = {ApiKey.WRITE_TXN_MARKERS})
             union all select e.connection_id from record_batches b
                 join exchanges e using (exchange_id)
                 where b.source in ('replica_fetch', 'raft_fetch', 'snapshot')
@@ -283,7 +278,7 @@ def _prepare_offers(database: Database, names: set[str]) -> None:
         from offered join told using (connection_id) group by all;
 
         create temp table negotiating as
-        select distinct connection_id from asked where api_key = {API_VERSIONS};
+        select distinct connection_id from asked where api_key = {ApiKey.API_VERSIONS};
         """
     )
 
@@ -307,7 +302,7 @@ def _clients(database: Database, release: str) -> list[dict[str, Any]]:
             select {columns}, count(distinct s.connection_id) connection_count,
                 sum(request_count)::bigint request_count, min(first_time) first_time,
                 max(last_time) last_time,
-                max(api_version) filter (where api_key = {API_VERSIONS}) asked_with
+                max(api_version) filter (where api_key = {ApiKey.API_VERSIONS}) asked_with
             from said s join who w on w.connection_id = s.connection_id
                 and w.client_id is not distinct from s.client_id
             where not w.is_internal group by all
@@ -438,7 +433,8 @@ def _java_hint(client: dict[str, Any], api_key: int, taken: VersionRange) -> str
     same = [
         release
         for release in releases()
-        if (spoken := spoken_by(release).get(API_VERSIONS)) is not None and spoken.last == asked
+        if (spoken := spoken_by(release).get(ApiKey.API_VERSIONS)) is not None
+        and spoken.last == asked
     ]
     if not same:
         return ""
@@ -481,7 +477,7 @@ def _merged(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _formats(database: Database, release: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """The message formats that each client writes, and whether the release takes them."""
-    produce = spoken_by(release).get(PRODUCE)
+    produce = spoken_by(release).get(ApiKey.PRODUCE)
     oldest = 2 if produce is None or produce.first >= MAGIC_2_PRODUCE else 0
     columns = ", ".join(f"w.{name}" for name in _CLIENT)
     formats: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -538,7 +534,7 @@ def _ready_java(release: str) -> str | None:
         if all(
             versions.last >= taken[key].first
             for key, versions in spoken.items()
-            if key in taken and key not in INTERNAL_APIS and key != WRITE_TXN_MARKERS
+            if key in taken and key not in INTER_BROKER_APIS and key != ApiKey.WRITE_TXN_MARKERS
         ):
             return each
     return None

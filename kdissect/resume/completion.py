@@ -23,6 +23,7 @@ from kdissect.kafka.assembly import (
 )
 from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
 from kdissect.kafka.framing import ASKS_VERSIONS, HAS_ASKED, IN_TOKENS, RESUMED, YOUNG
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.resume.connection_state import (
     CONFIRMED_BY,
     DEFERRED_MIN,
@@ -41,7 +42,6 @@ from kdissect.resume.connection_state import (
     OUTSTANDING_ONE_WAY_MAX,
     PASSED_MAX,
     REST,
-    SASL_HANDSHAKE,
     STATES,
     TAIL_KEPT,
     TAIL_MAX,
@@ -317,8 +317,8 @@ class Settling:
         exchanges = self.assembly.exchanges
         key, version = exchanges["api_key"], exchanges["api_version"]
         is_token = exchanges["is_sasl_token"] != 0
-        is_handshake = (key == SASL_HANDSHAKE) & (version == 0)
-        is_early = is_token | (key == SASL_HANDSHAKE) | (key == ASKS_VERSIONS)
+        is_handshake = (key == ApiKey.SASL_HANDSHAKE) & (version == 0)
+        is_early = is_token | (key == ApiKey.SASL_HANDSHAKE) | (key == ASKS_VERSIONS)
         young = (self.bits & RESUMED == 0) | (self.bits & YOUNG != 0)
         tokens = self.bits & IN_TOKENS != 0
         for side in (0, 1):

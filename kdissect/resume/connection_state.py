@@ -22,7 +22,6 @@ LOOKED_AT_MAX = 256 << 10
 TLS_BYTES_MAX = 64 << 20
 TAIL_MAX, TAIL_KEPT = 1 << 20, 64 << 10  # bytes in no frame that a search goes over again
 DEFERRED_MIN = 256 << 10  # of a frame that are missing, so that the connection waits for them
-SASL_HANDSHAKE = 17
 UNASKED_BEHIND = 8  # bytes that must follow a response whose request was not seen
 
 HOLE_ACKED_BYTES = 64 << 10

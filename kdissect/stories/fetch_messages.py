@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.codec.message_columns import body_type
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.stories.events import story
 from kdissect.stories.messages import REQUEST, RESPONSE, Messages, Rows, flattened
 from kdissect.stories.sequences import codes
 
-FETCH = 1
 FULL, FINAL = 0, -1  # session epochs that start and end a session
 
 
@@ -31,13 +31,13 @@ class Ask(IntEnum):
 
 def fetch_events(messages: Messages) -> Iterator[pa.Table]:
     """FETCH_STEPS of a chunk; a partition asked for again and again makes one of them."""
-    rows = messages.rows(FETCH)
-    asked = messages.body(FETCH, REQUEST, rows)
-    given = messages.body(FETCH, RESPONSE, rows)
+    rows = messages.rows(ApiKey.FETCH)
+    asked = messages.body(ApiKey.FETCH, REQUEST, rows)
+    given = messages.body(ApiKey.FETCH, RESPONSE, rows)
     if asked is None or not len(rows):
         return
     if given is None:  # whether others of the chunk were answered makes no difference
-        given = pa.nulls(len(rows), body_type(FETCH, "response"))
+        given = pa.nulls(len(rows), body_type(ApiKey.FETCH, "response"))
     epoch = pc.fill_null(asked.field("session_epoch"), FINAL).to_numpy(zero_copy_only=False)
     old = pc.fill_null(asked.field("session_id"), 0).to_numpy(zero_copy_only=False)
     new = pc.fill_null(given.field("session_id"), 0).to_numpy(zero_copy_only=False)

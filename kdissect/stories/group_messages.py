@@ -18,18 +18,31 @@ import pyarrow.compute as pc
 from kdissect.codec.message_codec import decode
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.stories.events import story
 from kdissect.stories.messages import REQUEST, RESPONSE, Messages, Rows
 
-OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 8, 11, 12, 13, 14
-TXN_OFFSET_COMMIT, CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT = 28, 68, 76, 88
-
 GROUP_APIS = (
-    *(OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, TXN_OFFSET_COMMIT),
-    *(CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT),
+    *(
+        ApiKey.OFFSET_COMMIT,
+        ApiKey.JOIN_GROUP,
+        ApiKey.HEARTBEAT,
+        ApiKey.LEAVE_GROUP,
+        ApiKey.SYNC_GROUP,
+        ApiKey.TXN_OFFSET_COMMIT,
+    ),
+    *(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        ApiKey.SHARE_GROUP_HEARTBEAT,
+        ApiKey.STREAMS_GROUP_HEARTBEAT,
+    ),
 )
-EPOCH_HEARTBEATS = (CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT)
+EPOCH_HEARTBEATS = (
+    ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.SHARE_GROUP_HEARTBEAT,
+    ApiKey.STREAMS_GROUP_HEARTBEAT,
+)
 
 Body = dict[str, Any]
 Told = tuple[str | None, int | None, dict[str, Any]]  # member id, generation, what else there is
@@ -46,7 +59,7 @@ def group_events(messages: Messages) -> Iterator[pa.Table]:
 def _telling(messages: Messages, api_key: int) -> Rows:
     """Rows of the messages that say something new."""
     rows = messages.rows(api_key)
-    if not len(rows) or api_key in (JOIN_GROUP, SYNC_GROUP, LEAVE_GROUP):
+    if not len(rows) or api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP):
         return rows
     wrong = messages.error_code[rows] != 0
     if api_key not in EPOCH_HEARTBEATS:
@@ -59,7 +72,7 @@ def _telling(messages: Messages, api_key: int) -> Rows:
     if given is not None:
         there = given.is_valid().to_numpy(zero_copy_only=False)
         told = pc.fill_null(given.field("member_epoch"), 0).to_numpy(zero_copy_only=False)
-        name = "active_tasks" if api_key == STREAMS_HEARTBEAT else "assignment"
+        name = "active_tasks" if api_key == ApiKey.STREAMS_GROUP_HEARTBEAT else "assignment"
         assigned = given.field(name).is_valid().to_numpy(zero_copy_only=False)
         new |= there & ((told != epoch) | assigned)
     return rows[new]
@@ -98,18 +111,20 @@ def _read(messages: Messages, api_key: int, rows: Rows) -> pa.Table:
 def _told(
     api_key: int, request: Body, response: Body | None, topic_names: dict[str, str]
 ) -> Iterator[Told]:
-    if api_key == JOIN_GROUP:
+    if api_key == ApiKey.JOIN_GROUP:
         yield _join(request, response)
-    elif api_key == SYNC_GROUP:
+    elif api_key == ApiKey.SYNC_GROUP:
         yield _sync(request, response)
-    elif api_key == LEAVE_GROUP:
+    elif api_key == ApiKey.LEAVE_GROUP:
         yield from _leaves(request, response)
-    elif api_key == HEARTBEAT:
+    elif api_key == ApiKey.HEARTBEAT:
         yield request["member_id"], request["generation_id"], {}
     elif api_key in EPOCH_HEARTBEATS:
         yield _epoch_heartbeat(api_key, request, response, topic_names)
     else:
-        name = "generation_id_or_member_epoch" if api_key == OFFSET_COMMIT else "generation_id"
+        name = (
+            "generation_id_or_member_epoch" if api_key == ApiKey.OFFSET_COMMIT else "generation_id"
+        )
         refused = {"refused": _refused(request, response, topic_names)}
         yield request["member_id"], request[name], refused
 
@@ -162,7 +177,7 @@ def _epoch_heartbeat(
     if response is None:
         return request["member_id"], request["member_epoch"], data
     data["message"] = response["error_message"]
-    if api_key == STREAMS_HEARTBEAT:
+    if api_key == ApiKey.STREAMS_GROUP_HEARTBEAT:
         if response["active_tasks"] is not None:
             data["given"] = _merged(
                 (f"{kind} task {task['subtopology_id']}", task["partitions"])

@@ -22,32 +22,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kdissect.protocol.error_codes import error_name
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.stories.events import NO_TIME
-from kdissect.stories.group_messages import (
-    CONSUMER_HEARTBEAT,
-    EPOCH_HEARTBEATS,
-    HEARTBEAT,
-    JOIN_GROUP,
-    LEAVE_GROUP,
-    SHARE_HEARTBEAT,
-    STREAMS_HEARTBEAT,
-    SYNC_GROUP,
-    Places,
-    places,
-)
+from kdissect.stories.group_messages import EPOCH_HEARTBEATS, Places, places
 from kdissect.tables.arrow_arrays import times_from_ns
 from kdissect.tables.schemas import GROUP_EVENTS
 
 CLASSIC = "classic"
-TYPES = {
-    CONSUMER_HEARTBEAT: "consumer",
-    SHARE_HEARTBEAT: "share",
-    STREAMS_HEARTBEAT: "streams",
+TYPES: dict[int, str] = {
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: "consumer",
+    ApiKey.SHARE_GROUP_HEARTBEAT: "share",
+    ApiKey.STREAMS_GROUP_HEARTBEAT: "streams",
 }
-_CLASSIC_APIS = (JOIN_GROUP, SYNC_GROUP, LEAVE_GROUP, HEARTBEAT)
+_CLASSIC_APIS = (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP, ApiKey.HEARTBEAT)
 STATIC_LEAVE = -2
-_EPOCH_ERRORS = (110, 113)  # FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH: not said to classic members
+_EPOCH_ERRORS = (
+    ErrorCode.FENCED_MEMBER_EPOCH,
+    ErrorCode.STALE_MEMBER_EPOCH,
+)  # FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH: not said to classic members
 
 # Reasons of clients that only say that they follow others.
 _FOLLOWS = ("group is already rebalancing", "need to re-join with the given member-id")
@@ -195,16 +188,16 @@ def _own_rows(event: _Event, group_type: str) -> Iterator[_Row]:
         )
 
     data = event.data
-    if event.api_key == JOIN_GROUP:
+    if event.api_key == ApiKey.JOIN_GROUP:
         yield row("join", _join_detail(event), event.waited_ms)
-    elif event.api_key == SYNC_GROUP:
+    elif event.api_key == ApiKey.SYNC_GROUP:
         assigned = data.get("assigned")
         gives = f"gives {data['gives']} assignments" if data["gives"] else ""
         got = f"assigned {assigned}" if event.is_good and assigned is not None else ""
         yield row("sync", [_error(event), gives, got], event.waited_ms)
-    elif event.api_key == LEAVE_GROUP:
+    elif event.api_key == ApiKey.LEAVE_GROUP:
         yield row("leave", [_error(event), data["reason"] or "", _instance(event)])
-    elif event.api_key == HEARTBEAT:
+    elif event.api_key == ApiKey.HEARTBEAT:
         yield row("heartbeat_error", [_error(event)])
     elif event.api_key in EPOCH_HEARTBEATS:
         yield from _heartbeat_rows(event, row)
@@ -263,7 +256,9 @@ def _error(event: _Event) -> str:
 
 def _classic_rebalances(events: list[_Event]) -> Iterator[_Row]:
     generations = _generations(events)
-    leaves = deque(event for event in events if event.api_key == LEAVE_GROUP and event.is_good)
+    leaves = deque(
+        event for event in events if event.api_key == ApiKey.LEAVE_GROUP and event.is_good
+    )
     waiting: list[_Event] = []
     before: _Generation | None = None
     for index, one in enumerate(generations):
@@ -283,7 +278,7 @@ def _classic_rebalances(events: list[_Event]) -> Iterator[_Row]:
 
 def _generations(events: list[_Event]) -> list[_Generation]:
     """Generations in the order in which they were told, with their joins and syncs."""
-    told = [event for event in events if event.api_key in (JOIN_GROUP, SYNC_GROUP)]
+    told = [event for event in events if event.api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)]
     told.sort(key=lambda event: event.answer_ns)  # stable
     found: list[_Generation] = []
     for event in told:
@@ -291,7 +286,7 @@ def _generations(events: list[_Event]) -> list[_Generation]:
         if number is None or number < 0:
             continue
         last = found[-1] if found else None
-        if event.api_key == SYNC_GROUP:
+        if event.api_key == ApiKey.SYNC_GROUP:
             known = next((one for one in found[:-4:-1] if one.number == number), None)
             if known is None and event.is_good:
                 known = _Generation(number, "", None)

@@ -12,13 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.stories.events import Step, story
 from kdissect.stories.messages import REQUEST, RESPONSE, Messages, Rows, flattened
 
-PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, END_TXN = 0, 22, 24, 25, 26
-WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT = 27, 28
-
-_ONE_ROW = {ADD_OFFSETS: Step.ADD_OFFSETS, TXN_OFFSET_COMMIT: Step.OFFSETS, END_TXN: Step.END}
+_ONE_ROW = {
+    ApiKey.ADD_OFFSETS_TO_TXN: Step.ADD_OFFSETS,
+    ApiKey.TXN_OFFSET_COMMIT: Step.OFFSETS,
+    ApiKey.END_TXN: Step.END,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ def producer_events(messages: Messages) -> Iterator[pa.Table]:
 def produce_events(messages: Messages, batches: ProducedBatches) -> pa.Table:
     """PRODUCER_STEPS of produced batches."""
     rows = batches.row
-    requests = messages.rows(PRODUCE)
-    body = messages.body(PRODUCE, REQUEST, requests)
+    requests = messages.rows(ApiKey.PRODUCE)
+    body = messages.body(ApiKey.PRODUCE, REQUEST, requests)
     assert body is not None  # a batch was found in one
     via = pa.array(np.searchsorted(requests, rows))
     count = np.clip(batches.last_delta + 1, 1, 2**31 - 1)
@@ -89,12 +91,12 @@ def _constant(step: Step, count: int) -> pa.Array:
 
 def _init(messages: Messages) -> Iterator[pa.Table]:
     """InitProducerId that gave an id; a refused one tells nothing about a producer."""
-    rows = messages.rows(INIT_PRODUCER_ID)
+    rows = messages.rows(ApiKey.INIT_PRODUCER_ID)
     if not len(rows):
         return
-    rows = rows[messages.answered(INIT_PRODUCER_ID, rows) & (messages.error_code[rows] == 0)]
-    asked = messages.body(INIT_PRODUCER_ID, REQUEST, rows)
-    given = messages.body(INIT_PRODUCER_ID, RESPONSE, rows)
+    rows = rows[messages.answered(ApiKey.INIT_PRODUCER_ID, rows) & (messages.error_code[rows] == 0)]
+    asked = messages.body(ApiKey.INIT_PRODUCER_ID, REQUEST, rows)
+    given = messages.body(ApiKey.INIT_PRODUCER_ID, RESPONSE, rows)
     if asked is None or given is None or not len(rows):
         return
     own = pc.fill_null(pc.equal(asked.field("producer_id"), given.field("producer_id")), False)
@@ -105,7 +107,7 @@ def _init(messages: Messages) -> Iterator[pa.Table]:
         producer_epoch=given.field("producer_epoch"),
         step=_constant(Step.INIT, len(rows)),
         transactional_id=asked.field("transactional_id"),
-        error_code=messages.errors(INIT_PRODUCER_ID, rows),
+        error_code=messages.errors(ApiKey.INIT_PRODUCER_ID, rows),
         flag=own,
     )
 
@@ -156,8 +158,8 @@ def _offsets(asked: pa.StructArray, given: pa.StructArray | None) -> pa.Array:
 
 def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
     """One event for each partition asked for, with the answer for that partition."""
-    rows = messages.rows(ADD_PARTITIONS)
-    body = messages.body(ADD_PARTITIONS, REQUEST, rows)
+    rows = messages.rows(ApiKey.ADD_PARTITIONS_TO_TXN)
+    body = messages.body(ApiKey.ADD_PARTITIONS_TO_TXN, REQUEST, rows)
     if body is None or not len(rows):
         return
     old = pa.StructArray.from_arrays(
@@ -205,7 +207,8 @@ def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
             partition=partitions,
             # version 4 and later may refuse the request as a whole
             error_code=pc.coalesce(
-                joined["error"].combine_chunks(), messages.errors(ADD_PARTITIONS, rows[row])
+                joined["error"].combine_chunks(),
+                messages.errors(ApiKey.ADD_PARTITIONS_TO_TXN, rows[row]),
             ),
         )
 
@@ -221,7 +224,7 @@ def _partition_answers(messages: Messages, rows: Rows) -> pa.Table:
             ("error", pa.int16()),
         ]
     ).empty_table()
-    body = messages.body(ADD_PARTITIONS, RESPONSE, rows)
+    body = messages.body(ApiKey.ADD_PARTITIONS_TO_TXN, RESPONSE, rows)
     if body is None:
         return empty
     results, result_row = flattened(body.field("results_by_transaction"))
@@ -255,8 +258,8 @@ def _answers(topics: pa.StructArray, row: Rows, ids: pa.Array) -> pa.Table:
 
 def _markers(messages: Messages) -> Iterator[pa.Table]:
     """One event for each partition that a coordinator ends a transaction on."""
-    rows = messages.rows(WRITE_TXN_MARKERS)
-    body = messages.body(WRITE_TXN_MARKERS, REQUEST, rows)
+    rows = messages.rows(ApiKey.WRITE_TXN_MARKERS)
+    body = messages.body(ApiKey.WRITE_TXN_MARKERS, REQUEST, rows)
     if body is None or not len(rows):
         return
     markers, row = flattened(body.field("markers"))
@@ -273,6 +276,6 @@ def _markers(messages: Messages) -> Iterator[pa.Table]:
         step=_constant(Step.MARKER, len(partitions)),
         topic=topics.field("name").take(pa.array(in_topic)),
         partition=partitions,
-        error_code=messages.errors(WRITE_TXN_MARKERS, rows[row[in_marker[in_topic]]]),
+        error_code=messages.errors(ApiKey.WRITE_TXN_MARKERS, rows[row[in_marker[in_topic]]]),
         flag=markers.field("transaction_result").take(via),
     )

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.stories.events import NO_TIME, Step
 from kdissect.tables.arrow_arrays import lists, times_from_ns
 from kdissect.tables.schemas import OFFSETS, TRANSACTIONS
@@ -32,7 +33,10 @@ from kdissect.tables.schemas import OFFSETS, TRANSACTIONS
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-FENCING = (47, 90)  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
+FENCING = (
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.PRODUCER_FENCED,
+)  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 NOT_ANSWERED = -(2**15)
 NEVER = 2**63 - 1
 _BEGINS = (Step.ADD, Step.ADD_OFFSETS, Step.OFFSETS, Step.PRODUCE)

@@ -6,7 +6,9 @@ import sys
 import pytest
 
 from kdissect.protocol import catalog
-from kdissect.protocol.error_codes import ERRORS, error_name
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import RETRIABLE, ErrorCode, error_name
+from kdissect.protocol.field_names import snake_case
 
 
 def test_every_pair_of_the_releases_is_there():
@@ -99,8 +101,17 @@ def test_one_api_costs_one_file():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+def test_api_keys_are_those_of_the_definitions():
+    names = {key: snake_case(api.name).upper() for key, api in catalog.apis().items()}
+    assert {key.value: key.name for key in ApiKey} == names
+
+
 def test_error_codes_have_no_holes():
-    assert list(ERRORS) == list(range(-1, 134))
-    assert (ERRORS[6].name, ERRORS[6].is_retriable) == ("NOT_LEADER_OR_FOLLOWER", True)
+    assert list(ErrorCode) == list(range(-1, 134))
+    assert (ErrorCode(6).name, 6 in RETRIABLE, 1 in RETRIABLE) == (
+        "NOT_LEADER_OR_FOLLOWER",
+        True,
+        False,
+    )
     assert (error_name(0), error_name(35)) == ("NONE", "UNSUPPORTED_VERSION")
     assert error_name(9999) == "UNKNOWN_ERROR_CODE_9999"

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.codec.message import Message, encode_message
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.comparison.alike import QuickComparator
 from kdissect.replay.comparison.comparator import Comparator
@@ -33,13 +34,12 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Kind, spots
 from kdissect.replay.workload.messages import request_of, response_of
 
 ZERO = UUID(int=0)
 HEARTBEATS = (
-    api.CONSUMER_GROUP_HEARTBEAT, api.SHARE_GROUP_HEARTBEAT, api.STREAMS_GROUP_HEARTBEAT,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT,
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ class OtherCluster:
             request, response = request_of(exchange), response_of(exchange)
             if request is None or response is None:
                 continue
-            if exchange.api_key == api.JOIN_GROUP and response.body["member_id"]:
+            if exchange.api_key == ApiKey.JOIN_GROUP and response.body["member_id"]:
                 self.coordinator_members.add(response.body["member_id"])
             if exchange.api_key in HEARTBEATS and not request.body["member_id"]:
                 self.coordinator_members.add(response.body["member_id"] or "")
@@ -118,13 +118,13 @@ class OtherCluster:
             else:
                 holder[slot.name] = self.value(kind, value)
         body, key = message.body, message.api_key
-        if key == api.FETCH and body.get("session_id"):
+        if key == ApiKey.FETCH and body.get("session_id"):
             body["session_id"] += 5
-        if key == api.DESCRIBE_CONFIGS:
+        if key == ApiKey.DESCRIBE_CONFIGS:
             for each in body["resources" if message.side == "request" else "results"]:
                 if each["resource_type"] in (4, 8) and each["resource_name"].isdigit():
                     each["resource_name"] = str(int(each["resource_name"]) + 100)
-        if key in (api.ALTER_CONFIGS, api.INCREMENTAL_ALTER_CONFIGS):
+        if key in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS):
             for each in body["resources" if message.side == "request" else "responses"]:
                 if each["resource_type"] in (4, 8) and each["resource_name"].isdigit():
                     each["resource_name"] = str(int(each["resource_name"]) + 100)

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.stories.events import GROUP_STEPS, NO_TIME
-from kdissect.stories.group_messages import CONSUMER_HEARTBEAT, OFFSET_COMMIT
 from kdissect.stories.groups import group_events_table
 
 STALE_MEMBER_EPOCH, ILLEGAL_GENERATION = 113, 22
@@ -39,9 +39,9 @@ def _types(*events: dict[str, Any]) -> list[str]:
 )
 def test_commits_alone(error_code: int, expected: str) -> None:
     """Epochs are of the consumer protocol (KIP-848); generations tell nothing new."""
-    assert _types(_event(OFFSET_COMMIT, error_code, "m", refused="")) == [expected]
+    assert _types(_event(ApiKey.OFFSET_COMMIT, error_code, "m", refused="")) == [expected]
 
 
 def test_what_others_of_the_group_are() -> None:
-    heartbeat = _event(CONSUMER_HEARTBEAT, 0, "n", epoch=5)
-    assert _types(_event(OFFSET_COMMIT, 22, "m", refused=""), heartbeat) == ["consumer"]
+    heartbeat = _event(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, "n", epoch=5)
+    assert _types(_event(ApiKey.OFFSET_COMMIT, 22, "m", refused=""), heartbeat) == ["consumer"]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from kdissect.codec.message_codec import Layout, Slot, layout
 from kdissect.codec.message_forms import Form, Leaf, Ref
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.comparator import (
     Comparator,
     Place,
@@ -34,7 +35,6 @@ from kdissect.replay.comparison.rules import Rule, Rules
 from kdissect.replay.model import Judgement, Outcome, Step, Verdict
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.shortcuts import Pair, pair_of
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Around, Kind, about
 
 _WALK_ONLY = frozenset({"resource_name", "key"})  # keys that need more than their value
@@ -77,7 +77,7 @@ class QuickComparator(Comparator):
             or outcome.api_version not in (-1, exchange.api_version)
         ):
             return None
-        if exchange.api_key != api.FETCH and answer[4:] == captured[4:]:
+        if exchange.api_key != ApiKey.FETCH and answer[4:] == captured[4:]:
             return None
         pair = pair_of(self.translator, step, answer)
         if pair is None:
@@ -137,8 +137,8 @@ class _View:
 
     def __init__(self, form: Form, api_name: str, rules: Rules) -> None:
         self._api_key, self._api_name, self._rules = form.api_key, api_name, rules
-        self._is_fetch = form.api_key == api.FETCH
-        self.is_known = form.api_key != api.SHARE_FETCH
+        self._is_fetch = form.api_key == ApiKey.FETCH
+        self.is_known = form.api_key != ApiKey.SHARE_FETCH
         self.lines: dict[int, _Line] = {}
         self.lists: list[_List] = []
         self.records: list[_Line] = []

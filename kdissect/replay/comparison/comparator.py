@@ -18,6 +18,7 @@ from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
 from kdissect.codec.message_forms import decode_alike
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.records import RecordLedger
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
@@ -25,11 +26,10 @@ from kdissect.replay.comparison.value_text import element_text, records_text, te
 from kdissect.replay.model import Difference, Judgement, Outcome, Plan, SkipCode, Step, Verdict
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.producers import Producer
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Around, Kind, about, kind_of, spots
 from kdissect.replay.workload.messages import entries, request_of
 
-_FETCH_APIS = frozenset({api.FETCH, api.SHARE_FETCH})
+_FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _ABSENT = "absent"
 
 Body = dict[str, Any]
@@ -457,7 +457,7 @@ class Walk:
         for each in partitions:
             is_asked = t.offsets.was_asked((name, each["partition_index"]))
             if not is_captured and (
-                each["error_code"] or not (is_asked or self.api_key != api.FETCH)
+                each["error_code"] or not (is_asked or self.api_key != ApiKey.FETCH)
             ):
                 return False
         for index, each in enumerate(partitions):

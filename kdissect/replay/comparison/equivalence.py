@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Step
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.requests import acl_resource, config_resource, renamed_protocol
 from kdissect.replay.translation.target_facts import ZERO_UUID
 from kdissect.replay.workload.field_kinds import Around, Kind
-from kdissect.replay.workload.messages import PRODUCE_API
 
 Body = dict[str, Any]
 
@@ -89,7 +89,7 @@ class Meaning:
         if translated_as == "marked_log":
             log = self._log(around)
             return kind is Kind.OFFSET and self.t.is_marked(log)
-        if translated_as == "offset" and step.exchange.api_key == PRODUCE_API:
+        if translated_as == "offset" and step.exchange.api_key == ApiKey.PRODUCE:
             if path.endswith("base_offset"):
                 return False  # that is where offsets are learnt
         if translated_as == "racing":

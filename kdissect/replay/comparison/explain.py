@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import (
     first_release_with,
     last_release_with,
@@ -25,12 +26,11 @@ from kdissect.replay.comparison.grouping import plain_path
 from kdissect.replay.comparison.rules import path_pattern
 from kdissect.replay.model import Difference, Outcome, Plan, Step, Verdict, Workload
 from kdissect.replay.planning.dependencies import Mode, Resource, Touches
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import entries, response_of
 
 Ranges = Mapping[int, tuple[int, int]]
 # An answer may depend on all that its connection said before: sessions.
-_IN_SESSIONS = frozenset({api.FETCH, api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE})
+_IN_SESSIONS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})
 _NOT_OFFERED = "not offered"
 
 
@@ -94,7 +94,7 @@ def _captured_ranges(workload: Workload) -> dict[int, tuple[int, int]]:
     """What a captured client was offered; of several brokers the longest list."""
     found: dict[int, tuple[int, int]] = {}
     for exchange in workload.exchanges():
-        if exchange.api_key != api.API_VERSIONS or exchange.internal_reason:
+        if exchange.api_key != ApiKey.API_VERSIONS or exchange.internal_reason:
             continue
         response = response_of(exchange)
         offered = entries(response.body.get("api_keys")) if response is not None else []

@@ -13,16 +13,20 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, WorkloadFacts
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Kind, spots
 from kdissect.replay.workload.messages import entries, request_of, response_of
 
 Resource = tuple[Any, ...]
 _TOPIC_RESOURCE = 2  # resource type of configs
 _GROUP_KEY = 0  # key type of FindCoordinator
-_CREATING_ERRORS = (3, 5)  # a Metadata that makes a topic answers so at first
+_CREATING_ERRORS = (
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+)  # a Metadata that makes a topic answers so at first
 
 
 class Mode(Enum):
@@ -74,18 +78,22 @@ class Touches:
             yield ("topic", name), Mode.READ
         if self.has_acls:
             yield ("acls",), Mode.READ
-        if key == api.PRODUCE_API:
+        if key == ApiKey.PRODUCE:
             yield from self._produce(request, logs)
-        elif key == api.FETCH:
+        elif key == ApiKey.FETCH:
             for log in self._fetched(exchange, logs):
                 yield log, Mode.PEEK
-        elif key in (api.LIST_OFFSETS, api.OFFSET_FOR_LEADER_EPOCH, api.DESCRIBE_PRODUCERS):
+        elif key in (
+            ApiKey.LIST_OFFSETS,
+            ApiKey.OFFSET_FOR_LEADER_EPOCH,
+            ApiKey.DESCRIBE_PRODUCERS,
+        ):
             for log in logs:
                 yield log, Mode.READ
-        elif key == api.DELETE_RECORDS:
+        elif key == ApiKey.DELETE_RECORDS:
             for log in logs:
                 yield log, Mode.WRITE
-        elif key == api.METADATA:
+        elif key == ApiKey.METADATA:
             yield from self._metadata(exchange, topics)
         elif key in _TOPIC_WRITERS:
             for name in topics:
@@ -166,22 +174,22 @@ class Touches:
 
     def _group(self, exchange: Exchange, request: Message, groups: list[str]) -> Iterable[Touch]:
         key = exchange.api_key
-        if key == api.LIST_GROUPS:
+        if key == ApiKey.LIST_GROUPS:
             yield ("groups",), Mode.READ
             return
-        if key == api.DESCRIBE_GROUPS:
+        if key == ApiKey.DESCRIBE_GROUPS:
             groups = entries(request.body["groups"])
         for group in groups:
-            if key == api.OFFSET_COMMIT:
+            if key == ApiKey.OFFSET_COMMIT:
                 yield ("group", group), Mode.READ
                 yield ("commits", group), Mode.WRITE
                 yield ("groups",), Mode.ADD
-            elif key == api.OFFSET_FETCH:
+            elif key == ApiKey.OFFSET_FETCH:
                 yield ("group", group), Mode.READ
                 yield ("commits", group), Mode.READ
             elif key in _GROUP_READERS:
                 yield ("group", group), Mode.READ
-            elif key == api.SHARE_FETCH or key == api.SHARE_ACKNOWLEDGE:
+            elif key == ApiKey.SHARE_FETCH or key == ApiKey.SHARE_ACKNOWLEDGE:
                 yield ("group", group), Mode.READ
                 yield ("share", group), Mode.WRITE
                 for log in self._named(request)[1]:
@@ -189,7 +197,7 @@ class Touches:
             else:
                 yield ("group", group), Mode.WRITE
                 yield ("groups",), Mode.ADD
-                if key in (api.DELETE_GROUPS, api.OFFSET_DELETE):
+                if key in (ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE):
                     yield ("commits", group), Mode.WRITE
                 if key in _SHARE_OFFSETS:
                     yield ("share", group), Mode.WRITE
@@ -203,7 +211,7 @@ class Touches:
         transactions: list[str],
     ) -> Iterable[Touch]:
         key = exchange.api_key
-        if key in (api.DESCRIBE_TRANSACTIONS, api.LIST_TRANSACTIONS):
+        if key in (ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS):
             yield ("txns",), Mode.READ
             for name in transactions:
                 yield ("txn", name), Mode.READ
@@ -212,19 +220,19 @@ class Touches:
             yield ("txn", name), Mode.WRITE
             yield ("txns",), Mode.ADD
             held = self.in_transaction.setdefault(name, set())
-            if key == api.ADD_PARTITIONS_TO_TXN:
+            if key == ApiKey.ADD_PARTITIONS_TO_TXN:
                 held.update(logs)
-            elif key == api.TXN_OFFSET_COMMIT:
+            elif key == ApiKey.TXN_OFFSET_COMMIT:
                 held.update(("commits", group) for group in groups)
-            elif key in (api.END_TXN, api.INIT_PRODUCER_ID):
+            elif key in (ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID):
                 for resource in held:
                     yield resource, Mode.WRITE
                 held.clear()
-        if key == api.TXN_OFFSET_COMMIT:
+        if key == ApiKey.TXN_OFFSET_COMMIT:
             for group in groups:
                 yield ("group", group), Mode.READ
                 yield ("commits", group), Mode.WRITE
-        if key in (api.INIT_PRODUCER_ID, api.END_TXN):
+        if key in (ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN):
             response = response_of(exchange)
             producer_id = -1 if response is None else response.body.get("producer_id", -1)
             if producer_id >= 0:
@@ -237,14 +245,14 @@ class Touches:
             elif key in writers:
                 yield (name,), Mode.WRITE
                 self.has_acls = self.has_acls or name == "acls"
-        if key in (api.DESCRIBE_CONFIGS, api.ALTER_CONFIGS, api.INCREMENTAL_ALTER_CONFIGS):
-            mode = Mode.READ if key == api.DESCRIBE_CONFIGS else Mode.WRITE
+        if key in (ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS):
+            mode = Mode.READ if key == ApiKey.DESCRIBE_CONFIGS else Mode.WRITE
             for resource in entries(request.body["resources"]):
                 name = resource["resource_name"]
                 yield ("config", resource["resource_type"], name), mode
                 if resource["resource_type"] == _TOPIC_RESOURCE:
                     yield ("topic", name), mode
-        elif key == api.FIND_COORDINATOR:
+        elif key == ApiKey.FIND_COORDINATOR:
             keys = request.body.get("coordinator_keys") or [request.body.get("key")]
             is_group = request.body.get("key_type", _GROUP_KEY) == _GROUP_KEY
             for name in keys:
@@ -253,24 +261,25 @@ class Touches:
 
 _TOPIC_WRITERS = frozenset(
     {
-        api.CREATE_TOPICS, api.DELETE_TOPICS, api.CREATE_PARTITIONS, api.ELECT_LEADERS,
-        api.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
     }
 )  # fmt: skip
 _GROUP_READERS = frozenset(
     {
-        api.HEARTBEAT, api.DESCRIBE_GROUPS, api.CONSUMER_GROUP_DESCRIBE, api.SHARE_GROUP_DESCRIBE,
-        api.STREAMS_GROUP_DESCRIBE, api.DESCRIBE_SHARE_GROUP_OFFSETS,
+        ApiKey.HEARTBEAT, ApiKey.DESCRIBE_GROUPS, ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.SHARE_GROUP_DESCRIBE, ApiKey.STREAMS_GROUP_DESCRIBE,
+        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
     }
 )  # fmt: skip
-_SHARE_OFFSETS = frozenset({api.ALTER_SHARE_GROUP_OFFSETS, api.DELETE_SHARE_GROUP_OFFSETS})
+_SHARE_OFFSETS = frozenset({ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS})
 _GROUP_APIS = (
     frozenset(
         {
-            api.JOIN_GROUP, api.SYNC_GROUP, api.LEAVE_GROUP, api.OFFSET_COMMIT, api.OFFSET_FETCH,
-            api.LIST_GROUPS, api.DELETE_GROUPS, api.OFFSET_DELETE, api.CONSUMER_GROUP_HEARTBEAT,
-            api.SHARE_GROUP_HEARTBEAT, api.STREAMS_GROUP_HEARTBEAT, api.SHARE_FETCH,
-            api.SHARE_ACKNOWLEDGE,
+            ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP, ApiKey.OFFSET_COMMIT,
+            ApiKey.OFFSET_FETCH, ApiKey.LIST_GROUPS, ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
+            ApiKey.STREAMS_GROUP_HEARTBEAT, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE,
         }
     )
     | _GROUP_READERS
@@ -278,41 +287,50 @@ _GROUP_APIS = (
 )  # fmt: skip
 _TXN_APIS = frozenset(
     {
-        api.INIT_PRODUCER_ID, api.ADD_PARTITIONS_TO_TXN, api.ADD_OFFSETS_TO_TXN, api.END_TXN,
-        api.TXN_OFFSET_COMMIT, api.DESCRIBE_TRANSACTIONS, api.LIST_TRANSACTIONS,
+        ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT, ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.LIST_TRANSACTIONS,
     }
 )  # fmt: skip
 # resource, who reads it, who changes it
 _SINGLE: tuple[tuple[str, frozenset[int], frozenset[int]], ...] = (
-    ("acls", frozenset({api.DESCRIBE_ACLS}), frozenset({api.CREATE_ACLS, api.DELETE_ACLS})),
+    (
+        "acls",
+        frozenset({ApiKey.DESCRIBE_ACLS}),
+        frozenset({ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS}),
+    ),
     (
         "tokens",
-        frozenset({api.DESCRIBE_DELEGATION_TOKEN}),
+        frozenset({ApiKey.DESCRIBE_DELEGATION_TOKEN}),
         frozenset(
-            {api.CREATE_DELEGATION_TOKEN, api.RENEW_DELEGATION_TOKEN, api.EXPIRE_DELEGATION_TOKEN}
+            {
+                ApiKey.CREATE_DELEGATION_TOKEN,
+                ApiKey.RENEW_DELEGATION_TOKEN,
+                ApiKey.EXPIRE_DELEGATION_TOKEN,
+            }
         ),
     ),
-    ("quotas", frozenset({api.DESCRIBE_CLIENT_QUOTAS}), frozenset({api.ALTER_CLIENT_QUOTAS})),
+    ("quotas", frozenset({ApiKey.DESCRIBE_CLIENT_QUOTAS}), frozenset({ApiKey.ALTER_CLIENT_QUOTAS})),
     (
         "scram",
-        frozenset({api.DESCRIBE_USER_SCRAM_CREDENTIALS}),
-        frozenset({api.ALTER_USER_SCRAM_CREDENTIALS}),
+        frozenset({ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS}),
+        frozenset({ApiKey.ALTER_USER_SCRAM_CREDENTIALS}),
     ),
-    ("logdirs", frozenset({api.DESCRIBE_LOG_DIRS}), frozenset({api.ALTER_REPLICA_LOG_DIRS})),
+    ("logdirs", frozenset({ApiKey.DESCRIBE_LOG_DIRS}), frozenset({ApiKey.ALTER_REPLICA_LOG_DIRS})),
     (
         "cluster",
-        frozenset({api.DESCRIBE_CLUSTER, api.API_VERSIONS}),
-        frozenset({api.UNREGISTER_BROKER, api.UPDATE_FEATURES}),
+        frozenset({ApiKey.DESCRIBE_CLUSTER, ApiKey.API_VERSIONS}),
+        frozenset({ApiKey.UNREGISTER_BROKER, ApiKey.UPDATE_FEATURES}),
     ),
     (
         "config-names",
-        frozenset({api.LIST_CONFIG_RESOURCES}),
-        frozenset({api.ALTER_CONFIGS, api.INCREMENTAL_ALTER_CONFIGS}),
+        frozenset({ApiKey.LIST_CONFIG_RESOURCES}),
+        frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}),
     ),
     (
         "topics",
-        frozenset({api.LIST_PARTITION_REASSIGNMENTS, api.DESCRIBE_LOG_DIRS}),
+        frozenset({ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.DESCRIBE_LOG_DIRS}),
         frozenset(),
     ),
 )
-BLOCKING_GROUP_APIS = frozenset({api.JOIN_GROUP, api.SYNC_GROUP})
+BLOCKING_GROUP_APIS = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})

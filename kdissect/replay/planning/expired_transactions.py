@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import TRANSACTIONS, Step
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import error_codes, request_of, response_of
 
 # INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS (it is being aborted),
@@ -32,14 +32,14 @@ def mark_expired(steps: Iterable[Step]) -> None:
         if request is None or not name:
             continue
         codes = set(error_codes(response.body)) if response is not None else set()
-        if step.exchange.api_key == api.INIT_PRODUCER_ID:
+        if step.exchange.api_key == ApiKey.INIT_PRODUCER_ID:
             timeout_ns[name] = request.body["transaction_timeout_ms"] * _MS_NS
             began_ns.pop(name, None)
             continue
         if name in timeout_ns and name in began_ns and codes & _ENDED:
             if step.at_ns - began_ns[name] >= timeout_ns[name]:
                 step.expired = name
-        if step.exchange.api_key != api.END_TXN:
+        if step.exchange.api_key != ApiKey.END_TXN:
             began_ns.setdefault(name, step.at_ns)
         elif codes == {0}:
             began_ns.pop(name, None)

@@ -32,6 +32,7 @@ from itertools import pairwise
 
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import (
     PRODUCE,
@@ -59,8 +60,8 @@ from kdissect.replay.workload.messages import entries, request_of, response_of
 
 # brokers announce new and deleted topics some time after they answered that it is done
 _ANNOUNCE_NS = 2_000_000_000
-_CHANGES_TOPICS = frozenset({api.CREATE_TOPICS, api.DELETE_TOPICS, api.CREATE_PARTITIONS})
-_SHOWS_TOPICS = frozenset({api.METADATA, api.DESCRIBE_TOPIC_PARTITIONS})
+_CHANGES_TOPICS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
+_SHOWS_TOPICS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
 _ANSWER, _REQUEST = 0, 1  # at the same moment, what is seen comes before what is sent
 
 
@@ -129,9 +130,9 @@ def _class(exchange: Exchange, request: Message | None) -> str:
     name = api.step_class(exchange.api_key)
     if request is None:
         return name
-    if exchange.api_key == api.INIT_PRODUCER_ID and request.body["transactional_id"] is None:
+    if exchange.api_key == ApiKey.INIT_PRODUCER_ID and request.body["transactional_id"] is None:
         return PRODUCE  # the id of an idempotent producer
-    if exchange.api_key == api.PRODUCE_API and request.body.get("transactional_id") is not None:
+    if exchange.api_key == ApiKey.PRODUCE and request.body.get("transactional_id") is not None:
         return TRANSACTIONS
     return name
 
@@ -149,7 +150,7 @@ def _skip(
         return Skipped(SkipCode.TARGET_OWN, "authentication is the target's own")
     if exchange.request is None:
         return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
-    if request is None and exchange.api_key != api.API_VERSIONS:
+    if request is None and exchange.api_key != ApiKey.API_VERSIONS:
         if catalog.has_version(exchange.api_key, exchange.api_version):
             return Skipped(SkipCode.NOT_CAPTURED, "the request cannot be decoded")
         where = f"{api.api_name(exchange.api_key)} v{exchange.api_version}"
@@ -159,7 +160,7 @@ def _skip(
             SkipCode.NOT_READY, "the captured broker was not ready, and the client asked again"
         )
     if name != READ:
-        if name == TRANSACTIONS and exchange.api_key == api.PRODUCE_API:
+        if name == TRANSACTIONS and exchange.api_key == ApiKey.PRODUCE:
             missing = [each for each in (PRODUCE, TRANSACTIONS) if each not in options.allow]
         else:
             missing = [name] if name not in options.allow else []
@@ -368,7 +369,7 @@ class _Ordering:
         written: dict[Resource, dict[int, tuple[int, int]]] = defaultdict(dict)
         silent: dict[Resource, list[tuple[int, int]]] = defaultdict(list)
         for step in active:
-            if step.exchange.api_key != api.PRODUCE_API:
+            if step.exchange.api_key != ApiKey.PRODUCE:
                 continue
             counts = self._record_counts(step)
             if not step.expects_response:
@@ -416,7 +417,7 @@ class _Ordering:
 
     def _wait_for_data(self, active: Iterable[Step]) -> None:
         for step in active:
-            if step.exchange.api_key != api.FETCH:
+            if step.exchange.api_key != ApiKey.FETCH:
                 continue
             response = response_of(step.exchange)
             if response is None:

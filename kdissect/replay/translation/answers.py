@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import READ, Exchange, Step
 from kdissect.replay.translation.fetch_sessions import Held
@@ -13,7 +14,6 @@ from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import (
     NO_TOPIC,
     OUT_OF_SEQUENCE,
@@ -35,10 +35,10 @@ FETCH_ATTEMPTS, FETCHES_MAX = 6, 16
 SHARE_ATTEMPTS, SHARES_MAX = 4, 8
 # What nobody's writes change, and fetches, whose records are looked for in all answers.
 _NEVER_AGAIN = frozenset(
-    {api.FETCH, api.API_VERSIONS, api.DESCRIBE_CLUSTER, api.GET_TELEMETRY_SUBSCRIPTIONS}
+    {ApiKey.FETCH, ApiKey.API_VERSIONS, ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS}
 )
 _HEARTBEATS = frozenset(
-    {api.CONSUMER_GROUP_HEARTBEAT, api.SHARE_GROUP_HEARTBEAT, api.STREAMS_GROUP_HEARTBEAT}
+    {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT}
 )
 
 
@@ -48,13 +48,13 @@ _HEARTBEATS = frozenset(
 def from_capture(t: State, exchange: Exchange) -> None:
     """What a captured exchange tells that later answers are held against."""
     t.groups.capture_tells(exchange)
-    if exchange.api_key == api.FETCH:
+    if exchange.api_key == ApiKey.FETCH:
         request, response = request_of(exchange), response_of(exchange)
         for log, entry in _logs(t, request.body if request is not None else {}, "topics"):
             t.offsets.capture_tells(log, asked=entry["fetch_offset"])
         for log, entry in _logs(t, response.body if response is not None else {}, "responses"):
             t.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
-    elif exchange.api_key == api.PRODUCE_API:
+    elif exchange.api_key == ApiKey.PRODUCE:
         request, response = request_of(exchange), response_of(exchange)
         if request is not None and request.body.get("transactional_id") is not None:
             t.marked.update(log for log, _ in _logs(t, request.body, "topic_data"))
@@ -98,21 +98,21 @@ def retry(t: State, step: Step, answer: Message) -> str:
         again.add(OUT_OF_SEQUENCE)
     if again & NO_TOPIC and not _has_topics(t, step):
         again -= NO_TOPIC
-    if not again and step.exchange.api_key == api.FETCH:
+    if not again and step.exchange.api_key == ApiKey.FETCH:
         return _retry_fetch(t, step, captured, answer)
-    if not again and step.exchange.api_key == api.SHARE_FETCH:
+    if not again and step.exchange.api_key == ApiKey.SHARE_FETCH:
         return _retry_share(t, step, captured, answer)
     if not again:
         return _retry_read(t, step, captured, answer)
-    if step.exchange.api_key == api.PRODUCE_API and not set(codes) <= again:
+    if step.exchange.api_key == ApiKey.PRODUCE and not set(codes) <= again:
         if not _is_idempotent(step):
             return ""  # some partitions were written, and would be so twice
-    if step.exchange.api_key == api.FETCH:
+    if step.exchange.api_key == ApiKey.FETCH:
         t.sessions.answered(t.broker(step), step.number, 0, answer.body, is_final=False)
-    elif step.exchange.api_key in (api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE):
+    elif step.exchange.api_key in (ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE):
         if answer.body["error_code"] == 0:
             _note_share(t, step, captured, answer)
-    elif step.exchange.api_key == api.PRODUCE_API:
+    elif step.exchange.api_key == ApiKey.PRODUCE:
         t.produced_again.setdefault(step.connection, set()).add(step.number)
     return f"error {min(again)}: not ready yet"
 
@@ -196,7 +196,7 @@ def _note_share(t: State, step: Step, captured: Message, answer: Message) -> Non
     session has come one request further."""
     _share(t, step, captured, answer)
     t.share_acknowledged.add(step.number)
-    if step.exchange.api_key != api.SHARE_FETCH:
+    if step.exchange.api_key != ApiKey.SHARE_FETCH:
         return
     for log, partition in _share_partitions(t, answer, is_captured=False):
         t.share_records[step.number, log] = t.share_records.get((step.number, log), b"") + (
@@ -310,9 +310,9 @@ def teaches(step: Step) -> bool:
 
 def from_failure(t: State, step: Step) -> None:
     """No answer came, or the step was not sent."""
-    if step.exchange.api_key == api.FETCH:
+    if step.exchange.api_key == ApiKey.FETCH:
         t.sessions.failed(t.broker(step), step.number)
-    elif step.exchange.api_key == api.PRODUCE_API and step.expects_response:
+    elif step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
         captured = t.captured_of(step)
         if captured is not None:
             _lost(t, step, captured, set())
@@ -478,7 +478,7 @@ def _share(t: State, step: Step, captured: Message | None, answer: Message) -> N
     held = t.share_held.setdefault(key, Held())
     if step.number not in t.share_acknowledged:
         _acknowledge(t, held, request)
-    if step.exchange.api_key == api.SHARE_FETCH:
+    if step.exchange.api_key == ApiKey.SHARE_FETCH:
         for log, first, last in _acquired(t, answer, is_captured=False):
             held.add(log, first, last)
     t.share_acknowledged.discard(step.number)
@@ -495,20 +495,20 @@ def _opaque(*names: str) -> Any:
 
 
 _LEARNERS: dict[int, Any] = {
-    api.METADATA: _metadata,
-    api.DESCRIBE_TOPIC_PARTITIONS: _metadata,
-    api.CREATE_TOPICS: _create_topics,
-    api.DELETE_TOPICS: _delete_topics,
-    api.FIND_COORDINATOR: _find_coordinator,
-    api.PRODUCE_API: _produce,
-    api.FETCH: _fetch,
-    api.LIST_OFFSETS: _list_offsets,
-    api.INIT_PRODUCER_ID: _init_producer_id,
-    api.END_TXN: _end_txn,
-    api.JOIN_GROUP: _join_group,
-    api.SHARE_FETCH: _share,
-    api.SHARE_ACKNOWLEDGE: _share,
-    api.CREATE_DELEGATION_TOKEN: _opaque("hmac", "token_id"),
-    api.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id", "subscription_id"),
+    ApiKey.METADATA: _metadata,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: _metadata,
+    ApiKey.CREATE_TOPICS: _create_topics,
+    ApiKey.DELETE_TOPICS: _delete_topics,
+    ApiKey.FIND_COORDINATOR: _find_coordinator,
+    ApiKey.PRODUCE: _produce,
+    ApiKey.FETCH: _fetch,
+    ApiKey.LIST_OFFSETS: _list_offsets,
+    ApiKey.INIT_PRODUCER_ID: _init_producer_id,
+    ApiKey.END_TXN: _end_txn,
+    ApiKey.JOIN_GROUP: _join_group,
+    ApiKey.SHARE_FETCH: _share,
+    ApiKey.SHARE_ACKNOWLEDGE: _share,
+    ApiKey.CREATE_DELEGATION_TOKEN: _opaque("hmac", "token_id"),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id", "subscription_id"),
     **dict.fromkeys(_HEARTBEATS, _heartbeat),
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange
-from kdissect.replay.workload.messages import SYNC_GROUP, entries, request_of
+from kdissect.replay.workload.messages import entries, request_of
 
 Body = dict[str, Any]
 Partitions = list[Body] | None  # TopicPartitions of a heartbeat, with the ids of their side
@@ -27,7 +28,7 @@ class Groups:
 
     def capture_tells(self, exchange: Exchange) -> None:
         """Remember the assignments that the captured leaders made."""
-        if exchange.api_key != SYNC_GROUP:
+        if exchange.api_key != ApiKey.SYNC_GROUP:
             return
         request = request_of(exchange)
         if request is not None and request.body["assignments"]:

@@ -16,6 +16,7 @@ from kdissect.codec.message import Message
 from kdissect.codec.message_forms import decode_alike, uuid_of
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import last_data
 from kdissect.replay.model import ADMIN, READ, Plan, Step, TranslateOptions
 from kdissect.replay.translation.fetch_sessions import Broker, FetchSessions, Held
@@ -23,7 +24,6 @@ from kdissect.replay.translation.groups import Groups
 from kdissect.replay.translation.offsets import Log, Offsets
 from kdissect.replay.translation.producers import Producers
 from kdissect.replay.translation.target_facts import ZERO_UUID, TargetFacts
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Kind
 from kdissect.replay.workload.messages import response_of
 
@@ -185,7 +185,7 @@ class State:
 
     def api_version(self, step: Step) -> int:
         exchange = step.exchange
-        if not self.options.reencode or exchange.api_key == api.API_VERSIONS:
+        if not self.options.reencode or exchange.api_key == ApiKey.API_VERSIONS:
             return exchange.api_version
         known = self.target.ranges.get(exchange.api_key)
         if known is None:

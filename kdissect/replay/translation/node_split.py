@@ -11,34 +11,34 @@ from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Step
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.routing import spread
 from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import entries
 
 Body = dict[str, Any]
 # API: its array of topics, of partitions in these, and the partition's number ("" a plain number)
 _TOPICS: dict[int, tuple[str, str, str]] = {
-    api.PRODUCE_API: ("topic_data", "partition_data", "index"),
-    api.FETCH: ("topics", "partitions", "partition"),
-    api.LIST_OFFSETS: ("topics", "partitions", "partition_index"),
-    api.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions", "partition"),
-    api.DELETE_RECORDS: ("topics", "partitions", "partition_index"),
-    api.DESCRIBE_PRODUCERS: ("topics", "partition_indexes", ""),
+    ApiKey.PRODUCE: ("topic_data", "partition_data", "index"),
+    ApiKey.FETCH: ("topics", "partitions", "partition"),
+    ApiKey.LIST_OFFSETS: ("topics", "partitions", "partition_index"),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions", "partition"),
+    ApiKey.DELETE_RECORDS: ("topics", "partitions", "partition_index"),
+    ApiKey.DESCRIBE_PRODUCERS: ("topics", "partition_indexes", ""),
 }
 # API: its array of groups or transactional ids, the name in an element ("" a plain name), key type
 _NAMED: dict[int, tuple[str, str, int]] = {
-    api.DESCRIBE_GROUPS: ("groups", "", GROUP_KEY),
-    api.DELETE_GROUPS: ("groups_names", "", GROUP_KEY),
-    api.OFFSET_FETCH: ("groups", "group_id", GROUP_KEY),
-    api.CONSUMER_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
-    api.SHARE_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
-    api.STREAMS_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
-    api.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "group_id", GROUP_KEY),
-    api.DESCRIBE_TRANSACTIONS: ("transactional_ids", "", TRANSACTION_KEY),
+    ApiKey.DESCRIBE_GROUPS: ("groups", "", GROUP_KEY),
+    ApiKey.DELETE_GROUPS: ("groups_names", "", GROUP_KEY),
+    ApiKey.OFFSET_FETCH: ("groups", "group_id", GROUP_KEY),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
+    ApiKey.SHARE_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
+    ApiKey.STREAMS_GROUP_DESCRIBE: ("group_ids", "", GROUP_KEY),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "group_id", GROUP_KEY),
+    ApiKey.DESCRIBE_TRANSACTIONS: ("transactional_ids", "", TRANSACTION_KEY),
 }
 SPLIT_APIS = frozenset(_TOPICS) | frozenset(_NAMED)
 
@@ -63,7 +63,7 @@ def parts(t: State, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
         _by_leader(t, whole, bodies)
     else:
         _by_coordinator(t, whole, bodies)
-    if key == api.FETCH:
+    if key == ApiKey.FETCH:
         _shorten(t, step, bodies)
     return [
         (node, encode_message(Message(key, whole.api_version, "request", whole.header, body)))

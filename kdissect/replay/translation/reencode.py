@@ -15,10 +15,10 @@ from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, layout
 from kdissect.codec.record_codec import decode_record_set, encode_batch
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.target_facts import ZERO_UUID
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import entries
 
 Body = dict[str, Any]
@@ -198,11 +198,11 @@ def _delete_topics(t: State, body: Body, old: int, new: int) -> Body:
 
 
 _REBUILD: dict[int, Callable[[Any, Body, int, int], Body]] = {
-    api.PRODUCE_API: _produce,
-    api.FETCH: _topic_ids("topics", "topic"),
-    api.OFFSET_COMMIT: _topic_ids("topics", "name"),
-    api.OFFSET_FETCH: _offset_fetch,
-    api.FIND_COORDINATOR: _find_coordinator,
-    api.LEAVE_GROUP: _leave_group,
-    api.DELETE_TOPICS: _delete_topics,
+    ApiKey.PRODUCE: _produce,
+    ApiKey.FETCH: _topic_ids("topics", "topic"),
+    ApiKey.OFFSET_COMMIT: _topic_ids("topics", "name"),
+    ApiKey.OFFSET_FETCH: _offset_fetch,
+    ApiKey.FIND_COORDINATOR: _find_coordinator,
+    ApiKey.LEAVE_GROUP: _leave_group,
+    ApiKey.DELETE_TOPICS: _delete_topics,
 }

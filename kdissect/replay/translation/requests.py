@@ -10,13 +10,13 @@ from kdissect.codec import message_codec
 from kdissect.codec.message import Message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
 from kdissect.replay.model import Step
 from kdissect.replay.translation.fetch_sessions import stand_in
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key, share_told, spread, target_node
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Kind, Spot, spots
 from kdissect.replay.workload.messages import entries, response_of
 
@@ -479,26 +479,26 @@ def _opaque(*names: str) -> Callable[[Any, Step, Message], bool]:
 
 
 SPECIAL: dict[int, Callable[[Any, Step, Message], bool]] = {
-    api.FETCH: _fetch,
-    api.METADATA: _metadata,
-    api.UNREGISTER_BROKER: _unregister,
-    api.CREATE_TOPICS: _create_topics,
-    api.CREATE_PARTITIONS: _create_partitions,
-    api.ALTER_PARTITION_REASSIGNMENTS: _reassign,
-    api.FIND_COORDINATOR: _find_coordinator,
-    api.JOIN_GROUP: _join_group,
-    api.SYNC_GROUP: _sync_group,
-    api.CONSUMER_GROUP_HEARTBEAT: _heartbeat,
-    api.SHARE_FETCH: _share_session,
-    api.SHARE_ACKNOWLEDGE: _share_session,
-    api.DESCRIBE_CONFIGS: _config_resources,
-    api.ALTER_CONFIGS: _config_resources,
-    api.INCREMENTAL_ALTER_CONFIGS: _config_resources,
-    api.DESCRIBE_ACLS: _acls,
-    api.CREATE_ACLS: _acls,
-    api.DELETE_ACLS: _acls,
-    api.RENEW_DELEGATION_TOKEN: _opaque("hmac"),
-    api.EXPIRE_DELEGATION_TOKEN: _opaque("hmac"),
-    api.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id"),
-    api.PUSH_TELEMETRY: _opaque("client_instance_id", "subscription_id"),
+    ApiKey.FETCH: _fetch,
+    ApiKey.METADATA: _metadata,
+    ApiKey.UNREGISTER_BROKER: _unregister,
+    ApiKey.CREATE_TOPICS: _create_topics,
+    ApiKey.CREATE_PARTITIONS: _create_partitions,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: _reassign,
+    ApiKey.FIND_COORDINATOR: _find_coordinator,
+    ApiKey.JOIN_GROUP: _join_group,
+    ApiKey.SYNC_GROUP: _sync_group,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: _heartbeat,
+    ApiKey.SHARE_FETCH: _share_session,
+    ApiKey.SHARE_ACKNOWLEDGE: _share_session,
+    ApiKey.DESCRIBE_CONFIGS: _config_resources,
+    ApiKey.ALTER_CONFIGS: _config_resources,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _config_resources,
+    ApiKey.DESCRIBE_ACLS: _acls,
+    ApiKey.CREATE_ACLS: _acls,
+    ApiKey.DELETE_ACLS: _acls,
+    ApiKey.RENEW_DELEGATION_TOKEN: _opaque("hmac"),
+    ApiKey.EXPIRE_DELEGATION_TOKEN: _opaque("hmac"),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id"),
+    ApiKey.PUSH_TELEMETRY: _opaque("client_instance_id", "subscription_id"),
 }

@@ -7,41 +7,43 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.readings import spots_of
 from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Kind
 from kdissect.replay.workload.messages import entries, request_of
 
 _BY_LEADER = frozenset(
     {
-        api.PRODUCE_API, api.FETCH, api.LIST_OFFSETS, api.OFFSET_FOR_LEADER_EPOCH,
-        api.DELETE_RECORDS, api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE, api.DESCRIBE_PRODUCERS,
+        ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        ApiKey.DELETE_RECORDS, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE,
+        ApiKey.DESCRIBE_PRODUCERS,
     }
 )  # fmt: skip
 _BY_GROUP = frozenset(
     {
-        api.OFFSET_COMMIT, api.OFFSET_FETCH, api.JOIN_GROUP, api.HEARTBEAT, api.LEAVE_GROUP,
-        api.SYNC_GROUP, api.DESCRIBE_GROUPS, api.DELETE_GROUPS, api.OFFSET_DELETE,
-        api.TXN_OFFSET_COMMIT, api.CONSUMER_GROUP_HEARTBEAT, api.CONSUMER_GROUP_DESCRIBE,
-        api.SHARE_GROUP_HEARTBEAT, api.SHARE_GROUP_DESCRIBE, api.STREAMS_GROUP_HEARTBEAT,
-        api.STREAMS_GROUP_DESCRIBE, api.DESCRIBE_SHARE_GROUP_OFFSETS,
-        api.ALTER_SHARE_GROUP_OFFSETS, api.DELETE_SHARE_GROUP_OFFSETS,
+        ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT,
+        ApiKey.LEAVE_GROUP, ApiKey.SYNC_GROUP, ApiKey.DESCRIBE_GROUPS, ApiKey.DELETE_GROUPS,
+        ApiKey.OFFSET_DELETE, ApiKey.TXN_OFFSET_COMMIT, ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        ApiKey.CONSUMER_GROUP_DESCRIBE, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_DESCRIBE,
+        ApiKey.STREAMS_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_DESCRIBE,
+        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
     }
 )  # fmt: skip
 _BY_TRANSACTION = frozenset(
     {
-        api.INIT_PRODUCER_ID, api.ADD_PARTITIONS_TO_TXN, api.ADD_OFFSETS_TO_TXN, api.END_TXN,
-        api.DESCRIBE_TRANSACTIONS,
+        ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.END_TXN, ApiKey.DESCRIBE_TRANSACTIONS,
     }
 )  # fmt: skip
-_IN_SHARE_SESSIONS = frozenset({api.SHARE_FETCH, api.SHARE_ACKNOWLEDGE})
+_IN_SHARE_SESSIONS = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})
 # Requests that need to know the partitions of their topics.
 _NEEDS_TOPICS = _BY_LEADER | {
-    api.OFFSET_COMMIT, api.OFFSET_FETCH, api.CONSUMER_GROUP_HEARTBEAT, api.TXN_OFFSET_COMMIT,
-    api.ADD_PARTITIONS_TO_TXN,
+    ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.TXN_OFFSET_COMMIT, ApiKey.ADD_PARTITIONS_TO_TXN,
 }  # fmt: skip
 _TOPICS = frozenset({Kind.TOPIC, Kind.TOPIC_ID})
 _COORDINATED = frozenset({Kind.GROUP, Kind.TRANSACTIONAL_ID})
@@ -120,7 +122,7 @@ def spread(t: State, step: Step) -> Counter[int]:
     its groups or transactions each coordinates."""
     votes: Counter[int] = Counter()
     key = step.exchange.api_key
-    if key == api.FETCH:
+    if key == ApiKey.FETCH:
         request = request_of(step.exchange)
         if request is not None and "session_epoch" in request.body:
             for topic, number in t.sessions.told(t.broker(step), request.body):

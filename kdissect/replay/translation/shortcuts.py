@@ -19,12 +19,12 @@ from uuid import UUID
 
 from kdissect.codec.message_codec import Slot
 from kdissect.codec.message_forms import FORMS_MAX, Form, Leaf, form_of
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import last_data
 from kdissect.replay.model import READ, Step
 from kdissect.replay.translation import requests
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.readings import Place, Reading, reading_of
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Kind, Spot
 from kdissect.replay.workload.messages import OUT_OF_SEQUENCE, SESSION_LOST, TRANSIENT
 
@@ -149,15 +149,15 @@ def _special(reading: Reading) -> tuple[bool, _Special | None]:
     key, body = reading.form.api_key, reading.body
     if key not in requests.SPECIAL:
         return True, None
-    if key == api.FETCH:
+    if key == ApiKey.FETCH:
         return True, (_session if "session_id" in body else None)
-    if key == api.METADATA:
+    if key == ApiKey.METADATA:
         return True, (_metadata if body["topics"] else None)
-    if key == api.FIND_COORDINATOR:
+    if key == ApiKey.FIND_COORDINATOR:
         return True, _find_coordinator
-    if key == api.JOIN_GROUP:
+    if key == ApiKey.JOIN_GROUP:
         return True, None  # it renames
-    if key == api.CONSUMER_GROUP_HEARTBEAT:
+    if key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
         return body["topic_partitions"] is None, None
     return False, None
 
@@ -237,9 +237,9 @@ def is_final(t: State, step: Step, pair: Pair) -> bool:
     """Whether `learning.retry` would certainly take the answer as it is."""
     if pair.codes & TRANSIENT and pair.codes & (TRANSIENT - pair.was):
         return False
-    if OUT_OF_SEQUENCE in pair.codes or step.exchange.api_key == api.SHARE_FETCH:
+    if OUT_OF_SEQUENCE in pair.codes or step.exchange.api_key == ApiKey.SHARE_FETCH:
         return False
-    if step.exchange.api_key != api.FETCH:
+    if step.exchange.api_key != ApiKey.FETCH:
         if step.step_class != READ:
             return True
         return t.differs_alike is not None and t.differs_alike(step, pair) is False
@@ -275,9 +275,9 @@ def _is_same_topic(t: State, mine: Any, theirs: Any) -> bool:
 def learnt(t: State, step: Step, pair: Pair) -> bool:
     """Learn from a final answer; False where `learning` has to."""
     key = step.exchange.api_key
-    if key == api.PRODUCE_API:
+    if key == ApiKey.PRODUCE:
         return _produced(t, step, pair)
-    if key == api.FETCH:
+    if key == ApiKey.FETCH:
         return _fetched(t, step, pair)
     return False
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from kdissect.codec.message import encode_message
 from kdissect.errors import EncodeError
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import taken
 from kdissect.replay.model import Plan, SkipCode, Skipped, Step, TranslateOptions
 from kdissect.replay.translation import answers as learning
@@ -26,7 +27,6 @@ from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.shortcuts import Pair, patched
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import request_of, response_of
 
 _TOLD_MAX = 256
@@ -126,7 +126,7 @@ class Translator(State):
     def _refused(self, step: Step) -> Skipped | None:
         """A version that the target does not speak: what a client would notice at once."""
         exchange = step.exchange
-        if not self.target.ranges or exchange.api_key == api.API_VERSIONS:
+        if not self.target.ranges or exchange.api_key == ApiKey.API_VERSIONS:
             return None
         known = self.target.ranges.get(exchange.api_key)
         if known is None:
@@ -170,7 +170,7 @@ class Translator(State):
             return
         if self.produced_again:
             self.produced_again.get(step.connection, set()).discard(step.number)
-        if step.exchange.api_key == api.METADATA and self.is_quick:
+        if step.exchange.api_key == ApiKey.METADATA and self.is_quick:
             self._learn_metadata(step, response)
             return
         pair = self._pair(step, response)

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Connection, Exchange, TopicFacts, WorkloadFacts
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import entries, request_of, response_of
@@ -18,9 +19,9 @@ _INTERNAL_TOPICS = frozenset(
 )
 _READ_APIS = frozenset(
     {
-        api.METADATA, api.CREATE_TOPICS, api.CREATE_PARTITIONS, api.DESCRIBE_CONFIGS,
-        api.DESCRIBE_TOPIC_PARTITIONS, api.DESCRIBE_CLUSTER, api.PRODUCE_API, api.FETCH,
-        api.INCREMENTAL_ALTER_CONFIGS, api.ALTER_CONFIGS, api.LIST_OFFSETS,
+        ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.DESCRIBE_CLUSTER, ApiKey.PRODUCE, ApiKey.FETCH,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.LIST_OFFSETS,
     }
 )  # fmt: skip
 
@@ -52,18 +53,18 @@ class _Reader:
     def read(self) -> None:
         request, response = request_of(self.exchange), response_of(self.exchange)
         key = self.exchange.api_key
-        if response is not None and key in (api.METADATA, api.DESCRIBE_CLUSTER):
+        if response is not None and key in (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER):
             self._cluster(response)
-        if response is not None and key in (api.METADATA, api.DESCRIBE_TOPIC_PARTITIONS):
+        if response is not None and key in (ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS):
             for topic in entries(response.body.get("topics")):
                 self._described(topic)
-        if request is not None and key == api.CREATE_TOPICS:
+        if request is not None and key == ApiKey.CREATE_TOPICS:
             self._created(request, response)
-        if request is not None and key == api.CREATE_PARTITIONS:
+        if request is not None and key == ApiKey.CREATE_PARTITIONS:
             self._grown(request, response)
-        if response is not None and key == api.DESCRIBE_CONFIGS:
+        if response is not None and key == ApiKey.DESCRIBE_CONFIGS:
             self._configs(response)
-        if request is not None and key in (api.PRODUCE_API, api.FETCH, api.LIST_OFFSETS):
+        if request is not None and key in (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS):
             self._used(request)
 
     def _topic(self, name: str) -> TopicFacts:
@@ -190,9 +191,9 @@ def mark_internal(connections: list[Connection]) -> None:
 
 def _is_replica(exchange: Exchange) -> bool:
     """Whether only a broker sends this request."""
-    if exchange.api_key in api.INTERNAL_CONNECTION_APIS - {api.WRITE_TXN_MARKERS}:
+    if exchange.api_key in api.INTERNAL_CONNECTION_APIS - {ApiKey.WRITE_TXN_MARKERS}:
         return True
-    if exchange.api_key in (api.FETCH, api.LIST_OFFSETS, api.OFFSET_FOR_LEADER_EPOCH):
+    if exchange.api_key in (ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH):
         request = request_of(exchange)
         if request is None:
             return False

@@ -16,8 +16,8 @@ from uuid import UUID
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import Layout, Slot, layout
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Field, Type
-from kdissect.replay.workload import messages as api
 
 
 class Kind(Enum):
@@ -71,7 +71,7 @@ _PARTITIONS = frozenset(
     {"partition", "partition_index", "partition_id", "index", "partitions", "partition_indexes"}
 )
 # Offsets of the metadata log and sizes called so are no offsets of a topic.
-_NO_OFFSETS = frozenset({api.DESCRIBE_QUORUM, api.DESCRIBE_LOG_DIRS})
+_NO_OFFSETS = frozenset({ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_LOG_DIRS})
 
 
 def kind_of(api_key: int, one: Field) -> Kind | None:
@@ -80,7 +80,7 @@ def kind_of(api_key: int, one: Field) -> Kind | None:
     name = one.name
     if one.type is Type.STRING:
         found = _ENTITIES.get(one.entity) or _NAMES.get(name)
-        if found is None and api_key == api.JOIN_GROUP and name == "leader":
+        if found is None and api_key == ApiKey.JOIN_GROUP and name == "leader":
             return Kind.MEMBER
         return found
     if one.type is Type.UUID:

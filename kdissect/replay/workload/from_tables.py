@@ -23,14 +23,18 @@ from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, layout
 from kdissect.codec.record_codec import encode_entry
 from kdissect.errors import EncodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Type
 from kdissect.replay.model import Connection, Exchange
-from kdissect.replay.workload.messages import FETCH, NO_API, PRODUCE_API, SHARE_FETCH, entries
+from kdissect.replay.workload.messages import NO_API, entries
 from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT
 
-_RECORD_APIS = {PRODUCE_API: "request", FETCH: "response", SHARE_FETCH: "response"}
+_RECORD_APIS: dict[int, str] = {
+    ApiKey.PRODUCE: "request",
+    ApiKey.FETCH: "response",
+    ApiKey.SHARE_FETCH: "response",
+}
 _UNSUPPORTED_VERSION = 35
-_API_VERSIONS = 18
 _US = 1000
 
 Row = dict[str, Any]
@@ -166,7 +170,7 @@ class _FrameRows:
         api_version = exchange.api_version
         values = api_row[side]
         if (
-            exchange.api_key == _API_VERSIONS
+            exchange.api_key == ApiKey.API_VERSIONS
             and side == "response"
             and values.get("error_code") == _UNSUPPORTED_VERSION
         ):
@@ -283,7 +287,7 @@ class _Records:
         if self.payload != "full":
             raise _CannotRebuild("records were hidden; dissect with --payload full")
         batches = list(self.batches.get(exchange_id, ()))
-        is_produce = api_key == PRODUCE_API
+        is_produce = api_key == ApiKey.PRODUCE
         for topic in entries(body.get("topic_data" if is_produce else "responses")):
             for partition in entries(topic.get("partition_data" if is_produce else "partitions")):
                 number = partition.get("index", partition.get("partition_index"))

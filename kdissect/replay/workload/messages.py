@@ -10,84 +10,93 @@ from kdissect.codec.message_codec import read_int16, read_string
 from kdissect.codec.message_forms import decode_alike
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import ADMIN, GROUPS, PRODUCE, READ, TRANSACTIONS, Exchange
 
 NO_API = -1  # a raw SASL token, or a response that says nothing of its request
 SASL_TOKEN = "SaslToken"
 _NO_CLIENT_ID = b"\x00\x07\x00\x00"  # ControlledShutdown v0
 
-PRODUCE_API, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
-OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT = 8, 9, 10, 11, 12
-LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, LIST_GROUPS, SASL_HANDSHAKE = 13, 14, 15, 16, 17
-API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = 18, 19, 20, 21, 22
-OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN = 23, 24, 25, 26
-WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT, DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 27, 28, 29, 30, 31
-DESCRIBE_CONFIGS, ALTER_CONFIGS, ALTER_REPLICA_LOG_DIRS, DESCRIBE_LOG_DIRS = 32, 33, 34, 35
-SASL_AUTHENTICATE, CREATE_PARTITIONS, CREATE_DELEGATION_TOKEN = 36, 37, 38
-RENEW_DELEGATION_TOKEN, EXPIRE_DELEGATION_TOKEN, DESCRIBE_DELEGATION_TOKEN = 39, 40, 41
-DELETE_GROUPS, ELECT_LEADERS, INCREMENTAL_ALTER_CONFIGS = 42, 43, 44
-ALTER_PARTITION_REASSIGNMENTS, LIST_PARTITION_REASSIGNMENTS, OFFSET_DELETE = 45, 46, 47
-DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS = 48, 49
-DESCRIBE_USER_SCRAM_CREDENTIALS, ALTER_USER_SCRAM_CREDENTIALS = 50, 51
-DESCRIBE_QUORUM, UPDATE_FEATURES, ENVELOPE, DESCRIBE_CLUSTER, DESCRIBE_PRODUCERS = (
-    55,
-    57,
-    58,
-    60,
-    61,
-)
-UNREGISTER_BROKER, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 64, 65, 66
-CONSUMER_GROUP_HEARTBEAT, CONSUMER_GROUP_DESCRIBE = 68, 69
-GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY, LIST_CONFIG_RESOURCES = 71, 72, 74
-DESCRIBE_TOPIC_PARTITIONS, SHARE_GROUP_HEARTBEAT, SHARE_GROUP_DESCRIBE = 75, 76, 77
-SHARE_FETCH, SHARE_ACKNOWLEDGE, ADD_RAFT_VOTER, REMOVE_RAFT_VOTER = 78, 79, 80, 81
-STREAMS_GROUP_HEARTBEAT, STREAMS_GROUP_DESCRIBE = 88, 89
-DESCRIBE_SHARE_GROUP_OFFSETS, ALTER_SHARE_GROUP_OFFSETS, DELETE_SHARE_GROUP_OFFSETS = 90, 91, 92
 
 # Requests that only brokers and controllers send; never replayed. Admin clients can send
 # WriteTxnMarkers (abortTransaction), but its producer ids and epochs are a coordinator's.
-INTERNAL_APIS = frozenset(
-    {4, 5, 6, 7, 27, 52, 53, 54, 56, 58, 59, 62, 63, 67, 70, 73, 80, 81, 82, 83, 84, 85, 86, 87}
+INTERNAL_CONNECTION_APIS = INTER_BROKER_APIS | {ApiKey.WRITE_TXN_MARKERS}
+# The connection of these may be a client's.
+INTERNAL_APIS = INTERNAL_CONNECTION_APIS | {ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER}
+# Only the listener of a controller answers these.
+CONTROLLER_LISTENER_APIS = frozenset(
+    {
+        ApiKey.VOTE,
+        ApiKey.BEGIN_QUORUM_EPOCH,
+        ApiKey.END_QUORUM_EPOCH,
+        ApiKey.FETCH_SNAPSHOT,
+        ApiKey.BROKER_REGISTRATION,
+        ApiKey.BROKER_HEARTBEAT,
+        ApiKey.CONTROLLER_REGISTRATION,
+        ApiKey.UPDATE_RAFT_VOTER,
+    }
 )
-# Of these, the ones whose connection is a broker's as a whole: a client may be behind the others.
-INTERNAL_CONNECTION_APIS = INTERNAL_APIS - {80, 81}
-# Only a controller's own listener is asked these.
-CONTROLLER_LISTENER_APIS = frozenset({52, 53, 54, 59, 62, 63, 70, 82})
 # The target's own conversation: the runner authenticates with the target's options.
-TARGET_OWN_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
+TARGET_OWN_APIS = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 
 _CLASS_APIS = {
-    PRODUCE: (PRODUCE_API,),
+    PRODUCE: (ApiKey.PRODUCE,),
     GROUPS: (
-        OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP,
-        CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT, SHARE_FETCH, SHARE_ACKNOWLEDGE,
-        STREAMS_GROUP_HEARTBEAT,
+        ApiKey.OFFSET_COMMIT, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
+        ApiKey.SYNC_GROUP, ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
+        ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE, ApiKey.STREAMS_GROUP_HEARTBEAT,
     ),
     TRANSACTIONS: (
-        INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT,
+        ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT,
     ),
     READ: (
-        FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH, FIND_COORDINATOR, DESCRIBE_GROUPS, LIST_GROUPS,
-        API_VERSIONS, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_ACLS, DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS,
-        DESCRIBE_DELEGATION_TOKEN, LIST_PARTITION_REASSIGNMENTS, DESCRIBE_CLIENT_QUOTAS,
-        DESCRIBE_USER_SCRAM_CREDENTIALS, DESCRIBE_QUORUM, DESCRIBE_CLUSTER, DESCRIBE_PRODUCERS,
-        DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS, CONSUMER_GROUP_DESCRIBE,
-        GET_TELEMETRY_SUBSCRIPTIONS, LIST_CONFIG_RESOURCES, DESCRIBE_TOPIC_PARTITIONS,
-        SHARE_GROUP_DESCRIBE, STREAMS_GROUP_DESCRIBE, DESCRIBE_SHARE_GROUP_OFFSETS,
+        ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.METADATA, ApiKey.OFFSET_FETCH,
+        ApiKey.FIND_COORDINATOR, ApiKey.DESCRIBE_GROUPS, ApiKey.LIST_GROUPS, ApiKey.API_VERSIONS,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH, ApiKey.DESCRIBE_ACLS, ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_LOG_DIRS, ApiKey.DESCRIBE_DELEGATION_TOKEN,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.DESCRIBE_CLIENT_QUOTAS,
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_CLUSTER,
+        ApiKey.DESCRIBE_PRODUCERS, ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS,
+        ApiKey.CONSUMER_GROUP_DESCRIBE, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
+        ApiKey.LIST_CONFIG_RESOURCES, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.SHARE_GROUP_DESCRIBE,
+        ApiKey.STREAMS_GROUP_DESCRIBE, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
     ),
 }  # fmt: skip
-_CLASS_OF = {key: name for name, keys in _CLASS_APIS.items() for key in keys}
+_CLASS_OF: dict[int, str] = {key: name for name, keys in _CLASS_APIS.items() for key in keys}
 # The answer may wait for what others send.
-BLOCKING_APIS = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
+BLOCKING_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.SHARE_FETCH})
 
 
 # Errors that say "not yet" or "not here": a client asks again, so does a replay.
 # (19, too few replicas, is also how Produce tells that a transaction cannot be verified yet.)
-REFUSED = frozenset({5, 6, 14, 15, 16, 19, 41, 51, 72, 74, 75, 76})
-NO_TOPIC = frozenset({3, 100, 103})  # when the target has just made it
-TRANSIENT = REFUSED | NO_TOPIC | {9, 56}
+REFUSED = frozenset(
+    {
+        ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_CONTROLLER,
+        ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+    }
+)  # fmt: skip
+NO_TOPIC = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+    }
+)  # when the target has just made it
+TRANSIENT = REFUSED | NO_TOPIC | {ErrorCode.REPLICA_NOT_AVAILABLE, ErrorCode.KAFKA_STORAGE_ERROR}
 # Of a Fetch: session id not found, wrong epoch, a topic id changed; a client opens another session.
-SESSION_LOST = frozenset({70, 71, 106})
+SESSION_LOST = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
 OUT_OF_SEQUENCE = 45  # of a Produce: batches before it did not come
 
 
@@ -128,7 +137,7 @@ def _decoded(exchange: Exchange, frame: bytes | None, side: str) -> Message | No
 
 def expects_response(api_key: int, frame: bytes | None) -> bool:
     """False for a Produce with acks 0, whatever its version."""
-    if api_key != PRODUCE_API or frame is None:
+    if api_key != ApiKey.PRODUCE or frame is None:
         return True
     try:
         api_version = read_int16(frame, 2)[0]

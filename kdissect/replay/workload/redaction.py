@@ -10,8 +10,9 @@ import xxhash
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.record_codec import decode_record_set, encode_entry
 from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange
-from kdissect.replay.workload.messages import FETCH, NO_API, PRODUCE_API, SHARE_FETCH, entries
+from kdissect.replay.workload.messages import NO_API, entries
 from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT, holders, is_sensitive_name
 
 _REQUEST_HELD = "it holds secrets, which are redacted"
@@ -44,8 +45,12 @@ class Redaction:
                 setattr(changed, side, None if side == "request" else hidden)
                 if side == "request" or hidden is None:
                     setattr(changed, f"{side}_missing", _REQUEST_HELD)
-        if self.payload != "full" and exchange.api_key in (PRODUCE_API, FETCH, SHARE_FETCH):
-            side = "request" if exchange.api_key == PRODUCE_API else "response"
+        if self.payload != "full" and exchange.api_key in (
+            ApiKey.PRODUCE,
+            ApiKey.FETCH,
+            ApiKey.SHARE_FETCH,
+        ):
+            side = "request" if exchange.api_key == ApiKey.PRODUCE else "response"
             frame = getattr(changed, side)
             if frame is not None:
                 hidden = self._without_payload(exchange, frame, side)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kdissect.protocol.error_codes import ERRORS, error_name
+from kdissect.protocol.error_codes import RETRIABLE, error_name
 from kdissect.report.database import Database
 from kdissect.report.paging import listed
 from kdissect.sql.views import view_name
@@ -208,10 +208,8 @@ def _make_names(database: Database) -> None:
     database.run("CREATE TABLE error_names (code SMALLINT, name VARCHAR, is_retriable BOOLEAN)")
     for row in codes:
         code = row["code"]
-        known = ERRORS.get(code)
-        retriable = known.is_retriable if known else False
         database.run(
-            "INSERT INTO error_names VALUES (?, ?, ?)", [code, error_name(code), retriable]
+            "INSERT INTO error_names VALUES (?, ?, ?)", [code, error_name(code), code in RETRIABLE]
         )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol import releases
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.explain import explain, explanations
 from kdissect.replay.model import (
     Difference,
@@ -15,7 +16,6 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.workload import messages as api
 from tests.replay.other_cluster import everything
 from tests.replay.planning.test_plan import exchange, fetch, fetched, produce, produced, workload
 
@@ -28,11 +28,11 @@ def api_versions(ranges: dict[int, tuple[int, int]]) -> Message:
         {"api_key": key, "min_version": first, "max_version": last}
         for key, (first, last) in ranges.items()
     ]
-    return Message(api.API_VERSIONS, 0, "response", {}, {"error_code": 0, "api_keys": offered})
+    return Message(ApiKey.API_VERSIONS, 0, "response", {}, {"error_code": 0, "api_keys": offered})
 
 
 def asked() -> Message:
-    return Message(api.API_VERSIONS, 0, "request", {"client_id": "c"}, {})
+    return Message(ApiKey.API_VERSIONS, 0, "request", {"client_id": "c"}, {})
 
 
 def run(plan: Plan, found: dict[int, Any]) -> tuple[list[str], list[Outcome]]:

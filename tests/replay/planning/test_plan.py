@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kdissect.codec.message import Message, encode_message
 from kdissect.codec.record_codec import encode_batch
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
     WRITING_CLASSES,
     Connection,
@@ -35,13 +36,13 @@ def produce(partition: int, *, acks: int = -1, count: int = 1) -> Message:
     ]
     data = [{"index": partition, "records": encode_batch(records)}]
     body = {"acks": acks, "timeout_ms": 5, "topic_data": [{"name": "t", "partition_data": data}]}
-    return Message(api.PRODUCE_API, 9, "request", {"client_id": "c"}, body)
+    return Message(ApiKey.PRODUCE, 9, "request", {"client_id": "c"}, body)
 
 
 def produced(partition: int, base_offset: int) -> Message:
     entry = {"index": partition, "error_code": 0, "base_offset": base_offset}
     body = {"responses": [{"name": "t", "partition_responses": [entry]}]}
-    return Message(api.PRODUCE_API, 9, "response", {}, body)
+    return Message(ApiKey.PRODUCE, 9, "response", {}, body)
 
 
 def fetch(partition: int) -> Message:
@@ -49,7 +50,7 @@ def fetch(partition: int) -> Message:
     body = {"max_wait_ms": 5, "min_bytes": 1, "isolation_level": 0, "session_id": 0,
             "topics": [{"topic": "t", "partitions": [asked]}], "rack_id": "",
             "forgotten_topics_data": []}  # fmt: skip
-    return Message(api.FETCH, 12, "request", {"client_id": "c"}, body)
+    return Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, body)
 
 
 def fetched(partition: int) -> Message:
@@ -57,21 +58,21 @@ def fetched(partition: int) -> Message:
              "aborted_transactions": []}  # fmt: skip
     body = {"throttle_time_ms": 0, "error_code": 0, "session_id": 0,
             "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
-    return Message(api.FETCH, 12, "response", {}, body)
+    return Message(ApiKey.FETCH, 12, "response", {}, body)
 
 
 def heartbeat() -> Message:
     body = {"group_id": "g", "generation_id": 1, "member_id": "m"}
-    return Message(api.HEARTBEAT, 4, "request", {"client_id": "c"}, body)
+    return Message(ApiKey.HEARTBEAT, 4, "request", {"client_id": "c"}, body)
 
 
 def metadata() -> Message:
-    return Message(api.METADATA, 9, "request", {"client_id": "c"}, {"topics": None})
+    return Message(ApiKey.METADATA, 9, "request", {"client_id": "c"}, {"topics": None})
 
 
 ANSWERS = {
-    api.HEARTBEAT: Message(api.HEARTBEAT, 4, "response", {}, {"error_code": 0}),
-    api.METADATA: Message(api.METADATA, 9, "response", {}, {"brokers": [], "topics": []}),
+    ApiKey.HEARTBEAT: Message(ApiKey.HEARTBEAT, 4, "response", {}, {"error_code": 0}),
+    ApiKey.METADATA: Message(ApiKey.METADATA, 9, "response", {}, {"brokers": [], "topics": []}),
 }
 
 
@@ -135,9 +136,9 @@ def runnable(plan: Plan) -> bool:
 
 def test_pipelined_requests_stay_pipelined() -> None:
     """The third request follows from the first answer; the second was sent before it was seen."""
-    first = exchange(0, metadata(), 0, 5, ANSWERS[api.METADATA])
-    second = exchange(0, metadata(), 1, 6, ANSWERS[api.METADATA])
-    third = exchange(0, metadata(), 5, 9, ANSWERS[api.METADATA])
+    first = exchange(0, metadata(), 0, 5, ANSWERS[ApiKey.METADATA])
+    second = exchange(0, metadata(), 1, 6, ANSWERS[ApiKey.METADATA])
+    third = exchange(0, metadata(), 5, 9, ANSWERS[ApiKey.METADATA])
     plan = make_plan(workload([first, second, third]), everything())
     assert step_of(plan, second).depends_on == ()
     assert step_of(plan, third).depends_on == (step_of(plan, first).number,)
@@ -199,7 +200,7 @@ def test_what_acks_0_wrote_is_found_between_the_others() -> None:
 
 
 def test_what_the_options_do_not_allow_is_skipped_and_says_what_it_needs() -> None:
-    read = exchange(0, metadata(), 0, 5, ANSWERS[api.METADATA])
+    read = exchange(0, metadata(), 0, 5, ANSWERS[ApiKey.METADATA])
     write = exchange(0, produce(0), 6, 9, produced(0, 0))
     plan = make_plan(workload([read, write]))
     assert step_of(plan, read).skipped is None
@@ -256,9 +257,9 @@ def traffic(draw: Any) -> Workload:
             elif kind == "fetch":
                 pair = fetch(partition), fetched(partition)
             elif kind == "read":
-                pair = metadata(), ANSWERS[api.METADATA]
+                pair = metadata(), ANSWERS[ApiKey.METADATA]
             else:
-                pair = heartbeat(), ANSWERS[api.HEARTBEAT]
+                pair = heartbeat(), ANSWERS[ApiKey.HEARTBEAT]
             offsets[partition] += 1
             exchanges.append(exchange(0, pair[0], at, seen, pair[1]))
         connections.append(exchanges)
@@ -314,12 +315,14 @@ def test_plans_of_real_captures(captures: Path, name: str) -> None:
 def test_a_new_group_waits_for_who_looked_before() -> None:
     """A leave that waited for a list of groups does not speak for it: leaves and joins commute, so
     a later join waits for the list itself."""
-    listed = exchange(0, Message(api.LIST_GROUPS, 2, "request", {"client_id": "c"}, {}), 0, 5,
-                      Message(api.LIST_GROUPS, 2, "response", {},
+    listed = exchange(0, Message(ApiKey.LIST_GROUPS, 2, "request", {"client_id": "c"}, {}), 0, 5,
+                      Message(ApiKey.LIST_GROUPS, 2, "response", {},
                               {"error_code": 0, "groups": []}))  # fmt: skip
-    leave = Message(api.LEAVE_GROUP, 2, "request", {"client_id": "c"},
+    leave = Message(ApiKey.LEAVE_GROUP, 2, "request", {"client_id": "c"},
                     {"group_id": "g", "member_id": "m"})  # fmt: skip
-    left = exchange(0, leave, 6, 7, Message(api.LEAVE_GROUP, 2, "response", {}, {"error_code": 0}))
+    left = exchange(
+        0, leave, 6, 7, Message(ApiKey.LEAVE_GROUP, 2, "response", {}, {"error_code": 0})
+    )
     joined = exchange(1, join("other"), 8, 9, None)
     plan = make_plan(workload([listed, left], [joined]), everything())
     assert step_of(plan, listed).number in step_of(plan, joined).depends_on
@@ -328,7 +331,7 @@ def test_a_new_group_waits_for_who_looked_before() -> None:
 def join(group: str) -> Message:
     body = {"group_id": group, "session_timeout_ms": 1, "rebalance_timeout_ms": 1, "member_id": "",
             "protocol_type": "consumer", "protocols": []}  # fmt: skip
-    return Message(api.JOIN_GROUP, 3, "request", {"client_id": "c"}, body)
+    return Message(ApiKey.JOIN_GROUP, 3, "request", {"client_id": "c"}, body)
 
 
 @pytest.mark.parametrize(("end_ms", "is_expired"), [(40, False), (60, True)])
@@ -336,15 +339,15 @@ def test_a_transaction_that_ran_out_of_time(end_ms: int, is_expired: bool) -> No
     """An EndTxn that was refused when the producer's time was over waits for that at the target."""
     body = {"transactional_id": "t", "transaction_timeout_ms": 50}
     told = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
-    began = exchange(0, Message(api.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0, 1,
-                     Message(api.INIT_PRODUCER_ID, 1, "response", {}, told))  # fmt: skip
+    began = exchange(0, Message(ApiKey.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0,
+                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, told))  # fmt: skip
     names = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
-    offsets = Message(api.ADD_OFFSETS_TO_TXN, 1, "request", {"client_id": "c"},
+    offsets = Message(ApiKey.ADD_OFFSETS_TO_TXN, 1, "request", {"client_id": "c"},
                       {**names, "group_id": "g"})  # fmt: skip
-    done = Message(api.ADD_OFFSETS_TO_TXN, 1, "response", {}, {"error_code": 0})
+    done = Message(ApiKey.ADD_OFFSETS_TO_TXN, 1, "response", {}, {"error_code": 0})
     added = exchange(0, offsets, 5, 6, done)
-    end = Message(api.END_TXN, 1, "request", {"client_id": "c"}, {**names, "committed": True})
-    refused = Message(api.END_TXN, 1, "response", {}, {"error_code": 48})
+    end = Message(ApiKey.END_TXN, 1, "request", {"client_id": "c"}, {**names, "committed": True})
+    refused = Message(ApiKey.END_TXN, 1, "response", {}, {"error_code": 48})
     ended = exchange(0, end, end_ms, end_ms + 1, refused)
     plan = make_plan(workload([began, added, ended]), everything())
     assert step_of(plan, ended).expired == ("t" if is_expired else "")

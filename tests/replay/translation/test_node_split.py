@@ -3,12 +3,12 @@
 from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation import node_split
 from kdissect.replay.translation.target_facts import GROUP_KEY
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import request_of
 from tests.replay.other_cluster import everything
 from tests.replay.planning.test_plan import MS, exchange, produce, workload
@@ -55,7 +55,7 @@ def cut(t: Translator, number: int = 0) -> dict[int, dict[str, Any]]:
 def list_offsets(*partitions: int) -> Message:
     asked = [{"partition_index": each, "timestamp": -1} for each in partitions]
     body = {"replica_id": -1, "topics": [{"name": "t", "partitions": asked}]}
-    return Message(api.LIST_OFFSETS, 1, "request", {"client_id": "c"}, body)
+    return Message(ApiKey.LIST_OFFSETS, 1, "request", {"client_id": "c"}, body)
 
 
 def offsets_of(*partitions: int) -> bytes:
@@ -64,7 +64,7 @@ def offsets_of(*partitions: int) -> bytes:
         for each in partitions
     ]
     body = {"topics": [{"name": "t", "partitions": told}]}
-    return encode_message(Message(api.LIST_OFFSETS, 1, "response", {"correlation_id": 0}, body))
+    return encode_message(Message(ApiKey.LIST_OFFSETS, 1, "response", {"correlation_id": 0}, body))
 
 
 def test_each_leader_is_asked_for_its_own() -> None:
@@ -85,7 +85,7 @@ def test_answers_become_one() -> None:
     t = world((list_offsets(0, 1, 2), None))
     step = t.plan.steps[0]
     whole = t.merged(step, [offsets_of(0, 2), offsets_of(1)])
-    body = decode_message(whole, side="response", api_key=api.LIST_OFFSETS, api_version=1).body
+    body = decode_message(whole, side="response", api_key=ApiKey.LIST_OFFSETS, api_version=1).body
     [topic] = body["topics"]
     assert [each["partition_index"] for each in topic["partitions"]] == [0, 2, 1]
     assert t.merged(step, [offsets_of(0), b"\0\0\0\0\xff"]) == b"\0\0\0\0\xff"
@@ -105,7 +105,7 @@ def test_batches_go_to_their_leaders() -> None:
 
 def test_groups_go_to_their_coordinators() -> None:
     request = Message(
-        api.DESCRIBE_GROUPS, 1, "request", {"client_id": "c"}, {"groups": ["a", "b", "other"]}
+        ApiKey.DESCRIBE_GROUPS, 1, "request", {"client_id": "c"}, {"groups": ["a", "b", "other"]}
     )
     found = cut(world((request, None)))
     assert {node: body["groups"] for node, body in found.items()} == {1: ["a", "other"], 2: ["b"]}
@@ -118,7 +118,7 @@ def session_fetch(session: int, epoch: int, *partitions: int) -> Message:
     body = {"max_wait_ms": 500, "min_bytes": 1, "isolation_level": 0, "session_id": session,
             "session_epoch": epoch, "rack_id": "", "forgotten_topics_data": [],
             "topics": [{"topic": "t", "partitions": asked}] if asked else []}  # fmt: skip
-    return Message(api.FETCH, 12, "request", {"client_id": "c"}, body)
+    return Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, body)
 
 
 def with_data(session: int, partition: int) -> Message:
@@ -127,7 +127,7 @@ def with_data(session: int, partition: int) -> Message:
              "aborted_transactions": []}  # fmt: skip
     body = {"throttle_time_ms": 0, "error_code": 0, "session_id": session,
             "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
-    return Message(api.FETCH, 12, "response", {}, body)
+    return Message(ApiKey.FETCH, 12, "response", {}, body)
 
 
 def test_a_fetch_of_a_session_asks_for_all_that_it_was_told() -> None:

@@ -12,6 +12,7 @@ from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.message_forms import form_of
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.alike import QuickComparator
 from kdissect.replay.comparison.comparator import Comparator
 from kdissect.replay.comparison.rules import load_rules
@@ -32,7 +33,6 @@ from kdissect.replay.model import (
 from kdissect.replay.translation import shortcuts
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.field_kinds import Kind, spots
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload
@@ -42,7 +42,7 @@ from tests.truth.material import CAPTURES, needs_material
 
 SHIPPED = ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"]
 SHARED = ["perf/perf_tshark", "transactions/transactions", "other_clients/kafka_python"]
-HANDLED = (api.FETCH, api.METADATA, api.JOIN_GROUP, api.FIND_COORDINATOR)
+HANDLED = (ApiKey.FETCH, ApiKey.METADATA, ApiKey.JOIN_GROUP, ApiKey.FIND_COORDINATOR)
 BROKER = ("10.0.0.2", 9092)
 
 
@@ -127,7 +127,7 @@ class World:
                 if isinstance(value, list)
                 else self.value(kind, value)
             )
-        if self.key == api.FETCH and self.version >= 7:
+        if self.key == ApiKey.FETCH and self.version >= 7:
             epoch = self.random.choice((0, 1, 5, -1))
             message.body.update(session_id=self.random.choice((0, 7)), session_epoch=epoch)
         if "key_type" in message.body:
@@ -233,13 +233,13 @@ def test_random_requests_of_every_version(key: int) -> None:
 
 
 def test_renamed_and_reencoded_requests_are_left_to_the_definition() -> None:
-    world = World(api.HEARTBEAT, 4, 1)
+    world = World(ApiKey.HEARTBEAT, 4, 1)
     plan = world.plan(frozenset())
     step = plan.steps[2]
     frame = step.exchange.request
     assert frame is not None
     assert request_of(step.exchange) is not None
-    assert form_of(frame, "request", api.HEARTBEAT, 4) is not None
+    assert form_of(frame, "request", ApiKey.HEARTBEAT, 4) is not None
     for options in (
         TranslateOptions(renames=(("group", "group-1", "group-9"),)),
         TranslateOptions(reencode=True),

@@ -8,6 +8,7 @@ import pytest
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.record_codec import decode_record_set, encode_batch
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.comparison.grouping import group_differences
 from kdissect.replay.model import (
@@ -25,7 +26,6 @@ from kdissect.replay.translation.fetch_sessions import Held, stand_in
 from kdissect.replay.translation.offsets import Offsets
 from kdissect.replay.translation.producers import Producer, Producers
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
@@ -239,12 +239,12 @@ def test_reencode_of_old_clients(captures: Path, name: str) -> None:
         if isinstance(frame, Skipped) and "producer id" in frame.reason:
             continue  # no answer has given one here
         assert isinstance(frame, bytes), (step.api_name, frame)
-        if step.exchange.api_key == api.API_VERSIONS:
+        if step.exchange.api_key == ApiKey.API_VERSIONS:
             continue
         message = decode_message(frame, side="request")
         assert message.api_version == newest[step.exchange.api_key][1]
         sent += 1
-        if message.api_key == api.PRODUCE_API:
+        if message.api_key == ApiKey.PRODUCE:
             for old, new in zip(before.body["topic_data"], message.body["topic_data"], strict=True):
                 for one, other in zip(old["partition_data"], new["partition_data"], strict=True):
                     was, now = (decode_record_set(each["records"]) for each in (one, other))
@@ -433,8 +433,8 @@ def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
     part = {"partition_index": 0, "error_code": 0, "current_leader": leader, "records": b"",
             "acquired_records": []}  # fmt: skip
     told = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": [part]}]}
-    request = Message(api.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
-    response = Message(api.SHARE_FETCH, 1, "response", {}, told)
+    request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
+    response = Message(ApiKey.SHARE_FETCH, 1, "response", {}, told)
     plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
     translator, (step,) = Translator(plan), plan.steps
 

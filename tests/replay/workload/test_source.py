@@ -10,6 +10,7 @@ import kdissect
 from kdissect.codec.message import Message, encode_message
 from kdissect.codec.record_codec import decode_record_set
 from kdissect.errors import CaptureError
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, SkipCode, Workload
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
@@ -135,7 +136,7 @@ def test_payload_is_hidden_in_requests_and_responses(
     plain = {each.exchange_id: each for each in clients(workload)}
     produced = 0
     for each in clients(again):
-        if each.api_key != api.PRODUCE_API:
+        if each.api_key != ApiKey.PRODUCE:
             continue
         request, before = request_of(each), request_of(plain[each.exchange_id])
         assert request is not None
@@ -161,7 +162,7 @@ def test_payload_is_hidden_in_requests_and_responses(
         frame
         for each in clients(again)
         for frame in (each.request, each.response)
-        if frame is not None and each.api_key in (api.PRODUCE_API, api.FETCH)
+        if frame is not None and each.api_key in (ApiKey.PRODUCE, ApiKey.FETCH)
     )
     assert b'"codec": "none"' not in shown
 
@@ -169,7 +170,7 @@ def test_payload_is_hidden_in_requests_and_responses(
 def scram_request() -> Exchange:
     body = {"deletions": [], "upsertions": [{"name": "u", "mechanism": 1, "iterations": 4096,
             "salt": b"salt", "salted_password": b"s3cret"}]}  # fmt: skip
-    request = Message(api.ALTER_USER_SCRAM_CREDENTIALS, 0, "request", {"client_id": "c"}, body)
+    request = Message(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, "request", {"client_id": "c"}, body)
     return Exchange(1, 0, 0, 51, 0, 1, "c", encode_message(request), None, 5, 5)
 
 
@@ -188,9 +189,9 @@ def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
     plain = {"name": "retention.ms", "value": "5", "is_sensitive": False, "config_type": 1,
              "read_only": False}  # fmt: skip
     result = {"error_code": 0, "resource_type": 2, "resource_name": "t", "configs": [config, plain]}
-    response = Message(api.DESCRIBE_CONFIGS, 4, "response", {}, {"results": [result]})
+    response = Message(ApiKey.DESCRIBE_CONFIGS, 4, "response", {}, {"results": [result]})
     asked = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
-    request = Message(api.DESCRIBE_CONFIGS, 4, "request", {"client_id": "c"}, asked)
+    request = Message(ApiKey.DESCRIBE_CONFIGS, 4, "request", {"client_id": "c"}, asked)
     exchange = Exchange(1, 0, 0, 32, 4, 1, "c", encode_message(request),
                         encode_message(response), 5, 5, 6, 6)  # fmt: skip
     hidden = Redaction().apply(exchange)
