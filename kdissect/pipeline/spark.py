@@ -31,6 +31,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from kdissect import __version__
 from kdissect.capture import object_store, resident
 from kdissect.capture.mapped_files import was_cut
 from kdissect.capture.object_splits import Piece, Runner, Walked, walk_piece
@@ -58,7 +59,7 @@ def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str])
     What the JVM and its workers print goes to the file `log_path`. Raises EnvironmentFailed where
     Spark does not start.
     """
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python(master, conf)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings = {
         "spark.ui.enabled": "false",
@@ -87,6 +88,18 @@ def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str])
         raise EnvironmentFailed(f"Spark did not start: {reason[0]}") from error
     finally:
         os.close(descriptor)
+
+
+def worker_python(master: str, conf: dict[str, str]) -> str:
+    """The Python that a session's workers run: `spark.pyspark.python`, else PYSPARK_PYTHON, else
+    the driver's.
+
+    A local master does not look at PYSPARK_PYTHON: its workers run where the driver's Python is.
+    """
+    named = conf.get("spark.pyspark.python")
+    if named is None and not master.startswith("local"):
+        named = os.environ.get("PYSPARK_PYTHON")
+    return named or sys.executable
 
 
 @contextmanager
@@ -191,11 +204,34 @@ def _cancel(spark: SparkSession) -> None:
 _RAISED = re.compile(r"^((?:\w+\.)*\w+(?:Error|Failed|Exception|Interrupt)): (.*)$", re.MULTILINE)
 
 
+# a module that a worker's Python lacks, a Python that is not there, one of another version
+_UNFIT_WORKER = (
+    (re.compile(r"^ModuleNotFoundError: (No module named '[^'\n]+')$", re.MULTILINE), "{}"),
+    (re.compile(r'Cannot run program "([^"\n]+)"'), "there is no program {}"),
+    (re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^,\n]+)"), "{}"),
+)
+
+
+def _unfit_worker(text: str) -> str | None:
+    """What to do about workers that cannot run our tasks; None for any other fault."""
+    for pattern, reason in _UNFIT_WORKER:
+        if found := pattern.search(text):
+            version = "{}.{}".format(*sys.version_info)
+            return (
+                f"Spark's workers cannot run kdissect: {reason.format(found[1])}; install kdissect "
+                f"{__version__} for Python {version} on every worker, or name a Python there that "
+                "has it with --conf spark.pyspark.python=PATH (docs/cluster.md)"
+            )
+    return None
+
+
 def _job_error(error: Exception) -> Exception:
     """What a failed job means to the user: no room, an input that went away, or a bug of ours."""
     text = str(error)
     if "No space left on device" in text:
         return EnvironmentFailed("no space left on the device; what was there is as it was")
+    if unfit := _unfit_worker(text):
+        return EnvironmentFailed(unfit)
     raised = [found for found in _RAISED.findall(text) if "spark" not in found[0].lower()]
     kind, reason = raised[-1] if raised else ("", "")
     if kind.endswith("CaptureError"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import kdissect
 from tests.cluster.harness import SPARK_HOME, Cluster, Process, environment
 from tests.conftest import CAPTURES
+from tests.pipeline.test_worker_python import python_without
 
 pytestmark = [pytest.mark.heavy, pytest.mark.spark]
 INPUTS = [str(CAPTURES / "librdkafka.pcap"), str(CAPTURES / "sarama.pcap.gz")]
@@ -92,6 +94,36 @@ def test_a_worker_that_is_killed_costs_nothing(cluster, expected, tmp_path):
     assert _counts(tables) == expected
     assert _ids(tables) == _ids(kdissect.read(INPUTS))
     assert not (out / "_staging").exists()
+
+
+def test_the_python_of_the_workers(cluster, expected, tmp_path):
+    """The setting counts before the variable, and the variable before the driver's Python."""
+    without = python_without(tmp_path, "kdissect")
+    settings = ["spark.driver.host=127.0.0.1", "spark.executor.memory=512m"]
+
+    def dissect(out: str, *settings_more: str, variable: str) -> subprocess.CompletedProcess[str]:
+        conf = [part for item in (*settings, *settings_more) for part in ("--conf", item)]
+        return subprocess.run(
+            [
+                *(sys.executable, "-m", "kdissect", "dissect", *INPUTS, "--quiet", *conf),
+                *("--out", str(tmp_path / out), "--master", cluster.url),
+            ],
+            env={**environment(), "PYSPARK_PYTHON": variable, "TMPDIR": str(tmp_path)},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    for more, variable in (
+        ([f"spark.pyspark.python={without}"], sys.executable),
+        ([], str(without)),
+        (["spark.pyspark.python=/no/python"], sys.executable),
+    ):
+        failed = dissect("lacking", *more, variable=variable)
+        assert failed.returncode == 3, failed.stderr
+        assert "workers cannot run kdissect" in failed.stderr
+        assert len(failed.stderr.splitlines()) == 1
+    done = dissect("set", f"spark.pyspark.python={sys.executable}", variable=str(without))
+    assert done.returncode == 0, done.stderr
+    assert _counts(kdissect.open(tmp_path / "set")) == expected
 
 
 def test_spark_connect_gives_the_rows_of_read(expected, tmp_path):

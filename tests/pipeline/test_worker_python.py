@@ -1,12 +1,32 @@
-"""Which Python the workers of a caller's session run."""
+"""Which Python workers run, and what is said of one that cannot run kdissect."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kdissect.pipeline.spark import use_this_python
+from kdissect.pipeline.spark import use_this_python, worker_python
+from tests.conftest import CAPTURES, ROOT
+
+SETTING = "spark.pyspark.python"
+
+
+def python_without(folder: Path, module: str) -> Path:
+    """A program that runs this Python as if a module were not installed."""
+    package = folder / "hidden" / module
+    package.mkdir(parents=True)
+    error = f"ModuleNotFoundError(\"No module named '{module}'\", name='{module}')"
+    (package / "__init__.py").write_text(f"raise {error}\n")
+    program = folder / f"python-without-{module}"
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={package.parent}:"$PYTHONPATH" exec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
 
 
 @pytest.mark.parametrize(
@@ -24,3 +44,51 @@ def test_python(monkeypatch: pytest.MonkeyPatch, master: str, named: str, expect
     session: Any = SimpleNamespace(_sc=context)
     use_this_python(session)
     assert context.pythonExec == expected
+
+
+@pytest.mark.parametrize(
+    ("master", "setting", "variable", "expected"),
+    [
+        ("spark://host:7077", "/set/python", "/env/python", "/set/python"),
+        ("spark://host:7077", None, "/env/python", "/env/python"),
+        ("spark://host:7077", None, None, sys.executable),
+        ("local[2]", "/set/python", None, "/set/python"),
+        ("local[2]", None, "/env/python", sys.executable),
+    ],
+)
+def test_python_of_our_own_session(
+    monkeypatch: pytest.MonkeyPatch,
+    master: str,
+    setting: str | None,
+    variable: str | None,
+    expected: str,
+) -> None:
+    """Spark's ranks: its setting, then the variable."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("PYSPARK_PYTHON", variable)
+    conf = {} if setting is None else {SETTING: setting}
+    assert worker_python(master, conf) == expected
+
+
+@pytest.mark.spark
+def test_workers_that_cannot_run_kdissect(tmp_path: Path) -> None:
+    """Exit 3, one line that names the module and what docs/cluster.md says; nothing is left."""
+    out = tmp_path / "out"
+    python = python_without(tmp_path, "kdissect")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "kdissect", "dissect", str(CAPTURES / "java_2_0_1.pcap")),
+            *("--out", str(out), "--master", "local[1]", "--conf", f"{SETTING}={python}"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        cwd=tmp_path,  # from the checkout, workers would import kdissect from there
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kdissect: Spark's workers cannot run kdissect: No module named 'kdiss")
+    assert "--conf spark.pyspark.python=PATH (docs/cluster.md)" in line
+    assert not out.exists()
