@@ -12,7 +12,9 @@ the folder that the option `spool` names, must be where all workers read them.
 
 from __future__ import annotations
 
+import glob
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,7 +45,8 @@ from kdissect.tables.schemas import api_schema, fixed_tables
 
 NAME = "kdissect"
 _KNOWN = ("table", "path", "paths", "port", "keylog", "payload", "revealsecrets", "decodevalues",
-          "host", "from", "to", "spool", "splits")  # fmt: skip
+          "host", "from", "to", "spool", "splits", "completeafter")  # fmt: skip
+_STREAMED = ("exchanges", "record_batches", "records", "anomalies", "apis")
 _TRUE = ("true", "1", "yes")
 
 
@@ -51,7 +54,8 @@ class KdissectDataSource(DataSource):
     """Format "kdissect". Options, beside the path: `table` (default `exchanges`) and those of the
     command line: port, keylog, payload, revealSecrets, decodeValues, host, from, to, spool.
     `splits` is the number of tasks to aim at (default: cores of this machine). Lists are
-    comma-separated.
+    comma-separated. A stream has `completeAfter`: seconds without a change after which a file is
+    complete (default: when a file that begins later is there).
     """
 
     @classmethod
@@ -67,17 +71,29 @@ class KdissectDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         table = self._table()
-        if table.partition("/")[0] not in ("exchanges", "record_batches", "records", "apis"):
+        if table.partition("/")[0] not in _STREAMED:
             raise ValueError(
-                f"a stream has no table {table}: it has exchanges, record_batches, records and "
-                "apis/NAME; the others are known at the end of a capture only"
+                f"a stream has no table {table}: it has {', '.join(_STREAMED[:-1])} and apis/NAME; "
+                "the others are known at the end of a capture only"
             )
         options = self._options()
         folder = _local(self._option("path") or "")
-        if not os.path.isdir(folder):
-            raise CaptureError(f"{folder or 'load()'}: a stream reads a folder of captures")
-        return _StreamReader(table, _arrow_schema(table, options, self._index), folder, options,
-                             self._option("spool"))  # fmt: skip
+        if not os.path.isdir(folder) and not glob.has_magic(folder):
+            raise CaptureError(f"{folder or 'load()'}: a stream reads a folder or glob of captures")
+        stream = FolderStream(folder, options, self._option("spool"), self._complete_after_s())
+        return _StreamReader(table, _arrow_schema(table, options, self._index), stream)
+
+    def _complete_after_s(self) -> float | None:
+        text = self._option("completeAfter")
+        if text is None:
+            return None
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"completeAfter is a number of seconds above 0, not {text!r}")
+        return seconds
 
     def _option(self, name: str) -> str | None:
         value: str | None = self.options.get(name)
@@ -205,20 +221,23 @@ class _StreamReader(DataSourceStreamReader):
     One task reads the files of a batch in order, since connections cross them.
     """
 
-    def __init__(
-        self, table: str, schema: pa.Schema, folder: str, options: Options, spool: str | None
-    ) -> None:
-        self._table, self._schema = table, schema
-        self._folder = FolderStream(folder, options, spool)
+    def __init__(self, table: str, schema: pa.Schema, folder: FolderStream) -> None:
+        self._table, self._schema, self._folder = table, schema, folder
+        self._first = folder.first()
+        self._last = self._first  # the offset that was planned last
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._folder.first()
+        return self._first
 
-    def latestOffset(self) -> dict[str, Any]:
-        return self._folder.latest()
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        # Spark 4.1 gives no start; after a restart it plans an empty batch at the last offset
+        return self._folder.latest(start or self._last)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [_Files(start, end)]
+        self._last = end
+        return [] if start == end else [_Files(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Files)

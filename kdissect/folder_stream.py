@@ -1,175 +1,483 @@
 """A folder in which captures keep appearing, as micro-batches of whole files, each exactly once.
 
-Files are ordered by their first packet's time. The newest one may still be written, so it waits for
-the next. An *offset* is the last file of a batch: ``{"time_ns": ..., "path": ...}``.
+A file is *complete* when a file that begins later is there, or when it has not changed for
+`complete_after_s`. A batch reads the complete files in the order of their first packets.
 
-Connections cross files: what a batch leaves open goes on in the next one (`stream.resumed`), and an
-exchange is a row of the batch whose packets finish it. That state is kept on disk beside the offset
-that it belongs to, so that a batch which is read again gives the same rows; where it is gone, the
-files before are read again for it, without their rows.
+An *offset* names the query, the number of its batch, the last file in order so far, and the files
+of the batch, so that a batch that is read again reads the same files:
+``{"query": "9f2c...", "number": 3, "time_ns": ..., "path": ..., "files": [[time_ns, path], ...]}``.
+
+Connections cross files: what a batch leaves open goes on in the next one (`resume.carry`), and an
+exchange is a row of the batch whose packets finish it. This state is saved by query and number. If
+it is lost, the files before are read again, without their rows.
+
+A file is recognised by its bytes up to the end of the first packet, not by its path:
+
+- A *late* file begins before one that was read already. Its packets do not fit the open connections
+  any more, so it is read with connections of its own.
+- A file that *grew* is read again, and the packets that were read before are passed over.
+- A file that was moved, copied or compressed after it was read is not read again.
+
+What may be lost by that is a row of `anomalies` and a warning of the logger "kdissect".
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import pickle
+import secrets
+import stat
 import tempfile
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from kdissect.capture.inputs import describe, listed
-from kdissect.capture.windows import WindowReader
+from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.windows import Window, WindowReader
 from kdissect.errors import CaptureError
+from kdissect.kafka.assembly import INFO, Anomaly
 from kdissect.pipeline.disk_index import private_folder
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
-from kdissect.resume.carry import Resumed
+from kdissect.resume.carry import Finished, Resumed
 from kdissect.show.filters import Filters
 from kdissect.show.listing import Lister
-from kdissect.show.reading import first_time, key_log_texts
+from kdissect.show.reading import NEVER, first_packet, key_log_texts
+from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
 
 Offset = dict[str, Any]
-NEVER = 2**63 - 1
+Key = tuple[int, str]  # the place of a file in the order: time of its first packet, path
+
+STATE_FORMAT = 1  # to be raised when a class that is saved changes its fields
+SECRET_FILES_MAX = 1024  # captures whose TLS secrets are read again for a batch
+
+_log = logging.getLogger("kdissect")
+
+
+class CaptureFile(NamedTuple):
+    """A file of the folder, as it was when it was opened.
+
+    time_ns: of the first packet; NEVER if there is none. content: digest of the bytes up to the end
+    of that packet, or of the path. last_packet: number of the last packet that was read.
+    """
+
+    path: str
+    size: int
+    changed_ns: int
+    time_ns: int
+    content: bytes
+    last_packet: int = 0
+
+    @property
+    def key(self) -> Key:
+        return self.time_ns, self.path
+
+
+@dataclass(slots=True)
+class _Connections:
+    """Open connections, and the captures that their source numbers stand for."""
+
+    resumed: Resumed
+    paths: list[str] = field(default_factory=list)
+    capture_ids: list[int] = field(default_factory=list)
+    last_window: Window | None = None
 
 
 @dataclass(slots=True)
 class _State:
-    """What goes on after a file: open connections, names of topics, and the files so far."""
+    """What a batch leaves to the next one.
 
-    resumed: Resumed
+    files: those that were read, by path. names: of topics, by id. secret_windows: how many windows
+    of a capture hold its TLS secrets, by its content; the secrets themselves are never saved.
+    """
+
+    connections: _Connections
+    files: dict[str, CaptureFile] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    paths: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    secret_windows: dict[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class FolderStream:
-    """The captures of `folder`. Methods raise CaptureError for a file that grew after it was read.
+    """The captures of a folder or glob.
 
     spool: folder for the state between batches (default: the temporary folder).
+    complete_after_s: seconds without a change after which a file is complete; None: when a file
+    that begins later is there.
     """
 
     folder: str
     options: Options
     spool: str | None
-    # of files that were looked at: (size, time of change) then, and the first packet's time
-    _seen: dict[str, tuple[tuple[int, int], int]] = field(
+    complete_after_s: float | None = None
+    _opened: dict[str, CaptureFile] = field(default_factory=dict, repr=False, compare=False)
+    # by place of the state, of one offset: a query asks for it again until there are new files
+    _before: dict[Path, dict[str, CaptureFile]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FolderStream, (self.folder, self.options, self.spool)
+        return FolderStream, (self.folder, self.options, self.spool, self.complete_after_s)
+
+    # -- which files ------------------------------------------------------------------------
 
     def first(self) -> Offset:
-        return {"time_ns": -1, "path": ""}
+        """The offset of a new query, before all files."""
+        query = secrets.token_hex(8)  # queries on the same folder must not share their state
+        return {"query": query, "number": 0, "time_ns": -1, "path": "", "files": []}
 
-    def latest(self) -> Offset:
-        """The last file that is complete: one before the newest."""
+    def latest(self, start: Offset) -> Offset:
+        """The offset that adds all complete files not read up to `start`; `start` if none are."""
+        before = self._files_before(start)
+        complete = self._complete()
+        new = sorted(file.key for file in complete if _is_new(file, before.get(file.path)))
+        if not new:
+            return start
+        time_ns, path = max([_key(start), *(key for key in new if key[0] != NEVER)])
+        return {
+            "query": start["query"],
+            "number": start["number"] + 1,
+            "time_ns": time_ns,
+            "path": path,
+            "files": [list(key) for key in new],
+        }
+
+    def _complete(self) -> list[CaptureFile]:
         files = self._files()
-        return self.first() if len(files) < 2 else _offset(files[-2])
+        if self.complete_after_s is not None:
+            since_ns = time.time_ns() - int(self.complete_after_s * 1e9)
+            return [file for file in files if file.changed_ns <= since_ns]
+        captures = [file for file in files if file.time_ns != NEVER]
+        newest = max((file.key for file in captures), default=(0, ""))
+        changed_ns = max((file.changed_ns for file in captures), default=0)
+        # a file without packets has its place by its time of change
+        return [
+            file
+            for file in files
+            if (file.key < newest if file.time_ns != NEVER else file.changed_ns < changed_ns)
+        ]
 
-    def _files(self, done: Collection[str] = ()) -> list[tuple[int, str]]:
-        """(time of the first packet, path) of the captures that have packets, in order.
+    def _files(self) -> list[CaptureFile]:
+        """The files that hold anything, but for hidden ones: copies are written to such names."""
+        paths = (path for path in listed(self.folder) if not os.path.basename(path).startswith("."))
+        return [file for file in map(self.look, paths) if file is not None]
 
-        Without those that are `done`. A trigger may find thousands of files: only those that are
-        new or have changed are opened.
+    def look(self, path: str) -> CaptureFile | None:
+        """A file as it is now; None if it is gone, empty, or no regular file.
+
+        It is opened only if it is new or has changed: a folder may hold thousands.
         """
-        found = []
-        for path in listed(self.folder):
-            if path in done:
-                continue
-            time_ns = self._first_time(path)
-            if time_ns != NEVER:
-                found.append((time_ns, path))
-        return sorted(found)
-
-    def _first_time(self, path: str) -> int:
         try:
             there = os.stat(path)
-        except OSError:
-            return NEVER  # gone since it was listed
-        state = (there.st_size, there.st_mtime_ns)
-        known = self._seen.get(path)
-        if known is None or known[0] != state:
-            item = describe(path)
-            known = self._seen[path] = (state, first_time(item) if item.is_capture else NEVER)
-        return known[1]
+            if not stat.S_ISREG(there.st_mode) or not there.st_size:
+                return None
+            file = self._opened.get(path)
+            if file is None or (file.size, file.changed_ns) != (there.st_size, there.st_mtime_ns):
+                item = describe(path)
+                time_ns, head = first_packet(item) if item.is_capture else (NEVER, b"")
+                content = hashlib.blake2b(head or path.encode(), digest_size=16).digest()
+                file = CaptureFile(path, there.st_size, there.st_mtime_ns, time_ns, content)
+                self._opened[path] = file
+        except (FileNotFoundError, CaptureError):
+            return None
+        return file
+
+    def _files_before(self, at: Offset) -> dict[str, CaptureFile]:
+        """The files that were read up to an offset, by path."""
+        place = self._place(at)
+        if place not in self._before:
+            state = self._load(at, only_files=True)
+            if state is None:
+                return {file.path: file for file in self.files_up_to(at)}
+            self._before.clear()
+            self._before[place] = state.files
+        return self._before[place]
+
+    def files_up_to(self, at: Offset) -> list[CaptureFile]:
+        """The files up to the last one in order of an offset, in order."""
+        files = [file for file in self._files() if file.key <= _key(at)]
+        return sorted(files, key=lambda file: file.key)
+
+    # -- batches ----------------------------------------------------------------------------
 
     def read(self, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
-        """The tables of what the files behind `start` up to `end` finish."""
-        state = self._state(start)
-        yield from self._advance(state, start, end)
-        self._save(state, end)
+        """The tables that the files of the batch from `start` to `end` make."""
+        state = self._load(start)
+        batch = _Batch(self, state or self._new_state())
+        if state is None:
+            batch.resume(start, end)
+        yield from batch.tables(start, end)
+        self._save(batch.state, end)
 
-    def _advance(self, state: _State, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
-        for path, size in zip(state.paths, state.sizes, strict=True):
-            if os.path.exists(path) and os.path.getsize(path) != size:
-                raise CaptureError(f"{path}: grew after it was read; a stream reads a file once")
-        capture_ids = [capture_id(each) for each in state.paths]
-        for file in self._files(set(state.paths)):
-            if not _key(start) < file <= _key(end):
-                continue
-            path = file[1]
-            state.paths.append(path)
-            state.sizes.append(os.path.getsize(path))
-            capture_ids.append(capture_id(path))
-            lister = Lister(self.options, capture_ids, Filters(), "records")
-            lister.names.update(state.names)
-            reader = WindowReader(path, len(state.paths) - 1, state.paths)
-            for window in reader.windows():
-                state.resumed.key_logs += window.secrets
-                finished = state.resumed.add(window, state.paths)
-                if finished is not None:
-                    for listed in lister.listed(finished):
-                        yield listed.tables
-            state.names.update(lister.names)
+    def _new_state(self) -> _State:
+        return _State(_Connections(Resumed(self.options.stream_options)))
 
-    def _state(self, at: Offset) -> _State:
-        path = self._place(at)
-        if path.exists():
-            kept: _State = pickle.loads(path.read_bytes())  # ours: in a folder of this user alone
-        else:
-            kept = _State(Resumed(self.options.stream_options))
-        kept.resumed.key_logs = key_log_texts(self.options.keylog)
-        if not path.exists() and _key(at) != _key(self.first()):
-            for _ in self._advance(kept, self.first(), at):
-                pass
-        return kept
+    def _load(self, at: Offset, only_files: bool = False) -> _State | None:
+        """The saved state of an offset; None if it is gone or cannot be read."""
+        state = self._new_state()
+        if at["number"] == 0:
+            return state
+        try:
+            with self._place(at).open("rb") as file:
+                # trusted: it lies in a folder of this user alone
+                files = pickle.load(file)
+                if not only_files:
+                    state = pickle.load(file)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return None
+        state.files = files
+        return state
 
     def _save(self, state: _State, at: Offset) -> None:
-        state.resumed.key_logs = []  # read from their files again
+        files, state.files = state.files, {}
+        state.connections.last_window = None
+        state.connections.resumed.key_logs = []  # secrets are read from their files again
         path = self._place(at)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:
+            pickle.dump(files, file)
             pickle.dump(state, file)
         os.replace(name, path)
 
     def forget_before(self, at: Offset) -> None:
-        """Remove the state of offsets before a committed one."""
-        kept = self._place(at)
-        for path in kept.parent.iterdir():
-            if path != kept and path.stat().st_mtime <= (
-                kept.stat().st_mtime if kept.exists() else 0
-            ):
-                path.unlink(missing_ok=True)
+        """Remove the query's state before a committed offset."""
+        place = self._place(at)
+        if place.exists():
+            for path in place.parent.iterdir():
+                if not path.name.isdigit() or int(path.name) < int(place.name):
+                    path.unlink(missing_ok=True)
 
     def _place(self, at: Offset) -> Path:
+        if "query" not in at:
+            raise CaptureError("the checkpoint is another version's; begin with a new one")
         made_of = repr((os.path.abspath(self.folder), self.options))
-        folder = private_folder(self.spool) / (
-            "stream-" + hashlib.sha256(made_of.encode()).hexdigest()[:24]
+        digest = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+        folder = f"format-{STATE_FORMAT}-{at['query']}-{digest}"
+        return private_folder(self.spool, "streams") / folder / str(at["number"])
+
+
+class _Batch:
+    """A batch that is being read: the state that it changes, and the anomalies it finds."""
+
+    def __init__(self, stream: FolderStream, state: _State) -> None:
+        self.stream, self.state, self.options = stream, state, stream.options
+        self.anomalies: list[AnomalyRow] = []
+        self._by_content = {file.content: file for file in state.files.values()}
+        filters = Filters(
+            hosts=self.options.hosts,
+            time_from_ns=self.options.time_from_ns,
+            time_to_ns=self.options.time_to_ns,
         )
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder / hashlib.sha256(repr(_key(at)).encode()).hexdigest()[:24]
+        self._lister = Lister(self.options, [], filters, "records")
+        self._lister.names.update(state.names)
+        self._key_logs = key_log_texts(self.options.keylog)
+        self._secrets: dict[bytes, bytes] = {}  # key logs by the content of their capture
+        for content, window_count in list(state.secret_windows.items()):
+            self._read_secrets_again(content, window_count)
+
+    def tables(self, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
+        last = _key(start)
+        in_order = self.state.connections
+        late = _Connections(Resumed(self.options.stream_options))
+        given_up = in_order.resumed.given_up
+        for time_ns, path in end["files"]:
+            key = int(time_ns), str(path)
+            follows = key >= last
+            if follows and time_ns != NEVER:
+                last = key
+            yield from self._tables_of(key, in_order if follows else late, is_late=not follows)
+        if late.last_window is not None:
+            yield from self._listed(late.resumed.finish(late.last_window, late.paths), late)
+        given_up = in_order.resumed.given_up + late.resumed.given_up - given_up
+        if given_up:
+            self._tell(
+                Anomaly.LIMIT,
+                f"{given_up} connections were quiet for long and made room for others with "
+                "requests still open",
+            )
+        self.state.names.update(self._lister.names)
+        if self.anomalies:
+            yield {"anomalies": anomalies_table(self.anomalies)}
+
+    def resume(self, start: Offset, end: Offset) -> None:
+        """Make the state of `start` again, from the files that are still there."""
+        new = {path for _, path in end["files"]}
+        files = [file for file in self.stream.files_up_to(start) if file.path not in new]
+        for file in files:
+            for _ in self._tables_of(file.key, self.state.connections, is_late=False):
+                pass
+        self.anomalies.clear()
+        self._tell(
+            Anomaly.STATE_LOST,
+            f"the saved state of the stream is gone: {len(files)} files were read again for the "
+            f"connections that were open after {start['path']}",
+        )
+
+    def _tables_of(
+        self, key: Key, connections: _Connections, is_late: bool
+    ) -> Iterator[dict[str, pa.Table]]:
+        """The tables of what a file's packets finish, without those that were read before."""
+        file = self._file_to_read(key)
+        if file is None:
+            return
+        before = self._by_content.get(file.content)
+        after = before.last_packet if before else 0
+        self.state.files[file.path] = file
+        connections.paths.append(file.path)
+        connections.capture_ids.append(capture_id(file.path))
+        try:
+            reader = WindowReader(file.path, len(connections.paths) - 1, connections.paths)
+        except CaptureError as error:
+            self._tell(Anomaly.NOT_A_CAPTURE, str(error), file)
+            return
+        yield from self._listed(self._finished(reader, file, after, connections), connections)
+        file = file._replace(last_packet=reader.last_packet)
+        self.state.files[file.path] = self._by_content[file.content] = file
+        if before and reader.last_packet == after:
+            return
+        if reader.error:
+            self._tell(Anomaly.CAPTURE_CUT, f"{file.path}: {reader.error}", file)
+        if before and is_late:
+            self._tell(
+                Anomaly.CAPTURE_GROWN,
+                f"{file.path}: grew after it was read; exchanges that cross packet {after + 1} are "
+                "in two parts",
+                file,
+                after + 1,
+            )
+        elif is_late:
+            self._tell(
+                Anomaly.CAPTURE_LATE,
+                f"{file.path}: came after a later capture was read; exchanges that cross its "
+                "borders are in two parts",
+                file,
+            )
+
+    def _file_to_read(self, key: Key) -> CaptureFile | None:
+        """A file of the batch, as it is now; None if it is not to be read."""
+        time_ns, path = key
+        file = self.stream.look(path)
+        if file is None or file.time_ns != time_ns:
+            # a file that had no packet before and has one now is one of the next batch
+            if file is None or time_ns != NEVER:
+                how = "gone" if file is None else "replaced"
+                self._tell(Anomaly.CAPTURE_MISSING, f"{path}: was {how} before it was read")
+            return None
+        before = self._by_content.get(file.content)
+        if before is None or file.size > before.size:
+            return file
+        original = self.stream.look(before.path)
+        if path != before.path and original is not None and original.content == file.content:
+            self._tell(
+                Anomaly.CAPTURE_REPEATED,
+                f"{path}: begins like {before.path}, which was read; not read again",
+                file,
+            )
+        self.state.files[path] = file._replace(last_packet=before.last_packet)
+        return None
+
+    def _finished(
+        self, reader: WindowReader, file: CaptureFile, after: int, connections: _Connections
+    ) -> Iterator[Finished]:
+        resumed = connections.resumed
+        resumed.key_logs = [*self._key_logs, *self._secrets.values()]
+        for number, window in enumerate(reader.windows(), 1):
+            if window.secrets:
+                self._add_secrets(file.content, number, window.secrets)
+                resumed.key_logs = [*self._key_logs, *self._secrets.values()]
+            segments = window.batch.segments
+            if after:
+                segments = segments[segments["packet"] > after]
+                window.batch = SegmentBatch(window.batch.endpoints, segments)
+            finished = resumed.add(window, connections.paths)
+            if finished is not None:
+                yield finished
+            connections.last_window = window
+
+    def _listed(
+        self, found: Iterable[Finished], connections: _Connections
+    ) -> Iterator[dict[str, pa.Table]]:
+        for finished in found:
+            self._lister.capture_ids = connections.capture_ids
+            for some in self._lister.listed(finished):
+                yield some.tables
+
+    # -- TLS secrets inside captures --------------------------------------------------------
+
+    def _add_secrets(self, content: bytes, window_count: int, texts: list[bytes]) -> None:
+        """Keep the key logs of a capture's window, by its number, for connections to come."""
+        text = self._secrets.pop(content, b"") + b"".join(each.rstrip() + b"\n" for each in texts)
+        if any(other.startswith(text) for other in self._secrets.values()):
+            self.state.secret_windows.pop(content, None)
+            return
+        # a key log that still grows is put into each new capture: the last copy has all lines
+        for known in [key for key, other in self._secrets.items() if text.startswith(other)]:
+            del self._secrets[known], self.state.secret_windows[known]
+        self._secrets[content], self.state.secret_windows[content] = text, window_count
+        if len(self._secrets) > SECRET_FILES_MAX:
+            self._forget_secrets(next(iter(self._secrets)), "others came since")
+
+    def _read_secrets_again(self, content: bytes, window_count: int) -> None:
+        file = self._by_content[content]
+        there = self.stream.look(file.path)
+        if there is None or there.content != content:
+            self._forget_secrets(content, "the file is gone")
+        else:
+            self._secrets[content] = _secrets_in(file.path, window_count, there.changed_ns)
+
+    def _forget_secrets(self, content: bytes, why: str) -> None:
+        self._secrets.pop(content, None)
+        del self.state.secret_windows[content]
+        path = self._by_content[content].path
+        self._tell(
+            Anomaly.NOT_DECRYPTED,
+            f"{path}: its TLS secrets are known no more, since {why}; connections that need them "
+            "stay encrypted from here on",
+        )
+
+    def _tell(
+        self,
+        kind: Anomaly,
+        detail: str,
+        file: CaptureFile | None = None,
+        packet: int | None = None,
+    ) -> None:
+        self.anomalies.append(
+            AnomalyRow(
+                kind,
+                detail,
+                capture_id=capture_id(file.path) if file else None,
+                packet=packet,
+                byte_count=file.size if file else None,
+            )
+        )
+        if SEVERITY[kind] != INFO:
+            _log.warning("%s", detail)
 
 
-def _offset(file: tuple[int, str]) -> Offset:
-    return {"time_ns": file[0], "path": file[1]}
+@lru_cache(SECRET_FILES_MAX)
+def _secrets_in(path: str, window_count: int, changed_ns: int) -> bytes:
+    """The key logs in a capture's first windows. changed_ns: a file that changed is read again."""
+    windows = islice(WindowReader(path, 0, [path]).windows(), window_count)
+    return b"".join(text.rstrip() + b"\n" for window in windows for text in window.secrets)
 
 
-def _key(offset: Offset) -> tuple[int, str]:
+def _is_new(file: CaptureFile, before: CaptureFile | None) -> bool:
+    """Whether a file, or a part of it, was not read yet. before: what was read of this path."""
+    if before is None or file.content != before.content:
+        return True
+    return file.size > before.size and file.time_ns != NEVER
+
+
+def _key(offset: Offset) -> Key:
     return int(offset["time_ns"]), str(offset["path"])

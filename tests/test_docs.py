@@ -12,6 +12,8 @@ import typer
 
 import kdissect
 from kdissect.cli import app
+from kdissect.kafka.assembly import Anomaly
+from kdissect.tables.anomalies import SEVERITIES, SEVERITY
 from tests import console
 from tests.conftest import ROOT
 
@@ -54,6 +56,16 @@ def test_the_table_reference_is_what_the_schemas_say() -> None:
     command = [sys.executable, "-m", "tools.table_reference", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_kind_of_anomaly_is_listed() -> None:
+    """docs/tables.md says what each value of anomalies.kind means, with its severity."""
+    text = (ROOT / "docs" / "tables.md").read_text()
+    rows = re.findall(r"^\| (`[a-z_`, 0-9]+) \| (info|warning|error) \|", text, re.MULTILINE)
+    listed = {
+        kind: severity for kinds, severity in rows for kind in re.findall("[a-z_0-9]+", kinds)
+    }
+    assert listed == {kind.name.lower(): SEVERITIES[SEVERITY[kind]] for kind in Anomaly}
 
 
 def pages() -> list[Path]:

@@ -206,13 +206,13 @@ class WindowReader:
     """One capture, as windows. Raises CaptureError where it is none.
 
     source: its number among the captures of the run. After the last window `error` says why the
-    capture could not be read to its end, if so.
+    capture could not be read to its end, if so. last_packet: number of the last one so far.
     """
 
     def __init__(self, path: str, source: int, paths: list[str]) -> None:
         self.path, self.source, self._paths = path, source, paths
         self.packet_count = 0
-        self._number = 0  # Wireshark's, of the last record
+        self.last_packet = 0  # Wireshark's number of the last record
         self.error: str | None = None
         self._buffer = np.zeros(0, np.uint8)
         self._bytes = open_bytes(path)
@@ -252,7 +252,7 @@ class WindowReader:
             if self._walk.outcome == STEP_BAD:
                 place = self._base
                 self.error = (
-                    f"packet {self._number + 1} at byte {place} cannot be read: "
+                    f"packet {self.last_packet + 1} at byte {place} cannot be read: "
                     f"{FAULT_TEXT[int(self._walk.cursor[FAULT])]}"
                 )
             size = min(2 * size, WINDOW_BYTES_MAX)
@@ -264,7 +264,7 @@ class WindowReader:
 
     def _say_cut(self, left: int) -> None:
         self.error = (
-            f"packet {self._number + 1} at byte {self._base} is cut: it needs "
+            f"packet {self.last_packet + 1} at byte {self._base} is cut: it needs "
             f"{int(self._walk.cursor[NEEDED])} bytes, {left} are left"
         )
 
@@ -279,10 +279,10 @@ class WindowReader:
         sources = WindowSources(self._paths, data)
         batch = SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
         for split in walk.make_splits(self.source):
-            split = replace(split, first_packet=self._number + split.first_packet)
+            split = replace(split, first_packet=self.last_packet + split.first_packet)
             batch = scan(split, sources, self._joined(sources)).batch
             self.packet_count += split.packet_count
-        self._number += walk.number_count
+        self.last_packet += walk.number_count
         end = int(cursor[POS])
         self._left = data[end:].tobytes()
         self._base += end
@@ -298,7 +298,7 @@ class WindowReader:
         table = self._walk.fragment_table()
         if not len(table):
             return None
-        table[:, PACKET] += self._number
+        table[:, PACKET] += self.last_packet
         return join([table[:0]] * self.source + [table], sources, 0)
 
     def _forget_sections(self) -> None:

@@ -78,6 +78,12 @@ class Anomaly(IntEnum):
     NOT_DECRYPTED = 26
     LOST_FRAGMENTS = 27
     SNAPSHOT_GAP = 28
+    CAPTURE_LATE = 29
+    CAPTURE_GROWN = 30
+    CAPTURE_REPEATED = 31
+    CAPTURE_MISSING = 32
+    NOT_A_CAPTURE = 33
+    STATE_LOST = 34
 
 
 INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity

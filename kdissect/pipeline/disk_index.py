@@ -220,9 +220,9 @@ def _read(file: BinaryIO) -> Iterator[Row]:
         yield Row(key, kind, order, file.read(size))
 
 
-def private_folder(spool_dir: str | None) -> Path:
+def private_folder(spool_dir: str | None, name: str = "index") -> Path:
     """A folder of this user alone: what lies there is trusted when it is read again."""
-    home = Path(spool_dir or tempfile.gettempdir(), f"kdissect-index-{os.getuid()}")
+    home = Path(spool_dir or tempfile.gettempdir(), f"kdissect-{name}-{os.getuid()}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = home.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o077:

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from kdissect.capture.inputs import InputFile, find_captures
+from kdissect.capture.packet_reader import POS, STEP_BAD
 from kdissect.capture.splits import _Walk
-from kdissect.capture.windows import Window, WindowReader, open_bytes
+from kdissect.capture.windows import RECORD_BYTES_MAX, Window, WindowReader, open_bytes
 from kdissect.errors import CaptureError
 from kdissect.kafka.options import CONNECTIONS_MAX
 from kdissect.pipeline.options import Options
 from kdissect.resume.carry import CarryLimits, Finished, Resumed
 
-FIRST_BYTES = 64 << 10  # of a capture, that surely hold its first packet
+FIRST_BYTES = 64 << 10  # of a capture, that mostly hold its first packet
+NEVER = 2**63 - 1  # time of the first packet of a capture without packets
 
 
 class Reading:
@@ -75,20 +77,34 @@ class Reading:
 def _in_order(found: list[InputFile]) -> list[InputFile]:
     if len(found) == 1:
         return found
-    return sorted(found, key=lambda item: (first_time(item), item.path))
+    return sorted(found, key=lambda item: (first_packet(item)[0], item.path))
 
 
-def first_time(item: InputFile) -> int:
-    """ns since 1970 of a capture's first packet; the largest number where nothing tells it."""
-    never = 2**63 - 1
+def first_packet(item: InputFile) -> tuple[int, bytes]:
+    """Time of a capture's first packet, ns since 1970, and the capture's bytes up to its end.
+
+    (NEVER, b"") if there is no packet, or if the capture cannot be read twice. Raises CaptureError
+    if it cannot be opened.
+    """
     if item.format == "stream":
-        return never
-    room = np.zeros(FIRST_BYTES, np.uint8)
+        return NEVER, b""
+    head = np.zeros(0, np.uint8)
     data = open_bytes(item.path)
-    count = data.into(memoryview(room))  # type: ignore[arg-type]
-    data.close()
-    time_ns = _Walk(room[:count], FIRST_BYTES).run(packet_max=1).start_time_ns
-    return never if time_ns is None else time_ns
+    try:
+        while len(head) < RECORD_BYTES_MAX:
+            # key logs in front of the first packet may be longer than a packet
+            room = np.zeros(max(FIRST_BYTES, 2 * len(head)), np.uint8)
+            room[: len(head)] = head
+            count = data.into(memoryview(room)[len(head) :])  # type: ignore[arg-type]
+            head = room[: len(head) + count]
+            walk = _Walk(head, len(room)).run(packet_max=1)
+            if walk.start_time_ns is not None:
+                return walk.start_time_ns, head[: int(walk.cursor[POS])].tobytes()
+            if len(head) < len(room) or walk.outcome == STEP_BAD:
+                break
+    finally:
+        data.close()
+    return NEVER, b""
 
 
 def key_log_texts(paths: Sequence[str]) -> list[Any]:

@@ -53,6 +53,12 @@ SEVERITY: dict[Anomaly, int] = {
     Anomaly.NOT_DECRYPTED: INFO,
     Anomaly.LOST_FRAGMENTS: WARNING,
     Anomaly.SNAPSHOT_GAP: WARNING,
+    Anomaly.CAPTURE_LATE: WARNING,
+    Anomaly.CAPTURE_GROWN: WARNING,
+    Anomaly.CAPTURE_REPEATED: INFO,
+    Anomaly.CAPTURE_MISSING: ERROR,
+    Anomaly.NOT_A_CAPTURE: WARNING,
+    Anomaly.STATE_LOST: WARNING,
 }
 
 # What a fault of a stream says; {a} and {b} are the numbers of its ANOMALY row.
