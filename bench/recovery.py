@@ -30,6 +30,7 @@ from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import plan_splits
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly
+from kdissect.protocol.model import SIDES
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "captures"
 CAPTURES = (
@@ -38,7 +39,6 @@ CAPTURES = (
 )  # fmt: skip
 DAMAGED = ("shapes", "tls")  # what is missing in the first already; no frames in the other
 PACKETS_MAX = 40_000  # of a long capture the first ones
-SIDES = ("request", "response")
 
 Keep = Callable[[Any, np.random.Generator], npt.NDArray[np.bool_]]
 

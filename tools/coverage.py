@@ -20,7 +20,7 @@ from typing import Any
 
 import kdissect
 from kdissect.protocol import catalog, grammar
-from kdissect.protocol.model import NEVER, Api, VersionRange
+from kdissect.protocol.model import NEVER, SIDES, Api, VersionRange
 from tests.codec.message_values import to_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,6 @@ VECTORS = ROOT.parent / "shared" / "kafka" / "vectors" / "messages.jsonl.gz"
 GOLDEN = ROOT / "tests" / "golden" / "messages.jsonl"
 
 Place = tuple[int, int, str]  # api_key, api_version, side
-SIDES = ("request", "response")
 
 
 @dataclass(frozen=True, slots=True)

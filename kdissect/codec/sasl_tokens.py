@@ -21,7 +21,8 @@ import json
 import re
 from typing import Any
 
-REQUEST, RESPONSE = 0, 1
+from kdissect.protocol.model import REQUEST
+
 PLAIN, SCRAM, OAUTHBEARER, GSSAPI = "PLAIN", "SCRAM", "OAUTHBEARER", "GSSAPI"
 _GSS_TAG = 0x60
 _SEPARATOR = "\x01"

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.segments import SegmentBatch
-from kdissect.kafka.assembly import AS_CAPTURED, REQUEST, RESPONSE, Assembly
+from kdissect.kafka.assembly import AS_CAPTURED, Assembly
+from kdissect.protocol.model import REQUEST, RESPONSE
 
 Ints = npt.NDArray[np.int64]
 SIDES = ((REQUEST, "request"), (RESPONSE, "response"))

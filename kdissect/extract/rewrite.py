@@ -19,9 +19,9 @@ from kdissect.capture.packet_builder import BROKER, CLIENT, Flow
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.anonymize import Anonymizer
 from kdissect.kafka.assembly import Assembly, CloseReason, PairStatus
-from kdissect.pipeline.exchange_index import SIDES
-from kdissect.pipeline.frame_buffer import REQUEST, RESPONSE, Frames
+from kdissect.pipeline.frame_buffer import Frames
 from kdissect.protocol import catalog
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.redaction import TEXT
 
 SEGMENT_MAX = 1448  # of an Ethernet's packet, so that the file looks like traffic

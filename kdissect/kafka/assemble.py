@@ -23,8 +23,6 @@ from kdissect.kafka.assembly import (
     CONNECTION,
     INFO,
     NO_DIRECTION,
-    REQUEST,
-    RESPONSE,
     WARNING,
     Anomaly,
     Assembly,
@@ -46,6 +44,7 @@ from kdissect.kafka.frame_search import API_VERSIONS, KEYS, Asked, Kafka
 from kdissect.kafka.options import MappedSources, StreamOptions, check_batch
 from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED
 from kdissect.protocol import catalog
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.columns import (
     BYTE_COUNT,
     CLIENT_SIDE,

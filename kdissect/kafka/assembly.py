@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-REQUEST, RESPONSE, NO_DIRECTION = 0, 1, 2
+NO_DIRECTION = 2
 
 
 class Protocol(IntEnum):

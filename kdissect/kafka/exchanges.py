@@ -24,8 +24,6 @@ from kdissect.kafka.assembly import (
     EXCHANGE,
     EXTENT,
     NO_API,
-    REQUEST,
-    RESPONSE,
     Assembly,
     Carried,
     PairStatus,
@@ -33,6 +31,7 @@ from kdissect.kafka.assembly import (
 )
 from kdissect.kafka.frame_tables import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
 from kdissect.kafka.pairing import NO_ACK
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.connection_ids import exchange_ids
 

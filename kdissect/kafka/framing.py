@@ -31,7 +31,7 @@ import numpy as np
 
 from kdissect.jit import fetch_ahead, inlined, load_u32, making_kernel
 from kdissect.kafka.acks import acks_of, quick_acks
-from kdissect.kafka.assembly import REQUEST, RESPONSE, Protocol
+from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
     ABSENT,
     API_VERSION,
@@ -83,6 +83,7 @@ from kdissect.kafka.frame_tables import (
     put_whole_frame,
 )
 from kdissect.kafka.sasl_detection import is_broker_token, is_mechanisms
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import find, grown, int64
 from kdissect.tcp.columns import END, PIECE_START, PIECE_STOP, SIDE_WIDTH
 

@@ -25,8 +25,8 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.frame_buffer import Frames
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import REQUEST, RESPONSE
 
-REQUEST, RESPONSE = 0, 1
 BROKER, CONTROLLER = "broker", "controller"
 CONTROLLER_ENDPOINTS = 2  # DescribeCluster's endpoint_type (KIP-919)
 

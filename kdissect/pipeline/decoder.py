@@ -23,7 +23,6 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.codec.message_columns import MessageColumns, body_type
 from kdissect.codec.record_batches import iter_record_chunks
 from kdissect.kafka.assembly import Anomaly, Assembly
-from kdissect.pipeline.exchange_index import SIDES
 from kdissect.pipeline.facts import Facts
 from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.late import Late
@@ -34,7 +33,7 @@ from kdissect.pipeline.story_events import ChunkStories
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
-from kdissect.protocol.model import Field, Type
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field, Type
 from kdissect.status import REASONS, Status
 from kdissect.stories.events import Collector
 from kdissect.stories.messages import Messages
@@ -71,7 +70,7 @@ from kdissect.tables.records import (
 from kdissect.tables.redaction import TEXT, redact_body
 from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
 
-REQUEST, RESPONSE = SIDE_NUMBERS = 0, 1
+SIDE_NUMBERS = REQUEST, RESPONSE
 CHUNK_ROWS = 1 << 16
 LARGE_FRAME = 4096  # bytes beyond count a quarter
 _NO_BYTES = pa.scalar(None, pa.binary())

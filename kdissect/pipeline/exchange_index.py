@@ -19,8 +19,8 @@ from kdissect.kafka.assembly import (
     Carried,
 )
 from kdissect.packing import pack, unpack
+from kdissect.protocol.model import SIDES
 
-SIDES = ("request", "response")
 _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
 
 

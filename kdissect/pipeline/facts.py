@@ -41,13 +41,12 @@ from kdissect.pipeline.metadata_log import learn_metadata
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
-from kdissect.protocol.model import Definition, Field
+from kdissect.protocol.model import REQUEST, RESPONSE, Definition, Field
 from kdissect.tables.arrow_arrays import strings, times_from_ns, uuid_texts
 from kdissect.tables.connections import ConnectionFacts, endpoint_columns
 from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from kdissect.tables.schemas import BROKERS, TOPICS
 
-REQUEST, RESPONSE = 0, 1
 SIDE_NAMES = ("request", "response")
 
 BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port, rack, cluster_id

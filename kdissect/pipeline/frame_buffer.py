@@ -13,11 +13,10 @@ from kdissect.arrays import by_value, gather_ranges, joined, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.message_columns import ELEMENTS_MAX, MessageColumns, decode_columns
 from kdissect.kafka.assembly import EXTENT, Assembly
-from kdissect.pipeline.exchange_index import SIDES
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 
-REQUEST, RESPONSE = 0, 1
 UNSUPPORTED_VERSION = 35
 _NO_ROWS = np.zeros(0, np.int64)
 

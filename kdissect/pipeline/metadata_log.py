@@ -27,6 +27,7 @@ from kdissect.pipeline.record_sets import record_sets
 from kdissect.pipeline.snapshots import Edges
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.messages import Messages
 from kdissect.stories.snapshots import Fragment, Joined, Joiner
 from kdissect.tables.connections import broker_texts
@@ -37,7 +38,6 @@ from kdissect.tables.message_facts import (
     message_marks,
 )
 
-REQUEST, RESPONSE = 0, 1
 _SMALLEST_BATCH = 61
 _NAMES = {METADATA_TOPIC_ID: METADATA_TOPIC}
 _MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC.encode())

@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.pipeline.frame_buffer import REQUEST, RESPONSE, Frames
+from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.snapshots import Edges
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import Collector
 from kdissect.stories.fetch_messages import fetch_events
 from kdissect.stories.group_messages import group_events

@@ -10,9 +10,8 @@ from importlib.resources.abc import Traversable
 
 from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
-from kdissect.protocol.model import Api, Definition
+from kdissect.protocol.model import SIDES, Api, Definition
 
-_SIDES = ("request", "response")
 _ABORT, _COMMIT = 0, 1  # control records of these two types hold an EndTxnMarker
 
 
@@ -80,7 +79,7 @@ def api(name_or_key: int | str) -> Api:
     plain = _plain(name_or_key)
     if plain.isdigit():
         return api(int(plain))
-    for ending in ("", *_SIDES):
+    for ending in ("", *SIDES):
         key = _api_names().get(plain.removesuffix(ending))
         if key is not None:
             return _api(key)
@@ -137,7 +136,7 @@ def definition(name: str) -> Definition:
     if name in _headers():
         return _headers()[name]
     plain = _plain(name)
-    for side in _SIDES:
+    for side in SIDES:
         key = _api_names().get(plain.removesuffix(side)) if plain.endswith(side) else None
         if key is not None:
             return _api(key).side(side)

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from kdissect.protocol import catalog, grammar
-from kdissect.protocol.model import Api, Definition, Field, Type, VersionRange
+from kdissect.protocol.model import SIDES, Api, Definition, Field, Type, VersionRange
 
-SIDES = ("request", "response")
 FORMAT_VERSION = 1  # of the JSON documents
 
 

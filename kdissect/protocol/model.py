@@ -13,6 +13,10 @@ from enum import Enum
 from typing import NamedTuple
 from uuid import UUID
 
+# The sides of an exchange, as numbers in arrays and as words.
+REQUEST, RESPONSE = 0, 1
+SIDES = ("request", "response")
+
 NO_LIMIT = 32767  # api_version is an int16: an open range ends here
 
 

@@ -12,18 +12,11 @@ import numpy.typing as npt
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, FIN, RST, SEGMENT, SYN
-from kdissect.kafka.assembly import (
-    EXTENT,
-    REQUEST,
-    RESPONSE,
-    Assembly,
-    CloseReason,
-    PairStatus,
-    Protocol,
-)
+from kdissect.kafka.assembly import EXTENT, Assembly, CloseReason, PairStatus, Protocol
 from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
 from kdissect.kafka.framing import ASKS_VERSIONS, HAS_ASKED, IN_TOKENS, RESUMED, YOUNG
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.resume.connection_state import (
     CONFIRMED_BY,
     DEFERRED_MIN,

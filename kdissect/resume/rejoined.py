@@ -53,8 +53,6 @@ from kdissect.kafka.assemble import assemble_streams
 from kdissect.kafka.assembly import (
     DIRECTION,
     EXTENT,
-    REQUEST,
-    RESPONSE,
     Anomaly,
     Assembly,
     CloseReason,
@@ -63,13 +61,13 @@ from kdissect.kafka.assembly import (
 )
 from kdissect.kafka.framing import HAS_ASKED
 from kdissect.kafka.options import StreamOptions
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.placing import FAR, NO_NUMBER, behind, places
 from kdissect.resume.tails import (
     CUT,
     OVER,
     PAIR,
     SHOWN,
-    SIDES,
     WHOLE,
     Cut,
     Ints,

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from kdissect.arrays import copied, joined, take
 from kdissect.capture.segments import ACK, ENDPOINTS, FRAGMENT_PART, SEGMENT, SYN
 from kdissect.kafka.assemble import Known
-from kdissect.kafka.assembly import DIRECTION, REQUEST, RESPONSE, Assembly, PairStatus, Protocol
+from kdissect.kafka.assembly import DIRECTION, Assembly, PairStatus, Protocol
 from kdissect.kafka.framing import HAS_ASKED, IN_TOKENS, LAST_ID, RESUMED
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.placing import NO_NUMBER
 from kdissect.tcp.columns import DUPLICATE
 from kdissect.tcp.connection_ids import mixed
@@ -30,7 +31,6 @@ Rows = npt.NDArray[np.void]
 
 MS = 1_000_000
 SASL_HANDSHAKE = 17
-SIDES = ("request", "response")
 TURNS_MAX = 64  # of the search for a cut
 
 NEW, WHOLE, CUT, OVER = range(4)  # PAIR.kind

@@ -20,14 +20,13 @@ from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.options import Options
 from kdissect.protocol import catalog
 from kdissect.protocol.error_codes import error_name
-from kdissect.protocol.model import Definition
+from kdissect.protocol.model import SIDES, Definition
 from kdissect.show import style
 from kdissect.show.byte_tree import TAG_COUNT, Node, Path, Walk, value_at
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.message_facts import METADATA_TOPIC
 from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT, redact_body, redact_values
 
-SIDES = ("request", "response")
 VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said
 BYTES_SHOWN = 32  # of a value in the tree
 RAW_SHOWN = 64  # of a field beside its name

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.decoder import REQUEST, RESPONSE, Decoder, _Chunk
+from kdissect.pipeline.decoder import Decoder, _Chunk
 from kdissect.pipeline.facts import Facts, learn_topics
 from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.response_versions import infer
 from kdissect.protocol import catalog
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.resume.carry import Finished
 from kdissect.show.filters import Filters
 from kdissect.stories.events import Collector

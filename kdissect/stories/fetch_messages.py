@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from kdissect.codec.message_columns import body_type
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import story
-from kdissect.stories.messages import REQUEST, RESPONSE, Messages, Rows, flattened
+from kdissect.stories.messages import Messages, Rows, flattened
 from kdissect.stories.sequences import codes
 
 FULL, FINAL = 0, -1  # session epochs that start and end a session

@@ -20,8 +20,9 @@ from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import story
-from kdissect.stories.messages import REQUEST, RESPONSE, Messages, Rows
+from kdissect.stories.messages import Messages, Rows
 
 GROUP_APIS = (
     *(

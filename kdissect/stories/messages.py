@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.codec.message_columns import MessageColumns
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import NO_TIME
-
-REQUEST, RESPONSE = 0, 1
 
 Rows = npt.NDArray[np.int64]
 

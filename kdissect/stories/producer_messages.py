@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import Step, story
-from kdissect.stories.messages import REQUEST, RESPONSE, Messages, Rows, flattened
+from kdissect.stories.messages import Messages, Rows, flattened
 
 _ONE_ROW = {
     ApiKey.ADD_OFFSETS_TO_TXN: Step.ADD_OFFSETS,

@@ -29,11 +29,11 @@ from kdissect.codec.sasl_tokens import read_token
 from kdissect.codec.telemetry import DEPTH_MAX, read_metrics
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.status import REASONS, Status
 from kdissect.tables.redaction import TEXT, is_sensitive_name, redact_values
 from kdissect.tables.schemas import TIME
 
-REQUEST, RESPONSE = 0, 1
 SIDE_NAMES = ("request", "response")
 Rows = NDArray[np.int64]
 

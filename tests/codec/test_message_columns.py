@@ -14,10 +14,9 @@ import pytest
 from kdissect.codec.message_columns import MessageColumns, body_type, decode_columns
 from kdissect.protocol import catalog
 from kdissect.protocol.column_plan import Role
+from kdissect.protocol.model import SIDES
 from kdissect.status import Status
 from tests.codec.message_vectors import batch, message_vectors, same, unknown_tags_of
-
-SIDES = ("request", "response")
 
 
 def decoded(key: int, side: str, frames: list[bytes], versions: list[int]) -> MessageColumns:

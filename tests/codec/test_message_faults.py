@@ -18,11 +18,11 @@ from kdissect.codec import message_codec
 from kdissect.codec.message_columns import MessageColumns, decode_columns
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.model import SIDES
 from kdissect.status import REASONS, Status
 from tests.codec.message_vectors import batch, message_vectors, same, unknown_tags_of
 
 STATUS_OF = {reason: status for status, reason in REASONS.items()}
-SIDES = ("request", "response")
 
 
 def as_vector(value: Any) -> Any:

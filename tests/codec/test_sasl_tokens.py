@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kdissect.codec.sasl_tokens import REQUEST, RESPONSE, read_token
+from kdissect.codec.sasl_tokens import read_token
+from kdissect.protocol.model import REQUEST, RESPONSE
 
 
 def said(data: bytes, side: int = REQUEST) -> dict[str, Any]:

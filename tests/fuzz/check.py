@@ -10,13 +10,13 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from kdissect.errors import CaptureError
+from kdissect.protocol.model import SIDES
 from tests.fuzz.bases import Base, base, read_bytes, sources
 from tests.fuzz.mutate import Mutated, mutated
 from tests.truth.rows import set_differences
 
 CPU_SECONDS_MAX = 15.0  # of one case: a few hundred packets
 RESIDENT_BYTES_MAX = 2 << 30  # of the process, whatever it has read so far
-SIDES = ("request", "response")
 # Columns that facts of the whole capture fill, or that hold the place in the file.
 OF_THE_CAPTURE = {"topics", "topic", "topic_id", "capture_id", "request_capture_id",
                   "response_capture_id"}  # fmt: skip

@@ -31,12 +31,12 @@ from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.protocol import catalog
+from kdissect.protocol.model import SIDES
 from tests.conftest import CAPTURES
 
 pytestmark = pytest.mark.peer
 
 SAMPLES_EACH = 3
-SIDES = ("request", "response")
 # -2^31 stands for "not asked" in authorized operations
 NO_VALUE = (None, UUID(int=0), -(2**31))
 Sample = tuple[int, int, str, bytes]  # api key, api_version, side, frame

@@ -19,9 +19,7 @@ from kdissect.protocol.column_plan import (
     compile_plan,
     role_of,
 )
-from kdissect.protocol.model import ALWAYS, Api, Definition, Field, Type, VersionRange
-
-SIDES = ("request", "response")
+from kdissect.protocol.model import ALWAYS, SIDES, Api, Definition, Field, Type, VersionRange
 
 
 def all_plans() -> list[Plan]:

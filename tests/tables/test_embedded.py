@@ -13,8 +13,9 @@ from kdissect.codec import message_codec
 from kdissect.codec.message import Message, encode_message
 from kdissect.codec.message_columns import body_type
 from kdissect.protocol import catalog
+from kdissect.protocol.model import REQUEST
 from kdissect.status import Status
-from kdissect.tables.embedded import INNER_MESSAGE, METRICS, REQUEST, SASL_TOKEN, add_decoded
+from kdissect.tables.embedded import INNER_MESSAGE, METRICS, SASL_TOKEN, add_decoded
 from kdissect.tables.redaction import TEXT, redact_values
 
 JOIN_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, SASL, ENVELOPE, PUSH_TELEMETRY = 11, 14, 15, 36, 58, 72

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from kdissect.protocol.model import SIDES
 from tests.truth import packets
 from tests.truth.material import ALL, CAPTURES, Capture, each, needs_material, read, rows, shapes
 
 pytestmark = needs_material
 
-SIDES = ("request", "response")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOLES = ("gap", "packet_cut")  # anomalies of bytes that are not in the capture
 DAMAGED = {"cut.pcap", "snap128.pcap", "drop1pct.pcap", "midstream.pcap"}

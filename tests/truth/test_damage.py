@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from kdissect.protocol.model import SIDES
 from tests.truth import packets
 from tests.truth.material import CAPTURES, SHAPES_BASE, needs_material, read, shapes
 from tests.truth.rows import Row
 
 pytestmark = needs_material
 
-SIDES = ("request", "response")
 # Of the frames that no lost packet touches: how many may be lost all the same (design.md, 6).
 LOSS_ALLOWED = {
     "cut.pcap": 0.0,

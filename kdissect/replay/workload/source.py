@@ -12,12 +12,12 @@ import numpy as np
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
-from kdissect.pipeline.exchange_index import SIDES
-from kdissect.pipeline.frame_buffer import REQUEST, RESPONSE, Frames
+from kdissect.pipeline.frame_buffer import Frames
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.replay.model import Connection, Exchange, Workload
 from kdissect.replay.workload import from_tables, saved_file
 from kdissect.replay.workload.facts import gather_facts
