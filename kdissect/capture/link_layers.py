@@ -8,8 +8,7 @@ cut it). IP's own lengths pull both ends in, which removes Ethernet's padding.
 
 Sources: RFC 791, 8200 (IP), 793 (TCP), 4302 (AH), 7348 (VXLAN), 8926 (GENEVE), 2784 and 2890
 (GRE), 2003 (IP in IP), 3032, 4385 and 7510 (MPLS), 2516 (PPPoE); IEEE 802.1Q, 802.1ah and 802.2;
-3GPP TS 29.281 (GTP-U); tcpdump.org's list of link types; ERSPAN from draft-foschiano-erspan. The
-readable definition is `link_reference.find_tcp`.
+3GPP TS 29.281 (GTP-U); tcpdump.org's list of link types; ERSPAN from draft-foschiano-erspan.
 """
 
 from __future__ import annotations

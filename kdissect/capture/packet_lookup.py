@@ -1,7 +1,6 @@
 """Where chosen packets of a capture lie: their bytes, times and link types.
 
 The walk is that of `scan`, over the records of a split; nothing of a packet is looked at.
-The readable definition is `packets_reference.read_capture`.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
 
     `resolution` is pcapng's if_tsresol: ticks of 10**-n seconds, or of 2**-n with the top bit set.
     Everything stays in signed 64 bits: seconds are capped at 2**62 - 1, the result at int64's
-    range. The definition in exact integers is `packets_reference.to_ns`.
+    range.
     """
     exponent = resolution & 0x7F
     seconds = 0

@@ -99,7 +99,6 @@ ASKS_VERSIONS = 18  # ApiVersions, which may come before a handshake
     WALK_CLIENTS,
 ) = range(14)  # fmt: skip
 STATE_WIDTH = WALK_CLIENTS + CLIENTS_MAX
-NO_LIMIT = 1 << 62  # of frames at a time
 AHEAD = 8  # pieces: the first bytes of that one are on their way from memory meanwhile
 
 # Bits of a stream's `has_origin`. ORIGIN: position 0 is a boundary. RESUMED: frames came before it,
@@ -142,28 +141,18 @@ def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) ->
     return request_header(stream.pieces, behind, stream.stop, pos, kafka, following) == GOOD
 
 
-def frame_requests(
-    pieces: Any, source: Any, sides: Any, client_side: Any, protocol: Any, has_origin: Any,
-    kafka: Any,
-) -> Any:  # fmt: skip
-    """Frames of the request streams of all Kafka connections: (frames, extents, faults, used).
-
-    client_side uint8, protocol uint8 of each connection; has_origin int64 of each stream: 0, or
-    bits that begin with ORIGIN, where it began with a SYN, so that position 0 is a boundary.
-    """
-    return some_requests(
-        pieces, source, sides, client_side, protocol, has_origin, kafka,
-        np.zeros(STATE_WIDTH, np.int64), NO_LIMIT,
-    )  # fmt: skip
-
-
 @making_kernel
 def some_requests(
     pieces: Any, source: Any, sides: Any, client_side: Any, protocol: Any, has_origin: Any,
     kafka: Any, state: Any, most: int,
 ) -> Any:  # fmt: skip
-    """`frame_requests`, but `most` frames at a time, from `state` on, which tells where it stands;
-    all was walked over where its connection is the one behind the last."""
+    """Frames of the request streams of all Kafka connections: (frames, extents, faults, used).
+
+    client_side uint8, protocol uint8 of each connection; has_origin int64 of each stream: 0, or
+    bits that begin with ORIGIN if it began with a SYN, so that position 0 is a boundary. A call
+    finds at most `most` frames and goes on where `state` says the last call stopped; the walk is
+    over when the connection in `state` is the one after the last.
+    """
     frames = np.empty(1024 * FRAME_WIDTH, np.int64)
     extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
     faults = np.empty(64 * FAULT_WIDTH, np.int64)
@@ -347,27 +336,16 @@ def _is_near(asked: Any, first: int, last: int, correlation: int, last_id: int) 
     return False
 
 
-def frame_responses(
-    pieces: Any, source: Any, times: Any, sides: Any, client_side: Any, protocol: Any,
-    has_origin: Any, kafka: Any, asked: Any, asked_start: Any,
-) -> Any:  # fmt: skip
-    """Frames of the response streams of all Kafka connections: (frames, extents, faults, used).
-
-    times int64: of the segments. asked: `evidence.Asked`, the requests of all connections;
-    those of a connection are asked_start[connection] and following.
-    """
-    return some_responses(
-        pieces, source, times, sides, client_side, protocol, has_origin, kafka, asked, asked_start,
-        np.zeros(STATE_WIDTH, np.int64), NO_LIMIT,
-    )  # fmt: skip
-
-
 @making_kernel
 def some_responses(
     pieces: Any, source: Any, times: Any, sides: Any, client_side: Any, protocol: Any,
     has_origin: Any, kafka: Any, asked: Any, asked_start: Any, state: Any, most: int,
 ) -> Any:  # fmt: skip
-    """`frame_responses`, but `most` frames at a time, as `some_requests`."""
+    """Frames of the response streams, otherwise as `some_requests`.
+
+    times int64: of the segments. asked: `frame_search.Asked`, the requests of all connections;
+    those of a connection are asked_start[connection] and following.
+    """
     frames = np.empty(1024 * FRAME_WIDTH, np.int64)
     extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
     faults = np.empty(64 * FAULT_WIDTH, np.int64)

@@ -1,7 +1,7 @@
 """Where the segments of each stream lie, and how far what they hold is settled.
 
 For `rejoined`, which keeps the segments behind a position and drops those before it. All streams of
-a bucket are placed at once. `placing_reference` is the definition.
+a bucket are placed at once.
 """
 
 from __future__ import annotations

@@ -34,8 +34,6 @@ are new. A keep-alive probe (at most one byte, just before the next expected one
 its byte is no data. Payload on SYN, FIN and RST segments is data like any other. Parts of a
 segment that IP cut into fragments (`FRAGMENT_PART`) bring bytes and are not counted; segments whose
 header is not there (`NO_HEADER`) are counted with the connection that is open, and bring nothing.
-
-The definition to compare with is `reassembly_reference.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A record is a type (20 to 23), a version (0x0300 to 0x0304), a length and as man
 certain boundary each header tells the next one, also over missing bytes. Where a header is missing
 or makes no sense, the walk looks for a place whose header is good and is followed by a good header,
 by missing bytes or by the end of the stream; the bytes in between are *lost*: how many records they
-were is not known. The definition to compare with is `tls_records_reference.py`.
+were is not known.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kdissect.capture.inputs import InputFile, find_captures, spool
-from kdissect.capture.link_reference import Segment
 from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import CaptureInfo, Sources, Split, plan_splits
+from tests.oracles.link_layers import Segment
 
 SHARED = Path(__file__).parents[3] / "shared" / "captures"
 
@@ -155,7 +155,7 @@ def read(
 
 
 def written_out(batch: SegmentBatch) -> list[Segment]:
-    """A batch's rows as the twin gives them."""
+    """A batch's rows as the oracle gives them."""
     pairs = [
         (bytes(row["ip_a"]), int(row["port_a"]), bytes(row["ip_b"]), int(row["port_b"]),
          int(row["network"]))

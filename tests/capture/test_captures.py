@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from kdissect.capture.inputs import InputFile, find_captures, spool
-from kdissect.capture.link_reference import scan_capture
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import CaptureInfo, plan_splits
 from tests.capture.build import SHARED, ignored_of, read, segments_of
+from tests.oracles.link_layers import scan_capture
 
 pytestmark = pytest.mark.skipif(
     not SHARED.is_dir(), reason="../shared/captures is not beside this repository"
@@ -63,7 +63,7 @@ SHAPES = [name for name in sorted(COUNTS) if name.startswith("shapes/")]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_shapes_read_like_the_twin(name: str, tmp_path: Path) -> None:
+def test_shapes_read_like_the_oracle(name: str, tmp_path: Path) -> None:
     file = spooled(name, tmp_path)
     _, _, results, _ = read(file, 50_000)
     assert len(results) > 0

@@ -1,4 +1,4 @@
-"""pcap and pcapng records: kernels against their twins, formats by hand, damage of every kind."""
+"""pcap and pcapng records: kernels against the oracles, formats by hand, damage of every kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdissect.capture import packet_reader, packets_reference, windows
-from kdissect.capture.link_reference import scan_capture
+from kdissect.capture import packet_reader, windows
 from kdissect.capture.segments import FRAGMENT_PART
 from kdissect.jit import JIT_ENABLED
 from tests.capture.build import (
@@ -29,16 +28,18 @@ from tests.capture.build import (
     udp,
     write,
 )
+from tests.oracles import packets as oracle
+from tests.oracles.link_layers import scan_capture
 
 QUICK = settings(
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
-def check_like_twin(folder: Path, data: bytes, split_bytes: int = 1 << 30) -> None:
-    """Kernels and twins agree on the packets, segments, ending and secrets of these bytes."""
+def check_like_oracle(folder: Path, data: bytes, split_bytes: int = 1 << 30) -> None:
+    """Kernels and oracles agree on the packets, segments, ending and secrets of these bytes."""
     info, splits, results, _ = read(write(folder, data), split_bytes)
-    reading = packets_reference.read_capture(data)
+    reading = oracle.read_capture(data)
     segments, ignored = scan_capture(data)
     times = [packet.time_ns for packet in reading.packets]
     assert info.packet_count == len(reading.packets)
@@ -53,7 +54,7 @@ def check_like_twin(folder: Path, data: bytes, split_bytes: int = 1 << 30) -> No
     assert (info.error is not None) == has_error
     if has_error:
         assert (info.error_pos, info.error_packet) == (reading.pos, reading.number + 1)
-    # the twin knows no fragments; damage makes some, whose bytes are rows of their own
+    # the oracle knows no fragments; damage makes some, whose bytes are rows of their own
     found = [row for row in segments_of(results) if not row.ip_id & FRAGMENT_PART]
     assert found == segments
     assert ignored_of(results) == ignored
@@ -84,7 +85,7 @@ _to_ns = numba.njit(error_model="numpy")(_plain_to_ns) if JIT_ENABLED else _plai
     st.integers(-(2**63), 2**63 - 1) | st.just(0),
 )
 def test_any_time_stays_in_range(ticks: int, resolution: int, offset_s: int) -> None:
-    expected = packets_reference.to_ns(ticks, resolution, offset_s)
+    expected = oracle.to_ns(ticks, resolution, offset_s)
     assert _to_ns(ticks >> 32, ticks & 0xFFFFFFFF, resolution, offset_s) == expected
 
 
@@ -104,7 +105,7 @@ def test_any_time_stays_in_range(ticks: int, resolution: int, offset_s: int) -> 
 )
 def test_times_by_hand(ticks: int, resolution: int, offset_s: int, time_ns: int) -> None:
     assert _to_ns(ticks >> 32, ticks & 0xFFFFFFFF, resolution, offset_s) == time_ns
-    assert packets_reference.to_ns(ticks, resolution, offset_s) == time_ns
+    assert oracle.to_ns(ticks, resolution, offset_s) == time_ns
 
 
 PACKETS = [
@@ -121,7 +122,7 @@ PACKETS = [
 def test_pcap_byte_orders_and_resolutions(tmp_path: Path, little: bool, nano: bool) -> None:
     times = [(1_700_000_000, 5), (4_294_967_295, 999_999), (0, 4_294_967_295)]
     data = pcap(PACKETS[:3], little=little, nano=nano, times=times)
-    check_like_twin(tmp_path, data)
+    check_like_oracle(tmp_path, data)
     _, _, results, _ = read(write(tmp_path, data))
     scale = 1 if nano else 1000
     expected = [seconds * 10**9 + fraction * scale for seconds, fraction in times]
@@ -138,7 +139,7 @@ def test_cut_at_every_length(tmp_path: Path, is_pcapng: bool) -> None:
     data = head + b"".join(records)
     ends = np.cumsum([len(head), *map(len, records)]).tolist()
     for size in range(4, len(data) + 1):
-        check_like_twin(tmp_path, data[:size])
+        check_like_oracle(tmp_path, data[:size])
         info, *_ = read(write(tmp_path, data[:size]))
         count = max(sum(end <= size for end in ends) - 1, 0)
         assert info.packet_count == count
@@ -170,7 +171,7 @@ def make_pcapng() -> bytes:
 
 def test_pcapng_by_hand(tmp_path: Path) -> None:
     data = make_pcapng()
-    check_like_twin(tmp_path, data)
+    check_like_oracle(tmp_path, data)
     info, _, results, _ = read(write(tmp_path, data))
     assert info.error is None
     assert info.link_types == ("ethernet", "raw")
@@ -212,11 +213,11 @@ def test_numbers_of_blocks_that_are_no_packets(
 ) -> None:
     """Splits and windows number packets as Wireshark does; only packets are counted."""
     data = make_numbered()
-    check_like_twin(tmp_path, data, split_bytes)
+    check_like_oracle(tmp_path, data, split_bytes)
     path = write(tmp_path, data)
     info, _, results, _ = read(path, split_bytes)
     numbers = [segment.packet for segment in segments_of(results)]
-    everything = [packet.number for packet in packets_reference.read_capture(data).packets]
+    everything = [packet.number for packet in oracle.read_capture(data).packets]
     assert everything[:8] == [3, 6, 9, 12, 15, 18, 20, 21]
     assert numbers[:5] == [3, 6, 9, 18, 20]  # the fourth and fifth packets are no TCP
     assert info.packet_count == len(everything)
@@ -230,8 +231,8 @@ def test_numbers_of_blocks_that_are_no_packets(
 
 @pytest.mark.parametrize("split_bytes", [1, 60, 100, 250, 1000])
 def test_splits_do_not_change_segments(tmp_path: Path, split_bytes: int) -> None:
-    check_like_twin(tmp_path, make_pcapng(), split_bytes)
-    check_like_twin(tmp_path, pcap(PACKETS * 10), split_bytes)
+    check_like_oracle(tmp_path, make_pcapng(), split_bytes)
+    check_like_oracle(tmp_path, pcap(PACKETS * 10), split_bytes)
 
 
 def test_many_interfaces(tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_many_interfaces(tmp_path: Path) -> None:
         packet = packet if number % 2 else ethernet(packet)
         data += blocks.enhanced(packet, interface=number)
     for split_bytes in (1, 5000, 1 << 30):
-        check_like_twin(tmp_path, data, split_bytes)
+        check_like_oracle(tmp_path, data, split_bytes)
         info, *_ = read(write(tmp_path, data), split_bytes)
         assert (info.packet_count, len(info.secrets)) == (300, 300)
 
@@ -277,14 +278,14 @@ def test_bad_blocks_stop_with_their_place(
 
 @QUICK
 @given(st.data())
-def test_flipped_bytes_read_like_the_twin(tmp_path: Path, data: st.DataObject) -> None:
+def test_flipped_bytes_read_like_the_oracle(tmp_path: Path, data: st.DataObject) -> None:
     """Damage in any place: no crash, and both readers say the same."""
     whole = data.draw(st.sampled_from([make_pcapng(), pcap(PACKETS), pcap(PACKETS, little=False)]))
     made = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         pos = data.draw(st.integers(4, len(made) - 1))
         made[pos] = data.draw(st.sampled_from([0, 1, 6, 255]) | st.integers(0, 255))
-    check_like_twin(tmp_path, bytes(made), data.draw(st.sampled_from([1, 100, 1 << 30])))
+    check_like_oracle(tmp_path, bytes(made), data.draw(st.sampled_from([1, 100, 1 << 30])))
 
 
 @QUICK
@@ -294,9 +295,9 @@ def test_flipped_bytes_read_like_the_twin(tmp_path: Path, data: st.DataObject) -
     st.booleans(),
     st.sampled_from([0, 1, 12, 101, 108, 113, 228, 276, 9999]),
 )
-def test_any_pcap_reads_like_the_twin(
+def test_any_pcap_reads_like_the_oracle(
     tmp_path: Path, packets: list[tuple[bytes, int]], little: bool, nano: bool, link_type: int
 ) -> None:
     made = pcap([packet for packet, _ in packets], little=little, nano=nano, link_type=link_type,
                 lengths=[length for _, length in packets])  # fmt: skip
-    check_like_twin(tmp_path, made, 40)
+    check_like_oracle(tmp_path, made, 40)

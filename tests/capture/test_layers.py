@@ -1,4 +1,4 @@
-"""From link layer to TCP: every layer by hand, and random chains of layers against the twin."""
+"""From link layer to TCP: every layer by hand, and random chains of layers against the oracle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kdissect.capture import link_layers
 from kdissect.capture.ip_fragments import Head, head_of
-from kdissect.capture.link_reference import Ignored, Segment, find_tcp, scan_capture
 from kdissect.capture.segments import FRAGMENT_PART, MAPPED, NO_HEADER
 from tests.capture.build import (
     ethernet,
@@ -27,6 +26,7 @@ from tests.capture.build import (
     vxlan,
     write,
 )
+from tests.oracles.link_layers import Ignored, Segment, find_tcp, scan_capture
 
 SEGMENT = tcp(b"payload", options=bytes([1, 1, 1, 0]), seq=2**32 - 1, ack=7, flags=0x19)
 IP4, IP6 = ipv4(SEGMENT), ipv6(SEGMENT)
@@ -266,7 +266,7 @@ def test_deep_nesting_is_linear(tmp_path: Path) -> None:
     deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
-def test_damaged_layers_read_like_the_twin(tmp_path: Path, data: st.DataObject) -> None:
+def test_damaged_layers_read_like_the_oracle(tmp_path: Path, data: st.DataObject) -> None:
     link_type, packet = data.draw(st.sampled_from(list(CHAINS.values())))
     made = bytearray(packet)
     for _ in range(data.draw(st.integers(0, 3))):
@@ -275,13 +275,13 @@ def test_damaged_layers_read_like_the_twin(tmp_path: Path, data: st.DataObject) 
     length = data.draw(st.sampled_from([0, len(made), len(packet), 2**31, 2**32 - 1]))
     capture = pcap([bytes(made)], lengths=[length], link_type=link_type)
     _, _, results, _ = read(write(tmp_path, capture))
-    # The definition joins no fragments: it ignores the packet, and so does the scan, which takes
+    # The oracle joins no fragments: it ignores the packet, and so does the scan, which takes
     # the header and the bytes of a first fragment all the same.
     found = [row for row in segments_of(results) if not row.ip_id & FRAGMENT_PART]
     assert (found, ignored_of(results)) == scan_capture(capture)
 
 
-def by_definition(packet: bytes, wire_end: int) -> Head | None:
+def by_oracle(packet: bytes, wire_end: int) -> Head | None:
     try:
         at = find_tcp(packet, wire_end, link_layers.RAW)
     except Ignored:
@@ -293,13 +293,13 @@ def by_definition(packet: bytes, wire_end: int) -> Head | None:
 
 @settings(deadline=None, max_examples=400)
 @given(st.data())
-def test_heads_of_joined_fragments_read_like_the_twin(data: st.DataObject) -> None:
+def test_heads_of_joined_fragments_read_like_the_oracle(data: st.DataObject) -> None:
     chains = [packet for link_type, packet in CHAINS.values() if link_type in (101, 12)]
     packet = data.draw(st.sampled_from(chains))
-    assert head_of(packet, 0, len(packet)) == by_definition(packet, len(packet)) is not None
+    assert head_of(packet, 0, len(packet)) == by_oracle(packet, len(packet)) is not None
     made = bytearray(packet)
     for _ in range(data.draw(st.integers(0, 3))):
         made[data.draw(st.integers(0, len(made) - 1))] = data.draw(st.integers(0, 255))
     made = made[: data.draw(st.integers(0, len(made)) | st.just(len(made)))]
     wire_end = data.draw(st.sampled_from([0, len(made), len(packet), 65555]))
-    assert head_of(bytes(made), 0, wire_end) == by_definition(bytes(made), wire_end)
+    assert head_of(bytes(made), 0, wire_end) == by_oracle(bytes(made), wire_end)

@@ -16,12 +16,12 @@ import pytest
 import kdissect
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_lookup import pick
-from kdissect.capture.packets_reference import read_capture
 from kdissect.extract import extract
 from kdissect.extract.selection import Choice
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from tests.conftest import CAPTURES, ROOT
+from tests.oracles.packets import read_capture
 
 CAPTURE = CAPTURES / "librdkafka.pcap"
 SHARED = ROOT.parent / "shared" / "captures"
@@ -211,7 +211,7 @@ def test_what_is_not_there_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pcapng_two_interfaces.pcapng", "be_ns.pcap"])
-def test_packets_are_picked_where_the_reference_reads_them(name):
+def test_packets_are_picked_where_the_oracle_reads_them(name):
     path = SHARED / "shapes" / name
     if not path.exists():
         pytest.skip("no shared captures on this machine")

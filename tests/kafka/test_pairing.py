@@ -1,4 +1,4 @@
-"""The pairing kernel against its plain definition."""
+"""The pairing kernel against an oracle that searches lists."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdissect.kafka import pairing, pairing_reference
+from kdissect.kafka import pairing
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.frame_search import Asked
 from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
-from kdissect.kafka.pairing_reference import Request, Response
+from tests.oracles import pairing as oracle
+from tests.oracles.pairing import Request, Response
 
 ids = st.one_of(st.integers(0, 4), st.integers(2**32 - 2, 2**32 - 1), st.integers(0, 40))
 kinds = st.sampled_from((EXPECTS, EXPECTS, EXPECTS, SILENT, TOKEN))
@@ -88,11 +89,11 @@ def kernel(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(connections(), max_size=3))
-def test_kernel_and_definition_agree(
+def test_the_kernel_pairs_as_the_oracle(
     many: list[tuple[list[Request], list[Response], bool, bool]],
 ) -> None:
     """Repeating and wrapping ids, tokens, acks=0, clocks that differ, holes, any order."""
-    assert kernel(many) == [tuple(pairing_reference.pair(*connection)) for connection in many]
+    assert kernel(many) == [tuple(oracle.pair(*connection)) for connection in many]
 
 
 def test_linear_for_ids_that_never_change() -> None:

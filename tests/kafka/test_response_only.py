@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +16,8 @@ import kdissect
 from kdissect.codec.message import Message, encode_message
 from kdissect.codec.response_detection import every_response, weight
 from kdissect.kafka import response_only
-from kdissect.kafka.lone_reference import chain
-from kdissect.kafka.response_only import FRAMES_READ, chains
-from kdissect.tcp.columns import PIECE_STOP
 from tests.fuzz.packets import Packet, conversation, pcap_bytes
 from tests.kafka.playbook import framed, response
-from tests.kafka.test_framing import LIMIT, Laid
 from tests.kafka.test_other_traffic import PROTOCOLS, sized
 
 BROKER = {"node_id": 1, "host": "broker-1", "port": 9092}
@@ -164,36 +159,6 @@ def test_random_bytes_weigh_nothing(body: bytes, correlation_id: int) -> None:
 
 
 SOME = random.Random(0).sample(sorted(every_response()), 40)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from((0, 1, 2, 9, 64, 65, 1 << 24)),
-            st.sampled_from((b"", b"\0" * 6, b"\xff" * 9, b"\1" * 5, bytes(30))),
-        ),
-        max_size=7,
-    ),
-    st.sampled_from((b"", b"\0\0", b"\0\0\0\x09\0\0\0\1", b"\0\0\0\1", b"GET / HTTP")),
-    st.lists(st.integers(0, 300), max_size=6),
-    st.lists(st.sampled_from((False, False, False, True)), min_size=1, max_size=6),
-    st.sampled_from((5, (1 << 24) - 3)),
-)
-@settings(max_examples=600, deadline=None)
-def test_kernel_and_definition_agree(
-    steps: list[tuple[int, bytes]], tail: bytes, cuts: list[int], lost: list[bool], first: int
-) -> None:
-    number, data = first, b""
-    for step, body in steps:
-        number += step
-        data += response(number, body)
-    laid = Laid(data + tail, cuts, lost, 0)
-    if laid.pieces.pos.size and laid.pieces.pos[0]:
-        return  # streams that begin with a hole are not asked about
-    ends = np.zeros(FRAMES_READ, np.int64)
-    chains(laid.pieces, laid.sides, np.zeros(1, np.int64), LIMIT, ends)
-    assert laid.sides[PIECE_STOP] == len(laid.times)
-    assert [end for end in ends.tolist() if end] == chain(laid.plain, LIMIT)
 
 
 def test_equal_answers_are_weighed_once() -> None:

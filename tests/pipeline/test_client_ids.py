@@ -1,4 +1,4 @@
-"""Digests of client ids: the kernel against its definition."""
+"""Digests of client ids, against published ones of FNV-1a and against what a header says."""
 
 from __future__ import annotations
 
@@ -9,24 +9,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdissect.pipeline.facts import _client_id_kernel
-from kdissect.pipeline.facts_reference import client_id
 
-requests = st.one_of(
-    st.none(),
-    st.binary(max_size=14),
-    st.tuples(st.integers(-1, 20), st.binary(max_size=20)).map(
-        lambda told: struct.pack(">hhih", 3, 1, 7, told[0]) + told[1]
-    ),
-)
+# From the test vectors of draft-eastlake-fnv, 64 bits.
+PUBLISHED = {
+    b"": 0xCBF29CE484222325,
+    b"a": 0xAF63DC4C8601EC8C,
+    b"foobar": 0x85944171F73967E8,
+}
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(requests, max_size=6))
-def test_kernel_and_definition_agree(extents: list[bytes | None]) -> None:
-    data = np.frombuffer(b"".join(one or b"" for one in extents) + b"\0", np.uint8)
-    sizes = np.array([len(one or b"") for one in extents], np.int64)
+def header(client_id: bytes, length: int | None = None) -> bytes:
+    length = len(client_id) if length is None else length
+    return struct.pack(">hhih", 3, 1, 7, length) + client_id
+
+
+def digests(extents: list[bytes]) -> list[tuple[int, int]]:
+    """(digest, length) of the client id in each request's first extent."""
+    data = np.frombuffer(b"".join(extents) + b"\0", np.uint8)
+    sizes = np.array([len(one) for one in extents], np.int64)
     digest, length = np.zeros(len(extents), np.int64), np.zeros(len(extents), np.int64)
     address = np.uint64(data.ctypes.data) + (np.cumsum(sizes) - sizes).astype(np.uint64)
     _client_id_kernel(address, sizes, digest, length)
-    found = list(zip(digest.tolist(), length.tolist(), strict=True))
-    assert found == [client_id(one) for one in extents]
+    return list(zip(digest.tolist(), length.tolist(), strict=True))
+
+
+def test_digests_are_the_published_ones() -> None:
+    found = digests([header(name) for name in PUBLISHED])
+    assert [(digest % 2**64, length) for digest, length in found] == [
+        (digest, len(name)) for name, digest in PUBLISHED.items()
+    ]
+
+
+def test_null_and_what_the_extent_does_not_hold() -> None:
+    cut = header(b"orders")[:-1]
+    assert digests([header(b"", -1), header(b"", -32768), cut, cut[:9], b""]) == [
+        (0, -1), (0, -1), (0, -2), (0, -2), (0, -2),
+    ]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=9)), max_size=6))
+def test_digests_are_of_the_client_id_alone(names: list[tuple[bytes, bytes]]) -> None:
+    """Whatever lies behind it and beside it."""
+    found = digests([header(name) + behind for name, behind in names])
+    assert found == [digests([header(name)])[0] for name, _ in names]

@@ -1,4 +1,4 @@
-"""The reassembly kernels against their plain definition, and against time."""
+"""The reassembly kernels against an oracle of dictionaries, and against time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from kdissect.capture.segments import (
 from kdissect.tcp import columns as c
 from kdissect.tcp import overlaps
 from kdissect.tcp import reassembly as r
-from kdissect.tcp import reassembly_reference as plain
 from tests.kafka.plain_reader import Memory
+from tests.oracles import reassembly as oracle
 
 WINDOW_NS = 10_000_000
 FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
 
 
-def batch_of(segments: list[plain.Segment]) -> tuple[SegmentBatch, Memory]:
+def batch_of(segments: list[oracle.Segment]) -> tuple[SegmentBatch, Memory]:
     rows = np.zeros(len(segments), SEGMENT)
     data = b"\0"
     for number, segment in enumerate(segments):
@@ -44,8 +44,8 @@ def batch_of(segments: list[plain.Segment]) -> tuple[SegmentBatch, Memory]:
     return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
 
 
-def kernel(segments: list[plain.Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
-    """The kernels' result in the words of the definition."""
+def kernel(segments: list[oracle.Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
+    """The kernels' result in the words of the oracle."""
     batch, memory = batch_of(segments)
     streams = r.reassemble([batch], memory, WINDOW_NS)
     sides = streams.sides.reshape(-1, c.SIDE_WIDTH)
@@ -70,7 +70,7 @@ def kernel(segments: list[plain.Segment]) -> tuple[list[int], list[tuple[Any, An
             runs = sum(1 for at in holes if at - 1 not in set(holes))
             assert side[c.GAP_COUNT] == runs
         found.append(
-            plain.Stream(
+            oracle.Stream(
                 owner, told, end, int(side[c.SEGMENT_COUNT]), int(side[c.DUPLICATE_COUNT]),
                 int(side[c.RETRANSMITTED_COUNT]), int(side[c.OUT_OF_ORDER_COUNT]),
             )
@@ -85,10 +85,10 @@ flags = st.sampled_from(
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[plain.Segment]:
+def conversations(draw: st.DrawFn) -> list[oracle.Segment]:
     """Segments around two streams near the wrap, or anywhere; some of them twice."""
     isn = [draw(st.sampled_from((0, 100, 2**31, 2**32 - 20))) for _ in range(2)]
-    made: list[plain.Segment] = []
+    made: list[oracle.Segment] = []
     clock = 0
     for number in range(draw(st.integers(0, 16))):
         clock += draw(st.sampled_from((0, 1000, 6_000_000, 20_000_000)))
@@ -103,10 +103,10 @@ def conversations(draw: st.DrawFn) -> list[plain.Segment]:
         cut = draw(st.sampled_from((length,) * 5 + (length // 2,)))
         part = draw(st.sampled_from((0,) * 12 + (FRAGMENT_PART, FRAGMENT_PART, NO_HEADER)))
         if part == NO_HEADER:  # as the scan makes it
-            made.append(plain.Segment(clock, side, 0, 0, 0, number % 7 + part, 0, 0, b""))
+            made.append(oracle.Segment(clock, side, 0, 0, 0, number % 7 + part, 0, 0, b""))
             continue
         made.append(
-            plain.Segment(
+            oracle.Segment(
                 clock, side, draw(flags), (isn[side] + draw(st.integers(0, 30)) + jump) % 2**32,
                 (isn[1 - side] + draw(st.integers(0, 34))) % 2**32, number % 7 + part, 0, length,
                 payload[:cut],
@@ -117,9 +117,9 @@ def conversations(draw: st.DrawFn) -> list[plain.Segment]:
 
 @settings(max_examples=500, deadline=None)
 @given(conversations())
-def test_kernels_and_definition_agree(segments: list[plain.Segment]) -> None:
+def test_the_kernels_reassemble_as_the_oracle(segments: list[oracle.Segment]) -> None:
     """Loss, reordering, duplicates, overlaps, wraps, new connections, cut packets."""
-    assert kernel(segments) == plain.reassemble(segments, WINDOW_NS)
+    assert kernel(segments) == oracle.reassemble(segments, WINDOW_NS)
 
 
 def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[SegmentBatch, Memory]:

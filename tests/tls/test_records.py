@@ -1,67 +1,62 @@
-"""The walk over TLS records agrees with its plain definition, byte by byte; key logs and keys."""
+"""TLS records in pieces of streams; key logs, keys and suites."""
 
 from __future__ import annotations
+
+import random
+import struct
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdissect.tcp.byte_ranges import Pieces
-from kdissect.tcp.columns import PIECE_STOP, SIDE_WIDTH
-from kdissect.tls import tls_records_reference as reference
 from kdissect.tls.cipher_suites import suite_name, suite_of
 from kdissect.tls.key_log import expand_label, holds_secrets, is_blank, prf, read_secrets
-from kdissect.tls.records import CAPTURED, FIRST, LAST, POS, RECORD_WIDTH, SIZE, TYPE, walk_records
-
-# Bytes that look like headers, so that bodies hold false ones.
-BODIES = st.lists(st.sampled_from([0, 1, 2, 3, 20, 22, 23, 255]), max_size=40).map(bytes)
-RECORDS = st.tuples(st.sampled_from([20, 21, 22, 23]), st.sampled_from([1, 3]), BODIES).map(
-    lambda r: bytes([r[0], 3, r[1]]) + len(r[2]).to_bytes(2, "big") + r[2]
+from kdissect.tls.records import (
+    CAPTURED,
+    FIRST,
+    LAST,
+    LOST,
+    POS,
+    RECORD_WIDTH,
+    SIZE,
+    TYPE,
+    walk_records,
 )
-STREAMS = st.lists(st.one_of(RECORDS, RECORDS, BODIES), max_size=8).map(b"".join)
-CUTS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 6)), min_size=1, max_size=20)
+from tests.kafka.made_pieces import MadePieces, cuts, lost
+
+BODIES = st.tuples(st.sampled_from([1, 2, 24, 60]), st.integers(0, 2**32)).map(
+    lambda drawn: random.Random(drawn[1]).randbytes(drawn[0])
+)
+RECORDS = st.tuples(st.sampled_from([20, 21, 22, 23]), st.sampled_from([1, 3]), BODIES)
 
 
 @settings(max_examples=400, deadline=None)
-@given(data=STREAMS, cuts=CUTS, has_origin=st.booleans())
-def test_the_walk_agrees_with_its_definition(
-    data: bytes, cuts: list[tuple[int, int]], has_origin: bool
+@given(st.lists(RECORDS, min_size=1, max_size=8), cuts, lost, st.booleans())
+def test_records_are_found_however_they_are_cut(
+    said: list[tuple[int, int, bytes]], cuts: list[int], lost: list[bool], has_origin: bool
 ) -> None:
-    """Pieces of any size, one in seven of them missing."""
-    spans = []
-    pos = number = 0
-    while pos < len(data):
-        size, luck = cuts[number % len(cuts)]
-        size = min(size, len(data) - pos)
-        if luck:
-            spans.append((pos, size))
-        pos += size
-        number += 1
-    stream: list[int | None] = [None] * (sum(spans[-1]) if spans else 0)
-    for pos, size in spans:
-        stream[pos : pos + size] = data[pos : pos + size]
-    memory = np.frombuffer(data + b"\0", np.uint8)
-    pos_column = np.array([pos for pos, _ in spans], np.int64)
-    pieces = Pieces(
-        pos_column,
-        np.array([size for _, size in spans], np.int64),
-        pos_column.astype(np.uint64) + np.uint64(memory.ctypes.data),
-        pos_column,
-        np.arange(len(spans), dtype=np.int64),
-    )
-    sides = np.zeros(SIDE_WIDTH, np.int64)
-    sides[PIECE_STOP] = len(spans)
-    found = walk_records(pieces, sides, 0, np.array([has_origin], np.uint8))
+    """All that are there whole, and none that was not sent, whatever is missing."""
+    data = b""
+    sent = {}
+    for kind, minor, body in said:
+        sent[len(data)] = kind, 5 + len(body)
+        data += struct.pack(">BBBH", kind, 3, minor, len(body)) + body
+    made = MadePieces(data, cuts, lost)
+    found = walk_records(made.pieces, made.sides, 0, np.array([has_origin], np.uint8))
     rows = found.reshape(-1, RECORD_WIDTH)
-    got = [tuple(row) for row in rows[:, [TYPE, POS, SIZE, CAPTURED]].tolist()]
-    assert got == reference.records(stream, has_origin)
+    there = [byte is not None for byte in made.there]
+    here = int(rows[0, POS]) if len(rows) else 0
     for row in rows:
-        inside = [
-            number
-            for number, (pos, size) in enumerate(spans)
-            if pos < row[POS] + row[SIZE] and pos + size > row[POS]
-        ]
+        pos, size = int(row[POS]), int(row[SIZE])
+        assert pos == here  # records and lost stretches leave nothing out
+        assert row[TYPE] == LOST or (row[TYPE], size) == sent[pos]
+        assert row[CAPTURED] == sum(there[pos : pos + size])
+        inside = [n for n, (a, b) in enumerate(made.spans) if a < pos + size and b > pos]
         assert (row[FIRST], row[LAST]) == ((inside[0], inside[-1]) if inside else (-1, -1))
+        here += size
+    assert here >= len(there)
+    whole = {pos for pos, (_, size) in sent.items() if sum(there[pos : pos + size]) == size}
+    assert whole <= {int(row[POS]) for row in rows if row[TYPE] != LOST}
 
 
 def test_key_logs_are_read_as_they_are_found() -> None:

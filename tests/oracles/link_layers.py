@@ -1,7 +1,7 @@
-"""The readable definition of `link` and `scan`: a packet's layers and its segment, in Python.
+"""The layers of a packet down to its TCP segment, a function a layer.
 
-The kernels' oracle in tests; `link` names the sources. A layer is a function that gets the bytes
-from its first one on and returns what lies behind its header, or raises `Ignored` with the reason.
+A layer's function gets the bytes from the layer's first one on. It returns the next layer's name
+and place, or raises `Ignored` with the reason. `kdissect.capture.link_layers` names the standards.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kdissect.capture import link_layers
-from kdissect.capture.packets_reference import Packet, read_capture
+from kdissect.capture import link_layers as link
 from kdissect.capture.segments import MAPPED, NO_HEADER
+from tests.oracles.packets import Packet, read_capture
 
 
 class Ignored(Exception):
@@ -173,13 +173,13 @@ def _ipv6_next(at: Place) -> Next:
 def _transport(at: Place) -> Next:
     names = {6: "tcp", 17: "udp", 47: "gre", 4: "ipv4", 41: "ipv6", 137: "mpls"}
     if at.protocol not in names:
-        raise Ignored(link_layers.reason_name(link_layers.OTHER_PROTOCOL + at.protocol))
+        raise Ignored(link.reason_name(link.OTHER_PROTOCOL + at.protocol))
     return names[at.protocol], at
 
 
 def _udp(at: Place) -> Next:
     ports = struct.unpack_from(">HH", at.need(8, "udp"))
-    port = next((one for one in reversed(ports) if one in link_layers.TUNNEL_PORTS), None)
+    port = next((one for one in reversed(ports) if one in link.TUNNEL_PORTS), None)
     if port is None:
         raise Ignored("udp")
     if port == 6635:
@@ -242,15 +242,15 @@ LAYERS: dict[str, Callable[[Place], Next]] = {
 
 
 def _first_layer(link_type: int, at: Place) -> Next:
-    if link_type == link_layers.ETHERNET:
+    if link_type == link.ETHERNET:
         return "ethernet", at
-    if link_type == link_layers.SLL:
+    if link_type == link.SLL:
         (ethertype,) = struct.unpack_from(">H", at.need(16, "not_ip"), 14)
         return _by_ethertype(ethertype, at.behind(16))
-    if link_type == link_layers.SLL2:
+    if link_type == link.SLL2:
         (ethertype,) = struct.unpack_from(">H", at.need(20, "not_ip"))
         return _by_ethertype(ethertype, at.behind(20))
-    if link_type in (link_layers.NULL, link_layers.LOOP):
+    if link_type in (link.NULL, link.LOOP):
         header = at.need(4, "not_ip")
         family = int.from_bytes(header, "big")
         if family > 0xFFFF:
@@ -258,13 +258,7 @@ def _first_layer(link_type: int, at: Place) -> Next:
         if family not in (2, 10, 24, 28, 30):
             raise Ignored("not_ip")
         return "ipv4" if family == 2 else "ipv6", at.behind(4)
-    names = {
-        12: "ip",
-        14: "ip",
-        link_layers.RAW: "ip",
-        link_layers.IPV4: "ip",
-        link_layers.IPV6: "ipv6",
-    }
+    names = {12: "ip", 14: "ip", link.RAW: "ip", link.IPV4: "ip", link.IPV6: "ipv6"}
     if link_type not in names:
         raise Ignored(f"unsupported_link_type_{link_type}")
     return names[link_type], at
@@ -277,7 +271,7 @@ def find_tcp(packet: bytes, length: int, link_type: int) -> Place:
     while name != "tcp":
         name, at = LAYERS[name](at)
     at.need(4, "tcp_malformed")
-    if at.end - at.pos < link_layers.TCP_NEEDED:
+    if at.end - at.pos < link.TCP_NEEDED:
         return at
     size = (at.packet[at.pos + 12] >> 4) * 4
     if size < 20 or size > at.wire_end - at.pos or at.wire_end - at.pos >= 2**31:

@@ -1,6 +1,6 @@
-"""The readable definition of `pcap`, `pcapng` and `cursor`: every packet of a capture, in Python.
+"""Every packet of a pcap or pcapng capture, with `struct`.
 
-The kernels' oracle in tests. Sources: IETF draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
+Sources: IETF draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
 """
 
 from __future__ import annotations

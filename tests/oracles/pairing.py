@@ -1,4 +1,4 @@
-"""Pairing as plain Python: the definition that `pairing.pair` is compared with."""
+"""Pairing of requests and responses by searching lists; the order of answers is PAIRING's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
-from kdissect.kafka.pairing import (  # fmt: skip
+from kdissect.kafka.pairing import (
     CLOCKS_MAX_NS,
     IN_ORDER,
     OUT_OF_ORDER,
@@ -17,7 +17,7 @@ from kdissect.kafka.pairing import (  # fmt: skip
     UNASKED,
     Event,
     State,
-)
+)  # fmt: skip
 
 
 class Request(NamedTuple):

@@ -1,7 +1,6 @@
-"""Reassembly as plain Python, byte by byte: the definition that the kernels are compared with.
+"""TCP reassembly byte by byte: each stream is a dictionary from position to byte.
 
-It takes the segments of one pair of endpoints in assembly order, with their captured payload, and
-keeps a dictionary of the bytes of each stream. See `reassembly.py` for the theory of operation.
+It takes the segments of one pair of endpoints in assembly order, with their captured payload.
 """
 
 from __future__ import annotations
@@ -10,7 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kdissect.capture.segments import ACK, FIN, FRAGMENT_PART, NO_HEADER, RST, SYN
-from kdissect.tcp.reassembly import FAR, FAR_ONCE_CLOSED, REORDERED, distance
+from kdissect.tcp.reassembly import FAR, FAR_ONCE_CLOSED, REORDERED
+
+
+def distance(number: int, other: int) -> int:
+    """How far `number` lies after `other`, as signed 32 bits (RFC 1982)."""
+    return (number - other + 2**31) % 2**32 - 2**31
 
 
 @dataclass(frozen=True)
