@@ -232,7 +232,8 @@ def _begins_with_requests(
             key = header[KEY]
             api_version = header[API_VERSION]
             return (
-                number == 0
+                not is_named
+                and number == 0
                 and 0 <= key < KEYS
                 and 0 <= api_version < API_VERSIONS
                 and kafka.known[key * API_VERSIONS + api_version] != 0

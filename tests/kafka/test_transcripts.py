@@ -149,6 +149,14 @@ def test_a_start_in_the_middle() -> None:
     assert book.run().connections["client_side"][0] == CLIENT
 
 
+def test_the_end_of_an_answer_makes_no_client() -> None:
+    """Version ranges that begin like a large request, a gap, then both sides as they should be."""
+    book = Playbook() << b"\0\1\0\0" + b"\0\x0c\0\3\0\0\0\x0c" << gap(12)
+    book = book >> b"cut" >> request(3) >> request(4) << response(3) << response(4)
+    assert book.run().connections["client_side"][0] == CLIENT
+    assert book.exchanges() == [(3, "paired"), (4, "paired")]
+
+
 def test_sasl_handshake_v0_is_followed_by_tokens() -> None:
     book = Playbook().syn() >> request(1, 17, 0, body=b"\0\5PLAIN") << response(1)
     book = book >> token() << framed(b"") >> request(2) << response(2)
