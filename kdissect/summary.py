@@ -13,10 +13,12 @@ from pyarrow.acero import (
     ScanNodeOptions,
 )
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as TextTable
 
 from kdissect.api import Table, Tables
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
+from kdissect.text import visible
 
 LISTED_MAX = 12
 
@@ -217,9 +219,8 @@ def _print_list(console: Console, title: str, rows: list[Any], cells: Any, names
 
 
 def _plain(cell: str) -> str:
-    """Text of the capture, made safe for a terminal: no markup, no control characters."""
-    safe = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cell)
-    return safe.replace("[", "\\[")
+    """Text of the capture for a terminal, without markup."""
+    return escape(visible(cell))
 
 
 def _api_row(row: dict[str, Any]) -> tuple[str, ...]:

@@ -230,6 +230,6 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _text(value: str | None, missing: str = "(none)") -> str:
     """Text of a capture, with nothing in it that a terminal would obey."""
-    from kdissect.sql.formats import printable
+    from kdissect.text import visible
 
-    return missing if value is None else printable(value) or '""'
+    return missing if value is None else visible(value) or '""'

@@ -108,6 +108,6 @@ def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
 
 def _text(value: str | None) -> str:
     """Text of a capture, with nothing in it that a terminal would obey."""
-    from kdissect.sql.formats import printable
+    from kdissect.text import visible
 
-    return "(no client id)" if value is None else printable(value) or '""'
+    return "(no client id)" if value is None else visible(value) or '""'

@@ -66,10 +66,10 @@ def report_command(
         return
     if quiet:
         return
-    from kdissect.report.text import visible
+    from kdissect.text import visible
 
     for finding in report.document["findings"]["findings"]:
-        typer.echo(f"{visible(finding['title'])}. {visible(finding['text'], 500)}")
+        typer.echo(f"{visible(finding['title'], 300)}. {visible(finding['text'], 500)}")
     files = f" and {len(report.csv)} CSV files beside it" if report.csv else ""
     typer.echo(f"Report: {report.html}{files}")
 

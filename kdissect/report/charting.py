@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdissect.report.text import visible
+from kdissect.text import visible
 
 Spec = dict[str, Any]
 Columns = dict[str, list[Any]]
@@ -110,7 +110,7 @@ def library() -> str:
 
 def shown_texts(values: list[Any]) -> list[Any]:
     """Texts of the capture as they may be drawn."""
-    return [visible(value) if isinstance(value, str) else value for value in values]
+    return [visible(value, 300) if isinstance(value, str) else value for value in values]
 
 
 def time_axis(times: list[float]) -> Spec:

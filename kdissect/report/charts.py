@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report import formats as f
+from kdissect import text as f
 from kdissect.report.charting import (
     NEUTRAL,
     ZOOM,
@@ -95,7 +95,7 @@ def sizes(data: Columns) -> Chart | None:
     return Chart(
         "bytes",
         "Bytes per second",
-        f"Requests {f.bytes_(mean[0])}/s and responses {f.bytes_(mean[1])}/s on average.",
+        f"Requests {f.byte_size(mean[0])}/s and responses {f.byte_size(mean[1])}/s on average.",
         {name: [rounded(value) for value in values] for name, values in data.items()},
         lines(["requests", "responses"], tooltip, number_axis("bytes per second", "~s"), data["t"]),
         series=["requests", "responses"],

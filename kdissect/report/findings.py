@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kdissect.report import formats as f
+from kdissect import text as f
 from kdissect.report.sections.latency import ANSWERS_MIN
 
 Document = dict[str, Any]
@@ -32,7 +32,7 @@ def _health(d: Document) -> Iterator[Finding]:
         yield _finding(
             "bad",
             "network",
-            f"{f.bytes_(missing)} of Kafka traffic were not captured",
+            f"{f.byte_size(missing)} of Kafka traffic were not captured",
             f"{f.share(part)} of the bytes in {f.plural(health['gap_count'], 'gap')}: counts and "
             "latencies near them are lower bounds.",
         )
@@ -263,7 +263,7 @@ def _topics(d: Document) -> Iterator[Finding]:
             "info",
             "topics",
             f"{f.share(plain / total)} of the written bytes are not compressed",
-            f"{f.bytes_(plain)} of {f.bytes_(total)}.",
+            f"{f.byte_size(plain)} of {f.byte_size(total)}.",
         )
     batches = sum(row["batches"] for row in written)
     records = sum(row["records"] or 0 for row in written)

@@ -11,12 +11,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from kdissect import text as f
 from kdissect.report import charts, story_charts, table_columns
-from kdissect.report import formats as f
 from kdissect.report.charting import Chart
 from kdissect.report.sections import readiness
 from kdissect.report.table_columns import View, view
-from kdissect.report.text import visible
+from kdissect.text import visible
 
 LEVEL_NAMES = {"bad": "Look at this", "warn": "Worth a look", "info": "Good to know"}
 STORY_ROWS = 15  # events of a rebalance
@@ -41,7 +41,7 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
     scripts = [library, page_script]
     return environment.get_template("report.html.j2").render(
         d=document,
-        name=visible(name),
+        name=visible(name, 300),
         subtitle=_subtitle(document),
         sections=_sections(document),
         tiles=_tiles(document),
@@ -93,7 +93,7 @@ def _subtitle(d: Document) -> str:
     return (
         f"{f.day(o['first_time'])}, {f.duration(o['span_s'] * 1000)} · "
         f"{f.plural(len(o['captures']), 'capture file')}, {f.count(o['packets'])} packets, "
-        f"{f.bytes_(o['capture_bytes'])}"
+        f"{f.byte_size(o['capture_bytes'])}"
     )
 
 
@@ -132,13 +132,13 @@ def _tiles(d: Document) -> list[dict[str, str]]:
         ),
         tile(
             "Requests",
-            f.bytes_(o["request_bytes"]),
-            f"answers {f.bytes_(o['response_bytes'])}",
+            f.byte_size(o["request_bytes"]),
+            f"answers {f.byte_size(o['response_bytes'])}",
         ),
         tile(
             "Captured",
             f.share(health["byte_count"] / whole if whole else None),
-            f"{f.bytes_(health['missing_byte_count'])} missing",
+            f"{f.byte_size(health['missing_byte_count'])} missing",
         ),
         tile("Anomalies", f.count(o["anomalies"])),
     ]
@@ -453,7 +453,7 @@ def _network_text(d: Document) -> str:
         f"{f.count(health['retransmitted_segment_count'])} retransmitted, "
         f"{f.count(health['out_of_order_segment_count'])} out of order, "
         f"{f.plural(health['gap_count'], 'gap')} with "
-        f"{f.bytes_(health['missing_byte_count'])} missing."
+        f"{f.byte_size(health['missing_byte_count'])} missing."
     )
     if rtt["count"]:
         text += (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report import formats as f
+from kdissect import text as f
 from kdissect.report.charting import (
     ZOOM,
     Chart,
@@ -14,7 +14,7 @@ from kdissect.report.charting import (
     shown_texts,
     time_axis,
 )
-from kdissect.report.text import visible
+from kdissect.text import visible
 
 _EVENT_NAMES = {
     "rebalance": "rebalance",
@@ -90,7 +90,7 @@ def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
     rebalances = sum(event["event"] == "rebalance" for event in events)
     return Chart(
         f"group-{number}",
-        f"Timeline of {visible(timeline['group_id'])}",
+        f"Timeline of {visible(timeline['group_id'], 300)}",
         f"{f.plural(len(lanes) - 1, 'member')}, {f.plural(rebalances, 'rebalance')}.",
         columns,
         spec,

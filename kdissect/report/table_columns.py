@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kdissect.report import formats as f
-from kdissect.report.text import visible
+from kdissect import text as f
+from kdissect.text import visible
 
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
 LONG_TEXT = 100  # longer texts open when asked
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 _FORMATS: dict[str, Callable[[Any], str]] = {
     "count": f.count,
-    "bytes": f.bytes_,
+    "bytes": f.byte_size,
     "ms": f.decimal,
     "decimal": f.decimal,
     "share": f.share,
@@ -117,7 +117,7 @@ def _cell(
     if kind == "packet":
         return _packet(row, value, captures)
     if kind == "client":
-        name = visible(row.get("client_id")) or "(none)"
+        name = visible(row.get("client_id"), 300) or "(none)"
         return Cell("text", name, name, note=visible(row.get("client_ip")))
     if kind in _FORMATS:
         if kind in _TIMES:
@@ -143,7 +143,7 @@ def _packet(row: Row, value: Any, captures: Mapping[Any, str]) -> Cell:
     if value is None:
         return Cell("text", f.NONE)
     path = captures.get(row.get("capture_id"), "")
-    note = visible(path.replace("\\", "/").rpartition("/")[2]) if len(captures) > 1 else ""
+    note = visible(path.replace("\\", "/").rpartition("/")[2], 300) if len(captures) > 1 else ""
     return Cell("packet", f"frame.number == {value}", value, note=note)
 
 

@@ -26,6 +26,7 @@ from kdissect.show.byte_tree import TAG_COUNT, Node, Path, Walk, value_at
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.message_facts import METADATA_TOPIC
 from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT, redact_body, redact_values
+from kdissect.text import visible
 
 VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said
 BYTES_SHOWN = 32  # of a value in the tree
@@ -116,7 +117,7 @@ class Detailer:
                 yield from (f"  {margin}{line}" for line in self._values(inside, inner, node.name))
 
     def _label(self, message: _Message, node: Node) -> str:
-        name = self._painted(style.safe(node.name), style.CYAN)
+        name = self._painted(visible(node.name), style.CYAN)
         if message.is_hidden(node):
             return f"{name}: {self._painted(TEXT, style.YELLOW)}"
         if node.is_records:
@@ -157,7 +158,7 @@ class Detailer:
         for number, (name, item) in enumerate(items):
             is_last = number == len(items) - 1
             branch = self._painted(lead + (_LAST if is_last else _ENTRY), style.DIM)
-            name = self._painted(style.safe(name), style.CYAN)
+            name = self._painted(visible(name), style.CYAN)
             is_plain = not isinstance(item, (dict, list)) or not item
             if isinstance(item, list) and item:
                 is_plain |= not isinstance(item[0], (dict, list))
@@ -304,7 +305,7 @@ def value_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
-        return f'"{style.safe(value)}"'
+        return f'"{visible(value)}"'
     if isinstance(value, (bytes, bytearray)):
         return bytes_text(bytes(value), BYTES_SHOWN)
     if isinstance(value, UUID):
@@ -315,7 +316,7 @@ def value_text(value: Any) -> str:
         return f"[{shown}{f', … {more} more' if more > 0 else ''}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {value_text(item)}" for name, item in value.items()) + "}"
-    return style.safe(str(value))
+    return visible(str(value))
 
 
 def bytes_text(data: bytes, most: int) -> str:
@@ -327,5 +328,5 @@ def bytes_text(data: bytes, most: int) -> str:
     except UnicodeDecodeError:
         text = ""
     if text and all(char.isprintable() or char in "\t\n\r" for char in text):
-        return f'"{style.safe(text)}"{more}'
+        return f'"{visible(text)}"{more}'
     return f"{part.hex(' ')}{more}" if data else "(empty)"

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.show import text
-from kdissect.show.text import joined
+from kdissect.show import text_columns
+from kdissect.show.text_columns import joined
 
 INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
 IDS = ("exchange_id", "connection_id", "request_capture_id", "response_capture_id")
@@ -32,18 +32,18 @@ def _column(name: str, table: pa.Table) -> pa.Array:
     column = table[name]
     kind = column.type
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
-        values, index = text.distinct(column)
+        values, index = text_columns.distinct(column)
         quoted = pa.array([json.dumps(value, ensure_ascii=False) for value in values.to_pylist()])
         return quoted.cast(pa.string()).take(index).fill_null("null")
-    array = text.plain(column)
+    array = text_columns.plain(column)
     if pa.types.is_timestamp(kind):
         time_ns = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) * 1000
-        shown = joined('"', text.time_column(time_ns, "T", "Z"), '"')
+        shown = joined('"', text_columns.time_column(time_ns, "T", "Z"), '"')
         return pc.if_else(array.is_valid(), shown, "null")
     if pa.types.is_list(kind):
         flat = array.flatten()
         if pa.types.is_string(flat.type):
-            values, index = text.distinct(flat)
+            values, index = text_columns.distinct(flat)
             quoted = [json.dumps(value, ensure_ascii=False) for value in values.to_pylist()]
             flat = pa.array(quoted, pa.string()).take(index)
         else:

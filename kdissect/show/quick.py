@@ -30,7 +30,7 @@ from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import Api
 from kdissect.show import style
 from kdissect.show.byte_tree import Walk
-from kdissect.show.style import safe
+from kdissect.text import visible
 
 BYTES = 64 << 10  # of a file, well within the first window of the usual way
 SECONDS = 0.15  # spent on it at most, so that the rest is not late
@@ -333,7 +333,7 @@ class _Reader:
         moment, rest = divmod(request.time_ns // 1000, 1_000_000)
         when = datetime.fromtimestamp(moment, UTC)
         name = f"{catalog.api(request.api_key).name} v{request.api_version}"
-        client = "-" if request.client_id is None else safe(request.client_id) or '""'
+        client = "-" if request.client_id is None else visible(request.client_id) or '""'
         sizes = ["-", "-"]
         for number, data in enumerate((request.data, response)):
             if data is not None:
@@ -361,12 +361,12 @@ class _Reader:
         topics = list(facts.topics)
         if topics:
             named = ", ".join(topics[: style.TOPICS_SHOWN])
-            parts.append("  " + painted(safe(named), style.GREEN))
+            parts.append("  " + painted(visible(named), style.GREEN))
             if len(topics) > style.TOPICS_SHOWN:
                 parts.append(f", +{len(topics) - style.TOPICS_SHOWN}")
         for text, word in ((facts.group, "  group "), (facts.transaction, "  txn ")):
             if text is not None:
-                parts.append(word + painted(safe(text), style.MAGENTA))
+                parts.append(word + painted(visible(text), style.MAGENTA))
         if facts.errors:
             others = len(set(facts.errors)) - 1
             more = f" +{others}" if others else ""

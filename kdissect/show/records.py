@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from kdissect.show import style
 from kdissect.show.detail import bytes_text, value_text
 from kdissect.show.json_lines import value
+from kdissect.text import visible
 
 VALUE_SHOWN = 400  # bytes of a key or a value; how many more there are is said
 HEADER_SHOWN = 64
@@ -47,7 +48,7 @@ class Records:
 
     def _line(self, row: Row, colour: bool) -> str:
         offset = "?" if row["offset"] is None else row["offset"]
-        topic = style.safe(row["topic"] or row["topic_id"] or "?")
+        topic = visible(row["topic"] or row["topic_id"] or "?")
         place = _painted(f"{topic}-{row['partition']} @ {offset}", style.GREEN, colour)
         when = row["timestamp"]
         parts = [place]
@@ -63,7 +64,7 @@ class Records:
             parts.append(f"{_data(row['key'])} = {_data(row['value'])}")
         if row["headers"]:
             headers = (
-                f"{style.safe(str(header['key']))}: {_data(header['value'], HEADER_SHOWN)}"
+                f"{visible(str(header['key']))}: {_data(header['value'], HEADER_SHOWN)}"
                 for header in row["headers"]
             )
             parts.append("{" + ", ".join(headers) + "}")
@@ -90,7 +91,7 @@ def _by_exchange(table: pa.Table | None, exchange_ids: pa.Array) -> dict[int, li
 
 
 def _batch_line(batch: Row) -> str:
-    topic = style.safe(batch["topic"] or batch["topic_id"] or "?")
+    topic = visible(batch["topic"] or batch["topic_id"] or "?")
     count = "" if batch["record_count"] is None else f", {batch['record_count']} records"
     facts = [f"{batch['size']} bytes", f"magic {batch['magic']}"]
     if batch["codec"] is not None:

@@ -25,10 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kdissect.text import visible
+
 FORMAT_VERSION = 1  # of the JSON document
 INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _QUOTED = re.compile(r'[",\r\n]|^\s|\s$')
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x5b\x5d-\x7e]")
 _MICROS_PER_SECOND = 1_000_000
@@ -115,16 +116,6 @@ def csv_text(value: Any) -> str:
     return '"' + cell.replace('"', '""') + '"'
 
 
-def printable(text: str) -> str:
-    """The text without anything that a terminal would obey."""
-    return _CONTROL.sub(lambda found: _escape(found[0]), text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
 # Columns
 
 
@@ -177,7 +168,7 @@ def _joined(parts: list[Any], between: str) -> list[str]:
 
 def write_table(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     """Aligned columns; widths come from the first batch, and nothing is ever cut off."""
-    names = [printable(name) for name in column_names(schema)]
+    names = [visible(name) for name in column_names(schema)]
     is_number = [_is_number(field.type) for field in schema]
     waiting = iter(batches)
     first = next(waiting, None)
@@ -196,7 +187,7 @@ def _cells(batch: Any) -> list[list[str]]:
     """The texts of each column, nothing in them that a terminal would obey."""
     columns = []
     for column in batch.columns:
-        texts = pc.fill_null(column_text(column, lambda value: printable(cell_text(value))), "")
+        texts = pc.fill_null(column_text(column, lambda value: visible(cell_text(value))), "")
         columns.append(texts.to_pylist())
     return columns
 

@@ -99,7 +99,7 @@ def test_hostile_text(database: Database, form: str) -> None:
     literal = " || ".join(f"chr({ord(each)})" for each in HOSTILE)
     text = written(database, form, f"select {literal} as evil")
     if form == "table":
-        assert text.splitlines()[2] == "\\x1b[31mred\\x07\\x0d\\x0a\\u202e"
+        assert text.splitlines()[2] == "\\x1b[31mred\\x07\\r\\n\\u202e"
     if form == "json":
         assert json.loads(text)["rows"] == [{"evil": HOSTILE}]
         assert text.isascii()

@@ -16,6 +16,7 @@ from kdissect.replay.output.results import Results, judgement_of, show_ns
 from kdissect.replay.planning.schedule import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.guard import not_allowed
+from kdissect.text import visible
 
 SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
 _STYLES = {
@@ -29,7 +30,7 @@ _STYLES = {
 
 def clean(text: str) -> str:
     """Text of the wild for a terminal: no control characters, no markup."""
-    return escape("".join(char if char.isprintable() else "\ufffd" for char in text))
+    return escape(visible(text))
 
 
 def print_plan(plan: Plan, pace: Pace, console: Console) -> None:

@@ -21,6 +21,7 @@ from kdissect.replay.output.results import (
     show_ns,
     timestamp,
 )
+from kdissect.text import visible
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --then: #7a8fb5; --now: #d98a3d; --bad: #c33;
@@ -224,7 +225,7 @@ def _table(
 
 
 def _text(text: str) -> str:
-    return escape("".join(char if char.isprintable() else "\ufffd" for char in text))
+    return escape(visible(text))
 
 
 def _code(text: str) -> str:

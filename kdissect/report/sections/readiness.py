@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdissect import text as f
 from kdissect.api import Tables
 from kdissect.protocol.releases import find_release
 from kdissect.readiness.assess import ReadinessError, assess
-from kdissect.report import formats as f
 from kdissect.report.paging import LISTED_MAX
 
 DEFAULT_TARGET = "4.0"

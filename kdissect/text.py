@@ -1,10 +1,37 @@
-"""Numbers as people read them: one way for each kind, everywhere in a report."""
+"""Text for people: safe text from captures, and numbers with units, the same in every output.
+
+A capture's sender chooses every character of client ids, topics and record values. `visible` is the
+only sanitizer: each output passes such text through it, then escapes for its own format.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 
 NONE = "–"
+_SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def visible(value: str | None, limit: int | None = None) -> str:
+    """The text with each unprintable character as an escape, cut to `limit` characters.
+
+    Control characters, line ends, marks of writing direction and lone surrogates become ``\\n``,
+    ``\\x1b`` or ``\\u202e``. A cut text says how long it was. None becomes an empty text.
+    """
+    if value is None:
+        return ""
+    cut = value[:limit]
+    shown = cut if cut.isprintable() else "".join(map(_escaped, cut))
+    return shown if len(cut) == len(value) else f"{shown}… ({len(value):,} characters)"
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x100:
+        return _SHORT.get(character) or f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def count(value: float | None) -> str:
@@ -26,7 +53,7 @@ def decimal(value: float | None) -> str:
     return f"{value:.3f}" if size >= 0.0005 else f"{value:.1e}"
 
 
-def bytes_(value: float | None) -> str:
+def byte_size(value: float | None) -> str:
     """1.2 MB; decimal units"""
     if value is None:
         return NONE

@@ -1,8 +1,4 @@
-"""Text for a terminal: columns of strings put side by side, colours, and no control characters.
-
-What comes from a capture (client ids, topics, record values) may hold anything, so characters that
-steer a terminal or turn the direction of text are written as escapes.
-"""
+"""Arrow columns of strings for a terminal: made safe, padded, joined; times and milliseconds."""
 
 from __future__ import annotations
 
@@ -14,18 +10,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.show.style import safe
+from kdissect.text import visible
 
-UNSAFE = r"[\x00-\x1f\x7f-\x{9f}\x{2028}\x{2029}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
 DAY_NS = 86_400_000_000_000
 
 
-def safe_column(column: pa.Array) -> pa.Array:
-    """`safe` of a string column; nulls stay."""
-    suspect = pc.match_substring_regex(column, UNSAFE)
-    if not pc.any(suspect).as_py():
+def visible_column(column: pa.Array) -> pa.Array:
+    """`visible` of a string column; nulls stay."""
+    is_plain = pc.match_substring_regex(column, "^[ -~]*$")
+    if pc.all(is_plain, min_count=0).as_py():
         return column
-    return pa.array([None if text is None else safe(text) for text in column.to_pylist()])
+    texts = column.to_pylist()
+    return pa.array([None if text is None else visible(text) for text in texts], pa.string())
 
 
 def plain(column: Any) -> pa.Array:
