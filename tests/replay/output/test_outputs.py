@@ -128,7 +128,7 @@ def test_console() -> None:
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert "\x1b[31m<" not in text
-    assert "alert(1)</script>]]>&\"'\ufffd[31m" in text
+    assert "alert(1)</script>]]>&\"'\\x1b[31m" in text
     assert "1 x Heartbeat topics[].error_code" in text
 
 
