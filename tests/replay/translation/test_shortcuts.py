@@ -222,13 +222,13 @@ def test_random_requests_of_every_version(key: int) -> None:
                     assert step.exchange.request is not None
                     try:
                         found = shortcuts.patched(counted, step, step.exchange.request, 9)
-                    except shortcuts.adapt.Untranslatable:
+                    except shortcuts.requests.Untranslatable:
                         found = None
                     used += found is not None
                     result = quick.request(step, 9)
                     assert decoded(result) == decoded(plain.request(step, 9)), (version, seed)
                     assert quick.target_node(step) == plain.target_node(step)
-    if key not in shortcuts.adapt.SPECIAL or key in HANDLED:
+    if key not in shortcuts.requests.SPECIAL or key in HANDLED:
         assert used > 0
 
 
