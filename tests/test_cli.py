@@ -226,6 +226,43 @@ def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--api", "fetsh"], "--api: no API is named 'fetsh'; did you mean Fetch?"),
+        (["--api", "*zz?"], "--api: no API is named '*zz?'"),
+        (["--until", "soon"], "--until: 'soon' is no time"),
+        (["--from", "2026-11-22", "--until", "2026-11-21"], "--until: 2026-11-21 is not after"),
+        (["--to", "9092"], "--to: '9092' is no HOST:PORT"),
+        (["--to", "h:1", "--against", "h"], "--against: 'h' is no HOST:PORT"),
+        (["--timeout", "soon"], "--timeout: 'soon' is no span of time"),
+        (["--max-gap", "1d"], "--max-gap: '1d' is no span of time"),
+        (["--connect-timeout", ""], "--connect-timeout: '' is no span of time"),
+    ],
+)
+def test_replay_names_the_option(kdissect: Run, options: list[str], said: str) -> None:
+    """Exit 2, before the capture is read: the option that was typed, and what is wrong with it."""
+    done = kdissect("replay", "captures/librdkafka.pcap", "--dry-run", *options)
+    assert done.returncode == 2
+    assert said in one_line(done)
+    assert done.stdout == ""
+
+
+def test_replay_takes_apis_as_show_does(kdissect: Run) -> None:
+    """In any case, with * and ?, by key."""
+    sent = set()
+    for text in ("Fetch", "fetch", "F?TCH", "1"):
+        done = kdissect("replay", "captures/librdkafka.pcap", "--dry-run", "--api", text)
+        sent.add(done.stdout)
+    assert len(sent) == 1
+    (shown,) = sent
+    assert "Plan for captures/librdkafka.pcap: 39 of 319 requests" in shown
+    some = kdissect("replay", "captures/librdkafka.pcap", "--dry-run", "--api", "list*").stdout
+    rows = [line.split() for line in some.splitlines()]
+    chosen = {row[0] for row in rows if len(row) > 2 and row[1] == "read" and row[2] != "-"}
+    assert chosen == {"ListOffsets", "ListGroups"}
+
+
 @pytest.mark.parametrize("verb", ["dissect", "show", "report", "sql", "extract", "replay", "diff"])
 def test_examples_of_the_help_can_be_copied(verb: str) -> None:
     """A terminal of 80 columns breaks no command: a shell reads what the page shows."""

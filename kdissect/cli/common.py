@@ -8,15 +8,17 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from kdissect.errors import EnvironmentFailed
+
+Result = TypeVar("Result")
 
 EXIT_FINDING, EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 1, 2, 3, 130
 JAVA_MIN = 17
@@ -173,22 +175,32 @@ def say(line: str) -> None:
     typer.echo(f"kdissect: {line}", err=True)
 
 
-def check_choice(hosts: list[str] | None, first: str | None, last: str | None) -> None:
-    """Raise BadParameter for a host that is no address, or a time that is none."""
+def checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
+    """What `read` makes of an option's value; its ValueError becomes BadParameter."""
+    try:
+        return read(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def check_choice(
+    hosts: list[str] | None, first: str | None, last: str | None, last_option: str = "--to"
+) -> None:
+    """Raise BadParameter for a host that is no address, or a time that is none.
+
+    last_option: the verb's name of the option that `last` is the value of.
+    """
     from kdissect.pipeline.filters import host_bytes, time_ns
 
     for name, values, read in (
         ("--host", hosts or [], host_bytes),
         ("--from", [first] if first is not None else [], time_ns),
-        ("--to", [last] if last is not None else [], time_ns),
+        (last_option, [last] if last is not None else [], time_ns),
     ):
         for value in values:
-            try:
-                read(value)
-            except ValueError as error:
-                raise typer.BadParameter(str(error), param_hint=name) from None
+            checked(name, read, value)
     if first is not None and last is not None and time_ns(first) >= time_ns(last):
-        raise typer.BadParameter(f"{last} is not after {first}", param_hint="--to")
+        raise typer.BadParameter(f"{last} is not after {first}", param_hint=last_option)
 
 
 def put(lines: Iterable[str]) -> None:

@@ -22,6 +22,7 @@ from kdissect.cli.common import (
     RevealSecrets,
     ShownPayload,
     check_choice,
+    checked,
     limits_of,
     say,
     with_examples,
@@ -157,19 +158,30 @@ def replay_command(
     ] = 64,
     api: Annotated[
         list[str] | None,
-        typer.Option("--api", metavar="NAME", help="Only this API.", rich_help_panel=CHOICE),
+        typer.Option(
+            "--api",
+            metavar="NAME",
+            help="An API by name (any case, * and ? too) or key; repeatable.",
+            rich_help_panel=CHOICE,
+        ),
     ] = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="NAME", help="Only this topic.", rich_help_panel=CHOICE),
+        typer.Option(
+            "--topic", metavar="NAME", help="A topic; * and ? too.", rich_help_panel=CHOICE
+        ),
     ] = None,
     group: Annotated[
         list[str] | None,
-        typer.Option("--group", metavar="NAME", help="Only this group.", rich_help_panel=CHOICE),
+        typer.Option(
+            "--group", metavar="NAME", help="A group; * and ? too.", rich_help_panel=CHOICE
+        ),
     ] = None,
     client: Annotated[
         list[str] | None,
-        typer.Option("--client", metavar="ID", help="Only this client id.", rich_help_panel=CHOICE),
+        typer.Option(
+            "--client", metavar="ID", help="A client id; * and ? too.", rich_help_panel=CHOICE
+        ),
     ] = None,
     host: Hosts = None,
     from_time: FromTime = None,
@@ -402,6 +414,7 @@ def replay_command(
     from kdissect.replay.running.result import RunOptions
     from kdissect.replay.target import guard
     from kdissect.replay.target.cluster import Target, parse_address
+    from kdissect.show.filters import api_keys
 
     # what can be refused is refused before anything is read or sent
     if to is None and not dry_run and save is None:
@@ -409,9 +422,12 @@ def replay_command(
                                  param_hint="--to")  # fmt: skip
     if against is not None and baseline is not None:
         raise typer.BadParameter("name one of --against and --baseline", param_hint="--against")
-    check_choice(host, from_time, until_time)
+    check_choice(host, from_time, until_time, "--until")
+    apis = checked("--api", api_keys, api or ())
     limits = limits_of(limit)
     allowed = guard.parse_allow(allow or ())
+    if max_gap is not None:
+        checked("--max-gap", parse_span, max_gap)
     paced = parse_pace(pace, max_gap)
     access = _access(
         tls=tls or bool(tls_ca or tls_cert or tls_no_verify or tls_server_name),
@@ -421,13 +437,14 @@ def replay_command(
         verify=not tls_no_verify,
         server_name=tls_server_name,
         sasl=(sasl, sasl_user, sasl_password_file, sasl_token_file),
-        connect_timeout=parse_span(connect_timeout),
+        connect_timeout=checked("--connect-timeout", parse_span, connect_timeout),
     )
     targets = [
-        None if text is None else Target(*parse_address(text), access) for text in (to, against)
+        None if text is None else Target(*checked(option, parse_address, text), access)
+        for option, text in (("--to", to), ("--against", against))
     ]
     options = SessionOptions(
-        run=RunOptions(paced, parse_span(timeout), in_flight << 20),
+        run=RunOptions(paced, checked("--timeout", parse_span, timeout), in_flight << 20),
         translate=TranslateOptions(offsets.value, _renames(rename or []), reencode),
         rules=tuple(rules or ()),
         is_strict=strict,
@@ -444,7 +461,7 @@ def replay_command(
         source,
         PlanOptions(
             allow=allowed,
-            apis=frozenset(api or ()),
+            apis=apis,
             topics=frozenset(topic or ()),
             groups=frozenset(group or ()),
             client_ids=frozenset(client or ()),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -26,6 +25,7 @@ from kdissect.cli.common import (
     Topics,
     ToTime,
     check_choice,
+    checked,
     limits_of,
     say,
     some_of,
@@ -48,8 +48,6 @@ Examples:
   tcpdump -i any -U -w - port 9092 | kdissect show -
 """
 
-Result = TypeVar("Result")
-
 
 @app.command("show", cls=with_examples(SHOW_EXAMPLES))
 def show_command(
@@ -59,7 +57,7 @@ def show_command(
     ],
     api: Annotated[
         list[str] | None,
-        typer.Option("--api", metavar="NAME", help="An API by name or key; repeatable."),
+        typer.Option("--api", metavar="NAME", help="An API by name (* and ? too) or key."),
     ] = None,
     client: Clients = None,
     topic: Topics = None,
@@ -154,16 +152,16 @@ def show_command(
     from kdissect.show.loop import Style, show
 
     filters = Filters(
-        apis=_checked("--api", api_keys, api) if api else frozenset(),
+        apis=checked("--api", api_keys, api) if api else frozenset(),
         clients=tuple(client or ()),
         topics=tuple(topic or ()),
         groups=tuple(group or ()),
         hosts=tuple(host or ()),
         errors=errors,
-        slow_ms=_checked("--slow", duration_ms, slow) if slow is not None else None,
+        slow_ms=checked("--slow", duration_ms, slow) if slow is not None else None,
         time_from_ns=None if from_time is None else time_ns(from_time),
         time_to_ns=None if to_time is None else time_ns(to_time),
-        follow=_checked("--follow", Followed.of, follow) if follow is not None else None,
+        follow=checked("--follow", Followed.of, follow) if follow is not None else None,
         where=where,
     )
     options = Options(
@@ -191,13 +189,6 @@ def show_command(
         os._exit(EXIT_INTERRUPTED)
     if not reading.resumed.connection_count:
         note(f"no Kafka traffic found in {some_of(captures)}")
-
-
-def _checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
-    try:
-        return read(value)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def _has_colour(wanted: bool | None) -> bool:

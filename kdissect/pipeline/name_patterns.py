@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,15 +17,16 @@ def bools(mask: Any) -> npt.NDArray[np.bool_]:
     return np.asarray(pc.fill_null(mask, False), np.bool_)
 
 
-def _names_like(names: list[str | None], patterns: Sequence[str]) -> list[bool]:
-    return [
-        name is not None
-        and any(
-            name == pattern or (("*" in pattern or "?" in pattern) and fnmatchcase(name, pattern))
-            for pattern in patterns
-        )
-        for name in names
-    ]
+def has_wildcard(pattern: str) -> bool:
+    return "*" in pattern or "?" in pattern
+
+
+def fits(name: str | None, patterns: Iterable[str]) -> bool:
+    """Whether a name is one of the patterns or matches one; None never does."""
+    return name is not None and any(
+        name == pattern or (has_wildcard(pattern) and fnmatchcase(name, pattern))
+        for pattern in patterns
+    )
 
 
 def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
@@ -35,7 +36,7 @@ def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
         encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], pa.string())
     if not pa.types.is_dictionary(encoded.type):
         encoded = encoded.dictionary_encode()
-    found = _names_like(encoded.dictionary.to_pylist(), patterns)
+    found = [fits(name, patterns) for name in encoded.dictionary.to_pylist()]
     return pa.array(found, pa.bool_()).take(encoded.indices).fill_null(False)
 
 

@@ -6,10 +6,10 @@ Plain data, no sockets, no files. Times are int64 nanoseconds: ``*_time_ns`` sin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN = "read", "produce", "groups", "transactions", "admin"
 CLASSES = (READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN)
@@ -208,8 +208,9 @@ class Step:
 class PlanOptions:
     """What of a workload is replayed, and how strictly in order.
 
-    allow: writing classes that may be sent. apis, topics, groups, client_ids: when not empty, only
-        these (by name; names that the capture has).
+    allow: writing classes that may be sent. apis: when not empty, only these API keys (-1: raw SASL
+        tokens). topics, groups, client_ids: when not empty, only these names, or what patterns with
+        * and ? match.
     keep_log_order: requests in flight at the same time on several connections, writing the same
         partition, wait for each other so that the log gets its captured order.
     wait_for_data: a Fetch waits until the requests that produced what it returned are answered,
@@ -217,7 +218,7 @@ class PlanOptions:
     """
 
     allow: frozenset[str] = frozenset()
-    apis: frozenset[str] = frozenset()
+    apis: frozenset[int] = frozenset()
     topics: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
     client_ids: frozenset[str] = frozenset()
@@ -311,6 +312,9 @@ class Translation(Protocol):
     def api_version(self, step: Step) -> int:
         """In which api_version `request` encodes the step (another one only with `reencode`)."""
 
+    def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
+        """What the last `request` of a step lacks, in another api_version than the captured."""
+
     def retry(self, step: Step, response: bytes) -> str:
         """Why the request should be sent again, "" where the answer is final.
 
@@ -325,6 +329,13 @@ class Translation(Protocol):
 
     def failed(self, step: Step) -> None:
         """The step was sent and no answer came, or it was skipped by the runner."""
+
+
+class DroppedField(NamedTuple):
+    """A field of a captured request that the api_version sent lacks. value: not its default."""
+
+    path: str
+    value: Any
 
 
 @dataclass(slots=True)
@@ -381,6 +392,7 @@ class Outcome:
     sent: the frame as it went out; answer: the frame that came. sent_ns, answered_ns: nanoseconds
     since the run's start; lag_ns: behind its schedule. error: why there is no answer, or "".
     node_id: of the target. api_version: in which it was sent. attempts: how often it was sent.
+    dropped: what the request lacks in that version.
     """
 
     step: Step
@@ -392,6 +404,7 @@ class Outcome:
     node_id: int | None = None
     api_version: int = -1
     attempts: int = 1
+    dropped: Sequence[DroppedField] = ()
     error: str = ""
     skipped: Skipped | None = None
     judgement: Judgement | None = None

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.filters import host_bytes, is_within
-from kdissect.pipeline.name_patterns import any_like, bools, like
+from kdissect.pipeline.name_patterns import any_like, bools, fits, like
 from kdissect.protocol import catalog
 from kdissect.tables.arrow_arrays import ip_text
 
@@ -32,23 +32,24 @@ def duration_ms(text: str) -> float:
 
 
 def api_keys(names: Sequence[str]) -> frozenset[int]:
-    """Keys of APIs by name (any case, unique beginnings too) or key; -1 for raw SASL tokens."""
-    found = set()
-    by_name = {api.name.lower(): key for key, api in catalog.apis().items()}
+    """Keys of APIs by name (any case, unique beginnings, * and ?) or key; -1 for raw SASL tokens.
+
+    Raises ValueError, with names that come near, for a name that no API has.
+    """
+    found: set[int] = set()
+    keys = {api.name: key for key, api in catalog.apis().items()} | {SASL_TOKEN: -1}
     for name in names:
         text = name.strip().lower()
-        near = [key for known, key in by_name.items() if known.startswith(text) and text]
+        matching = {key for known, key in keys.items() if fits(known.lower(), (text,))}
+        begun = sorted(known for known in keys if text and known.lower().startswith(text))
         if re.fullmatch(r"\d{1,5}", text):
             found.add(int(text))
-        elif text == SASL_TOKEN.lower():
-            found.add(-1)
-        elif text in by_name:
-            found.add(by_name[text])
-        elif len(near) == 1:
-            found.add(near[0])
-        elif near:
-            listed = ", ".join(sorted(catalog.api(key).name for key in near))
-            raise ValueError(f"{name!r} may be {listed}")
+        elif matching:
+            found |= matching
+        elif len(begun) == 1:
+            found.add(keys[begun[0]])
+        elif begun:
+            raise ValueError(f"{name!r} may be {', '.join(begun)}")
         else:
             catalog.api(name)  # says which names are near
     return frozenset(found)

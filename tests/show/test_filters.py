@@ -41,6 +41,15 @@ def test_by_api(rows: pd.DataFrame) -> None:
     assert ids(filters) == of(rows, rows.api_name.isin(["Fetch", "JoinGroup", "Metadata"]))
 
 
+def test_apis_by_pattern() -> None:
+    """* and ? fit anything, in any case; raw SASL tokens have no key of Kafka's."""
+    assert api_keys(["*TXN"]) == {24, 25, 26}
+    assert api_keys(["F?TCH"]) == {1}
+    assert api_keys(["sasl*"]) == {17, 36, -1}
+    with pytest.raises(ValueError, match=r"'\*fetsh'; did you mean Fetch"):
+        api_keys(["*fetsh"])
+
+
 def test_by_client(rows: pd.DataFrame) -> None:
     """An id, a pattern, an address with its port."""
     assert ids(Filters(clients=("rd-c0",))) == of(rows, rows.client_id == "rd-c0")

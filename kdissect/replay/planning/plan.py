@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from kdissect.codec.message import Message
+from kdissect.pipeline.name_patterns import fits
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
@@ -181,14 +182,14 @@ def _had_no_effect(exchange: Exchange) -> bool:
 
 def _is_chosen(step: Step, touched: list[Touch], options: PlanOptions) -> bool:
     """Whether the options' filters keep a step; what names no topic or group passes those."""
-    if options.apis and step.api_name not in options.apis:
+    if options.apis and step.exchange.api_key not in options.apis:
         return False
-    if options.client_ids and step.exchange.client_id not in options.client_ids:
+    if options.client_ids and not fits(step.exchange.client_id, options.client_ids):
         return False
     for kinds, wanted in ((("topic", "log"), options.topics), (("group",), options.groups)):
         if wanted:
             named = {resource[1] for resource, _ in touched if resource[0] in kinds}
-            if named and not named & wanted:
+            if named and not any(fits(name, wanted) for name in named):
                 return False
     return True
 

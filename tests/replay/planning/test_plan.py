@@ -134,6 +134,32 @@ def runnable(plan: Plan) -> bool:
             return len(settled) == len(plan.steps)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "apis"),
+    [
+        ({"apis": frozenset({ApiKey.FETCH})}, {"Fetch"}),
+        ({"topics": frozenset({"?"}), "apis": frozenset({ApiKey.FETCH, ApiKey.HEARTBEAT})},
+         {"Fetch", "Heartbeat"}),
+        ({"topics": frozenset({"T*"})}, {"Heartbeat", "Metadata"}),
+        ({"groups": frozenset({"*"})}, {"Fetch", "Heartbeat", "Metadata"}),
+        ({"groups": frozenset({"x*", "h"})}, {"Fetch", "Metadata"}),
+        ({"client_ids": frozenset({"[a-z]"})}, set()),
+        ({"client_ids": frozenset({"x", "*c*"})}, {"Fetch", "Heartbeat", "Metadata"}),
+    ],
+)  # fmt: skip
+def test_names_are_chosen_by_patterns(chosen: dict[str, frozenset[Any]], apis: set[str]) -> None:
+    """A fetch of topic "t", a heartbeat of group "g", Metadata of all topics, of client "c"."""
+    made = workload(
+        [exchange(0, each, at, at + 1, answer) for at, (each, answer) in enumerate([
+            (fetch(0), fetched(0)),
+            (heartbeat(), ANSWERS[ApiKey.HEARTBEAT]),
+            (metadata(), ANSWERS[ApiKey.METADATA]),
+        ])]
+    )  # fmt: skip
+    plan = make_plan(made, PlanOptions(allow=frozenset({"groups"}), **chosen))
+    assert {step.api_name for step in plan.steps if step.skipped is None} == apis
+
+
 def test_pipelined_requests_stay_pipelined() -> None:
     """The third request follows from the first answer; the second was sent before it was seen."""
     first = exchange(0, metadata(), 0, 5, ANSWERS[ApiKey.METADATA])
