@@ -191,10 +191,11 @@ def timestamp(time_ns: int) -> str | None:
 
 
 def show_ns(ns: float | None) -> str:
-    """A time for people: 3 digits and a unit."""
+    """A time for people: 3 digits and a unit; whole seconds from 1000 s on."""
     if ns is None:
         return "-"
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns:.0f} ns"
+    for unit, size in (("ns", 1), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)):
+        text = f"{ns / size:.3g}"
+        if float(text) < 1000:  # as rounded: 999.6 µs are 1 ms
+            return f"{text} {unit}"
+    return f"{ns / 1e9:.0f} s"
