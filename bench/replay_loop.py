@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ from kdissect.codec.message import Message, encode_message  # noqa: E402
 from kdissect.replay.model import (  # noqa: E402
     WRITING_CLASSES,
     Connection,
+    DroppedField,
     Exchange,
     Plan,
     PlanOptions,
@@ -91,6 +92,9 @@ class CorrelationOnly:
 
     def api_version(self, step: Step) -> int:
         return HEARTBEAT_VERSION
+
+    def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
+        return ()
 
     def retry(self, step: Step, response: bytes) -> str:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.replay.model import (
     Connection,
+    DroppedField,
     Exchange,
     Outcome,
     Plan,
@@ -138,6 +139,9 @@ class Counting:
 
     def api_version(self, step: Step) -> int:
         return step.exchange.api_version
+
+    def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
+        return ()
 
     def retry(self, step: Step, response: bytes) -> str:
         left = self.retries.get(step.number, 0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import Difference, Outcome
 
 VALUES_MAX = 5  # distinct pairs of values at one place that are shown apart
@@ -45,6 +47,23 @@ class DifferenceGroup:
 def plain_path(path: str) -> str:
     """``responses[0].partitions[3].error_code`` without its indices."""
     return _INDEX.sub("[]", path)
+
+
+def dropped_notes(outcomes: Iterable[Outcome]) -> list[str]:
+    """A line for each field that requests of one version lack in another, with the values."""
+    found: dict[tuple[str, int, int, str], Counter[str]] = {}
+    for outcome in outcomes:
+        exchange = outcome.step.exchange
+        for each in outcome.dropped:
+            key = (outcome.step.api_name, exchange.api_version, outcome.api_version,
+                   plain_path(each.path))  # fmt: skip
+            found.setdefault(key, Counter())[text_of(each.value)] += 1
+    notes = []
+    for (name, was, sent, path), values in found.items():
+        said = ", ".join(f"{text} ({count})" for text, count in values.most_common(VALUES_MAX))
+        more = f" and {len(values) - VALUES_MAX} other values" * (len(values) > VALUES_MAX)
+        notes.append(f"{name} v{was} was sent as v{sent}, which has no {path}: was {said}{more}")
+    return notes
 
 
 def group_differences(outcomes: Iterable[Outcome]) -> list[DifferenceGroup]:

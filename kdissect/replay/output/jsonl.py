@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import Outcome
 from kdissect.replay.output.results import FORMAT_VERSION, Results, judgement_of, timestamp
 
@@ -71,6 +72,7 @@ def exchange_row(outcome: Outcome, start_time_ns: int, is_timed: bool) -> dict[s
         "api_name": step.api_name,
         "api_version": exchange.api_version,
         "sent_api_version": outcome.api_version if was_sent and outcome.api_version >= 0 else None,
+        "dropped": [{"path": each.path, "value": text_of(each.value)} for each in outcome.dropped],
         "class": step.step_class,
         "verdict": judgement.verdict.value,
         "reason": judgement.reason or None,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
+from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import Judgement, Outcome, Verdict
 from kdissect.replay.output.results import Results, judgement_of, timestamp
 
@@ -129,7 +130,7 @@ def _case(results: Results, outcome: Outcome) -> Iterator[str]:
         f'name={_attribute(name)} time="{seconds:.6f}"'
     )
     element = _element(results, judgement.verdict)
-    if not element and judgement.verdict is Verdict.SAME:
+    if not element and judgement.verdict is Verdict.SAME and not outcome.dropped:
         yield head + "/>"
         return
     yield head + ">"
@@ -161,6 +162,10 @@ def _details(outcome: Outcome, judgement: Judgement) -> str:
         line = f"{each.path}: captured {each.captured}, answered {each.answered}"
         line += f" [tolerated by {each.rule}]" if each.rule else ""
         lines.append(line + (f" ({each.note})" if each.note else ""))
+    lines += [
+        f"v{outcome.api_version} has no {each.path}: {text_of(each.value)} was not sent"
+        for each in outcome.dropped
+    ]
     where = [f"exchange {exchange.exchange_id}", f"connection {outcome.step.connection}"]
     if exchange.request_packet >= 0:
         where.append(f"{exchange.capture} packet {exchange.request_packet}".strip())

@@ -15,6 +15,7 @@ from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.comparison.explain import explain
+from kdissect.replay.comparison.grouping import dropped_notes
 from kdissect.replay.model import Plan, TranslateOptions, Verdict
 from kdissect.replay.output import baseline as runs
 from kdissect.replay.output.results import FAIL_ON_DEFAULT, Reference, Results
@@ -59,13 +60,27 @@ async def replay(
     used, CaptureError for a baseline that is none. Troubles with a target are in the results, also
     where it could not be reached at all: every step then says so, and the run has ended early.
     """
+    try:
+        return await _replay(plan, target, options, against, watch)
+    finally:
+        for each in (against, target):
+            if each is not None:
+                each.close()
+
+
+async def _replay(
+    plan: Plan,
+    target: Target,
+    options: SessionOptions,
+    against: Target | None,
+    watch: Watch | None,
+) -> Results:
     baseline = runs.read_baseline(options.baseline) if options.baseline else None
     for each in (against, target):
         if each is not None:  # both are looked at before the first request of the workload
             try:
                 await each.probe()
             except EnvironmentFailed as error:
-                each.close()
                 nothing = not_begun(plan, str(error), time.time_ns())
                 return _results(plan, target, options, nothing, [], [])
             check_cluster(plan.workload.facts, each, options.same_cluster)
@@ -75,6 +90,7 @@ async def replay(
         first, _ = await _run(plan, against, options, watch)
         if first.ended:
             notes.append(f"the run against {against} ended early: {first.ended}")
+        notes += [f"the run against {against}: {note}" for note in dropped_notes(first.outcomes)]
         baseline = runs.judged(first.outcomes)
         reference, reference_name = Reference.AGAINST, str(against)
         if first.is_interrupted:
@@ -88,6 +104,7 @@ async def replay(
             notes.append(
                 f"{missing} exchanges are not in the reference and were compared with the capture"
             )
+    notes += dropped_notes(result.outcomes)
     notes += explain(plan, result.outcomes, target.versions)
     results = _results(plan, target, options, result, prepared, notes)
     results.reference, results.reference_name = reference, reference_name
@@ -132,7 +149,6 @@ async def _run(
         translator.learn_log_starts(await target.learn_log_starts())
         coordinators = await target.find_coordinators(translator.coordinator_keys())
     except EnvironmentFailed as error:
-        target.close()
         return not_begun(plan, str(error), time.time_ns()), prepared
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)

@@ -136,8 +136,11 @@ class Runner:
             gc.unfreeze()
         judge_cpu_ns = time.process_time_ns()
         self._judging.finish(self.outcomes)
+        outcomes = [outcome for outcome in self.outcomes if outcome is not None]
+        for outcome in outcomes:
+            outcome.dropped = self.translation.dropped_fields(outcome.step)
         return RunResult(
-            [outcome for outcome in self.outcomes if outcome is not None],
+            outcomes,
             self._own_lag,
             self._link_of,
             self._links,

@@ -18,7 +18,7 @@ from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import last_data
-from kdissect.replay.model import ADMIN, READ, Plan, Step, TranslateOptions
+from kdissect.replay.model import ADMIN, READ, DroppedField, Plan, Step, TranslateOptions
 from kdissect.replay.translation.fetch_sessions import Broker, FetchSessions, Held
 from kdissect.replay.translation.groups import Groups
 from kdissect.replay.translation.offsets import Log, Offsets
@@ -79,6 +79,7 @@ class State:
                 raise ValueError(f"rename: {kind!r} is none of {', '.join(RENAME_KINDS)}")
             if self.renames[kind].setdefault(old, new) != new:
                 raise ValueError(f"rename: {kind} {old!r} has two new names")
+        self.dropped: dict[int, list[DroppedField]] = {}  # step -> what its last request lacks
         self._last_answer: tuple[bytes, Message | None] = (b"", None)
         self._last_captured: tuple[int, Message | None] = (-1, None)
 

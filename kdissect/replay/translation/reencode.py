@@ -1,9 +1,11 @@
 """A request in another version: the nearest that the target speaks (``--reencode``).
 
-Fields that both versions have keep their values; new ones get their defaults; what the other
-version cannot say is dropped when it is at its default, and refused otherwise. A few requests were
-rebuilt between versions, and are rebuilt here: topics by name or by id, groups and keys alone or in
-lists, and record data of a form that newer versions no longer take.
+Fields that both versions have keep their values; new ones get their defaults. A field that the
+other version lacks is dropped. If its value is not its default, the request means something else
+without it: `DROPPABLE` names the fields that may go all the same, and each of them is noted; any
+other makes the request untranslatable. A few requests were rebuilt between versions, and are
+rebuilt here: topics by name or by id, groups and keys alone or in lists, and record data of a form
+that newer versions no longer take.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kdissect.codec.message import Message
-from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, layout
+from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
 from kdissect.codec.record_codec import decode_record_set, encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import DroppedField
 from kdissect.replay.translation.id_map import State
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.target_facts import ZERO_UUID
@@ -25,8 +28,9 @@ Body = dict[str, Any]
 _MAGIC_2_SINCE = 3  # Produce v3 takes nothing older
 
 
-def reencoded(t: State, request: Message, version: int) -> Message:
-    """The request, with the target's ids already, in another version of its API.
+def reencoded(t: State, request: Message, version: int) -> tuple[Message, list[DroppedField]]:
+    """The request, with the target's ids already, in another version of its API, and what that
+    version has no field for.
 
     Raises Untranslatable where that version cannot say the same.
     """
@@ -36,44 +40,59 @@ def reencoded(t: State, request: Message, version: int) -> Message:
     if rebuild is not None:
         body = rebuild(t, body, request.api_version, version)
     new = layout(definition, version)
-    values = _fitted(layout(definition, request.api_version), new, body, "")
+    dropped: list[DroppedField] = []
+    values = _fitted(layout(definition, request.api_version), new, body, "", dropped)
     header = {
         name: value
         for name, value in request.header.items()
         if name in ("client_id", "correlation_id")
     }
-    return Message(request.api_key, version, "request", header, values)
+    return Message(request.api_key, version, "request", header, values), dropped
 
 
-def _fitted(old: Layout, new: Layout, values: Body, path: str) -> Body:
+def _fitted(old: Layout, new: Layout, values: Body, path: str, dropped: list[DroppedField]) -> Body:
     fitted: Body = {}
     for name, value in values.items():
         where = f"{path}.{name}" if path else name
-        slot = new.by_name.get(name)
+        slot, was = new.by_name.get(name), _slot(old, name)
         if slot is None:
-            was = old.by_name.get(name)
-            is_told = name == UNKNOWN_TAGS or (was is not None and value != was.default())
-            if is_told and value and name not in _NO_LOSS:
+            if name == UNKNOWN_TAGS:
+                is_default = not value
+            else:
+                is_default = was is None or value == was.default()
+            if not is_default and value and name not in DROPPABLE:
                 raise Untranslatable(f"version {new.version} cannot say {where}")
+            if not is_default:
+                dropped.append(DroppedField(where, value))
             continue
         if value is None and not slot.nullable:
+            if was is not None and was.default() is not None:
+                raise Untranslatable(f"version {new.version} cannot say that {where} is null")
             continue  # its default says nothing either
-        inner, was = slot.inner, old.by_name.get(name)
+        inner = slot.inner
         if inner is not None and value is not None:
             before = was.inner if was is not None and was.inner is not None else inner
             if slot.field.is_array:
                 value = [
-                    _fitted(before, inner, each, f"{where}[{index}]")
+                    _fitted(before, inner, each, f"{where}[{index}]", dropped)
                     for index, each in enumerate(value)
                 ]
             else:
-                value = _fitted(before, inner, value, where)
+                value = _fitted(before, inner, value, where, dropped)
         fitted[name] = value
     return fitted
 
 
-# What is only told for the broker's log, or repeats what another field says.
-_NO_LOSS = frozenset(
+def _slot(of: Layout, name: str) -> Slot | None:
+    """A field of a layout, or of an array in it whose only element a rebuild has made the body."""
+    found = of.by_name.get(name)
+    inner = (slot.inner for slot in of.by_name.values() if slot.inner is not None)
+    return found or next((each.by_name[name] for each in inner if name in each.by_name), None)
+
+
+# Without these a request still asks for the same thing: they are for the broker's log, for checks
+# that an older broker does not make, or for limits that it sets itself.
+DROPPABLE = frozenset(
     {
         "reason", "client_software_name", "client_software_version", "rack_id",
         "include_documentation", "retention_time_ms", "current_leader_epoch", "last_fetched_epoch",
@@ -161,7 +180,7 @@ def _offset_fetch(t: State, body: Body, old: int, new: int) -> Body:
         groups = body.pop("groups")
         if len(groups) != 1:
             raise Untranslatable(f"version {new} asks for one group, not {len(groups)}")
-        body["group_id"], body["topics"] = groups[0]["group_id"], groups[0]["topics"]
+        body |= groups[0]
     groups = []
     for group in entries(body.get("groups")):
         if group["topics"] is None:
@@ -181,7 +200,7 @@ def _leave_group(t: State, body: Body, old: int, new: int) -> Body:
         members = body.pop("members")
         if len(members) != 1:
             raise Untranslatable(f"version {new} lets one member leave, not {len(members)}")
-        body["member_id"] = members[0]["member_id"]
+        body |= members[0]
     return body
 
 

@@ -24,6 +24,7 @@ Body = dict[str, Any]
 _UNKNOWN_TOPIC_ID = 100
 _TOPIC, _GROUP, _BROKER, _BROKER_LOGGER, _TRANSACTIONAL_ID = 2, 3, 4, 8, 5  # resource types
 _GROUP_CONFIG = 32
+_MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
 
 
 class Untranslatable(Exception):
@@ -216,7 +217,8 @@ def _metadata(t: State, step: Step, request: Message) -> bool:
     topics = entries(request.body["topics"])
     if t.may_create or not topics:
         return False
-    if "allow_auto_topic_creation" in request.body:
+    may_forbid = t.api_version(step) >= _MAY_FORBID_CREATION
+    if may_forbid and "allow_auto_topic_creation" in request.body:
         was = request.body["allow_auto_topic_creation"]
         request.body["allow_auto_topic_creation"] = False
         return bool(was)

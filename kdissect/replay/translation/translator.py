@@ -13,14 +13,14 @@ on its own cluster, and one replayed elsewhere, go the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kdissect.codec.message import encode_message
 from kdissect.errors import EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import taken
-from kdissect.replay.model import Plan, SkipCode, Skipped, Step, TranslateOptions
+from kdissect.replay.model import DroppedField, Plan, SkipCode, Skipped, Step, TranslateOptions
 from kdissect.replay.translation import answers as learning
 from kdissect.replay.translation import node_split, requests, routing, shortcuts
 from kdissect.replay.translation.id_map import State
@@ -112,7 +112,7 @@ class Translator(State):
             is_changed = requests.translate(self, step, request)
             version = self.api_version(step)
             if version != exchange.api_version:
-                request = reencoded(self, request, version)
+                request, self.dropped[step.number] = reencoded(self, request, version)
                 is_changed = True
             if not is_changed:
                 return _numbered(frame, correlation_id)
@@ -122,6 +122,9 @@ class Translator(State):
             return Skipped(SkipCode.NOT_TRANSLATABLE, str(cause))
         except EncodeError as error:
             return Skipped(SkipCode.NOT_TRANSLATABLE, f"cannot be encoded: {error}")
+
+    def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
+        return self.dropped.get(step.number, ())
 
     def _refused(self, step: Step) -> Skipped | None:
         """A version that the target does not speak: what a client would notice at once."""

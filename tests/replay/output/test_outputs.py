@@ -7,10 +7,21 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from kdissect.errors import CaptureError
-from kdissect.replay.model import Difference, Judgement, Outcome, SkipCode, Skipped, Verdict
+from kdissect.replay.comparison.grouping import dropped_notes
+from kdissect.replay.model import (
+    Difference,
+    DroppedField,
+    Judgement,
+    Outcome,
+    SkipCode,
+    Skipped,
+    Verdict,
+)
 from kdissect.replay.output.baseline import between, compare_runs, judged, read_baseline
 from kdissect.replay.output.console import print_plan, print_results
 from kdissect.replay.output.html import write_html
@@ -203,3 +214,49 @@ def test_spans() -> None:
     assert [show_ns(ns) for ns in (None, 5, 1500, 2_500_000, 3_000_000_000)] == [
         "-", "5 ns", "1.5 µs", "2.5 ms", "3 s",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(999_499, "999 µs"), (999_500, "1 ms"), (999_999, "1 ms"), (999_999_999, "1 s"),
+     (999.7, "1 µs"), (12_345_678_900_000, "12346 s")],
+)  # fmt: skip
+def test_a_time_that_rounds_up_has_the_next_unit(ns: float, text: str) -> None:
+    assert show_ns(ns) == text
+
+
+@given(st.integers(0, 10**16))
+def test_times_are_plain_numbers(ns: int) -> None:
+    """Below 1000 but in seconds, and as near as three digits are."""
+    number, unit = show_ns(ns).split()
+    assert set(number) <= set("0123456789.")
+    assert float(number) < 1000 or unit == "s"
+    size = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+    assert float(number) * size == pytest.approx(ns, rel=0.00501)
+
+
+def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
+    """Also of an exchange that is the same otherwise."""
+    results = made()
+    for outcome, value in zip(results.outcomes, (True, True, 7), strict=False):
+        outcome.api_version = 2
+        outcome.dropped = [DroppedField("groups[1].require_stable", value)]
+    results.notes = dropped_notes(results.outcomes)
+    note = "Heartbeat v4 was sent as v2, which has no groups[].require_stable: was true (2), 7 (1)"
+    assert results.notes == [note]
+    console = Console(file=StringIO(), width=200)
+    print_results(results, console)
+    assert isinstance(console.file, StringIO)
+    assert note in console.file.getvalue()
+    write_html(results, tmp_path / "r.html")
+    assert note in (tmp_path / "r.html").read_text()
+    write_json_lines(results, tmp_path / "r.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert rows[0]["notes"] == [note]
+    assert [row["dropped"] for row in rows[1:-1]] == [
+        [{"path": "groups[1].require_stable", "value": text}] for text in ("true", "true", "7")
+    ] + [[], []]
+    write_junit(results, tmp_path / "r.xml")
+    cases = ElementTree.parse(tmp_path / "r.xml").getroot()[1]
+    told = ["v2 has no groups[1].require_stable" in "".join(case.itertext()) for case in cases]
+    assert told == [True, True, True, False, False]

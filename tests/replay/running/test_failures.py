@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -16,8 +17,22 @@ from typer.testing import CliRunner
 
 import kdissect
 from kdissect.cli import app
+from kdissect.protocol import catalog
+from kdissect.replay.running.replay import SessionOptions, replay
+from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.guard import GuardError
+from tests.conftest import CAPTURES
+from tests.replay.made import (
+    API_VERSIONS,
+    METADATA,
+    Answer,
+    FakeBroker,
+    PlanMaker,
+    empty_answer,
+    response,
+)
 
-SOURCE = Path(__file__).resolve().parent.parent.parent / "captures" / "librdkafka.pcap"
+SOURCE = CAPTURES / "librdkafka.pcap"
 
 
 def _ends(link: socket.socket) -> None:
@@ -105,3 +120,78 @@ def test_a_target_that_is_none(
     assert said in files["--html"].read_text()
     assert kdissect.open(tmp_path / "tables").exchanges.num_rows == 0
     assert kdissect.read(files["--pcap"]).exchanges.num_rows == 0
+
+
+def of_cluster(number: int, frame: bytes) -> bytes:
+    """A broker of the cluster "captured", with nothing in it."""
+    api_key, api_version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+    if api_key != METADATA:
+        return empty_answer(frame)
+    correlation_id = int.from_bytes(frame[4:8], "big")
+    return response(METADATA, api_version, correlation_id, cluster_id="captured")
+
+
+@pytest.mark.parametrize("answer", [None, of_cluster], ids=["cannot be probed", "is refused"])
+def test_the_reference_is_closed_where_the_target_is_no_good(answer: Answer | None) -> None:
+    """--against was probed first, and its connection ends when the replay does."""
+    maker = PlanMaker()
+    maker.add(0)
+    plan = maker.plan()
+    plan.workload.facts.cluster_ids = ["captured"]
+
+    async def run() -> None:
+        other = Target("127.0.0.1", target.port)
+        against = Target("127.0.0.1", reference.port)
+        try:
+            results = await replay(plan, other, SessionOptions(), against)
+            assert "refused" in results.run.ended
+        except GuardError:
+            assert answer is not None
+        end = time.monotonic() + 10
+        while reference._writers or target._writers:
+            assert time.monotonic() < end, "a connection stays open"
+            await asyncio.sleep(0.01)
+
+    with FakeBroker().running() as reference, FakeBroker(answer).running() as target:
+        if answer is None:
+            target.close()
+            time.sleep(0.1)
+        asyncio.run(run())
+        assert reference.connections == 1
+
+
+def test_fields_that_are_not_sent_are_told(tmp_path: Path) -> None:
+    """--reencode to a target whose OffsetFetch ends at v6, before require_stable."""
+    key = catalog.api("OffsetFetch").key
+
+    def answer(number: int, frame: bytes) -> bytes:
+        api_key, api_version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+        if api_key != API_VERSIONS:
+            return empty_answer(frame)
+        offered = [
+            {"api_key": each, "min_version": api.request.versions[0],
+             "max_version": 6 if each == key else api.request.versions[1]}
+            for each, api in catalog.apis().items()
+        ]  # fmt: skip
+        return response(api_key, api_version, int.from_bytes(frame[4:8], "big"), api_keys=offered)
+
+    lines, page, suites = (tmp_path / name for name in ("r.jsonl", "r.html", "r.xml"))
+    with FakeBroker(answer).running() as server:
+        done = CliRunner().invoke(
+            app,
+            ["replay", str(SOURCE), "--to", f"127.0.0.1:{server.port}", "--api", "offsetFETCH",
+             "--reencode", "--pace", "max", "--fail-on", "none", "--json", str(lines),
+             "--html", str(page), "--junit", str(suites)],
+        )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(text) for text in lines.read_text().splitlines()]
+    sent = [row for row in rows[1:-1] if row["sent_time"]]
+    assert {(row["api_name"], row["sent_api_version"]) for row in sent} == {("OffsetFetch", 6)}
+    lacking = [row for row in sent if row["dropped"]]
+    assert lacking
+    assert all(row["dropped"][0] == {"path": "require_stable", "value": "true"} for row in lacking)
+    note = f"which has no require_stable: was true ({len(lacking)})"
+    assert note in " ".join(done.stdout.split())
+    assert any(note in each for each in rows[0]["notes"])
+    assert note in page.read_text()
+    assert suites.read_text().count("v6 has no require_stable") == len(lacking)

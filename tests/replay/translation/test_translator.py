@@ -204,6 +204,96 @@ def test_reencode_sends_the_nearest_version(loaded: Plan) -> None:
     )
 
 
+def sent_as(message: Message, api_version: int) -> tuple[Message | Skipped, dict[str, object]]:
+    """A request as it goes to a target that speaks only one version of its API, and what it lacks
+    there. The target has the topic "t", and no other."""
+    plan = make_plan(workload([exchange(0, message, 0, 1, None)]), everything())
+    translator = Translator(plan, TranslateOptions(reencode=True))
+    translator.learn_versions({message.api_key: (api_version, api_version)})
+    partition = {"partition_index": 0, "leader_id": 1}
+    topic = {"error_code": 0, "name": "t", "topic_id": UUID(int=7), "partitions": [partition]}
+    node = {"node_id": 1, "host": "h", "port": 1}
+    translator.learn_metadata({"brokers": [node], "topics": [topic]})
+    frame = translator.request(plan.steps[0], 1)
+    dropped = dict(translator.dropped_fields(plan.steps[0]))
+    return frame if isinstance(frame, Skipped) else decode_message(frame, side="request"), dropped
+
+
+def asked(api_key: int, api_version: int, **body: object) -> Message:
+    return Message(api_key, api_version, "request", {"client_id": "c"}, body)
+
+
+# Fields of Kafka's message definitions that came with a version, or went with one.
+JOIN = {"group_id": "g", "session_timeout_ms": 9, "member_id": "", "protocol_type": "consumer",
+        "protocols": []}  # fmt: skip
+LEAVE = {"member_id": "m", "group_instance_id": None}
+COMMIT = {"group_id": "g", "topics": []}
+OLDER: list[tuple[Message, int, dict[str, object]]] = [
+    (asked(9, 7, group_id="g", topics=[], require_stable=True), 6, {"require_stable": True}),
+    (asked(9, 7, group_id="g", topics=[], require_stable=False), 6, {}),
+    (asked(9, 8, groups=[{"group_id": "g", "topics": []}], require_stable=True), 6,
+     {"require_stable": True}),
+    (asked(9, 9, groups=[{"group_id": "g", "member_epoch": 3, "topics": []}]), 7,
+     {"member_epoch": 3}),
+    (asked(8, 4, **COMMIT, retention_time_ms=86_400_000), 8, {"retention_time_ms": 86_400_000}),
+    (asked(8, 4, **COMMIT, retention_time_ms=0), 8, {"retention_time_ms": 0}),
+    (asked(8, 4, **COMMIT), 8, {}),
+    (asked(2, 10, topics=[], timeout_ms=30_000), 9, {"timeout_ms": 30_000}),
+    (asked(2, 10, topics=[], timeout_ms=0), 9, {}),
+    (asked(11, 5, **JOIN, rebalance_timeout_ms=300_000), 0, {"rebalance_timeout_ms": 300_000}),
+    (asked(11, 8, **JOIN, rebalance_timeout_ms=5, reason="rejoined"), 7, {"reason": "rejoined"}),
+    (asked(13, 5, group_id="g", members=[{**LEAVE, "reason": "closed"}]), 4,
+     {"members[0].reason": "closed"}),
+    (asked(13, 5, group_id="g", members=[{**LEAVE, "reason": "closed"}]), 2, {"reason": "closed"}),
+    (asked(3, 4, topics=[{"name": "t"}], allow_auto_topic_creation=False), 3,
+     {"allow_auto_topic_creation": False}),
+    (asked(3, 4, topics=[{"name": "t"}], allow_auto_topic_creation=True), 3, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "api_version", "dropped"), OLDER)
+def test_what_another_version_lacks_is_noted(
+    message: Message, api_version: int, dropped: dict[str, object]
+) -> None:
+    """Each field that is not at its default; those that are say nothing."""
+    sent, lacks = sent_as(message, api_version)
+    assert isinstance(sent, Message)
+    assert sent.api_version == api_version
+    assert lacks == dropped
+
+
+@pytest.mark.parametrize(
+    ("message", "api_version", "said"),
+    [
+        (asked(13, 3, group_id="g", members=[{"member_id": "", "group_instance_id": "i"}]), 2,
+         "group_instance_id"),
+        (asked(9, 2, group_id="g", topics=None), 1, "topics is null"),
+        (asked(0, 3, transactional_id="x", acks=1, timeout_ms=1, topic_data=[]), 2, "Produce v2"),
+        (asked(10, 1, key="x", key_type=1), 0, "key_type"),
+    ],
+)  # fmt: skip
+def test_what_another_version_cannot_say_is_not_sent(
+    message: Message, api_version: int, said: str
+) -> None:
+    """Without it the request would ask for something else."""
+    answer, dropped = sent_as(message, api_version)
+    assert isinstance(answer, Skipped)
+    assert answer.code is SkipCode.NOT_TRANSLATABLE
+    assert said in answer.reason
+    assert dropped == {}
+
+
+def test_an_older_metadata_request_creates_nothing(loaded: Plan) -> None:
+    """Metadata v3 cannot forbid that the topic is made: without --allow admin it is not sent."""
+    message = asked(3, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
+    plan = make_plan(workload([exchange(0, message, 0, 1, None)]), PlanOptions())
+    translator = Translator(plan, TranslateOptions(reencode=True))
+    translator.learn_versions({3: (0, 3)})
+    answer = translator.request(plan.steps[0], 1)
+    assert isinstance(answer, Skipped)
+    assert "--allow admin" in answer.reason
+
+
 @pytest.mark.parametrize("name", ["java_0_10_2_2.pcap", "java_2_0_1.pcap"])
 def test_reencode_of_old_clients(captures: Path, name: str) -> None:
     """Every request of old clients in the newest version; old messages become record batches."""
