@@ -96,14 +96,14 @@ class _Connections:
 class _State:
     """What a batch leaves to the next one.
 
-    files: those that were read, by path. names: of topics, by id. secret_windows: how many windows
-    of a capture hold its TLS secrets, by its content; the secrets themselves are never saved.
+    files: those that were read, by path. names: of topics, by id. secret_places: by content of a
+    capture, its path and how many of its windows hold TLS secrets, which are never saved.
     """
 
     connections: _Connections
     files: dict[str, CaptureFile] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    secret_windows: dict[bytes, int] = field(default_factory=dict)
+    secret_places: dict[bytes, tuple[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,10 @@ class FolderStream:
     options: Options
     spool: str | None
     complete_after_s: float | None = None
-    _opened: dict[str, CaptureFile] = field(default_factory=dict, repr=False, compare=False)
+    # by path: the time of any change, also of permissions, and the file as it was then
+    _opened: dict[str, tuple[int, CaptureFile]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     # by place of the state, of one offset: a query asks for it again until there are new files
     _before: dict[Path, dict[str, CaptureFile]] = field(
         default_factory=dict, repr=False, compare=False
@@ -180,13 +183,13 @@ class FolderStream:
             there = os.stat(path)
             if not stat.S_ISREG(there.st_mode) or not there.st_size:
                 return None
-            file = self._opened.get(path)
-            if file is None or (file.size, file.changed_ns) != (there.st_size, there.st_mtime_ns):
+            changed_ns, file = self._opened.get(path, (0, None))
+            if file is None or (changed_ns, file.size) != (there.st_ctime_ns, there.st_size):
                 item = describe(path)
                 time_ns, head = first_packet(item) if item.is_capture else (NEVER, b"")
                 content = hashlib.blake2b(head or path.encode(), digest_size=16).digest()
                 file = CaptureFile(path, there.st_size, there.st_mtime_ns, time_ns, content)
-                self._opened[path] = file
+                self._opened[path] = there.st_ctime_ns, file
         except (FileNotFoundError, CaptureError):
             return None
         return file
@@ -232,7 +235,7 @@ class FolderStream:
                 files = pickle.load(file)
                 if not only_files:
                     state = pickle.load(file)
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError):
             return None
         state.files = files
         return state
@@ -282,10 +285,9 @@ class _Batch:
         self._lister.names.update(state.names)
         self._key_logs = key_log_texts(self.options.keylog)
         self._secrets: dict[bytes, bytes] = {}  # key logs by the content of their capture
-        for content, window_count in list(state.secret_windows.items()):
-            self._read_secrets_again(content, window_count)
 
     def tables(self, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
+        self._read_secrets_again([path for _, path in end["files"]])
         last = _key(start)
         in_order = self.state.connections
         late = _Connections(Resumed(self.options.stream_options))
@@ -393,7 +395,7 @@ class _Batch:
         resumed.key_logs = [*self._key_logs, *self._secrets.values()]
         for number, window in enumerate(reader.windows(), 1):
             if window.secrets:
-                self._add_secrets(file.content, number, window.secrets)
+                self._add_secrets(file, number, window.secrets)
                 resumed.key_logs = [*self._key_logs, *self._secrets.values()]
             segments = window.batch.segments
             if after:
@@ -414,31 +416,35 @@ class _Batch:
 
     # -- TLS secrets inside captures --------------------------------------------------------
 
-    def _add_secrets(self, content: bytes, window_count: int, texts: list[bytes]) -> None:
-        """Keep the key logs of a capture's window, by its number, for connections to come."""
+    def _add_secrets(self, file: CaptureFile, window_count: int, texts: list[bytes]) -> None:
+        """Keep the key logs in a window of a capture, by its number, for connections to come."""
+        places, content = self.state.secret_places, file.content
         text = self._secrets.pop(content, b"") + b"".join(each.rstrip() + b"\n" for each in texts)
+        places.pop(content, None)
         if any(other.startswith(text) for other in self._secrets.values()):
-            self.state.secret_windows.pop(content, None)
             return
         # a key log that still grows is put into each new capture: the last copy has all lines
         for known in [key for key, other in self._secrets.items() if text.startswith(other)]:
-            del self._secrets[known], self.state.secret_windows[known]
-        self._secrets[content], self.state.secret_windows[content] = text, window_count
-        if len(self._secrets) > SECRET_FILES_MAX:
-            self._forget_secrets(next(iter(self._secrets)), "others came since")
+            del self._secrets[known], places[known]
+        self._secrets[content], places[content] = text, (file.path, window_count)
+        if len(places) > SECRET_FILES_MAX:
+            self._forget_secrets(next(iter(places)), "many others came since")
 
-    def _read_secrets_again(self, content: bytes, window_count: int) -> None:
-        file = self._by_content[content]
-        there = self.stream.look(file.path)
-        if there is None or there.content != content:
-            self._forget_secrets(content, "the file is gone")
-        else:
-            self._secrets[content] = _secrets_in(file.path, window_count, there.changed_ns)
+    def _read_secrets_again(self, new: list[str]) -> None:
+        """The key logs of captures that earlier batches read. new: paths that may be moved ones."""
+        known = {file.content: file for file in self.state.files.values()}
+        known |= {file.content: file for file in map(self.stream.look, new) if file is not None}
+        for content, (path, window_count) in list(self.state.secret_places.items()):
+            path = known[content].path if content in known else path
+            file = self.stream.look(path)
+            if file is None or file.content != content:
+                self._forget_secrets(content, "the file is gone")
+            else:
+                self._secrets[content] = _secrets_in(path, window_count, file.changed_ns)
 
     def _forget_secrets(self, content: bytes, why: str) -> None:
         self._secrets.pop(content, None)
-        del self.state.secret_windows[content]
-        path = self._by_content[content].path
+        path, _ = self.state.secret_places.pop(content)
         self._tell(
             Anomaly.NOT_DECRYPTED,
             f"{path}: its TLS secrets are known no more, since {why}; connections that need them "

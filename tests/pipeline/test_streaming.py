@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import pickle
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 import kdissect
 from kdissect import folder_stream
-from kdissect.capture.inputs import describe
+from kdissect.capture.inputs import InputFile, describe
 from kdissect.datasource import KdissectDataSource
 from kdissect.folder_stream import FolderStream
 from kdissect.pipeline.options import Options
@@ -409,6 +410,49 @@ def test_state_that_cannot_be_read_is_made_again(how, folder, put, monkeypatch):
     )
 
 
+def _fields(value: Any, found: dict[str, list[str]]) -> None:
+    """Names of fields, by class of kdissect, of all that is pickled with a value."""
+    kind = type(value)
+    if isinstance(value, dict | list | tuple):
+        for part in (*value, *value.values()) if isinstance(value, dict) else value:
+            _fields(part, found)
+    if not kind.__module__.startswith("kdissect") or issubclass(kind, int):
+        return
+    names = getattr(kind, "_fields", None) or getattr(kind, "__slots__", None) or vars(value)
+    found[f"{kind.__module__}.{kind.__name__}"] = sorted(names)
+    for name in names:
+        _fields(getattr(value, name), found)
+
+
+def test_the_format_of_the_state(folder, put):
+    """Whoever changes a class of the saved state raises STATE_FORMAT, and both lines here."""
+    query = Query(folder)
+    put(0, 1)
+    query.batch()
+    found: dict[str, list[str]] = {}
+    _fields(query.stream()._load(query.at), found)
+    digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
+    assert (folder_stream.STATE_FORMAT, digest) == (1, "?"), found
+
+
+def test_a_file_that_may_be_read_now(folder, put, monkeypatch):
+    """What could not be opened is a row, and is read when its permissions change."""
+    put(0, 1)
+    monkeypatch.setattr(
+        folder_stream,
+        "describe",
+        lambda path: InputFile(path, "unknown", error="permission denied"),
+    )
+    stream = Query(folder, complete_after_s=1e-9).stream()
+    files = stream.latest(stream.first())["files"]
+    assert [time_ns for time_ns, _ in files] == [folder_stream.NEVER] * 2
+    monkeypatch.undo()
+    (folder / "part0.pcap").chmod(0o640)
+    assert [
+        time_ns < folder_stream.NEVER for time_ns, _ in stream.latest(stream.first())["files"]
+    ] == [True, False]
+
+
 def test_offsets_of_another_version_are_refused(folder, put):
     put(0, 1)
     with pytest.raises(kdissect.CaptureError, match="begin with a new one"):
@@ -468,19 +512,38 @@ def _holds_no_secret(spool: Path, key_log: bytes) -> None:
                 assert not any(form in state for state in states)
 
 
-def test_secrets_that_are_gone_are_told(folder, tls):
+@pytest.mark.parametrize("how", ["removed", "replaced", "moved"])
+def test_secrets_that_are_gone_are_told(how, folder, tls):
+    """Once; a capture that only moved has them still."""
     packets, key_log = tls
-    paths = _tls_files(folder, packets, [key_log, b"", b"", b""])
+    paths = _tls_files(folder.parent, packets, [key_log, b"", b"", b"", b""])
     query = Query(folder)
+    for path in paths[:3]:
+        shutil.copy(path, folder)
     assert query.kinds(query.batch()) == []
-    paths[0].unlink()
-    shutil.copy(CAPTURES / "librdkafka.pcap", folder)
-    os.utime(folder / "librdkafka.pcap")
-    query.settings["complete_after_s"] = 1e-9
-    tables = query.batch()
-    details = dict(zip(query.kinds(tables), tables["anomalies"]["detail"].to_pylist(), strict=True))
-    assert "tls0.pcapng: its TLS secrets are known no more" in details["not_decrypted"]
-    assert query.kinds(query.batch()) == []
+    early, other = folder / "tls0.pcapng", folder / "other.pcapng"
+    early.rename(other) if how == "moved" else early.unlink()
+    if how == "replaced":  # a ring of files: another capture, which comes late
+        early.write_bytes(pcapng(packets[1:3]))
+    shutil.copy(paths[3], folder)
+    second = query.batch()
+    shutil.copy(paths[4], folder)
+    third = query.batch()
+    assert (
+        query.kinds(second)
+        == {
+            "removed": ["not_decrypted"],
+            "replaced": ["not_decrypted", "capture_late"],
+            "moved": [],
+        }[how]
+    )
+    assert query.kinds(third) == []
+    if how == "moved":
+        assert len(_rows(second["exchanges"], third["exchanges"])) > 40
+    else:
+        assert "tls0.pcapng: its TLS secrets are known no more" in "".join(
+            second["anomalies"]["detail"].to_pylist()
+        )
 
 
 def test_a_key_log_longer_than_packets(folder, tls):
