@@ -1,11 +1,13 @@
 """Batch boundaries in pieces of a snapshot."""
 
-import time
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kdissect.codec import batch_resync
 from kdissect.codec.batch_resync import first_batch
 from kdissect.codec.record_codec import encode_batch
 
@@ -45,7 +47,7 @@ def test_batches_in_different_windows() -> None:
     assert found(bytes(200_000) + BATCH) == 200_000
 
 
-def test_what_looks_like_many_batches_takes_linear_time() -> None:
+def test_what_looks_like_many_batches_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers every 61 bytes, each announcing all that follows, with wrong CRCs."""
     count = 100_000
     size = 61 * count
@@ -53,6 +55,12 @@ def test_what_looks_like_many_batches_takes_linear_time() -> None:
     lengths = (size - 61 * np.arange(count) - 12).astype(">i4")
     headers[:, 8:12] = lengths.view(np.uint8).reshape(-1, 4)
     headers[:, 16] = 2
-    began = time.perf_counter()
+    checked: list[int] = []
+
+    def crc32c(data: np.ndarray) -> int:
+        checked.append(len(data))
+        return 1
+
+    monkeypatch.setattr(batch_resync, "crc32c", SimpleNamespace(crc32c=crc32c))
     assert found(headers.tobytes()) == size
-    assert time.perf_counter() - began < 2
+    assert size < sum(checked) < 10 * size
