@@ -85,10 +85,8 @@ def test_ways_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
     assert probe(broker, "SASL", Access(trusted, Sasl("OAUTHBEARER", secret=token()))).nodes
 
     def refused(listener: str, access: Access) -> str:
-        began = time.monotonic()
         with pytest.raises(EnvironmentFailed) as failed:
             probe(broker, listener, access)
-        assert time.monotonic() - began < 12
         return str(failed.value)
 
     for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):

@@ -1,7 +1,6 @@
 """Brokers changed on purpose, and brokers in trouble: the matching findings, and no hang."""
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -234,9 +233,8 @@ def test_no_way_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
         (target.address_of("SASL"), ("--connect-timeout", "2s"), {}, "want"),
     ]
     for address, options, env, said in cases:
-        began = time.monotonic()
         done = replay(SARAMA, address, lines, *options, env=env)
-        assert (done.status, time.monotonic() - began < 60) == (3, True), done.errors
+        assert done.status == 3, done.errors
         assert said in done.errors.splitlines()[-1], done.errors
         assert "wrong" not in done.errors
     done = replay(

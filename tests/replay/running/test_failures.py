@@ -96,13 +96,11 @@ def test_a_target_that_is_none(
     names = {"--junit": "r.xml", "--json": "r.jsonl", "--html": "r.html", "--pcap": "r.pcap"}
     files = {option: tmp_path / name for option, name in names.items()}
     given = [text for option, path in files.items() for text in (option, str(path))]
-    began = time.monotonic()
     with listening(behave) as port:
         command = ["replay", str(SOURCE), "--to", f"127.0.0.1:{port}", "--quiet"]
         done = CliRunner().invoke(
             app, [*command, *given, "--out", str(tmp_path / "tables"), *options]
         )
-    assert time.monotonic() - began < 90
     assert done.exit_code == 3, done.output
     [line] = done.stderr.splitlines()
     assert line.startswith(f"kdissect: nothing was sent: 127.0.0.1:{port}: ")
