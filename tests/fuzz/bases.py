@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import random
 import tempfile
 from collections import defaultdict
@@ -16,12 +17,15 @@ import kdissect
 from tests.fuzz.packets import Key, Packet, conversation, pcap_bytes, read_pcap
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared" / "captures"
+MORE = os.environ.get("KDISSECT_FUZZ_CAPTURES")  # a folder with those of OTHERS
 VECTORS = ROOT / "tests" / "golden" / "messages.jsonl"
 PACKETS_MAX = 250  # of a base, so that a case takes a fraction of a second
 BYTES_MAX = 200_000
 
-OWN = ("captures/java_2_0_1.pcap", "captures/librdkafka.pcap", "captures/sarama.pcap.gz")
+OWN = (
+    "java_0_10_2_2.pcap", "java_2_0_1.pcap", "kafkajs.pcap.gz", "librdkafka.pcap", "sarama.pcap.gz",
+    "tls13.pcap.gz",
+)  # fmt: skip
 OTHERS = (
     "admin/admin.pcap", "java_latest/java_latest.pcap", "odd/odd_conversations.pcap",
     "old_clients/java_0_10_2_2.pcap", "old_clients/java_0_8_2_2.pcap",
@@ -52,8 +56,9 @@ class Base:
 
 
 def sources() -> list[Path]:
-    found = [ROOT / name for name in OWN]
-    return found + [SHARED / name for name in OTHERS if (SHARED / name).exists()]
+    """The project's captures, and those of another folder if one is named: all, or reading fails."""
+    own = [ROOT / "captures" / name for name in OWN]
+    return own + ([Path(MORE, name) for name in OTHERS] if MORE else [])
 
 
 @cache

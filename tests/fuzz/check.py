@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import random
 import resource
-import time
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.fuzz.bases import Base, base, read_bytes, sources
 from tests.fuzz.mutate import Mutated, mutated
 from tests.truth.rows import set_differences
 
-CPU_SECONDS_MAX = 15.0  # of one case: a few hundred packets
 RESIDENT_BYTES_MAX = 2 << 30  # of the process, whatever it has read so far
 # Columns that facts of the whole capture fill, or that hold the place in the file.
 OF_THE_CAPTURE = {"topics", "topic", "topic_id", "capture_id", "request_capture_id",
@@ -141,7 +139,7 @@ def check_untouched(base: Base, tables: Any, result: Mutated) -> int:
 
 
 def made(seed: int) -> tuple[Base, str, Mutated, random.Random]:
-    """The case of a seed: always the same one where the same captures are at hand."""
+    """The case of a seed: always the same one for the same sources."""
     choose = random.Random(seed)
     source = choose.randrange(len(sources()) + 2)  # the vectors twice as often
     origin = base(choose.randrange(4), min(source, len(sources())))
@@ -153,13 +151,11 @@ def check_bytes(
     data: bytes, packet_count: int | None = None, may_refuse: bool = True, split_bytes: int = 0
 ) -> Any:
     """Tables of a capture, with all that holds for any; None where it is refused as no capture."""
-    began = time.process_time()
     try:
         tables = read_bytes(data)
     except CaptureError:
         need(may_refuse, "refused")
         return None
-    need(time.process_time() - began < CPU_SECONDS_MAX, "seconds", time.process_time() - began)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     need(resident < RESIDENT_BYTES_MAX, "resident bytes", resident)
     check_tables(tables, packet_count)

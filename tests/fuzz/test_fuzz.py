@@ -1,12 +1,12 @@
 """Mutated captures hold what any capture holds: a short run here, a long one when asked for.
 
-`KDISSECT_FUZZ_MINUTES` sets the CPU minutes of the long run, `KDISSECT_FUZZ_SEED` its first case.
+`KDISSECT_FUZZ_MINUTES` sets the CPU minutes of the long run, `KDISSECT_FUZZ_SEED` its first case,
+`KDISSECT_FUZZ_CAPTURES` a folder of further captures.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -14,24 +14,16 @@ import pytest
 from tests.fuzz import run
 from tests.fuzz.check import check_bytes, check_case
 
-SHORT_CPU_SECONDS = 15.0
 SHORT_CASES = range(1, 41)
 
 
 def test_some_cases_hold() -> None:
-    """The first cases, as many as a short time allows."""
-    began = time.process_time()
-    count = compared = 0
+    compared = 0
     for seed in SHORT_CASES:
         what, rows = check_case(seed)
-        assert what
-        count += 1
+        print(f"{seed}: {what}, {rows} rows that no mutation touched")
         compared += rows
-        if time.process_time() - began > SHORT_CPU_SECONDS:
-            break
-    print(f"{count} cases, {compared} rows that no mutation touched")
-    assert count
-    assert compared
+    assert compared > 1000
 
 
 @pytest.mark.parametrize(
