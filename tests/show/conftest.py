@@ -1,7 +1,7 @@
 """What the tests of `show` share."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,19 @@ SHARED = ROOT.parent / "shared" / "captures"
 SHIPPED = sorted(path for path in CAPTURES.iterdir() if ".pcap" in path.name)
 
 
-def shared(*names: str) -> list[Path]:
-    """Captures of the shared folder, none where it is not there."""
-    return [SHARED / name for name in names if (SHARED / name).exists()]
+def shared(*names: str, quickly: Collection[str] = ()) -> list[Any]:
+    """Captures that lie beside the project, as cases: skipped where they are not, heavy but for
+    some."""
+    return [
+        pytest.param(
+            path := SHARED / name,
+            marks=[
+                pytest.mark.skipif(not path.exists(), reason=f"{path} is not there"),
+                *([] if path.name in quickly else [pytest.mark.heavy]),
+            ],
+        )
+        for name in names
+    ]
 
 
 def key_log(path: Path) -> tuple[str, ...]:

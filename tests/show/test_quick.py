@@ -12,32 +12,28 @@ from kdissect.show.loop import Style, show
 from kdissect.show.quick import first_lines
 from tests.show.conftest import SHIPPED, shared, shown
 
-MORE = shared(
-    "cluster/cluster.pcap",
-    "odd/odd_conversations.pcap",
-    "old_clients/java_0_8_2_2.pcap",
-    "sasl/sasl.pcap",
-    "shapes/any_sll2.pcap",
-    "shapes/drop1pct.pcap",
-    "shapes/duplicated.pcap",
-    "shapes/ipv6.pcap",
-    "shapes/rawip.pcap",
-    "shapes/reordered.pcap",
-    "shapes/rotated_00001.pcap",
-    "shapes/rotated_00004.pcap",
-    "shapes/sll1.pcap",
-    "tls/tls12.pcap",
-    "transactions/transactions.pcap",
-    "version_sweep/sweep_4_3_1.pcap",
-    "zookeeper/zk_3_9_1_ibp_2_4.pcap",
-)
-
-
-QUICKLY = ("any_sll2.pcap", "ipv6.pcap", "rotated_00004.pcap", "transactions.pcap")
 CASES = [
     *SHIPPED,
-    *(path for path in MORE if path.name in QUICKLY),
-    *(pytest.param(one, marks=pytest.mark.heavy) for one in MORE if one.name not in QUICKLY),
+    *shared(
+        "cluster/cluster.pcap",
+        "odd/odd_conversations.pcap",
+        "old_clients/java_0_8_2_2.pcap",
+        "sasl/sasl.pcap",
+        "shapes/any_sll2.pcap",
+        "shapes/drop1pct.pcap",
+        "shapes/duplicated.pcap",
+        "shapes/ipv6.pcap",
+        "shapes/rawip.pcap",
+        "shapes/reordered.pcap",
+        "shapes/rotated_00001.pcap",
+        "shapes/rotated_00004.pcap",
+        "shapes/sll1.pcap",
+        "tls/tls12.pcap",
+        "transactions/transactions.pcap",
+        "version_sweep/sweep_4_3_1.pcap",
+        "zookeeper/zk_3_9_1_ibp_2_4.pcap",
+        quickly=("any_sll2.pcap", "ipv6.pcap", "rotated_00004.pcap", "transactions.pcap"),
+    ),
 ]
 
 

@@ -10,25 +10,16 @@ import pytest
 import kdissect
 from kdissect.show import json_lines
 from kdissect.show.loop import Style
+from tests.fuzz.packets import pcap_bytes, read_pcap
 from tests.show.conftest import SHIPPED, key_log, shared, shown
 
 MORE = shared(
-    "odd/odd_conversations.pcap",
-    "sasl/sasl_handshake_v0.pcap",
-    "shapes/any_sll2.pcap",
-    "shapes/cut.pcap",
-    "shapes/drop1pct.pcap",
-    "shapes/duplicated.pcap",
-    "shapes/midstream.pcap",
-    "shapes/reordered.pcap",
-    "shapes/seqwrap.pcap",
-    "shapes/snap128.pcap",
-    "shapes/vlan_vxlan.pcap",
-    "tls/tls13.pcap",
-    "zookeeper/zk_1_1_1.pcap",
-)
-SIZES = (6_000, 300_000)
-QUICKLY = ("drop1pct.pcap", "duplicated.pcap", "midstream.pcap", "tls13.pcap")
+    "odd/odd_conversations.pcap", "sasl/sasl_handshake_v0.pcap", "shapes/any_sll2.pcap",
+    "shapes/cut.pcap", "shapes/drop1pct.pcap", "shapes/duplicated.pcap", "shapes/midstream.pcap",
+    "shapes/reordered.pcap", "shapes/seqwrap.pcap", "shapes/snap128.pcap", "shapes/vlan_vxlan.pcap",
+    "tls/tls13.pcap", "zookeeper/zk_1_1_1.pcap",
+    quickly=("drop1pct.pcap", "duplicated.pcap", "midstream.pcap", "tls13.pcap"),
+)  # fmt: skip
 
 
 def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str]:
@@ -36,29 +27,42 @@ def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str
     return sorted(json_lines.block(table).decode().splitlines())
 
 
-CASES = [
-    *((path, 6_000) for path in SHIPPED),
-    *(pytest.param(path, 300_000, marks=pytest.mark.heavy) for path in SHIPPED),
-    *((path, 20_000) for path in MORE if path.name in QUICKLY),
-    *(pytest.param(path, size, marks=pytest.mark.heavy) for path in MORE for size in SIZES),
-]
-
-
-@pytest.mark.parametrize(("path", "size"), CASES, ids=str)
-def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
-    """The same columns of the same exchanges: ids, positions, packets, times, topics, errors."""
-    window_bytes(size)
+def check_rows(path: Path) -> None:
     keylog = key_log(path)
     found = shown(path, Style(as_json=True), keylog=keylog)
     assert sorted(found) == expected(path, keylog)
 
 
-def test_rotated_files_are_one_input(window_bytes: Callable[[int], None]) -> None:
+@pytest.mark.parametrize("size", [6_000, pytest.param(300_000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("path", SHIPPED, ids=str)
+def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
+    """The same columns of the same exchanges: ids, positions, packets, times, topics, errors."""
+    window_bytes(size)
+    check_rows(path)
+
+
+@pytest.mark.parametrize(
+    "size", [20_000, *(pytest.param(size, marks=pytest.mark.heavy) for size in (6_000, 300_000))]
+)
+@pytest.mark.parametrize("path", MORE, ids=str)
+def test_rows_of_other_captures_are_those_of_read(
+    path: Path, size: int, window_bytes: Callable[[int], None]
+) -> None:
+    """Gaps, other orders, other link layers, encryption, bare tokens."""
+    window_bytes(size)
+    check_rows(path)
+
+
+def test_rotated_files_are_one_input(
+    captures: Path, tmp_path: Path, window_bytes: Callable[[int], None]
+) -> None:
     """Connections cross files, in whatever order the files are named."""
     window_bytes(20_000)
-    paths = shared(*(f"shapes/rotated_0000{number}.pcap" for number in range(5)))
-    if not paths:
-        pytest.skip("no shared captures")
+    packets = read_pcap(captures / "java_2_0_1.pcap")
+    paths = []
+    for number in range(5):
+        paths.append(tmp_path / f"rotated_{number}.pcap")
+        paths[-1].write_bytes(pcap_bytes(packets[200 * number :][:200]))
     assert sorted(shown(paths[::-1], Style(as_json=True))) == expected(paths)
 
 
