@@ -56,7 +56,7 @@ class Base:
 
 
 def sources() -> list[Path]:
-    """The project's captures, and those of a folder that is named: all of them, or reading fails."""
+    """The captures of the project, and those of a named folder: all of them, or reading fails."""
     own = [ROOT / "captures" / name for name in OWN]
     return own + ([Path(MORE, name) for name in OTHERS] if MORE else [])
 
