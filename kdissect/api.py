@@ -17,21 +17,21 @@ from kdissect import __version__
 from kdissect.background import Background
 from kdissect.pipeline import local
 from kdissect.pipeline.append import (
-    GoingOn,
+    AppendPlan,
     ReadAgainError,
+    append_plan,
+    exception_notes,
     extended,
-    going_on,
-    left,
-    misfit,
-    planned_behind,
-    why_not,
+    planned_append,
+    state_to_save,
+    state_unavailable_reason,
 )
 from kdissect.pipeline.filters import time_ns
-from kdissect.pipeline.kept import StateFiles
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.saved_state import StateFiles
 from kdissect.pipeline.table_set import absolute, check_out, commit, dataset, read_manifest, staging
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink, StagedFile
 from kdissect.tables.arrow_arrays import owned
@@ -306,6 +306,8 @@ def dissect(
     *,
     overwrite: bool = False,
     append: bool = False,
+    keep_state: bool = False,
+    read_again: bool = False,
     ports: int | Sequence[int] = (),
     reveal_secrets: bool = False,
     payload: str = "full",
@@ -323,9 +325,10 @@ def dissect(
 
     The session is used, never stopped. Options as in `read`. Raises CaptureError for unusable
     inputs, OutputError when `out` exists (without `overwrite` or `append`) or cannot be written;
-    what was there stays intact. append: these captures are added to the set at `out`, as if all
-    had been read at once (pipeline/append.py); `notes` of the result say what was left out, and
-    why the captures of the set had to be read again, which must be where they were then.
+    what was there stays intact. keep_state: save what a later append needs beside the tables.
+    append: add these captures to the set at `out`, as if all had been read at once
+    (pipeline/append.py). The captures of a set without state are read again, and with `read_again`
+    always; they must be where they were then. `notes` of the result say why, and what differs.
     """
     from kdissect.pipeline import spark as on_spark
 
@@ -333,6 +336,8 @@ def dissect(
     target = os.fspath(out)
     if overwrite and append:
         raise ValueError("overwrite and append exclude each other")
+    if read_again and not append:
+        raise ValueError("read_again is for append")
     check_out(target, overwrite or append)
     options = Options(
         ports=_ports(ports),
@@ -351,12 +356,15 @@ def dissect(
     named = _paths(paths)
     timings = {"session_start_s": session_start_s}
     walk_pieces = on_spark.walk_pieces(spark)
-    run = _Run(spark, target, overwrite or append, cores, spool, walk_pieces, began, timings)
+    run = _Run(
+        spark, target, overwrite or append, append or keep_state, cores, spool, walk_pieces, began,
+        timings,
+    )  # fmt: skip
     notes: list[str] = []
     if not append:
         run.over(named, options)
     else:
-        notes = run.appending(named, options)
+        notes = run.appending(named, options, read_again)
     tables = open_tables(target)
     tables.notes = notes
     return tables
@@ -369,41 +377,46 @@ class _Run:
     spark: SparkSession
     target: str
     may_replace: bool
+    keeps: bool
     cores: int
     spool: str | None
     walk_pieces: Any
     began: float
     timings: dict[str, float]
 
-    def appending(self, paths: list[str], options: Options) -> list[str]:
-        """These captures behind those of the set at `target`; what there is to say about it."""
+    def appending(self, paths: list[str], options: Options, read_again: bool) -> list[str]:
+        """Add these captures to the set at `target`; notes for the user."""
         notes: list[str] = []
         try:
-            going = going_on(self.target, paths, options)
+            going = append_plan(self.target, paths, options, read_again)
             if going is None:
                 self.over(paths, options)
                 return []
             notes = [f"{path}: is in {self.target} already; left out" for path in going.known]
             if going.inputs:
-                self.behind(going)
+                notes += self.after_set(going)
         except ReadAgainError as error:
             self.over(*extended(self.target, paths, options, str(error)), read_again=str(error))
             notes.append(f"the captures of {self.target} were read again: {error}")
         return notes
 
     def over(self, paths: list[str], options: Options, read_again: str | None = None) -> None:
-        """All of these captures; read_again: why those of a set are among them."""
+        """Dissect all of these captures; read_again: why those of a set are among them."""
         with planned(paths, options, self.cores, self.spool, self.walk_pieces) as plan:
-            reason = why_not(self.target, options, plan)
+            reason: str | None = "it was written without --keep-state"
+            if self.keeps:
+                reason = state_unavailable_reason(self.target, options, plan)
             plan = replace(plan, keeps=reason is None)
             self._done(plan, None, reason, {"read_again": read_again} if read_again else None)
 
-    def behind(self, going: GoingOn) -> None:
-        """The new captures of a set; ReadAgainError where that does not give its rows."""
-        with planned_behind(going, self.cores, self.spool) as plan:
-            self._done(plan, going, None, {"read_again": None})
+    def after_set(self, going: AppendPlan) -> list[str]:
+        """Dissect the new captures of a set; notes of exceptions. Raises ReadAgainError."""
+        with planned_append(going, self.cores, self.spool) as plan:
+            return self._done(plan, going, None, {"read_again": None})
 
-    def _done(self, plan: RunPlan, going: GoingOn | None, reason: str | None, append: Any) -> None:
+    def _done(
+        self, plan: RunPlan, going: AppendPlan | None, reason: str | None, append: Any
+    ) -> list[str]:
         from kdissect.pipeline import spark as on_spark
 
         target = self.target
@@ -418,11 +431,9 @@ class _Run:
                 own = StateFiles(absolute(target), run_id) if plan.keeps else None
                 result = local.run(plan, sink, None, own)
                 files = sink.close()
-            if going and (wrong := misfit(going, result["state"])):
-                raise ReadAgainError(wrong)
             state: dict[str, Any] = {"missing": reason}
             if reason is None:
-                state, more = left(
+                state, more = state_to_save(
                     plan, result["state"], going, StateFiles(absolute(target), run_id)
                 )
                 files += more
@@ -441,6 +452,7 @@ class _Run:
             if append is not None:
                 manifest["append"] = append
             commit(target, run_id, files, manifest, kept)
+        return exception_notes(result["state"])
 
 
 def _manifest(

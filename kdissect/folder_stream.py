@@ -48,7 +48,7 @@ from kdissect.kafka.assembly import INFO, Anomaly
 from kdissect.pipeline.disk_index import private_folder
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
-from kdissect.resume.carry import Finished, Resumed
+from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
 from kdissect.show.filters import Filters
 from kdissect.show.listing import Lister
 from kdissect.show.reading import NEVER, first_packet, key_log_texts
@@ -57,7 +57,7 @@ from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
 Offset = dict[str, Any]
 Key = tuple[int, str]  # the place of a file in the order: time of its first packet, path
 
-STATE_FORMAT = 1  # to be raised when a class that is saved changes its fields
+STATE_FORMAT = 2  # to be raised when a class that is saved changes its fields
 SECRET_FILES_MAX = 1024  # captures whose TLS secrets are read again for a batch
 
 _log = logging.getLogger("kdissect")
@@ -86,7 +86,7 @@ class CaptureFile(NamedTuple):
 class _Connections:
     """Open connections, and the captures that their source numbers stand for."""
 
-    resumed: Resumed
+    resumed: ConnectionCarry
     paths: list[str] = field(default_factory=list)
     capture_ids: list[int] = field(default_factory=list)
     last_window: Window | None = None
@@ -222,7 +222,7 @@ class FolderStream:
         self._save(batch.state, end)
 
     def _new_state(self) -> _State:
-        return _State(_Connections(Resumed(self.options.stream_options)))
+        return _State(_Connections(ConnectionCarry(self.options.stream_options)))
 
     def _load(self, at: Offset, only_files: bool = False) -> _State | None:
         """The saved state of an offset; None if it is gone or cannot be read."""
@@ -290,7 +290,7 @@ class _Batch:
         self._read_secrets_again([path for _, path in end["files"]])
         last = _key(start)
         in_order = self.state.connections
-        late = _Connections(Resumed(self.options.stream_options))
+        late = _Connections(ConnectionCarry(self.options.stream_options))
         given_up = in_order.resumed.given_up
         for time_ns, path in end["files"]:
             key = int(time_ns), str(path)
@@ -390,7 +390,7 @@ class _Batch:
 
     def _finished(
         self, reader: WindowReader, file: CaptureFile, after: int, connections: _Connections
-    ) -> Iterator[Finished]:
+    ) -> Iterator[CompletedExchanges]:
         resumed = connections.resumed
         resumed.key_logs = [*self._key_logs, *self._secrets.values()]
         for number, window in enumerate(reader.windows(), 1):
@@ -407,7 +407,7 @@ class _Batch:
             connections.last_window = window
 
     def _listed(
-        self, found: Iterable[Finished], connections: _Connections
+        self, found: Iterable[CompletedExchanges], connections: _Connections
     ) -> Iterator[dict[str, pa.Table]]:
         for finished in found:
             self._lister.capture_ids = connections.capture_ids

@@ -46,7 +46,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """`dissect` without Spark: the steps in this process, files and commit as ever."""
     from kdissect.pipeline import local
     from kdissect.pipeline import spark as on_spark
-    from kdissect.pipeline.kept import StateFiles
+    from kdissect.pipeline.saved_state import StateFiles
     from kdissect.pipeline.table_writer import ParquetSink
 
     def run(_: Any, run_plan: Any, out: str, run_id: str) -> Any:

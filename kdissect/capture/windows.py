@@ -82,6 +82,16 @@ class Window:
             self.buffer = larger
         return start
 
+    def hold(self, data: bytes) -> int:
+        """Put bytes of earlier windows into the buffer; their position there."""
+        start = self.reserve(len(data))
+        self.buffer[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        return start
+
+    def sources(self, paths: list[str]) -> Sources:
+        """The buffer, for the captures `paths`."""
+        return WindowSources(paths, self.buffer[: self.used])
+
 
 class _Plain:
     """The bytes of a file or a pipe."""

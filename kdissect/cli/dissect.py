@@ -47,6 +47,8 @@ Examples:
 
   kdissect dissect trace.pcap --out tables/ --host 10.0.0.7 --from 2026-11-21T07:30:00Z
 
+  kdissect dissect trace.pcap --out tables/ --keep-state
+
   kdissect dissect '/data/dump-*.pcap' --out tables/ --append
 
   kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
@@ -68,8 +70,16 @@ def dissect_command(
         bool,
         typer.Option(
             "--append",
-            help="Add these captures to the table set in DIR: what was open there goes on.",
+            help="Add these captures to the table set in DIR: open connections go on.",
         ),
+    ] = False,
+    keep_state: Annotated[
+        bool,
+        typer.Option("--keep-state", help="Save what a later --append needs (it does so itself)."),
+    ] = False,
+    read_again: Annotated[
+        bool,
+        typer.Option("--read-again", help="With --append: read the earlier captures again too."),
     ] = False,
     port: Ports = None,
     reveal_secrets: RevealSecrets = False,
@@ -120,6 +130,8 @@ def dissect_command(
 
     if append and overwrite:
         raise typer.BadParameter("--append keeps what --overwrite replaces", param_hint="--append")
+    if read_again and not append:
+        raise typer.BadParameter("--read-again is for --append", param_hint="--read-again")
     check_out(out, overwrite or append)
     check_choice(host, from_time, to_time)
     limits = limits_of(limit)
@@ -148,6 +160,8 @@ def dissect_command(
                 out,
                 overwrite=overwrite,
                 append=append,
+                keep_state=keep_state,
+                read_again=read_again,
                 ports=port or (),
                 reveal_secrets=reveal_secrets,
                 payload=payload.value,

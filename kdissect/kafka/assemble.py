@@ -122,8 +122,8 @@ class Known:
     has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin with a
     SYN here. protocol, client_side: uint8[pairs]; the latter counts where the former is not NONE.
     done_pair, done_pos int64: requests of the batch that were answered before it, by pair and
-    position. has_loss: uint8[pairs], whether bytes of responses are missing before; None says
-    nowhere.
+    position. has_loss: uint8[pairs], whether bytes of responses are missing before. is_certain:
+    uint8[2 * pairs], whether a frame begins where the stream begins here.
     """
 
     has_origin: Ints
@@ -131,7 +131,8 @@ class Known:
     client_side: npt.NDArray[np.uint8]
     done_pair: Ints
     done_pos: Ints
-    has_loss: npt.NDArray[np.uint8] | None = None
+    has_loss: npt.NDArray[np.uint8]
+    is_certain: npt.NDArray[np.uint8]
 
 
 def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
@@ -259,17 +260,19 @@ def _paired(
         first = np.flatnonzero(connections[:, INCARNATION] == 0)
         for side in (0, 1):
             stream = 2 * first + side
-            origin[stream] |= np.where(
-                has_origin[stream], known.has_origin[2 * pair[first] + side], 0
-            )
-        if known.has_loss is not None:
-            had_loss[first] = known.has_loss[pair[first]] != 0
+            bits = np.where(has_origin[stream], known.has_origin[2 * pair[first] + side], 0)
+            is_certain = known.is_certain[2 * pair[first] + side] != 0
+            origin[stream] = np.where(is_certain, origin[stream] | bits, 0)
+        had_loss[first] = known.has_loss[pair[first]] != 0
         first = first[known.protocol[pair[first]] != Protocol.NONE]
         protocol[first] = known.protocol[pair[first]]
         client_side[first] = known.client_side[pair[first]]
+    is_known = protocol != Protocol.NONE
     _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol, scratch)
     begins = (streams.begins_at() == 0).reshape(-1, 2)
-    alone = np.flatnonzero((protocol == Protocol.OTHER) & (begins[:, 0] != begins[:, 1]))
+    alone = np.flatnonzero(
+        (protocol == Protocol.OTHER) & ~is_known & (begins[:, 0] != begins[:, 1])
+    )
     if len(alone):
         from kdissect.kafka.response_only import tell_lone  # it loads the decoder of messages
 

@@ -84,6 +84,9 @@ class Anomaly(IntEnum):
     CAPTURE_MISSING = 32
     NOT_A_CAPTURE = 33
     STATE_LOST = 34
+    LATE_PACKETS = 35
+    LATE_NAMES = 36
+    CARRY_LIMIT = 37
 
 
 INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity

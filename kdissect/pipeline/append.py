@@ -1,32 +1,31 @@
-"""``--append``: a table set and the next captures become one set, as one run over all makes it.
+"""``--append``: a table set and the next captures become one set.
 
 Theory of operation
 -------------------
-A run leaves beside its tables what the next one needs, in files of ``_state/`` that the manifest
-lists: what is open of connections (`stream.rejoined`: their last bytes, where they were cut, which
-exchanges have rows), events of groups, producers and fetch sessions, and one file with what else
-was known: facts of topics and brokers, what was counted of the captures, what late names would
-change.
+A run with ``--append`` or ``--keep-state`` leaves beside its tables the state that the next one
+needs, in files of ``_state/`` that the manifest lists: the open connections
+(`resume.connection_state`), events of groups, producers and fetch sessions, and one file with the
+rest: facts of topics and brokers, counts of the captures, names that rows lack.
 
-Rows come in two kinds of files. *Final* ones no later packet changes, and no append reads or
-replaces them. The others are small: rows of connections that are still there and of exchanges that
-are not complete (made of what is kept), the stories of groups, transactions and fetch sessions
-(made of all events), and `captures`, `topics` and `brokers`. Each append makes them anew and drops
-those of before. So it costs what the new captures cost, what was open, and one look at the events.
+Rows come in two kinds of files. No append reads or replaces *final* ones. The others hold *open*
+rows: connections that go on and exchanges that are not complete (made of the state), the stories of
+groups, transactions and fetch sessions (made of all events), and `captures`, `topics` and
+`brokers`. Each append writes them anew and drops the earlier ones. So an append costs what the new
+captures cost, what was open, and one look at the events.
 
-The steps are those of any run. The plan names the captures of the set first, without reading them;
-the files of what is open are tasks of the scan, which sends each pair of endpoints to its bucket;
-bytes that lie in no capture of this run travel with their exchanges (`stream.index.Carried`).
+The steps are those of any run. The plan names the captures of the set first, without reading them.
+The files of open connections are tasks of the scan, which sends each connection to its bucket. A
+bucket is one window of `resume.carry`. Bytes that lie in no capture of this run travel with their
+exchanges (`kafka.assembly.Carried`).
 
-Where the rows would not be those of one run over all, all captures are read again, and `read_again`
-of the manifest's `append` says why: no state (of older sets, in or from object stores, with
-decrypted TLS, IP fragments or a range of times, or by another version), new port hints or key logs,
-captures that begin before the set's end, packets that belong to what was final already
-(`Rejoined.unfit`), and names told late that final rows lack (`late`). Then the captures of the set
-must still be where they were. By state they need not be there any more.
+The rows are those of one run over all captures, except what `saved_state.EXCEPTIONS` names. Each
+exception is counted in a row of `anomalies`, and printed.
 
-A run that fails leaves the old set: `commit` replaces the manifest last, and files that the new one
-lists too stay where they are.
+A set without a usable state is read again, from captures that must be where they were, and
+`read_again` of the manifest's `append` says why. ``--read-again`` always does.
+
+A run that fails leaves the old set: `table_set.commit` replaces the manifest last, and files that
+the new one lists too stay where they are.
 """
 
 from __future__ import annotations
@@ -46,16 +45,15 @@ from kdissect.capture.object_store import is_remote
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import CaptureInfo
 from kdissect.errors import CaptureError, OutputError
-from kdissect.pipeline.facts import Facts
-from kdissect.pipeline.kept import KNOWN_FILE, StateFiles, read_state
-from kdissect.pipeline.late import Late
+from kdissect.pipeline.facts import NamesUsed
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id, hashed, planned_inputs
 from kdissect.pipeline.run_plan import Before, RunPlan
+from kdissect.pipeline.saved_state import EXCEPTIONS, KNOWN_FILE, StateFiles, read_state
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
 from kdissect.pipeline.table_writer import StagedFile
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 DISORDER_NS = 100_000_000  # by which a capture may begin before the end of the one before it
 
 # Options that say what is in the rows; the others say how the work is done, or only add certainty.
@@ -114,7 +112,7 @@ def _check_same(out: str, before: dict[str, Any], options: Options) -> None:
             )
 
 
-# -- going on by state ----------------------------------------------------------------------
+# -- appending by state ----------------------------------------------------------------------
 
 
 class ReadAgainError(Exception):
@@ -122,7 +120,7 @@ class ReadAgainError(Exception):
 
 
 @dataclass(slots=True)
-class GoingOn:
+class AppendPlan:
     """A set, and the inputs that are new to it (`known` ones are in it already).
 
     state: of the manifest; document: of its file of what was known.
@@ -143,18 +141,23 @@ class GoingOn:
         return found
 
 
-def going_on(out: str, paths: Sequence[str], options: Options) -> GoingOn | None:
+def append_plan(
+    out: str, paths: Sequence[str], options: Options, read_again: bool = False
+) -> AppendPlan | None:
     """How to append to the set at `out` by its state; None where there is no set.
 
-    Raises ReadAgainError where its captures must be read again, CaptureError for a named file that
-    is missing or no capture, OutputError where the set was made with other options.
+    Raises ReadAgainError if its captures must be read again, or shall be (read_again), CaptureError
+    for a named file that is missing or no capture, OutputError if the set was made with other
+    options.
     """
     if not has_set(out):
         return None
     manifest = read_manifest(out)
     before = manifest["options"]
     _check_same(out, before, options)
-    state = manifest.get("state") or {"missing": "the set has no state"}
+    if read_again:
+        raise ReadAgainError("--read-again")
+    state = manifest.get("state") or {"missing": "it was written without --keep-state"}
     if "missing" in state:
         raise ReadAgainError(state["missing"])
     if state["version"] != STATE_VERSION or manifest["program_version"] != __version__:
@@ -170,7 +173,7 @@ def going_on(out: str, paths: Sequence[str], options: Options) -> GoingOn | None
         if not (root / name).is_file():
             raise ReadAgainError(f"{root / name} is gone")
     document = json.loads(next(read_state(str(root / state["known"]))))
-    going = GoingOn(
+    going = AppendPlan(
         manifest,
         state,
         document,
@@ -180,6 +183,7 @@ def going_on(out: str, paths: Sequence[str], options: Options) -> GoingOn | None
             event_files=tuple(str(root / name) for name in state["events"]),
             stats=json.dumps(document["stats"]).encode(),
             facts=document["facts"].encode(),
+            names_used=json.dumps(document["names_used"]).encode(),
             end_ns=document["end_ns"],
             byte_count=document["byte_count"],
         ),
@@ -208,17 +212,17 @@ def is_the_same(path: str, known: dict[str, Any], changed_ns: dict[str, int]) ->
 
 
 @contextmanager
-def planned_behind(going: GoingOn, parallelism: int, spool_dir: str | None) -> Iterator[RunPlan]:
+def planned_append(going: AppendPlan, parallelism: int, spool_dir: str | None) -> Iterator[RunPlan]:
     """The plan of a run over the new inputs; ReadAgainError where they do not come behind."""
     before = going.before
     with planned_inputs(going.inputs, going.options, parallelism, spool_dir) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
         if times and min(times) < before.end_ns - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")
-        yield behind(plan, going)
+        yield after_set(plan, going)
 
 
-def behind(plan: RunPlan, going: GoingOn) -> RunPlan:
+def after_set(plan: RunPlan, going: AppendPlan) -> RunPlan:
     """The plan with the captures of the set before its own, which nothing reads."""
     count = going.before.captures
     new = [replace(info, source=info.source + count) for info in plan.captures if info.source >= 0]
@@ -263,7 +267,7 @@ def _info(told: dict[str, Any]) -> CaptureInfo:
 # -- what a run leaves ----------------------------------------------------------------------
 
 
-def why_not(out: str, options: Options, plan: RunPlan) -> str | None:
+def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str | None:
     """Why a run keeps no state; None where it does."""
     if is_remote(out):
         return "the set is in an object store"
@@ -280,18 +284,8 @@ def why_not(out: str, options: Options, plan: RunPlan) -> str | None:
     return None
 
 
-def misfit(going: GoingOn, state: dict[str, Any]) -> str | None:
-    """Why the rows of a run that went on are not those of one run over all; None where they are."""
-    if state.get("unfit"):
-        return str(state["unfit"])
-    late = Late.from_json(going.document)
-    before = Facts.from_bytes(going.before.facts)
-    told = late.changed(before, Facts.from_bytes(state["facts"].encode()))
-    return f"the new captures tell {told}" if told else None
-
-
-def left(
-    plan: RunPlan, state: dict[str, Any], going: GoingOn | None, files: StateFiles
+def state_to_save(
+    plan: RunPlan, state: dict[str, Any], going: AppendPlan | None, files: StateFiles
 ) -> tuple[dict[str, Any], list[StagedFile]]:
     """(the manifest's `state`, files of it) of a run that kept what is needed."""
     reason = state.get("reason")
@@ -299,10 +293,10 @@ def left(
         reason = "the captures have IP fragments or hold secrets of TLS"
     if reason:
         return {"missing": reason}, []
-    late = Late.from_json(state)
+    used = NamesUsed.from_json(state["names_used"])
     changed = {}
     if going is not None:
-        late.merge(Late.from_json(going.document))
+        used.merge(NamesUsed.from_json(going.document["names_used"]))
         changed = going.document["changed_ns"]
     document = {
         "captures": [_told(info) for info in plan.captures if info.source >= 0],
@@ -312,7 +306,7 @@ def left(
         "end_ns": plan.end_ns,
         "byte_count": plan.byte_count + (plan.before.byte_count if plan.before else 0),
         "changed_ns": changed | _changed_ns(plan),
-        **late.to_json(),
+        "names_used": used.to_json(),
     }
     known = files.write(KNOWN_FILE, [json.dumps(document).encode()])
     staged = [StagedFile(**told) for told in [*state["files"], known]]
@@ -330,6 +324,12 @@ def _changed_ns(plan: RunPlan) -> dict[str, int]:
     return {
         info.path: os.stat(info.path).st_mtime_ns for info in infos if os.path.isfile(info.path)
     }
+
+
+def exception_notes(state: dict[str, Any]) -> list[str]:
+    """What a run could not make equal to one run over all captures."""
+    counts = {name: state.get(name, 0) for name in EXCEPTIONS}
+    return [f"{counts[name]:,} {EXCEPTIONS[name]}" for name in counts if counts[name]]
 
 
 def unread(out: str, inputs: list[InputFile]) -> list[InputFile]:

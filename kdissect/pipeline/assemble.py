@@ -19,18 +19,27 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.spool import Held
 from kdissect.kafka.assemble import assemble, paired_frames
-from kdissect.kafka.assembly import Anomaly, Assembly
-from kdissect.pipeline import exchange_index, kept
-from kdissect.pipeline.beside import lane_parts, learnt_and_packed
+from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
+from kdissect.pipeline import exchange_index
 from kdissect.pipeline.connection_selection import follow
-from kdissect.pipeline.facts import (
-    Learnt,
-)
+from kdissect.pipeline.decoder import SECRET_APIS
+from kdissect.pipeline.facts import Learnt, learn
 from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within
+from kdissect.pipeline.response_versions import infer
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.segment_buffer import Gathered, Part, at_hand, packed_parts, parts
+from kdissect.pipeline.saved_state import (
+    StateFiles,
+    add_earlier_facts,
+    exceptions_of,
+    keep_facts,
+    requests_seen,
+    write_connections,
+)
+from kdissect.pipeline.segment_buffer import PART_ROWS, Gathered, Part, at_hand, packed_parts, parts
 from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Kind, Row, packed_table, sliced
-from kdissect.resume.tails import Open
+from kdissect.resume.carry import AppendedWindow, CarriedBytes, ConnectionCarry
+from kdissect.resume.completion import SetRun
+from kdissect.resume.connection_state import SET_LIMITS, ConnectionState, unpack_states
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,
@@ -57,9 +66,9 @@ def assembled(
 
 
 def assemble_step(
-    plan: RunPlan, sources: Sources, rows: Iterable[Row], files: kept.StateFiles | None = None
+    plan: RunPlan, sources: Sources, rows: Iterable[Row], files: StateFiles | None = None
 ) -> Iterator[Row]:
-    """All rows of one bucket, in order, to rows keyed by slot; files: where what is kept goes."""
+    """All rows of one bucket, in order, to rows keyed by slot; files: where the state goes."""
     began = time.perf_counter()
     options = plan.options
     # payload that comes along is in the order of the segments
@@ -73,7 +82,7 @@ def assemble_step(
             gathered.add(row.data)
         elif row.kind == Kind.PAYLOAD:
             payload.write(row.data)
-        elif row.kind == Kind.KEPT:
+        elif row.kind == Kind.STATES:
             before.append(row.data)
         else:
             yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
@@ -81,11 +90,11 @@ def assemble_step(
     del gathered
     byte_count = int(batch.segments["captured"].sum())
     reason = None
-    if plan.keeps and (plan.before or kept.is_small(batch, options)):
-        yield from _open_rows(plan, sources, batch, before, bucket, files, began)
+    if plan.keeps and (plan.before or _fits_memory(plan, batch)):
+        yield from _set_rows(plan, sources, batch, before, bucket, files, began)
         return
     if plan.keeps:
-        reason = "there are too many packets, or connections, to be kept"
+        reason = TOO_MUCH
     if sources.is_far:
         sources = sources.holding([batch.segments], payload.data())
     followed = follow(batch, options.limits.connections)
@@ -119,11 +128,7 @@ def assemble_step(
             counts[slot] += 1
     del paired
     learnt.finish(shown)
-    facts = learnt.facts
-    packed_facts = facts.to_bytes()
-    is_for_all = facts.topics or facts.brokers or facts.owners
-    for slot in range(plan.key_count) if is_for_all else [0]:
-        yield Row(slot, Kind.FACTS, bucket, packed_facts)
+    yield from _facts_rows(plan, bucket, learnt)
     here = bucket % plan.slot_count
     overlaps = connections_within(shown.connections, options.time_from_ns, options.time_to_ns)
     if overlaps.any():
@@ -193,56 +198,122 @@ def _shown(
     return extents[chosen], owner[chosen]
 
 
-def _open_rows(
-    plan: RunPlan, sources: Sources, batch: SegmentBatch, before: list[bytes], bucket: int,
-    files: kept.StateFiles | None, began: float,
-) -> Iterator[Row]:  # fmt: skip
-    """`assemble_step` of a run that keeps what goes on."""
-    byte_count = int(batch.segments["captured"].sum())
-    known = Open.concat([Open.from_bytes(data) for data in before])
-    threads = plan.threads(len(batch.segments))
-    opened = kept.reopened(plan, sources, [batch], known)
-    sources = opened.sources
-
-    def pack(some: Assembly, is_final: bool) -> list[tuple[int, bytes]]:
-        count = len(some.exchanges)
-        slots = _slots(plan, some) if is_final else np.full(count, plan.open_slot)
-        if plan.before is not None or len(some.carried.data):
-            some = exchange_index.take(some, np.arange(count))
-            some = kept.carried(plan, some, sources.beside())
-        return list(packed_parts(some, slots, ROW_BYTES_MAX))
-
-    learnt, early = learnt_and_packed(opened, plan.options, plan.end_ns, pack, threads)
-    assembly = opened.assembly
-    learnt.finish(assembly)
+def _facts_rows(plan: RunPlan, bucket: int, learnt: Learnt) -> Iterator[Row]:
     facts = learnt.facts
+    packed = facts.to_bytes()
     is_for_all = facts.topics or facts.brokers or facts.owners
     for slot in range(plan.key_count) if is_for_all else [0]:
-        yield Row(slot, Kind.FACTS, bucket, facts.to_bytes())
-    kept.add_facts(opened.run, learnt.connections)
-    table = connections_table(
+        yield Row(slot, Kind.FACTS, bucket, packed)
+
+
+# -- runs that save their state, or go on from one ------------------------------------------
+
+SEGMENTS_MAX = 1_000_000  # of a bucket whose state is saved: all of it is assembled in memory
+STATE_BYTES_MAX = 256 << 20  # of carried bytes of a bucket
+TOO_MUCH = "there are too many packets, connections or open bytes"
+
+
+def _fits_memory(plan: RunPlan, batch: SegmentBatch) -> bool:
+    few = len(batch.endpoints) <= plan.options.limits.connections
+    return few and len(batch.segments) <= SEGMENTS_MAX
+
+
+def _set_rows(
+    plan: RunPlan, sources: Sources, batch: SegmentBatch, before: list[bytes], bucket: int,
+    files: StateFiles | None, began: float,
+) -> Iterator[Row]:  # fmt: skip
+    """`assemble_step` of a run that saves its state: rows that a later packet may change go to the
+    open slot."""
+    options = plan.options
+    byte_count = int(batch.segments["captured"].sum())
+    states = [state for data in before for state in unpack_states(data)]
+    key_logs = plan.key_logs(sources)
+    carry = ConnectionCarry(options.stream_options, key_logs, SET_LIMITS, states)
+    earlier = plan.before.captures if plan.before else 0
+    secret = frozenset() if options.reveal_secrets else SECRET_APIS
+    set_run = SetRun(plan.end_ns, earlier, options.stream_options.duplicate_window_ns, secret)
+    appended = carry.append(CarriedBytes(batch, sources, earlier), set_run)
+    assembly, sources = appended.assembly, appended.sources
+    if len(assembly.carried.data):
+        sources = sources.carrying(assembly.carried.data)
+    seen = requests_seen(appended)
+    infer(assembly, sources, seen)
+    learnt = learn(assembly, sources, options.chunk_bytes)
+    learnt.finish(assembly)
+    add_earlier_facts(appended, learnt.connections)
+    yield from _facts_rows(plan, bucket, learnt)
+    connections = connections_table(
         assembly.endpoints, assembly.connections, learnt.connections, assembly.tls
     )
-    for lane in opened.lanes():
-        here = bucket % plan.slot_count if lane.is_final else plan.open_slot
-        for part in sliced(table.filter(pa.array(lane.connections))):
+    opened = appended.open
+    for is_open, exchanges in ((False, appended.rows), (True, opened.exchanges)):
+        here = plan.open_slot if is_open else bucket % plan.slot_count
+        for part in sliced(connections.filter(pa.array(opened.connections == is_open))):
             yield Row(here, Kind.TABLE, bucket, packed_table("connections", part))
-        for anomalies in _assembly_anomalies(plan, sources, lane.assembly, 0):
+        some = replace(assembly, anomalies=assembly.anomalies[opened.anomalies == is_open])
+        for anomalies in _assembly_anomalies(plan, sources, some, 0):
             for part in sliced(anomalies):
                 yield Row(here, Kind.TABLE, bucket, packed_table("anomalies", part))
         counts: Counter[int] = Counter()
-        for to, data in lane_parts(lane, early, pack, threads):
-            yield Row(to, Kind.EXCHANGES, (bucket << 20) + counts[to], data)
-            counts[to] += 1
+        for start in range(0, len(exchanges), PART_ROWS):
+            rows = exchanges[start : start + PART_ROWS]
+            part = replace(assembly, exchanges=take(assembly.exchanges, rows))
+            slots = np.full(len(rows), plan.open_slot) if is_open else _slots(plan, part)
+            part = _with_earlier_bytes(plan, exchange_index.take(assembly, rows), sources)
+            for slot, data in packed_parts(part, slots, ROW_BYTES_MAX):
+                yield Row(slot, Kind.EXCHANGES, (bucket << 20) + counts[slot], data)
+                counts[slot] += 1
+    keep_facts(appended, learnt.connections, seen)
+    left = carry.states()
     stats = {
-        **kept.told(opened, learnt.connections, files),
+        "reason": _state_unavailable_reason(plan, appended, left),
+        "files": [write_connections(files, left)] if files is not None and left else [],
         "duplicates": _duplicates(assembly),
+        "exceptions": exceptions_of(assembly, appended.late_count),
         "timings": {
             "assemble_s": time.perf_counter() - began,
             "assemble_bytes": byte_count,
         },
     }
+    if appended.late_count:
+        detail = f"{appended.late_count} packets of connections that were over already"
+        late = anomalies_table([AnomalyRow(Anomaly.LATE_PACKETS, detail)])
+        here = bucket % plan.slot_count
+        yield Row(here, Kind.TABLE, bucket, packed_table("anomalies", late))
     yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
+
+
+def _state_unavailable_reason(
+    plan: RunPlan, appended: AppendedWindow, states: list[ConnectionState]
+) -> str | None:
+    """Why the state of a bucket cannot be saved, or None."""
+    if appended.is_secret:
+        return "a message with secrets is not complete at the end"
+    too_many = len(states) > plan.options.limits.connections
+    if too_many or sum(state.size for state in states) > STATE_BYTES_MAX:
+        return TOO_MUCH
+    return None
+
+
+def _with_earlier_bytes(plan: RunPlan, assembly: Assembly, sources: Sources) -> Assembly:
+    """The assembly with bytes of earlier captures as carried ones: later tasks cannot read those.
+
+    They come after those that it carries already.
+    """
+    earlier = plan.before.captures if plan.before else 0
+    extents = assembly.extents
+    rows = np.flatnonzero((extents["source"] >= 0) & (extents["source"] < earlier))
+    if not len(rows):
+        return assembly
+    data = sources.gather(extents[rows]).copy()
+    length = extents["length"][rows]
+    known = assembly.carried
+    extents["pos"][rows] = len(known.data) + np.cumsum(length) - length
+    extents["source"][rows] = len(plan.paths)
+    extents["transform"][rows] = CARRIED
+    data = np.concatenate([known.data, data])
+    more = Carried(len(plan.paths), data, known.start, known.file_source, known.file_pos)
+    return replace(assembly, carried=more)
 
 
 def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:

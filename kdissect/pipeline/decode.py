@@ -9,20 +9,24 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kdissect.capture.mapped_files import Sources
-from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline import exchange_index, kept
+from kdissect.kafka.assembly import Anomaly, Assembly
+from kdissect.pipeline import exchange_index
 from kdissect.pipeline.captures import captures_table, cut_captures
 from kdissect.pipeline.decoder import Decoder, Sink
 from kdissect.pipeline.facts import (
     Facts,
+    NamesUsed,
     brokers_table,
     topics_table,
     with_owners,
 )
-from kdissect.pipeline.late import Late
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.saved_state import EVENT_FILES, StateFiles, run_state
 from kdissect.pipeline.step_rows import Kind, Row, unpacked_table
 from kdissect.stories.events import Collector
+from kdissect.tables.anomalies import AnomalyRow, anomalies_table
+
+LATE_NAMES_LISTED = 20
 
 
 def decode_step(
@@ -30,7 +34,7 @@ def decode_step(
     sources: Sources,
     rows: Iterable[Row],
     sink: Sink,
-    files: kept.StateFiles | None = None,
+    files: StateFiles | None = None,
 ) -> Iterator[Row]:
     """All rows of one slot to tables; gives events, and last a RESULT that the driver sums up.
 
@@ -39,7 +43,7 @@ def decode_step(
     began = time.perf_counter()
     slot = 0
     facts = Facts.from_bytes(plan.before.facts) if plan.before else Facts()
-    late = Late()
+    used = NamesUsed()
     parts: dict[int, Assembly] = {}
     stats: list[dict[str, Any]] = []
     is_first = False
@@ -54,7 +58,7 @@ def decode_step(
         elif row.kind == Kind.TABLE:
             name, table = unpacked_table(row.data)  # facts come before tables
             if name == "connections":
-                late.add_users(table)
+                used.add_users(table)
                 table = with_owners(table, facts)
             sink(name, table)
         else:
@@ -65,7 +69,11 @@ def decode_step(
         sink("brokers", brokers_table(facts))
         sink("captures", captures_table(plan, stats))
         sink("anomalies", cut_captures(plan))
-        state = kept.gathered(plan, stats, facts)
+        state = run_state(plan, stats, facts)
+        exceptions = [entry.get("exceptions", {}) for entry in stats]
+        for name in ("late_packets", "carry_limits"):
+            state[name] = sum(entry.get(name, 0) for entry in exceptions)
+        state["late_names"] = _late_names(plan, facts, sink)
     assembly = exchange_index.concat([parts[order] for order in sorted(parts)])
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
@@ -85,10 +93,10 @@ def decode_step(
         state["reason"] = "batches of snapshots lie in several pieces"
         yield Row(fragment.key, Kind.PIECES, fragment.number, fragment.data)
     if files is not None and slot != plan.open_slot:
-        late.merge(decoder.late)
-        state |= late.to_json()
+        used.merge(decoder.names_used)
+        state["names_used"] = used.to_json()
         if settled:
-            state["files"] = [*state.get("files", ()), files.write(kept.EVENT_FILES, settled)]
+            state["files"] = [*state.get("files", ()), files.write(EVENT_FILES, settled)]
     timings: defaultdict[str, float] = defaultdict(float)
     for entry in [*stats, {"timings": {"decode_s": time.perf_counter() - began,
                                        "decode_bytes": byte_count}}]:  # fmt: skip
@@ -96,3 +104,16 @@ def decode_step(
             timings[name] += value
     result = json.dumps({"timings": timings, "state": state}).encode()
     yield Row(slot % plan.event_key_count, Kind.RESULT, slot, result)
+
+
+def _late_names(plan: RunPlan, facts: Facts, sink: Sink) -> int:
+    """How many names this run knows that rows of earlier runs lack; an anomaly lists some."""
+    if plan.before is None:
+        return 0
+    used = NamesUsed.from_json(json.loads(plan.before.names_used))
+    names = used.late(Facts.from_bytes(plan.before.facts), facts)
+    if names:
+        listed = ", ".join(names[:LATE_NAMES_LISTED])
+        detail = f"{len(names)} names became known that rows of earlier runs lack: {listed}"
+        sink("anomalies", anomalies_table([AnomalyRow(Anomaly.LATE_NAMES, detail)]))
+    return len(names)

@@ -23,9 +23,8 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.codec.message_columns import MessageColumns, body_type
 from kdissect.codec.record_batches import iter_record_chunks
 from kdissect.kafka.assembly import Anomaly, Assembly
-from kdissect.pipeline.facts import Facts
+from kdissect.pipeline.facts import Facts, NamesUsed
 from kdissect.pipeline.frame_buffer import Frames
-from kdissect.pipeline.late import Late
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.record_output import alike, as_shown
 from kdissect.pipeline.record_sets import record_sets
@@ -180,7 +179,7 @@ class Decoder:
         self.events = events
         self.names_by_id = facts.names_by_id()
         self.ids_by_name = facts.ids_by_name()
-        self.late = Late()
+        self.names_used = NamesUsed()
 
     def run(self, assembly: Assembly) -> None:
         """All exchanges of the assembly, in order of time."""
@@ -221,7 +220,7 @@ class Decoder:
             len(rows),
             self.names_by_id,
         )
-        self.late.ids.update(set(marks.topic_ids).difference(self.names_by_id))
+        self.names_used.ids.update(set(marks.topic_ids).difference(self.names_by_id))
         client_ids = self._client_ids(frames)
         self._write_exchanges(chunk, marks, client_ids)
         self._write_apis(chunk)
@@ -540,7 +539,7 @@ class Decoder:
         if not len(sets.row):
             return
         named = np.unique(sets.topic[(sets.topic >= 0) & (sets.topic_id < 0)])
-        self.late.names.update(marks.topics[code] for code in named.tolist())
+        self.names_used.names.update(marks.topics[code] for code in named.tolist())
         facts = RecordSetFacts(
             sets=sets,
             exchange_id=frames.exchanges["exchange_id"][sets.row],

@@ -120,6 +120,46 @@ class Facts:
         return {METADATA_TOPIC: METADATA_TOPIC_ID, **told}
 
 
+@dataclass(slots=True)
+class NamesUsed:
+    """Names in final rows that a later message may complete. ids: of topics that no message had
+    named. names: of topics whose records came by name, without an id. users: that authenticated by
+    SCRAM, who may be delegation tokens."""
+
+    ids: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    users: set[str] = field(default_factory=set)
+
+    def add_users(self, connections: pa.Table) -> None:
+        """Those of rows of `connections`."""
+        is_scram = pc.fill_null(pc.starts_with(connections["sasl_mechanism"], "SCRAM"), False)
+        told = connections["principal"].filter(is_scram).unique().to_pylist()
+        self.users.update(user.removeprefix("User:") for user in told if user is not None)
+
+    def merge(self, other: NamesUsed) -> None:
+        self.ids |= other.ids
+        self.names |= other.names
+        self.users |= other.users
+
+    def to_json(self) -> dict[str, list[str]]:
+        return {name: sorted(getattr(self, name)) for name in ("ids", "names", "users")}
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> NamesUsed:
+        return NamesUsed(**{name: set(values) for name, values in document.items()})
+
+    def late(self, before: Facts, after: Facts) -> list[str]:
+        """Those that rows written with the facts `before` lack, and that `after` has."""
+        old, new = before.names_by_id(), after.names_by_id()
+        found = [new.get(ident, ident) for ident in self.ids if old.get(ident) != new.get(ident)]
+        found += [old[ident] for ident in old if old[ident] != new.get(ident)]
+        old, new = before.ids_by_name(), after.ids_by_name()
+        found += [name for name in self.names if old.get(name) != new.get(name)]
+        owners = before.owners, after.owners
+        found += [user for user in self.users if owners[0].get(user) != owners[1].get(user)]
+        return sorted(set(found))
+
+
 def _binds(definition: Definition) -> bool:
     """True when some version has a struct with both a topic's name and its id."""
 

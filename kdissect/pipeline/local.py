@@ -14,8 +14,8 @@ from kdissect.pipeline.analyse import analyse_step
 from kdissect.pipeline.assemble import assemble_step, assembled
 from kdissect.pipeline.decode import decode_step
 from kdissect.pipeline.decoder import Sink
-from kdissect.pipeline.kept import StateFiles, event_pieces, merged
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
 from kdissect.pipeline.scan import scan_step
 from kdissect.pipeline.step_rows import Kind, Row
 

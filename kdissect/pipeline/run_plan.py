@@ -10,7 +10,6 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.object_bytes import Version
 from kdissect.capture.splits import CaptureInfo, Split
 from kdissect.pipeline.options import MB, Options
-from kdissect.pipeline.segment_buffer import PART_ROWS, THREADS
 
 BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
 SLOT_BYTES_MAX = 64 * MB
@@ -26,7 +25,8 @@ class Before:
 
     captures: how many of the plan's are of it; the plan does not read them. open_files,
     event_files: absolute paths. stats: JSON of what was counted of its captures, as assemble and
-    scan count. facts: packed `Facts`. end_ns: of its latest packet. byte_count: of its captures.
+    scan count. facts: packed `Facts`. names_used: JSON of `NamesUsed`. end_ns: of its latest
+    packet. byte_count: of its captures.
     """
 
     captures: int
@@ -34,6 +34,7 @@ class Before:
     event_files: tuple[str, ...]
     stats: bytes
     facts: bytes
+    names_used: bytes
     end_ns: int
     byte_count: int
 
@@ -52,7 +53,7 @@ class RunPlan:
     slot_bytes: int
     options: Options
     versions: tuple[Version | None, ...] = ()  # of the paths that are objects in stores
-    keeps: bool = False  # what `--append` needs
+    keeps: bool = False  # saves the state for a later append
     before: Before | None = None  # the first captures are of it, and are not read
 
     @property
@@ -94,14 +95,6 @@ class RunPlan:
         """Keys over which events of groups and producers are spread."""
         byte_count = self.byte_count + (self.before.byte_count if self.before else 0)
         return max(1, min(4096, -(-byte_count // EVENT_KEY_BYTES)))
-
-    def threads(self, packet_count: int) -> int:
-        """For a bucket of so many packets: THREADS where it has more than twice its share, since
-        other cores have less to do then."""
-        first = self.before.captures if self.before else 0
-        total = sum(info.packet_count for info in self.captures if info.source >= first)
-        is_giant = packet_count > max(PART_ROWS, 2 * total // self.bucket_count)
-        return THREADS if is_giant else 1
 
     def sources(self) -> Sources:
         return Sources(list(self.paths), list(self.versions))

@@ -16,9 +16,9 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Anomaly
-from kdissect.pipeline import kept
 from kdissect.pipeline.filters import is_within, of_hosts
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.saved_state import connection_pieces
 from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Kind, Row, packed_table, sliced
 from kdissect.tables.anomalies import (
     AnomalyRow,
@@ -30,13 +30,13 @@ from kdissect.tables.arrow_arrays import ints
 
 
 def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
-    """Split `number` to rows keyed by bucket; behind the splits, a file of what was kept."""
+    """Split `number` to rows keyed by bucket; after the splits, a file of the saved state."""
     began = time.perf_counter()
     if plan.before is not None and number >= len(plan.splits):
         path = plan.before.open_files[number - len(plan.splits)]
-        pieces = kept.open_pieces(path, _bucket_of, plan.bucket_count, ROW_BYTES_MAX)
+        pieces = connection_pieces(path, _bucket_of, plan.bucket_count, ROW_BYTES_MAX)
         for order, (bucket, data) in enumerate(pieces):
-            yield Row(bucket, Kind.KEPT, (number << 20) + order, data)
+            yield Row(bucket, Kind.STATES, (number << 20) + order, data)
         return
     split = plan.splits[number]
     result = of_hosts(scan(split, sources, plan.fragments), plan.options.hosts)

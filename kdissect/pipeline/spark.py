@@ -40,8 +40,8 @@ from kdissect.pipeline import local
 from kdissect.pipeline.analyse import analyse_step
 from kdissect.pipeline.assemble import assemble_step
 from kdissect.pipeline.decode import decode_step
-from kdissect.pipeline.kept import StateFiles, event_pieces, merged
 from kdissect.pipeline.run_plan import RunPlan, tasks
+from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
 from kdissect.pipeline.scan import scan_step
 from kdissect.pipeline.step_rows import Kind, Row
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile

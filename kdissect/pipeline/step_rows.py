@@ -38,7 +38,7 @@ class Kind(IntEnum):
     EXCHANGES = 4
     EVENTS = 5
     RESULT = 6
-    KEPT = 7  # of connections that go on
+    STATES = 7  # of connections that go on
     PIECES = 8  # last: they are read one after another
     PAYLOAD = 9  # of the SEGMENTS rows of a bucket, in their order
 

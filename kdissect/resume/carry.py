@@ -1,74 +1,141 @@
-"""Connections read window by window: exchanges as soon as they are complete, in bounded memory.
+"""Connections carried from window to window: exchanges as soon as they are complete, in bounded
+memory.
 
 Theory of operation
 -------------------
 The steps of `assemble` see all segments of a connection at once. Here a connection's segments come
 in windows, and what a window leaves open is *carried* to the next one: the segments from the first
-frame on that belongs to no finished exchange, with their bytes. The same kernels then run over the
-carried and the new segments together. Where the carried bytes begin is a boundary that is certain,
-which a SYN made for the purpose tells the kernels (`_openings`), and `Known` says what they would
-have learnt from the bytes before. So the rows are those of `assemble`; positions and ids are moved
-back to where the connection began.
+frame on that belongs to no complete exchange, with their bytes. The same kernels then run over the
+carried and the new segments together. A SYN made for the purpose marks where the carried bytes
+begin (`_openings`), and `Known` has what the kernels would have learnt from the bytes before. So
+the rows are those of `assemble`; positions and ids are restated as of the whole connection.
 
-An exchange is *finished* when both of its frames are whole and *settled*, its request wants no
+An exchange is *complete* when both of its frames are whole and *settled*, its request wants no
 answer, or nothing more can come: the connection was closed a while ago, its endpoints were used
 again, the capture ended, a limit was reached. Bytes are settled up to the first hole that may
-still be filled. A hole is given up when the peer acknowledged it (then it is the capture that lost
-it), after HOLE_NS, or when much came behind it. A request that was passed over is finished when
-PASSED_MAX later ones were answered, since an answer out of order may be late.
+still be filled. A hole is given up when the peer acknowledged it (then the capture lost it), after
+HOLE_NS, or when much came after it. A request that was passed over is complete when `passed_max`
+later ones were answered, since an answer out of order may be late.
 
 A connection that is not recognised yet is carried whole and looked at again each time it has grown
-by half, up to LOOKED_AT_MAX bytes; then it is left alone until its next SYN. So Kafka that starts
+by half, up to LOOKED_AT_MAX bytes; then it is ignored until its next SYN. So Kafka that starts
 later than that on a connection which begins with something else is not found.
 
-TLS with a key log is carried whole too, up to TLS_BYTES_MAX, because its records tell their numbers
-from the first one on only.
+TLS with a key log is carried whole too, up to TLS_BYTES_MAX, because only the first record's number
+is known.
 
-What exceeds the limits is finished as it is, the connection that was quiet for longest first, and
+What exceeds the limits is completed as it is, the connection that was quiet for longest first, and
 counted in `given_up`.
+
+*Table sets.* `ConnectionCarry.append` takes all packets of some captures as one window, and the
+states that an earlier run saved (`connection_state.pack_states`). It also says which rows of
+connections, exchanges and anomalies a later packet may change: those are *open*, and the next
+append makes them again (`open_rows`). Connections that are not Kafka's are followed for their
+counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, ENDPOINTS, FIN, RST, SEGMENT, SYN, SegmentBatch
-from kdissect.capture.windows import Window, WindowSources
+from kdissect.capture.windows import Window
 from kdissect.kafka.assemble import Known, assemble_streams
 from kdissect.kafka.assembly import Assembly
+from kdissect.kafka.assembly import Protocol as Spoken
 from kdissect.kafka.framing import LAST_ID
 from kdissect.kafka.options import StreamOptions
-from kdissect.resume.completion import Settling
+from kdissect.resume.completion import CompletionTracker, SetRun
 from kdissect.resume.connection_state import (
     FINISHED_AT_ONCE,
     KAFKA,
-    LEFT,
     LINGER_NS,
     LOOKED_AT_SMALL,
+    NO_IDS,
     NO_NUMBER,
     OPENING,
+    OTHER,
+    OVER,
     CarryLimits,
-    Flow,
+    ConnectionState,
     Ints,
 )
+from kdissect.resume.open_rows import (
+    OpenRows,
+    blank_secrets,
+    count_before,
+    late_and_limited,
+    open_rows,
+)
+from kdissect.tcp.reassembly import FAR_ONCE_CLOSED
+
+
+class SegmentWindow(Protocol):
+    """Segments, and room for carried bytes: `hold` says at which position they are then."""
+
+    @property
+    def batch(self) -> SegmentBatch: ...
+
+    def hold(self, data: bytes) -> int: ...
+
+    def sources(self, paths: list[str]) -> Sources: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """rows: the exchanges of `assembly` that are finished and were not given before. sources: where
-    its extents are, but for what it carries."""
+class CompletedExchanges:
+    """rows: the exchanges of `assembly` that are complete and were not emitted before. sources:
+    where its extents are, except those of the bytes that it carries itself."""
 
     assembly: Assembly
     sources: Sources
     rows: Ints
 
 
-class Resumed:
+class CarriedBytes:
+    """A `SegmentWindow` over captures: carried bytes stand in for those of earlier captures."""
+
+    def __init__(self, batch: SegmentBatch, sources: Sources, earlier_count: int) -> None:
+        self.batch = batch
+        self._sources, self._earlier_count = sources, earlier_count
+        self._data = np.zeros(0, np.uint8)
+
+    def hold(self, data: bytes) -> int:
+        self._data = np.frombuffer(data, np.uint8)
+        return 0
+
+    def sources(self, paths: list[str]) -> Sources:
+        sources = self._sources
+        if self._earlier_count:
+            sources = sources.standing_in(self._earlier_count, self._data)
+        return sources.staged(self.batch.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedWindow:
+    """What a window of a table set makes: the assembly of all connections that it met or resumed.
+
+    rows: the complete exchanges that earlier runs did not write. open: the rows that a later packet
+    may change. earlier_facts: by connection, `facts` of its state; states: by connection, those
+    that go on. late_count: packets of connections that were over already. is_secret: a message that
+    must not be saved as it is is not complete.
+    """
+
+    assembly: Assembly
+    sources: Sources
+    rows: Ints
+    open: OpenRows
+    earlier_facts: dict[int, Any]
+    states: dict[int, ConnectionState]
+    late_count: int
+    is_secret: bool
+
+
+class ConnectionCarry:
     """The connections of a run between its windows."""
 
     def __init__(
@@ -76,96 +143,133 @@ class Resumed:
         options: StreamOptions,
         key_logs: Sequence[Any] = (),
         limits: CarryLimits | None = None,
+        states: Iterable[ConnectionState] = (),
     ) -> None:
         self.options = options
         self.key_logs: list[Any] = list(key_logs)
         self.limits = limits or CarryLimits()
-        self.given_up = 0  # connections whose open exchanges were finished by a limit
+        self.given_up = 0  # connections whose open exchanges were completed by a limit
         self.connection_count = 0  # that were recognised as Kafka's
-        self._flows: dict[bytes, Flow] = {}  # the one that was quiet for longest comes first
+        # the one that was quiet for longest comes first
+        self._states = {state.endpoints: state for state in states}
         self._closing: dict[bytes, int] = {}  # when they were closed
         self._size = 0
+        self._late_count = 0
 
-    def add(self, window: Window, paths: list[str]) -> Finished | None:
-        """What the window's packets finish; None where they finish nothing. `paths`: captures."""
+    def add(self, window: Window, paths: list[str]) -> CompletedExchanges | None:
+        """The exchanges that the window's packets complete, or None. `paths`: of all captures."""
         segments = window.batch.segments
         if not len(segments):
             return None
         now = int(segments["time_ns"].max())
         due = {key for key, when in self._closing.items() if now - when > LINGER_NS}
-        taken = self._taken(window)
+        taken = self._taken(window.batch)
+        for key in list(taken):
+            if self._waits(window.batch, key, taken[key]):
+                self._defer(window, key, taken.pop(key))
         return self._run(window, paths, taken, due, self._beyond_limits(taken.keys() | due))
 
-    def finish(self, window: Window, paths: list[str]) -> Iterator[Finished]:
+    def finish(self, window: Window, paths: list[str]) -> Iterator[CompletedExchanges]:
         """The open exchanges of all connections, once nothing more comes; in bounded memory.
 
         `window` gives its buffer, which the next result uses again.
         """
-        waiting = [key for key, flow in self._flows.items() if flow.parts]
+        waiting = [key for key, state in self._states.items() if state.parts]
         while waiting:
             some: set[bytes] = set()
             size = 0
             while waiting and (not some or size < FINISHED_AT_ONCE):
                 key = waiting.pop()
                 some.add(key)
-                size += self._flows[key].size
+                size += self._states[key].size
             empty = Window(window.batch, window.buffer, 0, [])
             found = self._run(empty, paths, {}, set(), some)
             if found is not None:
                 yield found
 
+    def append(self, window: CarriedBytes, set_run: SetRun) -> AppendedWindow:
+        """All packets of some captures as one window of a table set; to be called once."""
+        taken = self._taken(window.batch, set_run)
+        open_keys = {key for key, state in self._states.items() if state.phase is not OVER}
+        keys = [*taken, *(open_keys - taken.keys())]
+        states = [self._states[key] for key in keys]
+        batch = self._batch(window, states, list(taken.values()))
+        sources = window.sources([])
+        tracker = self._tracker(batch, sources, states, set_run=set_run)
+        tracker.run()
+        first = np.flatnonzero(tracker.is_first).tolist()
+        earlier_facts = {row: states[tracker.pair[row]].facts for row in first}
+        more = late_and_limited(tracker)
+        tracker.carry_on(sources)
+        again = self._assembled_again(states, sources, set_run)
+        count_before(tracker, again)
+        is_secret = blank_secrets(tracker, sources)
+        opened = open_rows(tracker, again)
+        if len(more):
+            anomalies = np.concatenate([tracker.assembly.anomalies, more])
+            tracker.assembly = replace(tracker.assembly, anomalies=anomalies)
+            is_open = np.append(opened.anomalies, np.zeros(len(more), np.bool_))
+            opened = replace(opened, anomalies=is_open)
+        live = np.flatnonzero(opened.connections).tolist()
+        return AppendedWindow(
+            tracker.assembly, sources, tracker.rows, opened,
+            {row: told for row, told in earlier_facts.items() if told is not None},
+            {row: states[tracker.pair[row]] for row in live}, self._late_count, is_secret,
+        )  # fmt: skip
+
+    def states(self) -> list[ConnectionState]:
+        """All of them, to be saved."""
+        return list(self._states.values())
+
     # -- what takes part --------------------------------------------------------------------
 
-    def _taken(self, window: Window) -> dict[bytes, Ints]:
-        """Rows of the window's segments by connection, of those that are looked at now."""
-        segments = window.batch.segments
-        raw = window.batch.endpoints.tobytes()
+    def _taken(self, batch: SegmentBatch, set_run: SetRun | None = None) -> dict[bytes, Ints]:
+        """Rows of the segments by connection, of those that are not ignored."""
+        segments = batch.segments
+        raw = batch.endpoints.tobytes()
         pairs = segments["endpoints"]
         order = np.argsort(pairs, kind="stable")
         starts = np.flatnonzero(np.diff(pairs[order], prepend=-1))
-        flags = np.bitwise_or.reduceat(segments["flags"][order], starts).tolist()
-        captured = segments["captured"].astype(np.int64)[order]
-        on_b = np.where(segments["side"][order] == 1, captured, 0)
-        sizes = np.add.reduceat(captured, starts).tolist()
-        sizes_b = np.add.reduceat(on_b, starts).tolist()
+        has_syn = np.logical_or.reduceat((segments["flags"][order] & SYN) != 0, starts).tolist()
         first = pairs[order[starts]].tolist()
         bounds = [*starts.tolist(), len(order)]
         taken = {}
         for number, pair in enumerate(first):
             key = raw[pair * ENDPOINTS.itemsize : (pair + 1) * ENDPOINTS.itemsize]
             rows = order[bounds[number] : bounds[number + 1]]
-            flow = self._flows.pop(key, None)
-            if flow is None:
-                flow = Flow(key)
-            self._flows[key] = flow
-            if flow.state is LEFT:
-                begins = np.flatnonzero(segments["flags"][rows] & SYN)
-                if not len(begins):
-                    continue
-                rows = rows[int(begins[0]) :]
-                flow = self._flows[key] = Flow(key, incarnation=flow.incarnation + 1)
-                self._closing.pop(key, None)
-            if flags[number] & SYN and flow.state is KAFKA:
-                rows = _without_copies(flow, segments, rows)
-                if not len(rows):
-                    continue
-            by_side = (sizes[number] - sizes_b[number], sizes_b[number])
-            if not flags[number] & (SYN | FIN | RST) and self._waits(flow, by_side):
-                self._defer(flow, window, rows)
-                continue
-            taken[key] = rows
+            count = len(rows)
+            state = self._states.pop(key, None)
+            if state is None:
+                state = ConnectionState(key)
+            self._states[key] = state
+            if state.phase is OVER:
+                rows = rows[_begins_anew(state, segments[rows], set_run is not None) :]
+                if len(rows):
+                    incarnation = state.incarnation + 1
+                    self._states[key] = ConnectionState(key, incarnation=incarnation)
+                    self._closing.pop(key, None)
+            elif has_syn[number] and state.is_resumed:
+                rows = _without_copies(state, segments, rows)
+            self._late_count += count - len(rows)
+            if len(rows):
+                taken[key] = rows
         return taken
 
-    def _waits(self, flow: Flow, sizes: tuple[int, int]) -> bool:
-        """Whether so many more bytes of both sides cannot finish anything yet."""
-        if flow.needed > 0:
-            side = flow.needed_side
-            flow.needed -= sizes[side]
-            return flow.needed > 0 and sizes[1 - side] == 0
-        grown = 2 * (flow.size + sum(sizes)) >= 3 * flow.looked_at
-        return flow.state is not KAFKA and flow.looked_at > LOOKED_AT_SMALL and not grown
+    def _waits(self, batch: SegmentBatch, key: bytes, rows: Ints) -> bool:
+        """Whether these segments cannot complete anything yet."""
+        state, segments = self._states[key], batch.segments[rows]
+        if (segments["flags"] & (SYN | FIN | RST)).any():
+            return False
+        sizes = np.bincount(segments["side"], segments["captured"], 2)
+        if state.needed > 0:
+            side = state.needed_side
+            state.needed -= int(sizes[side])
+            return state.needed > 0 and sizes[1 - side] == 0
+        grown = 2 * (state.size + sizes.sum()) >= 3 * state.looked_at
+        return state.phase is not KAFKA and state.looked_at > LOOKED_AT_SMALL and not grown
 
-    def _defer(self, flow: Flow, window: Window, rows: Ints) -> None:
+    def _defer(self, window: Window, key: bytes, rows: Ints) -> None:
+        state = self._states[key]
         some = window.batch.segments[rows]
         some = some[some["captured"] > 0]
         parts = [
@@ -174,9 +278,9 @@ class Resumed:
         ]
         captured = some["captured"].astype(np.int64)
         some["pos"] = np.cumsum(captured) - captured
-        self._size -= flow.size
-        flow.keep(some.tobytes(), np.concatenate(parts).tobytes() if parts else b"")
-        self._size += flow.size
+        self._size -= state.size
+        state.carry(some.tobytes(), np.concatenate(parts).tobytes() if parts else b"")
+        self._size += state.size
 
     def _beyond_limits(self, busy: Set[bytes]) -> set[bytes]:
         """Connections to be given up, the quietest ones first, but none of the `busy` ones.
@@ -184,30 +288,30 @@ class Resumed:
         Those without an open exchange are forgotten here.
         """
         limits = self.limits
-        excess, size = len(self._flows) - limits.connection_max, self._size
+        excess, size = len(self._states) - limits.connection_max, self._size
         if excess > 0:
             excess += limits.connection_max // 16  # not one at a time
         chosen: set[bytes] = set()
         if excess > 0 or size > limits.carried_max:
-            for key, flow in list(self._flows.items()):
+            for key, state in list(self._states.items()):
                 if excess <= 0 and size <= limits.carried_max:
                     break
                 if key in busy:
                     continue
                 excess -= 1
-                size -= flow.size
-                if flow.open_count:
+                size -= state.size
+                if state.open_count:
                     chosen.add(key)
                 else:
                     self._forget(key)
         elif size > limits.connection_bytes_max:
             most = limits.connection_bytes_max
-            chosen = {key for key, flow in self._flows.items() if flow.size > most}
+            chosen = {key for key, state in self._states.items() if state.size > most}
         self.given_up += len(chosen)
         return chosen
 
     def _forget(self, key: bytes) -> None:
-        self._size -= self._flows.pop(key).size
+        self._size -= self._states.pop(key).size
         self._closing.pop(key, None)
 
     # -- a window's work --------------------------------------------------------------------
@@ -219,72 +323,80 @@ class Resumed:
         taken: dict[bytes, Ints],
         due: set[bytes],
         forced: set[bytes],
-    ) -> Finished | None:
+    ) -> CompletedExchanges | None:
         """due: connections closed a while ago; forced: connections that end here."""
         keys = [*taken, *((due | forced) - taken.keys())]
         if not keys:
             return None
-        flows = [self._flows[key] for key in keys]
-        batch = self._batch(window, flows, list(taken.values()))
+        states = [self._states[key] for key in keys]
+        batch = self._batch(window, states, list(taken.values()))
         if not len(batch.segments):
             for key in forced:
                 self._forget(key)
             for key in due:
                 self._closing.pop(key, None)
             return None
-        sources: Sources = WindowSources(paths, window.buffer[: window.used])
-        bits = np.array([flow.bits for flow in flows], np.int64).reshape(-1)
-        bits |= np.array([flow.last_ids for flow in flows], np.int64).reshape(-1) + 1 << LAST_ID
-        known = Known(
-            bits,
-            np.array([flow.state is KAFKA for flow in flows], np.uint8),
-            np.array([flow.client_side for flow in flows], np.uint8),
-            np.repeat(np.arange(len(flows)), [len(flow.gone) for flow in flows]),
-            np.concatenate([flow.gone - flow.base[flow.client_side] for flow in flows]),
-        )
-        assembly, streams, lost = assemble_streams(
-            batch, sources, self.options, self.key_logs, known
-        )
-        settling = Settling(
-            assembly,
-            streams,
-            lost,
-            flows,
-            np.array([key in due for key in keys]),
-            np.array([key in forced for key in keys]),
-            bool(self.key_logs),
-        )
-        settling.run()
-        self._size -= sum(flow.size for flow in flows)
-        self.connection_count += settling.carry_on(sources)
-        self._size += sum(flow.size for flow in flows)
-        for key, flow in zip(keys, flows, strict=True):
+        sources = window.sources(paths)
+        is_due = np.array([key in due for key in keys])
+        is_forced = np.array([key in forced for key in keys])
+        tracker = self._tracker(batch, sources, states, is_due, is_forced)
+        tracker.run()
+        self._size -= sum(state.size for state in states)
+        self.connection_count += tracker.carry_on(sources)
+        self._size += sum(state.size for state in states)
+        for key, state in zip(keys, states, strict=True):
             if key in forced:
                 self._forget(key)
-            elif flow.closed_at is not None and flow.state is not LEFT:
-                self._closing[key] = flow.closed_at
+            elif state.closed_at is not None and state.phase is not OVER:
+                self._closing[key] = state.closed_at
             else:
                 self._closing.pop(key, None)
-        if not len(settling.rows):
+        if not len(tracker.rows):
             return None
-        return Finished(assembly, sources, settling.rows)
+        return CompletedExchanges(tracker.assembly, sources, tracker.rows)
 
-    def _batch(self, window: Window, flows: list[Flow], rows: list[Ints]) -> SegmentBatch:
+    def _tracker(
+        self, batch: SegmentBatch, sources: Sources, states: list[ConnectionState],
+        is_due: Any = None, is_forced: Any = None, set_run: SetRun | None = None,
+    ) -> CompletionTracker:  # fmt: skip
+        """Assemble carried and new segments of these connections."""
+        nothing = np.zeros(len(states), np.bool_)
+        assembly, streams, lost = assemble_streams(
+            batch, sources, self.options, self.key_logs, _known(states)
+        )
+        return CompletionTracker(
+            assembly, streams, lost, states, nothing if is_due is None else is_due,
+            nothing if is_forced is None else is_forced, bool(self.key_logs), self.limits, set_run,
+        )  # fmt: skip
+
+    def _assembled_again(
+        self, states: list[ConnectionState], sources: Sources, set_run: SetRun
+    ) -> CompletionTracker | None:
+        """What the carried segments of resumed connections make by themselves."""
+        states = [state for state in states if state.is_resumed and state.parts]
+        if not states:
+            return None
+        window = CarriedBytes(no_segments(), sources, len(sources))
+        batch = self._batch(window, states, [])
+        again = self._tracker(batch, window.sources([]), states, set_run=set_run)
+        again.restate()
+        return again
+
+    def _batch(
+        self, window: SegmentWindow, states: list[ConnectionState], rows: list[Ints]
+    ) -> SegmentBatch:
         """Openings, carried segments and the window's rows (of the first connections) together."""
-        endpoints = np.frombuffer(b"".join(flow.endpoints for flow in flows), ENDPOINTS)
-        parts = [_openings(flows)]
-        kept = [(number, *part) for number, flow in enumerate(flows) for part in flow.parts]
+        endpoints = np.frombuffer(b"".join(state.endpoints for state in states), ENDPOINTS)
+        parts = [_openings(states)]
+        kept = [(number, *part) for number, state in enumerate(states) for part in state.parts]
         if kept:
-            data = b"".join(part[2] for part in kept)
-            start = window.reserve(len(data))
-            window.buffer[start : start + len(data)] = np.frombuffer(data, np.uint8)
+            start = window.hold(b"".join(part[2] for part in kept))
             some = np.frombuffer(b"".join(part[1] for part in kept), SEGMENT).copy()
             counts = [len(part[1]) // SEGMENT.itemsize for part in kept]
             sizes = np.array([len(part[2]) for part in kept], np.int64)
             some["pos"] += np.repeat(start + np.cumsum(sizes) - sizes, counts)
             some["endpoints"] = np.repeat(np.array([part[0] for part in kept], np.int32), counts)
-            if bool((some["packet"][1:] < some["packet"][:-1]).any()):
-                some = some[np.lexsort((some["packet"], some["source"]))]
+            some = some[np.lexsort((some["packet"], some["source"]))]
             parts.append(some)
         if rows:
             new = window.batch.segments[np.sort(np.concatenate(rows))]
@@ -296,27 +408,82 @@ class Resumed:
         return SegmentBatch(endpoints, np.concatenate(parts))
 
 
-def _without_copies(flow: Flow, segments: Any, rows: Ints) -> Ints:
+def no_segments() -> SegmentBatch:
+    return SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
+
+
+def _known(states: list[ConnectionState]) -> Known:
+    """What the kernels would have learnt from bytes that are gone."""
+    bits = np.array([state.bits for state in states], np.int64).reshape(-1)
+    bits |= np.array([state.last_ids for state in states], np.int64).reshape(-1) + 1 << LAST_ID
+    closed = [state.closed_request_positions for state in states]
+    return Known(
+        bits,
+        np.array([_spoken(state) for state in states], np.uint8),
+        np.array([state.client_side for state in states], np.uint8),
+        np.repeat(np.arange(len(states)), [len(positions) for positions in closed]),
+        np.concatenate(
+            [
+                NO_IDS,
+                *(
+                    positions - state.base[state.client_side]
+                    for positions, state in zip(closed, states, strict=True)
+                ),
+            ]
+        ),
+        np.array([state.has_loss and state.is_resumed for state in states], np.uint8),
+        np.array(
+            [not state.is_resumed or certain for state in states for certain in state.certain],
+            np.uint8,
+        ),
+    )
+
+
+def _spoken(state: ConnectionState) -> int:
+    """The protocol that a connection is known to speak. TLS records begin anywhere by now."""
+    if state.phase is OTHER:
+        spoken = int(state.before["protocol"][0])
+        return Spoken.OTHER if spoken in (Spoken.NONE, Spoken.KAFKA, Spoken.TLS) else spoken
+    return Spoken.KAFKA if state.phase is KAFKA else Spoken.NONE
+
+
+def _begins_anew(state: ConnectionState, segments: Any, is_followed: bool) -> int:
+    """Index of the first of some segments that is not of the connection before; as `reassembly`
+    decides it, if that connection was followed to its end."""
+    is_syn = (segments["flags"] & SYN) != 0
+    begins = is_syn.copy()
+    if is_followed:
+        side = segments["side"]
+        number = (segments["seq"].astype(np.int64) + is_syn) & 0xFFFFFFFF
+        begins &= number != np.array(state.syn, np.int64)[side]
+        last = np.array(state.seq, np.int64)[side]
+        away = np.abs(((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000)
+        is_far = (away > FAR_ONCE_CLOSED) & (segments["length"] > 0) & (last != NO_NUMBER)
+        begins |= ~is_syn & is_far & ((segments["flags"] & RST) == 0)
+    return int(begins.argmax()) if begins.any() else len(segments)
+
+
+def _without_copies(state: ConnectionState, segments: Any, rows: Ints) -> Ints:
     """Without further copies of the SYNs that began the connection, whose bytes are gone."""
     some = segments[rows]
-    begins = np.array(flow.syn, np.int64)[some["side"]]
+    begins = np.array(state.syn, np.int64)[some["side"]]
     number = (some["seq"].astype(np.int64) + 1) & 0xFFFFFFFF
     return rows[((some["flags"] & SYN) == 0) | (number != begins)]
 
 
-def _openings(flows: list[Flow]) -> Any:
-    """The SYNs that make the carried bytes of recognised connections begin at a boundary."""
+def _openings(states: list[ConnectionState]) -> Any:
+    """The SYNs that make the carried bytes of resumed connections begin at a known position."""
     made: list[tuple[int, int, int, int, int, int]] = []
-    for number, flow in enumerate(flows):
-        if flow.state is not KAFKA:
+    for number, state in enumerate(states):
+        if not state.is_resumed:
             continue
-        client = flow.client_side
+        client = state.client_side
         for side in (client, 1 - client):
-            if flow.certain[side]:
-                acked = flow.seq[client] if side != client else NO_NUMBER
+            if state.seq[side] != NO_NUMBER:
+                acked = state.seq[client] if side != client else NO_NUMBER
                 flags = SYN if acked == NO_NUMBER else SYN | ACK
-                before = (flow.seq[side] - 1) & 0xFFFFFFFF
-                made.append((flow.first_time, before, max(0, acked), number, flags, side))
+                before = (state.seq[side] - 1) & 0xFFFFFFFF
+                made.append((state.first_time, before, max(0, acked), number, flags, side))
     rows = np.zeros(len(made), SEGMENT)
     for name, values in zip(OPENING, zip(*made, strict=True), strict=False):
         rows[name] = values

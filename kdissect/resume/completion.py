@@ -1,22 +1,32 @@
-"""Which exchanges of carried connections are finished, and what of these is carried on.
+"""Decides which exchanges are complete, and which bytes to carry into the next window.
 
-See `resumed` for the words and the theory of operation.
+See `carry` for the terms and the theory of operation.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import is_any_of
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, FIN, RST, SEGMENT, SYN
-from kdissect.kafka.assembly import EXTENT, Assembly, CloseReason, PairStatus, Protocol
+from kdissect.kafka.assembly import (
+    DIRECTION,
+    EXTENT,
+    Anomaly,
+    Assembly,
+    CloseReason,
+    PairStatus,
+    Protocol,
+)
 from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
 from kdissect.kafka.framing import ASKS_VERSIONS, HAS_ASKED, IN_TOKENS, RESUMED, YOUNG
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.model import REQUEST, RESPONSE
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.connection_state import (
     CONFIRMED_BY,
     DEFERRED_MIN,
@@ -25,26 +35,27 @@ from kdissect.resume.connection_state import (
     HOLE_BYTES,
     HOLE_NS,
     KAFKA,
-    LEFT,
+    LINGER_NS,
     LOOKED_AT_MAX,
     LOOKING,
     NO_IDS,
     NO_NUMBER,
     NOTHING,
-    OUTSTANDING_MAX,
-    OUTSTANDING_ONE_WAY_MAX,
-    PASSED_MAX,
+    OTHER,
+    OVER,
+    PHASES,
     REST,
-    STATES,
     TAIL_KEPT,
-    TAIL_MAX,
     TLS,
     TLS_BYTES_MAX,
+    TLS_HANDSHAKE_BYTES,
     UNASKED_BEHIND,
     WHOLE,
-    Flow,
+    CarryLimits,
+    ConnectionState,
     Ints,
-    State,
+    Phase,
+    no_counts,
 )
 from kdissect.tcp.columns import (
     ACK_HIGH,
@@ -71,28 +82,49 @@ from kdissect.tcp.columns import (
 from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 from kdissect.tcp.reassembly import Streams
 
+Bools = npt.NDArray[np.bool_]
 RESERVED_IDS = np.arange(RESERVED, RESERVED + RESERVED_COUNT)
+# Protocols that the first bytes of a connection tell, whatever comes later.
+_TOLD_AT_ONCE = np.array([Protocol.HTTP, Protocol.HTTP2, Protocol.ZOOKEEPER])
+_MODES = {LOOKING: WHOLE, TLS: WHOLE, KAFKA: REST, OTHER: REST, OVER: NOTHING}
 
 
-class Settling:
-    """Which exchanges of a batch are finished, and what of its connections is carried on.
+@dataclass(frozen=True, slots=True)
+class SetRun:
+    """A run that adds captures to a table set, whose rows must be those of one run over all.
 
-    lost: bool by exchange, see `assemble_streams`; due, is_forced: bool by flow. `rows` are the
-    finished exchanges that were not given before.
+    end_ns: time of the latest packet of all captures. source_count: captures of earlier runs.
+    duplicate_window_ns: as of the options. secret_apis: keys of APIs whose messages are not saved
+    as they are; with any, bare SASL tokens are not either.
+    """
+
+    end_ns: int
+    source_count: int
+    duplicate_window_ns: int
+    secret_apis: frozenset[int] = frozenset()
+
+
+class CompletionTracker:
+    """Which exchanges of a batch are complete, and what of its connections is carried on.
+
+    lost: bool by exchange, see `assemble_streams`; is_due, is_forced: bool by state. `rows` are the
+    complete exchanges that were not emitted before.
     """
 
     def __init__(
         self,
         assembly: Assembly,
         streams: Streams,
-        lost: npt.NDArray[np.bool_],
-        flows: list[Flow],
+        lost: Bools,
+        states: list[ConnectionState],
         is_due: Any,
         is_forced: Any,
         has_key_logs: bool,
+        limits: CarryLimits,
+        set_run: SetRun | None = None,
     ) -> None:
-        self.assembly, self.streams, self.flows = assembly, streams, flows
-        self.lost = lost
+        self.assembly, self.streams, self.states = assembly, streams, states
+        self.lost, self.limits, self.set_run = lost, limits, set_run
         self.has_key_logs = has_key_logs
         self.connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
         self.sides = streams.sides.reshape(-1, SIDE_WIDTH)
@@ -103,43 +135,128 @@ class Settling:
         self.client = assembly.connections["client_side"].astype(np.int64)
         self.is_kafka = assembly.connections["protocol"] == Protocol.KAFKA
         self.is_tls = assembly.connections["is_tls"] != 0
+        phase = np.array([state.phase for state in states], np.int64)
+        self.phase = np.where(self.is_first, phase[self.pair], LOOKING)  # before this window
+        last_time = np.array([state.last_time for state in states], np.int64)[self.pair]
+        self.last_time = self.connections[:, LAST_TIME].copy()
+        self.last_time[self.is_first] = np.maximum(self.last_time, last_time)[self.is_first]
+        has_fin = (self.sides[:, FIN_AT] != NO_ACK).reshape(-1, 2).all(axis=1)
+        self.is_closed = has_fin | (self.connections[:, CLOSE_REASON] == CloseReason.RST)
         self.is_over = ~self.is_last | is_forced[self.pair] | (is_due[self.pair] & self.is_first)
+        if set_run is not None:
+            self.is_over |= self.is_closed & (self.last_time < set_run.end_ns - LINGER_NS)
         # by stream, 2 * connection + side
         rows = np.arange(self.count)
         self.stream_of = [2 * rows + self.client, 2 * rows + 1 - self.client]
-        base = np.array([flow.base for flow in flows], np.int64)
+        base = np.array([state.base for state in states], np.int64)
         self.base = np.where(self.is_first[:, None], base[self.pair], 0).reshape(-1)
-        bits = np.array([flow.bits for flow in flows], np.int64)
+        bits = np.array([state.bits for state in states], np.int64)
         self.bits = np.where(self.is_first[:, None], bits[self.pair], 0).reshape(-1)
+        self.last_packet = np.full((2 * self.count, 2), -1)
         self.rows = np.zeros(0, np.int64)
 
-    # -- finished exchanges -----------------------------------------------------------------
+    # -- as of the whole connections --------------------------------------------------------
+
+    def restate(self) -> None:
+        """Ids and positions as of the whole connections; for a table set, counts as well."""
+        self.seq_of_start = self._numbers()
+        exchanges, connections = self.assembly.exchanges, self.assembly.connections
+        first = self.connections[:, FIRST_TIME]
+        earlier = np.array([state.first_time for state in self.states], np.int64)[self.pair]
+        self.first_time = np.where(self.is_first, np.minimum(first, earlier), first)
+        before = np.array([state.incarnation for state in self.states], np.int64)[self.pair]
+        self.incarnation = self.connections[:, INCARNATION] + before
+        connections["connection_id"] = connection_ids(
+            self.assembly.endpoints, self.pair, self.first_time, self.incarnation
+        )
+        of = self.of = exchanges["connection"].astype(np.int64)
+        self.number = [self.stream_of[way][of] for way in (REQUEST, RESPONSE)]
+        self.has, self.pos, self.end = [], [], []
+        for way, name in enumerate(SIDES):
+            column = exchanges[name]
+            self.has.append(column["size"] >= 0)
+            self.pos.append(column["pos"].copy())
+            self.end.append(column["pos"] + 4 + column["size"])
+            moved = self.pos[way] + self.base[self.number[way]]
+            column["pos"] = np.where(self.has[way], moved, -1)
+        asked = self.has[REQUEST]
+        position = np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"])
+        ids = exchange_ids(
+            connections["connection_id"][of], np.where(asked, REQUEST, RESPONSE), position
+        )
+        old_ids = exchanges["exchange_id"].copy()
+        exchanges["exchange_id"] = ids
+        emitted = [state.emitted_ids for state in self.states if len(state.emitted_ids)]
+        self.emitted = np.concatenate([NO_IDS, *emitted])
+        self.counted = connections["direction"].copy()  # of this window alone
+        if self.set_run is not None:
+            self._restate_connections()
+            self._restate_anomalies(old_ids)
+
+    def _restate_connections(self) -> None:
+        connections = self.assembly.connections
+        before = np.concatenate([no_counts()[:0], *(state.before for state in self.states)])
+        before = before[self.pair]
+        for name in DIRECTION.names or ():
+            earlier = np.where(self.is_first[:, None], before["direction"][name], 0)
+            connections["direction"][name] += earlier
+        connections["first_time_ns"] = self.first_time
+        connections["last_time_ns"] = self.last_time
+        is_resumed = (self.phase == KAFKA) | (self.phase == OTHER)
+        for name in ("handshake_rtt_ns", "handshake_seen", "is_tls", "protocol"):
+            connections[name] = np.where(is_resumed, before[name], connections[name])
+
+    def _restate_anomalies(self, old_ids: Ints) -> None:
+        anomalies, exchanges = self.assembly.anomalies, self.assembly.exchanges
+        self._find_last_packets()
+        there = np.flatnonzero(anomalies["exchange_id"] != 0)
+        order = np.argsort(old_ids)
+        found = order[np.searchsorted(old_ids[order], anomalies["exchange_id"][there])]
+        anomalies["exchange_id"][there] = exchanges["exchange_id"][found]
+        of = anomalies["connection"].astype(np.int64)
+        way = anomalies["direction"].astype(np.int64) & 1
+        stream = 2 * of + (self.client[of] ^ way)
+        has_place = (anomalies["direction"] <= RESPONSE) & (anomalies["pos"] >= 0)
+        anomalies["pos"] += np.where(has_place, self.base[stream], 0)
+        # a hole after the last byte, which came before this window
+        after = np.flatnonzero((anomalies["kind"] == Anomaly.GAP) & (anomalies["packet"] < 0))
+        anomalies["source"][after], anomalies["packet"][after] = self.last_packet[stream[after]].T
+        # a carried response whose request was emitted with it, and is carried no more
+        is_orphan = is_any_of(-anomalies["exchange_id"], self.emitted)
+        self.assembly = replace(self.assembly, anomalies=anomalies[~is_orphan])
+
+    def _find_last_packets(self) -> None:
+        """By stream: last_packet int64[2], source and packet of its last byte, and where it ends
+        in this window."""
+        pieces, segments = self.streams.pieces, self.streams.segments
+        before = np.array([state.last_packets for state in self.states], np.int64)
+        self.last_packet = np.where(self.is_first[:, None, None], before[self.pair], -1)
+        self.last_packet = self.last_packet.reshape(-1, 2)
+        self.last_end = np.zeros(2 * self.count, np.int64)
+        some = np.flatnonzero(self.sides[:, PIECE_STOP] > self.sides[:, PIECE_START])
+        last = self.sides[some, PIECE_STOP] - 1
+        self.last_end[some] = pieces.pos[last] + pieces.length[last]
+        row = pieces.segment[last]
+        self.last_packet[some] = np.stack([segments["source"][row], segments["packet"][row]], 1)
+
+    # -- complete exchanges -----------------------------------------------------------------
 
     def run(self) -> None:
-        """Ids and positions as of the whole connections; then `rows`, and where to go on."""
-        exchanges = self.assembly.exchanges
-        of = exchanges["connection"].astype(np.int64)
-        self._tell_connections()
-        ids = self.assembly.connections["connection_id"]
-        has, pos, end, settled = [], [], [], []
+        """`restate`, then `rows`, and the positions where the streams go on."""
+        self.restate()
+        exchanges, of = self.assembly.exchanges, self.of
         limit = self._limits()
-        number = [self.stream_of[side][of] for side in (REQUEST, RESPONSE)]
-        for side, name in enumerate(("request", "response")):
-            column = exchanges[name]
-            has.append(column["size"] >= 0)
-            pos.append(column["pos"].copy())
-            end.append(column["pos"] + 4 + column["size"])
-            inside = np.where(
-                self.is_tls[of], column["is_whole"] != 0, end[side] <= limit[number[side]]
-            )
-            settled.append(~has[side] | inside | self.is_over[of])
-            column["pos"] = np.where(has[side], pos[side] + self.base[number[side]], -1)
+        has, end, number = self.has, self.end, self.number
         asked, answered = has
-        place = np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"])
-        exchanges["exchange_id"] = exchange_ids(ids[of], np.where(asked, REQUEST, RESPONSE), place)
+        over = self.is_over[of]
+        settled = []
+        for way, name in enumerate(SIDES):
+            inside = np.where(
+                self.is_tls[of], exchanges[name]["is_whole"] != 0, end[way] <= limit[number[way]]
+            )
+            settled.append(~has[way] | inside | over)
 
         is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~answered
-        over = self.is_over[of]
         done = asked & answered & settled[0] & settled[1]
         is_answered = done.copy()
         done |= is_silent & settled[0]
@@ -148,56 +265,35 @@ class Settling:
         has_all = ~np.isin(number[0], self.open_holes)
         done |= ~asked & settled[1] & ((is_followed & has_all) | self.is_tls[of])
         waiting = asked & ~answered & ~is_silent
-        passed = self._passed(of, is_answered, waiting)
-        done |= waiting & settled[0] & passed
+        done |= waiting & settled[0] & self._passed(is_answered, waiting)
         done |= over
 
-        shown = [flow.shown for flow in self.flows if len(flow.shown)]
-        before = np.zeros(len(exchanges), np.bool_)
-        if shown:
-            before = np.isin(exchanges["exchange_id"], np.concatenate(shown))
-        confirmed = np.array([flow.state is not LOOKING for flow in self.flows])
-        confirmed = confirmed[self.pair] & self.is_first | self.is_over
+        before = is_any_of(exchanges["exchange_id"], np.abs(self.emitted))
+        confirmed = (self.phase != LOOKING) | self.is_over
         confirmed[of[is_answered]] = True
         confirmed |= np.bincount(of[done], minlength=self.count) >= CONFIRMED_BY
         self.confirmed = confirmed
         done &= confirmed[of]
         self.rows = np.flatnonzero(done & ~before)
-        self._tell_losses(of, before & ~is_silent, waiting)
-        gone = (done | before) & asked & ~is_silent
-        self._places(of, number, has, pos, end, done | before, gone, limit, ids)
-
-    def _tell_losses(self, of: Ints, before: Any, waiting: Any) -> None:
-        """An answer that did not come before those of later requests, which are known no more to
-        `pairing`, was lost in the capture."""
-        had_loss = np.array([flow.has_loss for flow in self.flows])[self.pair] & self.is_first
+        self.open_rows = np.flatnonzero(~done & ~before)
+        self.is_done = done | before
         response = self.sides[self.stream_of[1]]
+        had_loss = np.array([state.has_loss for state in self.states], np.bool_)[self.pair]
+        had_loss &= self.is_first
         self.has_loss = had_loss | (response[:, END] > response[:, BYTE_COUNT])
-        exchanges = self.assembly.exchanges
-        last = np.full(self.count, -1, np.int64)
-        last[of[before]] = np.flatnonzero(before)
-        is_closed = exchanges["status"] == PairStatus.CONNECTION_CLOSED
-        lost = waiting & is_closed & self.has_loss[of] & (np.arange(len(of)) < last[of])
-        exchanges["status"][lost] = PairStatus.RESPONSE_MISSING
-
-    def _tell_connections(self) -> None:
-        """Connection ids from what is known of the connections' beginnings."""
-        first = self.connections[:, FIRST_TIME]
-        earlier = np.array([flow.first_time for flow in self.flows], np.int64)[self.pair]
-        self.first_time = np.where(self.is_first, np.minimum(first, earlier), first)
-        before = np.array([flow.incarnation for flow in self.flows], np.int64)[self.pair]
-        self.incarnation = self.connections[:, INCARNATION] + before
-        self.assembly.connections["connection_id"] = connection_ids(
-            self.assembly.endpoints, self.pair, self.first_time, self.incarnation
-        )
+        gone = self.is_done & asked & ~is_silent
+        self._resume_positions(self.is_done, gone, limit)
 
     def _limits(self) -> Ints:
         """By stream: up to which position its bytes are settled."""
         sides = self.sides
         self.ends = np.where(sides[:, HAS_DATA] != 0, sides[:, HIGH] - sides[:, ORIGIN], 0)
         limit = self.ends.copy()
-        open_kafka = np.repeat(self.is_kafka & ~self.is_over & ~self.is_tls, 2)
-        for stream in np.flatnonzero((sides[:, GAP_COUNT] > 0) & open_kafka).tolist():
+        may_fill = self.is_kafka & ~self.is_tls
+        if self.set_run is not None:
+            may_fill |= ~self.is_kafka
+        is_open = np.repeat(may_fill & ~self.is_over, 2)
+        for stream in np.flatnonzero((sides[:, GAP_COUNT] > 0) & is_open).tolist():
             limit[stream] = self._settled_end(stream)
         self.open_holes = np.flatnonzero(limit < self.ends)
         return limit
@@ -227,58 +323,68 @@ class Settling:
                 return int(before[at])
         return int(self.ends[stream])
 
-    def _passed(self, of: Ints, is_answered: Any, waiting: Any) -> npt.NDArray[np.bool_]:
+    def _passed(self, is_answered: Any, waiting: Any) -> Bools:
         """Requests whose answer is not waited for any longer."""
+        of, limits = self.of, self.limits
         index = np.arange(len(of))
         last = np.full(self.count, -1, np.int64)
         np.maximum.at(last, of[is_answered], index[is_answered])
-        passed: npt.NDArray[np.bool_] = index + PASSED_MAX <= last[of]
-        passed |= self.lost & (index < last[of])
+        is_lost = self.lost & (index < last[of])
+        passed: Bools = index + limits.passed_max <= last[of]
         is_one_way = (self.sides[self.stream_of[1], HAS_DATA] == 0) & (
             self.bits[self.stream_of[1]] & RESUMED == 0
         )
-        most = np.where(is_one_way, OUTSTANDING_ONE_WAY_MAX, OUTSTANDING_MAX)
+        most = np.where(is_one_way, limits.outstanding_one_way_max, limits.outstanding_max)
         open_count = np.bincount(of[waiting], minlength=self.count)
         for connection in np.flatnonzero(open_count > most).tolist():
             rows = np.flatnonzero(waiting & (of == connection))
             passed[rows[: len(rows) - int(most[connection]) // 2]] = True
-        return passed
+        limited = passed & waiting & ~is_lost & ~self.is_over[of]
+        self.limited_count = np.bincount(of[limited], minlength=self.count)
+        return passed | is_lost
 
-    def _places(
-        self, of: Ints, number: list[Ints], has: list[Any], pos: list[Ints], end: list[Ints],
-        done: Any, gone: Any, limit: Ints, ids: Any,
-    ) -> None:  # fmt: skip
+    def _resume_positions(self, done: Any, gone: Any, limit: Ints) -> None:
         """Where each stream goes on, and what the kernels must know there.
 
         gone: requests that no response to come can answer.
         """
+        of, number, has, pos, end = self.of, self.number, self.has, self.pos, self.end
         streams = 2 * self.count
         none = 1 << 62
         hold, covered = np.full(streams, none, np.int64), np.zeros(streams, np.int64)
-        framed = np.zeros(streams, np.int64)
+        first, framed = hold.copy(), covered.copy()
         for side in (0, 1):
             some = has[side] & ~done
             np.minimum.at(hold, number[side][some], pos[side][some])
             some = has[side] & done
             np.maximum.at(covered, number[side][some], end[side][some])
-            np.maximum.at(framed, number[side][has[side]], end[side][has[side]])
+            some = has[side]
+            np.minimum.at(first, number[side][some], pos[side][some])
+            np.maximum.at(framed, number[side][some], end[side][some])
+            if self.set_run is not None:  # a hole at the end of the last frame may still grow
+                some = has[side] & (end[side] > self.last_end[number[side]])
+                np.minimum.at(hold, number[side][some], pos[side][some])
         resume = np.minimum(hold, covered)
         is_framed = framed > 0
         is_certain = (self.sides[:, HAS_SYN] != 0) | is_framed
         # a search that finds nothing does not go over all of it again
-        lost = (hold == none) & (limit - covered > TAIL_MAX) & np.repeat(self.is_kafka, 2)
+        tail_max = self.limits.tail_max
+        lost = (hold == none) & (limit - covered > tail_max) & np.repeat(self.is_kafka, 2)
         resume[lost] = limit[lost] - TAIL_KEPT
         is_certain[lost] = False
-        self.resume, self.is_certain = resume, is_certain
         self.missing = np.where(is_framed, framed - self.ends, 0)
 
-        bits = np.where((covered > 0) & (covered <= resume), RESUMED, self.bits & RESUMED)
+        bits = np.where(first < resume, RESUMED, self.bits & RESUMED)
         bits |= self.bits & HAS_ASKED
-        bits = bits | self._are_young(of, number, has, pos, done)
+        self.resume, self.is_certain = resume, is_certain
+        bits = bits | self._are_young(done)
         answers = np.unique(of[has[0] & done])
         bits[self.stream_of[1][answers]] |= HAS_ASKED
-        self._tell_last_ids(of, number, has, pos, done)
+        self._tell_last_ids(done)
         self.new_bits = np.where(bits & RESUMED, bits, bits & HAS_ASKED)
+        if self.set_run is not None:
+            others = np.repeat(~self.is_kafka | self.is_tls | (self.phase == OTHER), 2)
+            resume[others] = limit[others]
 
         kept = np.flatnonzero(
             done
@@ -294,19 +400,18 @@ class Settling:
         both = kept[has[0][kept] & has[1][kept]]
         self.kept_of = np.concatenate([of[kept], of[both]])
         exchanges = self.assembly.exchanges
+        ids = self.assembly.connections["connection_id"]
         response = exchanges["response"]["pos"][both]
         self.kept_ids = np.concatenate(
             [
                 exchanges["exchange_id"][kept],
-                exchange_ids(ids[of[both]], np.full(len(both), RESPONSE), response),
+                -exchange_ids(ids[of[both]], np.full(len(both), RESPONSE), response),
             ]
         )
         self.open_count = np.bincount(of[~done], minlength=self.count)
 
-    def _are_young(
-        self, of: Ints, number: list[Ints], has: list[Any], pos: list[Ints], done: Any
-    ) -> Ints:
-        """By stream: YOUNG and IN_TOKENS as of the place where it goes on."""
+    def _are_young(self, done: Any) -> Ints:
+        """By stream: YOUNG and IN_TOKENS as of the position where it goes on."""
         exchanges = self.assembly.exchanges
         key, version = exchanges["api_key"], exchanges["api_version"]
         is_token = exchanges["is_sasl_token"] != 0
@@ -315,75 +420,75 @@ class Settling:
         young = (self.bits & RESUMED == 0) | (self.bits & YOUNG != 0)
         tokens = self.bits & IN_TOKENS != 0
         for side in (0, 1):
-            some = np.flatnonzero(has[side] & done & (pos[side] < self.resume[number[side]]))
-            some = some[np.argsort(pos[side][some], kind="stable")]
-            tokens[number[side][some]] = (is_token | is_handshake)[some]  # the last one stays
-            young[number[side][some[~is_early[some]]]] = False
+            some, number = self._before_resume(side, done), self.number[side]
+            tokens[number[some]] = (is_token | is_handshake)[some]  # the last one stays
+            young[number[some[~is_early[some]]]] = False
         return YOUNG * young.astype(np.int64) | IN_TOKENS * tokens.astype(np.int64)
 
-    def _tell_last_ids(
-        self, of: Ints, number: list[Ints], has: list[Any], pos: list[Ints], done: Any
-    ) -> None:
-        """By stream: the correlation id of the last frame before the place where it goes on."""
-        before = np.array([flow.last_ids for flow in self.flows], np.int64)
+    def _tell_last_ids(self, done: Any) -> None:
+        """By stream: the correlation id of the last frame before the position where it goes on."""
+        before = np.array([state.last_ids for state in self.states], np.int64)
         self.last_ids = np.where(self.is_first[:, None], before[self.pair], NO_NUMBER).reshape(-1)
         ids = self.assembly.exchanges["correlation_id"].astype(np.int64) & 0xFFFFFFFF
         is_token = self.assembly.exchanges["is_sasl_token"] != 0
         for side in (0, 1):
-            some = np.flatnonzero(
-                has[side]
-                & done
-                & ~is_token
-                & ~np.isin(ids, RESERVED_IDS)
-                & (pos[side] < self.resume[number[side]])
-            )
-            some = some[np.argsort(pos[side][some], kind="stable")]
-            self.last_ids[number[side][some]] = ids[some]  # the last one stays
+            some = self._before_resume(side, done & ~is_token & ~np.isin(ids, RESERVED_IDS))
+            self.last_ids[self.number[side][some]] = ids[some]  # the last one stays
+
+    def _before_resume(self, side: int, chosen: Any) -> Ints:
+        """Chosen exchanges with a frame before the position where its stream goes on, in order."""
+        pos = self.pos[side]
+        some = np.flatnonzero(chosen & self.has[side] & (pos < self.resume[self.number[side]]))
+        return some[np.argsort(pos[some], kind="stable")]
 
     # -- what is carried on -----------------------------------------------------------------
 
     def carry_on(self, sources: Sources) -> int:
-        """Bring the flows up to date; how many of them turned out to be Kafka's."""
-        states = self._states()
-        seq_of_start = self._numbers()
-        by_state = {LOOKING: WHOLE, TLS: WHOLE, KAFKA: REST, LEFT: NOTHING}
-        mode = np.array([by_state[state] for state in states], np.int64)
+        """Bring the states up to date; how many of them turned out to be Kafka's."""
+        phases = self._phases()
+        mode = np.array([_MODES[phase] for phase in phases], np.int64)
         mode[~self.is_last] = NOTHING
-        kept, data = self._kept(mode, seq_of_start, sources)
+        kept, data = self._carried(mode, sources)
         bounds = np.searchsorted(kept["endpoints"], np.arange(self.count + 1))
         byte_bounds = np.concatenate([[0], np.cumsum(kept["captured"], dtype=np.int64)])
         first_byte = byte_bounds[bounds]
         kept["pos"] = byte_bounds[:-1] - first_byte[kept["endpoints"]]
         packed, plain = kept.tobytes(), data.tobytes()
         at, byte_at = (bounds * SEGMENT.itemsize).tolist(), first_byte.tolist()
-        facts = Facts(self, seq_of_start)
+        update = _StateUpdate(self)
         found = 0
         for connection in np.flatnonzero(self.is_last).tolist():
-            flow = self.flows[self.pair[connection]]
-            state = states[connection]
-            found += state in (KAFKA, TLS) and flow.state is LOOKING
-            facts.tell(flow, connection, state)
-            flow.parts, flow.size = [], 0
+            state = self.states[self.pair[connection]]
+            phase = phases[connection]
+            found += phase in (KAFKA, TLS) and state.phase is LOOKING
+            update.apply(state, connection, phase)
+            state.parts, state.size = [], 0
             if at[connection] < at[connection + 1]:
                 here = slice(byte_at[connection], byte_at[connection + 1])
-                flow.keep(packed[at[connection] : at[connection + 1]], plain[here])
-            flow.looked_at = flow.size
+                state.carry(packed[at[connection] : at[connection + 1]], plain[here])
+            state.looked_at = state.size
         return found
 
-    def _states(self) -> list[State]:
-        sides = self.sides
-        captured = sides[:, BYTE_COUNT].reshape(-1, 2).sum(axis=1)
-        known = np.array([flow.state is KAFKA for flow in self.flows])[self.pair] & self.is_first
-        known |= self.confirmed
-        states = np.where(captured <= LOOKED_AT_MAX, LOOKING, LEFT)
-        states = np.where(self.is_kafka, np.where(known, KAFKA, LOOKING), states)
+    def _phases(self) -> list[Phase]:
+        """By connection: its phase after this window."""
+        captured = self.sides[:, BYTE_COUNT].reshape(-1, 2).sum(axis=1)
+        ignored = OVER if self.set_run is None else OTHER  # a table set counts all segments
+        phases = np.where(captured <= LOOKED_AT_MAX, LOOKING, ignored)
+        if self.set_run is not None:
+            told = np.isin(self.assembly.connections["protocol"], _TOLD_AT_ONCE)
+            phases[told | (self.phase == OTHER)] = OTHER
+        phases = np.where(self.is_kafka, np.where(self.confirmed, KAFKA, LOOKING), phases)
         is_kept = (captured <= TLS_BYTES_MAX) & self.has_key_logs
-        states = np.where(self.is_tls, np.where(is_kept, TLS, LEFT), states)
-        states = np.where(self.is_over, LEFT, states)
-        return [STATES[state] for state in states.tolist()]
+        without_keys: Any = OVER
+        if self.set_run is not None:
+            without_keys = np.where(captured <= TLS_HANDSHAKE_BYTES, LOOKING, OTHER)
+        tls = np.where(is_kept & (self.phase != OTHER), TLS, without_keys)
+        phases = np.where(self.is_tls & (self.phase != OTHER), tls, phases)
+        phases = np.where(self.is_over, OVER, phases)
+        return [PHASES[phase] for phase in phases.tolist()]
 
     def _numbers(self) -> Ints:
-        """By stream: the sequence number of its position 0, NO_NUMBER where nothing tells it."""
+        """By stream: the sequence number of its position 0, NO_NUMBER if nothing tells it."""
         segments, pieces = self.streams.segments, self.streams.pieces
         stream = 2 * self.streams.connection.astype(np.int64) + segments["side"]
         numbers = np.full(2 * self.count, NO_NUMBER, np.int64)
@@ -399,40 +504,58 @@ class Settling:
         self.stream = stream
         return numbers
 
-    def _kept(self, mode: Ints, seq_of_start: Ints, sources: Sources) -> tuple[Any, Any]:
+    def _carried(self, mode: Ints, sources: Sources) -> tuple[Any, Any]:
         """Segments to carry, by connection (in `endpoints`), cut where the carried bytes begin;
         and their bytes."""
         segments, mark = self.streams.segments, self.streams.mark
         connection, stream = self.streams.connection.astype(np.int64), self.stream
+        seq_of_start = self.seq_of_start
         flags, length = segments["flags"], segments["length"].astype(np.int64)
-        is_control = (flags & (FIN | RST)) != 0
+        is_real = segments["packet"] > 0  # no SYN of ours
         whole = (mode[connection] == WHOLE) & (mark != DUPLICATE)
-        whole &= (length > 0) | ((flags & (SYN | FIN | RST)) != 0)
-        rest = (mode[connection] == REST) & (mark == 0)
+        if self.set_run is None:
+            whole &= (length > 0) | ((flags & (SYN | FIN | RST)) != 0)
+        rest = (mode[connection] == REST) & is_real
         wanted = (seq_of_start + self.resume) & 0xFFFFFFFF
         number = segments["seq"].astype(np.int64) + ((flags & SYN) != 0)
         ahead = ((number - wanted[stream] + 0x80000000) & 0xFFFFFFFF) - 0x80000000
         is_known = seq_of_start[stream] != NO_NUMBER
-        has_bytes = rest & is_known & (length > 0) & (ahead + length > 0)
-        rows = np.flatnonzero(whole | has_bytes | (rest & is_control))
-        rows = np.union1d(rows, self._acknowledgements(mode)) if len(self.open_holes) else rows
+        has_bytes = rest & (mark == 0) & is_known & (length > 0) & (ahead + length > 0)
+        is_head = np.zeros(len(segments), np.bool_)  # carried without bytes, as it is else
+        is_end = rest & ((flags & (FIN | RST)) != 0) & (mark == 0)  # as a segment without bytes
+        if self.set_run is not None:
+            # a second copy of a packet is told by its header
+            is_young = segments["time_ns"] >= self.set_run.end_ns - 2 * (
+                self.set_run.duplicate_window_ns
+            )
+            is_head = rest & is_young & (mark != DUPLICATE)
+            last = np.flatnonzero(rest & (mark == 0))
+            for some in (last, last[flags[last] & ACK != 0]):
+                of = np.full(2 * self.count, -1, np.int64)
+                of[stream[some]] = some  # the last one stays
+                is_end[of[of >= 0]] = True
+        elif len(self.open_holes):
+            is_end[self._acknowledgements(mode)] = True
+        rows = np.flatnonzero(whole | has_bytes | is_head | is_end)
         kept = segments[rows]
-        cut = np.where(is_known, np.clip(-ahead, 0, length), 0)[rows]
+        cut = np.where(is_known, np.clip(-ahead, 0, length), 0)
+        cut = np.where(is_end & ~has_bytes, length, cut)
+        cut[whole | is_head] = 0
+        cut = cut[rows]
         is_rest = ~whole[rows]
-        cut[~is_rest] = 0
-        only_ack = is_rest & ~has_bytes[rows]
-        cut[only_ack] = length[rows][only_ack]
         kept["seq"] = np.where(is_rest, number[rows] + cut, segments["seq"][rows]) & 0xFFFFFFFF
         kept["flags"] = np.where(is_rest, kept["flags"] & (0xFF ^ SYN), kept["flags"])
         captured = kept["captured"].astype(np.int64)
         kept["pos"] += np.minimum(cut, captured)
-        kept["captured"] = np.maximum(captured - cut, 0)
+        captured = np.maximum(captured - cut, 0)
+        kept["captured"] = np.where(whole[rows] | has_bytes[rows], captured, 0)
         kept["length"] -= cut.astype(np.int32)
         kept["endpoints"] = connection[rows]
         extents = np.zeros(len(kept), EXTENT)
         for name, column in (("pos", "pos"), ("length", "captured"), ("source", "source")):
             extents[name] = kept[column]
         extents = extents[extents["length"] > 0]
+        self.carried_stream = stream[rows]
         return kept, sources.gather(extents) if len(extents) else np.zeros(0, np.uint8)
 
     def _acknowledgements(self, mode: Ints) -> Ints:
@@ -446,76 +569,89 @@ class Settling:
         return np.array(rows, np.int64)
 
 
-class Facts:
-    """What `Settling` found, as plain numbers for the flows."""
+class _StateUpdate:
+    """What a `CompletionTracker` found, as plain numbers for the states."""
 
-    def __init__(self, settling: Settling, seq_of_start: Ints) -> None:
-        sides, connections = settling.sides, settling.connections
-        self.is_first = settling.is_first.tolist()
-        self.first_time = settling.first_time.tolist()
-        self.last_time = connections[:, LAST_TIME].tolist()
-        self.incarnation = settling.incarnation.tolist()
-        self.client = settling.client.tolist()
-        self.has_loss = settling.has_loss.tolist()
-        self.open_count = settling.open_count.tolist()
-        self.resume = settling.resume.tolist()
-        self.base = settling.base.tolist()
-        self.seq = seq_of_start.tolist()
+    def __init__(self, tracker: CompletionTracker) -> None:
+        sides = tracker.sides
+        self.is_first = tracker.is_first.tolist()
+        self.first_time = tracker.first_time.tolist()
+        self.last_time = tracker.last_time.tolist()
+        self.incarnation = tracker.incarnation.tolist()
+        self.client = tracker.client.tolist()
+        self.has_loss = tracker.has_loss.tolist()
+        self.open_count = tracker.open_count.tolist()
+        self.resume = tracker.resume.tolist()
+        self.base = tracker.base.tolist()
+        self.seq = tracker.seq_of_start.tolist()
         self.has_syn = (sides[:, HAS_SYN] != 0).tolist()
-        self.is_certain = settling.is_certain.tolist()
-        self.last_ids = settling.last_ids.tolist()
-        self.bits = settling.new_bits.tolist()
-        self.missing = settling.missing.tolist()
-        has_fin = (sides[:, FIN_AT] != NO_ACK).reshape(-1, 2).all(axis=1)
-        self.is_closed = (has_fin | (connections[:, CLOSE_REASON] == CloseReason.RST)).tolist()
-        self.shown: dict[int, list[int]] = {}
-        for connection, ident in zip(
-            settling.kept_of.tolist(), settling.kept_ids.tolist(), strict=True
-        ):
-            self.shown.setdefault(connection, []).append(ident)
-        self.gone: dict[int, list[int]] = {}
-        for connection, pos in zip(
-            settling.gone_of.tolist(), settling.gone_pos.tolist(), strict=True
-        ):
-            self.gone.setdefault(connection, []).append(pos)
+        self.is_certain = tracker.is_certain.tolist()
+        self.last_ids = tracker.last_ids.tolist()
+        self.bits = tracker.new_bits.tolist()
+        self.missing = tracker.missing.tolist()
+        told = np.isin(tracker.assembly.connections["protocol"], _TOLD_AT_ONCE)
+        told |= tracker.is_tls & (not tracker.has_key_logs)
+        self.is_told = told.tolist()
+        self.limited_count = tracker.limited_count.tolist()
+        self.is_closed = tracker.is_closed.tolist()
+        self.end = tracker.ends.tolist()
+        self.last_packet = tracker.last_packet.tolist()
+        self.emitted = _by_connection(tracker.kept_of, tracker.kept_ids)
+        self.gone = _by_connection(tracker.gone_of, tracker.gone_pos)
 
-    def tell(self, flow: Flow, connection: int, state: State) -> None:
-        """Bring a flow up to date with its last connection."""
+    def apply(self, state: ConnectionState, connection: int, phase: Phase) -> None:
+        """Bring a state up to date with its last connection."""
         is_first = self.is_first[connection]
-        last_time = self.last_time[connection]
-        flow.first_time = self.first_time[connection]
-        flow.last_time = max(flow.last_time, last_time) if is_first else last_time
-        flow.incarnation = self.incarnation[connection]
-        flow.client_side = self.client[connection]
-        flow.has_loss = self.has_loss[connection]
-        flow.needed = 0
+        state.first_time = self.first_time[connection]
+        state.last_time = self.last_time[connection]
+        state.incarnation = self.incarnation[connection]
+        state.client_side = self.client[connection]
+        state.has_loss = self.has_loss[connection]
+        state.needed = 0
+        if not is_first:
+            state.before, state.facts, state.limited_count = no_counts(), None, 0
+        state.limited_count += self.limited_count[connection]
+        if phase is OTHER and state.phase is not OTHER and not self.is_told[connection]:
+            state.limited_count += 1
         if not self.is_closed[connection]:
-            flow.closed_at = None
-        elif flow.closed_at is None or not is_first:
-            flow.closed_at = flow.last_time
-        flow.state = state
-        if state is LEFT:
-            flow.shown, flow.gone, flow.bits, flow.open_count = NO_IDS, NO_IDS, [0, 0], 0
-            return
-        ids = self.shown.get(connection)
-        flow.shown = NO_IDS if ids is None else np.array(ids, np.int64)
+            state.closed_at = None
+        elif state.closed_at is None or not is_first:
+            state.closed_at = state.last_time
+        state.phase = phase
+        ids = self.emitted.get(connection)
+        state.emitted_ids = NO_IDS if ids is None else np.array(ids, np.int64)
         gone = self.gone.get(connection)
-        flow.gone = NO_IDS if gone is None or state is not KAFKA else np.array(gone, np.int64)
-        flow.open_count = self.open_count[connection]
+        state.closed_request_positions = (
+            NO_IDS if gone is None or phase is not KAFKA else np.array(gone, np.int64)
+        )
+        state.open_count = self.open_count[connection]
+        if phase is OVER:
+            state.emitted_ids, state.closed_request_positions = NO_IDS, NO_IDS
+            state.bits, state.open_count = [0, 0], 0
         for side in (0, 1):
             stream = 2 * connection + side
-            resume = self.resume[stream] if state is KAFKA else 0
+            resume = self.resume[stream] if state.is_resumed else 0
             if not is_first:
-                flow.syn[side] = NO_NUMBER
+                state.syn[side] = NO_NUMBER
             if self.has_syn[stream] and self.base[stream] == 0:
-                flow.syn[side] = self.seq[stream]
+                state.syn[side] = self.seq[stream]
+            if phase is OVER:
+                resume = self.end[stream]
             if self.seq[stream] != NO_NUMBER:
-                flow.seq[side] = (self.seq[stream] + resume) & 0xFFFFFFFF
+                state.seq[side] = (self.seq[stream] + resume) & 0xFFFFFFFF
             elif not is_first:
-                flow.seq[side] = NO_NUMBER
-            flow.base[side] = self.base[stream] + resume
-            flow.certain[side] = self.is_certain[stream]
-            flow.bits[side] = self.bits[stream] if state is KAFKA else 0
-            flow.last_ids[side] = self.last_ids[stream] if state is KAFKA else NO_NUMBER
-            if state is KAFKA and self.missing[stream] >= DEFERRED_MIN:
-                flow.needed, flow.needed_side = self.missing[stream], side
+                state.seq[side] = NO_NUMBER
+            state.base[side] = self.base[stream] + resume
+            state.last_packets[side] = self.last_packet[stream]
+            state.certain[side] = self.is_certain[stream]
+            state.bits[side] = self.bits[stream] if phase is KAFKA else 0
+            state.last_ids[side] = self.last_ids[stream] if phase is KAFKA else NO_NUMBER
+            if phase is KAFKA and self.missing[stream] >= DEFERRED_MIN:
+                state.needed, state.needed_side = self.missing[stream], side
+
+
+def _by_connection(of: Ints, values: Ints) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for connection, value in zip(of.tolist(), values.tolist(), strict=True):
+        found.setdefault(connection, []).append(value)
+    return found

@@ -1,26 +1,35 @@
-"""A connection between windows: what is known of it, and what of its bytes is carried."""
+"""The state of a connection between two windows: what is known of it, and the bytes it still needs.
+
+A state is a Python object while windows are read. `pack_states` makes bytes of many, which a table
+set keeps for a later append. They hold captured payload, and never a TLS secret.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kdissect.capture.segments import ENDPOINTS, SEGMENT
+from kdissect.kafka.assembly import CONNECTION
 
 Ints = npt.NDArray[np.int64]
 
 SECOND_NS = 1_000_000_000
 HOLE_NS = 3 * SECOND_NS  # a lost segment comes again within a few round trips, or seldom
 HOLE_ACKED_NS = 10_000_000  # packets may be captured a little after their acknowledgement
-HOLE_BYTES = 4 << 20  # of data behind a hole: a window that large is hardly ever open
+HOLE_BYTES = 4 << 20  # of data after a hole: a window that large is hardly ever open
 LINGER_NS = SECOND_NS  # after a FIN or RST segments may still be on their way
-PASSED_MAX = 64
-OUTSTANDING_MAX = 4096  # requests of a connection that wait for an answer
-OUTSTANDING_ONE_WAY_MAX = 64  # the same, where the other direction was not captured
-LOOKED_AT_MAX = 256 << 10
+LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognised
 TLS_BYTES_MAX = 64 << 20
-TAIL_MAX, TAIL_KEPT = 1 << 20, 64 << 10  # bytes in no frame that a search goes over again
+TLS_HANDSHAKE_BYTES = 64 << 10  # in which both sides have said hello and shown certificates
+TAIL_KEPT = 64 << 10  # bytes in no frame, of `tail_max`, that a search goes over again
 DEFERRED_MIN = 256 << 10  # of a frame that are missing, so that the connection waits for them
 UNASKED_BEHIND = 8  # bytes that must follow a response whose request was not seen
 
@@ -31,45 +40,65 @@ FINISHED_AT_ONCE = 64 << 20  # carried bytes that are worked on together at the 
 
 NO_NUMBER = -1  # sequence number that is not known
 NO_IDS = np.zeros(0, np.int64)
-NOTHING, WHOLE, REST = 0, 1, 2  # what of a connection is carried
+NOTHING, WHOLE, REST = 0, 1, 2  # which part of a connection is carried
 
 
 @dataclass(frozen=True, slots=True)
 class CarryLimits:
-    """connection_max: connections of which something is known; carried_max: bytes kept of all,
-    connection_bytes_max: of one."""
+    """connection_max: connections of which something is known; carried_max: bytes carried of all,
+    connection_bytes_max: of one. passed_max: answers to later requests after which a request is
+    complete without one. outstanding_max: requests of a connection that wait for an answer;
+    outstanding_one_way_max: the same if the other direction was not captured. tail_max: bytes in
+    no frame that are searched again."""
 
     connection_max: int = 16384
     carried_max: int = 256 << 20
     connection_bytes_max: int = 128 << 20
+    passed_max: int = 64
+    outstanding_max: int = 4096
+    outstanding_one_way_max: int = 64
+    tail_max: int = 1 << 20
 
 
-class State(IntEnum):
+# Limits of a table set: its rows are read later, so nothing hurries.
+SET_LIMITS = CarryLimits(passed_max=4096, outstanding_one_way_max=4096, tail_max=64 << 20)
+
+
+class Phase(IntEnum):
     """Of a connection between windows."""
 
     LOOKING = 0  # not recognised yet: all of it is carried
     KAFKA = 1
     TLS = 2  # with key logs: all of it is carried
-    LEFT = 3  # something else, or over: nothing is carried, a SYN begins anew
+    OVER = 3  # closed, or not of interest: nothing is carried, a SYN begins anew
+    OTHER = 4  # not Kafka: its segments are counted, for `connections`
 
 
-LOOKING, KAFKA, TLS, LEFT = STATES = tuple(State)
+LOOKING, KAFKA, TLS, OVER, OTHER = PHASES = tuple(Phase)
 OPENING = ("time_ns", "seq", "ack", "endpoints", "flags", "side")  # fields of the SYNs we make
 
 
+def no_counts() -> npt.NDArray[np.void]:
+    """CONNECTION[1], all zeros."""
+    return np.zeros(1, CONNECTION)
+
+
 @dataclass(slots=True)
-class Flow:
+class ConnectionState:
     """A connection between windows; lists of two are by side.
 
     base: stream position of the first carried byte; seq: its sequence number; syn: that of position
-    0, where a SYN told it; certain: the first carried byte is that of a frame. parts: carried
-    segments (packed SEGMENT), whose `pos` is a place in the bytes beside them.
-    shown: ids of finished exchanges that have carried bytes; gone: positions of requests among them
-    that no response to come can answer.
+    0, if a SYN told it; certain: the first carried byte is that of a frame. parts: carried
+    segments (packed SEGMENT), whose `pos` is a position in the bytes beside them.
+    emitted_ids: of completed exchanges that have carried bytes; closed_request_positions: of
+    requests among them that no response to come can answer.
+    Of a table set also: before, CONNECTION[1], the row of what lies before the carried bytes;
+    last_packets, source and packet of the last byte of each side; facts, what messages and
+    handshakes said; limited_count: exchanges that a limit completed.
     """
 
     endpoints: bytes
-    state: State = LOOKING
+    phase: Phase = LOOKING
     incarnation: int = 0
     first_time: int = 2**63 - 1
     last_time: int = -(2**63)
@@ -79,18 +108,121 @@ class Flow:
     syn: list[int] = field(default_factory=lambda: [NO_NUMBER, NO_NUMBER])
     certain: list[bool] = field(default_factory=lambda: [False, False])
     bits: list[int] = field(default_factory=lambda: [0, 0])
+    last_packets: list[list[int]] = field(default_factory=lambda: [[-1, -1], [-1, -1]])
     last_ids: list[int] = field(default_factory=lambda: [NO_NUMBER, NO_NUMBER])
     parts: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
     looked_at: int = 0
     needed: int = 0  # bytes of side `needed_side` that the open frame still needs
     needed_side: int = 0
-    shown: Ints = field(default_factory=lambda: NO_IDS)
-    gone: Ints = field(default_factory=lambda: NO_IDS)
+    emitted_ids: Ints = field(default_factory=lambda: NO_IDS)
+    closed_request_positions: Ints = field(default_factory=lambda: NO_IDS)
     open_count: int = 0  # exchanges begun
     has_loss: bool = False  # bytes of its responses are missing
     closed_at: int | None = None
+    before: npt.NDArray[np.void] = field(default_factory=no_counts)
+    facts: Any = None
+    limited_count: int = 0
 
-    def keep(self, segments: bytes, data: bytes) -> None:
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the carried bytes begin where a SYN of ours says."""
+        return self.phase is KAFKA or self.phase is OTHER
+
+    def carry(self, segments: bytes, data: bytes) -> None:
+        """Add SEGMENT rows, packed, and their bytes."""
         self.parts.append((segments, data))
         self.size += len(data)
+
+
+# -- as bytes -------------------------------------------------------------------------------
+
+# A state but for its carried bytes, ids and facts, of which it has so many.
+_ROW = np.dtype(
+    [
+        ("endpoints", ENDPOINTS),
+        ("phase", "u1"),
+        ("client_side", "u1"),
+        ("has_loss", "u1"),
+        ("is_closed", "u1"),
+        ("certain", "u1", (2,)),
+        ("incarnation", "<i4"),
+        ("limited_count", "<i4"),
+        ("open_count", "<i8"),
+        ("first_time", "<i8"),
+        ("last_time", "<i8"),
+        ("closed_at", "<i8"),
+        ("base", "<i8", (2,)),
+        ("seq", "<i8", (2,)),
+        ("syn", "<i8", (2,)),
+        ("bits", "<i8", (2,)),
+        ("last_ids", "<i8", (2,)),
+        ("last_packets", "<i8", (2, 2)),
+        ("before", CONNECTION),
+        ("segment_count", "<i8"),
+        ("byte_count", "<i8"),
+        ("emitted_count", "<i8"),
+        ("closed_count", "<i8"),
+    ]
+)
+_AS_THEY_ARE = ("client_side", "incarnation", "limited_count", "open_count", "first_time",
+                "last_time", "base", "seq", "syn", "bits", "last_ids", "last_packets")  # fmt: skip
+
+
+def pack_states(states: Sequence[ConnectionState]) -> bytes:
+    """States as bytes, for `unpack_states`."""
+    rows = np.zeros(len(states), _ROW)
+    blocks: list[list[bytes]] = [[], [], [], []]
+    for row, state in zip(rows, states, strict=True):
+        row["endpoints"] = np.frombuffer(state.endpoints, ENDPOINTS)[0]
+        row["phase"], row["has_loss"], row["certain"] = state.phase, state.has_loss, state.certain
+        row["is_closed"], row["closed_at"] = state.closed_at is not None, state.closed_at or 0
+        for name in _AS_THEY_ARE:
+            row[name] = getattr(state, name)
+        row["before"] = state.before[0]
+        assert len(state.parts) <= 1
+        segments, data = state.parts[0] if state.parts else (b"", b"")
+        row["segment_count"], row["byte_count"] = len(segments) // SEGMENT.itemsize, len(data)
+        row["emitted_count"] = len(state.emitted_ids)
+        row["closed_count"] = len(state.closed_request_positions)
+        ids = state.emitted_ids.tobytes(), state.closed_request_positions.tobytes()
+        for block, part in zip(blocks, (segments, data, *ids), strict=True):
+            block.append(part)
+    facts = json.dumps([state.facts for state in states]).encode()
+    parts = [rows.tobytes(), *(b"".join(block) for block in blocks), facts]
+    return b"".join([np.array([len(part) for part in parts], "<i8").tobytes(), *parts])
+
+
+def unpack_states(data: bytes) -> list[ConnectionState]:
+    """The states that `pack_states` was given. Raises ValueError for other bytes."""
+    sizes = np.frombuffer(data, "<i8", 6).tolist()
+    if min(sizes) < 0 or 48 + sum(sizes) != len(data):
+        raise ValueError("states of connections: their sizes are not those of the bytes")
+    bounds = np.cumsum([48, *sizes]).tolist()
+    parts = [data[low:high] for low, high in itertools.pairwise(bounds)]
+    rows = np.frombuffer(parts[0], _ROW)
+    widths = {"segment_count": SEGMENT.itemsize, "byte_count": 1, "emitted_count": 8,
+              "closed_count": 8}  # fmt: skip
+    blocks = []
+    for part, (name, width) in zip(parts[1:5], widths.items(), strict=True):
+        ends = np.cumsum(rows[name]) * width
+        if (rows[name] < 0).any() or (len(ends) and ends[-1] != len(part)):
+            raise ValueError("states of connections: their parts are not as long as they say")
+        starts = ends - rows[name] * width
+        blocks.append([part[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
+    states = []
+    for number, (row, facts) in enumerate(zip(rows, json.loads(parts[5]), strict=True)):
+        state = ConnectionState(row["endpoints"].tobytes(), Phase(int(row["phase"])))
+        for name in _AS_THEY_ARE:
+            setattr(state, name, row[name].tolist())
+        state.has_loss, state.certain = bool(row["has_loss"]), (row["certain"] != 0).tolist()
+        state.closed_at = int(row["closed_at"]) if row["is_closed"] else None
+        state.before = rows["before"][number : number + 1].copy()
+        segments, payload, emitted, closed = (block[number] for block in blocks)
+        if segments:
+            state.carry(segments, payload)
+        state.emitted_ids = np.frombuffer(emitted, np.int64)
+        state.closed_request_positions = np.frombuffer(closed, np.int64)
+        state.facts = facts
+        states.append(state)
+    return states

@@ -20,7 +20,7 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.response_versions import infer
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.resume.carry import Finished
+from kdissect.resume.carry import CompletedExchanges
 from kdissect.show.filters import Filters
 from kdissect.stories.events import Collector
 from kdissect.tables.message_facts import ChunkMarks, message_marks
@@ -54,7 +54,7 @@ class Lister:
         self.facts = Facts()
         self.names: OrderedDict[str, str] = OrderedDict(Facts().names_by_id())
 
-    def listed(self, finished: Finished) -> Iterator[Listed]:
+    def listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
         """The exchanges that the filters let through."""
         assembly = exchange_index.take(finished.assembly, finished.rows)
         sources = finished.sources

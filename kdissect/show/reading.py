@@ -14,7 +14,7 @@ from kdissect.capture.windows import RECORD_BYTES_MAX, Window, WindowReader, ope
 from kdissect.errors import CaptureError
 from kdissect.kafka.options import CONNECTIONS_MAX
 from kdissect.pipeline.options import Options
-from kdissect.resume.carry import CarryLimits, Finished, Resumed
+from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
 
 FIRST_BYTES = 64 << 10  # of a capture, that mostly hold its first packet
 NEVER = 2**63 - 1  # time of the first packet of a capture without packets
@@ -48,10 +48,12 @@ class Reading:
         self.paths = [item.path for item in _in_order(usable)]
         if limits is None and options.limits.connections != CONNECTIONS_MAX:
             limits = CarryLimits(connection_max=options.limits.connections)
-        self.resumed = Resumed(options.stream_options, key_log_texts(options.keylog), limits)
+        self.resumed = ConnectionCarry(
+            options.stream_options, key_log_texts(options.keylog), limits
+        )
         self.packet_count = 0
 
-    def __iter__(self) -> Iterator[Finished]:
+    def __iter__(self) -> Iterator[CompletedExchanges]:
         """What is finished, as soon as it is; each to be used before the next is asked for."""
         last: Window | None = None
         for source, path in enumerate(self.paths):

@@ -59,6 +59,9 @@ SEVERITY: dict[Anomaly, int] = {
     Anomaly.CAPTURE_MISSING: ERROR,
     Anomaly.NOT_A_CAPTURE: WARNING,
     Anomaly.STATE_LOST: WARNING,
+    Anomaly.LATE_PACKETS: WARNING,
+    Anomaly.LATE_NAMES: INFO,
+    Anomaly.CARRY_LIMIT: INFO,
 }
 
 # What a fault of a stream says; {a} and {b} are the numbers of its ANOMALY row.
@@ -72,6 +75,7 @@ STREAM_DETAILS: dict[Anomaly, str] = {
     Anomaly.OUT_OF_ORDER_RESPONSE: "correlation id {a} came behind the answer to {b}",
     Anomaly.NEGATIVE_LATENCY: "the response is {a} ns older than the end of its request",
     Anomaly.CLOCK_STEP: "packet times step back by {a} ns",
+    Anomaly.LATE_PACKETS: "{a} packets came when the rows that they belong to were complete",
     Anomaly.PACKET_CUT: "the capture holds {a} of the {b} bytes of a segment",
 }
 
@@ -86,6 +90,12 @@ _NOT_DECRYPTED = (
     "no key log has the secret of this TLS connection",
     "the version or cipher suite of this TLS connection is not supported",
     "the key log's secret does not fit this TLS connection",
+)
+
+# What a limit of the saved state completed before an append, by `b` of its ANOMALY row.
+_CARRY_LIMIT = (
+    "an earlier run stopped waiting for answers of this connection, which goes on",
+    "an earlier run stopped looking for Kafka in this connection, which goes on",
 )
 
 
@@ -202,6 +212,8 @@ def stream_anomalies(
                 texts(_LISTED_LIMIT, len(some), **numbers),
                 texts(_FRAME_LIMIT, len(some), **numbers),
             )
+        if kind is Anomaly.CARRY_LIMIT:
+            return pa.array(_CARRY_LIMIT, pa.string()).take(pa.array(some["b"]))
         template = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
         return texts(template, len(some), a=some["a"], b=some["b"], n=some["byte_count"])
 

@@ -117,7 +117,8 @@ def folder(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def in_this_process(_spark: None, captures: Any, out: Any, **options: Any) -> Any:
     """`api.dissect` without Spark."""
     replaces = options.pop("overwrite") | options.pop("append")
-    del options["session_start_s"]
+    for name in ("session_start_s", "keep_state", "read_again"):
+        del options[name]
     return package.read(captures, **options).write(out, overwrite=replaces)
 
 

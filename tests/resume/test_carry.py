@@ -12,7 +12,7 @@ from kdissect.capture.windows import WindowReader
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.options import StreamOptions
 from kdissect.resume import carry
-from kdissect.resume.carry import CarryLimits, Finished, Resumed
+from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
 
 CLIENT, BROKER = b"\x0a\0\0\1", b"\x0a\0\0\2"
 SYN, FIN, RST, ACK, PUSH = 2, 1, 4, 16, 24
@@ -88,7 +88,7 @@ class Run:
 
     def __init__(self, path: Path, limits: CarryLimits | None = None) -> None:
         self.path = path
-        self.resumed = Resumed(StreamOptions(), limits=limits)
+        self.resumed = ConnectionCarry(StreamOptions(), limits=limits)
         self.found: list[list[tuple[int, str]]] = []  # per window: (correlation id, status)
         self.sizes: dict[int, set[tuple[int, int]]] = {}  # by id: of request and response
 
@@ -110,7 +110,7 @@ class Run:
             )
         return self.found
 
-    def rows(self, finished: Finished) -> list[tuple[int, str]]:
+    def rows(self, finished: CompletedExchanges) -> list[tuple[int, str]]:
         exchanges = finished.assembly.exchanges[finished.rows]
         for row in exchanges:
             both = int(row["request"]["size"]), int(row["response"]["size"])
@@ -317,7 +317,7 @@ def test_the_quietest_connections_make_room(
     assert found.count((1, "paired")) == 100
     assert found.count((2, "response_missing")) == 100
     assert run.resumed.given_up > 50
-    assert len(run.resumed._flows) <= 17
+    assert len(run.resumed._states) <= 17
 
 
 def test_bytes_of_all_connections_have_a_limit(tmp_path: Path) -> None:

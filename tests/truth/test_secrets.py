@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import kdissect
 from kdissect.cli.app import app
 from kdissect.errors import Error
-from kdissect.pipeline.append import read_state
+from kdissect.pipeline.saved_state import read_state
 from tests.replay.made import FakeBroker
 from tests.show.test_details import raw_text
 from tests.truth.hidden import secrets_of
@@ -152,7 +152,7 @@ def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: Non
         cut = tmp_path / "cut.pcap"
         cut.write_bytes(data[: int(len(data) * part)])
         out = tmp_path / "tables"
-        kdissect.dissect(None, str(cut), str(out), overwrite=True)
+        kdissect.dissect(None, str(cut), str(out), overwrite=True, keep_state=True)
         state = list((out / "_state").glob("*"))
         assert state or "missing" in kdissect.open(str(out)).manifest["state"]
         for path in out.rglob("*"):
