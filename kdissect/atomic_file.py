@@ -11,7 +11,7 @@ from kdissect.errors import EnvironmentFailed, OutputError
 
 
 @contextmanager
-def replacing(out: str | os.PathLike[str]) -> Iterator[str]:
+def atomic_write(out: str | os.PathLike[str]) -> Iterator[str]:
     """A path to write to, which takes the place of `out` when the block ends well.
 
     A link stays and what it leads to is replaced; a device or a pipe is written to itself. Raises

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from kdissect.atomic_file import replacing
+from kdissect.atomic_file import atomic_write
 from kdissect.errors import EnvironmentFailed, OutputError
 
 
@@ -16,7 +16,7 @@ def test_what_fails_leaves_what_was_there(tmp_path):
     target.write_text("before")
 
     def fail():
-        with replacing(target) as part, open(part, "w") as file:
+        with atomic_write(target) as part, open(part, "w") as file:
             file.write("half")
             raise KeyError("a bug")
 
@@ -24,7 +24,7 @@ def test_what_fails_leaves_what_was_there(tmp_path):
         fail()
     assert target.read_text() == "before"
     assert os.listdir(tmp_path) == ["out.txt"]
-    with replacing(target) as part, open(part, "w") as file:
+    with atomic_write(target) as part, open(part, "w") as file:
         file.write("after")
     assert target.read_text() == "after"
     assert stat.S_IMODE(target.stat().st_mode) & 0o400
@@ -34,19 +34,19 @@ def test_a_link_stays_a_link(tmp_path):
     real, link = tmp_path / "real.txt", tmp_path / "link.txt"
     real.write_text("before")
     link.symlink_to(real)
-    with replacing(link) as part, open(part, "w") as file:
+    with atomic_write(link) as part, open(part, "w") as file:
         file.write("after")
     assert link.is_symlink()
     assert real.read_text() == "after"
 
 
 def test_a_device_is_written_to(tmp_path):
-    with replacing("/dev/null") as part, open(part, "ab") as file:
+    with atomic_write("/dev/null") as part, open(part, "ab") as file:
         file.write(b"nothing")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
     def fill():
-        with replacing("/dev/full") as part, open(part, "ab", buffering=0) as file:
+        with atomic_write("/dev/full") as part, open(part, "ab", buffering=0) as file:
             file.write(b"too much")
 
     with pytest.raises(EnvironmentFailed, match="No space left"):
@@ -56,5 +56,5 @@ def test_a_device_is_written_to(tmp_path):
 
 def test_places_that_cannot_be_are_said(tmp_path):
     for place, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "x", "cannot be written")):
-        with pytest.raises(OutputError, match=words), replacing(place):
+        with pytest.raises(OutputError, match=words), atomic_write(place):
             pass

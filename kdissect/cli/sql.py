@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from kdissect.atomic_file import replacing
+from kdissect.atomic_file import atomic_write
 from kdissect.cli.app import app
 from kdissect.cli.common import stdout_failed, with_examples
 
@@ -93,7 +93,7 @@ def _to_stdout(form: Format, schema: Any, batches: Any) -> None:
 
 def _to_file(form: Format, schema: Any, batches: Any, out: str) -> None:
     """The file appears when it is whole: a query that fails leaves what was there before."""
-    with replacing(out) as place, open(place, "ab") as binary:
+    with atomic_write(out) as place, open(place, "ab") as binary:
         _write(form, schema, batches, binary)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect import __version__
-from kdissect.atomic_file import replacing
+from kdissect.atomic_file import atomic_write
 from kdissect.capture.packet_builder import LINK_TYPE_RAW
 from kdissect.capture.packet_lookup import pick
 from kdissect.errors import CaptureError, OutputError
@@ -99,7 +99,7 @@ def extract(
         wanted = _wanted(plan, connection_ids, exchange_ids)
         _comment(plan, wanted, exchanges, connection_ids)
         secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
-        with replacing(target) as place, open(place, "wb") as stream:
+        with atomic_write(target) as place, open(place, "wb") as stream:
             writer = PcapngWriter(stream, APPLICATION, _described(choice, options))
             if secrets:
                 writer.secrets(secrets)
@@ -111,7 +111,7 @@ def _retold(plan: RunPlan, target: Path, connection_ids: set[int], exchange_ids:
     conversations = list(_conversations(plan, connection_ids, exchange_ids))
     retelling = Retelling()
     count = 0
-    with replacing(target) as place, open(place, "wb") as stream:
+    with atomic_write(target) as place, open(place, "wb") as stream:
         writer = PcapngWriter(stream, APPLICATION, "names, addresses, keys and values are replaced")
         for packet in retelling.packets(conversations):
             size = len(packet.data)

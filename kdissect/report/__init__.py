@@ -16,7 +16,7 @@ from typing import Any
 
 from kdissect import __version__
 from kdissect.api import Tables
-from kdissect.atomic_file import replacing
+from kdissect.atomic_file import atomic_write
 from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
 from kdissect.report import charting, exchange_facts, findings, page
@@ -124,10 +124,10 @@ def build(
         if csv:
             for table, file in names.items():
                 path = html.parent / file
-                with replacing(path) as part:
+                with atomic_write(path) as part:
                     database.copy_csv(CSV_TABLES[table], part)
                 report.csv[table] = path
-        with replacing(html) as part:
+        with atomic_write(html) as part:
             Path(part).write_text(text, encoding="utf-8")
     document["files"] = {"html": str(html), "csv": {k: str(v) for k, v in report.csv.items()}}
     return report

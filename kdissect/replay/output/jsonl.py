@@ -1,6 +1,6 @@
 """JSON lines of a replay: a line for the run, one per exchange, one with the counts.
 
-It is also the form in which a run is kept for a later `--baseline` (`against.read_baseline`).
+It is also the form in which a run is kept for a later `--baseline` (`baseline.read_baseline`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kdissect.atomic_file import atomic_write
 from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import Outcome
 from kdissect.replay.output.results import FORMAT_VERSION, Results, judgement_of, timestamp
@@ -17,12 +18,10 @@ from kdissect.replay.output.results import FORMAT_VERSION, Results, judgement_of
 
 def write_json_lines(results: Results, path: Path) -> None:
     """Write the file whole, or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
+    with atomic_write(path) as partial, open(partial, "w", encoding="utf-8") as file:
         for row in rows(results):
-            # text of the wild may hold lone surrogates: escaped, they are JSON
+            # Captured text may hold lone surrogates: only escaped are they JSON.
             file.write(json.dumps(row, ensure_ascii=True) + "\n")
-    partial.replace(path)
 
 
 def rows(results: Results) -> Iterator[dict[str, Any]]:

@@ -8,91 +8,69 @@ what it saw in system-out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
 
+from kdissect.atomic_file import atomic_write
 from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import Judgement, Outcome, Verdict
 from kdissect.replay.output.results import Results, judgement_of, timestamp
 
-# what XML 1.0 cannot hold, escaped or not
-_UNPRINTABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# Characters that XML 1.0 cannot hold, escaped or not.
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_junit(results: Results, path: Path) -> None:
     """Write the file whole, or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        for line in _lines(results):
-            file.write(line + "\n")
-    partial.replace(path)
+    tree = ElementTree.ElementTree(_suites(results))
+    ElementTree.indent(tree, "")
+    with atomic_write(path) as partial:
+        tree.write(partial, "utf-8", xml_declaration=True)
 
 
-def _lines(results: Results) -> Iterator[str]:
-    suites: dict[tuple[int, str], list[Outcome]] = {}
+def _suites(results: Results) -> Element:
+    outcomes: dict[tuple[int, str], list[Outcome]] = {}
     for outcome in results.outcomes:
         step = outcome.step
-        suites.setdefault((step.exchange.api_key, step.api_name), []).append(outcome)
-    run = _Counts()
-    run.tests, run.errors = 1, int(bool(results.run.ended))
-    total = _Counts()
-    total.add(run)
-    counted = {}
-    for key, outcomes in suites.items():
-        counted[key] = _count(results, outcomes)
-        total.add(counted[key])
+        outcomes.setdefault((step.exchange.api_key, step.api_name), []).append(outcome)
     began = timestamp(results.run.start_time_ns) or ""
-    yield '<?xml version="1.0" encoding="UTF-8"?>'
-    seconds = results.run.elapsed_ns / 1e9
-    yield f'<testsuites name="kdissect replay" {total} time="{seconds:.6f}">'
-    yield f'<testsuite name="replay" {run} time="{seconds:.6f}" timestamp={_attribute(began)}>'
-    yield from _properties(results)
-    yield '<testcase classname="kdissect.replay" name="the run reaches its end">'
+    run = Counter(tests=1, errors=int(bool(results.run.ended)))
+    counts = {key: _count(results, each) for key, each in outcomes.items()}
+    seconds = _seconds(results.run.elapsed_ns)
+    total = sum(counts.values(), run)
+    root = Element("testsuites", {"name": "kdissect replay", **_numbers(total), "time": seconds})
+    attributes = {**_numbers(run), "time": seconds, "timestamp": began}
+    suite = SubElement(root, "testsuite", {"name": "replay", **attributes})
+    _properties(results, suite)
+    case = SubElement(
+        suite, "testcase", classname="kdissect.replay", name="the run reaches its end"
+    )
     if results.run.ended:
-        yield f'<error message={_attribute(results.run.ended)} type="run"/>'
-    yield "</testcase>"
-    yield "</testsuite>"
-    for key in sorted(suites):
-        seconds = sum(max(each.latency_ns, 0) for each in suites[key]) / 1e9
-        yield (
-            f"<testsuite name={_attribute(key[1])} {counted[key]} "
-            f'time="{seconds:.6f}" timestamp={_attribute(began)}>'
-        )
-        for outcome in suites[key]:
-            yield from _case(results, outcome)
-        yield "</testsuite>"
-    yield "</testsuites>"
+        SubElement(case, "error", message=_text(results.run.ended), type="run")
+    for key in sorted(outcomes):
+        seconds = _seconds(sum(max(each.latency_ns, 0) for each in outcomes[key]))
+        attributes = {**_numbers(counts[key]), "time": seconds, "timestamp": began}
+        suite = SubElement(root, "testsuite", {"name": _text(key[1]), **attributes})
+        for outcome in outcomes[key]:
+            _case(results, outcome, suite)
+    return root
 
 
-class _Counts:
+def _numbers(counts: Counter[str]) -> dict[str, str]:
     """The counting attributes of a suite."""
-
-    def __init__(self) -> None:
-        self.tests = self.failures = self.errors = self.skipped = 0
-
-    def add(self, other: _Counts) -> None:
-        self.tests += other.tests
-        self.failures += other.failures
-        self.errors += other.errors
-        self.skipped += other.skipped
-
-    def __str__(self) -> str:
-        return (
-            f'tests="{self.tests}" failures="{self.failures}" errors="{self.errors}" '
-            f'skipped="{self.skipped}"'
-        )
+    return {name: str(counts[name]) for name in ("tests", "failures", "errors", "skipped")}
 
 
-def _count(results: Results, outcomes: list[Outcome]) -> _Counts:
-    counts = _Counts()
-    for outcome in outcomes:
-        counts.tests += 1
-        element = _element(results, judgement_of(outcome).verdict)
-        counts.failures += element == "failure"
-        counts.errors += element == "error"
-        counts.skipped += element == "skipped"
-    return counts
+def _seconds(ns: int) -> str:
+    return f"{ns / 1e9:.6f}"
+
+
+def _count(results: Results, outcomes: list[Outcome]) -> Counter[str]:
+    names = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+    elements = (_element(results, judgement_of(outcome).verdict) for outcome in outcomes)
+    return Counter(tests=len(outcomes)) + Counter(names[each] for each in elements if each)
 
 
 def _element(results: Results, verdict: Verdict) -> str:
@@ -102,7 +80,7 @@ def _element(results: Results, verdict: Verdict) -> str:
     return "skipped" if verdict is Verdict.SKIPPED else ""
 
 
-def _properties(results: Results) -> Iterator[str]:
+def _properties(results: Results, suite: Element) -> None:
     lag = results.lag()
     values = {
         "source": results.plan.workload.source,
@@ -113,36 +91,29 @@ def _properties(results: Results) -> Iterator[str]:
         "fail_on": ",".join(sorted(verdict.value for verdict in results.fail_on)),
         "lag_p99_ms": "" if lag.p99 is None else f"{lag.p99 / 1e6:.3f}",
     }
-    yield "<properties>"
+    properties = SubElement(suite, "properties")
     for name, value in values.items():
-        yield f"<property name={_attribute(name)} value={_attribute(value)}/>"
-    yield "</properties>"
+        SubElement(properties, "property", name=name, value=_text(value))
 
 
-def _case(results: Results, outcome: Outcome) -> Iterator[str]:
+def _case(results: Results, outcome: Outcome, suite: Element) -> None:
     step, judgement = outcome.step, judgement_of(outcome)
     exchange = step.exchange
     client = f" of {exchange.client_id}" if exchange.client_id else ""
     name = f"{step.api_name} v{exchange.api_version} exchange {exchange.exchange_id}{client}"
-    seconds = max(outcome.latency_ns, 0) / 1e9
-    head = (
-        f"<testcase classname={_attribute('kdissect.replay.' + step.api_name)} "
-        f'name={_attribute(name)} time="{seconds:.6f}"'
-    )
+    case = SubElement(
+        suite, "testcase", classname=_text(f"kdissect.replay.{step.api_name}"), name=_text(name),
+        time=_seconds(max(outcome.latency_ns, 0)),
+    )  # fmt: skip
     element = _element(results, judgement.verdict)
-    if not element and judgement.verdict is Verdict.SAME and not outcome.dropped:
-        yield head + "/>"
-        return
-    yield head + ">"
     if element:
-        body = _text(_details(outcome, judgement)) if element != "skipped" else ""
-        yield (
-            f"<{element} message={_attribute(headline(judgement))} "
-            f"type={_attribute(judgement.verdict.value)}>{body}</{element}>"
+        child = SubElement(
+            case, element, message=_text(headline(judgement)), type=judgement.verdict.value
         )
-    else:
-        yield f"<system-out>{_text(_details(outcome, judgement))}</system-out>"
-    yield "</testcase>"
+        if element != "skipped":
+            child.text = _text(_details(outcome, judgement))
+    elif judgement.verdict is not Verdict.SAME or outcome.dropped:
+        SubElement(case, "system-out").text = _text(_details(outcome, judgement))
 
 
 def headline(judgement: Judgement) -> str:
@@ -172,9 +143,5 @@ def _details(outcome: Outcome, judgement: Judgement) -> str:
     return "\n".join([*lines, ", ".join(where)])
 
 
-def _attribute(text: str) -> str:
-    return quoteattr(_UNPRINTABLE.sub("\ufffd", text))
-
-
 def _text(text: str) -> str:
-    return escape(_UNPRINTABLE.sub("\ufffd", text))
+    return _NOT_XML.sub("\ufffd", text)
