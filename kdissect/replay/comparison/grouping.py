@@ -60,9 +60,11 @@ def dropped_notes(outcomes: Iterable[Outcome]) -> list[str]:
             found.setdefault(key, Counter())[text_of(each.value)] += 1
     notes = []
     for (name, was, sent, path), values in found.items():
-        said = ", ".join(f"{text} ({count})" for text, count in values.most_common(VALUES_MAX))
+        said = ", ".join(f"{count} x {text}" for text, count in values.most_common(VALUES_MAX))
         more = f" and {len(values) - VALUES_MAX} other values" * (len(values) > VALUES_MAX)
-        notes.append(f"{name} v{was} was sent as v{sent}, which has no {path}: was {said}{more}")
+        notes.append(
+            f"{name} v{was} was sent as v{sent}, which has no {path}; left out: {said}{more}"
+        )
     return notes
 
 

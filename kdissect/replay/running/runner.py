@@ -138,7 +138,8 @@ class Runner:
         self._judging.finish(self.outcomes)
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         for outcome in outcomes:
-            outcome.dropped = self.translation.dropped_fields(outcome.step)
+            if outcome.sent is not None:
+                outcome.dropped = self.translation.dropped_fields(outcome.step)
         return RunResult(
             outcomes,
             self._own_lag,

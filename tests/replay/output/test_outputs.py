@@ -242,7 +242,10 @@ def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
         outcome.api_version = 2
         outcome.dropped = [DroppedField("groups[1].require_stable", value)]
     results.notes = dropped_notes(results.outcomes)
-    note = "Heartbeat v4 was sent as v2, which has no groups[].require_stable: was true (2), 7 (1)"
+    note = (
+        "Heartbeat v4 was sent as v2, which has no groups[].require_stable; "
+        "left out: 2 x true, 1 x 7"
+    )
     assert results.notes == [note]
     console = Console(file=StringIO(), width=200)
     print_results(results, console)

@@ -188,7 +188,7 @@ def test_fields_that_are_not_sent_are_told(tmp_path: Path) -> None:
     lacking = [row for row in sent if row["dropped"]]
     assert lacking
     assert all(row["dropped"][0] == {"path": "require_stable", "value": "true"} for row in lacking)
-    note = f"which has no require_stable: was true ({len(lacking)})"
+    note = f"which has no require_stable; left out: {len(lacking)} x true"
     assert note in " ".join(done.stdout.split())
     assert any(note in each for each in rows[0]["notes"])
     assert note in page.read_text()
