@@ -20,8 +20,11 @@ from kdissect.capture.inputs import InputFile, describe
 from kdissect.datasource import KdissectDataSource
 from kdissect.folder_stream import FolderStream
 from kdissect.pipeline.options import Options
+from kdissect.resume.connection_state import CarryLimits
 from tests.capture.build import Blocks
 from tests.conftest import CAPTURES
+from tests.resume.test_carry import FILE_HEADER as RAW_HEADER
+from tests.resume.test_carry import Talk, request, response
 
 COLUMNS = ("exchange_id", "api_name", "correlation_id", "status", "latency_ms", "client_id",
            "request_packet", "response_packet", "response_decode_status")  # fmt: skip
@@ -410,6 +413,31 @@ def test_state_that_cannot_be_read_is_made_again(how, folder, put, monkeypatch):
     )
 
 
+def test_connections_beyond_a_limit_are_told(folder, monkeypatch, caplog):
+    """Their open requests are rows without a response, and a row says how many there are."""
+    carry = folder_stream.ConnectionCarry
+    limits = CarryLimits(connection_max=1)
+    monkeypatch.setattr(
+        folder_stream, "ConnectionCarry", lambda options: carry(options, limits=limits)
+    )
+    talks = [Talk(port=40000 + number, start=1000 + 10_000 * number) for number in range(4)]
+    for number, talk in enumerate(talks):
+        for correlation_id in range(3):
+            talk.ask(request(correlation_id))
+            talk.answer(response(correlation_id))
+        talk.ask(request(3))
+        packets = [
+            struct.pack("<4I", 0, time, len(data), len(data)) + data for time, data in talk.packets
+        ]
+        (folder / f"{number}.pcap").write_bytes(RAW_HEADER + b"".join(packets))
+    query = Query(folder)
+    tables = query.batch()
+    assert query.kinds(tables) == ["limit"]
+    assert caplog.messages[-1] == tables["anomalies"]["detail"][0].as_py()
+    assert caplog.messages[-1].startswith("2 connections were quiet for long")
+    assert tables["exchanges"]["status"].to_pylist().count("response_missing") == 2
+
+
 def _fields(value: Any, found: dict[str, list[str]]) -> None:
     """Names of fields, by class of kdissect, of all that is pickled with a value."""
     kind = type(value)
@@ -432,7 +460,7 @@ def test_the_format_of_the_state(folder, put):
     found: dict[str, list[str]] = {}
     _fields(query.stream()._load(query.at), found)
     digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
-    assert (folder_stream.STATE_FORMAT, digest) == (1, "265cfa7696e1ec15"), found
+    assert (folder_stream.STATE_FORMAT, digest) == (2, "cb3c4c01773b1117"), found
 
 
 def test_a_file_that_may_be_read_now(folder, put, monkeypatch):
