@@ -15,6 +15,7 @@ import pyarrow.dataset as pads
 
 from kdissect import __version__
 from kdissect.background import Background
+from kdissect.capture.object_store import repeated
 from kdissect.pipeline import local
 from kdissect.pipeline.append import (
     AppendPlan,
@@ -74,13 +75,12 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        return int(self._source.count_rows())
+        return int(repeated(self._source.count_rows))
 
     def to_arrow(self, columns: Sequence[str] | None = None, filter: Filter = None) -> pa.Table:
         """Rows as a pyarrow.Table; `filter` is a pyarrow.dataset expression."""
-        return self._source.to_table(
-            columns=None if columns is None else list(columns), filter=filter
-        )
+        chosen = None if columns is None else list(columns)
+        return repeated(lambda: self._source.to_table(columns=chosen, filter=filter))
 
     def to_pandas(
         self, columns: Sequence[str] | None = None, filter: Filter = None
@@ -102,7 +102,7 @@ class Table:
         return f"<kdissect table {self.name}: {self.num_rows} rows, {len(self.schema)} columns>"
 
     def _repr_html_(self) -> str:
-        head = self._source.head(_LISTED_ROWS).to_pandas()
+        head = repeated(lambda: self._source.head(_LISTED_ROWS)).to_pandas()
         rows: str = head.to_html(index=False, escape=True, max_rows=_LISTED_ROWS)
         return f"<p><b>{self.name}</b>: {self.num_rows} rows</p>{rows}"
 

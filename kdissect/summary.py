@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table as TextTable
 
 from kdissect.api import Table, Tables
+from kdissect.capture.object_store import repeated
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 from kdissect.text import visible
 
@@ -65,7 +66,7 @@ def _grouped(
         Declaration("project", ProjectNodeOptions(expressions, names)),
         Declaration("aggregate", AggregateNodeOptions(options, keys)),
     ]
-    return Declaration.from_sequence(plan).to_table(use_threads=False)
+    return repeated(lambda: Declaration.from_sequence(plan).to_table(use_threads=False))
 
 
 def _as_they_are(*names: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,17 @@ SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_REGION": "us-east-1",
 }
+_ERRORS = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
+
+
+def _error(status: int) -> bytes:
+    """The body of a refusal, as Amazon's S3 has it."""
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f"<Error><Code>{_ERRORS[status]}</Code><Message>Refused by the test.</Message>"
+        "<RequestId>K2H6N7ZGQT6WHCEG</RequestId><HostId>WWoZlnK4pTjKCYn6eNV7GgOurabfqLkjbSyqTvDMGBaI"
+        "9uwzyNhSaDhOCPs8paFGye7S6b/AB3A=</HostId></Error>"
+    ).encode()
 
 
 @dataclass(slots=True)
@@ -75,6 +87,24 @@ class Store:
         return sum(last + 1 - first for first, last in asked)  # type: ignore[misc]
 
 
+def refuse_each_once(
+    store: Store, applies: Callable[[str, str, tuple[int, int] | None], bool] = lambda *_: True
+) -> list[tuple[str, str, tuple[int, int] | None]]:
+    """Let the store refuse each request that `applies` the first time; the list of the refused."""
+    refused: list[tuple[str, str, tuple[int, int] | None]] = []
+    lock = threading.Lock()
+
+    def fault(*request: Any) -> int:
+        with lock:
+            if request in refused or not applies(*request):
+                return 0
+            refused.append(request)
+            return 503
+
+    store.fault = fault
+    return refused
+
+
 class _Counting:
     """A WSGI application that notes what is asked before it is answered."""
 
@@ -89,8 +119,11 @@ class _Counting:
         self.store.requests.append(request)
         status = self.store.fault(*request) if self.store.fault is not None else 0
         if status:
-            start_response(f"{status} Refused", [("Content-Length", "0")])
-            return [b""]
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            body = _error(status)
+            headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+            start_response(f"{status} Refused", headers)
+            return [b"" if request[0] == "HEAD" else body]
         return self.inner(environ, start_response)
 
 

@@ -117,13 +117,10 @@ def _look(path: str) -> InputFile:
 
 
 def _look_far(url: str) -> InputFile:
-    """What a file in an object store is. Raises CaptureError."""
+    """What a file in an object store is. Raises CaptureError, EnvironmentFailed."""
     with object_store.opened(url) as file:
         version = version_of(file)
-        try:
-            head = file.read_at(min(4, version.size), 0)
-        except (pa.ArrowException, OSError) as error:
-            raise CaptureError(f"{url}: {object_store.clause(error)}") from None
+        head = file.read_at(min(4, version.size), 0)
     return replace(_looked_at(url, version.size, head, ""), tag=version.tag)
 
 

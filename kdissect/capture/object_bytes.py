@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from kdissect.capture import object_store
 from kdissect.errors import CaptureError, EnvironmentFailed
@@ -52,11 +51,11 @@ class Version(NamedTuple):
     tag: str
 
 
-def version_of(file: Any) -> Version:
-    """Of an opened object (`remote.opened`)."""
-    told = file.metadata() or {}
-    tag = told.get("ETag") or told.get("Last-Modified") or b""
-    return Version(int(file.size()), (tag if isinstance(tag, str) else tag.decode()).strip('"'))
+def version_of(file: object_store.ObjectFile) -> Version:
+    """The version of an object that is open."""
+    facts = file.metadata()
+    tag = facts.get("ETag") or facts.get("Last-Modified") or b""
+    return Version(file.size(), (tag if isinstance(tag, str) else tag.decode()).strip('"'))
 
 
 class Ranged:
@@ -148,13 +147,7 @@ class Ranged:
         """Read `count` blocks from `first` on into their places."""
         pos = first * BLOCK_BYTES
         size = min(count * BLOCK_BYTES, self.version.size - pos)
-        try:
-            data = self._file.read_at(size, pos)
-        except (pa.ArrowException, OSError) as error:
-            place = f"bytes {pos} to {pos + size}"
-            raise EnvironmentFailed(
-                f"{self.url}: {place} cannot be read: {object_store.clause(error)}"
-            ) from None
+        data = self._file.read_at(size, pos)
         if len(data) != size:
             raise changed(self.url, self.version, Version(pos + len(data), self.version.tag))
         address = self._address + pos

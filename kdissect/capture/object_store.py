@@ -2,24 +2,34 @@
 
 Through `pyarrow.fs`: ``s3://`` (``s3a://`` and ``s3n://`` are the same), ``gs://``, ``abfs://``, ``hdfs://``.
 Credentials and endpoints are those of the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...).
+
+One policy of retries: a request that fails for the moment (HTTP 429 and 5xx, a broken connection)
+is made up to AWS_MAX_ATTEMPTS times. The pause after attempt n is random, up to 2**(n - 1) seconds
+and at most PAUSE_MAX_S. S3's library follows it by itself, except for short reads (`repeated`).
 """
 
 from __future__ import annotations
 
+import io
 import os
+import random
 import re
+import time
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kdissect.errors import CaptureError
+from kdissect.errors import CaptureError, EnvironmentFailed
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 _S3 = ("s3", "s3a", "s3n")
 _MAGIC = re.compile(r"[*?\[]")
-MAX_ATTEMPTS = 4  # of a request, where AWS_MAX_ATTEMPTS does not say
-
+MAX_ATTEMPTS = 6  # of a request, where AWS_MAX_ATTEMPTS does not say
+PAUSE_MAX_S = 20.0  # as in S3's library
+_HIDDEN_ERROR = "Failed to flush response stream"
+Value = TypeVar("Value")
 
 # What a driver tells its workers, as Spark does of the same variables: access, and where to.
 _SETTINGS = (
@@ -58,15 +68,19 @@ def _s3() -> Any:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     scheme, _, host = (endpoint or "").rpartition("://")
-    tries = os.environ.get("AWS_MAX_ATTEMPTS", "")
     return _pafs().S3FileSystem(
         endpoint_override=host or None,
         scheme=scheme or "https",
         region=region or None,
-        retry_strategy=_pafs().AwsStandardS3RetryStrategy(
-            max_attempts=int(tries) if tries.isdecimal() else MAX_ATTEMPTS
-        ),
+        retry_strategy=_pafs().AwsStandardS3RetryStrategy(max_attempts=_max_attempts()),
+        # a small file is one request, not the three of an upload in parts
+        allow_delayed_open=True,
     )
+
+
+def _max_attempts() -> int:
+    setting = os.environ.get("AWS_MAX_ATTEMPTS", "")
+    return int(setting) if setting.isdecimal() else MAX_ATTEMPTS
 
 
 def place(url: str) -> tuple[Any, str, str]:
@@ -112,11 +126,71 @@ def matching(url: str) -> list[tuple[str, int]] | None:
     return sorted(found) or None
 
 
-def opened(url: str) -> Any:
-    """A pyarrow NativeFile. Raises CaptureError where it cannot be read."""
+def repeated(read: Callable[[], Value]) -> Value:
+    """The value of `read`, which is called again if S3's library gave up too early.
+
+    The library reads the response to a range into memory as long as the range. An error whose body
+    is longer than that, such as the XML of a 503, hides its status, and the library raises at once.
+    """
+    attempt = 1
+    while True:
+        try:
+            return read()
+        except Exception as error:
+            if _HIDDEN_ERROR not in str(error) or attempt >= _max_attempts():
+                raise
+        time.sleep(random.uniform(0, min(2.0 ** (attempt - 1), PAUSE_MAX_S)))
+        attempt += 1
+
+
+class ObjectFile(io.RawIOBase):
+    """An object that is open for reading. Reads raise EnvironmentFailed where the store fails."""
+
+    def __init__(self, url: str, file: Any) -> None:
+        """file: a pyarrow NativeFile at the start of the object."""
+        super().__init__()
+        self.url = url
+        self._file = file
+        self._pos = 0
+
+    def size(self) -> int:
+        return int(self._file.size())
+
+    def metadata(self) -> dict[Any, Any]:
+        """What the store says of the object: its tag, its time of change."""
+        return self._file.metadata() or {}
+
+    def read_at(self, count: int, pos: int) -> bytes:
+        """Bytes pos to pos + count, fewer at the object's end."""
+        try:
+            data: bytes = repeated(lambda: self._file.read_at(count, pos))
+            return data
+        except (pa.ArrowException, OSError) as error:
+            place = f"bytes {pos} to {pos + count}"
+            raise EnvironmentFailed(
+                f"{self.url}: {place} cannot be read: {clause(error)}"
+            ) from None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read_at(len(buffer), self._pos)
+        buffer[: len(data)] = data
+        self._pos += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def opened(url: str) -> ObjectFile:
+    """Raises CaptureError for an object that is not there or may not be read."""
     store, path, _ = place(url)
     try:
-        return store.open_input_file(path)
+        return ObjectFile(url, store.open_input_file(path))
     except (pa.ArrowException, OSError) as error:
         raise CaptureError(f"{url}: {clause(error)}") from None
 

@@ -71,13 +71,13 @@ class Place:
     def read(self, name: str) -> bytes | None:
         """All bytes of a small file; None where there is none."""
         try:
-            with self.store.open_input_stream(self.path(name), compression=None) as stream:
-                data: bytes = stream.read()
-                return data
+            file = self.store.open_input_file(self.path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except _FAILURES as error:
             raise self._failed(error) from None
+        with object_store.ObjectFile(f"{self.out}/{name}", file) as opened:
+            return opened.read_at(opened.size(), 0)
 
     def open_output(self, name: str) -> Any:
         """A stream; the file is there once it is closed."""

@@ -18,8 +18,10 @@ import duckdb
 import pyarrow as pa
 
 from kdissect.api import Tables, open_tables
+from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed
 from kdissect.interrupts import interrupts
+from kdissect.sql.database import STORE_ERROR
 from kdissect.sql.views import connect, literal, make_views
 
 MEMORY_LIMIT = "512MB"
@@ -118,9 +120,13 @@ class Database:
 
     def _execute(self, query: str, values: Sequence[Any]) -> Any:
         try:
-            return self._connection.execute(query, list(values))
+            return repeated(lambda: self._connection.execute(query, list(values)))
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             raise EnvironmentFailed(f"{self.folder}: {str(error).splitlines()[0]}") from error
+        except duckdb.InvalidInputException as error:
+            if STORE_ERROR.search(str(error)):
+                raise EnvironmentFailed(str(error).splitlines()[0]) from error
+            raise
 
 
 def plain(value: Any) -> Any:

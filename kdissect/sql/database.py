@@ -26,6 +26,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as pads
 
+from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import interrupts
 from kdissect.sql.views import connect, literal, make_views
@@ -46,6 +47,7 @@ _TABLE_FUNCTIONS = frozenset(
 _NOT_CODE = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/", re.DOTALL)
 _EXPLAIN = re.compile(r"explain\b(\s*\([^)]*\)|\s+analyze\b|\s+(?:verbose)\b)*", re.IGNORECASE)
 _OUT_OF_MEMORY = "Out of Memory Error"
+STORE_ERROR = re.compile(r"registered as '[^']*' failed: (?:IOError|OSError)")  # of pyarrow's reads
 _READS = (
     "a query is one statement that reads (SELECT, FROM, WITH, SUMMARIZE, DESCRIBE, SHOW, EXPLAIN)"
 )
@@ -111,14 +113,17 @@ class Database:
             if relation is None:
                 raise QueryError("the query gives no rows")
             has_blobs = any("BLOB" in str(each) for each in relation.types)
-            return relation.to_arrow_reader(BLOB_BATCH_ROWS if has_blobs else BATCH_ROWS)
+            reader = relation.to_arrow_reader(BLOB_BATCH_ROWS if has_blobs else BATCH_ROWS)
+            return reader, next(reader, None)
 
-        reader = self._beside(begun)
-        return reader.schema, self._batches(reader)
+        # once rows are given the query cannot be repeated
+        reader, batch = self._beside(lambda: repeated(begun))
+        return reader.schema, self._batches(reader, batch)
 
-    def _batches(self, reader: Any) -> Iterator[Any]:
-        while (batch := self._beside(lambda: next(reader, None))) is not None:
+    def _batches(self, reader: Any, batch: Any) -> Iterator[Any]:
+        while batch is not None:
             yield batch
+            batch = self._beside(lambda: next(reader, None))
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """What a query gives next, which may take minutes: in a thread, so that SIGINT ends it.
@@ -142,12 +147,13 @@ class Database:
     def run(self, statements: str) -> None:
         """Our own statements, which may make temporary tables and macros."""
         with _errors():
-            self._connection.execute(statements)
+            repeated(lambda: self._connection.execute(statements))
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Rows of a query of our own, as plain values."""
         with _errors():
-            found: list[dict[str, Any]] = self._connection.sql(query).to_arrow_table().to_pylist()
+            rows = repeated(lambda: self._connection.sql(query).to_arrow_table())
+            found: list[dict[str, Any]] = rows.to_pylist()
             return found
 
     def _check(self, query: str) -> None:
@@ -236,7 +242,7 @@ def _errors() -> Iterator[None]:
         text = one_line(error)
         if text.startswith(_OUT_OF_MEMORY):
             raise EnvironmentFailed(f"{text}; --memory gives a query more") from error
-        if text.startswith("IO Error") or getattr(error, "errno", None):
+        if text.startswith("IO Error") or STORE_ERROR.search(text) or getattr(error, "errno", None):
             raise EnvironmentFailed(text) from error
         raise QueryError(text) from error
 

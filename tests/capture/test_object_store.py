@@ -6,20 +6,34 @@ import pytest
 
 import kdissect
 from kdissect.capture import object_store as remote
+from kdissect.errors import EnvironmentFailed
 from kdissect.pipeline.append import extended
 from kdissect.pipeline.options import Options
 from tests.conftest import CAPTURES
-from tests.objects import object_store
+from tests.objects import object_store, refuse_each_once
 
 
 @pytest.fixture(scope="module")
-def bucket():
+def store():
     """A bucket with captures and another file; the environment says where it is."""
     with object_store() as store:
         store.put("day1/java.pcap", CAPTURES / "java_2_0_1.pcap")
         store.put("day1/deep/sarama.pcap.gz", CAPTURES / "sarama.pcap.gz")
         store.put("day1/README.md", CAPTURES / "README.md")
-        yield f"s3a://{store.bucket}"
+        yield store
+
+
+@pytest.fixture(scope="module")
+def bucket(store):
+    return f"s3a://{store.bucket}"
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Longest pauses before reads that are repeated here; none is waited for."""
+    longest: list[float] = []
+    monkeypatch.setattr(remote.random, "uniform", lambda _, most: longest.append(most) or 0.0)
+    return longest
 
 
 def _exchanges(tables: kdissect.Tables) -> list[tuple]:
@@ -76,6 +90,80 @@ def test_a_store_that_cannot_be_reached_is_said(monkeypatch):
     remote._s3.cache_clear()
     with pytest.raises(kdissect.CaptureError, match=r"ftp://host/x\.pcap"):
         kdissect.read("ftp://host/x.pcap")
+
+
+def test_each_request_may_fail_once(store, bucket, tmp_path):
+    """Listings, HEADs, the probe of four bytes and reads: refused with a body, as stores do."""
+    refused = refuse_each_once(store)
+    try:
+        found = kdissect.read(f"{bucket}/day1/**/*.pcap*", spool=str(tmp_path))
+    finally:
+        store.fault = None
+    files = [CAPTURES / "java_2_0_1.pcap", CAPTURES / "sarama.pcap.gz"]
+    assert _exchanges(found) == _exchanges(kdissect.read(files))
+    assert {method for method, _, _ in refused} == {"HEAD", "GET"}
+    assert ("GET", "/captures/day1/java.pcap", (0, 3)) in refused
+
+
+def test_a_short_range_is_tried_so_often(store, bucket, pauses, monkeypatch):
+    """Its error says nothing, so it counts as one that may pass: the bound and the pauses are
+    those of all requests."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")
+    asked: list[tuple[int, int]] = []
+
+    def fault(method, path, span):
+        if method != "GET" or span is None:
+            return 0
+        asked.append(span)
+        return 503
+
+    store.fault = fault
+    try:
+        with pytest.raises(EnvironmentFailed, match=r"java\.pcap: bytes 0 to 4 cannot be read"):
+            kdissect.read(f"{bucket}/day1/java.pcap")
+    finally:
+        store.fault = None
+    assert asked == [(0, 3)] * 4
+    assert pauses == [1, 2, 4]
+
+
+def test_a_compressed_object_that_cannot_be_read_is_not_damaged(store, bucket, monkeypatch):
+    """The store's failure ends the run; the rows of the first half are not those of the object."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    remote._s3.cache_clear()
+    store.fault = lambda method, path, span: 503 if span and span[0] > 0 else 0
+    try:
+        with pytest.raises(EnvironmentFailed, match=r"sarama\.pcap\.gz: bytes \d+ to \d+ cannot"):
+            kdissect.read(f"{bucket}/day1/deep/sarama.pcap.gz")
+    finally:
+        store.fault = None
+        remote._s3.cache_clear()
+
+
+def is_short(method, path, span):
+    return bool(span and span[1] - span[0] < 300)
+
+
+def test_tables_are_read_by_the_same_policy(store, pauses):
+    """A column of a few values is a range shorter than the body of a refusal."""
+    out = store.url("tables")
+    kdissect.read(CAPTURES / "java_2_0_1.pcap").write(out)
+    tables = kdissect.open(out)
+    query = "select distinct status from exchanges order by all"
+    expected = tables.sql(query).to_pylist()
+    refused = refuse_each_once(store, is_short)
+    try:
+        assert tables.sql(query).to_pylist() == expected
+        assert refused
+        refused.clear()
+        statuses = set(tables.exchanges.to_arrow(["status"])["status"].to_pylist())
+        assert refused
+        assert statuses == {row["status"] for row in expected}
+        store.fault = lambda *request: 503 if is_short(*request) else 0
+        with pytest.raises(EnvironmentFailed, match="GetObject"):
+            tables.sql(query)
+    finally:
+        store.fault = None
 
 
 def test_appending_reads_them_again(bucket, tmp_path):
