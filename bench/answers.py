@@ -14,7 +14,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.model import Workload
-from kdissect.replay.workload.field_kinds import Kind, spots
+from kdissect.replay.workload.field_kinds import FieldKind, spots
 from kdissect.replay.workload.messages import request_of, response_of
 
 _TOPIC_ID = 0xABCDEF << 40
@@ -72,12 +72,12 @@ def _topic_id(value: UUID) -> UUID:
 def _moved(message: Message) -> bytes:
     for kind, slot, holder, _ in list(spots(message)):
         value = holder[slot.name]
-        if kind is Kind.TOPIC_ID:
+        if kind is FieldKind.TOPIC_ID:
             many = isinstance(value, list)
             holder[slot.name] = [_topic_id(it) for it in value] if many else _topic_id(value)
-        elif kind is Kind.PRODUCER_ID and not isinstance(value, list) and value >= 0:
+        elif kind is FieldKind.PRODUCER_ID and not isinstance(value, list) and value >= 0:
             holder[slot.name] = value + _PRODUCER
-        elif kind is Kind.RECORDS:
+        elif kind is FieldKind.RECORDS:
             holder[slot.name] = _records(value)
     if message.api_key == ApiKey.FETCH and message.body.get("session_id"):
         message.body["session_id"] += _SESSION

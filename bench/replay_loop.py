@@ -40,8 +40,8 @@ from kdissect.replay.model import (  # noqa: E402
     Connection,
     DroppedField,
     Exchange,
-    Plan,
     PlanOptions,
+    ReplayPlan,
     Skipped,
     Step,
     Workload,
@@ -104,7 +104,9 @@ class CorrelationOnly:
     def failed(self, step: Step) -> None: ...
 
 
-def made_plan(connection_count: int, request_count: int, seconds: float, in_flight: int) -> Plan:
+def made_plan(
+    connection_count: int, request_count: int, seconds: float, in_flight: int
+) -> ReplayPlan:
     """Requests at random times, evenly over connections and time, each answered at once."""
     rng = random.Random(SEED)
     answer = encode_message(Message(HEARTBEAT, HEARTBEAT_VERSION, "response", {}, {}))
@@ -140,7 +142,7 @@ def made_plan(connection_count: int, request_count: int, seconds: float, in_flig
         )
         script.append(number)
     workload = Workload("made", "capture", connections, WorkloadFacts())
-    return Plan(workload, PlanOptions(), steps, scripts)
+    return ReplayPlan(workload, PlanOptions(), steps, scripts)
 
 
 @contextmanager
@@ -165,7 +167,7 @@ def answering_server(workload: Workload) -> Iterator[int]:
             yield port
 
 
-async def play(plan: Plan, port: int, pace: str) -> RunResult:
+async def play(plan: ReplayPlan, port: int, pace: str) -> RunResult:
     """The loop alone."""
     target = Target("127.0.0.1", port)
     await target.probe()
@@ -201,7 +203,7 @@ def of_source(source: str, pace: str) -> dict[str, Any]:
         return _whole(plan, port, pace, clock)
 
 
-def _whole(plan: Plan, port: int, pace: str, clock: Clock) -> dict[str, Any]:
+def _whole(plan: ReplayPlan, port: int, pace: str, clock: Clock) -> dict[str, Any]:
     parts = SessionOptions(run=RunOptions(parse_pace(pace)))
     results = asyncio.run(replay(plan, Target("127.0.0.1", port), parts))
     clock.lap("replay")

@@ -67,7 +67,7 @@ class KdissectDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._options()
-        return _Reader(self._table(), _arrow_schema(self._table(), options, self._index), self)
+        return _TableReader(self._table(), _arrow_schema(self._table(), options, self._index), self)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         table = self._table()
@@ -185,7 +185,7 @@ class _Slot(InputPartition):
         self.folder, self.slot = folder, slot
 
 
-class _Reader(DataSourceReader):
+class _TableReader(DataSourceReader):
     def __init__(self, table: str, schema: pa.Schema, source: KdissectDataSource) -> None:
         self._table, self._schema, self._source = table, schema, source
 
@@ -207,7 +207,7 @@ class _Reader(DataSourceReader):
             yield from plain(table, self._schema).to_batches(max_chunksize=65_536)
 
 
-class _Files(InputPartition):
+class _BatchFiles(InputPartition):
     """What one micro-batch reads: the files behind `start` up to `end`."""
 
     def __init__(self, start: dict[str, Any], end: dict[str, Any]) -> None:
@@ -237,10 +237,10 @@ class _StreamReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._last = end
-        return [] if start == end else [_Files(start, end)]
+        return [] if start == end else [_BatchFiles(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Files)
+        assert isinstance(partition, _BatchFiles)
         for tables in self._folder.read(partition.start, partition.end):
             table = tables.get(self._table)
             if table is not None:

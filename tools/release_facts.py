@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from kdissect.protocol.model import VersionRange
-from kdissect.protocol.releases import FACTS, Facts, parse_facts, release_number
+from kdissect.protocol.releases import FACTS, ReleaseFacts, parse_facts, release_number
 
 _HEAD = """\
 # Which versions of each API a release's brokers and controllers take, drafts left out.
@@ -71,7 +71,9 @@ def facts_of_jar(jar: Path, classpath: list[Path]) -> dict[int, tuple[str, Versi
     return found
 
 
-def merge_facts(facts: Facts, release: str, spoken: dict[int, tuple[str, VersionRange]]) -> None:
+def merge_facts(
+    facts: ReleaseFacts, release: str, spoken: dict[int, tuple[str, VersionRange]]
+) -> None:
     """Add a release to the facts; the newest name of an API is kept."""
     if release in facts.releases:
         facts.releases.remove(release)
@@ -85,7 +87,7 @@ def merge_facts(facts: Facts, release: str, spoken: dict[int, tuple[str, Version
         facts.spoken.setdefault(key, {})[release] = versions
 
 
-def format_facts(facts: Facts) -> str:
+def format_facts(facts: ReleaseFacts) -> str:
     """The text of ``releases.kdef``."""
     lines = [_HEAD, *(f"release {release}\n" for release in facts.releases)]
     for key in sorted(facts.spoken):
@@ -110,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--classpath", type=Path, nargs="*", default=[], help="slf4j-api.jar")
     parser.add_argument("--out", type=Path, default=FACTS, help="the file of facts")
     options = parser.parse_args(arguments)
-    facts = parse_facts(options.out.read_text()) if options.out.exists() else Facts()
+    facts = parse_facts(options.out.read_text()) if options.out.exists() else ReleaseFacts()
     for jar in options.jars:
         label = re.search(r"-(\d+(?:\.\d+){2,3})\.jar$", jar.name)
         if label is None:

@@ -126,7 +126,7 @@ class Fragment(NamedTuple):
         return self.at + self.length
 
 
-class Part(NamedTuple):
+class FragmentPart(NamedTuple):
     """Bytes [at, end) of a datagram, and the fragment that brought them."""
 
     at: int
@@ -149,7 +149,7 @@ class Datagram:
     key: Key
     protocol: int
     since_ns: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[FragmentPart] = field(default_factory=list)
     work: int = 0
     covered: int = 0  # bytes of all parts
     total: int | None = None
@@ -161,7 +161,7 @@ class Datagram:
         return self.covered == self.total
 
     def take(self, at: int, end: int, fragment: Fragment) -> None:
-        insort(self.parts, Part(at, end, fragment), key=lambda part: part.at)
+        insort(self.parts, FragmentPart(at, end, fragment), key=lambda part: part.at)
         self.covered += end - at
 
 
@@ -316,7 +316,7 @@ class _Joiner:
         self.completed = _Rows(np.int64, 2)
         self.faults = _Rows(np.int64, 5)
 
-    def bytes_of(self, part: Part, at: int, end: int) -> bytes:
+    def bytes_of(self, part: FragmentPart, at: int, end: int) -> bytes:
         """Bytes [at, end) of a part, as far as they were captured."""
         fragment = part.fragment
         begin = fragment.body + at - fragment.at
@@ -372,7 +372,7 @@ class _Joiner:
 
     def _differing(self, datagram: Datagram, fragment: Fragment) -> int:
         """How many bytes of a fragment are there already, and others."""
-        mine = Part(fragment.at, fragment.end, fragment)
+        mine = FragmentPart(fragment.at, fragment.end, fragment)
         count = 0
         for part in self._overlapping(datagram, mine):
             at, end = max(part.at, mine.at), min(part.end, mine.end)
@@ -382,7 +382,7 @@ class _Joiner:
         return count
 
     @staticmethod
-    def _overlapping(datagram: Datagram, mine: Part) -> list[Part]:
+    def _overlapping(datagram: Datagram, mine: FragmentPart) -> list[FragmentPart]:
         parts = datagram.parts
         first = bisect_left(parts, mine.at, key=lambda part: part.end)
         found = []
@@ -408,7 +408,7 @@ class _Joiner:
         elif not fragment.more:
             datagram.total = max(end, datagram.parts[-1].end if datagram.parts else 0)
         at = fragment.at
-        overlapping = self._overlapping(datagram, Part(at, end, fragment))
+        overlapping = self._overlapping(datagram, FragmentPart(at, end, fragment))
         datagram.work += 1 + len(overlapping)
         for part in overlapping:
             if part.at > at:
@@ -473,7 +473,7 @@ class _Joiner:
         header = next(part for part in datagram.parts if part.end > at.pos - base)
         inside = [part for part in datagram.parts if part.end > begin and part.at < end]
         if not inside or inside[0].at > begin:
-            inside.insert(0, Part(begin, begin, header.fragment))
+            inside.insert(0, FragmentPart(begin, begin, header.fragment))
         for number, part in enumerate(inside):
             fragment = part.fragment
             first, last = max(part.at, begin), min(part.end, end)

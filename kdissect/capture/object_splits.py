@@ -61,7 +61,7 @@ NO_TIME = -(2**63) + 1  # of the packet before a piece, where nobody knows it
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReadState:
     """What reading at `pos` takes for granted of the bytes before. interfaces: the section's."""
 
     pos: int
@@ -78,7 +78,7 @@ class Piece:
     version: Version
     begin: int
     stop: int
-    start: State | None  # None: to be guessed, or the capture's beginning where begin is 0
+    start: ReadState | None  # None: to be guessed, or the capture's beginning where begin is 0
     split_bytes: int
     fragment_max: int
 
@@ -91,8 +91,8 @@ class Walked:
     the last step. number_count: records that have a frame number in Wireshark.
     """
 
-    start: State | None
-    end: State
+    start: ReadState | None
+    end: ReadState
     outcome: int
     error: tuple[str, str] | None  # clauses before and behind the packet's number
     splits: tuple[Split, ...]
@@ -141,15 +141,15 @@ def walk_piece(piece: Piece) -> Walked:
     )
 
 
-def _state(walk: Any) -> State:
+def _state(walk: Any) -> ReadState:
     cursor = walk.cursor
     rows = slice(cursor[SECTION_BASE] * INTERFACE_SIZE, cursor[INTERFACE_COUNT] * INTERFACE_SIZE)
-    return State(
+    return ReadState(
         int(cursor[POS]), int(cursor[LITTLE]), walk.interfaces[rows].tobytes(), int(cursor[TIME])
     )
 
 
-def _go_to(walk: Any, state: State) -> None:
+def _go_to(walk: Any, state: ReadState) -> None:
     """Put a fresh walk where `state` was."""
     known = np.frombuffer(state.interfaces, np.int64)
     walk.interfaces = np.zeros(max(len(walk.interfaces), 2 * len(known)), np.int64)
@@ -158,7 +158,7 @@ def _go_to(walk: Any, state: State) -> None:
     walk.cursor[[SECTION_BASE, INTERFACE_COUNT]] = 0, len(known) // INTERFACE_SIZE
 
 
-def _guessed(walk: Any, sources: Sources, piece: Piece, head_size: int) -> State | None:
+def _guessed(walk: Any, sources: Sources, piece: Piece, head_size: int) -> ReadState | None:
     """Where the first record of a piece seems to be, read as the head of the capture says."""
     probe = walking._Walk(sources.data(0), 2**62)
     probe.cursor[END] = head_size
@@ -245,7 +245,7 @@ class FarWalk:
             self.settled.append(walked)
             self._done = walked.outcome in (STEP_CUT, STEP_BAD) or walked.end.pos >= self.file.size
 
-    def _piece(self, number: int, start: State | None) -> Piece:
+    def _piece(self, number: int, start: ReadState | None) -> Piece:
         begin = number * self.split_bytes
         return Piece(
             self.file.path,
@@ -257,10 +257,10 @@ class FarWalk:
             self.fragment_max,
         )
 
-    def _end(self) -> State:
+    def _end(self) -> ReadState:
         return self.settled[-1].end
 
-    def _number_of(self, state: State) -> int:
+    def _number_of(self, state: ReadState) -> int:
         return state.pos // self.split_bytes
 
     # -- what a walk tells --------------------------------------------------------------------
@@ -339,7 +339,7 @@ class FarWalk:
         )
 
 
-def _agree(state: State, walked: Walked) -> bool:
+def _agree(state: ReadState, walked: Walked) -> bool:
     """Whether a piece was read as what ends at `state` wants it."""
     start = walked.start
     if start is None:

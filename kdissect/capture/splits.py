@@ -325,7 +325,7 @@ class _Walk:
         )
 
 
-class Walk(Protocol):
+class CaptureWalk(Protocol):
     """What the plan wants of a walk over a capture, of whatever kind."""
 
     @property
@@ -342,7 +342,7 @@ class Walk(Protocol):
 
 
 def order_inputs(
-    files: Sequence[InputFile], walks: Mapping[str, Walk] | None = None
+    files: Sequence[InputFile], walks: Mapping[str, CaptureWalk] | None = None
 ) -> list[InputFile]:
     """The captures among spooled inputs by their first packet's time; those without packets last.
 
@@ -385,7 +385,7 @@ def plan_splits(
     files: Sequence[InputFile],
     split_bytes: int = SPLIT_BYTES,
     fragment_max: int = FRAGMENT_MAX,
-    walks: Mapping[str, Walk] | None = None,
+    walks: Mapping[str, CaptureWalk] | None = None,
 ) -> Splits:
     """The run's sources and splits, by one walk over each of them.
 

@@ -53,7 +53,7 @@ class Spool:
         return data
 
 
-class Held:
+class SpooledBytes:
     """Pieces one behind the other, in memory while they are few, else in a spool."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from kdissect.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kdissect.replay.model import Plan, Workload
+    from kdissect.replay.model import ReplayPlan, Workload
     from kdissect.replay.output.results import Results
     from kdissect.replay.running.replay import SessionOptions
     from kdissect.replay.target.cluster import Target
@@ -57,7 +57,7 @@ ACCESS = "Access to the target"
 CHOICE = "What is replayed"
 
 
-class Offsets(StrEnum):
+class OffsetMode(StrEnum):
     """--offsets"""
 
     CAPTURED = "captured"
@@ -195,14 +195,14 @@ def replay_command(
     keylog: KeyLogs = None,
     limit: LimitItems = None,
     offsets: Annotated[
-        Offsets,
+        OffsetMode,
         typer.Option(
             "--offsets",
             help="Where readers start: relative (where the same data is at the target), "
             "captured (the same numbers), earliest.",
             rich_help_panel=ANSWERS,
         ),
-    ] = Offsets.RELATIVE,
+    ] = OffsetMode.RELATIVE,
     rename: Annotated[
         list[str] | None,
         typer.Option(
@@ -512,10 +512,10 @@ def _access(
     server_name: str | None, sasl: tuple[str | None, str | None, str | None, str | None],
     connect_timeout: float,
 ) -> Access:  # fmt: skip
-    from kdissect.replay.target.auth import Tls, sasl_from
+    from kdissect.replay.target.auth import TlsOptions, sasl_from
     from kdissect.replay.target.connection import Access
 
-    spoken = Tls(ca, cert, key, verify, server_name) if tls else None
+    spoken = TlsOptions(ca, cert, key, verify, server_name) if tls else None
     if spoken is not None:
         spoken.context()  # files that cannot be used are told now
     mechanism, user, password_file, token_file = sasl
@@ -546,7 +546,7 @@ def _check_inputs(options: SessionOptions) -> None:
         read_baseline(options.baseline)
 
 
-def _plan(source: list[str], options: Any, **filters: Any) -> tuple[Workload, Plan]:
+def _plan(source: list[str], options: Any, **filters: Any) -> tuple[Workload, ReplayPlan]:
     from kdissect.replay.planning.plan import make_plan
     from kdissect.replay.workload.source import load_workload
 
@@ -568,7 +568,7 @@ def _save(workload: Workload, path: str, payload: str, reveal_secrets: bool, qui
         )
 
 
-def _show_plan(plan: Plan, pace: Any, dry_run: bool, quiet: bool) -> None:
+def _show_plan(plan: ReplayPlan, pace: Any, dry_run: bool, quiet: bool) -> None:
     """The counts: the result of a dry run, otherwise a word before the first byte is sent."""
     from rich.console import Console
 
@@ -581,14 +581,14 @@ def _show_plan(plan: Plan, pace: Any, dry_run: bool, quiet: bool) -> None:
 
 
 def _run(
-    plan: Plan, target: Target, options: SessionOptions, against: Target | None, quiet: bool
+    plan: ReplayPlan, target: Target, options: SessionOptions, against: Target | None, quiet: bool
 ) -> Results:
     import asyncio
 
-    from kdissect.replay.output.console import Progress
+    from kdissect.replay.output.console import ReplayProgress
     from kdissect.replay.running.replay import replay
 
-    progress = Progress(shown=not quiet and sys.stderr.isatty())
+    progress = ReplayProgress(shown=not quiet and sys.stderr.isatty())
     try:
         return asyncio.run(replay(plan, target, options, against, progress.watch))
     finally:

@@ -148,7 +148,7 @@ def show_command(
     check_choice(host, from_time, to_time)
     from kdissect.pipeline.filters import time_ns
     from kdissect.pipeline.options import Options
-    from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
+    from kdissect.show.filters import Filters, FollowedConnection, api_keys, duration_ms
     from kdissect.show.loop import Style, show
 
     filters = Filters(
@@ -161,7 +161,7 @@ def show_command(
         slow_ms=checked("--slow", duration_ms, slow) if slow is not None else None,
         time_from_ns=None if from_time is None else time_ns(from_time),
         time_to_ns=None if to_time is None else time_ns(to_time),
-        follow=checked("--follow", Followed.of, follow) if follow is not None else None,
+        follow=checked("--follow", FollowedConnection.of, follow) if follow is not None else None,
         where=where,
     )
     options = Options(

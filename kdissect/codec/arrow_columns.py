@@ -17,7 +17,7 @@ from kdissect.codec.string_kernel import (
     text_offsets,
     uuid_texts,
 )
-from kdissect.protocol.column_plan import Leaf, List, Node, Plan, Struct
+from kdissect.protocol.column_plan import ColumnPlan, Leaf, List, Node, Struct
 from kdissect.protocol.model import Type
 
 ARROW = {
@@ -193,7 +193,7 @@ def place_filled(template: str, indices: list[int]) -> str:
     return filled + parts[-1]
 
 
-def unknown_tags(plan: Plan, buf: NDArray[np.uint8], start: NDArray[np.int64],
+def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int64],
                  tags: NDArray[np.void], rows: int) -> pa.ListArray:  # fmt: skip
     """list<struct<path, tag, data>> per message, null where it has none.
 

@@ -30,7 +30,7 @@ from kdissect.codec.column_kernel import (
     STATE_SIZE,
     UNKNOWN,
 )
-from kdissect.protocol.column_plan import Plan
+from kdissect.protocol.column_plan import ColumnPlan
 
 FIRST_ROOM = 256  # rows
 POOLED_BYTES = 256 << 20  # of all plans together; builders that would exceed it are let go
@@ -44,7 +44,7 @@ def _address(array: NDArray[Any]) -> int:
 class Builders:
     """Buffers of a plan: per column `data` (uint8[rows * width]) and `valid` (uint8[rows])."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ColumnPlan) -> None:
         if any(path.count("[]") > INDICES for path in plan.paths):
             raise ValueError(f"a plan with arrays more than {INDICES} deep in one another")
         self.plan = plan
@@ -132,7 +132,7 @@ class _Pool:
         self.lock = Lock()
         self.idle: list[Builders] = []
 
-    def take(self, plan: Plan) -> Builders | None:
+    def take(self, plan: ColumnPlan) -> Builders | None:
         with self.lock:
             for at in range(len(self.idle) - 1, -1, -1):
                 if self.idle[at].plan is plan:
@@ -150,7 +150,7 @@ class _Pool:
 _POOL = _Pool()
 
 
-def take_builders(plan: Plan) -> Builders:
+def take_builders(plan: ColumnPlan) -> Builders:
     """Builders from the pool, or new ones."""
     return _POOL.take(plan) or Builders(plan)
 

@@ -43,7 +43,7 @@ ZSTD_WINDOW_SIZE_MAX = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DecompressionLimits:
     """How far record data may go before it is a fault. Sizes in bytes.
 
     The record section of a batch may decompress to `decompressed_size_max` bytes, and to

@@ -40,7 +40,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FormatFault:
     """Value `index` claims a format and breaks off, or has a string that is no UTF-8."""
 
     index: int
@@ -53,7 +53,7 @@ class Embedded:
     """Decoded values, null where there is nothing to decode, and what was wrong with some."""
 
     column: pa.Array
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[FormatFault] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class _Read:
     good: Flags
     body: pa.StructArray
     number: Ints
-    faults: list[Fault]
+    faults: list[FormatFault]
 
 
 def _decode(
@@ -214,7 +214,7 @@ def _read(
     body = columns.body.take(pa.array(place, mask=~good))
     wrong = (fits | (versions < definition.versions.first)) & ~decoded
     faults = [
-        Fault(int(rows[at]), *_fault(definition, columns, at))
+        FormatFault(int(rows[at]), *_fault(definition, columns, at))
         for at in np.flatnonzero(told[rows] & (wrong | (decoded & columns.invalid_utf8))).tolist()
     ]
     return _Read(good, body, given.number, faults)

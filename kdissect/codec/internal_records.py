@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from kdissect.codec.message_columns import MessageColumns, decode_plan
 from kdissect.protocol import catalog
-from kdissect.protocol.column_plan import Plan, compile_plan
+from kdissect.protocol.column_plan import ColumnPlan, compile_plan
 from kdissect.protocol.model import ALWAYS, NEVER, Api, Definition, Field, Type
 from kdissect.status import REASONS, Status
 
@@ -199,7 +199,7 @@ class InternalFaults:
 
 
 @cache
-def definition_plan(definition: Definition) -> Plan:
+def definition_plan(definition: Definition) -> ColumnPlan:
     """The plan of a definition that has no message header."""
     # the kernel's callers look for a correlation id; in no version is there one
     header = Definition("", ALWAYS, NEVER, (Field("correlation_id", Type.INT32, NEVER),))

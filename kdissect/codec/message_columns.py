@@ -22,7 +22,7 @@ from kdissect.codec.column_kernel import (
     S_TAGS,
     run_plan,
 )
-from kdissect.protocol.column_plan import Leaf, Plan
+from kdissect.protocol.column_plan import ColumnPlan, Leaf
 from kdissect.protocol.column_plan import plan as plan_of
 from kdissect.protocol.model import Type
 from kdissect.status import Status
@@ -60,7 +60,7 @@ class MessageColumns:
     invalid_utf8: NDArray[np.bool_]
     unknown_tags: pa.ListArray
     marks: NDArray[np.void]
-    _plan: Plan = field(repr=False)
+    _plan: ColumnPlan = field(repr=False)
     _error_pc: NDArray[np.int32] = field(repr=False)
     _error_at: NDArray[np.int64] = field(repr=False)  # [m, FAILED_AT]
 
@@ -129,7 +129,7 @@ def decode_columns(
 
 
 def decode_plan(
-    plan: Plan,
+    plan: ColumnPlan,
     buf: NDArray[np.uint8],
     start: NDArray[np.int64],
     end: NDArray[np.int64],

@@ -57,7 +57,7 @@ def uuid_of(data: bytes) -> UUID:
     return UUID(bytes=data)
 
 
-class Leaf(NamedTuple):
+class FormLeaf(NamedTuple):
     """A value: `pos` and `size` of its bytes in the frame, and its slot (an array's for elements).
 
     code: of `struct`, without byte order. place: among the values of the form.
@@ -73,7 +73,7 @@ class Leaf(NamedTuple):
 class Ref(NamedTuple):
     """Stands for the value of a leaf where a message is laid out without values."""
 
-    leaf: Leaf
+    leaf: FormLeaf
 
 
 class Form:
@@ -131,7 +131,7 @@ class Form:
             values[index] = uuid_of(values[index])
         return values
 
-    def value(self, frame: bytes, leaf: Leaf) -> Any:
+    def value(self, frame: bytes, leaf: FormLeaf) -> Any:
         """A single number of a frame."""
         return struct.unpack_from(f">{leaf.code}", frame, leaf.pos)[0]
 
@@ -167,7 +167,7 @@ def _getter(places: list[int]) -> Callable[[list[Any]], Any]:
     return itemgetter(slice(0, 0))
 
 
-def _codes(leaves: tuple[Leaf, ...], size: int) -> str:
+def _codes(leaves: tuple[FormLeaf, ...], size: int) -> str:
     codes, pos = [">"], 0
     for leaf in leaves:
         codes.append(f"{leaf.pos - pos}x{leaf.code}")
@@ -189,7 +189,7 @@ class _Maker:
     def __init__(self, frame: bytes) -> None:
         self.data = memoryview(frame)
         self.pos = 0
-        self.leaves: list[Leaf] = []
+        self.leaves: list[FormLeaf] = []
         self.consts: list[Any] = []
         self.program: list[tuple[tuple[str, ...] | None, list[_Place]]] = []
 
@@ -274,7 +274,7 @@ class _Maker:
         else:
             code, size = _CODES[slot.field.type]
             _, self.pos = slot.read(data, self.pos)
-        leaf = Leaf(self.pos - size, size, slot, code, len(self.leaves))
+        leaf = FormLeaf(self.pos - size, size, slot, code, len(self.leaves))
         self.leaves.append(leaf)
         return Ref(leaf), ("leaf", leaf.place)
 

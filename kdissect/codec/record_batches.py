@@ -23,15 +23,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.codec import record_kernel as rk
-from kdissect.codec.compression import CODEC_NAMES, Codec, Limits, decompress
+from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompress
 from kdissect.status import Status
 
 __all__ = [
     "BATCHES",
     "FAULT",
     "RECORDS",
+    "DecompressionLimits",
     "FaultStage",
-    "Limits",
     "RecordChunk",
     "iter_record_chunks",
 ]
@@ -142,14 +142,14 @@ _ROWS = 131072  # records parsed at a time
 _HEADERS = 131072
 _KEPT_HEADERS = 1 << 18
 _SMALL_BATCH = 512  # bytes up to which the kernel's CRC is quicker than a call
-_DEFAULT_LIMITS = Limits()
+_DEFAULT_LIMITS = DecompressionLimits()
 
 
 def iter_record_chunks(
     buf: npt.NDArray[np.uint8],
     start: npt.NDArray[np.int64],
     length: npt.NDArray[np.int64],
-    limits: Limits = _DEFAULT_LIMITS,
+    limits: DecompressionLimits = _DEFAULT_LIMITS,
     chunk_bytes: int = 8 << 20,
 ) -> Iterator[RecordChunk]:
     """Decode the record sets buf[start[i]:start[i] + length[i]], in order.
@@ -174,7 +174,9 @@ def iter_record_chunks(
     return _chunks(buf, start, length, limits, chunk_bytes)
 
 
-def _chunks(buf: Any, start: Any, length: Any, limits: Limits, chunk_bytes: int) -> Any:
+def _chunks(
+    buf: Any, start: Any, length: Any, limits: DecompressionLimits, chunk_bytes: int
+) -> Any:
     try:
         workspace = _IDLE.pop()
     except IndexError:
@@ -237,7 +239,12 @@ class _Decoder:
     """Decodes windows of scanned batches; one per call of iter_record_chunks."""
 
     def __init__(
-        self, buf: Any, length: Any, limits: Limits, chunk_bytes: int, workspace: _Workspace
+        self,
+        buf: Any,
+        length: Any,
+        limits: DecompressionLimits,
+        chunk_bytes: int,
+        workspace: _Workspace,
     ) -> None:
         self.buf = buf
         self.view = memoryview(buf)

@@ -24,7 +24,7 @@ from typing import Any
 import crc32c
 import numpy as np
 
-from kdissect.codec.compression import CODEC_NAMES, Codec, Limits, compress, decompress
+from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, compress, decompress
 from kdissect.codec.record_batches import BATCHES, CONTROL_TYPES, TIMESTAMP_TYPES, FaultStage
 from kdissect.status import Status
 
@@ -51,9 +51,9 @@ class _Malformed(Exception):
         self.status = status
 
 
-def decode_record_set(data: bytes, limits: Limits | None = None) -> RecordSet:
+def decode_record_set(data: bytes, limits: DecompressionLimits | None = None) -> RecordSet:
     """Decode one record set. Never fails: what is wrong is in `faults`."""
-    limits = limits or Limits()
+    limits = limits or DecompressionLimits()
     result = RecordSet()
     budget = [limits.set_allowance(len(data))]
     pos = 0
@@ -67,7 +67,12 @@ def decode_record_set(data: bytes, limits: Limits | None = None) -> RecordSet:
 
 
 def _decode_entry(
-    data: bytes, pos: int, index: int, result: RecordSet, limits: Limits, budget: list[int]
+    data: bytes,
+    pos: int,
+    index: int,
+    result: RecordSet,
+    limits: DecompressionLimits,
+    budget: list[int],
 ) -> int:
     """Decode the entry at `pos` into `result`; gives its size."""
     left = len(data) - pos
@@ -213,7 +218,7 @@ def _wrapped_value(entry: bytes, pos: int) -> bytes | None:
 
 
 def _section(
-    codec: int, data: bytes | None, limits: Limits, budget: list[int]
+    codec: int, data: bytes | None, limits: DecompressionLimits, budget: list[int]
 ) -> tuple[Status, bytes | None, int]:
     """Decompress a record section: (status, bytes, bytes allowed)."""
     if data is None:
@@ -240,7 +245,7 @@ def _decode_records(
     announced: int,
     is_compressed: bool,
     records: list[dict[str, Any]],
-    limits: Limits,
+    limits: DecompressionLimits,
 ) -> Status:
     """Read as many records of magic 2 as announced, or as there are."""
     pos = 0
@@ -257,7 +262,7 @@ def _decode_records(
 
 
 def _decode_record(
-    section: bytes, pos: int, row: dict[str, Any], limits: Limits
+    section: bytes, pos: int, row: dict[str, Any], limits: DecompressionLimits
 ) -> tuple[dict[str, Any], int]:
     size, pos = read_varint(section, pos, len(section))
     if size < 0:
@@ -317,7 +322,7 @@ def _decode_messages(
     announced: int,
     is_compressed: bool,
     records: list[dict[str, Any]],
-    limits: Limits,
+    limits: DecompressionLimits,
 ) -> Status:
     """Read the messages of a section: the inner ones of a wrapper, or one that is its own batch."""
     shift = 0

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.codec.compression import Codec, Limits, decompress
+from kdissect.codec.compression import Codec, DecompressionLimits, decompress
 from kdissect.errors import DecodeError
 from kdissect.status import REASONS, Status
 
 # Brokers take `telemetry.max.bytes` (1 MB by default) of compressed metrics; text repeats itself.
-LIMITS = Limits(decompressed_size_max=16 << 20, ratio_max=200, ratio_free_size=1 << 20)
+LIMITS = DecompressionLimits(decompressed_size_max=16 << 20, ratio_max=200, ratio_free_size=1 << 20)
 DEPTH_MAX = 16  # the default
 TOO_DEEP = "nested too deep"
 PARTS_MAX = 1 << 19  # strings and inner messages; a Java client's push has some 5000
@@ -52,7 +52,7 @@ class _Reading:
         self.pairs: dict[bytes, Values] = {}  # metrics repeat the same few attributes
 
 
-class _Message:
+class _ProtobufMessage:
     """A protobuf message within a buffer: yields (field number, wire type, value).
 
     Varints and fixed ones come as unsigned integers, what has a length as a message of its own.
@@ -81,7 +81,7 @@ class _Message:
                 if not reading.parts:
                     raise _fault(Status.LIMIT, at)
                 reading.parts -= 1
-                value = _Message(buf, pos, pos + size, reading)
+                value = _ProtobufMessage(buf, pos, pos + size, reading)
                 pos += size
             elif kind == _VARINT:
                 value, pos = self._varint(pos)
@@ -146,7 +146,7 @@ def read_metrics(data: bytes, codec: int, depth_max: int = DEPTH_MAX) -> list[Va
     counts in the decompressed bytes.
     """
     message = _decompressed(data, codec)
-    return _flattened(_Message(message, 0, len(message), _Reading(depth_max)))
+    return _flattened(_ProtobufMessage(message, 0, len(message), _Reading(depth_max)))
 
 
 def _decompressed(data: bytes, codec: int) -> bytes:
@@ -167,7 +167,7 @@ def _decompressed(data: bytes, codec: int) -> bytes:
         room = min(4 * room, allowed)
 
 
-def _flattened(message: _Message) -> list[Values]:
+def _flattened(message: _ProtobufMessage) -> list[Values]:
     metrics: list[Values] = []
     copied = COPIED_FREE + COPIED_MAX * (message.end - message.start)
     for number, kind, value in message:
@@ -183,7 +183,9 @@ def _flattened(message: _Message) -> list[Values]:
     return metrics
 
 
-def _resource_metrics(message: _Message) -> tuple[list[Values], int, list[_Message]]:
+def _resource_metrics(
+    message: _ProtobufMessage,
+) -> tuple[list[Values], int, list[_ProtobufMessage]]:
     """Attributes of the resource and their size, and its scopes."""
     attributes: list[Values] = []
     size = 0
@@ -199,7 +201,7 @@ def _resource_metrics(message: _Message) -> tuple[list[Values], int, list[_Messa
     return attributes, size, scopes
 
 
-def _scope_metrics(message: _Message) -> Iterator[Values]:
+def _scope_metrics(message: _ProtobufMessage) -> Iterator[Values]:
     name = version = ""
     metrics = []
     for number, kind, value in message:
@@ -217,7 +219,7 @@ def _scope_metrics(message: _Message) -> Iterator[Values]:
         yield {"scope_name": name, "scope_version": version, **_metric(metric)}
 
 
-def _metric(message: _Message) -> Values:
+def _metric(message: _ProtobufMessage) -> Values:
     metric: Values = {"name": "", "description": "", "unit": "", "data_points": []}
     for number, kind, value in message:
         if kind != _LENGTH:
@@ -240,7 +242,7 @@ def _metric(message: _Message) -> Values:
     return metric
 
 
-def _point(message: _Message, metric_kind: int) -> Values:
+def _point(message: _ProtobufMessage, metric_kind: int) -> Values:
     """A data point of any kind of metric; the numbers of fields mostly agree between them."""
     attributes: list[Values] = []
     point: Values = {"attributes": attributes}
@@ -318,7 +320,7 @@ def _zigzag(value: int) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
-def _attribute(message: _Message) -> Values:
+def _attribute(message: _ProtobufMessage) -> Values:
     """A key with its value as text: strings as they are, bytes in base64, others as JSON."""
     data = message.data()
     found = message.reading.pairs.get(data)
@@ -330,7 +332,7 @@ def _attribute(message: _Message) -> Values:
     return found
 
 
-def _key_value(message: _Message, depth: int) -> tuple[str, Any]:
+def _key_value(message: _ProtobufMessage, depth: int) -> tuple[str, Any]:
     key, any_value = "", None
     for number, kind, value in message:
         if number == 1 and kind == _LENGTH:
@@ -340,7 +342,7 @@ def _key_value(message: _Message, depth: int) -> tuple[str, Any]:
     return key, any_value
 
 
-def _any_value(message: _Message, depth: int) -> Any:
+def _any_value(message: _ProtobufMessage, depth: int) -> Any:
     """A string, number, bool, list or dict; bytes in base64; None where nothing is said."""
     if depth > message.reading.depth_max:
         raise DecodeError(TOO_DEEP, pos=message.start, path="attributes")

@@ -19,7 +19,7 @@ from kdissect.capture.packet_builder import BROKER, CLIENT, Flow
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.anonymize import Anonymizer
 from kdissect.kafka.assembly import Assembly, CloseReason, PairStatus
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.redaction import TEXT
@@ -119,7 +119,7 @@ class Retelling:
                 comment = ""
 
     def _frame(self, told: Conversation, exchange: int, side: int) -> bytes | None:
-        frames = Frames.gather(told.assembly, told.sources, np.array([exchange]))
+        frames = FrameBuffer.gather(told.assembly, told.sources, np.array([exchange]))
         row = told.assembly.exchanges[exchange]
         data = frames.buf[frames.start[0, side] : frames.end[0, side]].tobytes()
         asked = frames.buf[frames.start[0, REQUEST] : frames.end[0, REQUEST]].tobytes()

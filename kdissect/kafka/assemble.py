@@ -72,7 +72,7 @@ from kdissect.tcp.connection_ids import connection_ids
 from kdissect.tcp.reassembly import Streams, reassemble
 from kdissect.tls.plaintext_ranges import (
     PlainStreams,
-    Tls,
+    TlsConnections,
     account,
     faults_of,
     plain_streams,
@@ -278,7 +278,7 @@ def _paired(
 
         tell_lone(streams, alone, options.frame_size_max, client_side, protocol, origin)
     is_tls = protocol == Protocol.TLS
-    tls = Tls()
+    tls = TlsConnections()
     if is_tls.any():
         from kdissect.tls.decrypt import read_tls  # its ciphers take a while to load
 
@@ -500,7 +500,7 @@ def _anomalies(
     responses: Frames,
     pairs: Pairs,
     connection_id: npt.NDArray[np.int64],
-    tls: Tls,
+    tls: TlsConnections,
 ) -> npt.NDArray[np.void]:
     segments = streams.segments
     parts = [
@@ -562,7 +562,7 @@ def _anomalies(
     return anomalies[order]
 
 
-def _encrypted(tls: Tls) -> npt.NDArray[np.void]:
+def _encrypted(tls: TlsConnections) -> npt.NDArray[np.void]:
     """A row for each TLS connection whose secrets are not in the key logs that there are."""
     made = np.zeros(len(tls.failed), ANOMALY)
     made["kind"] = Anomaly.NOT_DECRYPTED

@@ -51,7 +51,7 @@ BUCKETS_MIN = 16  # of the table of ids
 CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at for a response
 
 
-class State(IntEnum):
+class PairState(IntEnum):
     """Of the request with a response's id, before the event."""
 
     UNKNOWN = 0
@@ -69,25 +69,25 @@ class Event(IntEnum):
 
 # Status of the exchange that the event makes or ends.
 PAIRING = {
-    (State.UNKNOWN, Event.RESPONSE): PairStatus.REQUEST_MISSING,
-    (State.OUTSTANDING, Event.RESPONSE): PairStatus.PAIRED,
-    (State.SILENT, Event.RESPONSE): PairStatus.PAIRED,
-    (State.ANSWERED, Event.RESPONSE): PairStatus.REQUEST_MISSING,  # and an anomaly
-    (State.LOST, Event.RESPONSE): PairStatus.REQUEST_MISSING,
-    (State.LOST, Event.CLOSE): PairStatus.RESPONSE_MISSING,
-    (State.LOST, Event.LOSS): PairStatus.RESPONSE_MISSING,
-    (State.OUTSTANDING, Event.CLOSE): PairStatus.CONNECTION_CLOSED,
-    (State.OUTSTANDING, Event.LOSS): PairStatus.RESPONSE_MISSING,
-    (State.SILENT, Event.CLOSE): PairStatus.NO_RESPONSE_EXPECTED,
-    (State.SILENT, Event.LOSS): PairStatus.NO_RESPONSE_EXPECTED,
+    (PairState.UNKNOWN, Event.RESPONSE): PairStatus.REQUEST_MISSING,
+    (PairState.OUTSTANDING, Event.RESPONSE): PairStatus.PAIRED,
+    (PairState.SILENT, Event.RESPONSE): PairStatus.PAIRED,
+    (PairState.ANSWERED, Event.RESPONSE): PairStatus.REQUEST_MISSING,  # and an anomaly
+    (PairState.LOST, Event.RESPONSE): PairStatus.REQUEST_MISSING,
+    (PairState.LOST, Event.CLOSE): PairStatus.RESPONSE_MISSING,
+    (PairState.LOST, Event.LOSS): PairStatus.RESPONSE_MISSING,
+    (PairState.OUTSTANDING, Event.CLOSE): PairStatus.CONNECTION_CLOSED,
+    (PairState.OUTSTANDING, Event.LOSS): PairStatus.RESPONSE_MISSING,
+    (PairState.SILENT, Event.CLOSE): PairStatus.NO_RESPONSE_EXPECTED,
+    (PairState.SILENT, Event.LOSS): PairStatus.NO_RESPONSE_EXPECTED,
 }
 EVENTS = len(Event)
 STATUS = tuple(
-    int(PAIRING.get((state, event), 255)) for state in State for event in Event
+    int(PAIRING.get((state, event), 255)) for state in PairState for event in Event
 )  # by state * EVENTS + event
 
 _RESPONSE, _CLOSE, _LOSS = (int(event) for event in Event)
-_UNKNOWN, _OUTSTANDING, _SILENT, _ANSWERED, _LOST = (int(state) for state in State)
+_UNKNOWN, _OUTSTANDING, _SILENT, _ANSWERED, _LOST = (int(state) for state in PairState)
 
 IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
 

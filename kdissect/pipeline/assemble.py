@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from kdissect.arrays import gather_ranges, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import SegmentBatch
-from kdissect.capture.spool import Held
+from kdissect.capture.spool import SpooledBytes
 from kdissect.kafka.assemble import assemble, paired_frames
 from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
 from kdissect.pipeline import exchange_index
@@ -35,8 +35,15 @@ from kdissect.pipeline.saved_state import (
     requests_seen,
     write_connections,
 )
-from kdissect.pipeline.segment_buffer import PART_ROWS, Gathered, Part, at_hand, packed_parts, parts
-from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Kind, Row, packed_table, sliced
+from kdissect.pipeline.segment_buffer import (
+    PART_ROWS,
+    ExchangePart,
+    Gathered,
+    at_hand,
+    packed_parts,
+    parts,
+)
+from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Row, RowKind, packed_table, sliced
 from kdissect.resume.carry import AppendedWindow, CarriedBytes, ConnectionCarry
 from kdissect.resume.completion import SetRun
 from kdissect.resume.connection_state import SET_LIMITS, ConnectionState, unpack_states
@@ -75,17 +82,17 @@ def assemble_step(
     gathered = Gathered(keep_order=sources.is_far)
     before: list[bytes] = []
     bucket = 0
-    payload = Held()
+    payload = SpooledBytes()
     for row in rows:
         bucket = row.key
-        if row.kind == Kind.SEGMENTS:
+        if row.kind == RowKind.SEGMENTS:
             gathered.add(row.data)
-        elif row.kind == Kind.PAYLOAD:
+        elif row.kind == RowKind.PAYLOAD:
             payload.write(row.data)
-        elif row.kind == Kind.STATES:
+        elif row.kind == RowKind.STATES:
             before.append(row.data)
         else:
-            yield row._replace(key=row.order % plan.slot_count if row.kind == Kind.TABLE else 0)
+            yield row._replace(key=row.order % plan.slot_count if row.kind == RowKind.TABLE else 0)
     batch, scratch = gathered.batch()
     del gathered
     byte_count = int(batch.segments["captured"].sum())
@@ -110,12 +117,12 @@ def assemble_step(
     has_times = (options.time_from_ns, options.time_to_ns) != (None, None)
     with_exchange = np.full(len(shown.anomalies), not has_times)
 
-    def pack(assembly: Assembly, learnt: Learnt) -> Part:
+    def pack(assembly: Assembly, learnt: Learnt) -> ExchangePart:
         within = exchanges_within(assembly.exchanges, options.time_from_ns, options.time_to_ns)
         if not within.all():
             assembly = replace(assembly, exchanges=assembly.exchanges[within])
         packed = list(packed_parts(assembly, _slots(plan, assembly), ROW_BYTES_MAX))
-        return Part(learnt, assembly.exchanges["exchange_id"], packed)
+        return ExchangePart(learnt, assembly.exchanges["exchange_id"], packed)
 
     learnt = Learnt()
     counts: Counter[int] = Counter()
@@ -124,7 +131,7 @@ def assemble_step(
         if has_times:
             with_exchange |= np.isin(shown.anomalies["exchange_id"], part.kept)
         for slot, data in part.packed:
-            yield Row(slot, Kind.EXCHANGES, (bucket << 20) + counts[slot], data)
+            yield Row(slot, RowKind.EXCHANGES, (bucket << 20) + counts[slot], data)
             counts[slot] += 1
     del paired
     learnt.finish(shown)
@@ -134,12 +141,12 @@ def assemble_step(
     if overlaps.any():
         table = connections_table(shown.endpoints, shown.connections, learnt.connections, shown.tls)
         for part_table in sliced(table.filter(pa.array(overlaps))):
-            yield Row(here, Kind.TABLE, bucket, packed_table("connections", part_table))
+            yield Row(here, RowKind.TABLE, bucket, packed_table("connections", part_table))
     stays = anomalies_within(shown.anomalies, with_exchange, overlaps)
     told = replace(shown, anomalies=shown.anomalies[stays])
     for table in _assembly_anomalies(plan, sources, told, given_up_pairs):
         for part_table in sliced(table):
-            yield Row(here, Kind.TABLE, bucket, packed_table("anomalies", part_table))
+            yield Row(here, RowKind.TABLE, bucket, packed_table("anomalies", part_table))
     stats = {
         "reason": reason,
         "duplicates": _duplicates(shown),
@@ -149,7 +156,7 @@ def assemble_step(
             "assemble_bytes": byte_count,
         },
     }
-    yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
+    yield Row(0, RowKind.STATS, bucket, json.dumps(stats).encode())
 
 
 def _duplicates(assembly: Assembly) -> dict[str, int]:
@@ -203,7 +210,7 @@ def _facts_rows(plan: RunPlan, bucket: int, learnt: Learnt) -> Iterator[Row]:
     packed = facts.to_bytes()
     is_for_all = facts.topics or facts.brokers or facts.owners
     for slot in range(plan.key_count) if is_for_all else [0]:
-        yield Row(slot, Kind.FACTS, bucket, packed)
+        yield Row(slot, RowKind.FACTS, bucket, packed)
 
 
 # -- runs that save their state, or go on from one ------------------------------------------
@@ -249,11 +256,11 @@ def _set_rows(
     for is_open, exchanges in ((False, appended.rows), (True, opened.exchanges)):
         here = plan.open_slot if is_open else bucket % plan.slot_count
         for part in sliced(connections.filter(pa.array(opened.connections == is_open))):
-            yield Row(here, Kind.TABLE, bucket, packed_table("connections", part))
+            yield Row(here, RowKind.TABLE, bucket, packed_table("connections", part))
         some = replace(assembly, anomalies=assembly.anomalies[opened.anomalies == is_open])
         for anomalies in _assembly_anomalies(plan, sources, some, 0):
             for part in sliced(anomalies):
-                yield Row(here, Kind.TABLE, bucket, packed_table("anomalies", part))
+                yield Row(here, RowKind.TABLE, bucket, packed_table("anomalies", part))
         counts: Counter[int] = Counter()
         for start in range(0, len(exchanges), PART_ROWS):
             rows = exchanges[start : start + PART_ROWS]
@@ -261,7 +268,7 @@ def _set_rows(
             slots = np.full(len(rows), plan.open_slot) if is_open else _slots(plan, part)
             part = _with_earlier_bytes(plan, exchange_index.take(assembly, rows), sources)
             for slot, data in packed_parts(part, slots, ROW_BYTES_MAX):
-                yield Row(slot, Kind.EXCHANGES, (bucket << 20) + counts[slot], data)
+                yield Row(slot, RowKind.EXCHANGES, (bucket << 20) + counts[slot], data)
                 counts[slot] += 1
     keep_facts(appended, learnt.connections, seen)
     left = carry.states()
@@ -279,8 +286,8 @@ def _set_rows(
         detail = f"{appended.late_count} packets of connections that were over already"
         late = anomalies_table([AnomalyRow(Anomaly.LATE_PACKETS, detail)])
         here = bucket % plan.slot_count
-        yield Row(here, Kind.TABLE, bucket, packed_table("anomalies", late))
-    yield Row(0, Kind.STATS, bucket, json.dumps(stats).encode())
+        yield Row(here, RowKind.TABLE, bucket, packed_table("anomalies", late))
+    yield Row(0, RowKind.STATS, bucket, json.dumps(stats).encode())
 
 
 def _state_unavailable_reason(

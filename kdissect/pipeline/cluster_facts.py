@@ -22,7 +22,7 @@ from kdissect.codec.json_values import jsonable
 from kdissect.codec.message import Message, decode_message
 from kdissect.errors import DecodeError
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
@@ -133,14 +133,16 @@ def learn_envelopes(
     )
     for start in range(0, len(rows), _ENVELOPES):
         _read(
-            Frames.gather(assembly, sources, rows[start : start + _ENVELOPES]), tellers, add_topic
+            FrameBuffer.gather(assembly, sources, rows[start : start + _ENVELOPES]),
+            tellers,
+            add_topic,
         )
 
 
 _ENVELOPES = 256  # at a time; an administrator's requests
 
 
-def _read(frames: Frames, tellers: frozenset[tuple[int, int]], add_topic: AddTopic) -> None:
+def _read(frames: FrameBuffer, tellers: frozenset[tuple[int, int]], add_topic: AddTopic) -> None:
     whole = [frames.readable(ApiKey.ENVELOPE, side) for side in (REQUEST, RESPONSE)]
     chosen = np.intersect1d(whole[REQUEST], whole[RESPONSE], assume_unique=True)
     if not len(chosen):

@@ -12,7 +12,7 @@ REASON = "connection_limit"  # in captures.ignored_reasons
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class SelectedConnections:
     """batch: what is left; given_up: packets of the others by source; pair_count: how many pairs of
     endpoints these were."""
 
@@ -21,7 +21,7 @@ class Followed:
     pair_count: int
 
 
-def follow(batch: SegmentBatch, limit: int) -> Followed:
+def follow(batch: SegmentBatch, limit: int) -> SelectedConnections:
     """At most `limit` pairs of endpoints: those with payload before others, the earliest first.
 
     So a flood of SYNs takes no place from connections that say something. The choice depends on the
@@ -29,7 +29,7 @@ def follow(batch: SegmentBatch, limit: int) -> Followed:
     """
     count = len(batch.endpoints)
     if count <= limit:
-        return Followed(batch, {}, 0)
+        return SelectedConnections(batch, {}, 0)
     segments = batch.segments
     pair = segments["endpoints"]
     has_payload = np.zeros(count, np.bool_)
@@ -46,7 +46,7 @@ def follow(batch: SegmentBatch, limit: int) -> Followed:
     sources, packets = np.unique(counted, return_counts=True)
     left = segments[kept]
     left["endpoints"] = (np.cumsum(is_followed) - 1)[left["endpoints"]]
-    return Followed(
+    return SelectedConnections(
         SegmentBatch(batch.endpoints[is_followed], left),
         dict(zip(sources.tolist(), packets.tolist(), strict=True)),
         count - limit,

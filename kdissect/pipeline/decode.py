@@ -14,7 +14,7 @@ from kdissect.pipeline import exchange_index
 from kdissect.pipeline.captures import captures_table, cut_captures
 from kdissect.pipeline.decoder import Decoder, Sink
 from kdissect.pipeline.facts import (
-    Facts,
+    CaptureFacts,
     NamesUsed,
     brokers_table,
     topics_table,
@@ -22,7 +22,7 @@ from kdissect.pipeline.facts import (
 )
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import EVENT_FILES, StateFiles, run_state
-from kdissect.pipeline.step_rows import Kind, Row, unpacked_table
+from kdissect.pipeline.step_rows import Row, RowKind, unpacked_table
 from kdissect.stories.events import Collector
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 
@@ -42,7 +42,7 @@ def decode_step(
     """
     began = time.perf_counter()
     slot = 0
-    facts = Facts.from_bytes(plan.before.facts) if plan.before else Facts()
+    facts = CaptureFacts.from_bytes(plan.before.facts) if plan.before else CaptureFacts()
     used = NamesUsed()
     parts: dict[int, Assembly] = {}
     stats: list[dict[str, Any]] = []
@@ -51,11 +51,11 @@ def decode_step(
     for row in rows:
         slot = row.key
         is_first = is_first or row.key == 0
-        if row.kind == Kind.FACTS:
-            facts.merge(Facts.from_bytes(row.data))
-        elif row.kind == Kind.STATS:
+        if row.kind == RowKind.FACTS:
+            facts.merge(CaptureFacts.from_bytes(row.data))
+        elif row.kind == RowKind.STATS:
             stats.append(json.loads(row.data))
-        elif row.kind == Kind.TABLE:
+        elif row.kind == RowKind.TABLE:
             name, table = unpacked_table(row.data)  # facts come before tables
             if name == "connections":
                 used.add_users(table)
@@ -88,10 +88,10 @@ def decode_step(
     for packed in events.packed():
         if files is not None and slot != plan.open_slot:
             settled.append(packed.data)
-        yield Row(packed.key, Kind.EVENTS, (slot << 20) + packed.number, packed.data)
+        yield Row(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
     for fragment in events.fragments():
         state["reason"] = "batches of snapshots lie in several pieces"
-        yield Row(fragment.key, Kind.PIECES, fragment.number, fragment.data)
+        yield Row(fragment.key, RowKind.PIECES, fragment.number, fragment.data)
     if files is not None and slot != plan.open_slot:
         used.merge(decoder.names_used)
         state["names_used"] = used.to_json()
@@ -103,15 +103,15 @@ def decode_step(
         for name, value in entry.get("timings", {}).items():
             timings[name] += value
     result = json.dumps({"timings": timings, "state": state}).encode()
-    yield Row(slot % plan.event_key_count, Kind.RESULT, slot, result)
+    yield Row(slot % plan.event_key_count, RowKind.RESULT, slot, result)
 
 
-def _late_names(plan: RunPlan, facts: Facts, sink: Sink) -> int:
+def _late_names(plan: RunPlan, facts: CaptureFacts, sink: Sink) -> int:
     """How many names this run knows that rows of earlier runs lack; an anomaly lists some."""
     if plan.before is None:
         return 0
     used = NamesUsed.from_json(json.loads(plan.before.names_used))
-    names = used.late(Facts.from_bytes(plan.before.facts), facts)
+    names = used.late(CaptureFacts.from_bytes(plan.before.facts), facts)
     if names:
         listed = ", ".join(names[:LATE_NAMES_LISTED])
         detail = f"{len(names)} names became known that rows of earlier runs lack: {listed}"

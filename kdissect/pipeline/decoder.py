@@ -23,8 +23,8 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.codec.message_columns import MessageColumns, body_type
 from kdissect.codec.record_batches import iter_record_chunks
 from kdissect.kafka.assembly import Anomaly, Assembly
-from kdissect.pipeline.facts import Facts, NamesUsed
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.facts import CaptureFacts, NamesUsed
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.record_output import alike, as_shown
 from kdissect.pipeline.record_sets import record_sets
@@ -122,7 +122,7 @@ class _Decoded:
 class _Chunk:
     """A chunk while it is worked on."""
 
-    frames: Frames
+    frames: FrameBuffer
     status: npt.NDArray[np.int8]  # DecodeStatus [n, 2]
     version_source: npt.NDArray[np.int8]
     decoded: dict[tuple[int, int], _Decoded] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class Decoder:
         self,
         sources: Sources,
         capture_ids: list[int],
-        facts: Facts,
+        facts: CaptureFacts,
         options: Options,
         sink: Sink,
         events: Collector,
@@ -204,7 +204,7 @@ class Decoder:
             yield from np.split(order, np.flatnonzero(np.diff(number)) + 1)
 
     def _chunk(self, rows: npt.NDArray[np.int64]) -> None:
-        frames = Frames.gather(self.assembly, self.sources, rows)
+        frames = FrameBuffer.gather(self.assembly, self.sources, rows)
         chunk = _Chunk(frames, *self._initial_status(frames))
         for api_key in np.unique(frames.api_key).tolist():
             if api_key in catalog.apis():
@@ -231,7 +231,9 @@ class Decoder:
 
     # -- messages ---------------------------------------------------------------------------
 
-    def _initial_status(self, frames: Frames) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
+    def _initial_status(
+        self, frames: FrameBuffer
+    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
         exchanges = frames.exchanges
         known_keys = np.array(sorted(catalog.apis()))
         has_api = np.isin(frames.api_key, known_keys)
@@ -373,7 +375,7 @@ class Decoder:
 
     # -- tables -----------------------------------------------------------------------------
 
-    def _client_ids(self, frames: Frames) -> pa.Array:
+    def _client_ids(self, frames: FrameBuffer) -> pa.Array:
         """client_id of every request whose header is there, known version or not."""
         exchanges = frames.exchanges
         start, end = frames.start[:, REQUEST], frames.end[:, REQUEST]

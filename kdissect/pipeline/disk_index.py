@@ -31,7 +31,7 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import make_plan
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.scan import scan_step
-from kdissect.pipeline.step_rows import Kind, Row
+from kdissect.pipeline.step_rows import Row, RowKind
 from kdissect.protocol.api_keys import ApiKey
 
 STORIES = ("group_events", "transactions", "fetch_sessions")  # told by messages of many slots
@@ -88,7 +88,7 @@ class Index:
             if name not in (*STORIES, ANOMALIES):
                 rows = [row for row in map(_pieces_of, rows) if row is not None]
             for row in decode_step(plan, sources, rows, lambda *_: None):
-                if row.kind != Kind.RESULT:
+                if row.kind != RowKind.RESULT:
                     events.setdefault(row.key, []).append(row)
         found: list[pa.Table] = []
 
@@ -157,12 +157,12 @@ def make_index(
 def _fill(plan: RunPlan, folder: Path) -> None:
     """Scan and assemble; rows lie on disk between the steps, a bucket in memory at a time."""
     sources = plan.sources()
-    with _Files(folder, "bucket") as buckets:
+    with _KeyedFiles(folder, "bucket") as buckets:
         buckets.touch(0)
         for number in range(len(plan.splits)):
             for row in scan_step(plan, sources, number):
                 buckets.add(row)
-    with _Files(folder, "slot") as slots:
+    with _KeyedFiles(folder, "slot") as slots:
         slots.touch(0)
         for path in sorted(folder.glob("bucket-*"), key=lambda path: int(path.name[7:])):
             with path.open("rb") as file:
@@ -170,14 +170,14 @@ def _fill(plan: RunPlan, folder: Path) -> None:
             path.unlink()
             for row in assemble_step(plan, plan.sources(), rows):
                 slots.add(row)
-                if _pieces_of(row) is not None and row.kind == Kind.EXCHANGES:
+                if _pieces_of(row) is not None and row.kind == RowKind.EXCHANGES:
                     Path(folder, _PIECES).touch()
 
 
 def _pieces_of(row: Row) -> Row | None:
     """The row with exchanges of FetchSnapshot alone; None where none of it is needed."""
-    if row.kind != Kind.EXCHANGES:
-        return row if row.kind in (Kind.FACTS, Kind.STATS) else None
+    if row.kind != RowKind.EXCHANGES:
+        return row if row.kind in (RowKind.FACTS, RowKind.STATS) else None
     assembly = exchange_index.from_bytes(row.data)
     chosen = np.flatnonzero(assembly.exchanges["api_key"] == ApiKey.FETCH_SNAPSHOT)
     if not len(chosen):
@@ -185,14 +185,14 @@ def _pieces_of(row: Row) -> Row | None:
     return row._replace(data=exchange_index.to_bytes(exchange_index.take(assembly, chosen)))
 
 
-class _Files:
+class _KeyedFiles:
     """A file of rows per key; few are open at a time."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self._open: dict[int, BinaryIO] = {}
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> _KeyedFiles:
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -36,7 +36,7 @@ from kdissect.pipeline.cluster_facts import (
     roles_by_node,
     token_owners,
 )
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.metadata_log import learn_metadata
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -53,7 +53,7 @@ BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port,
 
 
 @dataclass(slots=True)
-class Facts:
+class CaptureFacts:
     """topics: (name, id text or "") -> (first time in ns, API that told it).
 
     listeners: address and port of the broker's end of each Kafka connection.
@@ -71,7 +71,7 @@ class Facts:
         if known is None or (time_ns, source) < known:
             self.topics[name, topic_id] = (time_ns, source)
 
-    def merge(self, other: Facts) -> None:
+    def merge(self, other: CaptureFacts) -> None:
         for (name, topic_id), (time_ns, source) in other.topics.items():
             self.add_topic(name, topic_id, time_ns, source)
         self.brokers |= other.brokers
@@ -91,9 +91,9 @@ class Facts:
         return json.dumps([topics, brokers, listeners, told, sorted(self.owners.items())]).encode()
 
     @staticmethod
-    def from_bytes(data: bytes) -> Facts:
+    def from_bytes(data: bytes) -> CaptureFacts:
         topics, brokers, listeners, told, owners = json.loads(data)
-        return Facts(
+        return CaptureFacts(
             {(name, ident): (time_ns, source) for name, ident, time_ns, source in topics},
             {tuple(row) for row in brokers},
             {(ip, port) for ip, port in listeners},
@@ -148,7 +148,7 @@ class NamesUsed:
     def from_json(document: dict[str, Any]) -> NamesUsed:
         return NamesUsed(**{name: set(values) for name, values in document.items()})
 
-    def late(self, before: Facts, after: Facts) -> list[str]:
+    def late(self, before: CaptureFacts, after: CaptureFacts) -> list[str]:
         """Those that rows written with the facts `before` lack, and that `after` has."""
         old, new = before.names_by_id(), after.names_by_id()
         found = [new.get(ident, ident) for ident in self.ids if old.get(ident) != new.get(ident)]
@@ -205,7 +205,7 @@ class Learnt:
     """What exchanges tell: facts, those of their connections by row, and the principals that bare
     SASL tokens name, which count where nothing else names one."""
 
-    facts: Facts = field(default_factory=Facts)
+    facts: CaptureFacts = field(default_factory=CaptureFacts)
     connections: ConnectionFacts = field(default_factory=ConnectionFacts)
     tokens: ConnectionFacts = field(default_factory=ConnectionFacts)
 
@@ -234,7 +234,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
         column = exchanges[SIDE_NAMES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
         for chunk in _chunks(rows, column["size"], chunk_bytes):
-            frames = Frames.gather(assembly, sources, chunk, (side,))
+            frames = FrameBuffer.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]):
                 _read(frames, int(api_key), side, facts, connection_facts)
     _raw_tokens(assembly, sources, learnt.tokens)
@@ -243,16 +243,16 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
     return learnt
 
 
-def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Facts:
+def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> CaptureFacts:
     """What `learn` finds out of topics: names with their ids."""
-    facts = Facts()
+    facts = CaptureFacts()
     exchanges = assembly.exchanges
     for side in (REQUEST, RESPONSE):
         keys = [key for key, tells in topic_tellers() if tells == side]
         column = exchanges[SIDE_NAMES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
         for chunk in _chunks(rows, column["size"], chunk_bytes):
-            frames = Frames.gather(assembly, sources, chunk, (side,))
+            frames = FrameBuffer.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]).tolist():
                 chosen = frames.readable(api_key, side)
                 if len(chosen):
@@ -273,10 +273,10 @@ def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[Any]:
 
 
 def _read(
-    frames: Frames,
+    frames: FrameBuffer,
     api_key: int,
     side: int,
-    facts: Facts,
+    facts: CaptureFacts,
     connection_facts: ConnectionFacts,
 ) -> None:
     chosen = frames.readable(api_key, side)
@@ -304,7 +304,11 @@ def _read(
 
 
 def _topic_facts(
-    buf: npt.NDArray[np.uint8], decoded: MessageColumns, time_ns: Any, api_name: str, facts: Facts
+    buf: npt.NDArray[np.uint8],
+    decoded: MessageColumns,
+    time_ns: Any,
+    api_name: str,
+    facts: CaptureFacts,
 ) -> None:
     marks = decoded.marks
     # a request may ask by id alone, with a null name
@@ -321,7 +325,7 @@ def _topic_facts(
             facts.add_topic(row["name"], row["id"], row["time_ns_min"], api_name)
 
 
-def _topic_names(body: pa.StructArray, time_ns: Any, facts: Facts) -> None:
+def _topic_names(body: pa.StructArray, time_ns: Any, facts: CaptureFacts) -> None:
     """Names that Metadata told without an id: before v10, or from brokers that have no ids."""
     topics = body.field("topics")
     flat = topics.flatten()
@@ -340,7 +344,7 @@ def _topic_names(body: pa.StructArray, time_ns: Any, facts: Facts) -> None:
         facts.add_topic(row["name"], "", row["time_ns_min"], "Metadata")
 
 
-def _broker_facts(body: pa.StructArray, facts: Facts) -> None:
+def _broker_facts(body: pa.StructArray, facts: CaptureFacts) -> None:
     brokers = body.field("brokers")
     cluster = body.field("cluster_id")
     flat = brokers.flatten()
@@ -436,7 +440,7 @@ def _raw_tokens(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
     )
     if not len(rows):
         return
-    frames = Frames.gather(assembly, sources, rows, (REQUEST,))
+    frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,))
     for row, start, end in zip(
         exchanges["connection"][rows].tolist(),
         frames.start[:, REQUEST].tolist(),
@@ -521,7 +525,7 @@ def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
     digest[far] = rows[far]  # each is looked at on its own
     index = _first_of_each(connection, length, digest)
     index = np.sort(index[length[index] != -1])
-    frames = Frames.gather(assembly, sources, rows[index], (REQUEST,), prefix=10 + 32767)
+    frames = FrameBuffer.gather(assembly, sources, rows[index], (REQUEST,), prefix=10 + 32767)
     for at, row in enumerate(connection[index].tolist()):
         start, end = int(frames.start[at, REQUEST]), int(frames.end[at, REQUEST])
         if end - start < 10:
@@ -535,7 +539,7 @@ def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
             known.append(text)
 
 
-def topics_table(facts: Facts) -> pa.Table:
+def topics_table(facts: CaptureFacts) -> pa.Table:
     """Rows of `topics`."""
     with_id = {name for name, ident in facts.topics if ident}
     rows = sorted(
@@ -553,7 +557,7 @@ def topics_table(facts: Facts) -> pa.Table:
     )
 
 
-def brokers_table(facts: Facts) -> pa.Table:
+def brokers_table(facts: CaptureFacts) -> pa.Table:
     """Rows of `brokers`; ip where the host is an address, or a name that connections resolve."""
     rows = sorted(facts.brokers, key=lambda row: tuple("" if v is None else str(v) for v in row))
     known = _addresses(facts)
@@ -572,7 +576,7 @@ def brokers_table(facts: Facts) -> pa.Table:
     )
 
 
-def _addresses(facts: Facts) -> dict[str, str]:
+def _addresses(facts: CaptureFacts) -> dict[str, str]:
     """host -> ip. A name has the address that is left when only one host and one address of
     Kafka connections share its port, those of brokers told by address taken away."""
     found: dict[str, str] = {}
@@ -594,7 +598,7 @@ def _addresses(facts: Facts) -> dict[str, str]:
     return found
 
 
-def with_owners(connections: pa.Table, facts: Facts) -> pa.Table:
+def with_owners(connections: pa.Table, facts: CaptureFacts) -> pa.Table:
     """`connections` with the owners of delegation tokens as principals, as a broker logs them.
 
     Who authenticates with a token names its id as the SCRAM user (KIP-48).

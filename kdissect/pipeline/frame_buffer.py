@@ -32,7 +32,7 @@ def known_versions() -> npt.NDArray[np.bool_]:
 
 
 @dataclass(slots=True)
-class Frames:
+class FrameBuffer:
     """Some exchanges and the bytes of their frames.
 
     exchanges: EXCHANGE[n]; api_key, api_version: int16[n], its columns; buf: uint8; start, end:
@@ -58,7 +58,7 @@ class Frames:
         rows: npt.NDArray[Any],
         sides: tuple[int, ...] = (REQUEST, RESPONSE),
         prefix: int | None = None,
-    ) -> Frames:
+    ) -> FrameBuffer:
         """Copy the frames of the exchanges `rows`; with `prefix` at most that many bytes each."""
         exchanges = take(assembly.exchanges, rows)
         count = len(rows)
@@ -95,7 +95,7 @@ class Frames:
         extents = joined(chosen) if chosen else np.zeros(0, EXTENT)
         buf = sources.gather(extents)
         api_key, api_version = exchanges["api_key"].copy(), exchanges["api_version"].copy()
-        frames = Frames(exchanges, api_key, api_version, buf, start, end, api_version.copy())
+        frames = FrameBuffer(exchanges, api_key, api_version, buf, start, end, api_version.copy())
         frames._fall_back()
         return frames
 

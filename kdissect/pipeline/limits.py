@@ -33,9 +33,9 @@ class Limits:
     """
 
     frame_size: int = FRAME_SIZE_MAX
-    decompressed_size: int = compression.Limits().decompressed_size_max
-    decompression_ratio: int = compression.Limits().ratio_max
-    record_headers: int = compression.Limits().record_headers_max
+    decompressed_size: int = compression.DecompressionLimits().decompressed_size_max
+    decompression_ratio: int = compression.DecompressionLimits().ratio_max
+    record_headers: int = compression.DecompressionLimits().record_headers_max
     array_elements: int = ELEMENTS_MAX
     nesting: int = telemetry.DEPTH_MAX
     gaps: int = GAPS_MAX
@@ -84,8 +84,8 @@ class Limits:
         return Limits.of(given)
 
     @property
-    def of_records(self) -> compression.Limits:
-        return compression.Limits(
+    def of_records(self) -> compression.DecompressionLimits:
+        return compression.DecompressionLimits(
             decompressed_size_max=self.decompressed_size,
             ratio_max=self.decompression_ratio,
             record_headers_max=self.record_headers,

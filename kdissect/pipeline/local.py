@@ -17,7 +17,7 @@ from kdissect.pipeline.decoder import Sink
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
 from kdissect.pipeline.scan import scan_step
-from kdissect.pipeline.step_rows import Kind, Row
+from kdissect.pipeline.step_rows import Row, RowKind
 
 
 def run(
@@ -52,11 +52,11 @@ def run(
     events: dict[int, list[Row]] = defaultdict(list)
     for path in plan.before.event_files if plan.before else ():
         for packed in event_pieces(path, plan.event_key_count):
-            events[packed.key].append(Row(packed.key, Kind.EVENTS, -1, packed.data))
+            events[packed.key].append(Row(packed.key, RowKind.EVENTS, -1, packed.data))
     for slot in sorted(slots):
         target = for_open if slot == plan.open_slot else sink
         for row in decode_step(plan, sources, in_order(slots.pop(slot)), target, files):
-            if row.kind == Kind.RESULT:
+            if row.kind == RowKind.RESULT:
                 count(json.loads(row.data))
             else:
                 events[row.key].append(row)
@@ -71,7 +71,7 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
     parts: dict[int, list[Row]] = defaultdict(list)
     for number in range(len(plan.splits)):
         for row in scan_step(plan, sources, number):
-            if row.kind == Kind.SEGMENTS:
+            if row.kind == RowKind.SEGMENTS:
                 parts[row.key].append(row)
     for bucket in sorted(parts):
         batches = [SegmentBatch.from_bytes(row.data) for row in in_order(parts.pop(bucket))]
@@ -82,8 +82,8 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
 def analyse_all(plan: RunPlan, rows: list[Row], sink: Sink) -> dict[str, Any]:
     """All rows of one key of events, in any order."""
     rows = in_order(rows)
-    events = [row.data for row in rows if row.kind == Kind.EVENTS]
-    pieces = (row.data for row in rows if row.kind == Kind.PIECES)
+    events = [row.data for row in rows if row.kind == RowKind.EVENTS]
+    pieces = (row.data for row in rows if row.kind == RowKind.PIECES)
     return analyse_step(plan, events, pieces, sink)
 
 

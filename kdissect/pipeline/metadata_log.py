@@ -20,16 +20,16 @@ from kdissect.arrays import copied
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.internal_records import METADATA, decode_internal
 from kdissect.codec.message_columns import MessageColumns
-from kdissect.codec.record_batches import Limits, RecordChunk, iter_record_chunks
+from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.record_sets import record_sets
 from kdissect.pipeline.snapshots import Edges
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.messages import Messages
-from kdissect.stories.snapshots import Fragment, Joined, Joiner
+from kdissect.stories.snapshots import BatchFragment, JoinedBatches, Joiner
 from kdissect.tables.connections import broker_texts
 from kdissect.tables.message_facts import (
     METADATA_TOPIC,
@@ -71,18 +71,18 @@ def learn_metadata(
     rows = rows[np.argsort(exchanges["response"]["time_ns"][rows], kind="stable")]
     brokers = broker_texts(assembly.endpoints, assembly.connections)
 
-    def fragments() -> Iterator[Fragment]:
+    def fragments() -> Iterator[BatchFragment]:
         for chunk in _chunks(rows, exchanges["response"]["size"], chunk_bytes):
-            frames = Frames.gather(assembly, sources, chunk, (RESPONSE,))
+            frames = FrameBuffer.gather(assembly, sources, chunk, (RESPONSE,))
             for api_key in (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT):
                 yield from _read(frames, api_key, brokers, add_topic)
 
-    for found in Joiner(Limits().decompressed_size_max).join(fragments()):
-        if isinstance(found, Joined):
+    for found in Joiner(DecompressionLimits().decompressed_size_max).join(fragments()):
+        if isinstance(found, JoinedBatches):
             data = np.frombuffer(found.data, np.uint8)
             place = np.zeros(1, np.int64), np.array([len(data)])
             time_ns = np.array([found.at.time_ns])
-            for part in iter_record_chunks(data, *place, Limits()):
+            for part in iter_record_chunks(data, *place, DecompressionLimits()):
                 _tell(part, time_ns, ApiKey.FETCH_SNAPSHOT, add_topic)
 
 
@@ -95,7 +95,7 @@ def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int6
 
 def _naming(assembly: Assembly, sources: Sources, rows: Any) -> npt.NDArray[np.int64]:
     """Which of these requests hold the log's name or id somewhere."""
-    frames = Frames.gather(assembly, sources, rows, (REQUEST,))
+    frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,))
     data = frames.buf.tobytes()
     ends = frames.end[:, REQUEST]
     found = set()
@@ -110,8 +110,8 @@ def _naming(assembly: Assembly, sources: Sources, rows: Any) -> npt.NDArray[np.i
 
 
 def _read(
-    frames: Frames, api_key: int, brokers: pa.Array, add_topic: AddTopic
-) -> Iterator[Fragment]:
+    frames: FrameBuffer, api_key: int, brokers: pa.Array, add_topic: AddTopic
+) -> Iterator[BatchFragment]:
     """Tell the topics of whole batches; the edges of pieces of snapshots are given back."""
     chosen = frames.readable(api_key, RESPONSE)
     if not len(chosen):
@@ -128,7 +128,7 @@ def _read(
     pieces = np.flatnonzero(mine) if api_key == ApiKey.FETCH_SNAPSHOT else np.zeros(0, np.int64)
     messages = _messages(frames, (api_key, chosen, decoded), brokers)
     edges = Edges(sets, lead, pieces, messages, frames.start[:, RESPONSE])
-    for part in iter_record_chunks(frames.buf, start, length, Limits()):
+    for part in iter_record_chunks(frames.buf, start, length, DecompressionLimits()):
         _tell(part, time_ns, api_key, add_topic)
         batches = pa.table(part.batches)
         edges.without_open(batches, batches)
@@ -138,7 +138,7 @@ def _read(
 
 
 def _messages(
-    frames: Frames, decoded: tuple[int, Rows, MessageColumns], brokers: pa.Array
+    frames: FrameBuffer, decoded: tuple[int, Rows, MessageColumns], brokers: pa.Array
 ) -> Messages:
     """What `Edges` looks at. Whose download a piece is of does not matter here: the bytes do."""
     count = len(frames.exchanges)

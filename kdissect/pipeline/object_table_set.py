@@ -28,7 +28,7 @@ _PAUSE_S, _QUIET_LISTINGS = 0.5, 3
 _FAILURES = (pa.ArrowException, OSError)
 
 
-class Place:
+class StoreFolder:
     """The folder at a URL. Methods raise EnvironmentFailed where the store fails."""
 
     def __init__(self, out: str) -> None:
@@ -126,7 +126,7 @@ class Place:
 
 def check(out: str, manifest: str, overwrite: bool) -> None:
     """Raise OutputError unless a new table set may be written to the URL `out`."""
-    place = Place(out)
+    place = StoreFolder(out)
     try:
         if place.is_file():
             raise OutputError(f"{out}: is a file; --out names a folder")
@@ -144,7 +144,7 @@ def check(out: str, manifest: str, overwrite: bool) -> None:
         raise OutputError(f"{out}: cannot be written ({str(error).partition(': ')[2]})") from None
 
 
-def _is_free(place: Place) -> bool:
+def _is_free(place: StoreFolder) -> bool:
     """Whether nothing is there but what interrupted runs of ours left."""
     for name, is_file in place.names(recursive=False).items():
         if is_file or name not in _FOLDERS:
@@ -161,12 +161,12 @@ def _is_free(place: Place) -> bool:
 def begin(out: str, run_id: str) -> None:
     """Let attempts of this run write."""
     try:
-        Place(out).write(f"{STAGING}/{run_id}", b"")
+        StoreFolder(out).write(f"{STAGING}/{run_id}", b"")
     except EnvironmentFailed as error:
         raise OutputError(str(error)) from None
 
 
-def is_open(place: Place, run_id: str) -> bool:
+def is_open(place: StoreFolder, run_id: str) -> bool:
     """Whether attempts of this run may write."""
     return place.has([f"{STAGING}/{run_id}"])[0]
 
@@ -177,7 +177,7 @@ def end(out: str, run_id: str, listed: set[str], *, is_failed: bool = False) -> 
     is_failed: tasks may still be at work. None of them begins another file, but those that they
     were writing appear a moment later.
     """
-    place = Place(out)
+    place = StoreFolder(out)
     place.remove([f"{STAGING}/{run_id}"])
     until = time.monotonic() + LAST_FILES_S
     quiet = 0
@@ -194,7 +194,7 @@ def end(out: str, run_id: str, listed: set[str], *, is_failed: bool = False) -> 
         time.sleep(_PAUSE_S)
 
 
-def remove_unlisted(place: Place, listed: set[str]) -> None:
+def remove_unlisted(place: StoreFolder, listed: set[str]) -> None:
     """After a commit: remove the set before, and what runs that were killed have left."""
     gone = []
     for folder in (name for name in place.names(recursive=False) if name in _FOLDERS):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.response_detection import Pair, every_response, fits
 from kdissect.kafka.assembly import NO_API, Assembly
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 
 RESPONSE = 1
 TRIED_MAX = 2048  # responses of a bucket tried with every definition; later ones with those found
@@ -100,7 +100,7 @@ def _candidates(
     for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(number)) + 1):
         if not len(part):
             continue
-        frames = Frames.gather(assembly, sources, rows[part], (RESPONSE,))
+        frames = FrameBuffer.gather(assembly, sources, rows[part], (RESPONSE,))
         start = np.ascontiguousarray(frames.start[:, RESPONSE])
         end = np.ascontiguousarray(frames.end[:, RESPONSE])
         for key, version in sorted(pairs):

@@ -21,7 +21,7 @@ import pyarrow as pa
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Anomaly, Assembly, TlsFacts
-from kdissect.pipeline.facts import Facts, NamesUsed
+from kdissect.pipeline.facts import CaptureFacts, NamesUsed
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.table_writer import STAGING
 from kdissect.resume.carry import AppendedWindow, no_segments
@@ -168,7 +168,7 @@ def event_pieces(path: str, key_count: int) -> Iterator[Packed]:
     yield from collector.packed()
 
 
-def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: Facts) -> dict[str, Any]:
+def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: CaptureFacts) -> dict[str, Any]:
     """The state that the entries of all buckets and splits make, for the first slot's RESULT."""
     if not plan.keeps:
         return {}

@@ -19,7 +19,7 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import is_within, of_hosts
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import connection_pieces
-from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Kind, Row, packed_table, sliced
+from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Row, RowKind, packed_table, sliced
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,
@@ -36,7 +36,7 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
         path = plan.before.open_files[number - len(plan.splits)]
         pieces = connection_pieces(path, _bucket_of, plan.bucket_count, ROW_BYTES_MAX)
         for order, (bucket, data) in enumerate(pieces):
-            yield Row(bucket, Kind.STATES, (number << 20) + order, data)
+            yield Row(bucket, RowKind.STATES, (number << 20) + order, data)
         return
     split = plan.splits[number]
     result = of_hosts(scan(split, sources, plan.fragments), plan.options.hosts)
@@ -47,13 +47,13 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
         "ignored": result.ignored_reasons,
     }
     for part in sliced(_scan_anomalies(plan, result, is_first=number == 0)):
-        yield Row(0, Kind.TABLE, number, packed_table("anomalies", part))
+        yield Row(0, RowKind.TABLE, number, packed_table("anomalies", part))
     yield from _bucket_rows(result.batch, plan.bucket_count, number, sources)
     stats["timings"] = {
         "scan_s": time.perf_counter() - began,
         "scan_bytes": split.end - split.pos,
     }
-    yield Row(0, Kind.STATS, number, json.dumps(stats).encode())
+    yield Row(0, RowKind.STATS, number, json.dumps(stats).encode())
 
 
 def _scan_anomalies(plan: RunPlan, result: ScanResult, is_first: bool) -> pa.Table:
@@ -134,10 +134,10 @@ def _bucket_rows(
             segments["endpoints"] = index
             part = SegmentBatch(batch.endpoints[used], segments)
             order_number = (number << 20) + start // row_max
-            yield Row(key, Kind.SEGMENTS, order_number, part.to_bytes())
+            yield Row(key, RowKind.SEGMENTS, order_number, part.to_bytes())
             if sources.is_far:
                 for piece, data in enumerate(sources.payload(segments, ROW_BYTES_MAX)):
-                    yield Row(key, Kind.PAYLOAD, (order_number << 20) + piece, data)
+                    yield Row(key, RowKind.PAYLOAD, (order_number << 20) + piece, data)
 
 
 def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:

@@ -149,7 +149,7 @@ def at_hand(sources: Sources, segments: npt.NDArray[np.void]) -> Sources:
 
 
 @dataclass(slots=True)
-class Part:
+class ExchangePart:
     """What came of some exchanges. kept: ids of those in the range of times, where there is one;
     packed: (slot, bytes) in order."""
 
@@ -158,10 +158,10 @@ class Part:
     packed: list[tuple[int, bytes]]
 
 
-Pack = Callable[[Assembly, Learnt], Part]
+Pack = Callable[[Assembly, Learnt], ExchangePart]
 
 
-def parts(paired: Paired, sources: Sources, chunk_bytes: int, pack: Pack) -> Iterator[Part]:
+def parts(paired: Paired, sources: Sources, chunk_bytes: int, pack: Pack) -> Iterator[ExchangePart]:
     """All exchanges of a bucket, a part after the other: learnt from, then packed."""
     lacking = paired.without_request()
     told: Any = None
@@ -171,7 +171,7 @@ def parts(paired: Paired, sources: Sources, chunk_bytes: int, pack: Pack) -> Ite
         told = alone.exchanges[list(_INFERRED)].copy()
         del alone
 
-    def make(first: int) -> Part:
+    def make(first: int) -> ExchangePart:
         stop = min(first + PART_ROWS, len(paired))
         assembly = paired.part(slice(first, stop))
         low, high = np.searchsorted(lacking, (first, stop))

@@ -23,7 +23,14 @@ from kdissect.pipeline.record_sets import RESPONSE
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.stories.messages import Messages, flattened
-from kdissect.stories.snapshots import Fault, Fragment, Headless, Joined, Joiner, Snapshot
+from kdissect.stories.snapshots import (
+    BatchFragment,
+    Fault,
+    Headless,
+    JoinedBatches,
+    Joiner,
+    Snapshot,
+)
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table, anomaly_columns, texts
 from kdissect.tables.arrow_arrays import binaries, ints
 from kdissect.tables.message_facts import METADATA_TOPIC, ChunkMarks, RecordSets
@@ -75,7 +82,7 @@ class Edges:
         marks: ChunkMarks,
         ids_by_name: dict[str, str],
         capture_ids: list[int],
-    ) -> Iterator[Fragment]:
+    ) -> Iterator[BatchFragment]:
         """All edges, once all batches went through `without_open`; places: `RecordRows.places`."""
         sets, messages = self.sets, self.messages
         bases, totals = places
@@ -97,7 +104,7 @@ class Edges:
             name = marks.topics[topic] if topic >= 0 else ""
             position, *ident = place
             partition = int(sets.partition[at])
-            empty = Fragment(
+            empty = BatchFragment(
                 snapshot=Snapshot(broker or "", name, ids_by_name.get(name), partition, *ident),
                 follower=-1 if follower is None else follower,
                 connection_id=int(messages.connection_id[exchange]),
@@ -179,15 +186,15 @@ def write_joined(packed: Iterable[bytes], options: Options, sink: Sink) -> None:
     packed: all fragments (Fragment.to_bytes) of some snapshots, sorted by their `order`.
     """
     joiner = Joiner(options.limits.frame_size)
-    waiting: list[Joined | Headless] = []
+    waiting: list[JoinedBatches | Headless] = []
     faults: list[Fault] = []
     size = 0
-    for found in joiner.join(Fragment.from_bytes(data) for data in packed):
+    for found in joiner.join(BatchFragment.from_bytes(data) for data in packed):
         if isinstance(found, Fault):
             faults.append(found)
         else:
             waiting.append(found)
-            size += len(found.data) if isinstance(found, Joined) else 0
+            size += len(found.data) if isinstance(found, JoinedBatches) else 0
         if size >= options.chunk_bytes or len(waiting) >= _SETS or len(faults) >= _SETS:
             _write(waiting, faults, options, sink)
             waiting, faults, size = [], [], 0
@@ -195,7 +202,7 @@ def write_joined(packed: Iterable[bytes], options: Options, sink: Sink) -> None:
 
 
 def _write(
-    waiting: list[Joined | Headless], faults: list[Fault], options: Options, sink: Sink
+    waiting: list[JoinedBatches | Headless], faults: list[Fault], options: Options, sink: Sink
 ) -> None:
     if faults:
         sink("anomalies", anomalies_table(map(_anomaly, faults)))
@@ -221,17 +228,17 @@ def _anomaly(fault: Fault) -> AnomalyRow:
 class _Sets:
     """What was found, as record sets of one buffer."""
 
-    def __init__(self, found: list[Joined | Headless], options: Options, sink: Sink) -> None:
+    def __init__(self, found: list[JoinedBatches | Headless], options: Options, sink: Sink) -> None:
         self.options, self.sink = options, sink
         self.at = [one.at for one in found]
-        data = [one.data if isinstance(one, Joined) else b"" for one in found]
+        data = [one.data if isinstance(one, JoinedBatches) else b"" for one in found]
         self.buf = np.frombuffer(b"".join(data), np.uint8)
         self.length = np.array([len(each) for each in data], np.int64)
         self.start = np.cumsum(self.length) - self.length
         self.lead = np.array(
             [one.size if isinstance(one, Headless) else 0 for one in found], np.int64
         )
-        first = [one.first if isinstance(one, Joined) else 0 for one in found]
+        first = [one.first if isinstance(one, JoinedBatches) else 0 for one in found]
         self.first = np.array(first, np.int64)
         self.index, self.spare, self.step = (
             np.array([getattr(one, name) for one in self.at], np.int64)

@@ -43,7 +43,7 @@ from kdissect.pipeline.decode import decode_step
 from kdissect.pipeline.run_plan import RunPlan, tasks
 from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
 from kdissect.pipeline.scan import scan_step
-from kdissect.pipeline.step_rows import Kind, Row
+from kdissect.pipeline.step_rows import Row, RowKind
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 
 ROWS = "key long, kind int, ord long, data binary"
@@ -336,7 +336,7 @@ def _decoded(
     rows = chain([first], rows)
     files = StateFiles(out, run_id) if plan.keeps else None
     for row in decode_step(plan, plan.sources(), rows, sink, files):
-        if row.kind == Kind.RESULT:
+        if row.kind == RowKind.RESULT:
             result = json.loads(row.data)
             result["files"] = [asdict(file) for file in sink.close()]
             row = row._replace(data=json.dumps(result).encode())
@@ -352,7 +352,7 @@ def _events_stage(plan: RunPlan) -> Stage:
             for number in batch.column(0).to_pylist():
                 path = plan.before.event_files[number]
                 for packed in event_pieces(path, plan.event_key_count):
-                    yield from _batches(iter([Row(packed.key, Kind.EVENTS, -1, packed.data)]))
+                    yield from _batches(iter([Row(packed.key, RowKind.EVENTS, -1, packed.data)]))
 
     return stage
 
@@ -366,9 +366,9 @@ def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
             key = 0
             for row in group:  # sorted by kind: pieces are last
                 key = row.key
-                if row.kind == Kind.RESULT:
+                if row.kind == RowKind.RESULT:
                     yield pa.RecordBatch.from_pydict({"result": [row.data.decode()]})
-                elif row.kind == Kind.EVENTS:
+                elif row.kind == RowKind.EVENTS:
                     events.append(row.data)
                 else:
                     pieces = chain([row], group)

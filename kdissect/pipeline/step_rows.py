@@ -28,7 +28,7 @@ from kdissect.tables.schemas import FIXED_TABLES
 ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold several
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """What a row carries; decode reads a slot's rows in this order."""
 
     FACTS = 0

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.snapshots import Edges
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
@@ -29,7 +29,7 @@ class ChunkStories:
     """Adds the events of one chunk to the collector of its task."""
 
     def __init__(
-        self, collector: Collector, messages: Messages, frames: Frames, marks: ChunkMarks
+        self, collector: Collector, messages: Messages, frames: FrameBuffer, marks: ChunkMarks
     ) -> None:
         self.collector = collector
         self.messages = messages

@@ -153,7 +153,7 @@ def _enter_state(state: dict[str, Any], table: str, name: str) -> None:
 
 def _commit_far(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]) -> None:
     """As `commit`, where files have their names already."""
-    place = object_table_set.Place(out)
+    place = object_table_set.StoreFolder(out)
     tables: dict[str, dict[str, Any]] = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
     for file in sorted(files, key=lambda file: (file.table, file.path)):
         entry = tables.setdefault(file.table, {"rows": 0, "files": []})
@@ -221,7 +221,7 @@ def _remove_files(root: Path, old: dict[str, Any], keep: set[str]) -> None:
 def has_set(out: str) -> bool:
     """Whether there is a table set at `out`, as far as its manifest tells."""
     if is_remote(out):
-        return object_table_set.Place(out).read(MANIFEST) is not None
+        return object_table_set.StoreFolder(out).read(MANIFEST) is not None
     return (Path(out) / MANIFEST).exists()
 
 
@@ -238,7 +238,7 @@ def dataset(out: str, names: list[str]) -> pads.Dataset:
         found = [os.path.abspath(file) for file in files]  # for processes in other folders too
         store = None
     else:
-        place = object_table_set.Place(out)
+        place = object_table_set.StoreFolder(out)
         is_there = place.has(names)
         found = [place.path(name) for name in names]
         store = place.store
@@ -259,7 +259,7 @@ def _document(out: str) -> dict[str, Any] | None:
 def _manifest_text(out: str) -> str:
     if not is_remote(out):
         return (Path(out) / MANIFEST).read_text()
-    data = object_table_set.Place(out).read(MANIFEST)
+    data = object_table_set.StoreFolder(out).read(MANIFEST)
     if data is None:
         raise FileNotFoundError
     return data.decode()

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import EnvironmentFailed
-from kdissect.pipeline.object_table_set import STAGING, Place, is_open
+from kdissect.pipeline.object_table_set import STAGING, StoreFolder, is_open
 from kdissect.tables.arrow_arrays import owned, plain
 from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
 
@@ -205,7 +205,7 @@ class ParquetSink:
         self.run_id = run_id
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
         self.root = Path(out) / STAGING / run_id
-        self.place = Place(out) if is_remote(out) else None
+        self.place = StoreFolder(out) if is_remote(out) else None
         # fails when the run is over and its staging gone, as it should
         if self.place is None:
             (self.root / self.attempt).mkdir()

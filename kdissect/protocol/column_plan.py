@@ -1,6 +1,6 @@
 """Definitions compiled to programs: what the column kernel runs.
 
-A `Plan` holds, for one side of one API, the columns that any of its versions needs and one
+A `ColumnPlan` holds, for one side of one API, the columns that any of its versions needs and one
 program per version over these columns, all in one flat int32 array. A field that a version
 lacks costs no instruction. `codec/column_kernel.py` runs the programs; nothing here reads bytes.
 
@@ -95,7 +95,7 @@ class Role(IntEnum):
     SNAPSHOT_POSITION = 14  # a: place in the snapshot of the bytes that follow
 
 
-class Rule(NamedTuple):
+class RoleRule(NamedTuple):
     """Gives a role to the fields of these types that have one of the entities or names."""
 
     role: Role
@@ -108,29 +108,29 @@ class Rule(NamedTuple):
 
 # The first rule that fits decides. Arrays of strings get their element's role too.
 ROLE_RULES = (
-    Rule(Role.ERROR_CODE, (Type.INT16,), names=frozenset({"error_code"}), suffix="_error_code"),
-    Rule(Role.THROTTLE_TIME_MS, (Type.INT32,), names=frozenset({"throttle_time_ms"})),
-    Rule(Role.TOPIC_NAME, (Type.STRING,), frozenset({"topicName"}),
+    RoleRule(Role.ERROR_CODE, (Type.INT16,), names=frozenset({"error_code"}), suffix="_error_code"),
+    RoleRule(Role.THROTTLE_TIME_MS, (Type.INT32,), names=frozenset({"throttle_time_ms"})),
+    RoleRule(Role.TOPIC_NAME, (Type.STRING,), frozenset({"topicName"}),
          frozenset({"topic", "topic_name", "topic_names", "subscribed_topic_names"})),
-    Rule(Role.TOPIC_ID, (Type.UUID,), names=frozenset({"topic_id", "topic_ids"})),
-    Rule(Role.PARTITION, (Type.INT32,),
+    RoleRule(Role.TOPIC_ID, (Type.UUID,), names=frozenset({"topic_id", "topic_ids"})),
+    RoleRule(Role.PARTITION, (Type.INT32,),
          names=frozenset({"partition_index", "partition", "partition_id", "index"})),
-    Rule(Role.GROUP_ID, (Type.STRING,), frozenset({"groupId"}), frozenset({"group_id"})),
-    Rule(Role.TRANSACTIONAL_ID, (Type.STRING,), frozenset({"transactionalId"}),
+    RoleRule(Role.GROUP_ID, (Type.STRING,), frozenset({"groupId"}), frozenset({"group_id"})),
+    RoleRule(Role.TRANSACTIONAL_ID, (Type.STRING,), frozenset({"transactionalId"}),
          frozenset({"transactional_id"})),
-    Rule(Role.RECORDS, (Type.RECORDS,), suffix=""),
-    Rule(Role.ACKS, (Type.INT16,), names=frozenset({"acks"}), apis=frozenset({ApiKey.PRODUCE})),
-    Rule(Role.BASE_OFFSET, (Type.INT64,), names=frozenset({"base_offset"}),
+    RoleRule(Role.RECORDS, (Type.RECORDS,), suffix=""),
+    RoleRule(Role.ACKS, (Type.INT16,), names=frozenset({"acks"}), apis=frozenset({ApiKey.PRODUCE})),
+    RoleRule(Role.BASE_OFFSET, (Type.INT64,), names=frozenset({"base_offset"}),
          apis=frozenset({ApiKey.PRODUCE})),
-    Rule(Role.LOG_APPEND_TIME_MS, (Type.INT64,), names=frozenset({"log_append_time_ms"}),
+    RoleRule(Role.LOG_APPEND_TIME_MS, (Type.INT64,), names=frozenset({"log_append_time_ms"}),
          apis=frozenset({ApiKey.PRODUCE})),
-    Rule(Role.REPLICA_ID, (Type.INT32,), names=frozenset({"replica_id"}),
+    RoleRule(Role.REPLICA_ID, (Type.INT32,), names=frozenset({"replica_id"}),
          apis=frozenset({ApiKey.FETCH})),
-    Rule(Role.SNAPSHOT_POSITION, (Type.INT64,), names=frozenset({"position"}),
+    RoleRule(Role.SNAPSHOT_POSITION, (Type.INT64,), names=frozenset({"position"}),
          apis=frozenset({ApiKey.FETCH_SNAPSHOT})),
 )  # fmt: skip
 
-_RULES_OF_TYPE: dict[Type, list[Rule]] = {kind: [] for kind in Type}
+_RULES_OF_TYPE: dict[Type, list[RoleRule]] = {kind: [] for kind in Type}
 for _rule in ROLE_RULES:
     for _type in _rule.types:
         _RULES_OF_TYPE[_type].append(_rule)
@@ -276,7 +276,7 @@ def _smallest_value(this: Field, api_version: int, flexible: bool, nullable: boo
 
 
 @dataclass(slots=True)
-class Plan:
+class ColumnPlan:
     """Columns and programs of one side of one API.
 
     program: int32, `WORDS` words an instruction. entries: int32 per version from first_version on,
@@ -494,7 +494,7 @@ class _Compiler:
             self.fixed(_FILL[WIDTH[KIND[this.type]]], node.column, path, value=int(number))
 
 
-def compile_plan(api: Api, side: str, header: Definition) -> Plan:
+def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
     """Compile all versions of one side of an API, behind that side's header definition.
 
     Raises ValueError for definitions that have no columns: one name with two types in a struct,
@@ -520,7 +520,7 @@ def compile_plan(api: Api, side: str, header: Definition) -> Plan:
         compiler.emit("", END)
         compiler.touched.discard(-1)
         present[index, list(compiler.touched)] = True
-    return Plan(
+    return ColumnPlan(
         api_key=api.key,
         side=side,
         header=head,
@@ -537,10 +537,10 @@ def compile_plan(api: Api, side: str, header: Definition) -> Plan:
     )
 
 
-_PLANS: dict[tuple[int, str], Plan] = {}
+_PLANS: dict[tuple[int, str], ColumnPlan] = {}
 
 
-def plan(api_key: int, side: str) -> Plan:
+def plan(api_key: int, side: str) -> ColumnPlan:
     """The plan of one side of an API of the catalog, compiled at the first call of a process.
 
     Raises ValueError for an unknown api_key or side.

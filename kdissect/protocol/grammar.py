@@ -118,7 +118,7 @@ class _Line:
         self.text = text
 
 
-class _Reader:
+class _LineReader:
     """The lines of one file, read front to back."""
 
     def __init__(self, text: str, source: str) -> None:
@@ -368,7 +368,7 @@ def parse(text: str, source: str = "definition") -> list[Parsed]:
     (its ``request`` is the key, its ``response`` the value); others as `Definition`.
     Raises DefinitionError with ``source:line``.
     """
-    return list(_Reader(text, PurePath(source).name).parse())
+    return list(_LineReader(text, PurePath(source).name).parse())
 
 
 # Definitions to text

@@ -40,7 +40,7 @@ FIRST_TARGET = (2, 4)  # older releases are there for what their clients speak
 
 
 @dataclass
-class Facts:
+class ReleaseFacts:
     """releases: oldest first. spoken: API key to release to its versions, None for not at all."""
 
     releases: list[str] = field(default_factory=list)
@@ -52,9 +52,9 @@ def release_number(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
 
-def parse_facts(text: str) -> Facts:
+def parse_facts(text: str) -> ReleaseFacts:
     """The facts in the text; raises DefinitionError with the line that is wrong."""
-    facts = Facts()
+    facts = ReleaseFacts()
     changes: dict[int, dict[str, VersionRange | None]] = {}
     current: dict[str, VersionRange | None] | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -86,7 +86,7 @@ def parse_facts(text: str) -> Facts:
 
 
 @cache
-def facts() -> Facts:
+def facts() -> ReleaseFacts:
     """The packaged facts."""
     return parse_facts(FACTS.read_text(encoding="utf-8"))
 

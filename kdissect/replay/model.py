@@ -237,7 +237,7 @@ class ApiCount:
 
 
 @dataclass(slots=True)
-class Plan:
+class ReplayPlan:
     """steps in order of time; scripts: for each connection the numbers of its steps, in order."""
 
     workload: Workload

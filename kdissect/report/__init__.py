@@ -20,7 +20,7 @@ from kdissect.atomic_file import atomic_write
 from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
 from kdissect.report import charting, exchange_facts, findings, page
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import (
     broker_log,
     clients,
@@ -111,7 +111,7 @@ def build(
     if html.is_dir():
         raise OutputError(f"{html}: is a folder; --out names the HTML file")
     library = Background(charting.library)
-    with Database(source) as database:
+    with ReportDatabase(source) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -140,13 +140,13 @@ def _name_of(source: str | os.PathLike[str] | Tables) -> str:
     return Path(os.path.abspath(os.fspath(source))).name or "tables"
 
 
-def _csv_tables(database: Database) -> list[str]:
+def _csv_tables(database: ReportDatabase) -> list[str]:
     made = {row["name"] for row in database.rows("SELECT table_name AS name FROM duckdb_tables()")}
     return [name for name in CSV_TABLES if (name not in ("lag", "broker_times") or name in made)]
 
 
 def collect(
-    database: Database,
+    database: ReportDatabase,
     broker_logs: tuple[str, ...] = (),
     target: str = readiness.DEFAULT_TARGET,
     progress: Progress = _quiet,

@@ -30,7 +30,7 @@ JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids trav
 Row = dict[str, Any]
 
 
-class Database:
+class ReportDatabase:
     """Views of a table set, by SQL names: `exchanges`, `api_fetch`, `internal_offset_commit`."""
 
     def __init__(self, source: str | os.PathLike[str] | Tables) -> None:
@@ -44,7 +44,7 @@ class Database:
             self._connection, {name: self.tables[name].dataset for name in self.tables.names}
         )
 
-    def __enter__(self) -> Database:
+    def __enter__(self) -> ReportDatabase:
         return self
 
     def __exit__(

@@ -21,7 +21,7 @@ broker's own clock counts.
 
 from __future__ import annotations
 
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 
 # A poll ends when a timer of the broker does: late by its tick and the way back, never much early.
 POLL_EARLY, POLL_LATE, POLL_LATE_MS = 0.9, 1.1, 100
@@ -43,7 +43,7 @@ BROKER_APIS = (
 POLLING = {"Fetch": "api_fetch", "ShareFetch": "api_share_fetch"}
 
 
-def prepare(database: Database) -> None:
+def prepare(database: ReportDatabase) -> None:
     """Make `polls`, `broker_connections`, `topic_names` and `x`."""
     database.run(
         "CREATE TABLE topic_names AS "
@@ -123,7 +123,7 @@ def prepare(database: Database) -> None:
     )
 
 
-def _make_polls(database: Database) -> None:
+def _make_polls(database: ReportDatabase) -> None:
     parts = [
         f"SELECT exchange_id, request.max_wait_ms AS max_wait_ms, request.min_bytes AS min_bytes "
         f"FROM {view} WHERE request.max_wait_ms IS NOT NULL"
@@ -150,7 +150,7 @@ def _make_polls(database: Database) -> None:
     )
 
 
-def _appended(database: Database) -> str:
+def _appended(database: ReportDatabase) -> str:
     """SQL of topic, partition, base_offset and the time at which a Produce had been answered."""
     if not database.has("apis/Produce"):
         return (
@@ -172,7 +172,7 @@ def _appended(database: Database) -> str:
     """
 
 
-def _make_broker_connections(database: Database) -> None:
+def _make_broker_connections(database: ReportDatabase) -> None:
     names = ", ".join(f"'{name}'" for name in BROKER_APIS)
     query = (
         f"SELECT DISTINCT connection_id FROM exchanges WHERE api_name IN ({names}) "
@@ -193,14 +193,14 @@ def endpoint(ip: str, port: str) -> str:
     return f"CASE WHEN contains({ip}, ':') THEN '[' || {ip} || ']:' ELSE {ip} || ':' END || {port}"
 
 
-def quantile(database: Database, column: str, share: float, condition: str = "true") -> str:
+def quantile(database: ReportDatabase, column: str, share: float, condition: str = "true") -> str:
     """SQL of a quantile, exact unless that takes much memory."""
     exact = database.value("SELECT count(*) <= ? FROM exchanges", [EXACT_MAX])
     name = "quantile_cont" if exact else "approx_quantile"
     return f"{name}({column}, {share}) FILTER ({condition})"
 
 
-def quantiles(database: Database, column: str, condition: str = "true") -> str:
+def quantiles(database: ReportDatabase, column: str, condition: str = "true") -> str:
     """SQL of p50, p90, p95, p99 and max of a column."""
     shares = (0.5, 0.9, 0.95, 0.99)
     found = [

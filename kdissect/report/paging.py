@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kdissect.report.database import Database, Row
+from kdissect.report.database import ReportDatabase, Row
 
 LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
 
 
-def listed(database: Database, table: str, order: str, limit: int = LISTED_MAX) -> dict[str, Any]:
+def listed(
+    database: ReportDatabase, table: str, order: str, limit: int = LISTED_MAX
+) -> dict[str, Any]:
     """{"total": n, "rows": the first `limit`} of a table, in an order."""
     return {
         "total": database.value(f"SELECT count(*) FROM {table}"),

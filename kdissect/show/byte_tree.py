@@ -55,7 +55,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Walk:
+class ByteTree:
     """nodes in the order of their bytes; error: where it ended, if it did not reach the end."""
 
     data: memoryview

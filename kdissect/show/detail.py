@@ -16,13 +16,13 @@ from kdissect.codec.group_protocols import DECODED
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.message_columns import body_type
 from kdissect.errors import DecodeError
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.options import Options
 from kdissect.protocol import catalog
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import SIDES, Definition
 from kdissect.show import style
-from kdissect.show.byte_tree import TAG_COUNT, Node, Path, Walk, value_at
+from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.message_facts import METADATA_TOPIC
 from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT, redact_body, redact_values
@@ -43,7 +43,7 @@ class Detailer:
     def __init__(self, options: Options, raw: bool, colour: bool) -> None:
         self._options, self._raw, self._colour = options, raw, colour
 
-    def lines(self, frames: Frames, row: int, topics: list[str]) -> Iterator[str]:
+    def lines(self, frames: FrameBuffer, row: int, topics: list[str]) -> Iterator[str]:
         """The lines of exchange `row` of `frames`, which touches `topics`."""
         exchange = frames.exchanges[row]
         bodies = self._decoded_inside(frames, row)
@@ -56,13 +56,13 @@ class Detailer:
             size, packet, pos = (int(column[item]) for item in ("size", "packet", "pos"))
             head = f"  {name}: {size} bytes, packet {packet}, stream position {pos}"
             yield self._painted(head, style.BOLD)
-            message = _Message(
+            message = _MessageView(
                 self._options, exchange, side, data, bool(column["is_whole"]), topics, bodies[side]
             )
             message.api_version = int(frames.versions(side)[row])
             yield from self._tree(message)
 
-    def _decoded_inside(self, frames: Frames, row: int) -> list[Any]:
+    def _decoded_inside(self, frames: FrameBuffer, row: int) -> list[Any]:
         """Both bodies with what is inside their bytes, None where nothing is."""
         api_key = int(frames.exchanges["api_key"][row])
         if api_key not in catalog.apis():
@@ -88,7 +88,7 @@ class Detailer:
 
     # -- trees ------------------------------------------------------------------------------
 
-    def _tree(self, message: _Message) -> Iterator[str]:
+    def _tree(self, message: _MessageView) -> Iterator[str]:
         nodes = message.nodes()
         if not self._raw:
             nodes = [node for node in nodes if node.path[-1] != TAG_COUNT]
@@ -116,7 +116,7 @@ class Detailer:
                 margin = " " * RAW_COLUMN if self._raw else ""
                 yield from (f"  {margin}{line}" for line in self._values(inside, inner, node.name))
 
-    def _label(self, message: _Message, node: Node) -> str:
+    def _label(self, message: _MessageView, node: Node) -> str:
         name = self._painted(visible(node.name), style.CYAN)
         if message.is_hidden(node):
             return f"{name}: {self._painted(TEXT, style.YELLOW)}"
@@ -171,7 +171,7 @@ class Detailer:
     # -- bytes ------------------------------------------------------------------------------
 
     def _raw_lines(
-        self, message: _Message, node: Node, end: int, label: str, inner: str
+        self, message: _MessageView, node: Node, end: int, label: str, inner: str
     ) -> Iterator[str]:
         """`label` with the node's bytes on its left; those that do not fit on lines below."""
         size = end - node.start
@@ -196,7 +196,7 @@ class Detailer:
             yield f"  {self._painted(left.ljust(RAW_COLUMN), style.DIM)}"
 
 
-class _Message:
+class _MessageView:
     """One side of an exchange: its nodes, and what of it must not be shown."""
 
     def __init__(
@@ -218,7 +218,7 @@ class _Message:
         data = self.data
         if self._is_token:
             return [Node(("token",), 0, len(data), bytes(data), is_leaf=True)]
-        walk = Walk(data)
+        walk = ByteTree(data)
         header, version, body = self._definitions()
         pos = 0
         if header is not None:
@@ -243,7 +243,7 @@ class _Message:
             return header, api.request_header_version(self.api_version), api.request
         return header, api.response_header_version(self.api_version), api.response
 
-    def _rest(self, walk: Walk, pos: int, is_known: bool) -> Node:
+    def _rest(self, walk: ByteTree, pos: int, is_known: bool) -> Node:
         error: DecodeError | None = walk.error
         if not self._is_whole:
             name = "… bytes of this message are missing in the capture"

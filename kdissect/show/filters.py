@@ -56,7 +56,7 @@ def api_keys(names: Sequence[str]) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedConnection:
     """--follow: a connection id, or one of its ends."""
 
     connection_id: int | None = None
@@ -64,15 +64,15 @@ class Followed:
     port: int | None = None
 
     @staticmethod
-    def of(text: str) -> Followed:
+    def of(text: str) -> FollowedConnection:
         """Raises ValueError for what is neither an id nor IP:PORT."""
         bare = text.strip()
         host, colon, port = bare.rpartition(":")
         if colon and port.isdigit() and 0 < int(port) < 65536:
             if host:
-                return Followed(address=host_bytes(host.strip("[]")), port=int(port))
+                return FollowedConnection(address=host_bytes(host.strip("[]")), port=int(port))
         elif bare.isdigit() and int(bare) < 2**63:
-            return Followed(connection_id=int(bare))
+            return FollowedConnection(connection_id=int(bare))
         raise ValueError(f"{text!r} is neither a connection id nor IP:PORT")
 
 
@@ -95,7 +95,7 @@ class Filters:
     slow_ms: float | None = None
     time_from_ns: int | None = None
     time_to_ns: int | None = None
-    follow: Followed | None = None
+    follow: FollowedConnection | None = None
     where: str | None = None
     _sql: Any = field(default=None, init=False)
 
@@ -170,7 +170,7 @@ class Filters:
         found = np.zeros(table.num_rows, np.bool_)
         for client in self.clients:
             try:
-                end = Followed.of(client) if ":" in client.lstrip("[") else None
+                end = FollowedConnection.of(client) if ":" in client.lstrip("[") else None
                 address = end.address if end and end.address else host_bytes(client)
             except ValueError:
                 try:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.decoder import Decoder, _Chunk
-from kdissect.pipeline.facts import Facts, learn_topics
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.facts import CaptureFacts, learn_topics
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.response_versions import infer
 from kdissect.protocol import catalog
@@ -38,7 +38,7 @@ class Listed:
     """
 
     table: pa.Table
-    frames: Frames | None
+    frames: FrameBuffer | None
     tables: dict[str, pa.Table]
 
 
@@ -51,8 +51,8 @@ class Lister:
         """detail: "" for rows alone, "frames" with bytes, "records" with records too."""
         self.options, self.capture_ids, self.filters = options, capture_ids, filters
         self.detail = detail
-        self.facts = Facts()
-        self.names: OrderedDict[str, str] = OrderedDict(Facts().names_by_id())
+        self.facts = CaptureFacts()
+        self.names: OrderedDict[str, str] = OrderedDict(CaptureFacts().names_by_id())
 
     def listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
         """The exchanges that the filters let through."""
@@ -79,7 +79,7 @@ class Lister:
                 table, some = table.take(pa.array(kept)), some[kept]
             if not len(some):
                 continue
-            frames = Frames.gather(assembly, sources, some) if self.detail else None
+            frames = FrameBuffer.gather(assembly, sources, some) if self.detail else None
             yield Listed(table, frames, tables)
 
     def _learn(self, assembly: Assembly, sources: Any) -> None:
@@ -107,7 +107,7 @@ class _RowDecoder(Decoder):
         self, sources: Any, capture_ids: list[int], options: Options, names: dict[str, str]
     ) -> None:
         self._found: dict[str, list[pa.Table]] = {}
-        super().__init__(sources, capture_ids, Facts(), options, self._keep, Collector(1))
+        super().__init__(sources, capture_ids, CaptureFacts(), options, self._keep, Collector(1))
         self.names_by_id = names
         self.only_exchanges = False
 
@@ -136,7 +136,7 @@ class _RowDecoder(Decoder):
         if not self.only_exchanges:
             super()._chunk(rows)
             return
-        frames = Frames.gather(self.assembly, self.sources, rows)
+        frames = FrameBuffer.gather(self.assembly, self.sources, rows)
         chunk = _Chunk(frames, *self._initial_status(frames))
         for api_key in np.unique(frames.exchanges["api_key"]).tolist():
             if api_key in catalog.apis():

@@ -13,7 +13,7 @@ from kdissect.show import json_lines
 from kdissect.show.filters import Filters
 from kdissect.show.lines import LineMaker
 from kdissect.show.listing import Listed, Lister
-from kdissect.show.reading import Reading
+from kdissect.show.reading import CaptureReading
 
 Write = Callable[[bytes], object]
 Packets = tuple[int, int | None]  # of an exchange's first bytes
@@ -43,12 +43,12 @@ def show(
     write: Write,
     note: Callable[[str], None],
     printed: Collection[Packets] = (),
-) -> Reading:
+) -> CaptureReading:
     """Write the exchanges of the captures that pass, as they are completed.
 
     printed: those that were written already (`quick`).
     """
-    reading = Reading(paths, options, note)
+    reading = CaptureReading(paths, options, note)
     ids = [capture_id(path) for path in reading.paths]
     lister = Lister(options, ids, filters, style.detail)
     shower = _Shower(style, options, write)

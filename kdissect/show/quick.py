@@ -29,7 +29,7 @@ from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import Api
 from kdissect.show import style
-from kdissect.show.byte_tree import Walk
+from kdissect.show.byte_tree import ByteTree
 from kdissect.text import visible
 
 BYTES = 64 << 10  # of a file, well within the first window of the usual way
@@ -431,7 +431,7 @@ class _Facts:
 
     def read(self, api_key: int, api_version: int, side: int, frame: bytes) -> None:
         api = catalog.api(api_key)
-        walk = Walk(memoryview(frame))
+        walk = ByteTree(memoryview(frame))
         if side == 0:
             version = api.request_header_version(api_version)
             _, pos = walk.message("header", catalog.REQUEST_HEADER, version, 0)
@@ -453,7 +453,7 @@ class _Facts:
                 for value in node.value if node.definition.is_array else (node.value,):
                     self._take(role, side, value)
 
-    def _learn(self, api_key: int, walk: Walk) -> None:
+    def _learn(self, api_key: int, walk: ByteTree) -> None:
         """Names of topics that stand beside their ids."""
         beside: dict[Any, tuple[str | None, bytes | None]] = {}
         for node in walk.nodes:

@@ -20,7 +20,7 @@ FIRST_BYTES = 64 << 10  # of a capture, that mostly hold its first packet
 NEVER = 2**63 - 1  # time of the first packet of a capture without packets
 
 
-class Reading:
+class CaptureReading:
     """The captures that `paths` stand for, ordered by their first packet's time.
 
     They are read one after the other as one input, so connections may cross files; captures that

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.stories.snapshots import Fragment
+from kdissect.stories.snapshots import BatchFragment
 from kdissect.tables.arrow_arrays import mix64
 
 ROW_BYTES_MAX = 4 << 20  # of one packed table
@@ -26,7 +26,7 @@ ROW_BYTES_MAX = 4 << 20  # of one packed table
 NO_TIME = -(2**63)  # end_ns of an exchange without a response
 
 
-class Step(IntEnum):
+class ProducerStep(IntEnum):
     """What a producer event is."""
 
     INIT = 0  # InitProducerId gave the id and epoch; flag: the producer asked with that same id
@@ -150,7 +150,7 @@ class Collector:
         if table.num_rows:
             self._tables[name].append(table)
 
-    def add_fragment(self, fragment: Fragment) -> None:
+    def add_fragment(self, fragment: BatchFragment) -> None:
         snapshot = fragment.snapshot
         key = _digest(f"{snapshot.topic} {snapshot.end_offset}") % self.key_count
         self._fragments.append(Packed(key, fragment.order, fragment.to_bytes()))

@@ -19,7 +19,7 @@ from kdissect.tables.schemas import FETCH_SESSIONS
 KNOWN, UNKNOWN = "known", "unknown"
 
 
-class _Event(NamedTuple):
+class _FetchStep(NamedTuple):
     """What is read of a row of FETCH_STEPS."""
 
     broker: str
@@ -34,7 +34,7 @@ class _Event(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Session:
+class _OpenSession:
     """A session while it is open; stays: partitions that are asked for -> their row."""
 
     state: str
@@ -52,9 +52,9 @@ class _Session:
 def fetch_sessions_table(events: pa.Table) -> pa.Table:
     """`fetch_sessions` of FETCH_STEPS that are in order of time."""
     rows: list[dict[str, Any]] = []
-    sessions: dict[tuple[str, int], _Session] = {}
-    columns = (events[name].to_pylist() for name in _Event._fields)
-    for event in map(_Event._make, zip(*columns, strict=True)):
+    sessions: dict[tuple[str, int], _OpenSession] = {}
+    columns = (events[name].to_pylist() for name in _FetchStep._fields)
+    for event in map(_FetchStep._make, zip(*columns, strict=True)):
         key = event.broker, event.session_id
         ask, epoch, time_ns = event.order, event.epoch, event.time_ns
         session = sessions.get(key)
@@ -62,7 +62,7 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
             if session is not None:
                 session.end()
             state = KNOWN if ask == Ask.START else UNKNOWN
-            session = sessions[key] = _Session(state, epoch, time_ns, {})
+            session = sessions[key] = _OpenSession(state, epoch, time_ns, {})
         if ask == Ask.CLOSE:
             sessions.pop(key).end()
             continue
@@ -82,7 +82,7 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
     return _table(rows)
 
 
-def _row(event: _Event, state: str) -> dict[str, Any]:
+def _row(event: _FetchStep, state: str) -> dict[str, Any]:
     ip, _, port = event.broker.rpartition(" ")
     return {
         "broker_ip": ip,

@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.stories.events import Step, story
+from kdissect.stories.events import ProducerStep, story
 from kdissect.stories.messages import Messages, Rows, flattened
 
 _ONE_ROW = {
-    ApiKey.ADD_OFFSETS_TO_TXN: Step.ADD_OFFSETS,
-    ApiKey.TXN_OFFSET_COMMIT: Step.OFFSETS,
-    ApiKey.END_TXN: Step.END,
+    ApiKey.ADD_OFFSETS_TO_TXN: ProducerStep.ADD_OFFSETS,
+    ApiKey.TXN_OFFSET_COMMIT: ProducerStep.OFFSETS,
+    ApiKey.END_TXN: ProducerStep.END,
 }
 
 
@@ -70,7 +70,7 @@ def produce_events(messages: Messages, batches: ProducedBatches) -> pa.Table:
         **messages.place(rows, batches.batch_index),
         producer_id=pa.array(batches.producer_id),
         producer_epoch=pa.array(batches.producer_epoch.astype(np.int16)),
-        step=_constant(Step.PRODUCE, len(rows)),
+        step=_constant(ProducerStep.PRODUCE, len(rows)),
         transactional_id=body.field("transactional_id").take(via),
         topic=batches.topic,
         partition=pa.array(batches.partition.astype(np.int32)),
@@ -86,7 +86,7 @@ def produce_events(messages: Messages, batches: ProducedBatches) -> pa.Table:
     )
 
 
-def _constant(step: Step, count: int) -> pa.Array:
+def _constant(step: ProducerStep, count: int) -> pa.Array:
     return pa.array(np.full(count, int(step), np.int8))
 
 
@@ -106,21 +106,21 @@ def _init(messages: Messages) -> Iterator[pa.Table]:
         **messages.place(rows),
         producer_id=given.field("producer_id"),
         producer_epoch=given.field("producer_epoch"),
-        step=_constant(Step.INIT, len(rows)),
+        step=_constant(ProducerStep.INIT, len(rows)),
         transactional_id=asked.field("transactional_id"),
         error_code=messages.errors(ApiKey.INIT_PRODUCER_ID, rows),
         flag=own,
     )
 
 
-def _one_row(messages: Messages, api_key: int, step: Step) -> Iterator[pa.Table]:
+def _one_row(messages: Messages, api_key: int, step: ProducerStep) -> Iterator[pa.Table]:
     rows = messages.rows(api_key)
     body = messages.body(api_key, REQUEST, rows)
     if body is None or not len(rows):
         return
-    flag = body.field("committed") if step is Step.END else pa.nulls(len(rows), pa.bool_())
+    flag = body.field("committed") if step is ProducerStep.END else pa.nulls(len(rows), pa.bool_())
     data = pa.nulls(len(rows), pa.string())
-    if step is Step.OFFSETS:
+    if step is ProducerStep.OFFSETS:
         data = _offsets(body, messages.body(api_key, RESPONSE, rows))
     yield story(
         "producers",
@@ -193,10 +193,10 @@ def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
         keys = ["row", "id", "topic", "partition"]
         joined = asked.join(answers, keys, join_type="left outer", use_threads=False)
         joined = joined.sort_by("number")
-        step = _constant(Step.ADD, len(partitions))
+        step = _constant(ProducerStep.ADD, len(partitions))
         if is_new:
             verified = transactions.field("verify_only").take(via)
-            step = pc.if_else(verified, _constant(Step.VERIFY, len(partitions)), step)
+            step = pc.if_else(verified, _constant(ProducerStep.VERIFY, len(partitions)), step)
         yield story(
             "producers",
             **messages.place(rows[row], np.arange(len(partitions))),
@@ -274,7 +274,7 @@ def _markers(messages: Messages) -> Iterator[pa.Table]:
         **messages.place(rows[row[in_marker[in_topic]]], np.arange(len(partitions))),
         producer_id=markers.field("producer_id").take(via),
         producer_epoch=markers.field("producer_epoch").take(via),
-        step=_constant(Step.MARKER, len(partitions)),
+        step=_constant(ProducerStep.MARKER, len(partitions)),
         topic=topics.field("name").take(pa.array(in_topic)),
         partition=partitions,
         error_code=messages.errors(ApiKey.WRITE_TXN_MARKERS, rows[row[in_marker[in_topic]]]),

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.kafka.assembly import Anomaly
-from kdissect.stories.events import Step
+from kdissect.stories.events import ProducerStep
 from kdissect.tables.anomalies import anomaly_columns, texts, texts_of_kinds
 from kdissect.tables.schemas import ANOMALIES
 
@@ -33,7 +33,7 @@ def sequence_anomalies(events: pa.Table) -> pa.Table:
     """Rows of `anomalies` for PRODUCER_STEPS that are in order of time."""
     step = events["step"].to_numpy()
     rows = np.flatnonzero(
-        (step == Step.PRODUCE) & (events["base_sequence"].fill_null(-1).to_numpy() >= 0)
+        (step == ProducerStep.PRODUCE) & (events["base_sequence"].fill_null(-1).to_numpy() >= 0)
     )
     if not len(rows):
         return ANOMALIES.empty_table()
@@ -62,7 +62,7 @@ def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
     An id and epoch given twice are those of two clusters, whose captures were read together.
     """
     producer = codes(events["producer_id"], events["producer_epoch"])
-    given = step == Step.INIT
+    given = step == ProducerStep.INIT
     order = np.argsort(producer, kind="stable")
     times = np.cumsum(given[order])
     first = np.searchsorted(producer[order], producer[order])

@@ -13,8 +13,9 @@ snapshot never change, so a piece that was sent again adds only what lies behind
 fragments at one position one is kept, whatever order they came in. Behind a piece that is missing
 nothing tells where a batch begins, until one lies whole, with the right CRC, in what came since.
 
-What comes out: `Joined`, bytes that begin with a batch, to be decoded as a record set; `Headless`,
-the end of a batch whose begin is in no piece; `Fault`. The place of each is the fragment that
+What comes out: `JoinedBatches`, bytes that begin with a batch, to be decoded as a record set;
+`Headless`, the end of a batch whose begin is in no piece; `Fault`. The place of each is the
+fragment that
 brought the last of the bytes.
 """
 
@@ -51,7 +52,7 @@ class Snapshot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fragment:
+class BatchFragment:
     """Bytes at an edge of a piece.
 
     follower: node id, -1 unknown. time_ns, capture_id, packet: of the response; pos: of the bytes
@@ -95,22 +96,22 @@ class Fragment:
         return len(head).to_bytes(4, "big") + head + self.data
 
     @staticmethod
-    def from_bytes(data: bytes) -> Fragment:
+    def from_bytes(data: bytes) -> BatchFragment:
         size = int.from_bytes(data[:4], "big")
         told = json.loads(data[4 : 4 + size])
-        return Fragment(
+        return BatchFragment(
             **(told | {"snapshot": Snapshot(*told["snapshot"]), "data": data[4 + size :]})
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedBatches:
     """Bytes that begin with a batch; if the last one is not whole, no more of it is there.
 
     first: number of batches that were told at this fragment before.
     """
 
-    at: Fragment
+    at: BatchFragment
     data: bytes
     first: int
 
@@ -119,7 +120,7 @@ class Joined:
 class Headless:
     """`size` bytes of a batch whose begin is in no piece."""
 
-    at: Fragment
+    at: BatchFragment
     size: int
 
 
@@ -127,13 +128,13 @@ class Headless:
 class Fault:
     """What is wrong at a fragment; byte_count: bytes of the snapshot that this is about."""
 
-    at: Fragment
+    at: BatchFragment
     kind: Anomaly
     detail: str
     byte_count: int
 
 
-Found = Joined | Headless | Fault
+Found = JoinedBatches | Headless | Fault
 _Key = tuple[Snapshot, str, int]  # a download: of a follower, or on a connection
 
 
@@ -152,9 +153,9 @@ class _Download:
     is_aligned: bool = False
     held: bytearray = field(default_factory=bytearray)
     told: int = 0
-    last: Fragment | None = None
-    parts: list[tuple[int, Fragment]] = field(default_factory=list)
-    seen: Fragment | None = None
+    last: BatchFragment | None = None
+    parts: list[tuple[int, BatchFragment]] = field(default_factory=list)
+    seen: BatchFragment | None = None
 
 
 class Joiner:
@@ -168,16 +169,16 @@ class Joiner:
         self._of_connection: dict[tuple[Snapshot, int], _Key] = {}
         self._held = 0
 
-    def join(self, fragments: Iterable[Fragment]) -> Iterator[Found]:
+    def join(self, fragments: Iterable[BatchFragment]) -> Iterator[Found]:
         """What fragments sorted by `order` come to; in another order less is joined."""
         for _, group in groupby(fragments, key=lambda fragment: fragment.position):
             yield from self._at_one_position(group)
         for download in self._downloads.values():
             yield from self._finish(download)
 
-    def _at_one_position(self, group: Iterable[Fragment]) -> Iterator[Found]:
-        best: dict[tuple[_Key, bool], Fragment] = {}
-        others: list[tuple[tuple[_Key, bool], Fragment, int, bytes]] = []
+    def _at_one_position(self, group: Iterable[BatchFragment]) -> Iterator[Found]:
+        best: dict[tuple[_Key, bool], BatchFragment] = {}
+        others: list[tuple[tuple[_Key, bool], BatchFragment, int, bytes]] = []
         for fragment in group:
             slot = self._key(fragment), fragment.is_first or not fragment.begins
             known = best.get(slot)
@@ -207,14 +208,14 @@ class Joiner:
             else:
                 yield from self._go_on(download, fragment)
 
-    def _key(self, fragment: Fragment) -> _Key:
+    def _key(self, fragment: BatchFragment) -> _Key:
         snapshot, connection_id = fragment.snapshot, fragment.connection_id
         if fragment.follower >= 0:
             return snapshot, "follower", fragment.follower
         alone = snapshot, "connection", connection_id
         return self._of_connection.get((snapshot, connection_id), alone)
 
-    def _go_on(self, download: _Download, fragment: Fragment) -> Iterator[Found]:
+    def _go_on(self, download: _Download, fragment: BatchFragment) -> Iterator[Found]:
         """Bytes from where a piece begins."""
         missing = fragment.position - download.covered
         if fragment.position > download.end:
@@ -248,7 +249,7 @@ class Joiner:
                 yield from self._cut_short(download, fragment)
             download.is_aligned = True
 
-    def _begin(self, download: _Download, fragment: Fragment) -> Iterator[Found]:
+    def _begin(self, download: _Download, fragment: BatchFragment) -> Iterator[Found]:
         """The begin of a batch at the end of a piece."""
         if fragment.end < download.end or (fragment.end == download.end and fragment.data):
             return  # sent again
@@ -266,7 +267,7 @@ class Joiner:
         yield from self._walk(download)
 
     @staticmethod
-    def _cover(download: _Download, fragment: Fragment) -> None:
+    def _cover(download: _Download, fragment: BatchFragment) -> None:
         if download.seen is None or fragment.piece_end > download.covered:
             download.seen = replace(fragment, data=b"")
             download.covered = max(download.covered, fragment.piece_end)
@@ -287,7 +288,7 @@ class Joiner:
                 break
             pos, count, size = pos + size, count + 1, 0
         if count:
-            yield Joined(last, bytes(held[:pos]), download.told)
+            yield JoinedBatches(last, bytes(held[:pos]), download.told)
             download.told += count
             del held[:pos]
             self._held -= pos
@@ -321,7 +322,7 @@ class Joiner:
             if size is None or pos + size > len(data):
                 break
             n = bisect(bounds, pos + size - 1) - 1
-            yield Joined(parts[n][1], data[pos : pos + size], told[n])
+            yield JoinedBatches(parts[n][1], data[pos : pos + size], told[n])
             download.is_aligned = True
             told[n] += 1
             pos += size
@@ -337,14 +338,14 @@ class Joiner:
             yield from self._search(download)
         if download.held:
             assert download.last is not None
-            yield Joined(download.last, bytes(download.held), download.told)
+            yield JoinedBatches(download.last, bytes(download.held), download.told)
             self._drop(download)
 
     def _drop(self, download: _Download) -> None:
         self._held -= len(download.held)
         download.held, download.parts = bytearray(), []
 
-    def _cut_short(self, download: _Download, fragment: Fragment) -> Iterator[Found]:
+    def _cut_short(self, download: _Download, fragment: BatchFragment) -> Iterator[Found]:
         size = len(download.held)
         yield from self._leave(download)
         detail = f"a batch of a snapshot ends after {size} bytes, before its length is reached"
@@ -371,21 +372,21 @@ def _entry_size(data: bytes | bytearray, pos: int) -> int | None:
     return None if length < _ENTRY_LENGTH_MIN else _ENTRY_HEADER_SIZE + length
 
 
-def _preference(fragment: Fragment) -> tuple[bool, int, int, int]:
+def _preference(fragment: BatchFragment) -> tuple[bool, int, int, int]:
     """Of several at one position the least is kept: one that knows most, else the earliest."""
     return not fragment.ends, -len(fragment.data), fragment.time_ns, fragment.exchange_id
 
 
-def _gap(at: Fragment, position: int, missing: int) -> Fault:
+def _gap(at: BatchFragment, position: int, missing: int) -> Fault:
     detail = f"{missing} bytes of a snapshot, from position {position} on, are in no piece"
     return Fault(replace(at, data=b""), Anomaly.SNAPSHOT_GAP, detail, missing)
 
 
-def _misplaced(fragment: Fragment) -> Iterator[Found]:
+def _misplaced(fragment: BatchFragment) -> Iterator[Found]:
     """Bytes at a negative position."""
     at = replace(fragment, data=b"")
     if fragment.begins and fragment.data:
-        yield Joined(at, fragment.data, 0)
+        yield JoinedBatches(at, fragment.data, 0)
     elif fragment.data:
         yield Headless(at, len(fragment.data))
     if fragment.is_first:

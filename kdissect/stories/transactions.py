@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.stories.events import NO_TIME, Step
+from kdissect.stories.events import NO_TIME, ProducerStep
 from kdissect.tables.arrow_arrays import lists, times_from_ns
 from kdissect.tables.schemas import OFFSETS, TRANSACTIONS
 
@@ -39,7 +39,7 @@ FENCING = (
 )  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 NOT_ANSWERED = -(2**15)
 NEVER = 2**63 - 1
-_BEGINS = (Step.ADD, Step.ADD_OFFSETS, Step.OFFSETS, Step.PRODUCE)
+_BEGINS = (ProducerStep.ADD, ProducerStep.ADD_OFFSETS, ProducerStep.OFFSETS, ProducerStep.PRODUCE)
 
 
 class _Events:
@@ -67,16 +67,16 @@ class _Events:
         self.topic_code = self.topic.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         self.name_code = self.name.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
-    def of(self, *steps: Step) -> Mask:
+    def of(self, *steps: ProducerStep) -> Mask:
         return np.isin(self.step, [int(step) for step in steps])
 
 
 def transactions_table(events: pa.Table) -> pa.Table:
     """`transactions` of PRODUCER_STEPS that are in order of time."""
     step = events["step"].to_numpy()
-    transactional = (step != Step.PRODUCE) | events["flag"].fill_null(False).to_numpy()
+    transactional = (step != ProducerStep.PRODUCE) | events["flag"].fill_null(False).to_numpy()
     known = _Events(events.filter(pa.array(transactional)))
-    rows = np.flatnonzero(~known.of(Step.MARKER) & (known.name_code >= 0))
+    rows = np.flatnonzero(~known.of(ProducerStep.MARKER) & (known.name_code >= 0))
     if not len(rows):
         return TRANSACTIONS.empty_table()
     return _Pieces(known, rows).table()
@@ -105,7 +105,7 @@ class _Pieces:
     def _after_end(self, new: Mask) -> Mask:
         """Where the event before is an EndTxn that ended something, and this is no retry of it."""
         events, rows = self.events, self.rows
-        is_end = events.step[rows] == Step.END
+        is_end = events.step[rows] == ProducerStep.END
         done = is_end & np.isin(events.error[rows], (0, NOT_ANSWERED))
         cut = np.zeros(len(rows), bool)
         retry = is_end[1:] & (events.error[rows][:-1] == NOT_ANSWERED)
@@ -115,7 +115,7 @@ class _Pieces:
     def _given_again(self, new: Mask) -> Mask:
         """Where a broker gave the same id and epoch anew: another cluster's producer."""
         events, rows = self.events, self.rows
-        return (events.step[rows] == Step.INIT) & ~new
+        return (events.step[rows] == ProducerStep.INIT) & ~new
 
     def table(self) -> pa.Table:
         """One row for each piece that is a transaction."""
@@ -127,7 +127,7 @@ class _Pieces:
         step, error = events.step[rows], events.error[rows]
         agreed = np.isin(error, (0, NOT_ANSWERED))
         begins = np.isin(step, [int(begin) for begin in _BEGINS])
-        ends = step == Step.END
+        ends = step == ProducerStep.END
         self.begin = self._edge(begins)
         self.done = self._edge(ends & (error == 0), last=True)
         self.tried = self._edge(ends & (error == NOT_ANSWERED), last=True)
@@ -138,8 +138,12 @@ class _Pieces:
         pairs = self._markers(begins & (error == 0), kept)
         self.marker = np.full(count, -1, np.int64)
         self.marker[pairs[0]] = pairs[1]  # in order of time: the last one stays
-        taken = (step == Step.PRODUCE) & agreed
-        added = taken | ((step == Step.ADD) & agreed) | ((step == Step.VERIFY) & (error == 0))
+        taken = (step == ProducerStep.PRODUCE) & agreed
+        added = (
+            taken
+            | ((step == ProducerStep.ADD) & agreed)
+            | ((step == ProducerStep.VERIFY) & (error == 0))
+        )
         outcomes = [self._outcome(at) if kept[at] else ("", NO_TIME) for at in range(count)]
         begin_ns = np.where(self.begin >= 0, events.time_ns[self.begin], NO_TIME)
         end_ns = np.array([end for _, end in outcomes], np.int64)
@@ -156,7 +160,7 @@ class _Pieces:
             self._partitions(rows[added], self.piece[added], pairs),
             self._record_count(rows[taken], self.piece[taken]),
             self._exchange_ids(pairs),
-            self._offsets(step == Step.OFFSETS),
+            self._offsets(step == ProducerStep.OFFSETS),
         ]
         return pa.table(columns, schema=TRANSACTIONS).filter(pa.array(kept))
 
@@ -187,7 +191,7 @@ class _Pieces:
                 times.append(int(since[at]))
                 pieces.append(at)
         found: list[tuple[int, int]] = []
-        for marker in np.flatnonzero(events.of(Step.MARKER)).tolist():
+        for marker in np.flatnonzero(events.of(ProducerStep.MARKER)).tolist():
             producer, epoch = int(events.producer[marker]), int(events.epoch[marker])
             best, best_since = -1, NO_TIME
             for key in ((producer, epoch), (producer, epoch - 1)):
@@ -213,7 +217,7 @@ class _Pieces:
         """Where others than the producer itself were given its id, in order of time."""
         events = self.events
         found: dict[tuple[int, int], list[int]] = {}
-        others = (events.step[self.rows] == Step.INIT) & ~events.flag[self.rows]
+        others = (events.step[self.rows] == ProducerStep.INIT) & ~events.flag[self.rows]
         for at in np.sort(self.rows[others]).tolist():
             key = int(events.producer[at]), int(events.name_code[at])
             found.setdefault(key, []).append(at)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kdissect.codec.group_protocols import (
     DECODED,
     Embedded,
-    Fault,
+    FormatFault,
     assignments,
     principals,
     subscriptions,
@@ -307,7 +307,7 @@ def _envelope(sides: _Sides) -> None:
     columns = []
     for side, name in ((REQUEST, "request_data"), (RESPONSE, "response_data")):
         values: list[dict[str, Any] | None] = []
-        faults: list[Fault] = []
+        faults: list[FormatFault] = []
         for row, data in enumerate(sides.bodies[side].field(name).to_pylist()):
             message = None
             try:
@@ -372,8 +372,8 @@ def _push_telemetry(sides: _Sides) -> None:
     sides.bodies[REQUEST] = sides.beside(request, "metrics", found, REQUEST, _top(request))
 
 
-def _fault(row: int, error: DecodeError) -> Fault:
-    return Fault(row, _STATUS_OF.get(error.reason, Status.TRUNCATED), str(error))
+def _fault(row: int, error: DecodeError) -> FormatFault:
+    return FormatFault(row, _STATUS_OF.get(error.reason, Status.TRUNCATED), str(error))
 
 
 _APIS: dict[int, Callable[[_Sides], None]] = {

@@ -79,7 +79,7 @@ from kdissect.tls.key_log import (
     names_of,
     read_secrets,
 )
-from kdissect.tls.plaintext_ranges import OPENED_WIDTH, OpenedStream, Tls
+from kdissect.tls.plaintext_ranges import OPENED_WIDTH, OpenedStream, TlsConnections
 from kdissect.tls.records import HEADER_SIZE, RECORD_WIDTH, walk_records
 
 Ints = npt.NDArray[np.int64]
@@ -110,9 +110,9 @@ def read_tls(
     has_origin: npt.NDArray[np.uint8],
     connections: Iterable[int],
     key_logs: Sequence[Any],
-) -> Tls:
+) -> TlsConnections:
     """Handshakes of the given TLS connections; with key logs (buffers of text) their plaintext."""
-    told = Tls()
+    told = TlsConnections()
     hellos: dict[int, _Hello] = {}
     for connection in connections:
         hello, facts = _read_hello(streams, has_origin, connection)

@@ -62,7 +62,7 @@ class _Short(Exception):
     """A length announces more bytes than there are."""
 
 
-class _Reader:
+class _HandshakeReader:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.pos = 0
@@ -76,9 +76,9 @@ class _Reader:
     def number(self, size: int) -> int:
         return int.from_bytes(self.take(size), "big")
 
-    def vector(self, size: int) -> _Reader:
+    def vector(self, size: int) -> _HandshakeReader:
         """The bytes behind a length of that many bytes."""
-        return _Reader(self.take(self.number(size)))
+        return _HandshakeReader(self.take(self.number(size)))
 
     def rest(self) -> bytes:
         return self.take(len(self.data) - self.pos)
@@ -103,7 +103,7 @@ def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         pos = end
 
 
-def _extensions(reader: _Reader) -> dict[int, bytes]:
+def _extensions(reader: _HandshakeReader) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     if reader.is_done:
         return found
@@ -115,7 +115,7 @@ def _extensions(reader: _Reader) -> dict[int, bytes]:
 
 
 def client_hello(body: bytes) -> ClientHello | None:
-    reader = _Reader(body)
+    reader = _HandshakeReader(body)
     try:
         legacy = reader.number(2)
         random = reader.take(RANDOM_SIZE)
@@ -130,7 +130,7 @@ def client_hello(body: bytes) -> ClientHello | None:
 
 def _offered(extensions: dict[int, bytes], legacy: int) -> tuple[int, ...]:
     try:
-        listed = _Reader(extensions.get(_VERSIONS, b"")).vector(1)
+        listed = _HandshakeReader(extensions.get(_VERSIONS, b"")).vector(1)
         return tuple(listed.number(2) for _ in range(len(listed.data) // 2))
     except _Short:
         return (legacy,)
@@ -138,7 +138,7 @@ def _offered(extensions: dict[int, bytes], legacy: int) -> tuple[int, ...]:
 
 def _server_name(extensions: dict[int, bytes]) -> str | None:
     try:
-        listed = _Reader(extensions.get(_SERVER_NAME, b"")).vector(2)
+        listed = _HandshakeReader(extensions.get(_SERVER_NAME, b"")).vector(2)
         while not listed.is_done:
             kind = listed.number(1)
             name = listed.vector(2).rest()
@@ -150,7 +150,7 @@ def _server_name(extensions: dict[int, bytes]) -> str | None:
 
 
 def server_hello(body: bytes) -> ServerHello | None:
-    reader = _Reader(body)
+    reader = _HandshakeReader(body)
     try:
         version = reader.number(2)
         random = reader.take(RANDOM_SIZE)
@@ -171,7 +171,7 @@ def server_hello(body: bytes) -> ServerHello | None:
 
 def certificate(body: bytes, version: int) -> bytes | None:
     """DER of the first certificate, the sender's own, of a Certificate message."""
-    reader = _Reader(body)
+    reader = _HandshakeReader(body)
     try:
         if version == TLS_13:
             reader.vector(1)
@@ -183,7 +183,7 @@ def certificate(body: bytes, version: int) -> bytes | None:
 def encrypted_secret(body: bytes) -> bytes:
     """The client's RSA-encrypted pre-master secret, of its key exchange; b"" for others."""
     try:
-        return _Reader(body).vector(2).rest()
+        return _HandshakeReader(body).vector(2).rest()
     except _Short:
         return b""
 

@@ -52,7 +52,7 @@ class OpenedStream:
 
 
 @dataclass(slots=True)
-class Tls:
+class TlsConnections:
     """What the TLS connections of a batch told; keys are rows of the connections.
 
     hello_side: who sent the ClientHello. opened: both streams, by side. failed: reasons.
@@ -99,7 +99,7 @@ class PlainStreams:
 
 
 def plain_streams(
-    streams: Streams, tls: Tls, source_count: int, scratch: Scratch = MEMORY
+    streams: Streams, tls: TlsConnections, source_count: int, scratch: Scratch = MEMORY
 ) -> PlainStreams:
     """Put the decrypted records of `tls` behind the pieces of the captures."""
     times = scratch.copied(streams.segments["time_ns"])

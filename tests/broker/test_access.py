@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kdissect.errors import EnvironmentFailed
-from kdissect.replay.target.auth import Sasl, Tls
+from kdissect.replay.target.auth import Sasl, TlsOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Access, connect
 from tests.broker.certificates import Authority
@@ -74,11 +74,11 @@ def test_ways_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
         scram={"alice": "right"},
         settings=settings(authority),
     )
-    trusted = Tls(ca=str(authority.cert))
+    trusted = TlsOptions(ca=str(authority.cert))
     client = authority.issue("client")
     assert probe(broker, "SECURE", Access(trusted)).cluster_id == broker.cluster_id
-    assert probe(broker, "SECURE", Access(Tls(verify=False))).nodes
-    mutual = Tls(ca=str(authority.cert), cert=str(client.cert), key=str(client.key))
+    assert probe(broker, "SECURE", Access(TlsOptions(verify=False))).nodes
+    mutual = TlsOptions(ca=str(authority.cert), cert=str(client.cert), key=str(client.key))
     assert probe(broker, "MUTUAL", Access(mutual)).nodes
     for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
         assert probe(broker, "SASL", Access(trusted, Sasl(mechanism, "alice", "right"))).nodes
@@ -94,7 +94,7 @@ def test_ways_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
         assert f"SASL {mechanism} was refused" in said
         assert "wrong" not in said.replace("was refused", "")
     assert "refused" in refused("SASL", Access(trusted, Sasl("OAUTHBEARER", secret="a.b.c")))
-    assert "cannot be trusted" in refused("SECURE", Access(Tls(ca=str(other.cert))))
+    assert "cannot be trusted" in refused("SECURE", Access(TlsOptions(ca=str(other.cert))))
     assert "is TLS spoken" in refused("PLAINTEXT", Access(trusted))
     assert "want --tls or --sasl" in refused("SECURE", Access(connect_timeout=2.0))
     assert "client's certificate" in refused("MUTUAL", Access(trusted))
@@ -110,7 +110,7 @@ def test_sessions_end(start_broker: Callable[..., Broker], tmp_path: Path) -> No
     broker = start_broker(
         listeners={"SASL": "SASL_SSL"}, scram={"alice": "right"}, settings=settings(authority)
     )
-    access = Access(Tls(ca=str(authority.cert)), Sasl("SCRAM-SHA-256", "alice", "right"))
+    access = Access(TlsOptions(ca=str(authority.cert)), Sasl("SCRAM-SHA-256", "alice", "right"))
 
     async def stay() -> None:
         link = await connect("127.0.0.1", broker.ports["SASL"], access)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.codec.record_batches import Limits, iter_record_chunks
+from kdissect.codec.record_batches import DecompressionLimits, iter_record_chunks
 from kdissect.codec.record_codec import RecordSet, decode_record_set
 
 VECTORS = Path(__file__).parents[3] / "shared/kafka/vectors/records.jsonl.gz"
@@ -24,7 +24,7 @@ def vectors() -> list[dict[str, Any]]:
 
 
 def decode_columns(
-    sets: list[bytes], limits: Limits | None = None, chunk_bytes: int = 8 << 20
+    sets: list[bytes], limits: DecompressionLimits | None = None, chunk_bytes: int = 8 << 20
 ) -> list[RecordSet]:
     """The kernel's rows of each set, in the shape of the reference's."""
     buf = np.frombuffer(b"".join(sets), np.uint8)
@@ -32,7 +32,9 @@ def decode_columns(
     start = np.cumsum(length) - length
     results = [RecordSet() for _ in sets]
     texts: dict[tuple[int, int], list[Any]] = {}
-    for chunk in iter_record_chunks(buf, start, length, limits or Limits(), chunk_bytes):
+    for chunk in iter_record_chunks(
+        buf, start, length, limits or DecompressionLimits(), chunk_bytes
+    ):
         chunk.batches.validate(full=True)
         chunk.records.validate(full=True)
         for row in chunk.batches.to_pylist():
@@ -57,7 +59,7 @@ def decode_columns(
 
 
 def assert_twins_agree(
-    sets: list[bytes], limits: Limits | None = None, chunk_bytes: int = 8 << 20
+    sets: list[bytes], limits: DecompressionLimits | None = None, chunk_bytes: int = 8 << 20
 ) -> list[RecordSet]:
     """Kernel and reference give the same rows and faults; returns them."""
     found = decode_columns(sets, limits, chunk_bytes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kdissect.codec.compression import (
     XERIAL_MAGIC,
     Codec,
-    Limits,
+    DecompressionLimits,
     compress,
     decompress,
     repair_lz4_header,
@@ -205,12 +205,12 @@ def test_zstd_single_segment_announces_its_content() -> None:
 
 
 def test_limits() -> None:
-    limits = Limits(decompressed_size_max=1000, ratio_max=3, ratio_free_size=100)
+    limits = DecompressionLimits(decompressed_size_max=1000, ratio_max=3, ratio_free_size=100)
     assert [limits.batch_allowance(size) for size in (0, 10, 50, 400)] == [100, 100, 150, 1000]
     assert [limits.set_allowance(size) for size in (0, 1000)] == [1000, 3000]
     with pytest.raises(ValueError, match="ratio_max"):
-        Limits(ratio_max=0)
+        DecompressionLimits(ratio_max=0)
     with pytest.raises(ValueError, match="decompressed_size_max"):
-        Limits(decompressed_size_max=1 << 31)
+        DecompressionLimits(decompressed_size_max=1 << 31)
     with pytest.raises(ValueError, match="codec"):
         compress(9, b"")

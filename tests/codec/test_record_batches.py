@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kdissect.codec import compression, record_batches
-from kdissect.codec.compression import CODEC_NAMES, Limits, compress
+from kdissect.codec.compression import CODEC_NAMES, DecompressionLimits, compress
 from kdissect.codec.record_batches import BATCHES, RECORDS, FaultStage, iter_record_chunks
 from kdissect.codec.record_codec import (
     decode_record_set,
@@ -396,7 +396,7 @@ def test_more_headers_than_the_buffers_hold() -> None:
     records[1]["headers"] = headers
     (found,) = decode_columns([encode_batch(records)])
     assert [len(record["headers"]) for record in found.records] == [0, 200_000, 2]
-    limited = Limits(record_headers_max=1000)
+    limited = DecompressionLimits(record_headers_max=1000)
     (found,) = assert_twins_agree([encode_batch(records)], limited)
     assert [fault[1:3] for fault in found.faults] == [(Status.LIMIT, FaultStage.RECORDS)]
     assert len(found.records) == 1
@@ -413,7 +413,7 @@ def bomb(codec: str, size: int) -> bytes:
 @pytest.mark.parametrize("codec", CODEC_NAMES[1:])
 def test_bomb_ends_at_the_limit(codec: str) -> None:
     """A batch that decompresses beyond the limit is a fault; its neighbours stay."""
-    limits = Limits(decompressed_size_max=1 << 20)
+    limits = DecompressionLimits(decompressed_size_max=1 << 20)
     (found,) = assert_twins_agree([GOOD + bomb(codec, 4 << 20) + GOOD], limits)
     assert [fault[:3] for fault in found.faults] == [(1, Status.LIMIT, FaultStage.CODEC)]
     assert found.faults[0][5] <= 1 << 20
@@ -429,7 +429,7 @@ def test_many_bombs_cost_bounded_work_and_memory(monkeypatch: pytest.MonkeyPatch
         one[27:35] = number.to_bytes(8, "big")  # a timestamp: no two batches are the same
         bombs.append(bytes(refreshed(one)))
     buf = np.frombuffer(b"".join(bombs), np.uint8)
-    allowed = Limits().set_allowance(buf.size)
+    allowed = DecompressionLimits().set_allowance(buf.size)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rooms: list[int] = []
 
@@ -512,7 +512,7 @@ def test_batches_that_come_again_are_read_again(codec: str, chunk_bytes: int) ->
 def test_what_came_before_counts_for_the_limit_again() -> None:
     """A set may not be larger for batches that were decompressed already."""
     batch = encode_batch([row(0, bytes(20_000))], codec="gzip")
-    limits = Limits(decompressed_size_max=50_000, ratio_max=1)
+    limits = DecompressionLimits(decompressed_size_max=50_000, ratio_max=1)
     found = assert_twins_agree([batch * 2, batch * 4], limits=limits)
     assert [len(one.records) for one in found] == [2, 2]
     assert [len(one.faults) for one in found] == [0, 2]

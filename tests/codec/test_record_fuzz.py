@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kdissect.codec import record_kernel as rk
-from kdissect.codec.compression import CODEC_NAMES, Limits, compress
+from kdissect.codec.compression import CODEC_NAMES, DecompressionLimits, compress
 from kdissect.codec.record_codec import encode_batch, encode_message, encode_messages
 from tests.codec.record_cases import assert_twins_agree
 
@@ -155,7 +155,9 @@ def test_random_bytes_behind_a_header(case: tuple[int, int, bytes]) -> None:
 @QUICK
 @given(batches(), st.integers(1, 300), st.integers(1, 4))
 def test_limits(batch: bytes, size: int, ratio: int) -> None:
-    limits = Limits(decompressed_size_max=size, ratio_max=ratio, ratio_free_size=size // 2 + 1)
+    limits = DecompressionLimits(
+        decompressed_size_max=size, ratio_max=ratio, ratio_free_size=size // 2 + 1
+    )
     assert_twins_agree([batch * 3], limits)
 
 

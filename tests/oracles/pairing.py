@@ -16,7 +16,7 @@ from kdissect.kafka.pairing import (
     TOKENS_AHEAD_MAX,
     UNASKED,
     Event,
-    State,
+    PairState,
 )  # fmt: skip
 
 
@@ -123,12 +123,12 @@ def pair(
         came.append(IN_ORDER if found > highest else OUT_OF_ORDER)
         highest = max(highest, found)
         answer_of[found] = answer
-        state = State.SILENT if requests[found].kind == SILENT else State.OUTSTANDING
+        state = PairState.SILENT if requests[found].kind == SILENT else PairState.OUTSTANDING
         status[found] = PAIRING[state, Event.RESPONSE]
     for row, request in enumerate(requests):
         if answer_of[row] < 0:
-            state = State.SILENT if request.kind == SILENT else State.OUTSTANDING
-            state = State.LOST if is_lost[row] else state
+            state = PairState.SILENT if request.kind == SILENT else PairState.OUTSTANDING
+            state = PairState.LOST if is_lost[row] else state
             lost = has_loss and row < highest
             status[row] = PAIRING[state, Event.CLOSE if is_closed and not lost else Event.LOSS]
     return answer_of, status, came, is_lost

@@ -27,7 +27,7 @@ from kdissect import decode_message
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assemble import assemble
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.protocol import catalog
@@ -53,7 +53,7 @@ def samples() -> list[Sample]:
         sources = plan.sources()
         batches = [scan(split, sources).batch for split in plan.splits]
         assembly = assemble(SegmentBatch.concat(batches), sources)
-        frames = Frames.gather(assembly, sources, np.arange(len(assembly.exchanges)))
+        frames = FrameBuffer.gather(assembly, sources, np.arange(len(assembly.exchanges)))
         for side, name in enumerate(SIDES):
             for row in np.flatnonzero(frames.whole(side) & frames.known(side)).tolist():
                 version = int(frames.versions(side)[row])

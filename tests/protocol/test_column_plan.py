@@ -9,10 +9,10 @@ import pytest
 
 from kdissect.protocol import catalog, column_plan
 from kdissect.protocol.column_plan import (
+    ColumnPlan,
     Leaf,
     List,
     Node,
-    Plan,
     Role,
     Struct,
     compile_plan,
@@ -21,7 +21,7 @@ from kdissect.protocol.column_plan import (
 from kdissect.protocol.model import ALWAYS, SIDES, Api, Definition, Field, Type, VersionRange
 
 
-def all_plans() -> list[Plan]:
+def all_plans() -> list[ColumnPlan]:
     return [column_plan.plan(key, side) for key in catalog.apis() for side in SIDES]
 
 

@@ -16,8 +16,8 @@ from kdissect.replay.model import (
     DroppedField,
     Exchange,
     Outcome,
-    Plan,
     PlanOptions,
+    ReplayPlan,
     Skipped,
     Step,
     Workload,
@@ -89,12 +89,12 @@ class PlanMaker:
         )  # fmt: skip
         return number
 
-    def plan(self) -> Plan:
+    def plan(self) -> ReplayPlan:
         scripts: list[list[int]] = [[] for _ in self.connections]
         for step in self.steps:
             scripts[step.connection].append(step.number)
         workload = Workload("made", "capture", self.connections, WorkloadFacts())
-        return Plan(workload, PlanOptions(), self.steps, scripts)
+        return ReplayPlan(workload, PlanOptions(), self.steps, scripts)
 
 
 class Counting:

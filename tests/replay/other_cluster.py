@@ -25,8 +25,8 @@ from kdissect.replay.model import (
     Exchange,
     Judgement,
     Outcome,
-    Plan,
     PlanOptions,
+    ReplayPlan,
     Skipped,
     Step,
     TranslateOptions,
@@ -34,7 +34,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.field_kinds import Kind, spots
+from kdissect.replay.workload.field_kinds import FieldKind, spots
 from kdissect.replay.workload.messages import request_of, response_of
 
 ZERO = UUID(int=0)
@@ -82,24 +82,24 @@ class OtherCluster:
     def member(self, value: str) -> str:
         return f"other-{value}" if value in self.coordinator_members else value
 
-    def value(self, kind: Kind, value: Any) -> Any:
+    def value(self, kind: FieldKind, value: Any) -> Any:
         if value is None:
             return None
-        if kind is Kind.TOPIC_ID:
+        if kind is FieldKind.TOPIC_ID:
             return self.topic_id(value)
-        if kind is Kind.MEMBER:
+        if kind is FieldKind.MEMBER:
             return self.member(value)
-        if kind is Kind.NODE:
+        if kind is FieldKind.NODE:
             return value + 100 if value >= 0 else value
-        if kind is Kind.PRODUCER_ID:
+        if kind is FieldKind.PRODUCER_ID:
             return value + 1000 if value >= 0 else value
-        if kind is Kind.PRODUCER_EPOCH:
+        if kind is FieldKind.PRODUCER_EPOCH:
             return value + 3 if value >= 0 else value
-        if kind is Kind.LEADER_EPOCH:
+        if kind is FieldKind.LEADER_EPOCH:
             return value + 7 if value >= 0 else value
-        if kind is Kind.GENERATION:
+        if kind is FieldKind.GENERATION:
             return value + 10 if value > 0 else value
-        if kind is Kind.OFFSET:
+        if kind is FieldKind.OFFSET:
             return value + self.offset if value >= 0 else value
         return value
 
@@ -111,7 +111,7 @@ class OtherCluster:
             return message
         for kind, slot, holder, _ in list(spots(message)):
             value = holder[slot.name]
-            if kind is Kind.RECORDS:
+            if kind is FieldKind.RECORDS:
                 holder[slot.name] = self.records(value, message.side)
             elif isinstance(value, list):
                 holder[slot.name] = [self.value(kind, each) for each in value]
@@ -154,14 +154,14 @@ class OtherCluster:
         """What this cluster's Metadata would say before the replay: brokers, and the topics that
         the capture does not make."""
         brokers = [
-            {"node_id": self.value(Kind.NODE, node) if self.is_moved else node, "host": host,
+            {"node_id": self.value(FieldKind.NODE, node) if self.is_moved else node, "host": host,
              "port": port, "rack": None}
             for node, (host, port) in self.workload.facts.brokers.items()
         ]  # fmt: skip
         return {"brokers": brokers, "topics": []}
 
 
-def events(plan: Plan) -> Iterator[tuple[bool, Step]]:
+def events(plan: ReplayPlan) -> Iterator[tuple[bool, Step]]:
     """(is the request sent, step) in the order of the capture."""
     workload = plan.workload
     found: list[tuple[int, int, int]] = []
@@ -181,7 +181,7 @@ def events(plan: Plan) -> Iterator[tuple[bool, Step]]:
 class Replayed:
     """What came of a replay against an `OtherCluster`."""
 
-    plan: Plan
+    plan: ReplayPlan
     translator: Translator
     comparator: Comparator
     sent: dict[int, bytes | Skipped] = field(default_factory=dict)

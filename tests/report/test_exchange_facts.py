@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kdissect.report import exchange_facts
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from tests.report.made import START_US, Row, exchange, tables
 
 _FETCH = pa.schema(
@@ -75,7 +75,7 @@ def _batch(number: int, newest_ms: int, base_offset: int = 5) -> Row:
 
 
 def _waits(**made: Any) -> dict[int, str | None]:
-    with Database(tables(**made)) as database:
+    with ReportDatabase(tables(**made)) as database:
         exchange_facts.prepare(database)
         return {
             row["exchange_id"]: row["wait"]
@@ -160,7 +160,7 @@ def test_queued_time_is_that_of_earlier_requests_of_the_connection() -> None:
             exchange(3, at_us=10_000, latency_us=60_000, connection_id=2),
         ]
     )
-    with Database(made) as database:
+    with ReportDatabase(made) as database:
         exchange_facts.prepare(database)
         rows = database.rows("SELECT exchange_id, queued_ms, own_ms FROM x ORDER BY exchange_id")
     assert [(row["queued_ms"], row["own_ms"]) for row in rows] == [(0, 50), (40, 20), (0, 60)]
@@ -183,7 +183,7 @@ def test_brokers_are_known_by_what_only_they_send() -> None:
             [_fetch(1), _fetch(2, replica_id=4, connection_id=2)], schema=_FETCH
         ),
     )
-    with Database(made) as database:
+    with ReportDatabase(made) as database:
         exchange_facts.prepare(database)
         rows = database.rows("SELECT exchange_id FROM x WHERE is_broker ORDER BY exchange_id")
     assert [row["exchange_id"] for row in rows] == [2, 3, 4]

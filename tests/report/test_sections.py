@@ -13,20 +13,20 @@ import kdissect
 from kdissect.api import Tables
 from kdissect.protocol.error_codes import error_name
 from kdissect.report import collect, exchange_facts
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import errors, traffic
 from tests.conftest import CAPTURES
 from tests.report.made import exchange, tables
 
 
 @pytest.fixture(scope="module")
-def database(librdkafka: Tables) -> Iterator[Database]:
-    with Database(librdkafka) as opened:
+def database(librdkafka: Tables) -> Iterator[ReportDatabase]:
+    with ReportDatabase(librdkafka) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def document(database: Database) -> dict[str, Any]:
+def document(database: ReportDatabase) -> dict[str, Any]:
     return collect(database)
 
 
@@ -49,7 +49,9 @@ def test_waiting_adds_up(document: dict[str, Any]) -> None:
     assert sum(document["latency"]["histogram"]["count"]) == answered
 
 
-def test_percentiles_are_those_of_answers(document: dict[str, Any], database: Database) -> None:
+def test_percentiles_are_those_of_answers(
+    document: dict[str, Any], database: ReportDatabase
+) -> None:
     for row in document["latency"]["apis"]["rows"]:
         values = database.columns(
             "SELECT latency_ms FROM x WHERE api = ? AND wait = 'answer'", [row["api"]]
@@ -65,7 +67,7 @@ def test_percentiles_of_very_many_are_near(
 ) -> None:
     """Beyond EXACT_MAX they are t-digests; the order of things stays."""
     monkeypatch.setattr(exchange_facts, "EXACT_MAX", 10)
-    with Database(librdkafka) as database:
+    with ReportDatabase(librdkafka) as database:
         near = collect(database)
     exact = {row["api"]: row for row in document["latency"]["apis"]["rows"]}
     for row in near["latency"]["apis"]["rows"]:
@@ -164,7 +166,7 @@ def test_every_error_code_of_shared_captures_has_its_place(name: str, shared_cap
 
 def _check_errors(capture: Path) -> None:
     """Codes found by walking messages are those that the exchanges tell, exchange by exchange."""
-    with Database(kdissect.read(capture)) as database:
+    with ReportDatabase(kdissect.read(capture)) as database:
         exchange_facts.prepare(database)
         errors.prepare(database)
         told = database.rows(
@@ -183,7 +185,7 @@ def _check_errors(capture: Path) -> None:
 
 
 def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
-    with Database(kdissect.read(shared_capture("java_latest/java_latest.pcap"))) as database:
+    with ReportDatabase(kdissect.read(shared_capture("java_latest/java_latest.pcap"))) as database:
         exchange_facts.prepare(database)
         errors.prepare(database)
         rows = errors.collect(database)["places"]["rows"]
@@ -194,7 +196,7 @@ def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
 
 
 def test_an_empty_table_set_has_a_report() -> None:
-    with Database(tables()) as database:
+    with ReportDatabase(tables()) as database:
         document = collect(database)
     assert document["overview"]["exchanges"] == 0
     assert [f["title"] for f in document["findings"]["findings"]] == ["No Kafka traffic found"]
@@ -205,7 +207,7 @@ def test_responses_alone_have_a_report() -> None:
     row = exchange(1, status="request_missing", client_id=None)
     for name in ("request_time", "request_end_time", "request_time_ns", "latency_ms"):
         row[name] = None
-    with Database(tables(exchanges=[row])) as database:
+    with ReportDatabase(tables(exchanges=[row])) as database:
         document = collect(database)
     assert document["overview"]["request_missing"] == 1
     assert document["latency"]["all"]["count"] == 0

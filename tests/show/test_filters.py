@@ -8,7 +8,7 @@ import pytest
 
 import kdissect
 from kdissect.pipeline.filters import time_ns
-from kdissect.show.filters import Filters, Followed, api_keys, duration_ms
+from kdissect.show.filters import Filters, FollowedConnection, api_keys, duration_ms
 from kdissect.show.loop import Style
 from kdissect.show.where import WhereError
 from tests.conftest import CAPTURES
@@ -92,10 +92,12 @@ def test_one_connection(rows: pd.DataFrame) -> None:
     """By its id, by either end."""
     row = rows.iloc[50]
     same = rows.connection_id == row.connection_id
-    assert ids(Filters(follow=Followed.of(str(row.connection_id)))) == of(rows, same)
-    assert ids(Filters(follow=Followed.of(f"127.0.0.1:{row.client_port}"))) == of(rows, same)
+    assert ids(Filters(follow=FollowedConnection.of(str(row.connection_id)))) == of(rows, same)
+    assert ids(Filters(follow=FollowedConnection.of(f"127.0.0.1:{row.client_port}"))) == of(
+        rows, same
+    )
     broker = rows.broker_port == 9093
-    assert ids(Filters(follow=Followed.of("127.0.0.1:9093"))) == of(rows, broker)
+    assert ids(Filters(follow=FollowedConnection.of("127.0.0.1:9093"))) == of(rows, broker)
 
 
 def test_by_sql(rows: pd.DataFrame) -> None:
@@ -138,7 +140,7 @@ def test_wrong_durations(text: str) -> None:
 def test_wrong_connections(text: str) -> None:
     """Neither an id nor an end."""
     with pytest.raises(ValueError, match=r"neither|no IP address"):
-        Followed.of(text)
+        FollowedConnection.of(text)
 
 
 def test_wrong_apis() -> None:

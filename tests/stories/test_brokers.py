@@ -7,13 +7,13 @@ import pytest
 
 import kdissect
 from kdissect.pipeline.cluster_facts import BROKER, CONTROLLER, Told
-from kdissect.pipeline.facts import Facts, brokers_table, with_owners
+from kdissect.pipeline.facts import CaptureFacts, brokers_table, with_owners
 from tests.truth.material import Capture, needs_material
 
 
 def ips(brokers: list[tuple[int, str, int]], listeners: set[tuple[str, int]]) -> list[str | None]:
-    facts = Facts(brokers={(*broker, None, "c") for broker in brokers}, listeners=listeners)
-    packed = Facts.from_bytes(facts.to_bytes())
+    facts = CaptureFacts(brokers={(*broker, None, "c") for broker in brokers}, listeners=listeners)
+    packed = CaptureFacts.from_bytes(facts.to_bytes())
     rows = brokers_table(packed).sort_by("node_id")
     return rows["ip"].to_pylist()
 
@@ -41,8 +41,10 @@ def test_doubt_is_null() -> None:
 
 
 def roles(brokers: list[tuple[int, str | None]], told: set[Told]) -> list[list[str]]:
-    facts = Facts(brokers={(node, "h", 1, None, cluster) for node, cluster in brokers}, roles=told)
-    return brokers_table(Facts.from_bytes(facts.to_bytes()))["roles"].to_pylist()
+    facts = CaptureFacts(
+        brokers={(node, "h", 1, None, cluster) for node, cluster in brokers}, roles=told
+    )
+    return brokers_table(CaptureFacts.from_bytes(facts.to_bytes()))["roles"].to_pylist()
 
 
 def test_roles_of_one_cluster() -> None:
@@ -58,17 +60,17 @@ def test_roles_of_two_clusters() -> None:
 
 def test_owners_of_tokens() -> None:
     """Only SCRAM's users are looked up; the same owner whichever message came first."""
-    facts = Facts(owners={"id": "User:bob"})
-    facts.merge(Facts(owners={"id": "User:alice", "other": "User:eve"}))
+    facts = CaptureFacts(owners={"id": "User:bob"})
+    facts.merge(CaptureFacts(owners={"id": "User:alice", "other": "User:eve"}))
     table = pa.table(
         {
             "principal": ["User:id", "User:id", None, "User:carol"],
             "sasl_mechanism": ["SCRAM-SHA-256", "PLAIN", "SCRAM-SHA-512", "SCRAM-SHA-256"],
         }
     )
-    found = with_owners(table, Facts.from_bytes(facts.to_bytes()))["principal"].to_pylist()
+    found = with_owners(table, CaptureFacts.from_bytes(facts.to_bytes()))["principal"].to_pylist()
     assert found == ["User:alice", "User:id", None, "User:carol"]
-    assert with_owners(table, Facts()) is table
+    assert with_owners(table, CaptureFacts()) is table
 
 
 @needs_material

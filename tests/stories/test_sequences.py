@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.stories.events import NO_TIME, PRODUCER_STEPS, Step
+from kdissect.stories.events import NO_TIME, PRODUCER_STEPS, ProducerStep
 from kdissect.stories.sequences import WRAP, sequence_anomalies
 from kdissect.stories.transactions import in_order
 
@@ -24,7 +24,7 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
             **empty,
             "producer_id": 7,
             "producer_epoch": 0,
-            "step": int(Step.PRODUCE),
+            "step": int(ProducerStep.PRODUCE),
             "time_ns": number * 1000,
             "end_ns": NO_TIME,
             "connection_id": 1,
@@ -101,7 +101,7 @@ def test_epochs_partitions_and_producers_are_apart() -> None:
 
 def test_an_id_given_again_starts_anew() -> None:
     """Two captures of two clusters, read together."""
-    init = {"step": int(Step.INIT), "topic": None, "partition": None}
+    init = {"step": int(ProducerStep.INIT), "topic": None, "partition": None}
     assert found([init, batch(0, 5), batch(5, 5), init, batch(0, 5), batch(5, 5)]) == []
 
 

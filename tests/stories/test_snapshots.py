@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 
 from kdissect.codec.record_codec import encode_batch
 from kdissect.kafka.assembly import Anomaly
-from kdissect.stories.snapshots import Fault, Fragment, Headless, Joined, Joiner, Snapshot
+from kdissect.stories.snapshots import (
+    BatchFragment,
+    Fault,
+    Headless,
+    JoinedBatches,
+    Joiner,
+    Snapshot,
+)
 
 
-def fragment(position: int, data: bytes, follower: int = 1, **how: Any) -> Fragment:
+def fragment(position: int, data: bytes, follower: int = 1, **how: Any) -> BatchFragment:
     known = {
         "snapshot": Snapshot("10.0.0.1 9093", "__cluster_metadata", None, 0, 9, 1, 1 << 40),
         "connection_id": follower,
@@ -29,7 +36,7 @@ def fragment(position: int, data: bytes, follower: int = 1, **how: Any) -> Fragm
         "spare_index": 1,
         "spare_step": 1,
     }
-    return Fragment(position=position, data=data, follower=follower, **(known | how))
+    return BatchFragment(position=position, data=data, follower=follower, **(known | how))
 
 
 BATCH = encode_batch(
@@ -54,13 +61,13 @@ anything = st.builds(
 
 @given(st.lists(anything, max_size=12), st.sampled_from([40, 300, 1 << 20]))
 @settings(max_examples=400, deadline=None)
-def test_anything_is_survived(fragments: list[Fragment], limit: int) -> None:
+def test_anything_is_survived(fragments: list[BatchFragment], limit: int) -> None:
     """In order or not; no more bytes come out than went in."""
-    packed = [Fragment.from_bytes(each.to_bytes()) for each in fragments]
+    packed = [BatchFragment.from_bytes(each.to_bytes()) for each in fragments]
     assert packed == fragments
     for listed in (fragments, sorted(fragments, key=lambda each: each.order)):
         found = list(Joiner(limit, 2 * limit).join(listed))
-        told = sum(len(one.data) for one in found if isinstance(one, Joined))
+        told = sum(len(one.data) for one in found if isinstance(one, JoinedBatches))
         told += sum(one.size for one in found if isinstance(one, Headless))
         assert told <= sum(len(each.data) for each in fragments)
 
@@ -75,7 +82,7 @@ def test_of_several_at_one_position_the_order_does_not_matter(order: list[int], 
         ends = n < 2
         fragments.append(fragment(cut, behind[n], exchange_id=n, time_ns=10 - n, ends=ends))
     found = list(Joiner(1 << 20).join(fragments))
-    [joined] = [one for one in found if isinstance(one, Joined)]
+    [joined] = [one for one in found if isinstance(one, JoinedBatches)]
     assert (joined.data, joined.at.exchange_id) == (BATCH, 1)
     faults = [one for one in found if isinstance(one, Fault)]
     conflicts = [one for one in faults if one.kind == Anomaly.OVERLAP_CONFLICT]
@@ -88,7 +95,7 @@ def test_what_is_held_is_bounded() -> None:
     count, held_max = 400, 1 << 20
     joiner = Joiner(2 << 20, held_max)
 
-    def fragments() -> Iterator[Fragment]:
+    def fragments() -> Iterator[BatchFragment]:
         for follower in range(count):
             yield fragment(0, b"", follower, begins=True, ends=True, piece_end=len(data))
             yield fragment(0, data, follower, begins=True, is_first=False)
@@ -101,6 +108,6 @@ def test_what_is_held_is_bounded() -> None:
     found = list(joiner.join(fragments()))
     limits = [one for one in found if isinstance(one, Fault) and one.kind == Anomaly.LIMIT]
     assert limits
-    told = sum(len(one.data) for one in found if isinstance(one, Joined))
+    told = sum(len(one.data) for one in found if isinstance(one, JoinedBatches))
     told += sum(one.size for one in found if isinstance(one, Headless))
     assert told == 20 * count * len(data)

@@ -20,33 +20,35 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kdissect.codec.message_codec import Layout, Slot, layout
-from kdissect.codec.message_forms import Form, Leaf, Ref
+from kdissect.codec.message_forms import Form, FormLeaf, Ref
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.comparator import (
     Comparator,
-    Place,
-    Walk,
+    DiffPosition,
+    TreeDiff,
     keys_of,
     shape_of,
     verdict_of,
 )
 from kdissect.replay.comparison.rules import Rule, Rules
 from kdissect.replay.model import Judgement, Outcome, Step, Verdict
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.shortcuts import Pair, pair_of
-from kdissect.replay.workload.field_kinds import Around, Kind, about
+from kdissect.replay.workload.field_kinds import Around, FieldKind, about
 
 _WALK_ONLY = frozenset({"resource_name", "key"})  # keys that need more than their value
-_AS_IT_IS = frozenset({None, Kind.PARTITION})
-_OF_GROUPS = frozenset({Kind.MEMBER, Kind.GENERATION})  # values that mean nothing without a group
+_AS_IT_IS = frozenset({None, FieldKind.PARTITION})
+_OF_GROUPS = frozenset(
+    {FieldKind.MEMBER, FieldKind.GENERATION}
+)  # values that mean nothing without a group
 _GROUP: Any = object()  # stands for what only the request may tell
 
 
 class QuickComparator(Comparator):
     """Judges as `Comparator` does."""
 
-    def __init__(self, translator: State, rules: Rules | None = None, strict: bool = False) -> None:
+    def __init__(self, translator: IdMap, rules: Rules | None = None, strict: bool = False) -> None:
         super().__init__(translator, rules, strict)
         self._views: dict[Form, _View] = {}
         translator.differs_alike = self.differs_alike
@@ -57,7 +59,7 @@ class QuickComparator(Comparator):
 
     def differs_alike(self, step: Step, pair: Pair) -> bool | None:
         """`differs`, where a pair tells it: None where it does not."""
-        walk = Walk(self, step)
+        walk = TreeDiff(self, step)
         if not self._compare(walk, pair):
             return None
         return verdict_of(walk.differences) is Verdict.DIFFERENT
@@ -82,7 +84,7 @@ class QuickComparator(Comparator):
         pair = pair_of(self.translator, step, answer)
         if pair is None:
             return None
-        walk = Walk(self, step)
+        walk = TreeDiff(self, step)
         if not self._compare(walk, pair):
             return None
         if walk.has_other_records:
@@ -90,7 +92,7 @@ class QuickComparator(Comparator):
             self.keep(step, form.message(captured), form.message(answer))
         return Judgement(verdict_of(walk.differences), walk.differences)
 
-    def _compare(self, walk: Walk, pair: Pair) -> bool:
+    def _compare(self, walk: TreeDiff, pair: Pair) -> bool:
         """Put the differences into the walk; False where the walk has to find them."""
         form = pair.reading.form
         view = self._views.get(form)
@@ -99,25 +101,25 @@ class QuickComparator(Comparator):
         return view.compare(self, walk, pair.captured, pair.answered)
 
 
-class _Line(NamedTuple):
+class _LeafLine(NamedTuple):
     """A leaf of the body. holder: the plain fields of its struct; order: of the walk.
 
     is_walks: a difference there is the walk's. element_of: the list that it is an element of.
     """
 
-    leaf: Leaf
-    kind: Kind | None
+    leaf: FormLeaf
+    kind: FieldKind | None
     path: str
     plain: str
     holder: dict[str, Any]
     around: tuple[Any, ...]
     order: int
     is_walks: bool
-    element_of: tuple[Leaf, ...]
+    element_of: tuple[FormLeaf, ...]
 
 
 # leaf, kind, name, plain fields beside it, what is said around it
-_Key = tuple[Leaf, Kind | None, str, dict[str, Any], tuple[Any, ...]]
+_Key = tuple[FormLeaf, FieldKind | None, str, dict[str, Any], tuple[Any, ...]]
 
 
 class _List(NamedTuple):
@@ -139,10 +141,10 @@ class _View:
         self._api_key, self._api_name, self._rules = form.api_key, api_name, rules
         self._is_fetch = form.api_key == ApiKey.FETCH
         self.is_known = form.api_key != ApiKey.SHARE_FETCH
-        self.lines: dict[int, _Line] = {}
+        self.lines: dict[int, _LeafLine] = {}
         self.lists: list[_List] = []
-        self.records: list[_Line] = []
-        self.topics: list[Leaf] = []  # of a Fetch
+        self.records: list[_LeafLine] = []
+        self.topics: list[FormLeaf] = []  # of a Fetch
         self._arounds: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._places: list[int] = []  # of lines, in the order of the walk
         definition = catalog.api(form.api_key).response
@@ -178,13 +180,13 @@ class _View:
                 self._note(plain_here, self._places[first:], False, ())
 
     def _line(
-        self, leaf: Leaf, kind: Kind | None, path: str, plain: str, holder: dict[str, Any],
-        around: Around, is_walks: bool, element_of: tuple[Leaf, ...],
+        self, leaf: FormLeaf, kind: FieldKind | None, path: str, plain: str, holder: dict[str, Any],
+        around: Around, is_walks: bool, element_of: tuple[FormLeaf, ...],
     ) -> None:  # fmt: skip
         said = self._said(around, kind)
         order = len(self.lines)
-        line = _Line(leaf, kind, path, plain, holder, said, order, is_walks, element_of)
-        if kind is Kind.RECORDS:
+        line = _LeafLine(leaf, kind, path, plain, holder, said, order, is_walks, element_of)
+        if kind is FieldKind.RECORDS:
             if self._is_fetch:
                 self.records.append(line)
             else:
@@ -193,7 +195,7 @@ class _View:
         self._places.append(leaf.place)
 
     def _array(
-        self, slot: Slot, kind: Kind | None, values: list[Any], path: str, plain: str,
+        self, slot: Slot, kind: FieldKind | None, values: list[Any], path: str, plain: str,
         holder: dict[str, Any], around: Around,
     ) -> None:  # fmt: skip
         first = len(self._places)
@@ -247,7 +249,7 @@ class _View:
         if places and (is_walks or keys):
             self.lists.append(_List(min(places), max(places) + 1, is_walks, keys))
 
-    def _said(self, around: Around, kind: Kind | None) -> tuple[Any, ...]:
+    def _said(self, around: Around, kind: FieldKind | None) -> tuple[Any, ...]:
         """One object for equal ones."""
         said = _around(around, kind)
         return self._arounds.setdefault(said, said)
@@ -269,7 +271,7 @@ class _View:
     # -- for each answer ------------------------------------------------------------------------
 
     def compare(
-        self, owner: Comparator, walk: Walk, captured: list[Any], answered: list[Any]
+        self, owner: Comparator, walk: TreeDiff, captured: list[Any], answered: list[Any]
     ) -> bool:
         """See `QuickComparator._compare`."""
         if not self.is_known:
@@ -294,7 +296,7 @@ class _View:
             if line.element_of:
                 if not _is_same_list(owner, line, values):
                     return False
-            elif line.kind is not Kind.RECORDS:
+            elif line.kind is not FieldKind.RECORDS:
                 found.append(line)
         found += self.records
         if self.records or not self._is_in_order:
@@ -302,9 +304,9 @@ class _View:
         for line in found:
             mine, theirs = values.holders(line.holder)
             around = values.around(line.around)
-            where = Place(line.path, line.plain, around, mine, theirs, None)
+            where = DiffPosition(line.path, line.plain, around, mine, theirs, None)
             c, a = captured[line.leaf.place], answered[line.leaf.place]
-            if line.kind is Kind.RECORDS:
+            if line.kind is FieldKind.RECORDS:
                 walk.records(c, a, where)
             else:
                 walk.leaf(where, c, a, line.kind, line.leaf.slot)
@@ -323,7 +325,7 @@ def _plain(value: Any) -> Any:
 
 
 def _filled(holder: dict[str, Any], values: list[Any]) -> dict[str, Any]:
-    return {name: values[it.place] if type(it) is Leaf else it for name, it in holder.items()}
+    return {name: values[it.place] if type(it) is FormLeaf else it for name, it in holder.items()}
 
 
 class _Values:
@@ -331,7 +333,7 @@ class _Values:
 
     __slots__ = ("_around", "_filled", "answered", "captured", "walk")
 
-    def __init__(self, walk: Walk, captured: list[Any], answered: list[Any]) -> None:
+    def __init__(self, walk: TreeDiff, captured: list[Any], answered: list[Any]) -> None:
         self.walk, self.captured, self.answered = walk, captured, answered
         self._around: tuple[Any, Around] = (None, Around())
         self._filled: tuple[Any, dict[str, Any], dict[str, Any]] = (None, {}, {})
@@ -339,7 +341,7 @@ class _Values:
     def around(self, around: tuple[Any, ...]) -> Around:
         if self._around[0] is not around:
             captured = self.captured
-            said = [captured[it.place] if type(it) is Leaf else it for it in around]
+            said = [captured[it.place] if type(it) is FormLeaf else it for it in around]
             if _GROUP in said:
                 said[said.index(_GROUP)] = self.walk.request_around().group
             self._around = around, Around(*said)
@@ -354,7 +356,7 @@ class _Values:
         return self._filled[1:]
 
 
-def _around(around: Around, kind: Kind | None) -> tuple[Any, ...]:
+def _around(around: Around, kind: FieldKind | None) -> tuple[Any, ...]:
     """With leaves; without the request's group where that does not matter."""
     said: list[Any] = [_plain(it) for it in around]
     if kind not in _OF_GROUPS:
@@ -376,7 +378,7 @@ def _are_same(owner: Comparator, each: _List, values: _Values) -> bool:
     return True
 
 
-def _is_same_list(owner: Comparator, line: _Line, values: _Values) -> bool:
+def _is_same_list(owner: Comparator, line: _LeafLine, values: _Values) -> bool:
     """Whether the plain values of a list are the captured ones in the target's terms."""
     around, holder = values.around(line.around), values.holders(line.holder)[0]
     return all(

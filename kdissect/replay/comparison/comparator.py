@@ -23,10 +23,18 @@ from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.records import RecordLedger
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
 from kdissect.replay.comparison.value_text import element_text, records_text, text_of
-from kdissect.replay.model import Difference, Judgement, Outcome, Plan, SkipCode, Step, Verdict
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.model import (
+    Difference,
+    Judgement,
+    Outcome,
+    ReplayPlan,
+    SkipCode,
+    Step,
+    Verdict,
+)
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
-from kdissect.replay.workload.field_kinds import Around, Kind, about, kind_of, spots
+from kdissect.replay.workload.field_kinds import Around, FieldKind, about, kind_of, spots
 from kdissect.replay.workload.messages import entries, request_of
 
 _FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
@@ -38,7 +46,7 @@ Body = dict[str, Any]
 class Comparator:
     """`model.Comparison`. One for a run; judges in the order in which answers come."""
 
-    def __init__(self, translator: State, rules: Rules | None = None, strict: bool = False) -> None:
+    def __init__(self, translator: IdMap, rules: Rules | None = None, strict: bool = False) -> None:
         rules = rules or load_rules()
         if strict:
             kept = tuple(rule for rule in rules.rules if rule.kind == "translated" or rule.is_own)
@@ -112,7 +120,7 @@ class Comparator:
 
     def differs(self, step: Step, captured: Message, answer: Message) -> bool:
         """Whether an answer that brings no records is different, as far as is known now."""
-        walk = Walk(self, step)
+        walk = TreeDiff(self, step)
         walk.run(captured, answer)
         return verdict_of(walk.differences) is Verdict.DIFFERENT
 
@@ -125,7 +133,7 @@ class Comparator:
         return Judgement(Verdict.ERROR, reason=outcome.error)
 
     def _judged(self, step: Step, captured: Message, answer: Message) -> Judgement:
-        walk = Walk(self, step)
+        walk = TreeDiff(self, step)
         walk.run(captured, answer)
         if walk.has_other_records:
             self.keep(step, captured, answer)
@@ -180,7 +188,7 @@ class _Named:
     """Topics, groups and transactional ids that the requests of a plan name, as the target calls
     them; others are foreign."""
 
-    def __init__(self, translator: State) -> None:
+    def __init__(self, translator: IdMap) -> None:
         self._translator = translator
         self._names: dict[str, set[str]] | None = None
 
@@ -191,20 +199,20 @@ class _Named:
             self._names = self._collect(self._translator.plan)
         return name not in self._names[kind]
 
-    def _collect(self, plan: Plan) -> dict[str, set[str]]:
+    def _collect(self, plan: ReplayPlan) -> dict[str, set[str]]:
         t = self._translator
         names: dict[str, set[str]] = {"topic": set(), "group": set(), "transactional_id": set()}
         for step in plan.steps:
             request = request_of(step.exchange) if step.skipped is None else None
             for kind, slot, holder, _ in spots(request) if request is not None else ():
-                if kind is Kind.TOPIC:
+                if kind is FieldKind.TOPIC:
                     names["topic"].update(t.topic(each) for each in _listed(holder[slot.name]))
-                elif kind is Kind.TOPIC_ID:
+                elif kind is FieldKind.TOPIC_ID:
                     found = (t.names.get(each) for each in _listed(holder[slot.name]))
                     names["topic"].update(t.topic(each) for each in found if each)
-                elif kind is Kind.GROUP:
+                elif kind is FieldKind.GROUP:
                     names["group"].update(t.group(each) for each in _listed(holder[slot.name]))
-                elif kind is Kind.TRANSACTIONAL_ID:
+                elif kind is FieldKind.TRANSACTIONAL_ID:
                     names["transactional_id"].update(
                         t.transactional_id(each) for each in _listed(holder[slot.name])
                     )
@@ -218,18 +226,26 @@ def _listed(value: Any) -> list[Any]:
 class _Shape(NamedTuple):
     """What is known of a layout's fields: their kinds, and those that name the struct."""
 
-    kinds: dict[str, Kind | None]
-    named: dict[Kind, str]
+    kinds: dict[str, FieldKind | None]
+    named: dict[FieldKind, str]
     telling: tuple[str, ...]  # error codes and states: other fields follow from them
 
 
-_ABOUT = frozenset({Kind.TOPIC, Kind.TOPIC_ID, Kind.PARTITION, Kind.GROUP, Kind.TRANSACTIONAL_ID})
+_ABOUT = frozenset(
+    {
+        FieldKind.TOPIC,
+        FieldKind.TOPIC_ID,
+        FieldKind.PARTITION,
+        FieldKind.GROUP,
+        FieldKind.TRANSACTIONAL_ID,
+    }
+)
 
 
 @cache
 def shape_of(api_key: int, of: Layout) -> _Shape:
     kinds = {name: kind_of(api_key, slot.field) for name, slot in of.by_name.items()}
-    named: dict[Kind, str] = {}
+    named: dict[FieldKind, str] = {}
     for name, kind in kinds.items():
         if kind in _ABOUT and not of.by_name[name].field.is_array:
             named.setdefault(kind, name)
@@ -241,7 +257,7 @@ def shape_of(api_key: int, of: Layout) -> _Shape:
     return _Shape(kinds, named, telling)
 
 
-class Place(NamedTuple):
+class DiffPosition(NamedTuple):
     """Where the walk is: the path, the same without indices, what the structs around tell, the
     structs that the value is in, and a rule that allows everything below, or None."""
 
@@ -252,15 +268,15 @@ class Place(NamedTuple):
     answered: Body
     forced: Rule | None
 
-    def field(self, name: str) -> Place:
+    def field(self, name: str) -> DiffPosition:
         dot = "." if self.path else ""
         return self._replace(path=f"{self.path}{dot}{name}", plain=f"{self.plain}{dot}{name}")
 
-    def element(self, index: int) -> Place:
+    def element(self, index: int) -> DiffPosition:
         return self._replace(path=f"{self.path}[{index}]", plain=f"{self.plain}[]")
 
 
-class Walk:
+class TreeDiff:
     """One comparison. has_other_records: an answer brings more, fewer or other ones."""
 
     def __init__(self, owner: Comparator, step: Step) -> None:
@@ -277,7 +293,7 @@ class Walk:
         definition = catalog.api(self.api_key).response
         ours = layout(definition, captured.api_version)
         theirs = layout(definition, answer.api_version)
-        place = Place("", "", self.request_around(), captured.body, answer.body, None)
+        place = DiffPosition("", "", self.request_around(), captured.body, answer.body, None)
         self.struct(ours, theirs, captured.body, answer.body, place)
         if captured.surplus != answer.surplus:
             self.leaf(place.field("surplus"), captured.surplus, answer.surplus, None, None)
@@ -295,7 +311,7 @@ class Walk:
 
     # -- structs and arrays ---------------------------------------------------------------------
 
-    def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: Place) -> None:
+    def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: DiffPosition) -> None:
         shape = shape_of(self.api_key, ours)
         place = place._replace(around=about(shape.named, c, place.around), captured=c, answered=a)
         for name in shape.telling:
@@ -309,7 +325,7 @@ class Walk:
         if mine != their:
             self.leaf(place.field(UNKNOWN_TAGS), mine, their, None, None)
 
-    def _goes_with(self, place: Place, name: str, c: Body, a: Body) -> bool:
+    def _goes_with(self, place: DiffPosition, name: str, c: Body, a: Body) -> bool:
         """Whether a rule for whole structs allows this field: then the rest follows from it."""
         here = place.field(name)
         for rule in self.rules.at(self.api_name, here.plain):
@@ -319,9 +335,9 @@ class Walk:
         return False
 
     def value(
-        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: Place
+        self, slot: Slot, other: Slot, kind: FieldKind | None, c: Any, a: Any, place: DiffPosition
     ) -> None:
-        if kind is Kind.RECORDS:
+        if kind is FieldKind.RECORDS:
             self.records(c, a, place)
             return
         if c == a and type(c) is type(a) and not (c and self._must_look(place, slot)):
@@ -337,12 +353,12 @@ class Walk:
         else:
             self.leaf(place, c, a, kind, slot)
 
-    def _must_look(self, place: Place, slot: Slot) -> bool:
+    def _must_look(self, place: DiffPosition, slot: Slot) -> bool:
         """Fetched records are noted also where they are equal."""
         is_around = slot.inner is not None and place.plain.startswith("responses")
         return is_around and self.api_key in _FETCH_APIS
 
-    def _forced(self, place: Place) -> Place:
+    def _forced(self, place: DiffPosition) -> DiffPosition:
         if place.forced is not None:
             return place
         for rule in self.rules.at(self.api_name, place.plain):
@@ -351,7 +367,7 @@ class Walk:
         return place
 
     def array(
-        self, slot: Slot, other: Slot, kind: Kind | None, c: Any, a: Any, place: Place
+        self, slot: Slot, other: Slot, kind: FieldKind | None, c: Any, a: Any, place: DiffPosition
     ) -> None:
         if c is None or a is None:
             if c is not a:
@@ -381,14 +397,14 @@ class Walk:
             else:
                 self._one_sided(c, a, mine, theirs, place, theirs in twice)
 
-    def _unordered(self, place: Place) -> Rule | None:
+    def _unordered(self, place: DiffPosition) -> Rule | None:
         for rule in self.rules.at(self.api_name, place.plain):
             if rule.kind == "unordered":
                 return rule
         return None
 
     def _matched(
-        self, inner: Layout, rule: Rule, c: list[Body], a: list[Body], place: Place
+        self, inner: Layout, rule: Rule, c: list[Body], a: list[Body], place: DiffPosition
     ) -> tuple[list[tuple[int, int]], set[int]]:
         """(index, index) of elements with equal keys, -1 where one side has none; and the answered
         ones whose key another answered one has."""
@@ -419,7 +435,13 @@ class Walk:
         return pairs, twice
 
     def _one_sided(
-        self, c: list[Body], a: list[Body], mine: int, theirs: int, place: Place, is_second: bool
+        self,
+        c: list[Body],
+        a: list[Body],
+        mine: int,
+        theirs: int,
+        place: DiffPosition,
+        is_second: bool,
     ) -> None:
         element = c[mine] if mine >= 0 else a[theirs]
         here = place.element(mine if mine >= 0 else theirs)
@@ -437,7 +459,7 @@ class Walk:
         texts = (said, _ABSENT) if mine >= 0 else (_ABSENT, said)
         self._judge_texts(here, *texts, element)
 
-    def _fetched_one_sided(self, element: Body, is_captured: bool, place: Place) -> bool:
+    def _fetched_one_sided(self, element: Body, is_captured: bool, place: DiffPosition) -> bool:
         """An incremental answer names only partitions with something new: one that is not named
         has no records. True where that is all there is to say."""
         if place.plain == "responses[]":
@@ -478,7 +500,7 @@ class Walk:
         return True
 
     def _scalars(
-        self, slot: Slot, kind: Kind | None, c: list[Any], a: list[Any], place: Place,
+        self, slot: Slot, kind: FieldKind | None, c: list[Any], a: list[Any], place: DiffPosition,
         rule: Rule | None,
     ) -> None:  # fmt: skip
         meaning = self.owner.meaning
@@ -500,7 +522,7 @@ class Walk:
 
     # -- values ---------------------------------------------------------------------------------
 
-    def records(self, c: bytes | None, a: bytes | None, place: Place) -> None:
+    def records(self, c: bytes | None, a: bytes | None, place: DiffPosition) -> None:
         around = place.around
         log = (
             self.owner.translator.topic_name(around.topic, around.topic_id),
@@ -525,7 +547,9 @@ class Walk:
                 "more or fewer of the same records",
             )  # fmt: skip
 
-    def leaf(self, place: Place, c: Any, a: Any, kind: Kind | None, slot: Slot | None) -> None:
+    def leaf(
+        self, place: DiffPosition, c: Any, a: Any, kind: FieldKind | None, slot: Slot | None
+    ) -> None:
         if place.forced is not None:
             self._add(place, c, a, place.forced)
             return
@@ -539,7 +563,7 @@ class Walk:
         self._add(place, c, a, None)
 
     def _judge_texts(
-        self, place: Place, c: str, a: str, element: Body | None, note: str = ""
+        self, place: DiffPosition, c: str, a: str, element: Body | None, note: str = ""
     ) -> None:
         """A difference that is no pair of plain values."""
         rule = place.forced
@@ -552,7 +576,7 @@ class Walk:
             Difference(place.path, c, a, "" if rule is None else rule.name, note)
         )
 
-    def _applies(self, rule: Rule, place: Place, element: Body | None = None) -> bool:
+    def _applies(self, rule: Rule, place: DiffPosition, element: Body | None = None) -> bool:
         if rule.needs_race and not self.step.is_racing:
             return False
         holder: Mapping[str, Any] = element or place.captured or place.answered
@@ -565,7 +589,7 @@ class Walk:
             return element is not None and self._is_foreign(rule.foreign, element, place)
         return True
 
-    def _is_foreign(self, kind: str, element: Body, place: Place) -> bool:
+    def _is_foreign(self, kind: str, element: Body, place: DiffPosition) -> bool:
         names = {
             "topic": ("name", "topic", "topic_name"),
             "group": ("group_id",),
@@ -582,7 +606,9 @@ class Walk:
                 return self.owner.named.is_foreign(kind, value)
         return False
 
-    def _allows(self, rule: Rule, place: Place, c: Any, a: Any, kind: Kind | None) -> bool:
+    def _allows(
+        self, rule: Rule, place: DiffPosition, c: Any, a: Any, kind: FieldKind | None
+    ) -> bool:
         if rule.kind == "unordered" or not self._applies(rule, place):
             return False
         if rule.kind == "ignore":
@@ -597,13 +623,13 @@ class Walk:
             return bool(abs(a - c) <= max(rule.absolute, rule.relative * abs(c)))
         return _equal_modulo(rule, c, a)
 
-    def _add(self, place: Place, c: Any, a: Any, rule: Rule | None) -> None:
+    def _add(self, place: DiffPosition, c: Any, a: Any, rule: Rule | None) -> None:
         name = "" if rule is None else rule.name
         self.differences.append(
             Difference(place.path, text_of(c), text_of(a), name, self._note(place, c, a))
         )
 
-    def _note(self, place: Place, c: Any, a: Any) -> str:
+    def _note(self, place: DiffPosition, c: Any, a: Any) -> str:
         if place.plain.endswith("error_code") and isinstance(c, int) and isinstance(a, int):
             from kdissect.protocol.error_codes import error_name
 

@@ -8,11 +8,11 @@ from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Step
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.requests import acl_resource, config_resource, renamed_protocol
 from kdissect.replay.translation.target_facts import ZERO_UUID
-from kdissect.replay.workload.field_kinds import Around, Kind
+from kdissect.replay.workload.field_kinds import Around, FieldKind
 
 Body = dict[str, Any]
 
@@ -29,7 +29,7 @@ _PROTOCOLS = {
 class Meaning:
     """Answers by what a `Translator` has learnt."""
 
-    def __init__(self, translator: State) -> None:
+    def __init__(self, translator: IdMap) -> None:
         self.t = translator
         self._checks: dict[str, Callable[[Any, Any, Around, Body], bool]] = {
             "topic_id": self._topic_id,
@@ -43,15 +43,15 @@ class Meaning:
             "replication_factor": self._replication_factor,
         }
         self._kinds = {
-            "topic_id": {Kind.TOPIC_ID},
-            "name": {Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID},
-            "producer_id": {Kind.PRODUCER_ID},
-            "producer_epoch": {Kind.PRODUCER_EPOCH},
-            "member": {Kind.MEMBER},
-            "generation": {Kind.GENERATION},
-            "offset": {Kind.OFFSET},
-            "leader_epoch": {Kind.LEADER_EPOCH},
-            "node": {Kind.NODE},
+            "topic_id": {FieldKind.TOPIC_ID},
+            "name": {FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID},
+            "producer_id": {FieldKind.PRODUCER_ID},
+            "producer_epoch": {FieldKind.PRODUCER_EPOCH},
+            "member": {FieldKind.MEMBER},
+            "generation": {FieldKind.GENERATION},
+            "offset": {FieldKind.OFFSET},
+            "leader_epoch": {FieldKind.LEADER_EPOCH},
+            "node": {FieldKind.NODE},
         }
 
     @staticmethod
@@ -62,7 +62,7 @@ class Meaning:
     def same(
         self,
         translated_as: str,
-        kind: Kind | None,
+        kind: FieldKind | None,
         c: Any,
         a: Any,
         around: Around,
@@ -88,12 +88,12 @@ class Meaning:
             return self._produced_offset(c, a, around, step)
         if translated_as == "marked_log":
             log = self._log(around)
-            return kind is Kind.OFFSET and self.t.is_marked(log)
+            return kind is FieldKind.OFFSET and self.t.is_marked(log)
         if translated_as == "offset" and step.exchange.api_key == ApiKey.PRODUCE:
             if path.endswith("base_offset"):
                 return False  # that is where offsets are learnt
         if translated_as == "racing":
-            return kind is Kind.OFFSET and step.is_racing and c >= 0 and a >= 0
+            return kind is FieldKind.OFFSET and step.is_racing and c >= 0 and a >= 0
         if translated_as == "opaque":
             return self.t.opaque.get((name, c), ZERO_UUID) == a
         return self._checks[translated_as](c, a, around, holder)
@@ -105,7 +105,9 @@ class Meaning:
             return None
         return renamed_protocol(self.t, definition, data)
 
-    def key(self, kind: Kind | None, value: Any, holder: Body, around: Around, name: str) -> Any:
+    def key(
+        self, kind: FieldKind | None, value: Any, holder: Body, around: Around, name: str
+    ) -> Any:
         """What the target calls a captured value, to find the element that is about it. holder: the
         captured struct that has it, under `name`."""
         if value is None or isinstance(value, (list, dict)):
@@ -116,19 +118,19 @@ class Meaning:
             return self._renamed_anyhow(value)
         if kind is None:
             return value
-        if kind in (Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID):
+        if kind in (FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID):
             return self.t.renamed(kind, value)
-        if kind is Kind.TOPIC_ID:
+        if kind is FieldKind.TOPIC_ID:
             found = self.t.topic_id(value)
             return value if found is None else found
-        if kind is Kind.MEMBER:
+        if kind is FieldKind.MEMBER:
             return self.t.groups.member(around.group, value)
-        if kind is Kind.PRODUCER_ID:
+        if kind is FieldKind.PRODUCER_ID:
             found_id = self.t.producers.target_id(value)
             return value if found_id is None else found_id
-        if kind is Kind.NODE:
+        if kind is FieldKind.NODE:
             return self.t.node(value)
-        if kind is Kind.OFFSET:
+        if kind is FieldKind.OFFSET:
             return self.t.offsets.to_target(self._log(around), value)
         return value
 

@@ -24,7 +24,7 @@ from kdissect.protocol.releases import (
 )
 from kdissect.replay.comparison.grouping import plain_path
 from kdissect.replay.comparison.rules import path_pattern
-from kdissect.replay.model import Difference, Outcome, Plan, Step, Verdict, Workload
+from kdissect.replay.model import Difference, Outcome, ReplayPlan, Step, Verdict, Workload
 from kdissect.replay.planning.dependencies import Mode, Resource, Touches
 from kdissect.replay.workload.messages import entries, response_of
 
@@ -111,7 +111,7 @@ def _name(ranges: Ranges) -> str:
     return " or ".join(minors) if len(minors) <= 2 else ""
 
 
-def explain(plan: Plan, outcomes: Sequence[Outcome], target: Ranges) -> list[str]:
+def explain(plan: ReplayPlan, outcomes: Sequence[Outcome], target: Ranges) -> list[str]:
     """Put a note to the differences of judged outcomes that no rule allows, where something is
     known about them. target: api_key -> versions that it offers. Returns notes on the whole run."""
     different = [each for each in outcomes if _is_different(each)]
@@ -219,7 +219,7 @@ def _since(step: Step) -> list[str]:
     return [f"v{version} is spoken by Kafka {spoken}, of those known"]
 
 
-def _causes(plan: Plan, outcomes: Sequence[Outcome], wanted: set[int]) -> dict[int, str]:
+def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> dict[int, str]:
     """For steps, what earlier request the target did not do, of those on the same thing."""
     touches = Touches(plan.workload.facts)
     untaken: dict[Resource, str] = {}

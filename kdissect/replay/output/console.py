@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kdissect.replay.model import Plan, Verdict
+from kdissect.replay.model import ReplayPlan, Verdict
 from kdissect.replay.output.junit import headline
 from kdissect.replay.output.results import Results, judgement_of, show_ns
 from kdissect.replay.planning.schedule import Pace, duration_ns
@@ -33,7 +33,7 @@ def clean(text: str) -> str:
     return escape(visible(text))
 
 
-def print_plan(plan: Plan, pace: Pace, console: Console) -> None:
+def print_plan(plan: ReplayPlan, pace: Pace, console: Console) -> None:
     """What will be sent, per API; what is skipped and why; how long it takes."""
     workload = plan.workload
     counts = plan.counts()
@@ -76,7 +76,7 @@ def print_plan(plan: Plan, pace: Pace, console: Console) -> None:
         console.print(f"note: {clean(note)}", highlight=False)
 
 
-class Progress:
+class ReplayProgress:
     """A line on stderr while a run goes on, from a thread of its own: the loop is left alone."""
 
     def __init__(self, shown: bool) -> None:

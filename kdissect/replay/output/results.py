@@ -10,7 +10,7 @@ from enum import Enum
 
 from kdissect.errors import Error
 from kdissect.replay.comparison.grouping import DifferenceGroup, group_differences
-from kdissect.replay.model import Judgement, Outcome, Plan, Verdict
+from kdissect.replay.model import Judgement, Outcome, ReplayPlan, Verdict
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.topics import Prepared
 
@@ -87,7 +87,7 @@ class ApiResult:
 class Results:
     """A finished replay. reference: what was compared with, `reference_name` which one."""
 
-    plan: Plan
+    plan: ReplayPlan
     run: RunResult
     target: str
     cluster_id: str | None

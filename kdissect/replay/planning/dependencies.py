@@ -17,7 +17,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, WorkloadFacts
-from kdissect.replay.workload.field_kinds import Kind, spots
+from kdissect.replay.workload.field_kinds import FieldKind, spots
 from kdissect.replay.workload.messages import entries, request_of, response_of
 
 Resource = tuple[Any, ...]
@@ -114,19 +114,19 @@ class Touches:
         transactions: dict[str, None] = {}
         for kind, slot, holder, around in spots(request):
             value = holder[slot.name]
-            if kind is Kind.TOPIC or kind is Kind.TOPIC_ID:
+            if kind is FieldKind.TOPIC or kind is FieldKind.TOPIC_ID:
                 for each in value if isinstance(value, list) else [value]:
-                    name = each if kind is Kind.TOPIC else self.topic_name("", each)
-                    if name and not (kind is Kind.TOPIC_ID and around.topic):
+                    name = each if kind is FieldKind.TOPIC else self.topic_name("", each)
+                    if name and not (kind is FieldKind.TOPIC_ID and around.topic):
                         topics[name] = None
-            elif kind is Kind.PARTITION:
+            elif kind is FieldKind.PARTITION:
                 name = self.topic_name(around.topic, around.topic_id)
                 for each in value if isinstance(value, list) else [value]:
                     logs["log", name, each] = None
-            elif kind is Kind.GROUP:
+            elif kind is FieldKind.GROUP:
                 for each in value if isinstance(value, list) else [value]:
                     groups[each] = None
-            elif kind is Kind.TRANSACTIONAL_ID:
+            elif kind is FieldKind.TRANSACTIONAL_ID:
                 for each in value if isinstance(value, list) else [value]:
                     transactions[each] = None
         return list(topics), list(logs), list(groups), list(transactions)

@@ -41,8 +41,8 @@ from kdissect.replay.model import (
     TRANSACTIONS,
     WRITING_CLASSES,
     Exchange,
-    Plan,
     PlanOptions,
+    ReplayPlan,
     SkipCode,
     Skipped,
     Step,
@@ -66,7 +66,7 @@ _SHOWS_TOPICS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
 _ANSWER, _REQUEST = 0, 1  # at the same moment, what is seen comes before what is sent
 
 
-def make_plan(workload: Workload, options: PlanOptions | None = None) -> Plan:
+def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayPlan:
     """The plan of a workload. Raises ValueError for a class that --allow does not know."""
     options = options or PlanOptions()
     for name in options.allow:
@@ -93,7 +93,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> Plan:
         touched.append(mine)
         scripts[exchange.connection].append(number)
     mark_expired(steps)
-    plan = Plan(workload, options, steps, scripts)
+    plan = ReplayPlan(workload, options, steps, scripts)
     _Ordering(plan, touched, touches, start_ns).run()
     return plan
 
@@ -248,7 +248,7 @@ class _Ordering:
     """Fills `depends_on` and `follows` of a plan's steps."""
 
     def __init__(
-        self, plan: Plan, touched: list[list[Touch]], touches: Touches, start_ns: int
+        self, plan: ReplayPlan, touched: list[list[Touch]], touches: Touches, start_ns: int
     ) -> None:
         self.plan = plan
         self.steps = plan.steps

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from kdissect.errors import Error
-from kdissect.replay.model import Plan
+from kdissect.replay.model import ReplayPlan
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -58,7 +58,7 @@ def parse_span(text: str) -> float:
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 
-def schedule(plan: Plan, pace: Pace) -> tuple[list[int], list[int]]:
+def schedule(plan: ReplayPlan, pace: Pace) -> tuple[list[int], list[int]]:
     """When steps are due and when connections end, ns since the run's start.
 
     The first list is by step number (steps that are not sent take no time; at pace max all are 0),
@@ -89,7 +89,7 @@ def schedule(plan: Plan, pace: Pace) -> tuple[list[int], list[int]]:
     return due, ends
 
 
-def duration_ns(plan: Plan, pace: Pace) -> int | None:
+def duration_ns(plan: ReplayPlan, pace: Pace) -> int | None:
     """From the first to the last request of the replay; None where nothing is timed."""
     if pace.is_max:
         return None

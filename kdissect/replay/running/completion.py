@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 
-from kdissect.replay.model import Outcome, Plan
+from kdissect.replay.model import Outcome, ReplayPlan
 from kdissect.replay.running.lane import Script
 
 
@@ -25,7 +25,7 @@ class Settling:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ReplayPlan,
         scripts: list[Script],
         free: Callable[[Script], None],
         done: Callable[[Outcome], None],

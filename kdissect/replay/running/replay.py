@@ -16,7 +16,7 @@ from typing import Any
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.comparison.explain import explain
 from kdissect.replay.comparison.grouping import dropped_notes
-from kdissect.replay.model import Plan, TranslateOptions, Verdict
+from kdissect.replay.model import ReplayPlan, TranslateOptions, Verdict
 from kdissect.replay.output import baseline as runs
 from kdissect.replay.output.results import FAIL_ON_DEFAULT, Reference, Results
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
@@ -48,7 +48,7 @@ Watch = Callable[[Runner], None]
 
 
 async def replay(
-    plan: Plan,
+    plan: ReplayPlan,
     target: Target,
     options: SessionOptions,
     against: Target | None = None,
@@ -69,7 +69,7 @@ async def replay(
 
 
 async def _replay(
-    plan: Plan,
+    plan: ReplayPlan,
     target: Target,
     options: SessionOptions,
     against: Target | None,
@@ -112,7 +112,7 @@ async def _replay(
 
 
 def _results(
-    plan: Plan,
+    plan: ReplayPlan,
     target: Target,
     options: SessionOptions,
     result: RunResult,
@@ -133,7 +133,7 @@ def _results(
 
 
 async def _run(
-    plan: Plan, target: Target, options: SessionOptions, watch: Watch | None
+    plan: ReplayPlan, target: Target, options: SessionOptions, watch: Watch | None
 ) -> tuple[RunResult, list[Prepared]]:
     from kdissect.replay.comparison.alike import QuickComparator
     from kdissect.replay.comparison.rules import load_rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from kdissect.replay.model import Outcome, Plan
+from kdissect.replay.model import Outcome, ReplayPlan
 from kdissect.replay.planning.schedule import Pace
 
 
@@ -69,7 +69,7 @@ class RunResult:
     judge_cpu_ns: int = 0
 
 
-def not_begun(plan: Plan, reason: str, start_time_ns: int) -> RunResult:
+def not_begun(plan: ReplayPlan, reason: str, start_time_ns: int) -> RunResult:
     """The result of a run that never began: every step that would have been sent has an error."""
     outcomes = [
         Outcome(step, skipped=step.skipped)

@@ -6,8 +6,8 @@ connection that is ready, room in a buffer. `advance` sends as many steps as may
 the first that may not; whatever that one waits for puts the script back into `_ready` later. So
 nothing ever waits in line behind a long poll of another connection, and a step costs no task.
 
-A step may go when the steps that it depends on are settled (`Plan` tells them; counted down in
-`Settling`), when it is due, when a link to the node that the translation names is open, and when
+A step may go when the steps that it depends on are settled (`ReplayPlan` tells them; counted down
+in `Settling`), when it is due, when a link to the node that the translation names is open, and when
 neither that link's buffer nor the run's bytes in flight are over their limits. Kafka answers in
 order on a connection: the first pending step of a link is the one that an answer belongs to, and
 its correlation id has to agree.
@@ -32,7 +32,7 @@ from kdissect.errors import Error
 from kdissect.replay.model import (
     Comparison,
     Outcome,
-    Plan,
+    ReplayPlan,
     SkipCode,
     Skipped,
     Step,
@@ -68,7 +68,7 @@ class Runner:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ReplayPlan,
         translation: Translation,
         comparison: Comparison | None,
         target: Target,

@@ -37,7 +37,7 @@ class LoginFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Tls:
+class TlsOptions:
     """verify: check the target's certificate and name. ca, cert, key: PEM files."""
 
     ca: str | None = None
@@ -79,7 +79,7 @@ class Tls:
 
 
 @cache
-def _context(tls: Tls) -> ssl.SSLContext:
+def _context(tls: TlsOptions) -> ssl.SSLContext:
     return tls.make_context()
 
 

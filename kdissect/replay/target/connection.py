@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError
-from kdissect.replay.target.auth import LoginFailed, Sasl, Tls
+from kdissect.replay.target.auth import LoginFailed, Sasl, TlsOptions
 
 ANSWER_SIZE_MAX = 1 << 30  # a broker's own limits are far below
 WRITE_BUFFER_HIGH = 1 << 20  # bytes waiting in one connection before it counts as slow
@@ -46,7 +46,7 @@ class ConnectFailed(Exception):
 class Access:
     """What every connection to a target needs. Times in seconds."""
 
-    tls: Tls | None = None
+    tls: TlsOptions | None = None
     sasl: Sasl | None = None
     connect_timeout: float = 10.0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 
 from kdissect.errors import Error
-from kdissect.replay.model import CLASSES, WRITING_CLASSES, Plan, SkipCode, WorkloadFacts
+from kdissect.replay.model import CLASSES, WRITING_CLASSES, ReplayPlan, SkipCode, WorkloadFacts
 from kdissect.replay.target.cluster import Target, show_address
 
 Address = tuple[str, int]
@@ -51,7 +51,7 @@ def check_cluster(facts: WorkloadFacts, target: Target, same_cluster: bool) -> N
             )
 
 
-def not_allowed(plan: Plan) -> dict[str, int]:
+def not_allowed(plan: ReplayPlan) -> dict[str, int]:
     """Steps that --allow would add, by class."""
     counts: dict[str, int] = {}
     for step in plan.steps:

@@ -14,7 +14,7 @@ from typing import Any
 from kdissect.codec.message import decode_message
 from kdissect.errors import DecodeError, EnvironmentFailed
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.model import ADMIN, Exchange, Plan, TopicFacts
+from kdissect.replay.model import ADMIN, Exchange, ReplayPlan, TopicFacts
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed, connect, request
 
@@ -36,7 +36,7 @@ class Prepared:
     note: str = ""
 
 
-def topics_to_make(plan: Plan) -> list[TopicFacts]:
+def topics_to_make(plan: ReplayPlan) -> list[TopicFacts]:
     """Topics that the capture shows and no step of the plan makes, by CreateTopics or by asking
     for one that is not there."""
     created: set[str] = set()
@@ -84,7 +84,7 @@ def _made_by_asking(exchange: Exchange) -> set[str]:
 
 
 async def create_topics(
-    plan: Plan, target: Target, renames: Mapping[str, str] | None = None
+    plan: ReplayPlan, target: Target, renames: Mapping[str, str] | None = None
 ) -> list[Prepared]:
     """Make them, wait until they have leaders, and learn the target's metadata again.
 

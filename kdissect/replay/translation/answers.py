@@ -9,8 +9,8 @@ from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import READ, Exchange, Step
-from kdissect.replay.translation.fetch_sessions import Held
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.fetch_sessions import AcquiredOffsets
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key
@@ -45,7 +45,7 @@ _HEARTBEATS = frozenset(
 # -- before the run ---------------------------------------------------------------------------
 
 
-def from_capture(t: State, exchange: Exchange) -> None:
+def from_capture(t: IdMap, exchange: Exchange) -> None:
     """What a captured exchange tells that later answers are held against."""
     t.groups.capture_tells(exchange)
     if exchange.api_key == ApiKey.FETCH:
@@ -62,7 +62,7 @@ def from_capture(t: State, exchange: Exchange) -> None:
             t.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
 
 
-def _logs(t: State, body: Mapping[str, Any], topics: str) -> Iterator[tuple[Log, Body]]:
+def _logs(t: IdMap, body: Mapping[str, Any], topics: str) -> Iterator[tuple[Log, Body]]:
     """(log by the capture's name, partition's struct) of a captured body."""
     for topic in entries(body.get(topics)):
         name = t.topic_name(topic.get("topic") or topic.get("name") or "", topic.get("topic_id"))
@@ -87,7 +87,7 @@ def _index(partition: Body) -> int:
 # -- is it final ------------------------------------------------------------------------------
 
 
-def retry(t: State, step: Step, answer: Message) -> str:
+def retry(t: IdMap, step: Step, answer: Message) -> str:
     """Why to ask again, or ""."""
     captured = t.captured_of(step)
     if captured is None:
@@ -128,13 +128,13 @@ def _is_idempotent(step: Step) -> bool:
     )
 
 
-def _is_behind(t: State, step: Step) -> bool:
+def _is_behind(t: IdMap, step: Step) -> bool:
     """Whether a Produce before this one on its connection is asked again, so that the sequence of
     its batches is not there yet."""
     return any(number < step.number for number in t.produced_again.get(step.connection, ()))
 
 
-def _retry_fetch(t: State, step: Step, captured: Message, answer: Message) -> str:
+def _retry_fetch(t: IdMap, step: Step, captured: Message, answer: Message) -> str:
     """Records that the capture shows are not there yet: the request may have come a little earlier
     than what it waited for, and markers are written some time after a transaction's end."""
     lost = SESSION_LOST & ({answer.body.get("error_code", 0)} - set(error_codes(captured.body)))
@@ -169,7 +169,7 @@ def _retry_fetch(t: State, step: Step, captured: Message, answer: Message) -> st
     return "it does not bring all records yet"
 
 
-def _retry_share(t: State, step: Step, captured: Message, answer: Message) -> str:
+def _retry_share(t: IdMap, step: Step, captured: Message, answer: Message) -> str:
     """A member of a share group got fewer records than it did in the capture: the request came a
     little earlier than they were produced, or than somebody else let go of them."""
     if list(error_codes(answer.body)) != list(error_codes(captured.body)):
@@ -177,7 +177,7 @@ def _retry_share(t: State, step: Step, captured: Message, answer: Message) -> st
     request = request_of(step.exchange)
     if request is None:
         return ""
-    held = t.share_held.get(share_key(t, step, request.body), Held()).copy()
+    held = t.share_held.get(share_key(t, step, request.body), AcquiredOffsets()).copy()
     _acknowledge(t, held, request)
     for log, first, last in _acquired(t, answer, is_captured=False):
         held.add(log, first, last)
@@ -191,7 +191,7 @@ def _retry_share(t: State, step: Step, captured: Message, answer: Message) -> st
     return "it does not get all records yet"
 
 
-def _note_share(t: State, step: Step, captured: Message, answer: Message) -> None:
+def _note_share(t: IdMap, step: Step, captured: Message, answer: Message) -> None:
     """The target has taken a request that is sent again: what it acknowledged and got, and that its
     session has come one request further."""
     _share(t, step, captured, answer)
@@ -204,7 +204,7 @@ def _note_share(t: State, step: Step, captured: Message, answer: Message) -> Non
         )
 
 
-def _acknowledge(t: State, held: Held, request: Message) -> None:
+def _acknowledge(t: IdMap, held: AcquiredOffsets, request: Message) -> None:
     """What a captured request acknowledges is held no longer."""
     for log, entry in _logs(t, request.body, "topics"):
         for batch in entries(entry["acknowledgement_batches"]):
@@ -214,7 +214,7 @@ def _acknowledge(t: State, held: Held, request: Message) -> None:
             held.remove(log, first, last)
 
 
-def _acquired(t: State, response: Message, *, is_captured: bool) -> Iterator[tuple[Log, int, int]]:
+def _acquired(t: IdMap, response: Message, *, is_captured: bool) -> Iterator[tuple[Log, int, int]]:
     """(log by the capture's name, the target's first and last offset) of records that a ShareFetch
     got."""
     for log, partition in _share_partitions(t, response, is_captured=is_captured):
@@ -226,7 +226,7 @@ def _acquired(t: State, response: Message, *, is_captured: bool) -> Iterator[tup
 
 
 def _share_partitions(
-    t: State, response: Message, *, is_captured: bool
+    t: IdMap, response: Message, *, is_captured: bool
 ) -> Iterator[tuple[Log, Body]]:
     """(log by the capture's name, partition's struct) of a ShareFetch response."""
     back = {} if is_captured else {target: mine for mine, target in t.topic_ids.items()}
@@ -250,7 +250,7 @@ def _fetched(response: Message) -> Iterator[tuple[Body, Body]]:
                 yield topic, partition
 
 
-def _retry_read(t: State, step: Step, captured: Message, answer: Message) -> str:
+def _retry_read(t: IdMap, step: Step, captured: Message, answer: Message) -> str:
     """Brokers take a moment until all of them see what was changed: a read that differs is asked
     again, unless that has been of no use for this API several times."""
     key = step.exchange.api_key
@@ -267,7 +267,7 @@ def _retry_read(t: State, step: Step, captured: Message, answer: Message) -> str
     return "it differs: perhaps a change is not seen everywhere yet"
 
 
-def _is_futile(t: State, step: Step, attempts: int, steps: int) -> bool:
+def _is_futile(t: IdMap, step: Step, attempts: int, steps: int) -> bool:
     """Whether to ask no more: this step has been asked so often, or so many others in vain."""
     key = step.exchange.api_key
     if t.asked[step.number] >= attempts:
@@ -277,7 +277,7 @@ def _is_futile(t: State, step: Step, attempts: int, steps: int) -> bool:
     return t.futile[key] >= steps
 
 
-def _has_topics(t: State, step: Step) -> bool:
+def _has_topics(t: IdMap, step: Step) -> bool:
     """Whether the target should know the topics of a request."""
     request = request_of(step.exchange)
     if request is None:
@@ -296,7 +296,7 @@ def _has_topics(t: State, step: Step) -> bool:
 # -- answers ----------------------------------------------------------------------------------
 
 
-def from_answer(t: State, step: Step, answer: Message) -> None:
+def from_answer(t: IdMap, step: Step, answer: Message) -> None:
     """Learn from a final answer."""
     learner = _LEARNERS.get(step.exchange.api_key)
     if learner is not None:
@@ -308,7 +308,7 @@ def teaches(step: Step) -> bool:
     return step.exchange.api_key in _LEARNERS
 
 
-def from_failure(t: State, step: Step) -> None:
+def from_failure(t: IdMap, step: Step) -> None:
     """No answer came, or the step was not sent."""
     if step.exchange.api_key == ApiKey.FETCH:
         t.sessions.failed(t.broker(step), step.number)
@@ -318,12 +318,12 @@ def from_failure(t: State, step: Step) -> None:
             _lost(t, step, captured, set())
 
 
-def _metadata(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _metadata(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     t.target.learn_metadata(answer.body)
     _bind_topics(t, captured, answer, "topics")
 
 
-def _bind_topics(t: State, captured: Message | None, answer: Message, where: str) -> None:
+def _bind_topics(t: IdMap, captured: Message | None, answer: Message, where: str) -> None:
     """The ids that both sides tell for a name."""
     if captured is None:
         return
@@ -337,7 +337,7 @@ def _bind_topics(t: State, captured: Message | None, answer: Message, where: str
             t.bind_topic(entry.get("topic_id"), told.get(t.topic(entry["name"])))
 
 
-def _create_topics(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _create_topics(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is not None and request.body.get("validate_only"):
         return
@@ -348,7 +348,7 @@ def _create_topics(t: State, step: Step, captured: Message | None, answer: Messa
     _bind_topics(t, captured, answer, "topics")
 
 
-def _delete_topics(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _delete_topics(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     for topic in entries(answer.body["responses"]):
         if topic["error_code"] == 0 and topic["name"]:
             # the id stays known: a late request by id is refused by both
@@ -359,7 +359,7 @@ def _delete_topics(t: State, step: Step, captured: Message | None, answer: Messa
             t.target.forget_topic(name)
 
 
-def _find_coordinator(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _find_coordinator(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is None:
         return
@@ -373,7 +373,7 @@ def _find_coordinator(t: State, step: Step, captured: Message | None, answer: Me
         t.learn_coordinator(key_type, rename(request.body["key"]), answer.body["node_id"])
 
 
-def _produce(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _produce(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     if captured is None:
         return
     told = {
@@ -400,7 +400,7 @@ def _produce(t: State, step: Step, captured: Message | None, answer: Message) ->
     _lost(t, step, captured, written)
 
 
-def _lost(t: State, step: Step, captured: Message, written: set[Log]) -> None:
+def _lost(t: IdMap, step: Step, captured: Message, written: set[Log]) -> None:
     """Batches that the capture's broker took and the target did not."""
     taken = {log for log, entry in _logs(t, captured.body, "responses") if entry["error_code"] == 0}
     request = request_of(step.exchange)
@@ -414,12 +414,12 @@ def _lost(t: State, step: Step, captured: Message, written: set[Log]) -> None:
                     t.producers.lost(producer, log, header.record_count)
 
 
-def _fetch(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _fetch(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     session_id = 0 if captured is None else captured.body.get("session_id", 0)
     t.sessions.answered(t.broker(step), step.number, session_id, answer.body, is_final=True)
 
 
-def _list_offsets(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _list_offsets(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is None:
         return
@@ -435,7 +435,7 @@ def _list_offsets(t: State, step: Step, captured: Message | None, answer: Messag
                 t.offsets.target_starts(log, partition["offset"])
 
 
-def _init_producer_id(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _init_producer_id(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     if captured is None or captured.body["error_code"] != 0 or answer.body["error_code"] != 0:
         return
     t.producers.learn(
@@ -444,24 +444,24 @@ def _init_producer_id(t: State, step: Step, captured: Message | None, answer: Me
     )
 
 
-def _end_txn(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _end_txn(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     if captured is not None and "producer_id" in captured.body and "producer_id" in answer.body:
         _init_producer_id(t, step, captured, answer)
 
 
-def _join_group(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _join_group(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is not None:
         t.groups.joined(request.body, None if captured is None else captured.body, answer.body)
 
 
-def _heartbeat(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _heartbeat(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is not None:
         t.groups.heartbeat(request.body, None if captured is None else captured.body, answer.body)
 
 
-def _share(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+def _share(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is None:
         return
@@ -475,7 +475,7 @@ def _share(t: State, step: Step, captured: Message | None, answer: Message) -> N
     else:
         last = t.share_epochs[key]
         t.share_epochs[key] = last + 1 if last < 0x7FFFFFFF else 1
-    held = t.share_held.setdefault(key, Held())
+    held = t.share_held.setdefault(key, AcquiredOffsets())
     if step.number not in t.share_acknowledged:
         _acknowledge(t, held, request)
     if step.exchange.api_key == ApiKey.SHARE_FETCH:
@@ -485,7 +485,7 @@ def _share(t: State, step: Step, captured: Message | None, answer: Message) -> N
 
 
 def _opaque(*names: str) -> Any:
-    def learn(t: State, step: Step, captured: Message | None, answer: Message) -> None:
+    def learn(t: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
         if captured is None or answer.body["error_code"] != 0:
             return
         for name in names:

@@ -23,7 +23,7 @@ Broker = tuple[str, int]  # the captured address
 
 
 @dataclass(slots=True)
-class _Session:
+class _TargetSession:
     """target_id 0: the target has none now; node: which of its nodes has it. epoch: of the next
     request to the target."""
 
@@ -75,14 +75,14 @@ def stand_in(member_id: str, broker: Broker) -> str:
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-class Held:
+class AcquiredOffsets:
     """Offsets that a share session has got and not acknowledged: ranges by log, disjoint."""
 
     def __init__(self) -> None:
         self._ranges: dict[Log, list[tuple[int, int]]] = {}
 
-    def copy(self) -> Held:
-        made = Held()
+    def copy(self) -> AcquiredOffsets:
+        made = AcquiredOffsets()
         made._ranges = {log: list(ranges) for log, ranges in self._ranges.items()}
         return made
 
@@ -114,9 +114,9 @@ class FetchSessions:
     """Sessions by captured broker and id: a client may go on with one over another connection."""
 
     def __init__(self) -> None:
-        self._sessions: dict[tuple[Broker, int], _Session] = {}
+        self._sessions: dict[tuple[Broker, int], _TargetSession] = {}
         # what the step in flight told, until its answer says under which id
-        self._asked: dict[int, _Session] = {}
+        self._asked: dict[int, _TargetSession] = {}
 
     def told(self, broker: Broker, body: Body) -> list[tuple[Any, int]]:
         """(topic or its id, partition) of all that a request asks for: what it names, and what its
@@ -174,7 +174,7 @@ class FetchSessions:
             return {**body, "session_id": found[0], "session_epoch": found[1]}, ""
         known = self._sessions.get((broker, captured_id))
         if known is None:
-            known = self._sessions[broker, captured_id] = _Session(node=node)
+            known = self._sessions[broker, captured_id] = _TargetSession(node=node)
             known.tell(body)
             if not known.told:
                 return body, "its fetch session began before the capture"
@@ -216,7 +216,7 @@ class FetchSessions:
         epoch: int,
         captured_code: int,
         node: int | None,
-        tell: Callable[[_Session], None],
+        tell: Callable[[_TargetSession], None],
     ) -> tuple[int, int] | None:
         if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
             return captured_id, epoch
@@ -224,7 +224,7 @@ class FetchSessions:
         if epoch == FINAL_EPOCH:
             return known.target_id if known else 0, epoch
         if epoch == INITIAL_EPOCH:
-            session = self._asked[number] = _Session(node=node)
+            session = self._asked[number] = _TargetSession(node=node)
             tell(session)
             return known.target_id if known else 0, epoch
         if known is None or not known.target_id or known.node != node:
@@ -266,7 +266,7 @@ def _key(topic: Body) -> Any:
     return topic["topic_id"] if "topic_id" in topic else topic["topic"]
 
 
-def _grouped(session: _Session) -> list[Body]:
+def _grouped(session: _TargetSession) -> list[Body]:
     """All that a session was told, as the topics of a full Fetch."""
     topics: dict[Any, Body] = {}
     for (key, _), partition in session.told.items():

@@ -18,26 +18,26 @@ from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import last_data
-from kdissect.replay.model import ADMIN, READ, DroppedField, Plan, Step, TranslateOptions
-from kdissect.replay.translation.fetch_sessions import Broker, FetchSessions, Held
+from kdissect.replay.model import ADMIN, READ, DroppedField, ReplayPlan, Step, TranslateOptions
+from kdissect.replay.translation.fetch_sessions import AcquiredOffsets, Broker, FetchSessions
 from kdissect.replay.translation.groups import Groups
-from kdissect.replay.translation.offsets import Log, Offsets
+from kdissect.replay.translation.offsets import Log, OffsetMap
 from kdissect.replay.translation.producers import Producers
 from kdissect.replay.translation.target_facts import ZERO_UUID, TargetFacts
-from kdissect.replay.workload.field_kinds import Kind
+from kdissect.replay.workload.field_kinds import FieldKind
 from kdissect.replay.workload.messages import response_of
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
 
 
-class State:
+class IdMap:
     """What is known at one moment of a run."""
 
-    def __init__(self, plan: Plan, options: TranslateOptions | None = None) -> None:
+    def __init__(self, plan: ReplayPlan, options: TranslateOptions | None = None) -> None:
         self.options = options or TranslateOptions()
         self.plan = plan
         self.target = TargetFacts()
-        self.offsets = Offsets(self.options.offsets)
+        self.offsets = OffsetMap(self.options.offsets)
         self.sessions = FetchSessions()
         self.producers = Producers()
         self.groups = Groups()
@@ -58,7 +58,9 @@ class State:
         self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
         # (group, member, captured broker) -> (topic id, partition) that its session was told
         self.share_told: dict[tuple[Any, ...], set[tuple[UUID, int]]] = {}
-        self.share_held: dict[tuple[Any, ...], Held] = {}  # what a session has got at the target
+        self.share_held: dict[
+            tuple[Any, ...], AcquiredOffsets
+        ] = {}  # what a session has got at the target
         # ShareFetch steps that are asked again: what they acknowledge was taken the first time
         self.share_acknowledged: set[int] = set()
         # (step, log) -> record data of its answers but the last
@@ -106,10 +108,10 @@ class State:
     def has_topic_renames(self) -> bool:
         return bool(self.renames["topic"])
 
-    def renamed(self, kind: Kind, name: str) -> str:
-        if kind is Kind.TOPIC:
+    def renamed(self, kind: FieldKind, name: str) -> str:
+        if kind is FieldKind.TOPIC:
             return self.topic(name)
-        return self.group(name) if kind is Kind.GROUP else self.transactional_id(name)
+        return self.group(name) if kind is FieldKind.GROUP else self.transactional_id(name)
 
     def topic_name(self, name: str, topic_id: UUID | None) -> str:
         """The capture's name of a topic that a captured message names or identifies."""

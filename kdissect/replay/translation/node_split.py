@@ -14,7 +14,7 @@ from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Step
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.routing import spread
 from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
 from kdissect.replay.workload.messages import entries
@@ -43,14 +43,14 @@ _NAMED: dict[int, tuple[str, str, int]] = {
 SPLIT_APIS = frozenset(_TOPICS) | frozenset(_NAMED)
 
 
-def is_split(t: State, step: Step) -> bool:
+def is_split(t: IdMap, step: Step) -> bool:
     """Whether several nodes of the target are to be asked."""
     if len(t.target.nodes) < 2 or step.exchange.api_key not in SPLIT_APIS:
         return False
     return len(spread(t, step)) > 1
 
 
-def parts(t: State, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
+def parts(t: IdMap, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
     """(node, frame) of each part of a request's frame, which is in the target's terms already.
 
     What nobody is known to lead goes with the first.
@@ -72,7 +72,7 @@ def parts(t: State, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
     ]
 
 
-def _by_leader(t: State, whole: Message, bodies: dict[int, Body]) -> None:
+def _by_leader(t: IdMap, whole: Message, bodies: dict[int, Body]) -> None:
     topics, partitions, number = _TOPICS[whole.api_key]
     first = next(iter(bodies))
     for body in bodies.values():
@@ -88,7 +88,7 @@ def _by_leader(t: State, whole: Message, bodies: dict[int, Body]) -> None:
             bodies[node][topics].append({**topic, partitions: chosen})
 
 
-def _by_coordinator(t: State, whole: Message, bodies: dict[int, Body]) -> None:
+def _by_coordinator(t: IdMap, whole: Message, bodies: dict[int, Body]) -> None:
     array, name, key_type = _NAMED[whole.api_key]
     first = next(iter(bodies))
     for body in bodies.values():
@@ -98,7 +98,7 @@ def _by_coordinator(t: State, whole: Message, bodies: dict[int, Body]) -> None:
         bodies[node if node in bodies else first][array].append(each)
 
 
-def _shorten(t: State, step: Step, bodies: dict[int, Body]) -> None:
+def _shorten(t: IdMap, step: Step, bodies: dict[int, Body]) -> None:
     """A Fetch is answered when one of its partitions has something: nodes that lead none of those
     that had in the capture are not to keep it longer than the captured broker did."""
     captured = t.captured_of(step)
@@ -121,7 +121,7 @@ def _shorten(t: State, step: Step, bodies: dict[int, Body]) -> None:
             body["max_wait_ms"] = min(body["max_wait_ms"], took_ms)
 
 
-def merged(t: State, step: Step, answers: list[bytes]) -> bytes:
+def merged(t: IdMap, step: Step, answers: list[bytes]) -> bytes:
     """One frame with what all answers say; one that cannot be decoded stands for all."""
     found = []
     for frame in answers:

@@ -21,7 +21,7 @@ class _LogOffsets:
     is_fresh: bool = False  # nothing was in it when the replay began to write
 
 
-class Offsets:
+class OffsetMap:
     """Maps offsets by one of three modes.
 
     captured: as they are. earliest: the first offset that the capture fetched of a partition is the

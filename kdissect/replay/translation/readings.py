@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import Slot
-from kdissect.codec.message_forms import FORMS_MAX, Form, Leaf, Ref, form_of
+from kdissect.codec.message_forms import FORMS_MAX, Form, FormLeaf, Ref, form_of
 from kdissect.replay.model import Exchange
-from kdissect.replay.workload.field_kinds import Around, Kind, Spot, spots
+from kdissect.replay.workload.field_kinds import Around, FieldKind, Spot, spots
 from kdissect.replay.workload.messages import entries, request_of
 
 
@@ -24,21 +24,22 @@ class Place(NamedTuple):
     holder: the plain fields of the struct around, each a leaf or a value; around: as a tuple.
     """
 
-    kind: Kind
+    kind: FieldKind
     slot: Slot
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[FormLeaf, ...]
     is_list: bool
     holder: dict[str, Any]
     around: tuple[Any, ...]
 
     def around_of(self, values: list[Any]) -> Around:
         """What the structs around say in a frame with these values."""
-        return Around(*[values[it.place] if type(it) is Leaf else it for it in self.around])
+        return Around(*[values[it.place] if type(it) is FormLeaf else it for it in self.around])
 
     def spot(self, values: list[Any]) -> Spot:
         """The spot in a frame with these values; its holder has plain fields only."""
         holder = {
-            name: values[it.place] if type(it) is Leaf else it for name, it in self.holder.items()
+            name: values[it.place] if type(it) is FormLeaf else it
+            for name, it in self.holder.items()
         }
         if self.is_list:
             holder[self.slot.name] = [values[leaf.place] for leaf in self.leaves]
@@ -46,7 +47,9 @@ class Place(NamedTuple):
 
 
 class Reading:
-    """The meaning of a form. body: as of the form, with a `Leaf` for each value of the top struct.
+    """The meaning of a form.
+
+    body: as of the form, with a `FormLeaf` for each value of the top struct.
 
     places: in wire order. codes: the leaves of all error codes; records, base_offsets: of those
     fields.
@@ -64,12 +67,12 @@ class Reading:
         self.places = tuple(_place(spot) for spot in spots(message))
         self.codes = tuple(_codes(form.body))
         self.body = _plain(form.body)
-        self.records = self.of({Kind.RECORDS})
+        self.records = self.of({FieldKind.RECORDS})
         self.base_offsets = tuple(
-            place for place in self.of({Kind.OFFSET}) if place.slot.name == "base_offset"
+            place for place in self.of({FieldKind.OFFSET}) if place.slot.name == "base_offset"
         )
 
-    def of(self, kinds: Collection[Kind]) -> tuple[Place, ...]:
+    def of(self, kinds: Collection[FieldKind]) -> tuple[Place, ...]:
         return tuple(place for place in self.places if place.kind in kinds)
 
 
@@ -89,7 +92,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: it.leaf if isinstance(it, Ref) else it for name, it in values.items()}
 
 
-def _codes(value: Any) -> Iterator[Leaf]:
+def _codes(value: Any) -> Iterator[FormLeaf]:
     if isinstance(value, dict):
         for name, inner in value.items():
             if isinstance(inner, Ref):
@@ -105,7 +108,7 @@ def _codes(value: Any) -> Iterator[Leaf]:
 reading_of = lru_cache(FORMS_MAX)(Reading)
 
 
-def spots_of(exchange: Exchange, kinds: Collection[Kind]) -> Iterator[Spot]:
+def spots_of(exchange: Exchange, kinds: Collection[FieldKind]) -> Iterator[Spot]:
     """The spots of some kinds in a captured request, in wire order; of `Spot.holder` only its plain
     fields. None where the request cannot be decoded."""
     form = None

@@ -19,7 +19,7 @@ from kdissect.codec.record_codec import decode_record_set, encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import DroppedField
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.target_facts import ZERO_UUID
 from kdissect.replay.workload.messages import entries
@@ -28,7 +28,7 @@ Body = dict[str, Any]
 _MAGIC_2_SINCE = 3  # Produce v3 takes nothing older
 
 
-def reencoded(t: State, request: Message, version: int) -> tuple[Message, list[DroppedField]]:
+def reencoded(t: IdMap, request: Message, version: int) -> tuple[Message, list[DroppedField]]:
     """The request, with the target's ids already, in another version of its API, and what that
     version has no field for.
 
@@ -105,7 +105,7 @@ DROPPABLE = frozenset(
 def _topic_ids(holder: str, name: str) -> Callable[[Any, Body, int, int], Body]:
     """Topics by name in old versions, by id in new ones."""
 
-    def rebuild(t: State, body: Body, old: int, new: int) -> Body:
+    def rebuild(t: IdMap, body: Body, old: int, new: int) -> Body:
         topics = []
         for topic in entries(body.get(holder)):
             topic = dict(topic)
@@ -123,7 +123,7 @@ def _topic_ids(holder: str, name: str) -> Callable[[Any, Body, int, int], Body]:
     return rebuild
 
 
-def _has_ids(t: State, holder: str, body: Body, new: int) -> bool:
+def _has_ids(t: IdMap, holder: str, body: Body, new: int) -> bool:
     first = {"topic_data": 13, "topics": 13 if "max_wait_ms" in body else 10}[holder]
     return new >= first
 
@@ -133,7 +133,7 @@ def _only(topic: Body, name: str, by_id: bool) -> Body:
     return topic
 
 
-def _produce(t: State, body: Body, old: int, new: int) -> Body:
+def _produce(t: IdMap, body: Body, old: int, new: int) -> Body:
     body = _topic_ids("topic_data", "name")(t, body, old, new)
     if new < _MAGIC_2_SINCE:
         if old >= _MAGIC_2_SINCE:
@@ -159,7 +159,7 @@ def _as_batch(data: bytes | None) -> bytes | None:
     return encode_batch(records, base_offset=0)
 
 
-def _find_coordinator(t: State, body: Body, old: int, new: int) -> Body:
+def _find_coordinator(t: IdMap, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 4 <= new:
         body["coordinator_keys"] = [body.pop("key")]
@@ -171,7 +171,7 @@ def _find_coordinator(t: State, body: Body, old: int, new: int) -> Body:
     return body
 
 
-def _offset_fetch(t: State, body: Body, old: int, new: int) -> Body:
+def _offset_fetch(t: IdMap, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 8 <= new:
         group = {"group_id": body.pop("group_id"), "topics": body.pop("topics")}
@@ -192,7 +192,7 @@ def _offset_fetch(t: State, body: Body, old: int, new: int) -> Body:
     return body
 
 
-def _leave_group(t: State, body: Body, old: int, new: int) -> Body:
+def _leave_group(t: IdMap, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 3 <= new:
         body["members"] = [{"member_id": body.pop("member_id")}]
@@ -204,7 +204,7 @@ def _leave_group(t: State, body: Body, old: int, new: int) -> Body:
     return body
 
 
-def _delete_topics(t: State, body: Body, old: int, new: int) -> Body:
+def _delete_topics(t: IdMap, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 6 <= new:
         body["topics"] = [{"name": name} for name in body.pop("topic_names")]

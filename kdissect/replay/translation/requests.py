@@ -14,10 +14,10 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
 from kdissect.replay.model import Step
 from kdissect.replay.translation.fetch_sessions import stand_in
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key, share_told, spread, target_node
-from kdissect.replay.workload.field_kinds import Kind, Spot, spots
+from kdissect.replay.workload.field_kinds import FieldKind, Spot, spots
 from kdissect.replay.workload.messages import entries, response_of
 
 Body = dict[str, Any]
@@ -31,19 +31,19 @@ class Untranslatable(Exception):
     """Something in the request has no counterpart at the target: one clause for people."""
 
 
-def translate(t: State, step: Step, request: Message) -> bool:
+def translate(t: IdMap, step: Step, request: Message) -> bool:
     """Change the decoded request's body; says whether anything changed. Raises Untranslatable."""
     special = SPECIAL.get(step.exchange.api_key)
     is_changed = special(t, step, request) if special is not None else False
     # All are found before any is changed, and epochs of members are looked up by the capture's ids.
     found_spots = list(spots(request))
-    found_spots.sort(key=lambda spot: spot.kind is not Kind.GENERATION)
+    found_spots.sort(key=lambda spot: spot.kind is not FieldKind.GENERATION)
     for spot in found_spots:
         change = CHANGES.get(spot.kind)
         if change is None:
             continue
         value = spot.holder[spot.slot.name]
-        if spot.kind is Kind.PRODUCER_ID:
+        if spot.kind is FieldKind.PRODUCER_ID:
             is_changed |= producer_epoch(t, spot)
         if isinstance(value, list):
             found = [change(t, step, spot, each) for each in value]
@@ -58,19 +58,19 @@ def translate(t: State, step: Step, request: Message) -> bool:
 # -- by the kind of a field -------------------------------------------------------------------
 
 
-def _topic(t: State, step: Step, spot: Spot, value: str) -> str:
+def _topic(t: IdMap, step: Step, spot: Spot, value: str) -> str:
     return t.topic(value)
 
 
-def _group(t: State, step: Step, spot: Spot, value: str) -> str:
+def _group(t: IdMap, step: Step, spot: Spot, value: str) -> str:
     return t.group(value)
 
 
-def _transactional_id(t: State, step: Step, spot: Spot, value: str) -> str:
+def _transactional_id(t: IdMap, step: Step, spot: Spot, value: str) -> str:
     return t.transactional_id(value)
 
 
-def _topic_id(t: State, step: Step, spot: Spot, value: UUID) -> UUID:
+def _topic_id(t: IdMap, step: Step, spot: Spot, value: UUID) -> UUID:
     found = t.topic_id(value)
     if found is not None:
         return found
@@ -94,7 +94,7 @@ def _holds_code(value: Any, code: int) -> bool:
     return isinstance(value, list) and any(_holds_code(each, code) for each in value)
 
 
-def _producer_id(t: State, step: Step, spot: Spot, value: int) -> int:
+def _producer_id(t: IdMap, step: Step, spot: Spot, value: int) -> int:
     if value < 0:
         return value
     found = t.producers.target_id(value)
@@ -105,7 +105,7 @@ def _producer_id(t: State, step: Step, spot: Spot, value: int) -> int:
     return found
 
 
-def producer_epoch(t: State, spot: Spot) -> bool:
+def producer_epoch(t: IdMap, spot: Spot) -> bool:
     """Translate the epoch beside a producer id, which is the capture's still."""
     name = epoch_name(spot)
     producer_id = spot.holder[spot.slot.name]
@@ -123,32 +123,32 @@ def epoch_name(spot: Spot) -> str:
     return spot.slot.name.removesuffix("_id") + "_epoch"
 
 
-def _member(t: State, step: Step, spot: Spot, value: str) -> str:
+def _member(t: IdMap, step: Step, spot: Spot, value: str) -> str:
     return t.groups.member(spot.around.group, value)
 
 
-def _generation(t: State, step: Step, spot: Spot, value: int) -> int:
+def _generation(t: IdMap, step: Step, spot: Spot, value: int) -> int:
     member = spot.holder.get("member_id") or ""
     return t.groups.generation(spot.around.group, member, value)
 
 
-def _leader_epoch(t: State, step: Step, spot: Spot, value: int) -> int:
+def _leader_epoch(t: IdMap, step: Step, spot: Spot, value: int) -> int:
     if value < 0:
         return value
     name = t.topic_name(spot.around.topic, spot.around.topic_id)
     return t.leader_epoch(name, spot.around.partition)
 
 
-def _offset(t: State, step: Step, spot: Spot, value: int) -> int:
+def _offset(t: IdMap, step: Step, spot: Spot, value: int) -> int:
     name = t.topic_name(spot.around.topic, spot.around.topic_id)
     return t.offsets.to_target((name, spot.around.partition), value)
 
 
-def _node(t: State, step: Step, spot: Spot, value: int) -> int:
+def _node(t: IdMap, step: Step, spot: Spot, value: int) -> int:
     return t.node(value)
 
 
-def _records(t: State, step: Step, spot: Spot, value: bytes) -> bytes:
+def _records(t: IdMap, step: Step, spot: Spot, value: bytes) -> bytes:
     """Produced batches with the target's producer id, epoch and sequence."""
     if not has_producer(value):
         return value
@@ -178,25 +178,25 @@ def _records(t: State, step: Step, spot: Spot, value: bytes) -> bytes:
     return value if out is None else bytes(out)
 
 
-CHANGES: dict[Kind, Callable[[Any, Step, Spot, Any], Any]] = {
-    Kind.TOPIC: _topic,
-    Kind.GROUP: _group,
-    Kind.TRANSACTIONAL_ID: _transactional_id,
-    Kind.TOPIC_ID: _topic_id,
-    Kind.PRODUCER_ID: _producer_id,
-    Kind.MEMBER: _member,
-    Kind.GENERATION: _generation,
-    Kind.LEADER_EPOCH: _leader_epoch,
-    Kind.OFFSET: _offset,
-    Kind.NODE: _node,
-    Kind.RECORDS: _records,
+CHANGES: dict[FieldKind, Callable[[Any, Step, Spot, Any], Any]] = {
+    FieldKind.TOPIC: _topic,
+    FieldKind.GROUP: _group,
+    FieldKind.TRANSACTIONAL_ID: _transactional_id,
+    FieldKind.TOPIC_ID: _topic_id,
+    FieldKind.PRODUCER_ID: _producer_id,
+    FieldKind.MEMBER: _member,
+    FieldKind.GENERATION: _generation,
+    FieldKind.LEADER_EPOCH: _leader_epoch,
+    FieldKind.OFFSET: _offset,
+    FieldKind.NODE: _node,
+    FieldKind.RECORDS: _records,
 }
 
 
 # -- by API -----------------------------------------------------------------------------------
 
 
-def _fetch(t: State, step: Step, request: Message) -> bool:
+def _fetch(t: IdMap, step: Step, request: Message) -> bool:
     if "session_id" not in request.body:
         return False
     before = request.body
@@ -212,7 +212,7 @@ def _fetch(t: State, step: Step, request: Message) -> bool:
     return bool(request.body != before)
 
 
-def _metadata(t: State, step: Step, request: Message) -> bool:
+def _metadata(t: IdMap, step: Step, request: Message) -> bool:
     """Reading must not create: where creating is not allowed, no topic comes by being asked for."""
     topics = entries(request.body["topics"])
     if t.may_create or not topics:
@@ -233,7 +233,7 @@ def _metadata(t: State, step: Step, request: Message) -> bool:
     return False
 
 
-def _unregister(t: State, step: Step, request: Message) -> bool:
+def _unregister(t: IdMap, step: Step, request: Message) -> bool:
     """The target's brokers are its own: none of them may be lost to a workload."""
     captured = request.body["broker_id"]
     if captured in t.captured_nodes or captured in t.target.nodes:
@@ -241,7 +241,7 @@ def _unregister(t: State, step: Step, request: Message) -> bool:
     return False
 
 
-def _create_topics(t: State, step: Step, request: Message) -> bool:
+def _create_topics(t: IdMap, step: Step, request: Message) -> bool:
     """As many replicas as the target has brokers, at most; placement by the target's nodes."""
     count = len(t.target.nodes)
     is_changed = False
@@ -266,7 +266,7 @@ def _create_topics(t: State, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _in_sync(t: State, config: Body) -> bool:
+def _in_sync(t: IdMap, config: Body) -> bool:
     """No more replicas in sync than the target has brokers, or nobody could write."""
     count = len(t.target.nodes)
     if config.get("name") != "min.insync.replicas" or not 0 < count < _number(config["value"]):
@@ -279,7 +279,7 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() else 0
 
 
-def _placed(t: State, holder: Body, name: str) -> bool:
+def _placed(t: IdMap, holder: Body, name: str) -> bool:
     """Each node of a list once: several of the capture's may be the same at the target."""
     given = holder[name]
     if not given:
@@ -290,7 +290,7 @@ def _placed(t: State, holder: Body, name: str) -> bool:
     return bool(holder[name] != given)
 
 
-def _create_partitions(t: State, step: Step, request: Message) -> bool:
+def _create_partitions(t: IdMap, step: Step, request: Message) -> bool:
     is_changed = False
     for topic in entries(request.body["topics"]):
         for assignment in entries(topic["assignments"]):
@@ -298,7 +298,7 @@ def _create_partitions(t: State, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _reassign(t: State, step: Step, request: Message) -> bool:
+def _reassign(t: IdMap, step: Step, request: Message) -> bool:
     is_changed = False
     for topic in entries(request.body["topics"]):
         for partition in entries(topic["partitions"]):
@@ -306,7 +306,7 @@ def _reassign(t: State, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _find_coordinator(t: State, step: Step, request: Message) -> bool:
+def _find_coordinator(t: IdMap, step: Step, request: Message) -> bool:
     key_type = request.body.get("key_type", 0)
     rename = {0: t.group, 1: t.transactional_id}.get(key_type)
     if rename is None:
@@ -324,12 +324,12 @@ def _find_coordinator(t: State, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _find_share_coordinator(t: State, request: Message) -> bool:
+def _find_share_coordinator(t: IdMap, request: Message) -> bool:
     """Keys ``group:topic id:partition``; only brokers ask so."""
     raise Untranslatable("only brokers look for the coordinator of a share group's state")
 
 
-def _join_group(t: State, step: Step, request: Message) -> bool:
+def _join_group(t: IdMap, step: Step, request: Message) -> bool:
     if request.body["protocol_type"] != "consumer" or not t.has_topic_renames:
         return False
     is_changed = False
@@ -340,7 +340,7 @@ def _join_group(t: State, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _sync_group(t: State, step: Step, request: Message) -> bool:
+def _sync_group(t: IdMap, step: Step, request: Message) -> bool:
     body = request.body
     before = body["assignments"]
     group = body["group_id"]
@@ -359,7 +359,7 @@ def _sync_group(t: State, step: Step, request: Message) -> bool:
     return bool(body["assignments"] != before)
 
 
-def renamed_protocol(t: State, name: str, data: bytes) -> bytes:
+def renamed_protocol(t: IdMap, name: str, data: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; bytes of other clients'
     protocols stay as they are."""
     definition = catalog.definition(name)
@@ -380,7 +380,7 @@ def renamed_protocol(t: State, name: str, data: bytes) -> bytes:
         return data
 
 
-def _heartbeat(t: State, step: Step, request: Message) -> bool:
+def _heartbeat(t: IdMap, step: Step, request: Message) -> bool:
     """A member says what it owns: what the target gave it, where it was all the capture gave."""
     body = request.body
     captured = body["member_id"]
@@ -395,7 +395,7 @@ def _heartbeat(t: State, step: Step, request: Message) -> bool:
     return True
 
 
-def _share_session(t: State, step: Step, request: Message) -> bool:
+def _share_session(t: IdMap, step: Step, request: Message) -> bool:
     """Epochs of a share session count the requests that the target has taken. Where a member's
     sessions with several captured brokers meet at one node, the later ones have ids of their own.
     """
@@ -416,7 +416,7 @@ def _share_session(t: State, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _config_resources(t: State, step: Step, request: Message) -> bool:
+def _config_resources(t: IdMap, step: Step, request: Message) -> bool:
     is_changed = False
     for resource in entries(request.body["resources"]):
         renamed = config_resource(t, resource["resource_type"], resource["resource_name"])
@@ -427,7 +427,7 @@ def _config_resources(t: State, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def config_resource(t: State, resource_type: int, name: str) -> str:
+def config_resource(t: IdMap, resource_type: int, name: str) -> str:
     """The target's name of what a config belongs to."""
     if resource_type == _TOPIC:
         return t.topic(name)
@@ -438,7 +438,7 @@ def config_resource(t: State, resource_type: int, name: str) -> str:
     return name
 
 
-def acl_resource(t: State, resource_type: int, name: str | None) -> str | None:
+def acl_resource(t: IdMap, resource_type: int, name: str | None) -> str | None:
     """The target's name of what an ACL is about."""
     if name is None:
         return None
@@ -449,7 +449,7 @@ def acl_resource(t: State, resource_type: int, name: str | None) -> str | None:
     return t.transactional_id(name) if resource_type == _TRANSACTIONAL_ID else name
 
 
-def _acls(t: State, step: Step, request: Message) -> bool:
+def _acls(t: IdMap, step: Step, request: Message) -> bool:
     body = request.body
     holders = [body, *entries(body.get("creations")), *entries(body.get("filters"))]
     is_changed = False
@@ -468,7 +468,7 @@ def _acls(t: State, step: Step, request: Message) -> bool:
 def _opaque(*names: str) -> Callable[[Any, Step, Message], bool]:
     """Values that an earlier answer gave and that mean nothing but themselves."""
 
-    def change(t: State, step: Step, request: Message) -> bool:
+    def change(t: IdMap, step: Step, request: Message) -> bool:
         is_changed = False
         for name in names:
             value = request.body.get(name)

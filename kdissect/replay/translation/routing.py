@@ -9,10 +9,10 @@ from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.readings import spots_of
 from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
-from kdissect.replay.workload.field_kinds import Kind
+from kdissect.replay.workload.field_kinds import FieldKind
 from kdissect.replay.workload.messages import entries, request_of
 
 _BY_LEADER = frozenset(
@@ -45,19 +45,19 @@ _NEEDS_TOPICS = _BY_LEADER | {
     ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
     ApiKey.TXN_OFFSET_COMMIT, ApiKey.ADD_PARTITIONS_TO_TXN,
 }  # fmt: skip
-_TOPICS = frozenset({Kind.TOPIC, Kind.TOPIC_ID})
-_COORDINATED = frozenset({Kind.GROUP, Kind.TRANSACTIONAL_ID})
+_TOPICS = frozenset({FieldKind.TOPIC, FieldKind.TOPIC_ID})
+_COORDINATED = frozenset({FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID})
 
-_NUMBERED = frozenset({Kind.PARTITION})
+_NUMBERED = frozenset({FieldKind.PARTITION})
 
 
-def share_key(t: State, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
+def share_key(t: IdMap, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
     """Whose share session a request is of: (node of the target, group, member, captured broker)."""
     node = target_node(t, step)
     return (node, body["group_id"] or "", body["member_id"] or "", t.broker(step))
 
 
-def needs(t: State, exchange: Exchange) -> tuple[str, ...]:
+def needs(t: IdMap, exchange: Exchange) -> tuple[str, ...]:
     """The capture's names of the topics that a request is about, where their leaders matter."""
     if exchange.api_key not in _NEEDS_TOPICS:
         return ()
@@ -65,14 +65,14 @@ def needs(t: State, exchange: Exchange) -> tuple[str, ...]:
     for kind, slot, holder, around in spots_of(exchange, _TOPICS):
         value = holder[slot.name]
         for each in value if isinstance(value, list) else [value]:
-            if kind is Kind.TOPIC:
+            if kind is FieldKind.TOPIC:
                 names[each] = None
             elif not around.topic and each in t.names:
                 names[t.names[each]] = None
     return tuple(names)
 
 
-def share_told(t: State, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
+def share_told(t: IdMap, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
     """(captured topic id, partition) of a share session: what it was told, and what a request
     says."""
     key = (body["group_id"], body["member_id"], t.broker(step))
@@ -84,7 +84,7 @@ def share_told(t: State, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID,
     return told
 
 
-def wants_metadata(t: State, needs: tuple[str, ...]) -> list[str]:
+def wants_metadata(t: IdMap, needs: tuple[str, ...]) -> list[str]:
     """The target's names of topics that a request needs and nothing is known of yet."""
     wanted = [t.topic(name) for name in needs]
     known = t.target
@@ -95,7 +95,7 @@ def wants_metadata(t: State, needs: tuple[str, ...]) -> list[str]:
     ]
 
 
-def target_node(t: State, step: Step) -> int | None:
+def target_node(t: IdMap, step: Step) -> int | None:
     """The target's node that a request goes to; None: any (the bootstrap address)."""
     if len(t.target.nodes) < 2:
         return None
@@ -105,9 +105,9 @@ def target_node(t: State, step: Step) -> int | None:
         votes = spread(t, step)
         found = max(votes, key=lambda node: votes[node]) if votes else None
     elif key in _BY_TRANSACTION:
-        found = _coordinator(t, step.exchange, Kind.TRANSACTIONAL_ID, TRANSACTION_KEY)
+        found = _coordinator(t, step.exchange, FieldKind.TRANSACTIONAL_ID, TRANSACTION_KEY)
     elif key in _BY_GROUP:
-        found = _coordinator(t, step.exchange, Kind.GROUP, GROUP_KEY)
+        found = _coordinator(t, step.exchange, FieldKind.GROUP, GROUP_KEY)
     if found is not None and found in t.target.nodes:
         return found
     captured = t.plan.workload.connections[step.connection].node_id
@@ -117,7 +117,7 @@ def target_node(t: State, step: Step) -> int | None:
     return found if found in t.target.nodes else None
 
 
-def spread(t: State, step: Step) -> Counter[int]:
+def spread(t: IdMap, step: Step) -> Counter[int]:
     """The target's nodes that a request is for, with how many of its partitions each leads, or of
     its groups or transactions each coordinates."""
     votes: Counter[int] = Counter()
@@ -142,7 +142,7 @@ def spread(t: State, step: Step) -> Counter[int]:
             for number in value if isinstance(value, list) else [value]:
                 _vote(t, votes, name, number)
         return votes
-    wanted = Kind.TRANSACTIONAL_ID if key in _BY_TRANSACTION else Kind.GROUP
+    wanted = FieldKind.TRANSACTIONAL_ID if key in _BY_TRANSACTION else FieldKind.GROUP
     key_type = TRANSACTION_KEY if key in _BY_TRANSACTION else GROUP_KEY
     for _, slot, holder, _ in spots_of(step.exchange, frozenset({wanted})):
         value = holder[slot.name]
@@ -153,13 +153,13 @@ def spread(t: State, step: Step) -> Counter[int]:
     return votes
 
 
-def _vote(t: State, votes: Counter[int], name: str, partition: int) -> None:
+def _vote(t: IdMap, votes: Counter[int], name: str, partition: int) -> None:
     leader = t.target.leaders.get((t.topic(name), partition))
     if leader is not None and leader[0] in t.target.nodes:
         votes[leader[0]] += 1
 
 
-def _coordinator(t: State, exchange: Exchange, wanted: Kind, key_type: int) -> int | None:
+def _coordinator(t: IdMap, exchange: Exchange, wanted: FieldKind, key_type: int) -> int | None:
     for kind, slot, holder, _ in spots_of(exchange, {wanted}):
         value = holder[slot.name]
         for name in value if isinstance(value, list) else [value]:
@@ -169,7 +169,7 @@ def _coordinator(t: State, exchange: Exchange, wanted: Kind, key_type: int) -> i
     return None
 
 
-def coordinator_keys(t: State) -> list[tuple[int, str]]:
+def coordinator_keys(t: IdMap) -> list[tuple[int, str]]:
     """(key type, target's name) of the coordinators that the plan will need: asked for ahead,
     a fresh target has made its internal topics before the first request."""
     found: dict[tuple[int, str], None] = {}
@@ -181,7 +181,7 @@ def coordinator_keys(t: State) -> list[tuple[int, str]]:
             continue
         for kind, slot, holder, _ in spots_of(step.exchange, _COORDINATED):
             value = holder[slot.name]
-            key_type = GROUP_KEY if kind is Kind.GROUP else TRANSACTION_KEY
+            key_type = GROUP_KEY if kind is FieldKind.GROUP else TRANSACTION_KEY
             for name in value if isinstance(value, list) else [value]:
                 if name:
                     found[key_type, t.renamed(kind, name)] = None

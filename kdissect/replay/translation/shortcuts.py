@@ -18,22 +18,24 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from kdissect.codec.message_codec import Slot
-from kdissect.codec.message_forms import FORMS_MAX, Form, Leaf, form_of
+from kdissect.codec.message_forms import FORMS_MAX, Form, FormLeaf, form_of
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import last_data
 from kdissect.replay.model import READ, Step
 from kdissect.replay.translation import requests
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.readings import Place, Reading, reading_of
-from kdissect.replay.workload.field_kinds import Kind, Spot
+from kdissect.replay.workload.field_kinds import FieldKind, Spot
 from kdissect.replay.workload.messages import OUT_OF_SEQUENCE, SESSION_LOST, TRANSIENT
 
-_NAMES = frozenset({Kind.TOPIC, Kind.GROUP, Kind.TRANSACTIONAL_ID})  # the same without renames
+_NAMES = frozenset(
+    {FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID}
+)  # the same without renames
 _CHANGING = frozenset(requests.CHANGES) - _NAMES
-_BESIDE = frozenset({Kind.GENERATION, Kind.PRODUCER_ID})  # need the struct around
+_BESIDE = frozenset({FieldKind.GENERATION, FieldKind.PRODUCER_ID})  # need the struct around
 _GROUP_OR_TRANSACTION = (0, 1)  # key types of FindCoordinator
 
-_Special = Callable[[State, Step, Reading, bytes, list[Any], bytearray], bool]
+_Special = Callable[[IdMap, Step, Reading, bytes, list[Any], bytearray], bool]
 
 
 # -- requests -----------------------------------------------------------------------------------
@@ -43,10 +45,10 @@ class _Change(NamedTuple):
     """A place with what `adapt` does to it. around: index of what the structs around it say; place:
     where the struct around is needed, too."""
 
-    change: Callable[[State, Step, Spot, Any], Any]
-    kind: Kind
+    change: Callable[[IdMap, Step, Spot, Any], Any]
+    kind: FieldKind
     slot: Slot
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[FormLeaf, ...]
     around: int
     place: Place | None
 
@@ -64,7 +66,7 @@ class _Patch:
         self.reading = reading_of(form)
         self.is_known, self.special = _special(self.reading)
         places = [place for place in self.reading.of(_CHANGING) if place.leaves]
-        places.sort(key=lambda place: place.kind is not Kind.GENERATION)
+        places.sort(key=lambda place: place.kind is not FieldKind.GENERATION)
         firsts: dict[Any, Place] = {}
         for place in places:
             firsts.setdefault(place.around, place)
@@ -83,7 +85,7 @@ class _Patch:
 _patch_of = lru_cache(FORMS_MAX)(_Patch)
 
 
-def patched(t: State, step: Step, frame: bytes, correlation_id: int) -> bytes | None:
+def patched(t: IdMap, step: Step, frame: bytes, correlation_id: int) -> bytes | None:
     """The frame with the target's ids; None where `adapt` has to be asked. Raises Untranslatable as
     it does."""
     exchange = step.exchange
@@ -107,10 +109,10 @@ def patched(t: State, step: Step, frame: bytes, correlation_id: int) -> bytes | 
             spot = Spot(kind, slot, _NOTHING, arounds[around])
         else:
             spot = place.spot(values)
-            if kind is Kind.PRODUCER_ID and requests.producer_epoch(t, spot):
+            if kind is FieldKind.PRODUCER_ID and requests.producer_epoch(t, spot):
                 name = requests.epoch_name(spot)
                 leaf = place.holder[name]
-                if not isinstance(leaf, Leaf) or not _put(out, leaf, spot.holder[name]):
+                if not isinstance(leaf, FormLeaf) or not _put(out, leaf, spot.holder[name]):
                     return None
         for leaf in leaves:
             value = values[leaf.place]
@@ -123,7 +125,7 @@ def patched(t: State, step: Step, frame: bytes, correlation_id: int) -> bytes | 
 _NOTHING: dict[str, Any] = {}
 
 
-def _put(out: bytearray, leaf: Leaf, value: Any) -> bool:
+def _put(out: bytearray, leaf: FormLeaf, value: Any) -> bool:
     """Write a value where another was; False where it has not its size."""
     if isinstance(value, UUID):
         value = value.bytes
@@ -163,7 +165,7 @@ def _special(reading: Reading) -> tuple[bool, _Special | None]:
 
 
 def _session(
-    t: State, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
+    t: IdMap, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
 ) -> bool:
     """The Fetch session, where the target goes on with it."""
     if len(t.target.nodes) > 1:
@@ -176,7 +178,7 @@ def _session(
     return found is not None and _put(out, session, found[0]) and _put(out, epoch, found[1])
 
 
-def _captured_code(t: State, step: Step) -> int:
+def _captured_code(t: IdMap, step: Step) -> int:
     """The error of a captured response as a whole."""
     exchange = step.exchange
     response = exchange.response
@@ -191,16 +193,16 @@ def _captured_code(t: State, step: Step) -> int:
 
 
 def _metadata(
-    t: State, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
+    t: IdMap, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
 ) -> bool:
     leaf = reading.body.get("allow_auto_topic_creation")
     if t.may_create:
         return True
-    return isinstance(leaf, Leaf) and _put(out, leaf, False)
+    return isinstance(leaf, FormLeaf) and _put(out, leaf, False)
 
 
 def _find_coordinator(
-    t: State, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
+    t: IdMap, step: Step, reading: Reading, frame: bytes, values: list[Any], out: bytearray
 ) -> bool:
     leaf = reading.body.get("key_type")
     return leaf is None or values[leaf.place] in _GROUP_OR_TRANSACTION
@@ -220,7 +222,7 @@ class Pair:
         self.was = {captured[leaf.place] for leaf in reading.codes}
 
 
-def pair_of(t: State, step: Step, answer: bytes) -> Pair | None:
+def pair_of(t: IdMap, step: Step, answer: bytes) -> Pair | None:
     """Both responses of a step; None where they are not of one form."""
     exchange = step.exchange
     captured = exchange.response
@@ -233,7 +235,7 @@ def pair_of(t: State, step: Step, answer: bytes) -> Pair | None:
     return Pair(reading_of(form), form.values(captured), form.values(answer))
 
 
-def is_final(t: State, step: Step, pair: Pair) -> bool:
+def is_final(t: IdMap, step: Step, pair: Pair) -> bool:
     """Whether `learning.retry` would certainly take the answer as it is."""
     if pair.codes & TRANSIENT and pair.codes & (TRANSIENT - pair.was):
         return False
@@ -248,7 +250,7 @@ def is_final(t: State, step: Step, pair: Pair) -> bool:
     return any(pair.codes) or _brings_all(t, pair)
 
 
-def _brings_all(t: State, pair: Pair) -> bool:
+def _brings_all(t: IdMap, pair: Pair) -> bool:
     """Whether each partition of a Fetch that had data records has them, in the same order."""
     for place in pair.reading.records:
         for leaf in place.leaves:
@@ -265,14 +267,14 @@ def _brings_all(t: State, pair: Pair) -> bool:
     return True
 
 
-def _is_same_topic(t: State, mine: Any, theirs: Any) -> bool:
+def _is_same_topic(t: IdMap, mine: Any, theirs: Any) -> bool:
     if mine.topic or mine.topic_id is None:
         return bool(t.topic(mine.topic) == theirs.topic)
     found = t.topic_id(mine.topic_id)
     return found is theirs.topic_id or found == theirs.topic_id
 
 
-def learnt(t: State, step: Step, pair: Pair) -> bool:
+def learnt(t: IdMap, step: Step, pair: Pair) -> bool:
     """Learn from a final answer; False where `learning` has to."""
     key = step.exchange.api_key
     if key == ApiKey.PRODUCE:
@@ -282,9 +284,9 @@ def learnt(t: State, step: Step, pair: Pair) -> bool:
     return False
 
 
-def _fetched(t: State, step: Step, pair: Pair) -> bool:
+def _fetched(t: IdMap, step: Step, pair: Pair) -> bool:
     session, code = pair.reading.body.get("session_id"), pair.reading.body.get("error_code")
-    if not isinstance(session, Leaf) or not isinstance(code, Leaf):
+    if not isinstance(session, FormLeaf) or not isinstance(code, FormLeaf):
         return False
     answer = {
         "session_id": pair.answered[session.place],
@@ -295,7 +297,7 @@ def _fetched(t: State, step: Step, pair: Pair) -> bool:
     return True
 
 
-def _produced(t: State, step: Step, pair: Pair) -> bool:
+def _produced(t: IdMap, step: Step, pair: Pair) -> bool:
     """Where batches are that both brokers took, all of them."""
     if any(pair.codes) or any(pair.was):
         return False
@@ -307,7 +309,7 @@ def _produced(t: State, step: Step, pair: Pair) -> bool:
         (base,) = place.leaves
         start = place.holder.get("log_start_offset")
         log = (t.topic_name(mine.topic, mine.topic_id), mine.partition)
-        first = pair.answered[start.place] if isinstance(start, Leaf) else -1
+        first = pair.answered[start.place] if isinstance(start, FormLeaf) else -1
         found.append((log, pair.captured[base.place], pair.answered[base.place], first))
     if len({log for log, _, _, _ in found}) < len(found):
         return False

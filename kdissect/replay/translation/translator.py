@@ -20,10 +20,17 @@ from kdissect.codec.message import encode_message
 from kdissect.errors import EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import taken
-from kdissect.replay.model import DroppedField, Plan, SkipCode, Skipped, Step, TranslateOptions
+from kdissect.replay.model import (
+    DroppedField,
+    ReplayPlan,
+    SkipCode,
+    Skipped,
+    Step,
+    TranslateOptions,
+)
 from kdissect.replay.translation import answers as learning
 from kdissect.replay.translation import node_split, requests, routing, shortcuts
-from kdissect.replay.translation.id_map import State
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.shortcuts import Pair, patched
@@ -32,10 +39,10 @@ from kdissect.replay.workload.messages import request_of, response_of
 _TOLD_MAX = 256
 
 
-class Translator(State):
+class Translator(IdMap):
     """`model.Translation`. One for a run; not thread-safe."""
 
-    def __init__(self, plan: Plan, options: TranslateOptions | None = None) -> None:
+    def __init__(self, plan: ReplayPlan, options: TranslateOptions | None = None) -> None:
         super().__init__(plan, options)
         self._last_pair: tuple[bytes, Pair | None] = (b"", None)
         # what has told something, and the target's `changes` after that

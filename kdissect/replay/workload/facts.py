@@ -35,13 +35,13 @@ def gather_facts(connections: list[Connection]) -> WorkloadFacts:
     grown: set[str] = set()
     for exchange in exchanges:
         if exchange.api_key in _READ_APIS:
-            _Reader(facts, exchange, grown).read()
+            _FactsReader(facts, exchange, grown).read()
     facts.listeners = sorted({connection.broker for connection in connections})
     _node_ids(connections, facts)
     return facts
 
 
-class _Reader:
+class _FactsReader:
     """Adds what one exchange tells. grown: topics that were given more partitions; how many they
     had before counts, because the replay makes the others as the capture did."""
 

@@ -20,7 +20,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Field, Type
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     """What a field holds."""
 
     TOPIC = auto()
@@ -38,22 +38,22 @@ class Kind(Enum):
     RECORDS = auto()
 
 
-_NAMES: dict[str, Kind] = {
-    "topic": Kind.TOPIC,
-    "topic_name": Kind.TOPIC,
-    "topic_names": Kind.TOPIC,
-    "subscribed_topic_names": Kind.TOPIC,
-    "source_topics": Kind.TOPIC,
-    "repartition_sink_topics": Kind.TOPIC,
-    "group_id": Kind.GROUP,
-    "group_ids": Kind.GROUP,
-    "transactional_id": Kind.TRANSACTIONAL_ID,
-    "member_id": Kind.MEMBER,
+_NAMES: dict[str, FieldKind] = {
+    "topic": FieldKind.TOPIC,
+    "topic_name": FieldKind.TOPIC,
+    "topic_names": FieldKind.TOPIC,
+    "subscribed_topic_names": FieldKind.TOPIC,
+    "source_topics": FieldKind.TOPIC,
+    "repartition_sink_topics": FieldKind.TOPIC,
+    "group_id": FieldKind.GROUP,
+    "group_ids": FieldKind.GROUP,
+    "transactional_id": FieldKind.TRANSACTIONAL_ID,
+    "member_id": FieldKind.MEMBER,
 }
 _ENTITIES = {
-    "topicName": Kind.TOPIC,
-    "groupId": Kind.GROUP,
-    "transactionalId": Kind.TRANSACTIONAL_ID,
+    "topicName": FieldKind.TOPIC,
+    "groupId": FieldKind.GROUP,
+    "transactionalId": FieldKind.TRANSACTIONAL_ID,
 }
 _OFFSETS = frozenset(
     {
@@ -74,35 +74,35 @@ _PARTITIONS = frozenset(
 _NO_OFFSETS = frozenset({ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_LOG_DIRS})
 
 
-def kind_of(api_key: int, one: Field) -> Kind | None:
+def kind_of(api_key: int, one: Field) -> FieldKind | None:
     """The meaning of a field, or of the elements of an array; None where replay sees no more in it
     than a value."""
     name = one.name
     if one.type is Type.STRING:
         found = _ENTITIES.get(one.entity) or _NAMES.get(name)
         if found is None and api_key == ApiKey.JOIN_GROUP and name == "leader":
-            return Kind.MEMBER
+            return FieldKind.MEMBER
         return found
     if one.type is Type.UUID:
-        return Kind.TOPIC_ID if name in ("topic_id", "topic_ids") else None
+        return FieldKind.TOPIC_ID if name in ("topic_id", "topic_ids") else None
     if one.type is Type.RECORDS:
-        return Kind.RECORDS
+        return FieldKind.RECORDS
     if one.type is Type.INT64:
         if one.entity == "producerId":
-            return Kind.PRODUCER_ID
-        return Kind.OFFSET if name in _OFFSETS and api_key not in _NO_OFFSETS else None
+            return FieldKind.PRODUCER_ID
+        return FieldKind.OFFSET if name in _OFFSETS and api_key not in _NO_OFFSETS else None
     if one.type in (Type.INT16, Type.INT32):
         if one.entity == "brokerId":
-            return Kind.NODE
+            return FieldKind.NODE
         if name.endswith("producer_epoch"):
-            return Kind.PRODUCER_EPOCH
+            return FieldKind.PRODUCER_EPOCH
         if one.type is Type.INT16:
             return None
         if name in _LEADER_EPOCHS:
-            return Kind.LEADER_EPOCH
+            return FieldKind.LEADER_EPOCH
         if name in _GENERATIONS:
-            return Kind.GENERATION
-        return Kind.PARTITION if name in _PARTITIONS else None
+            return FieldKind.GENERATION
+        return FieldKind.PARTITION if name in _PARTITIONS else None
     return None
 
 
@@ -122,7 +122,7 @@ class Around(NamedTuple):
 class Spot(NamedTuple):
     """A meaningful value: holder[slot.name] is it, or its list of values."""
 
-    kind: Kind
+    kind: FieldKind
     slot: Slot
     holder: dict[str, Any]
     around: Around
@@ -131,7 +131,7 @@ class Spot(NamedTuple):
 @dataclass(slots=True)
 class _Step:
     slot: Slot
-    kind: Kind | None
+    kind: FieldKind | None
     inner: _Program | None
 
 
@@ -140,15 +140,21 @@ class _Program:
     """The slots of a layout that mean something, or hold such."""
 
     steps: list[_Step]
-    named: dict[Kind, str]  # the single values that tell what a struct is about
+    named: dict[FieldKind, str]  # the single values that tell what a struct is about
 
 
-_ABOUT = (Kind.TOPIC, Kind.TOPIC_ID, Kind.PARTITION, Kind.GROUP, Kind.TRANSACTIONAL_ID)
+_ABOUT = (
+    FieldKind.TOPIC,
+    FieldKind.TOPIC_ID,
+    FieldKind.PARTITION,
+    FieldKind.GROUP,
+    FieldKind.TRANSACTIONAL_ID,
+)
 
 
 def _compile(api_key: int, of: Layout) -> _Program:
     steps = []
-    named: dict[Kind, str] = {}
+    named: dict[FieldKind, str] = {}
     for slot in of.by_name.values():
         kind = kind_of(api_key, slot.field)
         inner = None
@@ -191,20 +197,20 @@ def _spots(program: _Program, values: dict[str, Any], around: Around) -> Iterato
             yield from _spots(step.inner, value, around)
 
 
-def about(named: Mapping[Kind, str], values: dict[str, Any], around: Around) -> Around:
+def about(named: Mapping[FieldKind, str], values: dict[str, Any], around: Around) -> Around:
     """What the values of a struct say, besides what is said around it."""
     topic, topic_id, partition, group, transactional_id = around
     for kind, name in named.items():
         value = values.get(name)
         if value is None:
             continue
-        if kind is Kind.TOPIC:
+        if kind is FieldKind.TOPIC:
             topic, topic_id = value, None
-        elif kind is Kind.TOPIC_ID:
+        elif kind is FieldKind.TOPIC_ID:
             topic_id = value
-        elif kind is Kind.PARTITION:
+        elif kind is FieldKind.PARTITION:
             partition = value
-        elif kind is Kind.GROUP:
+        elif kind is FieldKind.GROUP:
             group = value
         else:
             transactional_id = value

@@ -12,7 +12,7 @@ import numpy as np
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
-from kdissect.pipeline.frame_buffer import Frames
+from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.plan import planned
@@ -112,12 +112,12 @@ def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connec
     paths = [info.path for info in plan.captures if info.source >= 0]
     for chosen in np.split(np.arange(len(assembly.exchanges)), np.flatnonzero(np.diff(groups)) + 1):
         if len(chosen):
-            frames = Frames.gather(assembly, sources, chosen)
+            frames = FrameBuffer.gather(assembly, sources, chosen)
             _add_exchanges(frames, found, paths)
     return list(found.values())
 
 
-def _add_exchanges(frames: Frames, found: dict[int, Connection], paths: list[str]) -> None:
+def _add_exchanges(frames: FrameBuffer, found: dict[int, Connection], paths: list[str]) -> None:
     rows = frames.exchanges
     data = frames.buf.tobytes()
     names = ("exchange_id", "connection", "correlation_id", "api_key", "api_version", "status",

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.errors import CaptureError
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.paging import columns_of
 
 SLOW_MS = 20.0
@@ -106,7 +106,7 @@ def _canonical(ip: str) -> str:
     return str(mapped or address)
 
 
-def _load(database: Database, paths: Sequence[str]) -> None:
+def _load(database: ReportDatabase, paths: Sequence[str]) -> None:
     types = "client_ip VARCHAR, client_port INTEGER, correlation_id INTEGER, api_key SMALLINT"
     database.run(f"CREATE TABLE broker_log ({types}, total_time_ms DOUBLE, number BIGINT)")
     chunk: list[tuple[Any, ...]] = []
@@ -120,7 +120,7 @@ def _load(database: Database, paths: Sequence[str]) -> None:
     _insert(database, chunk)
 
 
-def _insert(database: Database, chunk: list[tuple[Any, ...]]) -> None:
+def _insert(database: ReportDatabase, chunk: list[tuple[Any, ...]]) -> None:
     if chunk:
         columns = [list(column) for column in zip(*chunk, strict=True)]
         database.insert("broker_log", pa.table(columns, schema=LOG_SCHEMA))
@@ -143,7 +143,7 @@ def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return (ends - (counts - 1) / 2.0)[inverse]
 
 
-def collect(database: Database, paths: Sequence[str]) -> dict[str, Any] | None:
+def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | None:
     """Table `broker_times`, and the distribution of the difference. None without a log."""
     if not paths:
         return None

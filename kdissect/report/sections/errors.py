@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdissect.protocol.error_codes import RETRIABLE, error_name
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.paging import listed
 from kdissect.sql.views import view_name
 
@@ -158,7 +158,7 @@ def _query(view: str, api: str, place: _Place) -> str:
     )
 
 
-def prepare(database: Database) -> None:
+def prepare(database: ReportDatabase) -> None:
     """Make `errors`, a row for every error code of every response."""
     database.run("CREATE TABLE failed_exchanges AS SELECT exchange_id FROM x WHERE failed")
     database.run(
@@ -201,7 +201,7 @@ def prepare(database: Database) -> None:
     )
 
 
-def _make_names(database: Database) -> None:
+def _make_names(database: ReportDatabase) -> None:
     codes = database.rows(
         "SELECT code FROM found_errors UNION SELECT unnest(error_codes) FROM x WHERE failed"
     )
@@ -213,7 +213,7 @@ def _make_names(database: Database) -> None:
         )
 
 
-def collect(database: Database) -> dict[str, Any]:
+def collect(database: ReportDatabase) -> dict[str, Any]:
     """Table `error_places`: errors by code and place, with an example's packet."""
     database.run(
         """

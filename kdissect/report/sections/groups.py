@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import Database, Row
+from kdissect.report.database import ReportDatabase, Row
 from kdissect.report.paging import listed
 
 SHOWN_GROUPS = 6
@@ -12,7 +12,7 @@ SHOWN_EVENTS = 250  # of a group on its timeline; the CSV file has all
 STORIES = 20  # rebalances of a group that are told event by event
 
 
-def collect(database: Database) -> dict[str, Any]:
+def collect(database: ReportDatabase) -> dict[str, Any]:
     """Tables `groups_all`, `rebalances`, and the timelines of the groups that moved most."""
     database.run(
         """
@@ -53,7 +53,7 @@ def collect(database: Database) -> dict[str, Any]:
     }
 
 
-def _timeline(database: Database, group: Row) -> dict[str, Any]:
+def _timeline(database: ReportDatabase, group: Row) -> dict[str, Any]:
     key = [group["group_id"], group["group_type"]]
     same = "g.group_id IS NOT DISTINCT FROM ? AND g.group_type IS NOT DISTINCT FROM ?"
     events = database.rows(

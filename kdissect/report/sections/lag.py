@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.paging import columns_of, listed
 from kdissect.report.sections.traffic import slice_of
 
@@ -54,7 +54,7 @@ _ENDS = {
 }
 
 
-def _commits(database: Database) -> str | None:
+def _commits(database: ReportDatabase) -> str | None:
     """SQL of group, topic, partition, offset of every accepted commit."""
     parts = []
     for table, view in (
@@ -91,7 +91,7 @@ def _commits(database: Database) -> str | None:
         """
 
 
-def collect(database: Database, width_us: int) -> dict[str, Any] | None:
+def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
     """Table `lag`, a row per group and partition, and a chart's columns. None without commits."""
     commits = _commits(database)
     if commits is None:
@@ -142,7 +142,7 @@ def collect(database: Database, width_us: int) -> dict[str, Any] | None:
     }
 
 
-def _make_log_ends(database: Database, ends: list[str], width_us: int) -> None:
+def _make_log_ends(database: ReportDatabase, ends: list[str], width_us: int) -> None:
     """Rising log ends per partition that somebody commits to; the best of each slice's tenth."""
     fine = max(width_us // 10, 1)
     told = " UNION ALL ".join(f"SELECT time, topic, partition, log_end FROM ({q})" for q in ends)
@@ -157,7 +157,7 @@ def _make_log_ends(database: Database, ends: list[str], width_us: int) -> None:
     )
 
 
-def _over_time(database: Database, width_us: int) -> dict[str, list[Any]]:
+def _over_time(database: ReportDatabase, width_us: int) -> dict[str, list[Any]]:
     """The sum of a group's lags at the end of each slice, each partition's last commit counting."""
     rows = database.rows(
         f"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.exchange_facts import quantile, quantiles
 from kdissect.report.paging import columns_of, listed
 
@@ -29,7 +29,7 @@ _ORDERS = {
 }
 
 
-def collect(database: Database) -> dict[str, Any]:
+def collect(database: ReportDatabase) -> dict[str, Any]:
     """Tables `latency_apis`, `latency_clients`, `latency_brokers`, and what the page shows."""
     found: dict[str, Any] = {}
     for name, keys in BY.items():
@@ -67,7 +67,7 @@ def collect(database: Database) -> dict[str, Any]:
     return found
 
 
-def _make_table(database: Database, name: str, keys: tuple[str, ...]) -> None:
+def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> None:
     database.run(
         f"""
         CREATE TABLE latency_{name} AS
@@ -90,7 +90,7 @@ def _make_table(database: Database, name: str, keys: tuple[str, ...]) -> None:
     )
 
 
-def collect_throttling(database: Database) -> dict[str, Any]:
+def collect_throttling(database: ReportDatabase) -> dict[str, Any]:
     """Table `throttling`: who was told to slow down, and for how long."""
     database.run(
         """

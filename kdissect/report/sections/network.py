@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.exchange_facts import endpoint
 from kdissect.report.paging import listed
 
 EXAMPLES = 8  # of each kind of anomaly
 
 
-def collect(database: Database) -> dict[str, Any]:
+def collect(database: ReportDatabase) -> dict[str, Any]:
     """Tables `connection_health` and `anomalies_all`."""
     both = ", ".join(
         f"(c.request_{name} + c.response_{name})::BIGINT AS {name}"

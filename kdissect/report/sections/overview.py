@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 
 _COUNTERS = (
     *("byte_count", "framed_byte_count", "unframed_byte_count", "missing_byte_count"),
@@ -13,7 +13,7 @@ _COUNTERS = (
 )
 
 
-def collect(database: Database) -> dict[str, Any]:
+def collect(database: ReportDatabase) -> dict[str, Any]:
     """Counts, the time that is covered, and the health of the capture."""
     manifest = database.tables.manifest
     sums = ", ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.exchange_facts import quantile
 from kdissect.report.paging import columns_of, listed
 
@@ -14,7 +14,7 @@ _HEADER = "CASE magic WHEN 2 THEN 61 WHEN 1 THEN 34 ELSE 26 END"
 _READS = "'fetch', 'share_fetch'"
 
 
-def collect(database: Database) -> dict[str, Any]:
+def collect(database: ReportDatabase) -> dict[str, Any]:
     """Tables `topic_batches`, `topic_clients` and `topics_all`."""
     database.run(
         f"""
@@ -86,7 +86,7 @@ def collect(database: Database) -> dict[str, Any]:
     }
 
 
-def _make_topic_clients(database: Database) -> None:
+def _make_topic_clients(database: ReportDatabase) -> None:
     """Who moved data of a topic, and who asked for it without getting any."""
     database.run(
         """
@@ -132,7 +132,7 @@ def _make_topic_clients(database: Database) -> None:
     )
 
 
-def _make_topics(database: Database, sums: str) -> None:
+def _make_topics(database: ReportDatabase, sums: str) -> None:
     database.run(
         f"""
         CREATE TABLE topics_all AS

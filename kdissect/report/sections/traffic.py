@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.exchange_facts import quantiles
 from kdissect.report.paging import columns_of
 
@@ -28,7 +28,7 @@ def slice_width_us(span_us: int) -> int:
     return -(-span_us // SLICES_MAX)
 
 
-def prepare(database: Database) -> int:
+def prepare(database: ReportDatabase) -> int:
     """Make `slices` (slice, every one that the exchanges span) and give their width in us."""
     span = database.row(
         "SELECT epoch_us(min(time))::DOUBLE AS first, epoch_us(max(time))::DOUBLE AS last FROM x"
@@ -47,7 +47,7 @@ def slice_of(column: str, width_us: int) -> str:
     return f"epoch_us({column}) // {width_us}"
 
 
-def collect(database: Database, width_us: int) -> dict[str, Any]:
+def collect(database: ReportDatabase, width_us: int) -> dict[str, Any]:
     """Columns of four charts; `t` is milliseconds since 1970, where a slice begins."""
     place = slice_of("time", width_us)
     database.run(

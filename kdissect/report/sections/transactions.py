@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.exchange_facts import quantiles
 from kdissect.report.paging import columns_of, listed
 
 SHOWN_MAX = 400
 
 
-def collect(database: Database) -> dict[str, Any]:
+def collect(database: ReportDatabase) -> dict[str, Any]:
     """Tables `transactions_all` and `transaction_producers`."""
     database.run(
         """

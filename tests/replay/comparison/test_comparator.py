@@ -22,7 +22,7 @@ from kdissect.replay.model import (
     Difference,
     Judgement,
     Outcome,
-    Plan,
+    ReplayPlan,
     SkipCode,
     Skipped,
     Step,
@@ -177,11 +177,11 @@ def test_every_changed_field_of_many_apis_is_found(name: str) -> None:
 
 
 @pytest.fixture
-def plan(captures: Path) -> Plan:
+def plan(captures: Path) -> ReplayPlan:
     return make_plan(load_workload(str(captures / "librdkafka.pcap")), everything())
 
 
-def step_named(plan: Plan, name: str) -> Step:
+def step_named(plan: ReplayPlan, name: str) -> Step:
     return next(each for each in plan.steps if each.api_name == name and each.skipped is None)
 
 
@@ -192,7 +192,7 @@ def answered(step: Step, change: Any) -> tuple[Outcome, Message]:
     return Outcome(step, answer=encode_message(message)), message
 
 
-def test_verdicts(plan: Plan) -> None:
+def test_verdicts(plan: ReplayPlan) -> None:
     comparator = Comparator(Translator(plan))
     step = step_named(plan, "Metadata")
     assert comparator.judge(Outcome(step, answer=step.exchange.response)).verdict is Verdict.SAME
@@ -217,7 +217,7 @@ def test_verdicts(plan: Plan) -> None:
     assert comparator.judge(Outcome(step, skipped=other_skip)).verdict is Verdict.SKIPPED
 
 
-def test_strict_tolerates_nothing_but_translated_ids(plan: Plan) -> None:
+def test_strict_tolerates_nothing_but_translated_ids(plan: ReplayPlan) -> None:
     comparator = Comparator(Translator(plan), strict=True)
     step = step_named(plan, "Metadata")
     outcome, _ = answered(step, lambda body: body.update(throttle_time_ms=9))
@@ -225,7 +225,7 @@ def test_strict_tolerates_nothing_but_translated_ids(plan: Plan) -> None:
     assert comparator.judge(Outcome(step, answer=step.exchange.response)).verdict is Verdict.SAME
 
 
-def test_order_means_nothing_where_a_rule_says_so(plan: Plan) -> None:
+def test_order_means_nothing_where_a_rule_says_so(plan: ReplayPlan) -> None:
     comparator = Comparator(Translator(plan))
     step = step_named(plan, "ApiVersions")
     outcome, _ = answered(step, lambda body: body["api_keys"].reverse())
@@ -245,7 +245,7 @@ def test_order_means_nothing_where_a_rule_says_so(plan: Plan) -> None:
     assert line.answered == "{api_key=99, min_version=0, max_version=1}"
 
 
-def test_rules_of_a_file_come_first(plan: Plan, tmp_path: Path) -> None:
+def test_rules_of_a_file_come_first(plan: ReplayPlan, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(
         """
@@ -334,7 +334,7 @@ def test_a_damaged_batch_and_another_producer_are_told() -> None:
 # -- groups -----------------------------------------------------------------------------------
 
 
-def test_ten_thousand_times_the_same_is_one_line(plan: Plan) -> None:
+def test_ten_thousand_times_the_same_is_one_line(plan: ReplayPlan) -> None:
     step = step_named(plan, "Metadata")
     one = Difference("topics[3].error_code", "0", "3")
     outcomes = [Outcome(step, judgement=Judgement(Verdict.DIFFERENT, [one])) for _ in range(10_000)]

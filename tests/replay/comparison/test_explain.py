@@ -10,7 +10,7 @@ from kdissect.replay.model import (
     Difference,
     Judgement,
     Outcome,
-    Plan,
+    ReplayPlan,
     SkipCode,
     Skipped,
     Verdict,
@@ -35,7 +35,7 @@ def asked() -> Message:
     return Message(ApiKey.API_VERSIONS, 0, "request", {"client_id": "c"}, {})
 
 
-def run(plan: Plan, found: dict[int, Any]) -> tuple[list[str], list[Outcome]]:
+def run(plan: ReplayPlan, found: dict[int, Any]) -> tuple[list[str], list[Outcome]]:
     """Outcomes with what was found of each step: differences, or why it was not sent."""
     outcomes = []
     for step in plan.steps:

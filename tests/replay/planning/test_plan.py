@@ -14,8 +14,8 @@ from kdissect.replay.model import (
     WRITING_CLASSES,
     Connection,
     Exchange,
-    Plan,
     PlanOptions,
+    ReplayPlan,
     SkipCode,
     Step,
     Workload,
@@ -108,11 +108,11 @@ def workload(*connections: list[Exchange]) -> Workload:
     return Workload("test", "capture", made, WorkloadFacts())
 
 
-def step_of(plan: Plan, one: Exchange) -> Step:
+def step_of(plan: ReplayPlan, one: Exchange) -> Step:
     return next(step for step in plan.steps if step.exchange is one)
 
 
-def runnable(plan: Plan) -> bool:
+def runnable(plan: ReplayPlan) -> bool:
     """Whether a runner that follows the plan gets to the end: every wait is for something that can
     come, in the order of the scripts."""
     settled = {step.number for step in plan.steps if step.skipped is not None}

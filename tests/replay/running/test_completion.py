@@ -1,6 +1,6 @@
 """What waits for what while a plan is played: the bookkeeping alone."""
 
-from kdissect.replay.model import Outcome, Plan, PlanOptions, Step, Workload, WorkloadFacts
+from kdissect.replay.model import Outcome, PlanOptions, ReplayPlan, Step, Workload, WorkloadFacts
 from kdissect.replay.running.completion import Settling
 from kdissect.replay.running.lane import Script
 from tests.replay.planning.test_plan import exchange, fetch, fetched
@@ -20,7 +20,9 @@ def made(
         )
         for number in sorted(owners)
     ]  # fmt: skip
-    plan = Plan(Workload("made", "capture", [], WorkloadFacts()), PlanOptions(), steps, scripts)
+    plan = ReplayPlan(
+        Workload("made", "capture", [], WorkloadFacts()), PlanOptions(), steps, scripts
+    )
     freed: list[int] = []
     done: list[int] = []
     settling = Settling(

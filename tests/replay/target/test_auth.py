@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kdissect.replay.target import auth
-from kdissect.replay.target.auth import LoginFailed, OptionError, Sasl, Tls, sasl_from
+from kdissect.replay.target.auth import LoginFailed, OptionError, Sasl, TlsOptions, sasl_from
 
 
 def test_plain() -> None:
@@ -88,12 +88,12 @@ def test_options_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(OptionError, match="cannot be read"):
         sasl_from("PLAIN", "u", str(tmp_path / "missing"), None)
     with pytest.raises(OptionError, match="no such file"):
-        Tls(ca=str(tmp_path / "missing")).context()
+        TlsOptions(ca=str(tmp_path / "missing")).context()
     text = tmp_path / "text"
     text.write_text("no certificate")
     with pytest.raises(OptionError, match="PEM"):
-        Tls(ca=str(text)).context()
+        TlsOptions(ca=str(text)).context()
     with pytest.raises(OptionError, match="cannot be used"):
-        Tls(cert=str(text), key=str(text)).context()
+        TlsOptions(cert=str(text), key=str(text)).context()
     with pytest.raises(OptionError, match="certificate as well"):
-        Tls(key=str(text)).context()
+        TlsOptions(key=str(text)).context()

@@ -21,8 +21,8 @@ from kdissect.replay.model import (
     Connection,
     Exchange,
     Outcome,
-    Plan,
     PlanOptions,
+    ReplayPlan,
     Skipped,
     Step,
     TopicFacts,
@@ -33,7 +33,7 @@ from kdissect.replay.model import (
 from kdissect.replay.translation import shortcuts
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.field_kinds import Kind, spots
+from kdissect.replay.workload.field_kinds import FieldKind, spots
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload
 from tests.codec.message_values import sample
@@ -137,21 +137,21 @@ class World:
             form_of(frame, "request", self.key, self.version)
         return frame
 
-    def value(self, kind: Kind, value: Any) -> Any:
+    def value(self, kind: FieldKind, value: Any) -> Any:
         chosen = self.random.choice
-        if kind is Kind.TOPIC_ID:
+        if kind is FieldKind.TOPIC_ID:
             return chosen([*self.topics, UUID(int=0)])
-        if kind is Kind.TOPIC:
+        if kind is FieldKind.TOPIC:
             return chosen([*self.topics.values()])
-        if kind is Kind.MEMBER:
+        if kind is FieldKind.MEMBER:
             return chosen([*self.members, ""])
-        if kind is Kind.GROUP:
+        if kind is FieldKind.GROUP:
             return chosen(["group-1", "group-2"])
-        if kind is Kind.TRANSACTIONAL_ID:
+        if kind is FieldKind.TRANSACTIONAL_ID:
             return "transaction"
-        if kind is Kind.RECORDS:
+        if kind is FieldKind.RECORDS:
             return self.records()
-        if kind in (Kind.PRODUCER_ID, Kind.PRODUCER_EPOCH, Kind.NODE):
+        if kind in (FieldKind.PRODUCER_ID, FieldKind.PRODUCER_EPOCH, FieldKind.NODE):
             return chosen((-1, 0, 1, 2))
         return chosen((-1, 0, 1, 7))
 
@@ -166,7 +166,7 @@ class World:
             for _ in range(self.random.randrange(3))
         )  # fmt: skip
 
-    def plan(self, allow: frozenset[str]) -> Plan:
+    def plan(self, allow: frozenset[str]) -> ReplayPlan:
         facts = WorkloadFacts(brokers={0: BROKER, 1: BROKER})
         for topic_id, name in list(self.topics.items())[:4]:
             facts.topics[name] = TopicFacts(name, [str(topic_id)])
@@ -180,7 +180,7 @@ class World:
             name = catalog.api(self.key).name
             steps.append(Step(number, 0, exchange, name, "read", number, True))
         workload = Workload("made", "capture", [connection], facts)
-        return Plan(workload, PlanOptions(allow=allow), steps, [list(range(len(steps)))])
+        return ReplayPlan(workload, PlanOptions(allow=allow), steps, [list(range(len(steps)))])
 
     def learn(self, t: Translator) -> None:
         """The same for translators that are made alike."""

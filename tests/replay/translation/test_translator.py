@@ -13,8 +13,8 @@ from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.comparison.grouping import group_differences
 from kdissect.replay.model import (
     Outcome,
-    Plan,
     PlanOptions,
+    ReplayPlan,
     SkipCode,
     Skipped,
     Step,
@@ -22,8 +22,8 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.translation.fetch_sessions import Held, stand_in
-from kdissect.replay.translation.offsets import Offsets
+from kdissect.replay.translation.fetch_sessions import AcquiredOffsets, stand_in
+from kdissect.replay.translation.offsets import OffsetMap
 from kdissect.replay.translation.producers import Producer, Producers
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
@@ -122,11 +122,11 @@ def test_a_twin_gets_the_captured_bytes(captures: Path) -> None:
 
 
 @pytest.fixture
-def loaded(captures: Path) -> Plan:
+def loaded(captures: Path) -> ReplayPlan:
     return make_plan(load_workload(str(captures / "librdkafka.pcap")), everything())
 
 
-def first(plan: Plan, name: str) -> Step:
+def first(plan: ReplayPlan, name: str) -> Step:
     return next(each for each in plan.steps if each.api_name == name and each.skipped is None)
 
 
@@ -163,14 +163,14 @@ def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
     assert checked > 150
 
 
-def test_a_rename_that_says_two_things_is_refused(loaded: Plan) -> None:
+def test_a_rename_that_says_two_things_is_refused(loaded: ReplayPlan) -> None:
     with pytest.raises(ValueError, match="two new names"):
         Translator(loaded, TranslateOptions(renames=(("topic", "a", "b"), ("topic", "a", "c"))))
     with pytest.raises(ValueError, match="none of"):
         Translator(loaded, TranslateOptions(renames=(("client", "a", "b"),)))
 
 
-def test_a_version_that_the_target_lacks_is_a_finding(loaded: Plan) -> None:
+def test_a_version_that_the_target_lacks_is_a_finding(loaded: ReplayPlan) -> None:
     step = first(loaded, "Produce")
     translator = Translator(loaded)
     translator.learn_versions({0: (11, 13)})
@@ -180,7 +180,7 @@ def test_a_version_that_the_target_lacks_is_a_finding(loaded: Plan) -> None:
     assert "v11 to v13" in answer.reason
 
 
-def test_reencode_sends_the_nearest_version(loaded: Plan) -> None:
+def test_reencode_sends_the_nearest_version(loaded: ReplayPlan) -> None:
     """Produce v10 names topics, v13 identifies them; the records are the same."""
     step = first(loaded, "Produce")
     translator = Translator(loaded, TranslateOptions(reencode=True))
@@ -283,7 +283,7 @@ def test_what_another_version_cannot_say_is_not_sent(
     assert dropped == {}
 
 
-def test_an_older_metadata_request_creates_nothing(loaded: Plan) -> None:
+def test_an_older_metadata_request_creates_nothing(loaded: ReplayPlan) -> None:
     """Metadata v3 cannot forbid that the topic is made: without --allow admin it is not sent."""
     message = asked(3, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
     plan = make_plan(workload([exchange(0, message, 0, 1, None)]), PlanOptions())
@@ -346,7 +346,7 @@ def test_reencode_of_old_clients(captures: Path, name: str) -> None:
     assert sent > 60
 
 
-def test_reading_creates_no_topic(loaded: Plan) -> None:
+def test_reading_creates_no_topic(loaded: ReplayPlan) -> None:
     """Where making topics is not allowed, a Metadata request does not make one by asking."""
     plan = make_plan(loaded.workload, PlanOptions())
     asked = 0
@@ -362,7 +362,7 @@ def test_reading_creates_no_topic(loaded: Plan) -> None:
     assert asked
 
 
-def test_requests_go_to_the_leader_and_the_coordinator(loaded: Plan) -> None:
+def test_requests_go_to_the_leader_and_the_coordinator(loaded: ReplayPlan) -> None:
     translator = Translator(loaded)
     step = first(loaded, "Produce")
     assert translator.target_node(step) is None  # one node: any connection will do
@@ -394,7 +394,7 @@ def test_requests_go_to_the_leader_and_the_coordinator(loaded: Plan) -> None:
 
 
 def test_offsets_by_what_was_produced_and_by_the_start() -> None:
-    offsets = Offsets("relative")
+    offsets = OffsetMap("relative")
     log = ("t", 0)
     assert offsets.to_target(log, 5) == 5
     offsets.capture_tells(log, start=100)
@@ -406,13 +406,13 @@ def test_offsets_by_what_was_produced_and_by_the_start() -> None:
         39, 40, 49, 53, 54, -1,
     ]  # fmt: skip
     assert offsets.expect(log, 220) == 63
-    assert Offsets("captured").to_target(log, 7) == 7
-    earliest = Offsets("earliest")
+    assert OffsetMap("captured").to_target(log, 7) == 7
+    earliest = OffsetMap("earliest")
     earliest.capture_tells(log, asked=50)
     earliest.target_starts(log, 3)
     assert earliest.to_target(log, 52) == 5
     with pytest.raises(ValueError, match="none of"):
-        Offsets("latest")
+        OffsetMap("latest")
 
 
 def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
@@ -491,7 +491,7 @@ def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
 
 def test_what_a_share_session_holds() -> None:
     """Ranges that touch are one; what is taken out of the middle leaves both ends."""
-    held, log = Held(), ("t", 0)
+    held, log = AcquiredOffsets(), ("t", 0)
     held.add(log, 0, 9)
     held.add(log, 10, 19)
     assert held.covers(log, 0, 19)

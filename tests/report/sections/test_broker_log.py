@@ -13,7 +13,7 @@ import pytest
 import kdissect
 from kdissect.errors import CaptureError
 from kdissect.report import exchange_facts
-from kdissect.report.database import Database
+from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import broker_log
 from tests.report.made import exchange, tables
 
@@ -44,7 +44,7 @@ def test_latency_agrees_with_the_brokers_times(name: str, shared_capture: Any) -
     log = capture.with_name(f"{capture.stem}.requests.jsonl.gz")
     keys = capture.with_suffix(".keylog")
     made = kdissect.read(capture, keylog=[keys] if keys.exists() else [])
-    with Database(made) as database:
+    with ReportDatabase(made) as database:
         exchange_facts.prepare(database)
         found = broker_log.collect(database, [str(log)])
     assert found is not None
@@ -112,7 +112,7 @@ def test_a_correlation_id_that_comes_again_is_matched_in_order(tmp_path: Path) -
             exchange(2, correlation_id=1, at_us=5000, latency_us=31_000),
         ]
     )
-    with Database(made) as database:
+    with ReportDatabase(made) as database:
         exchange_facts.prepare(database)
         found = broker_log.collect(database, [str(log)])
         rows = database.rows("FROM broker_times ORDER BY latency_ms")
