@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 import time
@@ -152,7 +153,20 @@ class Tables:
         try:
             return self._tables[name]
         except KeyError:
-            raise KeyError(f"no table {name!r}; there are {', '.join(self.names)}") from None
+            near = self._near(name)
+            there = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else (f"there are {', '.join(self.names)}")
+            )
+            raise KeyError(f"no table {name!r}; {there}") from None
+
+    def _near(self, name: str) -> list[str]:
+        """Tables whose last name comes near: ``apis/Fetch`` to "fetch" and "apis/Fecth"."""
+        last = {each: each.rpartition("/")[2].lower() for each in self.names}
+        plain = name.rpartition("/")[2].lower()
+        near = difflib.get_close_matches(plain, set(last.values()), 3, 0.7)
+        return [each for one in near for each in last if last[each] == one]
 
     def __getattr__(self, name: str) -> Table:
         if name in FIXED_TABLES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.progress import (
 STAGES = ("scan", "assemble", "decode")
 # Share of the time that a stage takes, by experience: decoding writes the tables.
 WEIGHTS = (0.15, 0.15, 0.7)
+ALL_STEPS = "dissect"  # a small capture takes all of them in one task
 INTERVAL_S = 0.3
 
 
@@ -33,6 +35,8 @@ class Progress:
         self._tracker: Any = self._find_tracker(spark) if shown else None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._is_done = False
+        self._shown = STAGES[0], 0.0
 
     @staticmethod
     def _find_tracker(spark: Any) -> Any:
@@ -47,7 +51,8 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._is_done = kind is None
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -64,12 +69,20 @@ class Progress:
             while not self._stop.wait(INTERVAL_S):
                 stage, share = self._state()
                 bar.update(task, description=stage, completed=int(share * self._byte_count))
+            if self._is_done:
+                bar.update(task, completed=self._byte_count)
 
     def _state(self) -> tuple[str, float]:
-        """(name of the stage at work, share of the run that is done)."""
+        """(name of the stage at work, share of the run that is done); the last one between jobs."""
+        jobs = self._tracker.getActiveJobsIds()
+        if jobs:
+            self._shown = self._of_jobs(jobs)
+        return self._shown
+
+    def _of_jobs(self, jobs: Iterable[int]) -> tuple[str, float]:
         done = 0.0
         name = STAGES[0]
-        for job in self._tracker.getActiveJobsIds():
+        for job in jobs:
             info = self._tracker.getJobInfo(job)
             stages = sorted(info.stageIds) if info else []
             for index, stage in enumerate(stages[: len(STAGES)]):
@@ -77,6 +90,8 @@ class Progress:
                 if state is None or not state.numTasks:
                     continue
                 part = state.numCompletedTasks / state.numTasks
+                if len(stages) == state.numTasks == 1:
+                    return ALL_STEPS, part
                 done += WEIGHTS[index] * part
                 if part < 1:
                     name = STAGES[index]

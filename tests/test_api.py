@@ -96,3 +96,23 @@ def test_errors_of_encoding_name_the_message() -> None:
 def test_an_empty_name_of_a_folder(tables: kdissect.Tables, out: str) -> None:
     with pytest.raises(kdissect.OutputError, match="--out is empty"):
         tables.write(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("apis/Prodcue", ["apis/Produce"]),
+        ("apis/fetch", ["apis/Fetch"]),
+        ("Fetch", ["apis/Fetch"]),
+        ("exchange", ["exchanges"]),
+    ],
+)
+def test_a_table_that_there_is_not(tables: kdissect.Tables, name: str, near: list[str]) -> None:
+    """The names that come near, and all of them where none does."""
+    with pytest.raises(KeyError) as raised:
+        tables[name]
+    assert raised.value.args == (f"no table {name!r}; did you mean {' or '.join(near)}?",)
+    with pytest.raises(KeyError, match="did you mean apis/Produce"):
+        tables.api("Prodcue")
+    with pytest.raises(KeyError, match=r"no table 'zzz'; there are captures, .*, apis/Fetch"):
+        tables["zzz"]

@@ -21,7 +21,7 @@ Examples:
 
   kdissect sql tables/ "select request.acks, count(*) from api_produce group by all" --format csv
 
-  kdissect sql tables/ - --format parquet --out slow.parquet < slow.sql
+  kdissect sql tables/ - --out slow.parquet < slow.sql
 
   kdissect sql tables/ "show tables"
 
@@ -44,7 +44,12 @@ def sql_command(
     query: Annotated[
         str, typer.Argument(metavar="QUERY", help="One statement that reads; '-' is stdin.")
     ] = "-",
-    form: Annotated[Format, typer.Option("--format", help="How rows are written.")] = Format.TABLE,
+    form: Annotated[
+        Format | None,
+        typer.Option(
+            "--format", help="How rows are written (default: by FILE's ending, else table)."
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE", help="Write to FILE, not to stdout.")
     ] = None,
@@ -56,6 +61,7 @@ def sql_command(
     ] = "1GiB",
 ) -> None:
     """SQL over the tables: each is a view, exchanges, api_fetch, internal_offset_commit, ..."""
+    form = form or _format_of(out)
     if form is Format.PARQUET and out is None and sys.stdout.isatty():
         raise typer.BadParameter(
             "binary, and stdout is a terminal; add --out", param_hint="--format"
@@ -74,6 +80,11 @@ def sql_command(
             _to_stdout(form, schema, batches)
         else:
             _to_file(form, schema, batches, out)
+
+
+def _format_of(out: str | None) -> Format:
+    ending = os.path.splitext(out or "")[1].lower().removeprefix(".")
+    return Format(ending) if ending in list(Format) else Format.TABLE
 
 
 def _to_stdout(form: Format, schema: Any, batches: Any) -> None:

@@ -285,7 +285,7 @@ def _errors(database: Database) -> list[Change]:
                     **{name: row[name] for name in ("count_a", "count_b", "n_a", "n_b")},
                     "p_value": p_value,
                     "change": change,
-                    "is_worse": change in ("appeared", "more"),
+                    "is_worse": change == "more" or (change == "appeared" and p_value < ALPHA),
                 }
             )
     return changes

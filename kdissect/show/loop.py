@@ -44,7 +44,7 @@ def show(
     note: Callable[[str], None],
     printed: Collection[Packets] = (),
 ) -> CaptureReading:
-    """Write the exchanges of the captures that pass, as they are completed.
+    """Write the exchanges of the captures that pass, as they are completed; note if none does.
 
     printed: those that were written already (`quick`).
     """
@@ -58,6 +58,8 @@ def show(
             if left_out:
                 listed = _without(listed, left_out)
             shower.show(listed)
+    if reading.exchange_count and not shower.count and not printed:
+        note(f"0 of {reading.exchange_count:,} exchanges pass the filters")
     return reading
 
 
@@ -77,10 +79,12 @@ class _Shower:
     def __init__(self, style: Style, options: Options, write: Write) -> None:
         self._style, self._options, self._write = style, options, write
         self._lines = LineMaker(style.colour)
+        self.count = 0
 
     def show(self, listed: Listed) -> None:
         if not listed.table.num_rows:
             return
+        self.count += listed.table.num_rows
         if self._style.as_json:
             self._write_json(listed)
         elif self._style.detail:

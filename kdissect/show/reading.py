@@ -51,7 +51,7 @@ class CaptureReading:
         self.resumed = ConnectionCarry(
             options.stream_options, key_log_texts(options.keylog), limits
         )
-        self.packet_count = 0
+        self.packet_count = self.exchange_count = 0
 
     def __iter__(self) -> Iterator[CompletedExchanges]:
         """What is finished, as soon as it is; each to be used before the next is asked for."""
@@ -62,13 +62,15 @@ class CaptureReading:
                 self.resumed.key_logs += window.secrets
                 found = self.resumed.add(window, self.paths)
                 if found is not None:
+                    self.exchange_count += len(found.rows)
                     yield found
                 last = window
             self.packet_count += reader.packet_count
             if reader.error:
                 self.note(f"{path}: {reader.error}")
-        if last is not None:
-            yield from self.resumed.finish(last, self.paths)
+        for found in () if last is None else self.resumed.finish(last, self.paths):
+            self.exchange_count += len(found.rows)
+            yield found
         if self.resumed.given_up:
             self.note(
                 f"{self.resumed.given_up} connections were quiet for long and made room for others "

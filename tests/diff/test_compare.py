@@ -147,6 +147,15 @@ def test_errors(sarama: Tables) -> None:
     assert failing(back, ["errors"]) == []
 
 
+def test_an_error_that_appeared_by_chance(sarama: Tables) -> None:
+    """One of many answers is told of, and is no worse: its p-value is 1."""
+    once = changed(sarama, "exchanges", lambda table: failed(table, "Produce", 29, 10_000))
+    document = compare(sarama, once)
+    (row,) = document["changes"]["errors"]
+    assert (row["change"], row["count_b"], row["p_value"]) == ("appeared", 1, 1.0)
+    assert failing(document, ["errors"]) == []
+
+
 def test_more_errors(sarama: Tables) -> None:
     """More of the same beyond chance; a few more are not told of."""
     some = changed(sarama, "exchanges", lambda table: failed(table, "Produce", 29, 20))

@@ -83,6 +83,17 @@ def test_usage(kdissect: Run, tmp_path: Path) -> None:
     assert "no Kafka traffic" in done.stderr
 
 
+def test_filters_that_nothing_passes(kdissect: Run) -> None:
+    """A line says so, of how many; what does pass needs none."""
+    path = "captures/librdkafka.pcap"
+    done = kdissect("show", path, "--topic", "nosuch", "--json")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "kdissect: warning: 0 of 319 exchanges pass the filters\n"
+    assert kdissect("show", path, "--topic", "nosuch", "--quiet").stderr == ""
+    assert kdissect("show", path, "--topic", "rd-events").stderr == ""
+    assert kdissect("show", path).stderr == ""
+
+
 def test_hostile_names_do_not_steer_the_terminal(captures: Path, tmp_path: Path) -> None:
     """Escapes in a client id and a topic are shown as text; colours are ours alone."""
     data = (captures / "librdkafka.pcap").read_bytes()

@@ -60,6 +60,25 @@ def test_a_query_from_stdin_to_a_file(table_set: Path, tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["o.parquet"]
 
 
+def test_the_name_of_a_file_chooses_its_format(
+    kdissect: Run, table_set: Path, tmp_path: Path
+) -> None:
+    """Unless --format does."""
+    query = "select topic from topics order by topic limit 1"
+    for name, content in (
+        ("a.csv", "topic\n__consumer_offsets\n"),
+        ("a.CSV", "topic\n__consumer_offsets\n"),
+        ("a.txt", "topic\n------------------\n__consumer_offsets\n"),
+    ):
+        assert not kdissect("sql", str(table_set), query, "--out", str(tmp_path / name)).stderr
+        assert (tmp_path / name).read_text() == content
+    out = tmp_path / "a.parquet"
+    kdissect("sql", str(table_set), query, "--out", str(out))
+    assert pq.read_table(out).to_pylist() == [{"topic": "__consumer_offsets"}]
+    kdissect("sql", str(table_set), query, "--format", "json", "--out", str(out))
+    assert json.loads(out.read_text())["rows"] == [{"topic": "__consumer_offsets"}]
+
+
 @pytest.mark.parametrize("form", ["table", "csv", "json", "parquet"])
 def test_a_closed_pipe_is_quiet(table_set: Path, form: str) -> None:
     """Who reads has enough: no error, no traceback."""
