@@ -1,6 +1,7 @@
 """What the documents show runs, and every verb is documented."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,7 +19,8 @@ from tests import console
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
-QUERIES = re.findall(r"```sql\n(.*?)```", README, re.DOTALL)
+QUERIES = re.findall(r'^(kdissect sql tables/ ".*?")', README, re.DOTALL | re.MULTILINE)
+SQL_PAGE = (ROOT / "docs" / "sql.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +31,59 @@ def tables(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
     return out
 
 
+@pytest.fixture
+def crowded(tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The set in the working folder, with files of another run: whole ones, and one that is cut."""
+    shutil.copytree(tables, tmp_path / "tables")
+    for path in list((tmp_path / "tables").rglob("*.parquet")):
+        shutil.copy(path, path.with_name("part-99999-0123456789ab.parquet"))
+    (tmp_path / "tables" / "exchanges" / "part-00000-ba9876543210.parquet").write_bytes(b"PAR1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize("query", QUERIES)
-def test_queries_of_the_readme_run(query: str, tables: Path) -> None:
-    """DuckDB runs them over the files alone, and they find something."""
-    rows = duckdb.sql(query.replace("'tables/", f"'{tables}/")).fetchall()
-    assert rows
+def test_queries_of_the_readme_see_the_manifests_files(
+    query: str, crowded: Path, tables: Path
+) -> None:
+    """Whatever else lies in the folder."""
+    found = [
+        console.run(f"{query.replace('tables/', f'{folder}/')} --format csv", crowded)
+        for folder in (crowded / "tables", tables)
+    ]
+    lines = [sorted(text.splitlines()) for text in found]
+    assert len(lines[0]) > 2
+    assert lines[0] == lines[1]
+
+
+def test_the_macro_sees_the_manifests_files(crowded: Path) -> None:
+    """docs/sql.md, in a DuckDB that knows nothing of us; a set that was replaced is an error."""
+    (block,) = re.findall(r"```sql\n(.*?)```", SQL_PAGE, re.DOTALL)
+    known = kdissect.open(crowded / "tables")
+    with duckdb.connect() as connection:
+        statements = connection.extract_statements(block)
+        answers = [connection.execute(each).fetchall() for each in statements]
+        assert len(answers[-2]) == len(
+            known.sql("select distinct client_id, api_name from exchanges")
+        )
+        assert sum(count for _, count in answers[-1]) == len(known.api("Produce"))
+        for name in known.names:
+            (count,) = connection.execute(f"select count(*) from kdissect('{name}')").fetchone()
+            assert count == len(known[name]), name
+        known.write(crowded / "other")
+        shutil.rmtree(crowded / "tables")
+        (crowded / "other").rename(crowded / "tables")
+        with pytest.raises(duckdb.IOException, match="No files found"):
+            connection.execute("from kdissect('exchanges')")
+        connection.execute(statements[0])
+        assert len(connection.execute("from kdissect('exchanges')").fetchall()) == 319
+
+
+def test_no_page_reads_a_set_by_its_folders() -> None:
+    """`tables/NAME/*.parquet`, or all files of the folder, may be those of another run."""
+    for page in pages():
+        for block in re.findall(r"```.*?```", page.read_text(), re.DOTALL):
+            assert not re.search(r"tables\S*/\*+\.parquet|parquet\(f?[\"']tables", block), page.name
 
 
 def test_every_verb_is_in_the_readme() -> None:

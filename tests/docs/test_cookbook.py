@@ -1,8 +1,11 @@
 """Every recipe of the cookbook runs, and its forms agree."""
 
 import datetime
+import os
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -74,6 +77,27 @@ def test_duckdb_and_pandas(name: str, tables: kdissect.Tables) -> None:
     assert wanted
 
 
+def test_spark_opens_the_manifests_files(
+    folder: Path, tables: kdissect.Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the page gives Spark to read, by the name of the view."""
+    monkeypatch.chdir(folder.parent)
+    shutil.copy(next((folder / "exchanges").iterdir()), folder / "exchanges" / "left.parquet")
+    opened: dict[str, set[str]] = {}
+
+    def parquet(*files: str) -> Any:
+        return SimpleNamespace(
+            createOrReplaceTempView=lambda view: opened.update({view: set(files)})
+        )
+
+    (block,) = re.findall(r"\*\*Spark\*\*.*?```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(block, {"spark": SimpleNamespace(read=SimpleNamespace(parquet=parquet))})
+    assert opened == {
+        view_name(name): {os.path.relpath(file) for file in tables[name].dataset.files}
+        for name in tables.names
+    }
+
+
 @pytest.mark.spark
 def test_spark(tables: kdissect.Tables, folder: Path, spark: Any) -> None:
     """The same rows on Spark, from the files alone."""
@@ -85,7 +109,8 @@ def test_spark(tables: kdissect.Tables, folder: Path, spark: Any) -> None:
         asked = " ".join(forms["spark-sql"] for forms in RECIPES.values())
         used = [name for name in tables.names if re.search(rf"\b{view_name(name)}\b", asked)]
         for name in used:
-            spark.read.parquet(str(folder / name)).createOrReplaceTempView(view_name(name))
+            files = [str(folder / file) for file in tables.manifest["tables"][name]["files"]]
+            spark.read.parquet(*files).createOrReplaceTempView(view_name(name))
         for name, forms in RECIPES.items():
             found = spark.sql(forms["spark-sql"]).toArrow().to_pylist()
             rows = [[plain(value) for value in row.values()] for row in found]
