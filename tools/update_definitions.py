@@ -25,7 +25,6 @@ from typing import Any
 
 from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
-from kdissect.protocol.field_names import snake_case
 from kdissect.protocol.model import (
     ALWAYS,
     NEVER,
@@ -35,6 +34,7 @@ from kdissect.protocol.model import (
     Field,
     Type,
     VersionRange,
+    snake_case,
 )
 from tools.merge_definitions import clamp, merge, shape
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.pipeline.name_patterns import any_like, like
+from kdissect.pipeline.filters import any_like, like
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.schemas import FIXED_TABLES
 

@@ -21,10 +21,9 @@ from kdissect.capture.spool import SpooledBytes
 from kdissect.kafka.assemble import assemble, paired_frames
 from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.connection_selection import follow
 from kdissect.pipeline.decoder import SECRET_APIS
 from kdissect.pipeline.facts import Learnt, learn
-from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within
+from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within, follow
 from kdissect.pipeline.response_versions import infer
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import (

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdissect.kafka.assembly import Anomaly
-from kdissect.pipeline.connection_selection import REASON as NOT_FOLLOWED
+from kdissect.pipeline.filters import NOT_FOLLOWED
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.tables.anomalies import (
     AnomalyRow,

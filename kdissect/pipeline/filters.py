@@ -1,4 +1,4 @@
-"""What of the captures is wanted: hosts and times (`--host`, `--from`, `--to`).
+"""Filters that several verbs share: hosts, times, name patterns, and the connection limit.
 
 Hosts are chosen among segments: a connection is wanted as a whole, or not at all. Times are chosen
 among exchanges, after everything was assembled, so that a request within the range keeps a response
@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from kdissect.capture.scan import ScanResult
-from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
+
+NOT_FOLLOWED = "connection_limit"  # in captures.ignored_reasons
 
 _RFC3339 = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(:\d\d)?(?:\.(\d{1,9}))?)?\s*([Zz]|[+-]\d\d:?\d\d)?"
@@ -115,3 +120,84 @@ def anomalies_within(
     with_connection = at < 0
     with_connection[at >= 0] = overlaps[at[at >= 0]]
     return np.where(anomalies["exchange_id"] != 0, with_exchange, with_connection)
+
+
+def bools(mask: Any) -> npt.NDArray[np.bool_]:
+    """A mask of Arrow as array; null is False."""
+    return np.asarray(pc.fill_null(mask, False), np.bool_)
+
+
+def has_wildcard(pattern: str) -> bool:
+    return "*" in pattern or "?" in pattern
+
+
+def fits(name: str | None, patterns: Iterable[str]) -> bool:
+    """Whether a name is one of the patterns or matches one; None never does."""
+    return name is not None and any(
+        name == pattern or (has_wildcard(pattern) and fnmatchcase(name, pattern))
+        for pattern in patterns
+    )
+
+
+def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
+    """bool[n]: text that one of the patterns fits; each distinct text is looked at once."""
+    encoded = column.combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], pa.string())
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    found = [fits(name, patterns) for name in encoded.dictionary.to_pylist()]
+    return pa.array(found, pa.bool_()).take(encoded.indices).fill_null(False)
+
+
+def any_like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
+    """bool[n]: lists with a text that one of the patterns fits."""
+    lists = column.combine_chunks()
+    flat = lists.flatten()
+    parents = pc.list_parent_indices(lists).to_numpy()
+    found = np.zeros(len(lists), np.bool_)
+    if len(flat):
+        found[parents[bools(like(pa.chunked_array([flat]), patterns))]] = True
+    return pa.array(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedConnections:
+    """batch: what is left; given_up: packets of the others by source; pair_count: how many pairs of
+    endpoints these were."""
+
+    batch: SegmentBatch
+    given_up: dict[int, int]
+    pair_count: int
+
+
+def follow(batch: SegmentBatch, limit: int) -> SelectedConnections:
+    """At most `limit` pairs of endpoints: those with payload before others, the earliest first.
+
+    So a flood of SYNs takes no place from connections that say something. The choice depends on the
+    segments alone, not on the splits they came from.
+    """
+    count = len(batch.endpoints)
+    if count <= limit:
+        return SelectedConnections(batch, {}, 0)
+    segments = batch.segments
+    pair = segments["endpoints"]
+    has_payload = np.zeros(count, np.bool_)
+    has_payload[pair[segments["length"] > 0]] = True
+    first = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(first, pair, segments["time_ns"])
+    words = np.frombuffer(batch.endpoints.tobytes(), ">u8").reshape(count, -1)
+    order = np.lexsort((*words.T[::-1], first, ~has_payload))
+    is_followed = np.zeros(count, np.bool_)
+    is_followed[order[:limit]] = True
+    kept = is_followed[pair]
+    gone = segments[~kept]
+    counted = gone["source"][gone["ip_id"] & FRAGMENT_PART == 0]
+    sources, packets = np.unique(counted, return_counts=True)
+    left = segments[kept]
+    left["endpoints"] = (np.cumsum(is_followed) - 1)[left["endpoints"]]
+    return SelectedConnections(
+        SegmentBatch(batch.endpoints[is_followed], left),
+        dict(zip(sources.tolist(), packets.tolist(), strict=True)),
+        count - limit,
+    )

@@ -8,6 +8,7 @@ Field names are Kafka's own in snake_case (``throttle_time_ms``).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from uuid import UUID
 # The sides of an exchange, as numbers in arrays and as words.
 REQUEST, RESPONSE = 0, 1
 SIDES = ("request", "response")
+
+_SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 NO_LIMIT = 32767  # api_version is an int16: an open range ends here
 
@@ -144,3 +147,8 @@ class Api:
         if self.key == 18:
             return 0
         return 1 if api_version in self.response.flexible else 0
+
+
+def snake_case(name: str) -> str:
+    """Kafka's field name in ours: ``ThrottleTimeMs`` is ``throttle_time_ms``."""
+    return _SNAKE.sub("_", name).lower()

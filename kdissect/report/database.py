@@ -26,6 +26,7 @@ from kdissect.sql.views import connect, literal, make_views
 
 MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
+LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
 
 Row = dict[str, Any]
 
@@ -158,3 +159,18 @@ def _csv_value(name: str, kind: str) -> str:
         f"CASE WHEN regexp_matches({column}, '^[-=+@\\t\\r]') THEN '''' || {column} "
         f"ELSE {column} END"
     )
+
+
+def listed(
+    database: ReportDatabase, table: str, order: str, limit: int = LISTED_MAX
+) -> dict[str, Any]:
+    """{"total": n, "rows": the first `limit`} of a table, in an order."""
+    return {
+        "total": database.value(f"SELECT count(*) FROM {table}"),
+        "rows": database.rows(f"FROM {table} ORDER BY {order} LIMIT {limit}"),
+    }
+
+
+def columns_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Rows as a dict of columns: what a chart gets, without the names in every row."""
+    return {name: [row[name] for row in rows] for name in names}

@@ -1,4 +1,4 @@
-"""Which exchanges are shown: what the index of an exchange tells first, then columns, then SQL."""
+"""Which exchanges are shown: filters by an exchange's index first, then by columns, then SQL."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.errors import Error
+from kdissect.interrupts import interrupts
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline.filters import host_bytes, is_within
-from kdissect.pipeline.name_patterns import any_like, bools, fits, like
+from kdissect.pipeline.filters import any_like, bools, fits, host_bytes, is_within, like
 from kdissect.protocol import catalog
 from kdissect.tables.arrow_arrays import ip_text
 
@@ -184,8 +185,6 @@ class Filters:
         return pa.array(found)
 
     def _sql_rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        from kdissect.show.where import Where
-
         if self._sql is None:
             self._sql = Where(self.where or "true")
         found: npt.NDArray[np.int64] = self._sql.rows(table)
@@ -194,3 +193,38 @@ class Filters:
 
 def _and(one: Any, two: Any) -> Any:
     return two if one is None else pc.and_kleene(one, two)
+
+
+class WhereError(Error):
+    """The expression cannot be read, or names a column that there is not."""
+
+
+class Where:
+    """An expression, applied to one batch of rows after the other.
+
+    DuckDB sees the rows and nothing else: no file, no network, no setting.
+    """
+
+    def __init__(self, expression: str) -> None:
+        import duckdb
+
+        self._errors = duckdb.Error
+        self._expression = expression
+        self._connection: Any = duckdb.connect(
+            ":memory:", config={"enable_external_access": "false", "threads": "1"}
+        )
+        self._connection.execute("SET TimeZone='UTC'")
+        self._connection.execute("SET lock_configuration=true")
+
+    def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """int64[n]: the rows for which the expression is true. Raises WhereError."""
+        number = pa.array(np.arange(table.num_rows, dtype=np.int64))
+        numbered = table.append_column("_row", number)
+        try:
+            with interrupts():
+                relation = self._connection.from_arrow(numbered).filter(self._expression)
+                found = relation.project("_row").fetchnumpy()["_row"]
+        except self._errors as error:
+            reason = str(error).splitlines()[0]
+            raise WhereError(f"--where {self._expression}: {reason}") from None
+        return np.sort(np.asarray(found, np.int64))

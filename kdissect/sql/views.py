@@ -11,7 +11,7 @@ import duckdb
 import pyarrow.dataset as pads
 
 from kdissect.interrupts import interrupts
-from kdissect.protocol.field_names import snake_case
+from kdissect.protocol.model import snake_case
 
 _PREFIXES = {"apis/": "api_", "internal/": "internal_"}
 

@@ -8,7 +8,7 @@ import pytest
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import RETRIABLE, ErrorCode, error_name
-from kdissect.protocol.field_names import snake_case
+from kdissect.protocol.model import snake_case
 
 
 def test_every_pair_of_the_releases_is_there():

@@ -8,9 +8,8 @@ import pytest
 
 import kdissect
 from kdissect.pipeline.filters import time_ns
-from kdissect.show.filters import Filters, FollowedConnection, api_keys, duration_ms
+from kdissect.show.filters import Filters, FollowedConnection, WhereError, api_keys, duration_ms
 from kdissect.show.loop import Style
-from kdissect.show.where import WhereError
 from tests.conftest import CAPTURES
 from tests.show.conftest import shown
 

@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from kdissect.codec.message import Message
-from kdissect.pipeline.name_patterns import fits
+from kdissect.pipeline.filters import fits
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers

@@ -26,8 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.errors import CaptureError
-from kdissect.report.database import ReportDatabase
-from kdissect.report.paging import columns_of
+from kdissect.report.database import ReportDatabase, columns_of
 
 SLOW_MS = 20.0
 CELLS_PER_DECADE = 12

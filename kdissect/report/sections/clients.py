@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase
-from kdissect.report.paging import listed
+from kdissect.report.database import ReportDatabase, listed
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:

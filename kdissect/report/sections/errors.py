@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdissect.protocol.error_codes import RETRIABLE, error_name
-from kdissect.report.database import ReportDatabase
-from kdissect.report.paging import listed
+from kdissect.report.database import ReportDatabase, listed
 from kdissect.sql.views import view_name
 
 # What a struct around an error code says of it: its field, and the word to say it with.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase, Row
-from kdissect.report.paging import listed
+from kdissect.report.database import ReportDatabase, Row, listed
 
 SHOWN_GROUPS = 6
 SHOWN_EVENTS = 250  # of a group on its timeline; the CSV file has all

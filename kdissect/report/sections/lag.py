@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase
-from kdissect.report.paging import columns_of, listed
+from kdissect.report.database import ReportDatabase, columns_of, listed
 from kdissect.report.sections.traffic import slice_of
 
 SHOWN_GROUPS = 8

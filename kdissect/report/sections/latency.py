@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase
+from kdissect.report.database import ReportDatabase, columns_of, listed
 from kdissect.report.exchange_facts import quantile, quantiles
-from kdissect.report.paging import columns_of, listed
 
 BINS_PER_DECADE = 10
 SLOWEST = 25

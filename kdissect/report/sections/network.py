@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase
+from kdissect.report.database import ReportDatabase, listed
 from kdissect.report.exchange_facts import endpoint
-from kdissect.report.paging import listed
 
 EXAMPLES = 8  # of each kind of anomaly
 

@@ -8,7 +8,7 @@ from kdissect import text as f
 from kdissect.api import Tables
 from kdissect.protocol.releases import find_release
 from kdissect.readiness.assess import ReadinessError, assess
-from kdissect.report.paging import LISTED_MAX
+from kdissect.report.database import LISTED_MAX
 
 DEFAULT_TARGET = "4.0"
 

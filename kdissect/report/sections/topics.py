@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase
+from kdissect.report.database import ReportDatabase, columns_of, listed
 from kdissect.report.exchange_facts import quantile
-from kdissect.report.paging import columns_of, listed
 
 SHOWN_TOPICS, SHOWN_CLIENTS = 20, 20
 # what of a batch's size no codec touches: its header, by magic

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase
+from kdissect.report.database import ReportDatabase, columns_of
 from kdissect.report.exchange_facts import quantiles
-from kdissect.report.paging import columns_of
 
 SLICES_MAX = 240
 SHOWN_APIS, SHOWN_ERRORS = 7, 6
