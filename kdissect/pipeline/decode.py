@@ -89,9 +89,6 @@ def decode_step(
         if files is not None and slot != plan.open_slot:
             settled.append(packed.data)
         yield Row(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
-    for fragment in events.fragments():
-        state["reason"] = "batches of snapshots lie in several pieces"
-        yield Row(fragment.key, RowKind.PIECES, fragment.number, fragment.data)
     if files is not None and slot != plan.open_slot:
         used.merge(decoder.names_used)
         state["names_used"] = used.to_json()

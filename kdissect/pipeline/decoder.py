@@ -156,12 +156,7 @@ def error_versions(api_key: int) -> npt.NDArray[np.bool_]:
 
 
 class Decoder:
-    """Decodes assemblies into a sink; holds what all chunks share.
-
-    joins_pieces: edges of pieces of snapshots are events, joined later; else they are partial rows.
-    """
-
-    joins_pieces = True
+    """Decodes assemblies into a sink; holds what all chunks share."""
 
     def __init__(
         self,
@@ -552,16 +547,12 @@ class Decoder:
             id_of_name=self.ids_by_name,
         )
         rows = RecordRows(facts, lead)
-        pieces = np.flatnonzero(facts.source == SNAPSHOT) if self.joins_pieces else sets.row[:0]
-        edges = stories.edges(sets, lead, pieces) if len(pieces) else None
         start = np.ascontiguousarray(sets.start + lead, np.int64)
         length = np.ascontiguousarray(sets.length - lead, np.int64)
         for part in iter_record_chunks(frames.buf, start, length, self.options.limits.of_records):
             raw = pa.table(part.batches)
             batches, records = rows.add(raw, pa.table(part.records))
             stories.add_batches(sets, facts.source, raw, batches)
-            if edges is not None:
-                batches = edges.without_open(raw, batches)
             if batches.num_rows:
                 self.sink("record_batches", batches)
             if records.num_rows:
@@ -570,13 +561,8 @@ class Decoder:
                 self.sink("records", table)
                 self._internal_anomalies(chunk, sets, wrong, set_index)
             self._record_anomalies(chunk, sets, marks.topics, part.faults)
-        if edges is not None:
-            for fragment in edges.fragments(
-                rows.places(), marks, self.ids_by_name, self.capture_ids
-            ):
-                self.events.add_fragment(fragment)
-        elif lead.any():
-            self.sink("record_batches", rows.pieces())
+        if lead.any():
+            self.sink("record_batches", rows.batch_ends())
 
     def _record_source(
         self, api_key: npt.NDArray[Any], sets: RecordSets, marks: ChunkMarks

@@ -20,11 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
 
 from kdissect.capture.inputs import find_captures
-from kdissect.pipeline import exchange_index, local
+from kdissect.pipeline import local
 from kdissect.pipeline.assemble import assemble_step
 from kdissect.pipeline.decode import decode_step
 from kdissect.pipeline.options import Options
@@ -32,13 +31,11 @@ from kdissect.pipeline.plan import make_plan
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.scan import scan_step
 from kdissect.pipeline.step_rows import Row, RowKind
-from kdissect.protocol.api_keys import ApiKey
 
 STORIES = ("group_events", "transactions", "fetch_sessions")  # told by messages of many slots
 ANOMALIES = "anomalies"  # told by slots and by stories
-_RECORDS = ("record_batches", "records")  # batches may lie in several pieces of a snapshot
 KEPT_S = 86_400
-_PLAN, _PIECES = "plan", "pieces"
+_PLAN = "plan"
 _HEAD = struct.Struct("<qiqq")  # key, kind, order, size
 _FORMAT = 2
 
@@ -61,8 +58,6 @@ class Index:
 
     def has_stories(self, name: str) -> bool:
         """Whether a part of a table is told only by messages of many slots."""
-        if name in _RECORDS or name.startswith("internal/"):
-            return Path(self.folder, _PIECES).exists()
         return name in STORIES or name == ANOMALIES
 
     def table(self, name: str, slot: int) -> Iterator[pa.Table]:
@@ -84,10 +79,7 @@ class Index:
         sources = plan.sources()
         events: dict[int, list[Row]] = {}
         for slot in self.slots():
-            rows = self._rows(slot)
-            if name not in (*STORIES, ANOMALIES):
-                rows = [row for row in map(_pieces_of, rows) if row is not None]
-            for row in decode_step(plan, sources, rows, lambda *_: None):
+            for row in decode_step(plan, sources, self._rows(slot), lambda *_: None):
                 if row.kind != RowKind.RESULT:
                     events.setdefault(row.key, []).append(row)
         found: list[pa.Table] = []
@@ -97,7 +89,7 @@ class Index:
                 found.append(rows)
 
         for key in sorted(events):
-            local.analyse_all(plan, events.pop(key), sink)
+            local.analyse_all(events.pop(key), sink)
             yield from _emptied(found)
 
     def _rows(self, slot: int) -> list[Row]:
@@ -170,19 +162,6 @@ def _fill(plan: RunPlan, folder: Path) -> None:
             path.unlink()
             for row in assemble_step(plan, plan.sources(), rows):
                 slots.add(row)
-                if _pieces_of(row) is not None and row.kind == RowKind.EXCHANGES:
-                    Path(folder, _PIECES).touch()
-
-
-def _pieces_of(row: Row) -> Row | None:
-    """The row with exchanges of FetchSnapshot alone; None where none of it is needed."""
-    if row.kind != RowKind.EXCHANGES:
-        return row if row.kind in (RowKind.FACTS, RowKind.STATS) else None
-    assembly = exchange_index.from_bytes(row.data)
-    chosen = np.flatnonzero(assembly.exchanges["api_key"] == ApiKey.FETCH_SNAPSHOT)
-    if not len(chosen):
-        return None
-    return row._replace(data=exchange_index.to_bytes(exchange_index.take(assembly, chosen)))
 
 
 class _KeyedFiles:

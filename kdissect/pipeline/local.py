@@ -61,7 +61,7 @@ def run(
             else:
                 events[row.key].append(row)
     for key in sorted(events):
-        count(analyse_all(plan, events.pop(key), for_stories))
+        count(analyse_all(events.pop(key), for_stories))
     return {"timings": dict(timings), "state": merged(states)}
 
 
@@ -79,12 +79,9 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
         yield batch, assembly, here
 
 
-def analyse_all(plan: RunPlan, rows: list[Row], sink: Sink) -> dict[str, Any]:
+def analyse_all(rows: list[Row], sink: Sink) -> dict[str, Any]:
     """All rows of one key of events, in any order."""
-    rows = in_order(rows)
-    events = [row.data for row in rows if row.kind == RowKind.EVENTS]
-    pieces = (row.data for row in rows if row.kind == RowKind.PIECES)
-    return analyse_step(plan, events, pieces, sink)
+    return analyse_step([row.data for row in in_order(rows)], sink)
 
 
 def in_order(rows: list[Row]) -> list[Row]:

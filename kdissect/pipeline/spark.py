@@ -362,21 +362,16 @@ def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
         _enter("analyse")
         for group in _groups(_rows(batches)):
             events: list[bytes] = []
-            pieces: Iterator[Row] | None = None
             key = 0
-            for row in group:  # sorted by kind: pieces are last
+            for row in group:
                 key = row.key
                 if row.kind == RowKind.RESULT:
                     yield pa.RecordBatch.from_pydict({"result": [row.data.decode()]})
-                elif row.kind == RowKind.EVENTS:
-                    events.append(row.data)
                 else:
-                    pieces = chain([row], group)
-                    break
-            if events or pieces is not None:
+                    events.append(row.data)
+            if events:
                 sink = ParquetSink(out, run_id, f"e{key:05d}", is_final=not plan.keeps)
-                in_order = (row.data for row in pieces or ())
-                result = analyse_step(plan, events, in_order, sink)
+                result = analyse_step(events, sink)
                 result["files"] = [asdict(file) for file in sink.close()]
                 yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
         _settle("analyse")

@@ -4,9 +4,8 @@ scan      one split      -> SEGMENTS rows keyed by bucket (a hash of the endpoin
 assemble  one bucket     -> EXCHANGES rows keyed by slot (a range of the captures' bytes),
                             FACTS to every slot, TABLE rows (connections, anomalies), STATS;
                             rows that later captures may change go to a slot of their own
-decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT,
-                            PIECES rows (of snapshots: stories/snapshots.py) keyed by snapshot
-analyse   one such key   -> tables into a sink (stories over many messages, batches in many pieces)
+decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT
+analyse   one such key   -> tables into a sink (stories over many messages)
 
 Each step is a plain function over rows, in a module of its name. A bucket holds whole connections,
 a slot about equal bytes whatever the connections; both depend on the input and the options alone,
@@ -39,8 +38,7 @@ class RowKind(IntEnum):
     EVENTS = 5
     RESULT = 6
     STATES = 7  # of connections that go on
-    PIECES = 8  # last: they are read one after another
-    PAYLOAD = 9  # of the SEGMENTS rows of a bucket, in their order
+    PAYLOAD = 8  # of the SEGMENTS rows of a bucket, in their order
 
 
 class Row(NamedTuple):

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.pipeline.frame_buffer import FrameBuffer
-from kdissect.pipeline.snapshots import Edges
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
-from kdissect.protocol.model import REQUEST, RESPONSE
+from kdissect.protocol.model import REQUEST
 from kdissect.stories.events import Collector
 from kdissect.stories.fetch_messages import fetch_events
 from kdissect.stories.group_messages import group_events
@@ -44,10 +43,6 @@ class ChunkStories:
             self.collector.add("producers", table)
         for table in fetch_events(self.messages):
             self.collector.add("fetches", table)
-
-    def edges(self, sets: RecordSets, lead: npt.NDArray[Any], pieces: npt.NDArray[Any]) -> Edges:
-        """Of the record sets `pieces`, which are pieces of snapshots."""
-        return Edges(sets, lead, pieces, self.messages, self.frames.start[:, RESPONSE])
 
     def add_batches(
         self, sets: RecordSets, source: npt.NDArray[Any], raw: pa.Table, shown: pa.Table

@@ -101,8 +101,6 @@ def _by_completion(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
 class _RowDecoder(Decoder):
     """A decoder whose rows come in the order given, and which may stop at `exchanges`."""
 
-    joins_pieces = False  # rows do not wait for later ones
-
     def __init__(
         self, sources: Any, capture_ids: list[int], options: Options, names: dict[str, str]
     ) -> None:

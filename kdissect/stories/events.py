@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.stories.snapshots import BatchFragment
 from kdissect.tables.arrow_arrays import mix64
 
 ROW_BYTES_MAX = 4 << 20  # of one packed table
@@ -137,27 +136,17 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class Collector:
-    """The events of one decode task, packed by key at the end; fragments of snapshots likewise."""
+    """The events of one decode task, packed by key at the end."""
 
     def __init__(self, key_count: int) -> None:
         """key_count: how many keys there are; depends on the plan of the run alone."""
         self.key_count = key_count
         self._tables: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
-        self._fragments: list[Packed] = []
 
     def add(self, name: str, table: pa.Table) -> None:
         """Rows of `SCHEMAS[name]`."""
         if table.num_rows:
             self._tables[name].append(table)
-
-    def add_fragment(self, fragment: BatchFragment) -> None:
-        snapshot = fragment.snapshot
-        key = _digest(f"{snapshot.topic} {snapshot.end_offset}") % self.key_count
-        self._fragments.append(Packed(key, fragment.order, fragment.to_bytes()))
-
-    def fragments(self) -> list[Packed]:
-        """All fragments, each with the key of its snapshot; `number` is its order."""
-        return self._fragments
 
     def packed(self) -> Iterator[Packed]:
         """All events, each row with the key of its group or producer."""

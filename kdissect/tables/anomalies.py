@@ -52,7 +52,6 @@ SEVERITY: dict[Anomaly, int] = {
     Anomaly.SURPLUS_BYTES: INFO,
     Anomaly.NOT_DECRYPTED: INFO,
     Anomaly.LOST_FRAGMENTS: WARNING,
-    Anomaly.SNAPSHOT_GAP: WARNING,
     Anomaly.CAPTURE_LATE: WARNING,
     Anomaly.CAPTURE_GROWN: WARNING,
     Anomaly.CAPTURE_REPEATED: INFO,

@@ -40,7 +40,7 @@ class RecordRows:
     """
 
     def __init__(self, facts: RecordSetFacts, lead: npt.NDArray[np.int64]) -> None:
-        """lead: bytes of each set in front of its first batch; they count as one (`pieces`)."""
+        """lead: bytes of each set in front of its first batch; they are a row of `batch_ends`."""
         self.facts = facts
         sets = facts.sets
         count = len(sets.row)
@@ -73,14 +73,6 @@ class RecordRows:
         codes = np.where(facts.sets.topic_id >= 0, facts.sets.topic_id, by_name[facts.sets.topic])
         return self._texts(codes, texts)
 
-    def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(batch_index of the first batch, batches of its exchange) per set, once all chunks are
-        added."""
-        base = self._batch_base()
-        totals = np.zeros(len(base), np.int64)
-        np.add.at(totals, self._first, self._batches)
-        return base, totals[self._first]
-
     def _batch_base(self) -> npt.NDArray[np.int64]:
         """Batches in earlier sets of the same exchange, per set."""
         if not len(self._batches):
@@ -100,9 +92,12 @@ class RecordRows:
             self._record_rows(records, base),
         )
 
-    def pieces(self) -> pa.Table:
-        """`record_batches` rows of what is in front of the first batch of a set, once all chunks
-        are added: ends of batches whose begin is elsewhere, of which only the size is known."""
+    def batch_ends(self) -> pa.Table:
+        """`record_batches` rows of the bytes before the first batch header of a set (KIP-630: the
+        end of a batch that began in an earlier response). Only their size is known.
+
+        Call it after `add` has seen all chunks.
+        """
         chosen = np.flatnonzero(self._lead > 0)
         columns = self._common(pa.array(chosen), chosen)
         columns["batch_index"] = ints(self._batch_base()[chosen], pa.int64())
