@@ -17,7 +17,6 @@ from uuid import UUID
 from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
-from kdissect.replay.comparison.alike import QuickComparator
 from kdissect.replay.comparison.comparator import Comparator
 from kdissect.replay.comparison.rules import load_rules
 from kdissect.replay.model import (
@@ -209,8 +208,7 @@ def replay(
     translator = Translator(plan, options)
     translator.is_quick = is_quick
     translator.learn_metadata(cluster.metadata())
-    made = QuickComparator if is_quick else Comparator
-    comparator = made(translator, load_rules(list(rules)), strict)
+    comparator = Comparator(translator, load_rules(list(rules)), strict)
     done = Replayed(plan, translator, comparator)
     for is_request, step in events(plan):
         if is_request:

@@ -115,14 +115,14 @@ class Comparator:
                     "sent at the nearest version that the target speaks",
                 ),
             )  # fmt: skip
-            judgement.verdict = verdict_of(judgement.differences)
+            judgement.verdict = _verdict_of(judgement.differences)
         return judgement
 
     def differs(self, step: Step, captured: Message, answer: Message) -> bool:
         """Whether an answer that brings no records is different, as far as is known now."""
         walk = TreeDiff(self, step)
         walk.run(captured, answer)
-        return verdict_of(walk.differences) is Verdict.DIFFERENT
+        return _verdict_of(walk.differences) is Verdict.DIFFERENT
 
     def _failed(self, outcome: Outcome) -> Judgement:
         """No answer came; nor did one in the capture, where its connection ended then."""
@@ -136,12 +136,8 @@ class Comparator:
         walk = TreeDiff(self, step)
         walk.run(captured, answer)
         if walk.has_other_records:
-            self.keep(step, captured, answer)
-        return Judgement(verdict_of(walk.differences), walk.differences)
-
-    def keep(self, step: Step, captured: Message, answer: Message) -> None:
-        """Compare the records of an answer once more, when all have come."""
-        self._kept[step.number] = (step, captured, answer)
+            self._kept[step.number] = (step, captured, answer)
+        return Judgement(_verdict_of(walk.differences), walk.differences)
 
     def finish(self) -> dict[int, Judgement]:
         """What all answers together say of records that single ones did not bring, and of those
@@ -163,12 +159,12 @@ class Comparator:
                     )
                 differences.append(each)
             changed[number] = replace(
-                judgement, verdict=verdict_of(differences), differences=differences
+                judgement, verdict=_verdict_of(differences), differences=differences
             )
         return changed
 
 
-def verdict_of(differences: Iterable[Difference]) -> Verdict:
+def _verdict_of(differences: Iterable[Difference]) -> Verdict:
     verdict = Verdict.SAME
     for each in differences:
         if not each.rule:
@@ -243,7 +239,7 @@ _ABOUT = frozenset(
 
 
 @cache
-def shape_of(api_key: int, of: Layout) -> _Shape:
+def _shape_of(api_key: int, of: Layout) -> _Shape:
     kinds = {name: kind_of(api_key, slot.field) for name, slot in of.by_name.items()}
     named: dict[FieldKind, str] = {}
     for name, kind in kinds.items():
@@ -312,7 +308,7 @@ class TreeDiff:
     # -- structs and arrays ---------------------------------------------------------------------
 
     def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: DiffPosition) -> None:
-        shape = shape_of(self.api_key, ours)
+        shape = _shape_of(self.api_key, ours)
         place = place._replace(around=about(shape.named, c, place.around), captured=c, answered=a)
         for name in shape.telling:
             if name in a and c[name] != a[name] and self._goes_with(place, name, c, a):
@@ -380,7 +376,7 @@ class TreeDiff:
             self._scalars(slot, kind, c, a, place, rule)
             return
         twice: set[int] = set()
-        if rule is not None and rule.key and not keys_of(rule, slot.inner):
+        if rule is not None and rule.key and not _keys_of(rule, slot.inner):
             rule = None  # nothing tells these elements apart but their place
         if rule is None:
             pairs: list[tuple[int, int]] = [(i, i) for i in range(min(len(c), len(a)))]
@@ -408,9 +404,9 @@ class TreeDiff:
     ) -> tuple[list[tuple[int, int]], set[int]]:
         """(index, index) of elements with equal keys, -1 where one side has none; and the answered
         ones whose key another answered one has."""
-        names = keys_of(rule, inner)
+        names = _keys_of(rule, inner)
         keys = {each for name in names for each in name.split("|")}
-        shape = shape_of(self.api_key, inner)
+        shape = _shape_of(self.api_key, inner)
         meaning = self.owner.meaning
         waiting: dict[Any, list[int]] = {}
         for index, each in enumerate(a):
@@ -656,7 +652,7 @@ def _is_set(value: Any) -> bool:
     return not (value is None or value == -1 or value in ("", b""))
 
 
-def keys_of(rule: Rule, of: Layout) -> list[str]:
+def _keys_of(rule: Rule, of: Layout) -> list[str]:
     """The fields of a rule's key that a struct has."""
     return [name for name in rule.key if any(each in of.by_name for each in name.split("|"))]
 

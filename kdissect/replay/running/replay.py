@@ -135,7 +135,7 @@ def _results(
 async def _run(
     plan: ReplayPlan, target: Target, options: SessionOptions, watch: Watch | None
 ) -> tuple[RunResult, list[Prepared]]:
-    from kdissect.replay.comparison.alike import QuickComparator
+    from kdissect.replay.comparison.comparator import Comparator
     from kdissect.replay.comparison.rules import load_rules
     from kdissect.replay.translation.translator import Translator
 
@@ -152,7 +152,7 @@ async def _run(
         return not_begun(plan, str(error), time.time_ns()), prepared
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
-    comparator = QuickComparator(translator, load_rules(options.rules), strict=options.is_strict)
+    comparator = Comparator(translator, load_rules(options.rules), strict=options.is_strict)
     runner = Runner(plan, translator, comparator, target, options.run)
     with _stopped_by_signals(runner):
         if watch is not None:

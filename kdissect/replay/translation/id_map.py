@@ -45,8 +45,6 @@ class IdMap:
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
         # Set by who compares: whether an answer differs from the captured one.
         self.differs: Callable[[Step, Message, Message], bool] | None = None
-        # The same for two responses of one form (`shortcuts.Pair`); None: `differs` has to say.
-        self.differs_alike: Callable[[Step, Any], bool | None] | None = None
         self.asked: Counter[int] = Counter()  # step -> how often it was asked again
         self.produced_again: dict[int, set[int]] = {}  # connection -> Produce steps asked again
         self.futile: Counter[int] = Counter()  # api_key -> steps asked again and again in vain

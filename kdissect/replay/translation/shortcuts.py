@@ -242,9 +242,7 @@ def is_final(t: IdMap, step: Step, pair: Pair) -> bool:
     if OUT_OF_SEQUENCE in pair.codes or step.exchange.api_key == ApiKey.SHARE_FETCH:
         return False
     if step.exchange.api_key != ApiKey.FETCH:
-        if step.step_class != READ:
-            return True
-        return t.differs_alike is not None and t.differs_alike(step, pair) is False
+        return step.step_class != READ
     if pair.codes & SESSION_LOST:
         return False
     return any(pair.codes) or _brings_all(t, pair)

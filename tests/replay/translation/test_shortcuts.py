@@ -13,14 +13,10 @@ from kdissect.codec.message_forms import form_of
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.alike import QuickComparator
-from kdissect.replay.comparison.comparator import Comparator
-from kdissect.replay.comparison.rules import load_rules
 from kdissect.replay.model import (
     WRITING_CLASSES,
     Connection,
     Exchange,
-    Outcome,
     PlanOptions,
     ReplayPlan,
     Skipped,
@@ -34,7 +30,7 @@ from kdissect.replay.translation import shortcuts
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.field_kinds import FieldKind, spots
-from kdissect.replay.workload.messages import request_of, response_of
+from kdissect.replay.workload.messages import request_of
 from kdissect.replay.workload.source import load_workload
 from tests.codec.message_values import sample
 from tests.replay.other_cluster import OtherCluster, Replayed, replay
@@ -245,96 +241,3 @@ def test_renamed_and_reencoded_requests_are_left_to_the_definition() -> None:
         TranslateOptions(reencode=True),
     ):
         assert shortcuts.patched(Translator(plan, options), step, frame, 1) is None
-
-
-# -- answers with other values ------------------------------------------------------------------
-
-ANSWERS = 3  # to a request
-RULES = """
-[[rule]]
-name = "mine"
-kind = "ignore"
-path = "partitions"
-apis = ["Metadata", "ListOffsets"]
-
-[[rule]]
-name = "close"
-kind = "tolerance"
-absolute = 5
-path = "high_watermark"
-
-[[rule]]
-name = "beside"
-kind = "ignore"
-path = "base_offset"
-where = { index = "^0$" }
-"""
-
-
-def other_answer(frame: bytes, exchange: Exchange, generator: random.Random) -> bytes:
-    """The response with some other values; of its form, where it has one."""
-    for _ in range(2):
-        form = form_of(frame, "response", exchange.api_key, exchange.api_version)
-    out = bytearray(frame)
-    if form is None:
-        return frame
-    for leaf in generator.sample(form.leaves, min(len(form.leaves), generator.randrange(4))):
-        if leaf.slot.name == "records":
-            continue
-        end = leaf.pos + leaf.size
-        out[end - 1] ^= generator.choice((1, 2, 0xFF))
-        if generator.random() < 0.3:
-            out[leaf.pos : end] = generator.randbytes(leaf.size)
-    return bytes(out)
-
-
-def check_answers(path: Path, tmp_path: Path, options: TranslateOptions, **given: Any) -> int:
-    found = load_workload(str(path))
-    cluster = OtherCluster(found)
-    done = replay(found, cluster, options=options)
-    plan, translator = done.plan, done.translator
-    rules = tmp_path / "rules.toml"
-    rules.write_text(RULES)
-    made = load_rules([str(rules)])
-    quick, counting = (QuickComparator(translator, made, **given) for _ in range(2))
-    plain = Comparator(translator, made, **given)
-    generator = random.Random(path.name)
-    counted = 0
-    for step in plan.steps:
-        exchange = step.exchange
-        if exchange.response is None or step.skipped is not None:
-            continue
-        for number in range(ANSWERS):
-            step.is_racing = generator.random() < 0.5
-            answer = exchange.response
-            if number:
-                captured = response_of(exchange)
-                if captured is not None and generator.random() < 0.5:
-                    answer = encode_message(cluster.moved(captured))
-                answer = other_answer(answer, exchange, generator)
-            outcome = Outcome(step, answer=answer)
-            counted += counting._judge_alike(outcome) is not None
-            assert quick.judge(outcome) == plain.judge(outcome), (step.api_name, answer)
-    assert quick.finish() == plain.finish()
-    return counted
-
-
-VARIANTS: list[tuple[str, TranslateOptions, dict[str, Any]]] = [
-    *((name, TranslateOptions(), {}) for name in SHIPPED),
-    ("librdkafka.pcap", TranslateOptions(), {"strict": True}),
-    ("java_2_0_1.pcap", TranslateOptions(renames=(("topic", "old.2.0.1", "new"),)), {}),
-    ("java_2_0_1.pcap", TranslateOptions(offsets="captured"), {}),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "given"), VARIANTS)
-def test_answers_are_judged_as_the_definition_does(
-    captures: Path, tmp_path: Path, name: str, options: TranslateOptions, given: Any
-) -> None:
-    assert check_answers(captures / name, tmp_path, options, **given) > 0
-
-
-@pytest.mark.parametrize("name", SHARED)
-@needs_material
-def test_recorded_answers_are_judged_as_the_definition_does(tmp_path: Path, name: str) -> None:
-    assert check_answers(CAPTURES / f"{name}.pcap", tmp_path, TranslateOptions()) > 0
