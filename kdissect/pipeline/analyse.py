@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from kdissect.pipeline.decoder import Sink
-from kdissect.stories.analyse import analyse
+from kdissect.stories.analyse import analyse as read_stories
 
 
-def analyse_step(events: list[bytes], sink: Sink) -> dict[str, Any]:
+def analyse(events: list[bytes], sink: Sink) -> dict[str, Any]:
     """Write the tables that all events of one key make; returns the timings."""
     began = time.perf_counter()
-    for name, table in analyse(events):
+    for name, table in read_stories(events):
         sink(name, table)
     return {"timings": {"analyse_s": time.perf_counter() - began}}

@@ -18,7 +18,8 @@ from kdissect.arrays import gather_ranges, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.spool import SpooledBytes
-from kdissect.kafka.assemble import assemble, paired_frames
+from kdissect.kafka.assemble import assemble as assemble_segments
+from kdissect.kafka.assemble import paired_frames
 from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.decoder import SECRET_APIS
@@ -65,13 +66,13 @@ def assembled(
     batch = follow(SegmentBatch.concat(batches), limits.connections).batch
     key_logs = plan.key_logs(sources)
     sources = at_hand(sources, batch.segments)
-    assembly = assemble(batch, sources, plan.options.stream_options, key_logs)
+    assembly = assemble_segments(batch, sources, plan.options.stream_options, key_logs)
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
     return batch, assembly, sources
 
 
-def assemble_step(
+def assemble(
     plan: RunPlan, sources: Sources, rows: Iterable[Row], files: StateFiles | None = None
 ) -> Iterator[Row]:
     """All rows of one bucket, in order, to rows keyed by slot; files: where the state goes."""
@@ -228,7 +229,7 @@ def _set_rows(
     plan: RunPlan, sources: Sources, batch: SegmentBatch, before: list[bytes], bucket: int,
     files: StateFiles | None, began: float,
 ) -> Iterator[Row]:  # fmt: skip
-    """`assemble_step` of a run that saves its state: rows that a later packet may change go to the
+    """`assemble` of a run that saves its state: rows that a later packet may change go to the
     open slot."""
     options = plan.options
     byte_count = int(batch.segments["captured"].sum())

@@ -29,7 +29,7 @@ from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 LATE_NAMES_LISTED = 20
 
 
-def decode_step(
+def decode(
     plan: RunPlan,
     sources: Sources,
     rows: Iterable[Row],

@@ -24,12 +24,13 @@ import pyarrow as pa
 
 from kdissect.capture.inputs import find_captures
 from kdissect.pipeline import local
-from kdissect.pipeline.assemble import assemble_step
-from kdissect.pipeline.decode import decode_step
+from kdissect.pipeline.analyse import analyse
+from kdissect.pipeline.assemble import assemble
+from kdissect.pipeline.decode import decode
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import make_plan
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.scan import scan_step
+from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import Row, RowKind
 
 STORIES = ("group_events", "transactions", "fetch_sessions")  # told by messages of many slots
@@ -69,7 +70,7 @@ class Index:
             if table == name:
                 found.append(rows)
 
-        for _ in decode_step(plan, plan.sources(), self._rows(slot), sink):
+        for _ in decode(plan, plan.sources(), self._rows(slot), sink):
             yield from _emptied(found)
         yield from _emptied(found)
 
@@ -79,7 +80,7 @@ class Index:
         sources = plan.sources()
         events: dict[int, list[Row]] = {}
         for slot in self.slots():
-            for row in decode_step(plan, sources, self._rows(slot), lambda *_: None):
+            for row in decode(plan, sources, self._rows(slot), lambda *_: None):
                 if row.kind != RowKind.RESULT:
                     events.setdefault(row.key, []).append(row)
         found: list[pa.Table] = []
@@ -89,7 +90,7 @@ class Index:
                 found.append(rows)
 
         for key in sorted(events):
-            local.analyse_all(events.pop(key), sink)
+            analyse([row.data for row in local.in_order(events.pop(key))], sink)
             yield from _emptied(found)
 
     def _rows(self, slot: int) -> list[Row]:
@@ -152,7 +153,7 @@ def _fill(plan: RunPlan, folder: Path) -> None:
     with _KeyedFiles(folder, "bucket") as buckets:
         buckets.touch(0)
         for number in range(len(plan.splits)):
-            for row in scan_step(plan, sources, number):
+            for row in scan(plan, sources, number):
                 buckets.add(row)
     with _KeyedFiles(folder, "slot") as slots:
         slots.touch(0)
@@ -160,7 +161,7 @@ def _fill(plan: RunPlan, folder: Path) -> None:
             with path.open("rb") as file:
                 rows = local.in_order(list(_read(file)))
             path.unlink()
-            for row in assemble_step(plan, plan.sources(), rows):
+            for row in assemble(plan, plan.sources(), rows):
                 slots.add(row)
 
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 from kdissect.arrays import renumbered, take
 from kdissect.capture.ip_fragments import CONFLICT
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.scan import ScanResult, scan
+from kdissect.capture.scan import ScanResult
+from kdissect.capture.scan import scan as scan_packets
 from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import is_within, of_hosts
@@ -29,7 +30,7 @@ from kdissect.tables.anomalies import (
 from kdissect.tables.arrow_arrays import ints
 
 
-def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
+def scan(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
     """Split `number` to rows keyed by bucket; after the splits, a file of the saved state."""
     began = time.perf_counter()
     if plan.before is not None and number >= len(plan.splits):
@@ -39,7 +40,7 @@ def scan_step(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
             yield Row(bucket, RowKind.STATES, (number << 20) + order, data)
         return
     split = plan.splits[number]
-    result = of_hosts(scan(split, sources, plan.fragments), plan.options.hosts)
+    result = of_hosts(scan_packets(split, sources, plan.fragments), plan.options.hosts)
     stats: dict[str, Any] = {
         "source": split.source,
         "packet_count": result.packet_count,

@@ -37,12 +37,12 @@ from kdissect.capture.mapped_files import was_cut
 from kdissect.capture.object_splits import Piece, Runner, Walked, walk_piece
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline import local
-from kdissect.pipeline.analyse import analyse_step
-from kdissect.pipeline.assemble import assemble_step
-from kdissect.pipeline.decode import decode_step
+from kdissect.pipeline.analyse import analyse
+from kdissect.pipeline.assemble import assemble
+from kdissect.pipeline.decode import decode
 from kdissect.pipeline.run_plan import RunPlan, tasks
-from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
-from kdissect.pipeline.scan import scan_step
+from kdissect.pipeline.saved_state import StateFiles
+from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import Row, RowKind
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 
@@ -298,7 +298,7 @@ def _scan_stage(plan: RunPlan) -> Stage:
         sources = plan.sources()
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _batches(scan_step(plan, sources, number))
+                yield from _batches(scan(plan, sources, number))
         _settle("scan")
 
     return stage
@@ -309,7 +309,7 @@ def _assemble_stage(plan: RunPlan, files: StateFiles) -> Stage:
         _enter("assemble")
         for group in _groups(_rows(batches)):
             # mapped for each bucket alone: a task may have many, anywhere in the captures
-            yield from _batches(assemble_step(plan, plan.sources(), group, files))
+            yield from _batches(assemble(plan, plan.sources(), group, files))
         _settle("assemble")
 
     return stage
@@ -335,7 +335,7 @@ def _decoded(
     sink = ParquetSink(out, run_id, label, is_final=not is_open)
     rows = chain([first], rows)
     files = StateFiles(out, run_id) if plan.keeps else None
-    for row in decode_step(plan, plan.sources(), rows, sink, files):
+    for row in decode(plan, plan.sources(), rows, sink, files):
         if row.kind == RowKind.RESULT:
             result = json.loads(row.data)
             result["files"] = [asdict(file) for file in sink.close()]
@@ -347,12 +347,9 @@ def _events_stage(plan: RunPlan) -> Stage:
     """Events of the captures before, for stories that go on."""
 
     def stage(batches: Batches) -> Batches:
-        assert plan.before is not None
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                path = plan.before.event_files[number]
-                for packed in event_pieces(path, plan.event_key_count):
-                    yield from _batches(iter([Row(packed.key, RowKind.EVENTS, -1, packed.data)]))
+                yield from _batches(local.earlier_events(plan, number))
 
     return stage
 
@@ -371,7 +368,7 @@ def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
                     events.append(row.data)
             if events:
                 sink = ParquetSink(out, run_id, f"e{key:05d}", is_final=not plan.keeps)
-                result = analyse_step(events, sink)
+                result = analyse(events, sink)
                 result["files"] = [asdict(file) for file in sink.close()]
                 yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
         _settle("analyse")
@@ -433,16 +430,16 @@ def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFr
         return spark.range(0, 1, 1, 1).mapInArrow(whole, "result string")
     scanned = numbers.mapInArrow(_far(_scan_stage(plan), *places), ROWS)
     count = min(plan.bucket_count, max(1, tasks(plan.byte_count, parallelism(spark))))
-    assemble = _far(_assemble_stage(plan, StateFiles(out, run_id)), *places)
-    assembled = _by_key(scanned, count).mapInArrow(assemble, ROWS)
-    decode = _far(_decode_stage(plan, out, run_id), *places)
-    decoded = _by_key(assembled, plan.key_count).mapInArrow(decode, ROWS)
+    assemble_stage = _far(_assemble_stage(plan, StateFiles(out, run_id)), *places)
+    assembled = _by_key(scanned, count).mapInArrow(assemble_stage, ROWS)
+    decode_stage = _far(_decode_stage(plan, out, run_id), *places)
+    decoded = _by_key(assembled, plan.key_count).mapInArrow(decode_stage, ROWS)
     if plan.before is not None and plan.before.event_files:
         files = len(plan.before.event_files)
         earlier = spark.range(0, files, 1, min(files, count)).mapInArrow(_events_stage(plan), ROWS)
         decoded = decoded.union(earlier)
-    analyse = _far(_analyse_stage(plan, out, run_id), *places)
-    return _by_key(decoded, plan.event_key_count).mapInArrow(analyse, "result string")
+    analyse_stage = _far(_analyse_stage(plan, out, run_id), *places)
+    return _by_key(decoded, plan.event_key_count).mapInArrow(analyse_stage, "result string")
 
 
 def run(
@@ -458,10 +455,6 @@ def run(
     except Exception as error:
         raise _cut_input(plan) or _job_error(error) from error
     files = [StagedFile(**file) for result in results for file in result["files"]]
-    timings: dict[str, float] = {}
-    for result in results:
-        for name, value in result["timings"].items():
-            timings[name] = timings.get(name, 0) + value
-    timings["stages_s"] = time.perf_counter() - began
-    state = merged(result.get("state", {}) for result in results)
-    return files, {"timings": timings, "state": state}
+    summed = local.summed(results)
+    summed["timings"]["stages_s"] = time.perf_counter() - began
+    return files, summed
