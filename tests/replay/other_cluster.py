@@ -3,7 +3,8 @@
 Every id of the capture has a counterpart by a plain rule (producer ids count from 1000 on, nodes
 are 100 higher, and so on). `moved` gives a captured frame in the terms of that cluster, requests
 and responses alike, so that what a translation should send, and what it should take for the same,
-is known of every exchange without a broker.
+is known of every exchange without a broker. A list that was written by hand says which fields hold
+ids (`tests/oracles/message_fields.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.codec.message import Message, encode_message
+from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.comparison.comparator import Comparator
@@ -33,13 +35,18 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.field_kinds import FieldKind, spots
 from kdissect.replay.workload.messages import request_of, response_of
+from tests.oracles.message_fields import FIELDS, holders
 
 ZERO = UUID(int=0)
 HEARTBEATS = (
     ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT,
 )  # fmt: skip
+# What is added to the capture's values.
+ADDED = {
+    "partition": 0, "node": 100, "producer-id": 1000, "producer-epoch": 3, "leader-epoch": 7,
+    "generation": 10, "group-epoch": 10, "endpoint-epoch": 20, "session": 5,
+}  # fmt: skip
 
 
 def everything() -> PlanOptions:
@@ -48,16 +55,15 @@ def everything() -> PlanOptions:
 
 @dataclass
 class OtherCluster:
-    """node, producer_id, epoch, generation, leader_epoch, session: what is added to the capture's.
-
-    is_moved: False for a twin that calls everything as the capture does.
+    """offset: what is added to the capture's. is_moved: False for a twin that calls everything as
+    the capture does. renames: of topics, groups and transactional ids.
     """
 
     workload: Workload
     offset: int = 0
     is_moved: bool = True
+    renames: dict[str, str] = field(default_factory=dict)
     coordinator_members: set[str] = field(default_factory=set)
-    groups: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Which ids the captured brokers gave: the others are the clients' own."""
@@ -72,6 +78,9 @@ class OtherCluster:
 
     # -- single values --------------------------------------------------------------------------
 
+    def name(self, value: str) -> str:
+        return self.renames.get(value, value)
+
     def topic_id(self, value: UUID) -> UUID:
         known = any(str(value) in topic.topic_ids for topic in self.workload.facts.topics.values())
         if value == ZERO or not known:
@@ -81,26 +90,41 @@ class OtherCluster:
     def member(self, value: str) -> str:
         return f"other-{value}" if value in self.coordinator_members else value
 
-    def value(self, kind: FieldKind, value: Any) -> Any:
+    def node(self, value: int) -> int:
+        """A number that no broker has stays: an answer may say 0 where nothing is to be said."""
+        return value + ADDED["node"] if value in self.workload.facts.brokers else value
+
+    def resource(self, kind: str, resource_type: int, value: str) -> str:
+        """ConfigResource.Type and ResourceType of Kafka's clients, by their numbers."""
+        if kind == "config-resource" and resource_type in (4, 8) and value.isdigit():
+            return str(self.node(int(value)))  # BROKER, BROKER_LOGGER; "": all of them
+        is_name = resource_type in ((2, 32) if kind == "config-resource" else (2, 3, 5))
+        return self.name(value) if is_name else value
+
+    def value(self, kind: str, value: Any) -> Any:
+        """A single value; what is counted stays below 0, where it has another meaning."""
         if value is None:
             return None
-        if kind is FieldKind.TOPIC_ID:
+        if kind in ("topic", "group", "transactional-id", "coordinator-key"):
+            return self.name(value)
+        if kind == "topic-id":
             return self.topic_id(value)
-        if kind is FieldKind.MEMBER:
+        if kind == "member":
             return self.member(value)
-        if kind is FieldKind.NODE:
-            return value + 100 if value >= 0 else value
-        if kind is FieldKind.PRODUCER_ID:
-            return value + 1000 if value >= 0 else value
-        if kind is FieldKind.PRODUCER_EPOCH:
-            return value + 3 if value >= 0 else value
-        if kind is FieldKind.LEADER_EPOCH:
-            return value + 7 if value >= 0 else value
-        if kind is FieldKind.GENERATION:
-            return value + 10 if value > 0 else value
-        if kind is FieldKind.OFFSET:
-            return value + self.offset if value >= 0 else value
-        return value
+        if kind == "node":
+            return self.node(value)
+        if kind == "token":
+            return _other_token(value)
+        if kind in ("subscription", "assignment"):
+            for old, new in self.renames.items():
+                value = value.replace(_string(old), _string(new))
+            return value
+        if kind in ("generation", "group-epoch", "session"):
+            return value + ADDED[kind] if value > 0 else value
+        return value + self.added(kind) if value >= 0 else value
+
+    def added(self, kind: str) -> int:
+        return self.offset if kind == "offset" else ADDED[kind]
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -108,29 +132,21 @@ class OtherCluster:
         """The message in the terms of this cluster, changed in place."""
         if not self.is_moved:
             return message
-        for kind, slot, holder, _ in list(spots(message)):
-            value = holder[slot.name]
-            if kind is FieldKind.RECORDS:
-                holder[slot.name] = self.records(value, message.side)
-            elif isinstance(value, list):
-                holder[slot.name] = [self.value(kind, each) for each in value]
-            else:
-                holder[slot.name] = self.value(kind, value)
-        body, key = message.body, message.api_key
-        if key == ApiKey.FETCH and body.get("session_id"):
-            body["session_id"] += 5
-        if key == ApiKey.DESCRIBE_CONFIGS:
-            for each in body["resources" if message.side == "request" else "results"]:
-                if each["resource_type"] in (4, 8) and each["resource_name"].isdigit():
-                    each["resource_name"] = str(int(each["resource_name"]) + 100)
-        if key in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS):
-            for each in body["resources" if message.side == "request" else "responses"]:
-                if each["resource_type"] in (4, 8) and each["resource_name"].isdigit():
-                    each["resource_name"] = str(int(each["resource_name"]) + 100)
-        for name in ("hmac", "token_id"):
-            if body.get(name):
-                body[name] = body[name][:-1] + body[name][:1]
+        api_name = catalog.api(message.api_key).name
+        for path, kind in FIELDS[api_name, message.side].items():
+            for holder, name in holders(message.body, path):
+                holder[name] = self.moved_value(kind, holder, holder[name], message.side)
         return message
+
+    def moved_value(self, kind: str, holder: dict[str, Any], value: Any, side: str) -> Any:
+        if isinstance(value, list):
+            return [self.value(kind, each) for each in value]
+        if kind == "records":
+            return self.records(value, side)
+        if kind in ("config-resource", "acl-resource") and value is not None:
+            number = holder.get("resource_type", holder.get("resource_type_filter"))
+            return self.resource(kind, number, value)
+        return self.value(kind, value)
 
     def records(self, data: bytes | None, side: str) -> bytes | None:
         if not data:
@@ -153,11 +169,25 @@ class OtherCluster:
         """What this cluster's Metadata would say before the replay: brokers, and the topics that
         the capture does not make."""
         brokers = [
-            {"node_id": self.value(FieldKind.NODE, node) if self.is_moved else node, "host": host,
+            {"node_id": self.node(node) if self.is_moved else node, "host": host,
              "port": port, "rack": None}
             for node, (host, port) in self.workload.facts.brokers.items()
         ]  # fmt: skip
         return {"brokers": brokers, "topics": []}
+
+
+def _string(text: str) -> bytes:
+    """As it stands in messages."""
+    return len(text).to_bytes(2, "big") + text.encode()
+
+
+def _other_token(value: Any) -> Any:
+    """Of the same length; none stays none."""
+    if not value or value == ZERO:
+        return value
+    if isinstance(value, UUID):
+        return UUID(int=value.int ^ 0xABCDEF)
+    return value + 1000 if isinstance(value, int) else value[:-1] + value[:1]
 
 
 def events(plan: ReplayPlan) -> Iterator[tuple[bool, Step]]:

@@ -135,11 +135,11 @@ class Meaning:
         return value
 
     def _resource(self, name: str, holder: Body) -> str:
-        """A config's or an ACL's resource; their types agree where both have the number."""
+        """A config's or an ACL's resource: their types have different numbers."""
         number = holder.get("resource_type", 0)
-        if "configs" in holder or "error_code" in holder:
-            return config_resource(self.t, number, name)
-        return acl_resource(self.t, number, name) or name
+        if "acls" in holder or "principal" in holder:
+            return acl_resource(self.t, number, name) or name
+        return config_resource(self.t, number, name)
 
     def _renamed_anyhow(self, key: str) -> str:
         """The key of a coordinator: a group, or a transactional id."""

@@ -23,6 +23,7 @@ class Groups:
         self._epochs: dict[tuple[str, str, int], int] = {}
         self._last_epoch: dict[tuple[str, str], tuple[int, int]] = {}
         self._owned: dict[tuple[str, str], tuple[Partitions, Partitions]] = {}
+        self._endpoint_epochs: dict[tuple[str, int], int] = {}
 
     # -- what the workload tells ----------------------------------------------------------------
 
@@ -80,6 +81,10 @@ class Groups:
             return True, held[1]
         return False, None
 
+    def endpoint_epoch(self, group: str, captured: int) -> int:
+        """The epoch of a streams group's endpoints that its member was told last (KIP-1071)."""
+        return self._endpoint_epochs.get((group, captured), captured)
+
     # -- from the target ------------------------------------------------------------------------
 
     def joined(self, request: Body, captured: Body | None, answer: Body) -> None:
@@ -113,6 +118,9 @@ class Groups:
             self._members[group, member] = answer["member_id"]
         self._epochs[group, member, captured["member_epoch"]] = answer["member_epoch"]
         self._last_epoch[group, member] = (captured["member_epoch"], answer["member_epoch"])
+        if "endpoint_information_epoch" in captured:
+            epoch = captured["endpoint_information_epoch"]
+            self._endpoint_epochs[group, epoch] = answer["endpoint_information_epoch"]
         was, now = self._owned.get((group, member), (None, None))
         if captured.get("assignment") is not None:
             was = captured["assignment"]["topic_partitions"]

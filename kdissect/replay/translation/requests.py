@@ -395,6 +395,13 @@ def _heartbeat(t: IdMap, step: Step, request: Message) -> bool:
     return True
 
 
+def _streams_heartbeat(t: IdMap, step: Step, request: Message) -> bool:
+    body = request.body
+    captured = body["endpoint_information_epoch"]
+    body["endpoint_information_epoch"] = t.groups.endpoint_epoch(body["group_id"], captured)
+    return bool(body["endpoint_information_epoch"] != captured)
+
+
 def _share_session(t: IdMap, step: Step, request: Message) -> bool:
     """Epochs of a share session count the requests that the target has taken. Where a member's
     sessions with several captured brokers meet at one node, the later ones have ids of their own.
@@ -491,6 +498,7 @@ SPECIAL: dict[int, Callable[[Any, Step, Message], bool]] = {
     ApiKey.JOIN_GROUP: _join_group,
     ApiKey.SYNC_GROUP: _sync_group,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: _heartbeat,
+    ApiKey.STREAMS_GROUP_HEARTBEAT: _streams_heartbeat,
     ApiKey.SHARE_FETCH: _share_session,
     ApiKey.SHARE_ACKNOWLEDGE: _share_session,
     ApiKey.DESCRIBE_CONFIGS: _config_resources,

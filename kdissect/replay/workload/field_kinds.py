@@ -67,11 +67,16 @@ _LEADER_EPOCHS = frozenset(
     {"current_leader_epoch", "leader_epoch", "last_fetched_epoch", "committed_leader_epoch"}
 )
 _GENERATIONS = frozenset({"generation_id", "generation_id_or_member_epoch", "member_epoch"})
-_PARTITIONS = frozenset(
-    {"partition", "partition_index", "partition_id", "index", "partitions", "partition_indexes"}
-)
-# Offsets of the metadata log and sizes called so are no offsets of a topic.
-_NO_OFFSETS = frozenset({ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_LOG_DIRS})
+_PARTITIONS = frozenset({"partition", "partition_index", "partition_id", "index"})
+_PARTITION_LISTS = frozenset({"partitions", "partition_indexes"})  # one number is a count
+# What these call offsets are offsets of the metadata log, sizes, and sums over the changelogs of a
+# task (KIP-1071).
+_NO_OFFSETS = frozenset(
+    {
+        ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_LOG_DIRS, ApiKey.STREAMS_GROUP_HEARTBEAT,
+        ApiKey.STREAMS_GROUP_DESCRIBE,
+    }
+)  # fmt: skip
 
 
 def kind_of(api_key: int, one: Field) -> FieldKind | None:
@@ -92,17 +97,18 @@ def kind_of(api_key: int, one: Field) -> FieldKind | None:
             return FieldKind.PRODUCER_ID
         return FieldKind.OFFSET if name in _OFFSETS and api_key not in _NO_OFFSETS else None
     if one.type in (Type.INT16, Type.INT32):
-        if one.entity == "brokerId":
+        if one.entity == "brokerId" or name == "leader_id":
             return FieldKind.NODE
         if name.endswith("producer_epoch"):
             return FieldKind.PRODUCER_EPOCH
         if one.type is Type.INT16:
             return None
-        if name in _LEADER_EPOCHS:
+        if name in _LEADER_EPOCHS or (name == "epoch" and api_key == ApiKey.FETCH):
             return FieldKind.LEADER_EPOCH
         if name in _GENERATIONS:
             return FieldKind.GENERATION
-        return FieldKind.PARTITION if name in _PARTITIONS else None
+        partitions = _PARTITION_LISTS if one.is_array else _PARTITIONS
+        return FieldKind.PARTITION if name in partitions else None
     return None
 
 

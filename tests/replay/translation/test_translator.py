@@ -32,11 +32,13 @@ from tests.replay.other_cluster import OtherCluster, Replayed, everything, expec
 from tests.replay.planning.test_plan import exchange, produce, produced, workload
 from tests.truth.material import CAPTURES, needs_material
 
-SHIPPED = ["librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "sarama.pcap.gz"]
+SHIPPED = [
+    "librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "kafkajs.pcap.gz", "sarama.pcap.gz",
+]  # fmt: skip
 # Requests that a translation sends otherwise than the made-up cluster's plain rules would have it:
-# leader epochs are the target's current ones, ids that nobody gave stay, nodes that are none too.
+# leader epochs are the target's current ones, ids that nobody gave stay.
 FREE = {"OffsetForLeaderEpoch", "OffsetCommit", "ListTransactions", "RenewDelegationToken",
-        "ExpireDelegationToken", "AlterPartitionReassignments", "UnregisterBroker"}  # fmt: skip
+        "ExpireDelegationToken"}  # fmt: skip
 LARGE = [
     "cluster/cluster", "java_latest/java_latest", "share_streams/share", "share_streams/streams",
     "version_sweep/sweep_4_3_1",
