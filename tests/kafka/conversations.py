@@ -6,6 +6,7 @@ What the tests of `stream` compare with is what was said, not what another reade
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -100,15 +101,19 @@ def _batch(leader_epoch: int) -> bytes:
 BODIES = (b"\0\0\0\0", b"\0\0", bytes(40), b"\0\1\2x" * 30)
 ASKED = (*BODIES, bytes(30) + _batch(-1))  # producers do not know the epoch
 ANSWERED = (*BODIES, b"\0\0" + _batch(3), bytes(30) + _batch(3) + b"ab")
+NAMED = ("orders", "consumer-orders-1")
+NAMES = (*NAMED, *NAMED, "", None)
 APIS = ((3, 1), (3, 9), (1, 4), (1, 12), (2, 1), (9, 1), (12, 0), (18, 0))
 
 
 @st.composite
-def conversations(draw: st.DrawFn, least: int = 3) -> Conversation:
+def conversations(
+    draw: st.DrawFn, least: int = 3, names: Sequence[str | None] = NAMES
+) -> Conversation:
     """A client that logs in or not, then asks, some requests at a time; all of it is answered."""
     talk = Conversation()
     number = draw(st.sampled_from((0, 250, 1 << 20, -4)))
-    name = draw(st.sampled_from(("orders", "orders", "consumer-orders-1", "", None)))
+    name = draw(st.sampled_from(names))
     login = draw(st.sampled_from(("", "", "versions", "bare tokens", "tokens")))
 
     def both(ask: bytes, answer: bytes, correlation_id: int, api: tuple[int, int]) -> None:
@@ -136,7 +141,7 @@ def conversations(draw: st.DrawFn, least: int = 3) -> Conversation:
         else:
             acks, version = draw(st.sampled_from((-1, 0, 1))), draw(st.sampled_from((0, 3, 7)))
             api = (0, version)
-            ask = produce(number, acks, version)
+            ask = produce(number, acks, version, name)
             if acks:
                 waiting.append((number, api))
         talk.say(CLIENT, ask, number, api)

@@ -55,7 +55,9 @@ def request(
     return framed(struct.pack(">hhi", api_key, api_version, correlation_id) + name + body)
 
 
-def produce(correlation_id: int, acks: int, api_version: int = 7) -> bytes:
+def produce(
+    correlation_id: int, acks: int, api_version: int = 7, client_id: str | None = "orders"
+) -> bytes:
     """A Produce request with room for a batch; v9 and later are flexible."""
     if api_version >= 9:
         body = b"\0\0" + struct.pack(">hi", acks, 1000) + b"\x01\0"
@@ -63,7 +65,7 @@ def produce(correlation_id: int, acks: int, api_version: int = 7) -> bytes:
         body = b"\xff\xff" + struct.pack(">hii", acks, 1000, 0)
     else:
         body = struct.pack(">hii", acks, 1000, 0)
-    return request(correlation_id, 0, api_version, body=body)
+    return request(correlation_id, 0, api_version, client_id, body)
 
 
 def response(correlation_id: int, body: bytes = b"\0\0\0\0\0\0") -> bytes:
