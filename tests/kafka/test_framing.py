@@ -27,7 +27,7 @@ from tests.steps import assert_linear
 PIECES = st.lists(st.sampled_from((1, 3, 7, 20, 60, 60, 1400)), min_size=1, max_size=6)
 PACKETS = st.lists(st.sampled_from((20, 60, 60, 120, 1400)), min_size=1, max_size=6)
 SEEDS = st.integers(0, 2**32)
-LATE = 4  # whole frames that a search behind a hole may pass over before it is sure
+LATE = 2  # whole frames that a search behind a hole may pass over before it is sure
 
 
 @settings(max_examples=200, deadline=None)

@@ -95,9 +95,11 @@ def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
     assert facts.client_subject is None
 
 
-def test_tls_13_decrypts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [211, 999, 65_000])
+def test_tls_13_decrypts(tmp_path: Path, size: int) -> None:
+    """Records cut anywhere, and several in a segment."""
     parties = Parties(tmp_path, "TLSv1_3")
-    assembly = _assemble(_talk(parties).playbook(size=999), parties.key_log())
+    assembly = _assemble(_talk(parties).playbook(size=size), parties.key_log())
     _check_all(assembly)
     (facts,) = assembly.tls.values()
     assert facts.version == "TLSv1.3"
