@@ -106,11 +106,6 @@ class Walked:
 Runner = Callable[[Sequence[Piece]], list[Walked]]
 
 
-def here(pieces: Sequence[Piece]) -> list[Walked]:
-    """The walks of some pieces, in this process."""
-    return [walk_piece(piece) for piece in pieces]
-
-
 def walk_piece(piece: Piece) -> Walked:
     """Raises EnvironmentFailed where the object cannot be read."""
     sources = Sources([piece.url], [piece.version])

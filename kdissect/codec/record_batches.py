@@ -6,7 +6,7 @@ holds is data from strangers: a fault costs the records it makes unreadable and 
 `faults`; the batches around it stay. Only a batch whose length is impossible ends its set, since
 nothing says where the next one begins.
 
-`records_reference` defines all of it, a batch at a time.
+`record_codec` defines all of it, a batch at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiled loops of record decoding; `records_reference` says in plain Python what they mean.
+"""The compiled loops of record decoding; `record_codec` says in plain Python what they mean.
 
 Four steps, each over many batches a call: `scan_batches` walks record sets from batch header to
 batch header, `small_crcs` checks small uncompressed batches (a message of magic 0 or 1 is a batch

@@ -85,7 +85,8 @@ def check(content: bytes, split_bytes: int, folder: Path) -> list[object_splits.
 
     def run(pieces: list[object_splits.Piece]) -> list[object_splits.Walked]:
         walked.extend(pieces)
-        return pickle.loads(pickle.dumps(object_splits.here(pickle.loads(pickle.dumps(pieces)))))
+        walks = [object_splits.walk_piece(piece) for piece in pickle.loads(pickle.dumps(pieces))]
+        return pickle.loads(pickle.dumps(walks))
 
     there = InputFile(URL, form, "none", len(content), data_path=URL, tag="tag")
     here = InputFile(str(path), form, "none", len(content), data_path=str(path))

@@ -124,7 +124,7 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def _query(view: str, api: str, place: _Place) -> str:
+def _query(view: str, place: _Place) -> str:
     """SQL of the error codes of one place, one row each."""
     inner = (
         f"SELECT a.exchange_id, a.response AS r FROM {view} a "
@@ -174,7 +174,7 @@ def prepare(database: ReportDatabase) -> None:
         if not pa.types.is_struct(response):
             continue
         for place in error_places(response):
-            database.run(f"INSERT INTO found_errors {_query(view_name(table), api, place)}")
+            database.run(f"INSERT INTO found_errors {_query(view_name(table), place)}")
     _make_names(database)
     # an exchange whose body has no row in apis/* still has its codes: the place is not known then
     database.run(
