@@ -6,9 +6,10 @@ import difflib
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -34,7 +35,14 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import StateFiles
-from kdissect.pipeline.table_set import absolute, check_out, commit, dataset, read_manifest, staging
+from kdissect.pipeline.table_set import (
+    absolute,
+    commit,
+    dataset,
+    read_manifest,
+    staging,
+    writing,
+)
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink, StagedFile
 from kdissect.tables.arrow_arrays import owned
 from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
@@ -55,33 +63,36 @@ _LISTED_ROWS = 10
 class Table:
     """One table: a handle on rows in memory or in Parquet files, read when asked."""
 
-    def __init__(self, name: str, source: pads.Dataset) -> None:
+    def __init__(self, name: str, source: pads.Dataset | Callable[[], pads.Dataset]) -> None:
+        """source: the rows, or what opens them at the first use."""
         self.name = name
         self._source = source
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Files travel as their names, rows in memory as they are."""
-        if isinstance(self._source, pads.InMemoryDataset):
-            return _unpickled, (self.name, self._source.to_table())
-        return Table, (self.name, self._source)
+        if isinstance(self.dataset, pads.InMemoryDataset):
+            return _unpickled, (self.name, self.dataset.to_table())
+        return Table, (self.name, self.dataset)
 
     @property
     def schema(self) -> pa.Schema:
-        return self._source.schema
+        return self.dataset.schema
 
     @property
     def dataset(self) -> pads.Dataset:
         """The rows as a pyarrow dataset, for libraries that take one."""
+        if not isinstance(self._source, pads.Dataset):
+            self._source = self._source()
         return self._source
 
     @property
     def num_rows(self) -> int:
-        return int(repeated(self._source.count_rows))
+        return int(repeated(self.dataset.count_rows))
 
     def to_arrow(self, columns: Sequence[str] | None = None, filter: Filter = None) -> pa.Table:
         """Rows as a pyarrow.Table; `filter` is a pyarrow.dataset expression."""
         chosen = None if columns is None else list(columns)
-        return repeated(lambda: self._source.to_table(columns=chosen, filter=filter))
+        return repeated(lambda: self.dataset.to_table(columns=chosen, filter=filter))
 
     def to_pandas(
         self, columns: Sequence[str] | None = None, filter: Filter = None
@@ -94,7 +105,7 @@ class Table:
     ) -> Iterator[pa.RecordBatch]:
         """Rows as record batches, in bounded memory."""
         chosen = None if columns is None else list(columns)
-        yield from self._source.to_batches(columns=chosen, filter=filter)
+        yield from self.dataset.to_batches(columns=chosen, filter=filter)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -103,7 +114,7 @@ class Table:
         return f"<kdissect table {self.name}: {self.num_rows} rows, {len(self.schema)} columns>"
 
     def _repr_html_(self) -> str:
-        head = repeated(lambda: self._source.head(_LISTED_ROWS)).to_pandas()
+        head = repeated(lambda: self.dataset.head(_LISTED_ROWS)).to_pandas()
         rows: str = head.to_html(index=False, escape=True, max_rows=_LISTED_ROWS)
         return f"<p><b>{self.name}</b>: {self.num_rows} rows</p>{rows}"
 
@@ -210,14 +221,12 @@ class Tables:
     def write(self, out: PathLike, *, overwrite: bool = False) -> Tables:
         """Write the table set that `dissect` would write; returns it, opened."""
         target = os.fspath(out)
-        check_out(target, overwrite)
-        with staging(target) as run_id:
+        with writing(target, overwrite), staging(target) as run_id:
             sink = ParquetSink(target, run_id, "w00000")
             for name in self.names:
                 sink(name, self._tables[name].to_arrow())
-            check_out(target, overwrite)  # another run may have been quicker
-            commit(target, run_id, sink.close(), self.manifest)
-        return open_tables(target)
+            document = commit(target, run_id, sink.close(), self.manifest)
+        return _written(target, document)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name} {self[name].num_rows}" for name in self.names)
@@ -313,6 +322,15 @@ def open_tables(path: PathLike) -> Tables:
     return Tables(tables, manifest)
 
 
+def _written(root: str, manifest: dict[str, Any]) -> Tables:
+    """A set that was just written. It is not read before its rows are: writing it succeeded."""
+    tables = {
+        name: Table(name, partial(dataset, root, entry["files"]))
+        for name, entry in manifest["tables"].items()
+    }
+    return Tables(tables, manifest)
+
+
 def dissect(
     spark: SparkSession,
     paths: PathLike | Sequence[PathLike],
@@ -352,7 +370,6 @@ def dissect(
         raise ValueError("overwrite and append exclude each other")
     if read_again and not append:
         raise ValueError("read_again is for append")
-    check_out(target, overwrite or append)
     options = Options(
         ports=_ports(ports),
         reveal_secrets=reveal_secrets,
@@ -371,32 +388,35 @@ def dissect(
     timings = {"session_start_s": session_start_s}
     walk_pieces = on_spark.walk_pieces(spark)
     run = _Run(
-        spark, target, overwrite or append, append or keep_state, cores, spool, walk_pieces, began,
-        timings,
+        spark, target, append or keep_state, cores, spool, walk_pieces, began, timings
     )  # fmt: skip
     notes: list[str] = []
-    if not append:
-        run.over(named, options)
-    else:
-        notes = run.appending(named, options, read_again)
-    tables = open_tables(target)
+    with writing(target, overwrite or append):
+        if not append:
+            run.over(named, options)
+        else:
+            notes = run.appending(named, options, read_again)
+    tables = _written(target, run.manifest) if run.manifest else open_tables(target)
     tables.notes = notes
     return tables
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
-    """One call of `dissect`: a run over captures, or behind those of a set."""
+    """One call of `dissect`: a run over captures, or behind those of a set.
+
+    manifest: what was written, empty if there was nothing new.
+    """
 
     spark: SparkSession
     target: str
-    may_replace: bool
     keeps: bool
     cores: int
     spool: str | None
     walk_pieces: Any
     began: float
     timings: dict[str, float]
+    manifest: dict[str, Any] = field(default_factory=dict)
 
     def appending(self, paths: list[str], options: Options, read_again: bool) -> list[str]:
         """Add these captures to the set at `target`; notes for the user."""
@@ -460,12 +480,11 @@ class _Run:
             timings = {**self.timings, **result["timings"]}
             timings["total_s"] = time.perf_counter() - self.began
             check_unchanged(plan)
-            check_out(target, self.may_replace)  # another run may have been quicker
             manifest = _manifest(plan, [*old, *inputs.result()], timings, rows)
             manifest["state"] = state
             if append is not None:
                 manifest["append"] = append
-            commit(target, run_id, files, manifest, kept)
+            self.manifest = commit(target, run_id, files, manifest, kept)
         return exception_notes(result["state"])
 
 

@@ -216,7 +216,7 @@ def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
     ) as process:
         assert process.stderr is not None
         until = time.monotonic() + 60
-        while not list(out.glob("_staging/*")) and time.monotonic() < until:
+        while not list(out.glob("_staging/*/*")) and time.monotonic() < until:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         error = process.stderr.read()

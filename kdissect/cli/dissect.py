@@ -148,6 +148,8 @@ def dissect_command(
     with _spark_log() as log_path:
         start = Background(lambda: _start_spark(master, settings, log_path))
         hash_ahead(inputs)
+        import pyarrow as pa
+
         from kdissect import api
         from kdissect.summary import print_summary, summarise
 
@@ -175,9 +177,13 @@ def dissect_command(
                 spool=spool,
                 session_start_s=session_start_s,
             )
-    document = summarise(tables, out)
     for note in tables.notes:
         say(f"note: {note}")
+    try:
+        document = summarise(tables, out)
+    except (Error, pa.ArrowException, OSError) as error:
+        say(f"warning: {out} is written; it cannot be read for the summary: {error}")
+        return
     if not document["kafka_connections"]:
         say(f"warning: no Kafka traffic found in {some_of(captures)}")
     for row in document["damaged"]:

@@ -3,7 +3,7 @@
 A store shows an object when all of it is there, but cannot rename. So an attempt writes its files
 under their final names, which hold the attempt and the run, and readers go by the manifest, which
 lists the files of the attempts that succeeded. A run that ends removes its files that no manifest
-lists; what a killed one left is told by its name, counts for nothing, and goes with the next run.
+lists. Files have names that only runs give, so the next run removes what a killed one left.
 ``_staging/<run>`` is there while a run may write: attempts that come too late do not start.
 """
 
@@ -21,8 +21,9 @@ from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.tables.schemas import FIXED_TABLES
 
 STAGING = "_staging"
-_FOLDERS = frozenset((*FIXED_TABLES, "apis", "internal", STAGING))
-_PART = re.compile(r"part-[\w-]+-[0-9a-f]{12}\.parquet")
+LOCK = "lock"  # in it (`write_lock`)
+FOLDERS = frozenset((*FIXED_TABLES, "apis", "internal", "_state", STAGING))
+_BY_A_RUN = re.compile(r"(.*/part-[\w-]+|_state/\w+-\d+)-[0-9a-f]{12}(\.parquet)?")
 LAST_FILES_S = 10.0  # at most, for files that tasks of a failed run were writing
 _PAUSE_S, _QUIET_LISTINGS = 0.5, 3
 _FAILURES = (pa.ArrowException, OSError)
@@ -43,6 +44,15 @@ class StoreFolder:
 
     def names(self, under: str = "", *, recursive: bool = True) -> dict[str, bool]:
         """Names below the folder, and whether each is a file."""
+        infos = self._infos(under, recursive=recursive)
+        return {name: bool(info.is_file) for name, info in infos.items()}
+
+    def modified(self, under: str) -> dict[str, float]:
+        """When each file below the folder was written, in seconds of the store's clock."""
+        infos = self._infos(under, recursive=True)
+        return {name: info.mtime_ns / 1e9 for name, info in infos.items() if info.is_file}
+
+    def _infos(self, under: str, *, recursive: bool) -> dict[str, Any]:
         import pyarrow.fs as pafs
 
         base = self.path(under) if under else self.root
@@ -51,8 +61,7 @@ class StoreFolder:
             infos = self.store.get_file_info(selector)
         except _FAILURES as error:
             raise self._failed(error) from None
-        cut = len(self.root) + 1
-        return {info.path[cut:]: bool(info.is_file) for info in infos}
+        return {info.path[len(self.root) + 1 :]: info for info in infos}
 
     def has(self, names: Iterable[str]) -> list[bool]:
         """Whether each of them is a file."""
@@ -146,16 +155,18 @@ def check(out: str, manifest: str, overwrite: bool) -> None:
 
 def _is_free(place: StoreFolder) -> bool:
     """Whether nothing is there but what interrupted runs of ours left."""
-    for name, is_file in place.names(recursive=False).items():
-        if is_file or name not in _FOLDERS:
-            return False
-        if name != STAGING and not all(
-            _PART.fullmatch(inner.rpartition("/")[2])
-            for inner, is_inner_file in place.names(name).items()
-            if is_inner_file
-        ):
-            return False
-    return True
+    return all(
+        not is_file
+        and name in FOLDERS
+        and all(is_by_a_run(inner) for inner, is_file in place.names(name).items() if is_file)
+        for name, is_file in place.names(recursive=False).items()
+    )
+
+
+def is_by_a_run(name: str) -> bool:
+    """Whether a file below a set's folder has a name that only runs give."""
+    folder = name.partition("/")[0]
+    return folder == STAGING or (folder in FOLDERS and _BY_A_RUN.fullmatch(name) is not None)
 
 
 def begin(out: str, run_id: str) -> None:
@@ -195,14 +206,12 @@ def end(out: str, run_id: str, listed: set[str], *, is_failed: bool = False) -> 
 
 
 def remove_unlisted(place: StoreFolder, listed: set[str]) -> None:
-    """After a commit: remove the set before, and what runs that were killed have left."""
-    gone = []
-    for folder in (name for name in place.names(recursive=False) if name in _FOLDERS):
-        gone += [
-            name
-            for name, is_file in place.names(folder).items()
-            if is_file
-            and name not in listed
-            and (folder == STAGING or _PART.fullmatch(name.rpartition("/")[2]))
-        ]
-    place.remove(gone)
+    """Remove what runs wrote and is not `listed` in the manifest. Locks stay."""
+    lock = f"{STAGING}/{LOCK}-"
+    place.remove(
+        name
+        for folder in place.names(recursive=False)
+        if folder in FOLDERS
+        for name, is_file in place.names(folder).items()
+        if is_file and is_by_a_run(name) and name not in listed and not name.startswith(lock)
+    )

@@ -1,10 +1,10 @@
 """A table set on disk: staged files become visible together, `_kdissect.json` last.
 
 The manifest names every file that counts. A new set is staged beside the old one; committing
-moves its files under fresh names, replaces the manifest in one rename, and only then removes what
-the old manifest listed and the new one does not. A run that fails removes its own staging and
-nothing else. A set whose folder is a URL is in an object store, which knows no renames: see
-`stored`.
+moves its files under fresh names, replaces the manifest in one rename, and only then removes files
+that the new manifest does not list. A run that fails removes its own staging and nothing else. What
+a killed run left is removed by the next one, which holds the set's lock (`write_lock`). A set whose
+folder is a URL is in an object store, which knows no renames: see `object_table_set`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,36 @@ import pyarrow.parquet as pq
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline import object_table_set
+from kdissect.pipeline.object_table_set import FOLDERS, is_by_a_run
 from kdissect.pipeline.table_writer import COMPRESSION, COMPRESSION_LEVEL, STAGING, StagedFile
+from kdissect.pipeline.write_lock import remove_staged, write_lock
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
 MANIFEST = "_kdissect.json"
 
 
 def check_out(out: str, overwrite: bool) -> None:
-    """Raise OutputError unless a new table set may be written to `out`, a folder or a URL."""
+    """Raise OutputError unless a new table set may be written to `out` now, a folder or a URL."""
+    with writing(out, overwrite):
+        pass
+
+
+@contextmanager
+def writing(out: str, overwrite: bool) -> Iterator[None]:
+    """Hold the lock of the set at `out`, a folder or a URL. What killed runs left there is removed.
+
+    Raises OutputError if there is a set and not `overwrite`, if the place cannot be used, or if
+    another run holds the lock.
+    """
+    _check_place(out, overwrite)
+    with write_lock(out) as is_held:
+        _check_place(out, overwrite)  # another run may have been quicker
+        if is_held:
+            _remove_leftovers(out)
+        yield
+
+
+def _check_place(out: str, overwrite: bool) -> None:
     if is_remote(out):
         object_table_set.check(out, MANIFEST, overwrite)
         return
@@ -45,7 +67,7 @@ def check_out(out: str, overwrite: bool) -> None:
     if (path / MANIFEST).exists():
         if not overwrite:
             raise OutputError(f"{out}: holds a table set already; add --overwrite to replace it")
-    elif path.is_dir() and any(entry.name != STAGING for entry in path.iterdir()):
+    elif path.is_dir() and not _is_free(path):
         raise OutputError(f"{out}: is a folder with other files; name a new or an empty one")
     place = path
     while not place.exists():
@@ -55,6 +77,25 @@ def check_out(out: str, overwrite: bool) -> None:
         os.rmdir(tempfile.mkdtemp(prefix=".kdissect-", dir=place))
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({place}: {error.strerror})") from error
+
+
+def _is_free(root: Path) -> bool:
+    """Whether nothing is there but what killed runs left."""
+    return all(entry.name in FOLDERS for entry in root.iterdir()) and all(
+        is_by_a_run(path.relative_to(root).as_posix()) for path in root.rglob("*") if path.is_file()
+    )
+
+
+def _remove_leftovers(out: str) -> None:
+    try:
+        listed = _listed(read_manifest(out)) if has_set(out) else set()
+    except CaptureError:
+        return  # which files belong to the set is not known
+    if is_remote(out):
+        object_table_set.remove_unlisted(object_table_set.StoreFolder(out), listed)
+    else:
+        remove_staged(Path(out) / STAGING)
+        _remove_unlisted(Path(out), listed)
 
 
 @contextmanager
@@ -72,21 +113,17 @@ def staging(out: str) -> Iterator[str]:
         with suppress(EnvironmentFailed):
             object_table_set.end(out, run_id, _listed(_document(out)))
         return
-    created = not Path(out).exists()
+    root = Path(out) / STAGING
     try:
-        (Path(out) / STAGING / run_id).mkdir(parents=True)
+        (root / run_id).mkdir(parents=True)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
     try:
         yield run_id
     finally:
-        root = Path(out) / STAGING
         shutil.rmtree(root / run_id, ignore_errors=True)
-        for folder in (root, Path(out)) if created else (root,):
-            try:
-                folder.rmdir()
-            except OSError:
-                break  # not empty: the results, or another run
+        with suppress(OSError):  # the lock is there
+            root.rmdir()
 
 
 Entries = dict[str, dict[str, Any]]  # by table: rows and files
@@ -98,8 +135,10 @@ def commit(
     files: list[StagedFile],
     manifest: dict[str, Any],
     kept: Entries | None = None,
-) -> None:
-    """Move the staged files into place and publish them by writing the manifest.
+) -> dict[str, Any]:
+    """Move the staged files into place and publish them by writing the manifest, which is returned.
+
+    Once the manifest is written nothing fails: what cannot be removed goes with the next run.
 
     `manifest` gets `format_version` and `tables` here; fixed tables without rows get an empty
     file, so that every reader finds their schema. kept: rows and files of the old set that belong
@@ -107,10 +146,8 @@ def commit(
     `manifest` describes (`append`).
     """
     if is_remote(out):
-        _commit_far(out, run_id, files, manifest)
-        return
+        return _commit_far(out, run_id, files, manifest)
     root = Path(out)
-    old = read_manifest(out) if has_set(out) else None
     state = manifest.get("state", {})
     tables: Entries = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
     final: Entries = {}
@@ -136,11 +173,13 @@ def commit(
     for name, schema in _empty_files(tables, run_id, manifest):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         _write_empty(root / name, schema)
+    document = _document_of(tables, manifest)
     temporary = root / STAGING / run_id / MANIFEST
-    temporary.write_text(_text(tables, manifest))
+    temporary.write_text(_text(document))
     os.replace(temporary, root / MANIFEST)
-    if old is not None:
-        _remove_files(root, old, keep=_listed({"tables": tables, "state": state}))
+    with suppress(OSError):
+        _remove_unlisted(root, _listed(document))
+    return document
 
 
 def _enter_state(state: dict[str, Any], table: str, name: str) -> None:
@@ -151,7 +190,9 @@ def _enter_state(state: dict[str, Any], table: str, name: str) -> None:
         state[kind] = name
 
 
-def _commit_far(out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]) -> None:
+def _commit_far(
+    out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]
+) -> dict[str, Any]:
     """As `commit`, where files have their names already."""
     place = object_table_set.StoreFolder(out)
     tables: dict[str, dict[str, Any]] = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
@@ -163,12 +204,19 @@ def _commit_far(out: str, run_id: str, files: list[StagedFile], manifest: dict[s
         buffer = pa.BufferOutputStream()
         _write_empty(buffer, schema)
         place.write(name, buffer.getvalue().to_pybytes())
-    document = {"tables": tables}
+    document = _document_of(tables, manifest)
     listed = _listed(document)
-    if not all(place.has(sorted(listed))):
+    if not object_table_set.is_open(place, run_id) or not all(place.has(sorted(listed))):
         raise EnvironmentFailed(f"{out}: files of this run were removed by another one")
-    place.write(MANIFEST, _text(tables, manifest).encode())
-    object_table_set.remove_unlisted(place, listed)
+    text = _text(document).encode()
+    try:
+        place.write(MANIFEST, text)
+    except EnvironmentFailed:
+        if place.read(MANIFEST) != text:  # the response may be lost, and the request done
+            raise
+    with suppress(EnvironmentFailed):
+        object_table_set.remove_unlisted(place, listed)
+    return document
 
 
 def _empty_files(
@@ -182,8 +230,11 @@ def _empty_files(
             yield name, schema
 
 
-def _text(tables: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> str:
-    document = {"format_version": FORMAT_VERSION, **manifest, "tables": tables}
+def _document_of(tables: Entries, manifest: dict[str, Any]) -> dict[str, Any]:
+    return {"format_version": FORMAT_VERSION, **manifest, "tables": tables}
+
+
+def _text(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -207,15 +258,17 @@ def _write_empty(target: Any, schema: pa.Schema) -> None:
     )
 
 
-def _remove_files(root: Path, old: dict[str, Any], keep: set[str]) -> None:
-    for name in _listed(old) - keep:
-        (root / name).unlink(missing_ok=True)
-    for folder in sorted(root.rglob("*"), reverse=True):
-        if folder.is_dir():
-            try:
-                folder.rmdir()
-            except OSError:
-                continue  # holds files that count
+def _remove_unlisted(root: Path, listed: set[str]) -> None:
+    """Remove what runs wrote and is not `listed`, and empty folders. `_staging` stays."""
+    for path in sorted(root.rglob("*"), reverse=True):
+        name = path.relative_to(root).as_posix()
+        if name.startswith(STAGING):
+            continue
+        if path.is_dir():
+            with suppress(OSError):  # it holds files that count
+                path.rmdir()
+        elif is_by_a_run(name) and name not in listed:
+            path.unlink(missing_ok=True)
 
 
 def has_set(out: str) -> bool:

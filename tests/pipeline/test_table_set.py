@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,8 +10,17 @@ import pytest
 
 from kdissect import api
 from kdissect.errors import CaptureError, OutputError
-from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging
+from kdissect.pipeline import table_set
+from kdissect.pipeline.table_set import (
+    MANIFEST,
+    check_out,
+    commit,
+    read_manifest,
+    staging,
+    writing,
+)
 from kdissect.pipeline.table_writer import STAGING, ParquetSink
+from kdissect.pipeline.write_lock import write_lock
 from kdissect.tables.schemas import FIXED_TABLES, TOPICS
 
 
@@ -88,7 +98,8 @@ def test_overwriting_replaces_the_set(tmp_path: Path) -> None:
 
 def test_a_failed_first_run_leaves_nothing(tmp_path: Path) -> None:
     """A folder that the run made goes with it."""
-    with pytest.raises(RuntimeError), staging(str(tmp_path / "set")):
+    out = str(tmp_path / "set")
+    with pytest.raises(RuntimeError), writing(out, overwrite=False), staging(out):
         raise RuntimeError
     assert not (tmp_path / "set").exists()
 
@@ -124,19 +135,14 @@ def test_manifests_are_checked(tmp_path: Path) -> None:
 
 
 def test_the_quicker_of_two_runs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set that appeared while this one was made is not replaced without being asked for."""
+    """A set that appeared before this run had the lock is not replaced without being asked for."""
     out = tmp_path / "set"
-    tables = api.Tables({}, {})
-    checked: list[str] = []
 
-    def check(target: str, overwrite: bool) -> None:
-        check_out(target, overwrite)
-        if not checked:
-            write(out, "the other's")
-        checked.append(target)
+    def late(target: str) -> Any:
+        write(out, "the other's")
+        return write_lock(target)
 
-    monkeypatch.setattr(api, "check_out", check)
-    monkeypatch.setattr(api.Tables, "names", [])
+    monkeypatch.setattr(table_set, "write_lock", late)
     with pytest.raises(OutputError, match="holds a table set already"):
-        tables.write(out)
+        api.Tables({}, {}).write(out)
     assert read_manifest(str(out))["tables"]["topics"]["rows"] == 1

@@ -1,0 +1,194 @@
+"""The lock of a table set: at most one run writes to it, and a run that was killed holds nothing.
+
+In a folder it is an flock on ``_staging/lock``, which the system gives up with the process. A file
+system without flock has no lock.
+
+In an object store it is an object ``_staging/lock-<id>``, which its owner writes anew every
+RENEW_S. `pyarrow.fs` has no conditional writes. So each run writes an object of its own, then lists
+all of them. It holds the lock if there is no other. Otherwise it removes its own and watches the
+others: one that is renewed belongs to a live run; one that is DEAD_S old belongs to a killed one,
+and is removed. Two runs that list at the same time both step back and try again after random
+pauses. All times are the store's. This needs listings that show at once what was written, as those
+of S3, GCS and ABFS do.
+
+A run that is suspended for longer than DEAD_S loses the lock, and finds its files gone when it
+commits (`table_set`). The moment between that look and the write of the manifest stays unguarded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import re
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kdissect.capture.object_store import is_remote
+from kdissect.errors import EnvironmentFailed, OutputError
+from kdissect.pipeline.object_table_set import LOCK, STAGING, StoreFolder
+
+RENEW_S, DEAD_S = 5.0, 30.0
+LOOK_S = 1.0  # between two looks at the locks of others, and as much again at random
+_RUN = re.compile("[0-9a-f]{12}")
+_RACES_MAX = 1000  # with owners that remove the folder while it is made
+
+
+@contextmanager
+def write_lock(out: str) -> Iterator[bool]:
+    """Hold the lock of the set at `out`, a folder or a URL. The value: False if there is no lock.
+
+    Raises OutputError if another run holds it.
+    """
+    lock = _StoreLock(out) if is_remote(out) else _FolderLock(out)
+    is_held = lock.acquire()
+    try:
+        yield is_held
+    finally:
+        lock.release()
+
+
+def _owner() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _busy(out: str, owner: str) -> OutputError:
+    return OutputError(f"{out}: another run is writing there ({owner or 'it has just begun'})")
+
+
+class _FolderLock:
+    """An flock on a file. The folder `_staging` comes and goes with it."""
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+        self.staging = Path(out) / STAGING
+        self.path = self.staging / LOCK
+        self.is_new = not Path(out).exists()
+        self.is_held = True
+        self._descriptor = -1
+
+    def acquire(self) -> bool:
+        for _ in range(_RACES_MAX):
+            try:
+                self.staging.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            except (FileNotFoundError, FileExistsError):
+                continue  # the owner before has just removed the folder
+            except OSError as error:
+                raise OutputError(f"{self.out}: cannot be written ({error.strerror})") from error
+            if self._lock(descriptor):
+                self._descriptor = descriptor
+                return self.is_held
+            os.close(descriptor)
+        raise OutputError(f"{self.staging}: cannot be made")
+
+    def _lock(self, descriptor: int) -> bool:
+        """False if the owner before has removed the file in between."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 1000).decode(errors="replace")
+            os.close(descriptor)
+            raise _busy(self.out, owner) from None
+        except OSError:
+            self.is_held = False
+            return True
+        try:
+            is_there = os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+        if is_there:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, _owner().encode())
+        return is_there
+
+    def release(self) -> None:
+        """Remove what is in `_staging`, the lock last, while it is held."""
+        with suppress(OSError):  # other files are there, or the folder is gone
+            if self.is_held:
+                remove_staged(self.staging)
+            self.path.unlink()
+            self.staging.rmdir()
+            if self.is_new:
+                Path(self.out).rmdir()
+        os.close(self._descriptor)
+
+
+def remove_staged(staging: Path) -> None:
+    """Remove what runs staged in the folder `_staging`, each in a folder with its id."""
+    for path in staging.iterdir():
+        if _RUN.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class _StoreLock:
+    """An object that a thread renews until the lock is released."""
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+        self.place = StoreFolder(out)
+        self.name = f"{STAGING}/{LOCK}-{uuid.uuid4().hex[:12]}"
+        self._over = threading.Event()
+        self._renewal = threading.Thread(target=self._renew, daemon=True)
+
+    def acquire(self) -> bool:
+        try:
+            while True:
+                self.place.write(self.name, _owner().encode())
+                locks = self._locks()
+                now = locks.pop(self.name, None)
+                if now is not None and not locks:
+                    break
+                self.place.remove([self.name])
+                self._watch(locks, now)
+        except BaseException:
+            with suppress(EnvironmentFailed):
+                self.place.remove([self.name])
+            raise
+        self._renewal.start()
+        return True
+
+    def _locks(self) -> dict[str, float]:
+        """When each lock of the set was written, in seconds of the store's clock."""
+        modified = self.place.modified(STAGING)
+        return {name: at for name, at in modified.items() if name.startswith(f"{STAGING}/{LOCK}-")}
+
+    def _watch(self, locks: dict[str, float], now: float | None) -> None:
+        """Return once none of `locks` is there. Raises OutputError if one of them is renewed.
+
+        now: by the store's clock, if it is known.
+        """
+        began = time.monotonic()
+        while True:
+            time.sleep(LOOK_S * (1 + random.random()))
+            present = self._locks()
+            since = time.monotonic() - began
+            for name, at in locks.items():
+                if present.get(name, at) != at:
+                    owner = self.place.read(name) or b""
+                    raise _busy(self.out, owner.decode(errors="replace"))
+                age = since if now is None else now + since - at
+                if name in present and age > DEAD_S:
+                    self.place.remove([name])
+                    del present[name]
+            if not locks.keys() & present.keys():
+                return
+
+    def _renew(self) -> None:
+        while not self._over.wait(RENEW_S):
+            with suppress(EnvironmentFailed):  # the next time, then
+                if not self.place.has([self.name])[0]:
+                    return  # another run took this one for dead
+                self.place.write(self.name, _owner().encode())
+
+    def release(self) -> None:
+        self._over.set()
+        self._renewal.join()
+        with suppress(EnvironmentFailed):  # it is dead in DEAD_S
+            self.place.remove([self.name])

@@ -1,0 +1,418 @@
+"""One writer at a time, in a folder and in an object store; killed runs hold nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import kdissect
+from kdissect.cli import app
+from kdissect.cli import dissect as dissect_verb
+from kdissect.errors import EnvironmentFailed, OutputError
+from kdissect.pipeline import write_lock
+from kdissect.pipeline.object_table_set import StoreFolder
+from kdissect.pipeline.table_set import MANIFEST, commit, read_manifest, staging, writing
+from kdissect.pipeline.table_writer import STAGING, ParquetSink
+from tests.conftest import CAPTURES, ROOT
+from tests.objects import Store, object_store
+from tests.pipeline.test_table_set import topics
+
+# a run that has staged a file, and waits to be killed
+WRITER = """
+import sys, time
+from kdissect.pipeline.table_set import staging, writing
+from kdissect.pipeline.table_writer import ParquetSink
+from tests.pipeline.test_table_set import topics
+
+out = sys.argv[1]
+with writing(out, overwrite=True), staging(out) as run_id:
+    sink = ParquetSink(out, run_id, "t")
+    sink("topics", topics("lost"))
+    sink.close()
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+# adds 1 to a number in a file, which only a lock makes right
+ADDER = """
+import sys, time
+from pathlib import Path
+from kdissect.errors import OutputError
+from kdissect.pipeline.write_lock import write_lock
+
+out, number = sys.argv[1], Path(sys.argv[2])
+done = 0
+while done < 25:
+    try:
+        with write_lock(out):
+            value = int(number.read_text())
+            time.sleep(0.001)
+            number.write_text(str(value + 1))
+            done += 1
+    except OutputError as error:
+        assert "another run is writing" in str(error), error
+"""
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with object_store("locks") as found:
+        yield found
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewals and looks are frequent; a store's times are whole seconds."""
+    monkeypatch.setattr(write_lock, "RENEW_S", 0.3)
+    monkeypatch.setattr(write_lock, "LOOK_S", 0.3)
+    monkeypatch.setattr(write_lock, "DEAD_S", 3.0)
+
+
+@contextmanager
+def writer(out: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that is writing to `out`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, out],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def write(out: str, *names: str, overwrite: bool = False) -> None:
+    with writing(out, overwrite), staging(out) as run_id:
+        sink = ParquetSink(out, run_id, "t")
+        sink("topics", topics(*names))
+        commit(out, run_id, sink.close(), {"inputs": []})
+
+
+def listed(out: str) -> set[str]:
+    """The files that a set consists of."""
+    tables = read_manifest(out)["tables"].values()
+    return {name for entry in tables for name in entry["files"]} | {MANIFEST}
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+# -- folders ----------------------------------------------------------------------------------
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    """The second is refused with the first one's process; the first one's files stay."""
+    out = tmp_path / "set"
+    with writer(str(out)) as first:
+        before = files(out)
+        with pytest.raises(
+            OutputError, match=rf"another run is writing there \(process {first.pid} "
+        ):
+            write(str(out), "a", overwrite=True)
+        result = CliRunner().invoke(
+            app, ["dissect", str(CAPTURES / "java_2_0_1.pcap"), "--out", str(out)]
+        )
+        assert isinstance(result.exception, OutputError)
+        assert files(out) == before
+        assert any(name.endswith(".parquet") for name in before)
+
+
+def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    with writer(str(out)):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "kdissect", "dissect", str(CAPTURES / "java_2_0_1.pcap")),
+                *("--out", str(out), "--overwrite"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"kdissect: {out}: another run is writing there (process ")
+
+
+def test_what_a_killed_run_staged_goes_with_the_next(tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    with writer(str(out)) as killed:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    assert any(name.startswith(f"{STAGING}/") for name in files(out))
+    write(str(out), "a")
+    assert files(out) == listed(str(out))
+    assert not (out / STAGING).exists()
+
+
+def test_what_a_killed_commit_left_goes_with_the_next(tmp_path: Path) -> None:
+    """Files in place without a manifest, and beside one; users' files are none of these."""
+    out = tmp_path / "set"
+    left = "topics/part-00000-0123456789ab.parquet"
+    (out / "topics").mkdir(parents=True)
+    (out / left).write_bytes(b"")
+    write(str(out), "a")
+    assert files(out) == listed(str(out))
+    (out / left).write_bytes(b"")
+    (out / "topics" / "mine.parquet").write_bytes(b"")
+    write(str(out), "b", overwrite=True)
+    assert files(out) == listed(str(out)) | {"topics/mine.parquet"}
+
+
+def test_a_run_that_is_refused_leaves_the_old_set(tmp_path: Path) -> None:
+    """Also where the manifest cannot be read: which files are the set's is not known then."""
+    out = tmp_path / "set"
+    write(str(out), "a")
+    (out / MANIFEST).write_text("{")
+    before = files(out)
+
+    def fail() -> None:
+        with writing(str(out), overwrite=True):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert files(out) == before
+
+
+def test_processes_hold_the_lock_in_turn(tmp_path: Path) -> None:
+    """The file of the lock is removed by each of them, and made again."""
+    number = tmp_path / "number"
+    number.write_text("0")
+    command = [sys.executable, "-c", ADDER, str(tmp_path / "set"), str(number)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    processes = [subprocess.Popen(command, env=env) for _ in range(3)]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert number.read_text() == "75"
+    assert not (tmp_path / "set" / STAGING).exists()
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets are written; whether what lies there is a live run's is not known, so it stays."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    out = tmp_path / "set"
+    other = out / STAGING / "0123456789ab"
+    other.mkdir(parents=True)
+    (other / "topics.parquet").write_bytes(b"")
+    write(str(out), "a")
+    assert files(out) == listed(str(out)) | {f"{STAGING}/0123456789ab/topics.parquet"}
+
+
+# -- object stores ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_prefix_has_one_writer(store: Store) -> None:
+    out = store.url("one")
+    with writing(out, overwrite=False):
+        with pytest.raises(OutputError, match=rf"is writing there \(process {os.getpid()} on "):
+            write(out, "a")
+        assert len(store.names("one")) == 1
+    write(out, "a")
+    assert set(store.names("one")) == {f"one/{name}" for name in listed(out)}
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_killed_run_left_in_a_prefix_goes_with_the_next(store: Store) -> None:
+    """Its lock is not renewed; after some seconds the next run takes it over."""
+    out = store.url("killed")
+    with writer(out) as killed:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    left = store.names("killed")
+    assert len(left) == 3, "a lock, a mark, a file of rows"
+    write(out, "a")
+    assert set(store.names("killed")) == {f"killed/{name}" for name in listed(out)}
+
+
+@pytest.mark.usefixtures("quick")
+def test_runs_that_begin_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All write their locks before one of them lists; never do two hold the lock."""
+    out = store.url("at-once")
+    barrier = threading.Barrier(3)
+    locks = write_lock._StoreLock._locks
+    first: set[int] = set()
+
+    def together(lock: Any) -> Any:
+        if id(lock) not in first:
+            first.add(id(lock))
+            barrier.wait(30)
+        return locks(lock)
+
+    monkeypatch.setattr(write_lock._StoreLock, "_locks", together)
+    holding: list[int] = []
+    most: list[int] = []
+    outcomes: list[str] = []
+
+    def run(number: int) -> None:
+        try:
+            with write_lock.write_lock(out):
+                holding.append(number)
+                most.append(len(holding))
+                time.sleep(2)
+                holding.remove(number)
+            outcomes.append("held")
+        except OutputError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 3
+    assert outcomes.count("held") == len(most) >= 1
+    assert set(most) == {1}
+    assert not store.names("at-once")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lock_that_was_taken_over_is_not_renewed(store: Store) -> None:
+    """As after a long sleep of the machine: the run goes on, and fails before it commits."""
+    out = store.url("slept")
+
+    def lose() -> None:
+        with writing(out, overwrite=False), staging(out) as run_id:
+            sink = ParquetSink(out, run_id, "t")
+            sink("topics", topics("slow"))
+            staged = sink.close()
+            place = StoreFolder(out)
+            place.remove(name for name in place.names() if "/lock-" in name)
+            write(out, "quick")
+            assert not place.modified(STAGING)
+            commit(out, run_id, staged, {"inputs": []})
+
+    with pytest.raises(EnvironmentFailed, match="removed by another"):
+        lose()
+    assert read_manifest(out)["tables"]["topics"]["rows"] == 1
+    assert set(store.names("slept")) == {f"slept/{name}" for name in listed(out)}
+
+
+# -- what comes after the manifest ------------------------------------------------------------
+
+
+def refuse_once_written(store: Store, prefix: str) -> Callable[[], bool]:
+    """Refuse all requests after the manifest is there; whether any was refused."""
+    state = {"written": False, "refused": False}
+
+    def fault(method: str, path: str, _: Any) -> int:
+        if state["written"]:
+            state["refused"] = True
+            return 503
+        state["written"] = method == "PUT" and path == f"/{store.bucket}/{prefix}/{MANIFEST}"
+        return 0
+
+    store.fault = fault
+    return lambda: state["refused"]
+
+
+@pytest.fixture
+def single_attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from kdissect.capture import object_store as stores
+
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    stores._s3.cache_clear()
+    yield
+    stores._s3.cache_clear()
+
+
+@pytest.mark.usefixtures("single_attempts")
+def test_a_set_is_written_once_its_manifest_is(store: Store) -> None:
+    """Whatever the store refuses then: the set before may not be removed, nor the new one read."""
+    out = store.url("whole")
+    write(out, "old")
+    read = kdissect.read(CAPTURES / "java_2_0_1.pcap")
+    was_refused = refuse_once_written(store, "whole")
+    try:
+        written = read.write(out, overwrite=True)
+        assert was_refused()
+        with pytest.raises((EnvironmentFailed, OSError)):
+            written.exchanges.to_arrow()
+    finally:
+        store.fault = None
+    assert written.exchanges.num_rows == read.exchanges.num_rows
+    assert len(store.names("whole")) > len(listed(out)), "files of the old set are there"
+    (lock,) = (name for name in store.names("whole") if "/lock-" in name)
+    store.filesystem.delete_file(f"{store.bucket}/{lock}")
+    with writing(out, overwrite=True):
+        pass
+    assert set(store.names("whole")) == {f"whole/{name}" for name in listed(out)}
+
+
+@pytest.mark.usefixtures("single_attempts", "in_process")
+def test_a_run_succeeds_once_the_manifest_is_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 0, and a line that says why there is no summary."""
+    monkeypatch.setattr(dissect_verb, "_start_spark", lambda *_: None)
+    out = store.url("run")
+    was_refused = refuse_once_written(store, "run")
+    capture = str(CAPTURES / "java_2_0_1.pcap")
+    try:
+        result = CliRunner().invoke(app, ["dissect", capture, "--out", out])
+    finally:
+        store.fault = None
+    assert was_refused()
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"kdissect: warning: {out} is written; it cannot be read")
+    assert kdissect.open(out).exchanges.num_rows == kdissect.read(capture).exchanges.num_rows
+
+
+def test_a_manifest_whose_answer_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has it, the client does not know: it is read back."""
+    write_file = StoreFolder.write
+
+    def lost(place: StoreFolder, name: str, data: bytes) -> None:
+        write_file(place, name, data)
+        if name == MANIFEST:
+            raise EnvironmentFailed("connection reset")
+
+    monkeypatch.setattr(StoreFolder, "write", lost)
+    write(store.url("lost"), "a")
+    assert read_manifest(store.url("lost"))["tables"]["topics"]["rows"] == 1
+
+
+def test_a_folder_is_written_once_its_manifest_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the old set that cannot be removed are no fault of the new one."""
+    out = tmp_path / "set"
+    write(str(out), "old")
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with writing(str(out), overwrite=True), staging(str(out)) as run_id:
+        sink = ParquetSink(str(out), run_id, "t")
+        sink("topics", topics("new", "newer"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            commit(str(out), run_id, sink.close(), {"inputs": []})
+    assert read_manifest(str(out))["tables"]["topics"]["rows"] == 2
+    assert files(out) > listed(str(out))
+    assert isinstance(kdissect.open(out).topics.to_arrow(), pa.Table)
