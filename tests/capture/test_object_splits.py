@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "capture"
 
 
 class Object:
-    """What `remote.opened` gives: bytes, noting the ranges of them that are read."""
+    """A file of pyarrow's: bytes, noting the ranges of them that are read."""
 
     def __init__(self, content: bytes, asked: list[tuple[int, int]]) -> None:
         self.content = content
@@ -56,7 +56,9 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
 
     def make(content: bytes) -> list[tuple[int, int]]:
         asked: list[tuple[int, int]] = []
-        monkeypatch.setattr(object_store, "opened", lambda url: Object(content, asked))
+        monkeypatch.setattr(
+            object_store, "opened", lambda url: object_store.ObjectFile(url, Object(content, asked))
+        )
         return asked
 
     return make
@@ -266,7 +268,7 @@ def test_an_object_that_changes(put: Put) -> None:
             Sources([URL], [version]).part(0, 0, 10)
     sources = Sources([URL], [Version(10_000, "tag")])
     assert sources.part(0, 0, 3).tobytes() == b"012"
-    sources._ranged[0]._file.content = b"short"
+    sources._ranged[0]._file._file.content = b"short"
     with pytest.raises(EnvironmentFailed, match="changed from 10000 to 4096 bytes"):
         sources.part(0, 5000, 5003)
 
@@ -279,7 +281,7 @@ def test_a_range_that_cannot_be_read(put: Put) -> None:
     def fail(count: int, pos: int) -> bytes:
         raise OSError("AWS Error INTERNAL_FAILURE\nmore of it")
 
-    sources._ranged[0]._file.read_at = fail
+    sources._ranged[0]._file._file.read_at = fail
     message = r"far://bucket/object: bytes 4096 to 8192 cannot be read: AWS Error INTERNAL_FAILURE$"
     with pytest.raises(EnvironmentFailed, match=message):
         sources.part(0, 5000, 5003)
