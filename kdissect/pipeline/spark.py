@@ -318,9 +318,9 @@ def _assemble_stage(plan: RunPlan, files: StateFiles) -> Stage:
 def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("decode")
-        # a task may have several slots, but rows that stay open are files of their own
-        for is_open, rows in groupby(_rows(batches), key=lambda row: row.key == plan.open_slot):
-            yield from _batches(_decoded(plan, rows, is_open, out, run_id))
+        # Spark may place several slots in one task; each is decoded by itself.
+        for slot, rows in groupby(_rows(batches), key=lambda row: row.key):
+            yield from _batches(_decoded(plan, rows, slot == plan.open_slot, out, run_id))
         _settle("decode")
 
     return stage
