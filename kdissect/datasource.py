@@ -5,7 +5,7 @@
     spark.readStream.format("kdissect").load("captures/")
 
 A data source cannot shuffle, so scanning and assembling is done once, where Spark plans the query
-(`indexed`), and tasks decode slots of equal bytes. For captures of many gigabytes
+(`pipeline.disk_index`), and tasks decode slots of equal bytes. For captures of many gigabytes
 `kdissect.dissect` is the way: there every step runs on all workers. On a cluster the captures, and
 the folder that the option `spool` names, must be where all workers read them.
 """

@@ -1,8 +1,8 @@
 """Where a record of a capture seems to begin, in bytes from its middle.
 
 A guess need not be right, since who uses it looks afterwards whether the bytes before lead to the
-same place (`far`), but it should mostly be. So a record counts when it is plausible, and when the
-records that its length leads to are, one behind the other.
+same place (`object_splits`), but it should mostly be. So a record counts when it is plausible, and
+when the records that its length leads to are, one behind the other.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ are used again. Where fragments overlap, the first bytes win; different ones are
 comes again within COPY_NS of its datagram's end was captured twice: it may become a second copy of
 the datagram, which reassembly finds to be one, but is forgotten as soon as another fragment comes.
 
-*Segments.* The bytes from the first fragment on are read like a packet (`link`), through tunnels
-too, since what is fragmented is often the outer packet of one. Then the payload is a run of
+*Segments.* The bytes from the first fragment on are read like a packet (`link_layers`), through
+tunnels too, since what is fragmented is often the outer packet of one. Then the payload is a run of
 places in fragments, and each becomes a segment of its own with the sequence number of its first
 byte: reassembly joins them as it joins all others, every byte keeps its packet and its time, and a
 lost fragment is a gap. All but the first are marked FRAGMENT_PART in `ip_id`: they are bytes of a
@@ -71,7 +71,7 @@ _CARRIERS = (6, 17, 4, 41, 47, 137, 0, 43, 51, 60)
 
 @kernel
 def _find_tcp(buf: Any, wire_end: Any, found: Any) -> Any:
-    """`link.find_tcp` of a packet that begins with its IP header."""
+    """`link_layers.find_tcp` of a packet that begins with its IP header."""
     return link_layers.find_tcp(buf, 0, len(buf), max(wire_end, len(buf)), link_layers.RAW, found)
 
 

@@ -92,8 +92,8 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found:
     buf[pos:end] is the captured packet, wire_end >= end where it ended on the wire.
     found[ADDRESS_POS] points at the two IP addresses, found[TCP_POS] at the TCP header, of which 4
     bytes are there at least, and TCP_NEEDED where found[TCP_HEADER] tells its size; found[NETWORK]
-    is 1 + the innermost VXLAN or GENEVE network id. For IP_FRAGMENT `found` says what `fragments`
-    needs to know.
+    is 1 + the innermost VXLAN or GENEVE network id. For IP_FRAGMENT `found` says what
+    `ip_fragments` needs to know.
     """
     found[NETWORK] = 0
     ethertype = 0

@@ -10,9 +10,9 @@ system maps much around each page that is touched. `staged` is for them: it copi
 that they will read aside, in the order of the file and window by window, and `addresses` then
 leads there instead of into the map.
 
-Of an object in a store (`ranged`) only what was asked for is there: who walks through it does so
-by `windows`, `gather` fetches what it copies, and who reads here and there gets all of its payload
-from elsewhere (`holding`), since a request for each few bytes would be dear.
+Of an object in a store (`object_bytes`) only what was asked for is there: who walks through it does
+so by `windows`, `gather` fetches what it copies, and who reads here and there gets all of its
+payload from elsewhere (`holding`), since a request for each few bytes would be dear.
 """
 
 from __future__ import annotations

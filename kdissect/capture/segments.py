@@ -1,4 +1,4 @@
-"""The index of segments: what `scan` hands to `stream`. Payload stays in the file.
+"""The index of segments: what `scan` hands to `kafka.assemble`. Payload stays in the file.
 
 A `SegmentBatch` is two plain arrays: the endpoint pairs met, and one row per TCP segment that
 points at its payload. Batches pack to bytes, so Spark shuffles them as one binary value.
@@ -50,7 +50,7 @@ SEGMENT = np.dtype(
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
-# In ip_id: bytes of an IP fragment that count as no segment of their own (see `fragments`).
+# In ip_id: bytes of an IP fragment that count as no segment of their own (see `ip_fragments`).
 FRAGMENT_PART = 1 << 16
 # In ip_id: a segment whose TCP header is cut, or makes no sense; only its endpoints are known.
 NO_HEADER = 1 << 17

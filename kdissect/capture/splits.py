@@ -2,7 +2,7 @@
 
 A split starts at a record and carries what is needed to read on from there: byte order, the
 section's interfaces, the first packet's number. The walk also tells a capture's times and counts,
-and where its IP fragments are (`fragments`).
+and where its IP fragments are (`ip_fragments`).
 """
 
 from __future__ import annotations
@@ -390,8 +390,8 @@ def plan_splits(
     """The run's sources and splits, by one walk over each of them.
 
     `files` come from `inputs.spool`. fragment_max: IP fragments that are joined; the rest is
-    counted. walks: those over objects in stores, by `data_path` (`far.walk_all`). Raises ValueError
-    for split_bytes below 1, CaptureError for a file that cannot be opened.
+    counted. walks: those over objects in stores, by `data_path` (`object_splits.walk_all`). Raises
+    ValueError for split_bytes below 1, CaptureError for a file that cannot be opened.
     """
     if split_bytes < 1:
         raise ValueError(f"split_bytes: {split_bytes} is not positive")

@@ -15,7 +15,7 @@ builder and the rows it needs in `state`; the caller grows it and calls again.
 times the smallest that an element can be, a length, a tag's size. Rows are taken one by one where
 an element holds more than one column, so memory follows the bytes that are really there.
 
-The plain-Python twin is `reference.py`, which reads one message into values.
+The plain-Python twin is `message_codec.py`, which reads one message into values.
 """
 
 from __future__ import annotations

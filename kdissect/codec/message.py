@@ -23,7 +23,7 @@ class Message:
 
     api_key, api_version: what it is; api_name: Kafka's name of the API, without Request/Response.
     side: "request" or "response".
-    header, body: plain dicts, see `wire.reference` for the values. Fields that are not given are at
+    header, body: plain dicts, see `message_codec` for the values. Fields that are not given are at
         their defaults (in the header, the API's key and version); unknown ones raise ValueError.
     surplus: bytes that follow a complete message in its frame; encoded again behind it.
     """

@@ -1,8 +1,8 @@
 """Plain Python decoding and encoding of any definition: the readable statement of Kafka's encoding.
 
 Every wire type is a pair ``read_x(buf, pos) -> (value, next_pos)`` and ``write_x(out, value)``. The
-column kernel (`wire.body`) decodes the same bytes to the same values; this module is its oracle and
-the explainer of single messages.
+column kernel (`message_columns`) decodes the same bytes to the same values; this module is its
+oracle and the explainer of single messages.
 
 Values: integers int, bool bool, float64 float, string str (bytes that are no UTF-8 come as lone
 surrogates, ``surrogateescape``), bytes and records bytes, uuid `uuid.UUID`, arrays list, structs

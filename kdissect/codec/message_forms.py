@@ -10,7 +10,7 @@ found holds for the second: that is a `Form`.
 
 Whether a frame is of a form is one AND and one comparison of whole numbers as long as the frame;
 its leaves come out of one `struct` call; lists and dicts are put together by a short program. A
-string is a leaf whose length is structure, and so are bytes. `wire.reference` stays the definition,
+string is a leaf whose length is structure, and so are bytes. `message_codec` stays the definition,
 and decodes whatever has no form: faulty frames, unknown tags, bytes behind the message, frames that
 are large or of a size seen for the first time. Forms are few, and kept for the process; what each
 costs is bounded by FRAME_SIZE_MAX, how many there are by FORMS_MAX.
@@ -123,7 +123,7 @@ class Form:
         return number & self._mask == self._fixed
 
     def values(self, frame: bytes) -> list[Any]:
-        """The leaves' values, in their order, as `wire.reference` has them."""
+        """The leaves' values, in their order, as `message_codec` has them."""
         values: list[Any] = list(self._unpack(frame))
         for index in self._texts:
             values[index] = values[index].decode("utf-8", "surrogateescape")

@@ -76,7 +76,7 @@ def extract(
     since its records cannot be decrypted without those before; secrets that were given (key logs,
     or those inside a capture) are written too. The first packet of each request and response has a
     comment. With `anonymize` the conversations are told again in new packets with other names (see
-    `anonymize` and `retell`). Raises CaptureError where a named exchange or connection is not in
+    `anonymize` and `rewrite`). Raises CaptureError where a named exchange or connection is not in
     the captures.
     """
     target = Path(out)

@@ -199,8 +199,8 @@ def assemble(
     The batch must hold all segments of each of its pairs; what other pairs it holds changes
     nothing. Payload is read where `sources` has it, only size prefixes and headers, and what a
     search or the comparison of overlapping segments needs. key_logs: buffers of text with the
-    secrets of TLS connections (`tls_keys`). Raises ValueError when the batch points outside of the
-    sources.
+    secrets of TLS connections (`tls.key_log`). Raises ValueError when the batch points outside of
+    the sources.
     """
     options = options or StreamOptions()
     return assemble_streams(batch, sources, options, key_logs)[0]

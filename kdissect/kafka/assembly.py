@@ -1,4 +1,4 @@
-"""What `stream` hands on: connections, exchanges, the extents of their bytes, anomalies.
+"""What `assemble` hands on: connections, exchanges, the extents of their bytes, anomalies.
 
 Plain structured arrays; nothing here holds payload. A *stream position* counts payload bytes of
 one direction: 0 is the first byte after the SYN, else the first captured one; it never wraps.

@@ -14,7 +14,7 @@ In this order, the first that holds decides:
    finds (4 and 5 first with the guessed client, then with the other side as the client);
 6. a port that the user named: Kafka;
 7. TLS or HTTP in the middle (at the start of some segment); else other, but for answers that are
-   all of their connection (`lone.py`).
+   all of their connection (`response_only.py`).
 
 Where the handshake does not say who the client is, it is who sends the requests.
 """

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-A walk stands on a boundary that is certain, or it searches for one (`evidence.py`). On a certain
-boundary the size prefix tells the next one: a gap inside of a frame ends nothing. Only a gap over a
-size prefix, and a size that cannot be (negative, beyond the limit, text of another protocol), make
-the walk search. So a lost packet costs the frames it overlaps.
+A walk stands on a boundary that is certain, or it searches for one (`frame_search.py`). On a
+certain boundary the size prefix tells the next one: a gap inside of a frame ends nothing. Only a
+gap over a size prefix, and a size that cannot be (negative, beyond the limit, text of another
+protocol), make the walk search. So a lost packet costs the frames it overlaps.
 
 Requests come first, without looking at responses. Responses are framed with the requests at hand:
 an id that was asked is the evidence that a search needs.
@@ -18,7 +18,7 @@ SASL: behind a SaslHandshake of version 0 the client sends bare tokens, framed b
 request header is recognised again; a first frame that is no request is such a token too (GSSAPI of
 0.9 clients). The broker answers tokens with tokens, in order. Tokens come before all other traffic:
 while a stream had nothing but versions, handshakes and tokens it is *young*, and in a young stream
-a search finds tokens too (`sasl_evidence`).
+a search finds tokens too (`sasl_detection`).
 
 Tables are flat int64 arrays that grow by doubling; their columns are named below.
 """
@@ -102,8 +102,8 @@ STATE_WIDTH = WALK_CLIENTS + CLIENTS_MAX
 AHEAD = 8  # pieces: the first bytes of that one are on their way from memory meanwhile
 
 # Bits of a stream's `has_origin`. ORIGIN: position 0 is a boundary. RESUMED: frames came before it,
-# which the caller has had (`resumed.py`); the last of them began bare SASL tokens (IN_TOKENS), or
-# was a request that a response may be told by (HAS_ASKED). Above them, from LAST_ID on: one more
+# which the caller has had (`resume/carry.py`); the last of them began bare SASL tokens (IN_TOKENS),
+# or was a request that a response may be told by (HAS_ASKED). Above them, from LAST_ID on: one more
 # than the correlation id of the last frame, 0 where that is not known.
 # YOUNG: a stream that had nothing but versions, handshakes and tokens.
 ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16

@@ -14,7 +14,7 @@ from kdissect.capture.segments import SegmentBatch
 FRAME_SIZE_MAX = 104_857_600
 GAPS_MAX = 100_000  # gaps that are listed one by one, of each direction of a connection
 CONNECTIONS_MAX = 500_000  # connections followed at once: those of a batch of segments
-# Mirror ports and `-i any` deliver the second copy of a packet within this time (design.md 6).
+# Mirror ports and `-i any` deliver the second copy of a packet within this time.
 DUPLICATE_WINDOW_NS = 10_000_000
 CHECKED_AT_ONCE = 1 << 16  # segments
 

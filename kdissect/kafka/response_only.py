@@ -5,13 +5,13 @@ Theory of operation
 Headers are enough for a chain of frames. An answer alone (a client that opens a connection for
 each request; a capture of one direction that begins near the end of a connection) has nothing
 beside it to agree with, but it can be decoded: a frame that a definition reads to its last byte,
-with names, hosts, ports and counts that fit each other, is an answer of Kafka's (`wire.telling`
-weighs it).
+with names, hosts, ports and counts that fit each other, is an answer of Kafka's
+(`codec.response_detection` weighs it).
 
 A false connection costs more than a missing one, so all of this must hold as well:
 - nothing was recognised in the connection, and what the other side said first was not captured;
 - the first captured byte begins a frame: its size is followed by an id below ID_MAX and a byte that
-  can follow one (`evidence.response_header`);
+  can follow one (`frame_search.response_header`);
 - each of the frames from there on is followed by another one with an id a little above, or by
   nothing: the end of the stream, or a gap;
 - one of the first FRAMES_READ of them is there whole, and weighs WEIGHT_MIN.

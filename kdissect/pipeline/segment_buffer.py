@@ -1,7 +1,7 @@
 """A bucket of any size: its segments gathered, its exchanges made and packed some at a time.
 
 A bucket may be one connection with most of the capture. Its segments, the streams and frames then
-lie in files (`capture.scratch`), and exchanges are made part by part, so that the memory of the
+lie in files (`capture.file_arrays`), and exchanges are made part by part, so that the memory of the
 task does not grow with the connection. Parts of a large bucket are made by THREADS at a time: the
 kernels leave the interpreter to others, and while one task has the giant other cores idle.
 """

@@ -1,4 +1,4 @@
-"""Events of a decoded chunk for `analysis`: its messages as that layer takes them."""
+"""Events of a decoded chunk for `stories`: its messages as that layer takes them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Files of an attempt have unique names under ``_staging``; nothing is visible until `commit` moves
 the files of successful attempts into place and writes the manifest last. In an object store they
-have their final names at once, and only the manifest makes them visible (`stored`).
+have their final names at once, and only the manifest makes them visible (`object_table_set`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`kdissect report`: a table set as one HTML page, CSV files and a JSON document.
 
 Theory of operation: DuckDB reads the Parquet files and makes one table per question (`x`, an
-exchange a row, is what most start from, see `basis`); sections ask it for the rows that they show
-and give plain values (the document); `findings` reads the document, `page` draws it. Memory is
-bounded by DuckDB's limit and by the rows that are shown, not by the table set.
+exchange a row, is what most start from, see `exchange_facts`); sections ask it for the rows that
+they show and give plain values (the document); `findings` reads the document, `page` draws it.
+Memory is bounded by DuckDB's limit and by the rows that are shown, not by the table set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A message as a tree whose nodes know their bytes, also as far as a faulty one can be read.
 
-The walk follows `wire.reference` field by field, with its readers, and notes where each began and
-ended. A fault ends the walk: the nodes before it stay.
+The walk follows `codec.message_codec` field by field, with its readers, and notes where each began
+and ended. A fault ends the walk: the nodes before it stay.
 """
 
 from __future__ import annotations

@@ -395,9 +395,9 @@ def add_decoded(
 ) -> tuple[pa.StructArray, pa.StructArray, list[EmbeddedFault]]:
     """Both sides of the same exchanges with their `_decoded` columns, and the faults inside.
 
-    request, response: `wire.body.body_type` of that API, not redacted. Without `reveal_secrets` the
-    decoded columns hold no secrets; the bytes beside them are for `redact_body`. nesting: how deep
-    the values of pushed metrics may nest.
+    request, response: `message_columns.body_type` of that API, not redacted. Without
+    `reveal_secrets` the decoded columns hold no secrets; the bytes beside them are for
+    `redact_body`. nesting: how deep the values of pushed metrics may nest.
     """
     decode = _APIS.get(api_key)
     if decode is None:

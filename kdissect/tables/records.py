@@ -33,7 +33,7 @@ class RecordSetFacts:
 
 
 class RecordRows:
-    """Turns the chunks of `wire.records` into table rows, in order.
+    """Turns the chunks of `codec.record_batches` into table rows, in order.
 
     Holds two counters per set: batches and records seen so far, because a batch's index counts
     over its whole exchange and a produced record's offset over its whole set.

@@ -11,9 +11,9 @@ memory is one record; what is kept of a record is 48 bytes of index.
 
 *Why decrypted bytes travel.* An exchange's extents elsewhere point into captures that every worker
 can read. Plaintext is in no capture, so the plaintext of an exchange's frames travels with its
-row to the task that decodes it (EXTENT.transform 1, `pipeline.slices`), cut into rows of bounded
-size like all of the index. Sending keys and record numbers instead would decrypt everything twice
-and put secrets into every later step. The price, shuffled payload, is paid by TLS alone.
+row to the task that decodes it (EXTENT.transform 1, `pipeline.exchange_index`), cut into rows of
+bounded size like all of the index. Sending keys and record numbers instead would decrypt everything
+twice and put secrets into every later step. The price, shuffled payload, is paid by TLS alone.
 
 *Numbers.* A record is authentic only with its number, which is not in it (but see `Opener.hint`).
 While nothing is lost the numbers count up. Behind lost or damaged bytes the number is searched

@@ -1,6 +1,6 @@
 """Conversations of Kafka clients whose frames are known, and captures of them.
 
-What the tests of `stream` compare with is what was said, not what another reader finds.
+What the tests of `kafka` compare with is what was said, not what another reader finds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A small reader of plain Ethernet pcap files for the stream tests: no fragments, no tunnels.
 
-It is not the product's scanner: the tests of `stream` stand on their own.
+It is not the product's scanner: the tests of `kafka` stand on their own.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ NUMBERS = {"int8", "int16", "uint16", "int32", "uint32", "int64"}
 
 
 def snake_case(name: str) -> str:
-    """Field name to column name (kafka/README.md, "Values as JSON")."""
+    """Field name to column name (as the material beside the repository writes values)."""
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
     return name.lower()
 

@@ -16,7 +16,7 @@ from tests.truth.rows import Row
 
 pytestmark = needs_material
 
-# Of the frames that no lost packet touches: how many may be lost all the same (design.md, 6).
+# Of the frames that no lost packet touches: how many may be lost all the same.
 LOSS_ALLOWED = {
     "cut.pcap": 0.0,
     "snap128.pcap": 0.0,

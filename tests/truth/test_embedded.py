@@ -28,7 +28,7 @@ WITH_SECRETS = [Capture(f"sasl/{name}") for name in ("sasl", "sasl_handshake_v0"
 
 
 def snake(name: str) -> str:
-    """Kafka's field names as ours (kafka/README.md)."""
+    """Kafka's field names as ours."""
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
     return name.lower()
 

@@ -1,7 +1,7 @@
 """What a `Translator` knows: what the capture tells, and what answers have told of the target.
 
-No more than data and how it is looked up, below everything that reads or changes it: `adapt`,
-`learning`, `shortcuts`, `reencode`, and those who compare. Keys of what is learnt are always the
+No more than data and how it is looked up, below everything that reads or changes it: `requests`,
+`answers`, `shortcuts`, `reencode`, and those who compare. Keys of what is learnt are always the
 capture's (names before renames).
 """
 

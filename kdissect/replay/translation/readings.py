@@ -1,7 +1,7 @@
 """What the frames of one form mean, found once: where ids, names, offsets and error codes lie.
 
-A `Reading` is `walk.spots` over a form instead of over a message: places of values instead of
-values. With the values of a frame it gives the same spots, without lists and dicts being made.
+A `Reading` is `field_kinds.spots` over a form instead of over a message: places of values instead
+of values. With the values of a frame it gives the same spots, without lists and dicts being made.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Requests and answers of a form that is known: translated and learnt from without being decoded.
 
-Most messages of a large workload are small and alike (`wire.forms`). What `adapt` would change in a
-request lies at places that its form tells, and has its size; so the captured bytes are sent with
-just these patched. What `learning` asks of an answer are a few values beside those of the captured
-response, and where both are of one form, they lie at the same places.
+Most messages of a large workload are small and alike (`codec.message_forms`). What `requests` would
+change in a request lies at places that its form tells, and has its size; so the captured bytes are
+sent with just these patched. What `answers` asks of an answer are a few values beside those of the
+captured response, and where both are of one form, they lie at the same places.
 
-`adapt` and `learning` stay the definition: whatever is not met here gives None, and they are asked;
-what is changed is what `adapt` says for that kind of field. The tests compare both.
+`requests` and `answers` stay the definition: whatever is not met here gives None, and they are
+asked; what is changed is what `requests` says for that kind of field. The tests compare both.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _Special = Callable[[IdMap, Step, Reading, bytes, list[Any], bytearray], bool]
 
 
 class _Change(NamedTuple):
-    """A place with what `adapt` does to it. around: index of what the structs around it say; place:
-    where the struct around is needed, too."""
+    """A place with what `requests` does to it. around: index of what the structs around it say;
+    place: where the struct around is needed, too."""
 
     change: Callable[[IdMap, Step, Spot, Any], Any]
     kind: FieldKind
@@ -56,8 +56,9 @@ class _Change(NamedTuple):
 class _Patch:
     """What may be another at the target in requests of a form.
 
-    changes: in the order in which `adapt` does them; arounds: what structs around them say, each
-    once. special: the API's own, None where it does nothing; `is_known` False: only `adapt` knows.
+    changes: in the order in which `requests` does them; arounds: what structs around them say, each
+    once. special: the API's own, None where it does nothing; `is_known` False: only `requests`
+    knows.
     """
 
     __slots__ = ("arounds", "changes", "is_known", "is_plain", "reading", "special")
@@ -86,8 +87,8 @@ _patch_of = lru_cache(FORMS_MAX)(_Patch)
 
 
 def patched(t: IdMap, step: Step, frame: bytes, correlation_id: int) -> bytes | None:
-    """The frame with the target's ids; None where `adapt` has to be asked. Raises Untranslatable as
-    it does."""
+    """The frame with the target's ids; None where `requests` has to be asked. Raises Untranslatable
+    as it does."""
     exchange = step.exchange
     form = form_of(frame, "request", exchange.api_key, exchange.api_version)
     if form is None or t.has_renames or t.options.reencode:
@@ -236,7 +237,7 @@ def pair_of(t: IdMap, step: Step, answer: bytes) -> Pair | None:
 
 
 def is_final(t: IdMap, step: Step, pair: Pair) -> bool:
-    """Whether `learning.retry` would certainly take the answer as it is."""
+    """Whether `answers.retry` would certainly take the answer as it is."""
     if pair.codes & TRANSIENT and pair.codes & (TRANSIENT - pair.was):
         return False
     if OUT_OF_SEQUENCE in pair.codes or step.exchange.api_key == ApiKey.SHARE_FETCH:
@@ -273,7 +274,7 @@ def _is_same_topic(t: IdMap, mine: Any, theirs: Any) -> bool:
 
 
 def learnt(t: IdMap, step: Step, pair: Pair) -> bool:
-    """Learn from a final answer; False where `learning` has to."""
+    """Learn from a final answer; False where `answers` has to."""
     key = step.exchange.api_key
     if key == ApiKey.PRODUCE:
         return _produced(t, step, pair)

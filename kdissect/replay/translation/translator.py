@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Requests are decoded, their meaningful fields (`walk`) changed, and encoded again; where nothing has
-to change the captured bytes go out with another correlation id. What stands for what is learnt from
-answers: the captured response and the target's answer to the same request are read side by side,
-and what the one calls X the other calls Y. Later requests that say X are sent with Y.
+Requests are decoded, their meaningful fields (`field_kinds`) changed, and encoded again; where
+nothing has to change the captured bytes go out with another correlation id. What stands for what is
+learnt from answers: the captured response and the target's answer to the same request are read side
+by side, and what the one calls X the other calls Y. Later requests that say X are sent with Y.
 
 Keys of what is learnt are always the capture's (names before renames), so that a capture replayed
 on its own cluster, and one replayed elsewhere, go the same way.

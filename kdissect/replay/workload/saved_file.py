@@ -19,7 +19,7 @@ acks 0.
 ``packets`` [request, response] and ``capture`` lead back to the capture.
 
 What is left out: traffic among brokers, SASL (never replayed, and full of secrets). Secrets and
-record data: see `redact`.
+record data: see `redaction`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A broker that logs its requests says of each how long it took (`total_time_ms`: 
 read the request to when it had sent the answer). The capture's latency ends with the first byte of
 the answer and includes the way to the broker and back where the capture was taken at the client. A
 broker reads the next request of a connection only when it has answered the one before, and its
-clock starts then: it is `own_ms` (see `basis`) that has to agree, `latency_ms` does where clients
-do not pipeline.
+clock starts then: it is `own_ms` (see `exchange_facts`) that has to agree, `latency_ms` does where
+clients do not pipeline.
 
 A log is lines of JSON, gzip-compressed or not: Kafka's own request log ("Completed request:{...}"),
 or objects with client [ip, port], correlation_id, api_key and total_time_ms.

@@ -1,0 +1,64 @@
+"""Files and modules that documents, docstrings and comments name are there."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+FOLDERS = ("kdissect", "pyspark_kdissect", "tests", "bench", "tools", "docs", "reports", "examples")
+# Of no file in particular.
+PLACEHOLDERS = {"docs/PAGE.md", "a/b/c.py", "b/c.py", "c.py"}
+FILE = re.compile(r"(?<![\w./*-])(?:\.\./)?((?:[\w-]+/)*[\w-]+\.(?:py|md))\b")
+MODULE = re.compile(r"(?<![\w.])(?:kdissect|tests|bench|tools)(?:\.[a-z_]+)+")
+
+
+def sources() -> list[Path]:
+    """What people read, with the programs."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "captures").glob("*.md")]
+    for folder in FOLDERS:
+        found += [path for kind in ("py", "md") for path in (ROOT / folder).rglob(f"*.{kind}")]
+    return sorted(found)
+
+
+@cache
+def known_endings() -> set[str]:
+    """Every file by each end of its path: `a/b/c.py`, `b/c.py`, `c.py`."""
+    parts = [path.relative_to(ROOT).parts for path in sources()]
+    return PLACEHOLDERS | {"/".join(each[at:]) for each in parts for at in range(len(each))}
+
+
+def prose(path: Path) -> Iterator[str]:
+    """A document; of a program its comments and docstrings."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".md":
+        yield text
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def is_module(name: str) -> bool:
+    """A module or a folder of them, or a name in one."""
+    path = ROOT.joinpath(*name.split("."))
+    return any(each.is_dir() or each.with_suffix(".py").is_file() for each in (path, path.parent))
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_of_files_are_those_of_files(path: Path) -> None:
+    known = known_endings()
+    for text in prose(path):
+        assert not {name for name in FILE.findall(text) if name not in known}
+        assert not {name for name in MODULE.findall(text) if not is_module(name)}
