@@ -34,7 +34,7 @@ def readiness_command(
     Exit code 1 when any client would break.
     """
     from kdissect import api
-    from kdissect.readiness.assess import BREAKS, assess
+    from kdissect.readiness.assessment import BREAKS, assess
 
     document = assess(api.open_tables(tables), target)
     if not document["clients"] and not quiet:

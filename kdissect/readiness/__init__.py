@@ -1,1 +1,5 @@
 """Which clients would break on another Kafka release."""
+
+from kdissect.readiness.assessment import assess
+
+__all__ = ["assess"]

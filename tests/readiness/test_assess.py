@@ -8,7 +8,7 @@ import pyarrow.dataset as pads
 import pytest
 
 from kdissect.api import Table, Tables
-from kdissect.readiness.assess import ReadinessError, assess
+from kdissect.readiness.assessment import ReadinessError, assess
 from kdissect.tables.schemas import FIXED_TABLES
 
 JAVA = "apache-kafka-java"

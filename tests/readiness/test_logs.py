@@ -10,7 +10,7 @@ import pytest
 
 import kdissect
 from kdissect.protocol.releases import find_release, spoken_versions
-from kdissect.readiness.assess import BREAKS, DISPENSABLE_APIS, OK, UNKNOWN, assess
+from kdissect.readiness.assessment import BREAKS, DISPENSABLE_APIS, OK, UNKNOWN, assess
 from tests.conftest import ROOT
 
 CAPTURES = ROOT.parent / "shared" / "captures"

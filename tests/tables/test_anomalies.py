@@ -29,7 +29,9 @@ IDS, CAPTURE_IDS = np.array([11, -22, 33]), [101, -202]
 
 anomalies = st.lists(
     st.tuples(
-        st.sampled_from([kind for kind in sorted(Anomaly) if kind is not Anomaly.LIMIT]),
+        st.sampled_from(
+            [kind for kind in sorted(Anomaly) if kind not in (Anomaly.LIMIT, Anomaly.CARRY_LIMIT)]
+        ),
         st.integers(0, 2),
         st.integers(-1, 2),
         st.integers(-1, 1),
@@ -130,3 +132,12 @@ def test_parts_cover_all_rows_and_stay_small(sizes: list[int], rows: int, size: 
 def test_no_kinds_give_no_texts(count: int) -> None:
     codes = np.zeros(count, np.uint8)
     assert len(texts_of_kinds(codes, lambda _, rows: texts("one", len(rows)))) == count
+
+
+def test_limits_of_carried_connections_say_what_was_stopped() -> None:
+    rows = np.zeros(2, ANOMALY)
+    rows["kind"], rows["b"] = Anomaly.CARRY_LIMIT, [1, 0]
+    data = pa.nulls(2, pa.binary())
+    details = stream_anomalies(rows, IDS, CAPTURE_IDS, data)["detail"].to_pylist()
+    assert "stopped looking for Kafka" in details[0]
+    assert "stopped waiting for answers" in details[1]

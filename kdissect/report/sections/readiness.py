@@ -1,4 +1,4 @@
-"""Who would break on a release of Kafka: what `kdissect.readiness.assess` finds, as a section."""
+"""Who would break on a release of Kafka, as `kdissect.readiness` finds it: a section."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from kdissect import text as f
 from kdissect.api import Tables
 from kdissect.protocol.releases import find_release
-from kdissect.readiness.assess import ReadinessError, assess
+from kdissect.readiness.assessment import ReadinessError, assess
 from kdissect.report.database import LISTED_MAX
 
 DEFAULT_TARGET = "4.0"
