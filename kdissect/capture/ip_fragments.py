@@ -185,15 +185,15 @@ def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
     found = np.empty(link_layers.FOUND_SIZE, np.int64)
     if _find_tcp(np.frombuffer(data, np.uint8), wire_end, found) != link_layers.TCP_FOUND:
         return None
-    told = found.tolist()
+    headers = found.tolist()
     pos, size, at = (
-        told[link_layers.TCP_POS],
-        told[link_layers.TCP_HEADER],
-        told[link_layers.ADDRESS_POS],
+        headers[link_layers.TCP_POS],
+        headers[link_layers.TCP_HEADER],
+        headers[link_layers.ADDRESS_POS],
     )
-    if not size or told[link_layers.END] - pos < 16:
+    if not size or headers[link_layers.END] - pos < 16:
         return None
-    if told[link_layers.IS_IPV6]:
+    if headers[link_layers.IS_IPV6]:
         addresses = data[at : at + 16], data[at + 16 : at + 32]
     else:
         addresses = MAPPED + data[at : at + 4], MAPPED + data[at + 4 : at + 8]
@@ -202,10 +202,10 @@ def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
         base,
         pos,
         size,
-        told[link_layers.WIRE_END],
+        headers[link_layers.WIRE_END],
         addresses,
-        told[link_layers.NETWORK],
-        told[link_layers.IP_ID],
+        headers[link_layers.NETWORK],
+        headers[link_layers.IP_ID],
     )
 
 

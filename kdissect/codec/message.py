@@ -11,10 +11,9 @@ from kdissect.codec import message_codec
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.model import Api, Definition
 from kdissect.status import REASONS, Status
-
-_UNSUPPORTED_VERSION = 35
 
 
 @dataclass
@@ -114,7 +113,7 @@ def decode_message(
         if (
             key == ApiKey.API_VERSIONS
             and side == "response"
-            and _error_code(data) == _UNSUPPORTED_VERSION
+            and _error_code(data) == ErrorCode.UNSUPPORTED_VERSION
         ):
             return _decode(api, 0, side, data)
         raise DecodeError(
@@ -159,7 +158,7 @@ def _decode_api_versions(api: Api, version: int, data: bytes | bytearray | memor
         oldest = _decode(api, 0, "response", data)
     except DecodeError:
         oldest = None
-    if oldest is not None and (error_code != _UNSUPPORTED_VERSION or oldest.surplus):
+    if oldest is not None and (error_code != ErrorCode.UNSUPPORTED_VERSION or oldest.surplus):
         # Without the error, only a body that fits nothing else, and fits exactly, is version 0.
         spare, oldest = (None if oldest.surplus else oldest), None
     else:

@@ -14,6 +14,7 @@ from typing import Any
 from kdissect.codec.message import Message
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.protocol import catalog
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
 
 _API_VERSIONS, _METADATA, _LIST_OFFSETS = 18, 3, 2
@@ -24,7 +25,6 @@ _FIND_COORDINATOR, _ONE_COORDINATOR_MAX = 10, 3
 _LOADING = frozenset({14, 15, 16})  # the coordinator is loading, not available, elsewhere
 _EARLIEST = -2
 READY_S = 10.0
-_UNSUPPORTED_VERSION = 35
 ASK_TIMEOUT_S = 15.0
 
 
@@ -130,7 +130,7 @@ class Target:
     async def _learn_versions(self) -> None:
         software = {"client_software_name": "kdissect", "client_software_version": "1"}
         answer = await self.ask(_API_VERSIONS, 3, software)
-        if answer.body["error_code"] == _UNSUPPORTED_VERSION:
+        if answer.body["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
             answer = await self.ask(_API_VERSIONS, 0, {})
         if answer.body["error_code"]:
             code = answer.body["error_code"]

@@ -24,6 +24,7 @@ from kdissect.codec.record_codec import encode_entry
 from kdissect.errors import EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.model import Type
 from kdissect.replay.model import Connection, Exchange
 from kdissect.replay.workload.messages import NO_API, entries
@@ -34,7 +35,6 @@ _RECORD_APIS: dict[int, str] = {
     ApiKey.FETCH: "response",
     ApiKey.SHARE_FETCH: "response",
 }
-_UNSUPPORTED_VERSION = 35
 _US = 1000
 
 Row = dict[str, Any]
@@ -172,7 +172,7 @@ class _FrameRows:
         if (
             exchange.api_key == ApiKey.API_VERSIONS
             and side == "response"
-            and values.get("error_code") == _UNSUPPORTED_VERSION
+            and values.get("error_code") == ErrorCode.UNSUPPORTED_VERSION
         ):
             api_version = 0  # KIP-511
         number = 0 if side == "request" else 1
