@@ -14,10 +14,10 @@ from typing import Any
 from kdissect.codec.message import Message
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
 
-_API_VERSIONS, _METADATA, _LIST_OFFSETS = 18, 3, 2
 _DESCRIBE_TRANSACTIONS = 65
 _TRANSACTION = 1  # key type of FindCoordinator
 _OPEN_STATES = frozenset({"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"})
@@ -129,9 +129,9 @@ class Target:
 
     async def _learn_versions(self) -> None:
         software = {"client_software_name": "kdissect", "client_software_version": "1"}
-        answer = await self.ask(_API_VERSIONS, 3, software)
+        answer = await self.ask(ApiKey.API_VERSIONS, 3, software)
         if answer.body["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
-            answer = await self.ask(_API_VERSIONS, 0, {})
+            answer = await self.ask(ApiKey.API_VERSIONS, 0, {})
         if answer.body["error_code"]:
             code = answer.body["error_code"]
             raise ConnectFailed("unreachable", f"ApiVersions was answered with error {code}")
@@ -145,7 +145,7 @@ class Target:
 
         Raises ConnectFailed.
         """
-        version = self.newest(_METADATA)
+        version = self.newest(ApiKey.METADATA)
         if version is None:
             raise ConnectFailed("unreachable", "the target speaks no Metadata that is known here")
         body: dict[str, Any] = {"topics": None}
@@ -155,7 +155,7 @@ class Target:
             body["topics"] = []  # before version 1 an empty list asks for all topics
         if version >= 4:
             body["allow_auto_topic_creation"] = False
-        answer = (await self.ask(_METADATA, version, body)).body
+        answer = (await self.ask(ApiKey.METADATA, version, body)).body
         self.nodes = {each["node_id"]: (each["host"], each["port"]) for each in answer["brokers"]}
         self.cluster_id = answer.get("cluster_id", self.cluster_id)
         self.controller_id = answer.get("controller_id", self.controller_id)
@@ -247,11 +247,11 @@ class Target:
     async def _log_starts(
         self, leader: int, topics: Mapping[str, list[int]]
     ) -> dict[tuple[str, int], int]:
-        version = self.newest(_LIST_OFFSETS)
+        version = self.newest(ApiKey.LIST_OFFSETS)
         if version is None:
             return {}
         host, port = self.address(leader)
-        asked = request(_LIST_OFFSETS, version, _earliest(topics, version))
+        asked = request(ApiKey.LIST_OFFSETS, version, _earliest(topics, version))
         answer = await self._ask_once(host, port, asked, "ListOffsets")
         found: dict[tuple[str, int], int] = {}
         for topic in answer.body["topics"]:
