@@ -270,7 +270,7 @@ class ReplayPlan:
 
 
 class Translation(Protocol):
-    """From the capture's ids to the target's; `replay.translate.Translator` is the one there is.
+    """From the capture's ids to the target's; `translation.translator` has the only one.
 
     Not thread-safe and without waiting: the runner calls it in the order in which things happen.
     Before the first request: `learn_versions` and `learn_metadata` (the runner's own ApiVersions

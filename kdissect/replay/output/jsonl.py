@@ -1,6 +1,6 @@
 """JSON lines of a replay: a line for the run, one per exchange, one with the counts.
 
-It is also the form in which a run is kept for a later `--baseline` (`baseline.read_baseline`).
+A later run with `--baseline` reads this file (`baseline.read_baseline`).
 """
 
 from __future__ import annotations
