@@ -12,8 +12,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .startup import keep_kernels
-
 __version__ = "0.1.0"
 
 _PUBLIC = {
@@ -33,8 +31,6 @@ _PUBLIC = {
     "read": "kdissect.api",
     "register": "kdissect.datasource",
 }
-
-keep_kernels()
 
 __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604  (names are made by __getattr__)
 

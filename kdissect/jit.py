@@ -2,8 +2,7 @@
 
 ``KDISSECT_NO_JIT=1`` runs every kernel as plain Python (slow; for debugging and coverage);
 ``KDISSECT_BOUNDSCHECK=1`` compiles with array bounds checks (fuzzing). Kernels take 1-D arrays of
-exact dtypes, so that each compiles once and its machine code is cached beside the package (or in
-the user's cache directory where the package is read-only).
+exact dtypes, so that each compiles once; `kernel_cache` keeps its machine code on disk.
 
 The ``load_*`` functions read unaligned big-endian integers from an address; ``read_*`` from an
 array at a position; ``store_*`` write an integer to an address in the machine's byte order,
@@ -14,72 +13,23 @@ the caller has compared lengths first. ``fetch_ahead`` says that an address will
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import re
 import sys
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.caching import FunctionCache
 from numba.extending import intrinsic, register_jitable
+
+from .kernel_cache import KernelCache
 
 JIT_ENABLED = os.environ.get("KDISSECT_NO_JIT", "") not in ("1", "true")
 BOUNDSCHECK = os.environ.get("KDISSECT_BOUNDSCHECK", "") in ("1", "true")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-_ROOT = Path(__file__).parent
-_IMPORT = re.compile(
-    rf"^\s*from (?:{_ROOT.name}\b\.?|(\.+))([\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
-)
-
-
-@cache
-def _imported(path: Path) -> frozenset[Path]:
-    """The package's modules that a module imports, by their full names or by relative ones."""
-    found: set[Path] = set()
-    for dots, module, names in _IMPORT.findall(path.read_text("utf-8")):
-        place = path.parents[len(dots) - 1] if dots else _ROOT
-        place = place.joinpath(*module.split("."))
-        places = [place, *(place / name for name in re.findall(r"\w+", names))]
-        found.update(file for item in places if (file := item.with_suffix(".py")).is_file())
-    return frozenset(found)
-
-
-@cache
-def _sources_stamp(path: Path) -> str:
-    """Changes with any module that a kernel's module imports, directly or not."""
-    needed = {path, Path(__file__)}
-    waiting = [path]
-    while waiting:
-        more = _imported(waiting.pop()) - needed
-        needed |= more
-        waiting += more
-    digest = hashlib.sha256()
-    for file in sorted(needed):
-        state = file.stat()
-        digest.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-class _KernelCache(FunctionCache):
-    """Numba's cache on disk; by itself it looks at the kernel's own file only.
-
-    Helpers and constants of a kernel live in modules it imports, so a change there counts; one in
-    a neighbour that it does not use costs no compilation.
-    """
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        stamp = _sources_stamp(Path(self._py_func.__code__.co_filename))
-        return (*super()._index_key(sig, codegen), stamp, BOUNDSCHECK)
 
 
 def kernel(function: Function) -> Function:
@@ -100,19 +50,19 @@ def making_kernel(function: Function) -> Function:
 def _compiled(function: Function, counts: bool) -> Function:
     if not JIT_ENABLED:
         return function
-    compiled = numba.njit(
-        cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, _nrt=counts
-    )(function)
-    compiled._cache = _KernelCache(compiled.py_func)
-    kept: Function = compiled
-    return kept
+    compiled = numba.njit(nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, _nrt=counts)(
+        function
+    )
+    if function.__closure__ is None:  # else its sources are more than its modules
+        compiled._cache = KernelCache(compiled.py_func, f"boundscheck={BOUNDSCHECK} nrt={counts}")
+    cached: Function = compiled
+    return cached
 
 
 def inlined(function: Function) -> Function:
     """Mark a small helper of kernels: LLVM inlines it into its callers."""
     if not JIT_ENABLED:
         return function
-    # not cached by itself: that would look at its own file only, and not at who counts references
     helper: Function = register_jitable(nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK)(
         function
     )

@@ -1,8 +1,4 @@
-"""A quick start: where machine code is kept, and no SciPy and pandas where nobody needs them.
-
-Numba keeps the machine code of kernels beside the package, or in the user's cache folder; where it
-can write neither (a container with a read-only root), it refuses to work. Then the temporary folder
-serves all processes of this machine.
+"""A quick start: SciPy and pandas are not imported where no code needs them.
 
 Numba, where it finds SciPy, imports its linear algebra before it loads the first kernel; pyarrow,
 where it finds pandas, imports it to convert the first Python list. Both only look once, and either
@@ -11,40 +7,10 @@ costs as much as everything else of a small run.
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
-
-
-def keep_kernels() -> None:
-    """See to it that there is a place for machine code; before Numba is imported."""
-    package = os.path.dirname(__file__)
-    if os.environ.get("NUMBA_CACHE_DIR") or os.access(package, os.W_OK):
-        return
-    own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    while not os.path.exists(own) and own != os.path.dirname(own):
-        own = os.path.dirname(own)
-    if os.path.isdir(own) and os.access(own, os.W_OK):
-        return
-    folder = _private_folder()
-    os.environ["NUMBA_CACHE_DIR"] = folder
-    if "numba" in sys.modules:
-        sys.modules["numba"].config.CACHE_DIR = folder
-
-
-def _private_folder() -> str:
-    """A folder of this user alone, since what is found there is run."""
-    import tempfile
-
-    folder = os.path.join(tempfile.gettempdir(), f"kdissect-kernels-{os.getuid()}")
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    state = os.lstat(folder)
-    is_ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
-    return folder if is_ours and not state.st_mode & 0o077 else tempfile.mkdtemp()
 
 
 def light() -> None:

@@ -81,6 +81,33 @@ def test_a_package_and_a_home_that_cannot_be_written(installed: Path, tmp_path: 
     assert kept.stat().st_mode & 0o077 == 0
 
 
+def test_machine_code_is_found_by_content(installed: Path, tmp_path: Path) -> None:
+    """A copy with other times at another path compiles nothing; a changed source compiles again."""
+    again = tmp_path / "elsewhere"
+    for root in (installed, again):
+        if root == again:
+            shutil.copytree(installed, again, copy_function=shutil.copyfile)
+        (root / "small.py").write_text(SMALL)
+        done = run(
+            [sys.executable, str(root / "small.py")],
+            PYTHONPATH=str(root),
+            NUMBA_CACHE_DIR=str(tmp_path / "kernels"),
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1:] == [
+            str(root / "kdissect" / "__init__.py"),
+            str(int(root == again)),
+        ]
+    with open(again / "kdissect" / "jit.py", "a") as source:
+        source.write("CHANGED = 1\n")
+    done = run(
+        [sys.executable, str(again / "small.py")],
+        PYTHONPATH=str(again),
+        NUMBA_CACHE_DIR=str(tmp_path / "kernels"),
+    )
+    assert done.stdout.splitlines()[-1] == "0"
+
+
 @needs_mounts
 @pytest.mark.spark
 @pytest.mark.heavy

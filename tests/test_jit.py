@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kdissect
-from kdissect import jit
+from kdissect import jit, kernel_cache
 
 ROOT = Path(kdissect.__file__).parent
 MODULES = sorted(path for path in ROOT.rglob("*.py") if "kernel" in path.read_text("utf-8"))
@@ -38,11 +38,13 @@ def imports_of(path: Path) -> set[Path]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_import_of_a_module_counts(path: Path) -> None:
-    assert jit._imported(path) == imports_of(path)
+    assert kernel_cache.imported_modules(path) == imports_of(path)
 
 
 def test_modules_of_a_package_count() -> None:
-    assert ROOT / "capture" / "link_layers.py" in jit._imported(ROOT / "capture" / "scan.py")
+    assert ROOT / "capture" / "link_layers.py" in kernel_cache.imported_modules(
+        ROOT / "capture" / "scan.py"
+    )
 
 
 def test_helpers_are_no_older_than_their_kernels() -> None:
@@ -57,7 +59,7 @@ def test_helpers_are_no_older_than_their_kernels() -> None:
         return of_a_test(numbers[0])
 
     assert user(np.ones(1, np.int64)) == 1
-    assert not list(Path(__file__).parent.rglob("*of_a_test*.nbi"))
+    assert not list(kernel_cache.folder().glob("*of_a_test*"))
 
 
 def test_kernels_that_borrow_make_no_arrays() -> None:
