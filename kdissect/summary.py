@@ -24,8 +24,8 @@ from kdissect.text import visible
 LISTED_MAX = 12
 
 
-def summarise(tables: Tables, out: str) -> dict[str, Any]:
-    """The summary as one JSON document."""
+def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
+    """The summary as one JSON document; out: the folder that the tables were just written to."""
     totals = dict(tables.manifest["totals"])
     return {
         "format_version": FORMAT_VERSION,
@@ -199,8 +199,11 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
     console.print()
     for row in document["skipped"]:
         console.print(f"Skipped {row['path']}: {row['error']}", markup=False)
-    tables = ", ".join(name for name in FIXED_TABLES)
-    console.print(f"Tables in {document['out']}: {tables}, and apis/* for each API", markup=False)
+    if document["out"] is not None:
+        tables = ", ".join(name for name in FIXED_TABLES)
+        console.print(
+            f"Tables in {document['out']}: {tables}, and apis/* for each API", markup=False
+        )
 
 
 def _print_list(console: Console, title: str, rows: list[Any], cells: Any, names: Any) -> None:

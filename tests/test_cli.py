@@ -262,7 +262,10 @@ def test_replay_takes_apis_as_show_does(kdissect: Run) -> None:
     assert chosen == {"ListOffsets", "ListGroups"}
 
 
-@pytest.mark.parametrize("verb", ["dissect", "show", "report", "sql", "extract", "replay", "diff"])
+@pytest.mark.parametrize(
+    "verb",
+    ["dissect", "show", "report", "sql", "extract", "replay", "diff", "summary", "readiness"],
+)
 def test_examples_of_the_help_can_be_copied(verb: str) -> None:
     """A terminal of 80 columns breaks no command: a shell reads what the page shows."""
     done = subprocess.run(

@@ -25,6 +25,7 @@ from kdissect.cli import (
     report,
     show,
     sql,
+    summary,
 )
 from kdissect.cli.app import app
 from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
@@ -43,6 +44,7 @@ __all__ = [
     "report",
     "show",
     "sql",
+    "summary",
 ]
 
 

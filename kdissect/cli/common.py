@@ -11,12 +11,16 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from kdissect.errors import EnvironmentFailed
+from kdissect.errors import CaptureError, EnvironmentFailed
+
+if TYPE_CHECKING:
+    from kdissect.api import Tables
+    from kdissect.cli.options import SourceOptions
 
 Result = TypeVar("Result")
 
@@ -108,11 +112,17 @@ LimitItems = Annotated[
         help="How far an input may go before it is a fault (docs/limits.md); repeatable.",
     ),
 ]
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE...", help="A table set, or captures (files, folders, globs)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 
 _NAMED_MAX = 8  # things that a line names before it counts them
+_UNPACKED = 4  # times that a compressed capture grows, about
+_SIZE_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 HELP_WIDTH = 76  # what a terminal of 80 columns has for a line of examples
 
 
@@ -201,6 +211,78 @@ def check_choice(
             checked(name, read, value)
     if first is not None and last is not None and time_ns(first) >= time_ns(last):
         raise typer.BadParameter(f"{last} is not after {first}", param_hint=last_option)
+
+
+def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
+    """The tables of a table set, or of captures (files, folders, globs), dissected here.
+
+    Warns of captures that are damaged, and of no Kafka traffic. Raises CaptureError for captures
+    that are larger than `--in-process-max`, BadParameter for options of captures with a table set.
+    """
+    from kdissect import api
+    from kdissect.capture.inputs import find_captures
+    from kdissect.pipeline.table_set import NoTableSetError
+
+    largest = checked("--in-process-max", parse_size, options.in_process_max)
+    limits = limits_of(options.limit)
+    missing = None
+    if len(paths) == 1:
+        try:
+            tables = api.open_tables(paths[0])
+        except NoTableSetError as error:
+            missing = error
+        else:
+            if options.given:
+                raise typer.BadParameter(
+                    f"{paths[0]} is a table set; this is for captures", param_hint=options.given[0]
+                )
+            _warn_of_damage(tables)
+            return tables
+    try:
+        inputs = find_captures(paths)
+    except CaptureError:
+        if missing is None or not os.path.isdir(paths[0]):
+            raise
+        raise CaptureError(f"{missing}, and no capture in it") from None
+    advice = f"kdissect dissect {some_of(paths)} --out DIR makes a table set, which this verb takes"
+    for item in inputs:
+        if item.format == "stream":
+            raise CaptureError(f"{item.path}: a stream of unknown length; {advice}")
+    size = sum(item.size * (1 if item.compression == "none" else _UNPACKED) for item in inputs)
+    if size > largest:
+        from kdissect.text import byte_size
+
+        raise CaptureError(
+            f"{some_of(paths)}: {byte_size(size)} are more than --in-process-max "
+            f"{options.in_process_max}; {advice}"
+        )
+    tables = api.read(
+        paths,
+        ports=options.port or (),
+        keylog=options.keylog or (),
+        payload=options.payload.value,
+        reveal_secrets=options.reveal_secrets,
+        limits=limits,
+        spool=options.spool,
+    )
+    _warn_of_damage(tables)
+    if not any(tables.connections.to_arrow(["is_kafka"])["is_kafka"].to_pylist()):
+        say(f"warning: no Kafka traffic found in {some_of(paths)}")
+    return tables
+
+
+def _warn_of_damage(tables: Tables) -> None:
+    for row in tables.captures.to_arrow(["path", "format", "error"]).to_pylist():
+        if row["error"] is not None and row["format"] != "unknown":
+            say(f"warning: {row['path']}: {row['error']}")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "256MB", "1.5GiB" or a bare number. Raises ValueError for what is no size."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is no size: give 256MB, 1GiB or a number of bytes")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** _SIZE_UNITS[match[2]])
 
 
 def put(lines: Iterable[str]) -> None:

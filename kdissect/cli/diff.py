@@ -1,4 +1,4 @@
-"""`kdissect diff`: what changed between two dissected captures."""
+"""`kdissect diff`: what changed between two captures or table sets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put, with_examples
+from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, open_source, put, with_examples
+from kdissect.cli.options import SourceOptions, with_groups
 
 DIFF_EXAMPLES = """
 Examples:
 
   kdissect diff before/ after/
+
+  kdissect diff before.pcap after.pcap
 
   kdissect diff before/ after/ --fail-on errors,latency
 
@@ -23,9 +26,11 @@ Examples:
 
 
 @app.command("diff", cls=with_examples(DIFF_EXAMPLES))
+@with_groups
 def diff_command(
-    a: Annotated[str, typer.Argument(metavar="DIR_A", help="The table set from before.")],
-    b: Annotated[str, typer.Argument(metavar="DIR_B", help="The table set from after.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A table set or capture from before.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="A table set or capture from after.")],
+    capture: SourceOptions,
     fail_on: Annotated[
         str | None,
         typer.Option(
@@ -45,11 +50,10 @@ def diff_command(
     quiet: Quiet = False,
 ) -> None:
     """What changed from one capture to another: versions, clients, errors, latency, and more."""
-    from kdissect import api
     from kdissect.diff import compare, failing, parse_kinds
 
     kinds = parse_kinds(fail_on)
-    document = compare(api.open_tables(a), api.open_tables(b), memory_limit=memory)
+    document = compare(open_source([a], capture), open_source([b], capture), memory_limit=memory)
     failed = failing(document, kinds)
     if as_json:
         put([json.dumps({**document, "fail_on": kinds, "failed_on": failed}, indent=1)])

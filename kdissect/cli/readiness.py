@@ -9,23 +9,38 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, put, say, some_of, with_examples
+from kdissect.cli.common import (
+    EXIT_FINDING,
+    AsJson,
+    Quiet,
+    Sources,
+    open_source,
+    put,
+    say,
+    some_of,
+    with_examples,
+)
+from kdissect.cli.options import SourceOptions, with_groups
 
 READINESS_EXAMPLES = """
 Examples:
 
   kdissect readiness tables/ --target 4.0
 
+  kdissect readiness 'trace-*.pcap' --target 4.0
+
   kdissect readiness tables/ --target 4.0 --json > readiness.json
 """
 
 
 @app.command("readiness", cls=with_examples(READINESS_EXAMPLES))
+@with_groups
 def readiness_command(
-    tables: Annotated[str, typer.Argument(metavar="DIR", help="A table set.")],
+    source: Sources,
     target: Annotated[
         str, typer.Option("--target", metavar="RELEASE", help="A Kafka release from 2.4 to 4.3.")
     ],
+    capture: SourceOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -33,12 +48,11 @@ def readiness_command(
 
     Exit code 1 when any client would break.
     """
-    from kdissect import api
     from kdissect.readiness.assessment import BREAKS, assess
 
-    document = assess(api.open_tables(tables), target)
+    document = assess(open_source(source, capture), target)
     if not document["clients"] and not quiet:
-        say(f"warning: no Kafka client in {tables}")
+        say(f"warning: no Kafka client in {some_of(source)}")
     if as_json or not quiet:
         put([json.dumps(document, indent=1)] if as_json else _lines(document))
     if document["counts"][BREAKS]:

@@ -1,4 +1,4 @@
-"""`kdissect report`: a table set as one HTML page with CSV files beside it."""
+"""`kdissect report`: a table set or captures as one HTML page with CSV files beside it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Annotated
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import AsJson, Quiet, with_examples
+from kdissect.cli.common import AsJson, Quiet, Sources, open_source, with_examples
+from kdissect.cli.options import SourceOptions, with_groups
 
 REPORT_EXAMPLES = """
 Examples:
 
   kdissect report tables/
+
+  kdissect report trace.pcap --keylog keys.log
 
   kdissect report tables/ --out monday.html --no-csv
 
@@ -25,8 +28,10 @@ Examples:
 
 
 @app.command("report", cls=with_examples(REPORT_EXAMPLES))
+@with_groups
 def report_command(
-    source: Annotated[str, typer.Argument(metavar="DIR", help="A table set that dissect wrote.")],
+    source: Sources,
+    capture: SourceOptions,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html)."),
@@ -49,15 +54,18 @@ def report_command(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """One self-contained HTML page of a table set: what happened, what stands out."""
-    from kdissect.report import build
+    """One self-contained HTML page: what happened, what stands out."""
+    from kdissect.report import build, check_options, name_of
 
+    logs = tuple(broker_log or ())
+    check_options(out, logs, target)
     with _progress(shown=not quiet and sys.stderr.isatty()) as progress:
         report = build(
-            source,
+            open_source(source, capture),
             out,
+            name=name_of(source[0]),
             csv=csv,
-            broker_logs=tuple(broker_log or ()),
+            broker_logs=logs,
             target=target,
             progress=progress,
         )

@@ -12,7 +12,8 @@ import typer
 
 from kdissect.atomic_file import atomic_write
 from kdissect.cli.app import app
-from kdissect.cli.common import stdout_failed, with_examples
+from kdissect.cli.common import open_source, stdout_failed, with_examples
+from kdissect.cli.options import SourceOptions, with_groups
 
 SQL_EXAMPLES = """
 Examples:
@@ -22,6 +23,8 @@ Examples:
   kdissect sql tables/ "select request.acks, count(*) from api_produce group by all" --format csv
 
   kdissect sql tables/ - --out slow.parquet < slow.sql
+
+  kdissect sql trace.pcap "from exchanges where error_code <> 0"
 
   kdissect sql tables/ "show tables"
 
@@ -39,8 +42,13 @@ class Format(StrEnum):
 
 
 @app.command("sql", cls=with_examples(SQL_EXAMPLES))
+@with_groups
 def sql_command(
-    tables: Annotated[str, typer.Argument(metavar="DIR", help="A table set.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A table set, or a capture (file, folder, glob)."),
+    ],
+    capture: SourceOptions,
     query: Annotated[
         str, typer.Argument(metavar="QUERY", help="One statement that reads; '-' is stdin.")
     ] = "-",
@@ -70,9 +78,7 @@ def sql_command(
         if sys.stdin.isatty():
             raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
         query = sys.stdin.read()
-    from kdissect import api
-
-    with api.open_tables(tables).database(memory_limit=memory) as database:
+    with open_source([source], capture).database(memory_limit=memory) as database:
         # a query's bytes that the locale could not read came as surrogates
         text = os.fsencode(query).decode("utf-8", "replace")
         schema, batches = database.stream(text)

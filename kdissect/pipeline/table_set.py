@@ -34,6 +34,10 @@ from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
 MANIFEST = "_kdissect.json"
 
 
+class NoTableSetError(CaptureError):
+    """There is no manifest: a file, another folder, or nothing."""
+
+
 def check_out(out: str, overwrite: bool) -> None:
     """Raise OutputError unless a new table set may be written to `out` now, a folder or a URL."""
     with writing(out, overwrite):
@@ -319,14 +323,17 @@ def _manifest_text(out: str) -> str:
 
 
 def read_manifest(out: str) -> dict[str, Any]:
-    """The manifest of a table set; CaptureError where there is none or it is not readable."""
+    """The manifest of a table set.
+
+    Raises NoTableSetError if there is none, CaptureError if it is not readable.
+    """
     path = f"{out.rstrip('/')}/{MANIFEST}"
     try:
         document = json.loads(_manifest_text(out))
     except FileNotFoundError:
-        raise CaptureError(f"{out}: no table set ({MANIFEST} is missing)") from None
+        raise NoTableSetError(f"{out}: no table set ({MANIFEST} is missing)") from None
     except NotADirectoryError:
-        raise CaptureError(f"{out}: is a file; a table set is a folder") from None
+        raise NoTableSetError(f"{out}: is a file; a table set is a folder") from None
     except (OSError, ValueError) as error:
         raise CaptureError(f"{path}: not readable ({error})") from error
     if not isinstance(document, dict) or "tables" not in document:

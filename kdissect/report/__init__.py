@@ -87,6 +87,7 @@ def build(
     source: str | os.PathLike[str] | Tables,
     out: str | os.PathLike[str] | None = None,
     *,
+    name: str | None = None,
     csv: bool = True,
     broker_logs: tuple[str, ...] = (),
     target: str = readiness.DEFAULT_TARGET,
@@ -95,21 +96,18 @@ def build(
     """Write the report of a table set.
 
     source: a table set's folder, or what `kdissect.read` gave.
-    out: the HTML file (default ``reports/NAME.html`` of the folder's name); files beside it are
-    NAME-*.csv. What is there is replaced once the new file is whole.
+    name: the page's (default: of the folder, or of the first capture).
+    out: the HTML file (default ``reports/NAME.html``); files beside it are NAME-*.csv. What is
+    there is replaced once the new file is whole.
     broker_logs: request logs of brokers, whose times are compared.
     target: the release of Kafka that clients are held against; ReadinessError for an unknown one.
     progress: called with what is being done, and the share of the work that is behind.
     Raises CaptureError without a table set, OutputError where `out` cannot be written.
     """
-    readiness.check_target(target)
-    for log in broker_logs:
-        if not Path(log).is_file():
-            raise CaptureError(f"{log}: no such file")
-    name = _name_of(source)
+    check_options(out, broker_logs, target)
+    if name is None:
+        name = name_of(_first_input(source) if isinstance(source, Tables) else source)
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
-    if html.is_dir():
-        raise OutputError(f"{html}: is a folder; --out names the HTML file")
     library = Background(charting.library)
     with ReportDatabase(source) as database:
         try:
@@ -133,11 +131,27 @@ def build(
     return report
 
 
-def _name_of(source: str | os.PathLike[str] | Tables) -> str:
-    if isinstance(source, Tables):
-        inputs = source.manifest.get("inputs") or [{"path": "capture"}]
-        return Path(inputs[0]["path"]).name.split(".")[0] or "capture"
-    return Path(os.path.abspath(os.fspath(source))).name or "tables"
+def check_options(
+    out: str | os.PathLike[str] | None, broker_logs: tuple[str, ...], target: str
+) -> None:
+    """Raise what `build` raises for them, before anything is read."""
+    readiness.check_target(target)
+    for log in broker_logs:
+        if not Path(log).is_file():
+            raise CaptureError(f"{log}: no such file")
+    if out is not None and Path(out).is_dir():
+        raise OutputError(f"{out}: is a folder; --out names the HTML file")
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    """The name of a table set's folder, or of a capture without its ending."""
+    found = Path(os.path.abspath(os.fspath(path)))
+    return (found.name if found.is_dir() else found.name.split(".")[0]) or "tables"
+
+
+def _first_input(tables: Tables) -> str:
+    inputs = tables.manifest.get("inputs") or [{"path": "capture"}]
+    return str(inputs[0]["path"])
 
 
 def _csv_tables(database: ReportDatabase) -> list[str]:

@@ -51,7 +51,7 @@ def test_again_replaces_the_report(table_set: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{tmp}/none"], "no table set"),
+        (["{tmp}/none"], "no such file"),
         (["{set}", "--out", "{tmp}"], "is a folder"),
         (["{set}", "--out", "{tmp}/x.html", "--broker-log", "{tmp}/no.log"], "no such file"),
         (["{set}", "--out", "{tmp}/x.html", "--target", "9.9"], "9.9"),
@@ -71,4 +71,4 @@ def test_mistakes_are_refused_before_work(
 def test_a_mistake_is_one_line(kdissect: Run, tmp_path: Path) -> None:
     done = kdissect("report", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"kdissect: {tmp_path}/none: no table set (_kdissect.json is missing)\n"
+    assert done.stderr == f"kdissect: {tmp_path}/none: no such file or directory\n"

@@ -1,0 +1,126 @@
+"""Every verb that reads a table set takes captures too."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import kdissect
+from kdissect.cli import app
+from kdissect.cli.common import open_source, parse_size
+from kdissect.cli.options import SourceOptions
+from kdissect.errors import CaptureError
+
+VERBS: dict[str, Callable[[str, Path], list[str]]] = {
+    "summary": lambda source, _: [source, "--json"],
+    "readiness": lambda source, _: [source, "--target", "4.0", "--json"],
+    "sql": lambda source, _: [source, "select distinct api_name from exchanges order by all"],
+    "diff": lambda source, _: [source, source, "--json"],
+    "report": lambda source, out: [source, "--json", "--out", str(out / "x.html")],
+}  # fmt: skip
+OWN = {"out", "timings", "source", "totals"}  # of a set on disk, or of the run that made it
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
+    """A folder with a capture and a file that is none."""
+    folder = tmp_path_factory.mktemp("sources") / "folder"
+    folder.mkdir()
+    shutil.copy(captures / "java_0_10_2_2.pcap", folder)
+    (folder / "notes.txt").write_text("not a capture")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table_set(capture: Path) -> Path:
+    """The same, dissected."""
+    out = capture.parent / "tables"
+    kdissect.read(capture).write(out)
+    return out
+
+
+def printed(verb: str, source: object, out: Path) -> Any:
+    done = CliRunner().invoke(app, [verb, *VERBS[verb](os.fspath(source), out)])
+    assert done.exit_code == (1 if verb == "readiness" else 0), done.output
+    if verb == "sql":
+        return done.stdout
+    return {name: value for name, value in json.loads(done.stdout).items() if name not in OWN}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_captures_and_table_sets_give_the_same(
+    verb: str, capture: Path, table_set: Path, tmp_path: Path
+) -> None:
+    """A file, a glob, a folder, and the table set of them."""
+    expected = printed(verb, table_set, tmp_path)
+    assert expected
+    for source in (capture, capture / "java_*.pcap", capture / "java_0_10_2_2.pcap"):
+        found = printed(verb, source, tmp_path)
+        if verb in ("summary", "report") and source != capture:
+            expected["skipped"] = found["skipped"] = []
+            expected["overview"] = found["overview"] = {}
+        assert found == expected, source
+
+
+def test_a_summary_is_what_dissect_prints(capture: Path, table_set: Path) -> None:
+    """Text for people by default."""
+    done = CliRunner().invoke(app, ["summary", str(table_set)])
+    assert "166 exchanges" in " ".join(done.stdout.split())
+    assert f"Skipped {capture / 'notes.txt'}" in done.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_is_too_large_is_sent_to_dissect(verb: str, capture: Path, tmp_path: Path) -> None:
+    """Before anything is read, in one line."""
+    named = VERBS[verb](os.fspath(capture / "java_0_10_2_2.pcap"), tmp_path)
+    done = CliRunner().invoke(app, [verb, *named, "--in-process-max", "100kB"])
+    assert isinstance(done.exception, CaptureError)
+    (line,) = str(done.exception).splitlines()
+    assert "139 kB are more than --in-process-max 100kB; kdissect dissect " in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{tmp}/none", "none: no such file or directory"),
+        ("{tmp}", "no table set (_kdissect.json is missing), and no capture in it"),
+        ("{captures}/README.md", "not a pcap or pcapng file"),
+        ("-", "a stream of unknown length; kdissect dissect -"),
+    ],
+)
+def test_neither_is_an_error(source: str, said: str, tmp_path: Path, captures: Path) -> None:
+    with pytest.raises(CaptureError) as error:
+        open_source([source.format(tmp=tmp_path, captures=captures)], SourceOptions())
+    assert said in str(error.value)
+
+
+def test_options_of_captures_are_refused_for_a_table_set(table_set: Path) -> None:
+    """They would do nothing."""
+    for options in (SourceOptions(keylog=["k.log"]), SourceOptions(reveal_secrets=True)):
+        with pytest.raises(typer.BadParameter, match="is a table set") as error:
+            open_source([str(table_set)], options)
+        assert error.value.param_hint == options.given[0]
+
+
+def test_options_reach_the_captures(captures: Path) -> None:
+    """A key log opens TLS."""
+    path = [str(captures / "tls13.pcap.gz")]
+    with_keys = open_source(path, SourceOptions(keylog=[str(captures / "tls13.keylog")]))
+    assert with_keys.exchanges.num_rows > open_source(path, SourceOptions()).exchanges.num_rows
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("256MB", 256_000_000), ("1.5GiB", 3 << 29), ("10 k", 10_000), ("77", 77), ("1tb", 10**12)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    with pytest.raises(ValueError, match="is no size"):
+        parse_size(text + "x")
