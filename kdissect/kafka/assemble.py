@@ -33,6 +33,7 @@ from kdissect.kafka.detection import recognise
 from kdissect.kafka.exchanges import (
     FRAMES_AT_ONCE,
     NO_ORIGIN,
+    NO_RESPONSE,
     Frames,
     Ids,
     Ints,
@@ -123,7 +124,8 @@ class Known:
     SYN here. protocol, client_side: uint8[pairs]; the latter counts where the former is not NONE.
     done_pair, done_pos int64: requests of the batch that were answered before it, by pair and
     position. has_loss: uint8[pairs], whether bytes of responses are missing before. is_certain:
-    uint8[2 * pairs], whether a frame begins where the stream begins here.
+    uint8[2 * pairs], whether a frame begins where the stream begins here. last_response: int64
+    [pairs, 2], where and when the last response before the batch ended (NO_RESPONSE: none).
     """
 
     has_origin: Ints
@@ -133,6 +135,7 @@ class Known:
     done_pos: Ints
     has_loss: npt.NDArray[np.uint8]
     is_certain: npt.NDArray[np.uint8]
+    last_response: Ints
 
 
 def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
@@ -256,6 +259,7 @@ def _paired(
     likely = hinted.astype(np.uint8)[pair]
     origin = has_origin.astype(np.int64)
     had_loss = np.zeros(len(connections), np.bool_)
+    earlier = np.full((len(connections), 2), NO_RESPONSE, np.int64)
     if known is not None:
         first = np.flatnonzero(connections[:, INCARNATION] == 0)
         for side in (0, 1):
@@ -264,6 +268,7 @@ def _paired(
             is_certain = known.is_certain[2 * pair[first] + side] != 0
             origin[stream] = np.where(is_certain, origin[stream] | bits, 0)
         had_loss[first] = known.has_loss[pair[first]] != 0
+        earlier[first] = known.last_response[pair[first]]
         first = first[known.protocol[pair[first]] != Protocol.NONE]
         protocol[first] = known.protocol[pair[first]]
         client_side[first] = known.client_side[pair[first]]
@@ -356,6 +361,7 @@ def _paired(
         requests,
         responses,
         pairs,
+        earlier,
         bounded(anomalies, options),
         np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
         tls.facts,
@@ -402,7 +408,10 @@ def _pairs(
         requests.start, responses.start, requests.column(frame_tables.FIRST, scratch),
         responses.column(frame_tables.FIRST, scratch), request_of, answer_of, request, response,
     )  # fmt: skip
-    return Pairs(answer_of, status, is_lost, request_of, came, request[:count], response[:count])
+    return Pairs(
+        answer_of, status, is_lost, request_of, came, behind_hole, request[:count],
+        response[:count],
+    )  # fmt: skip
 
 
 def _connections(

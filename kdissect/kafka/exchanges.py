@@ -39,6 +39,7 @@ Ints = npt.NDArray[np.int64]
 Walk = Callable[[Ints, int], Any]  # `framing.some_requests` or `some_responses`: (state, most)
 
 NO_ORIGIN = -(1 << 62)  # no sequence number
+NO_RESPONSE = -(1 << 62)  # no position where a response ended
 FRAMES_AT_ONCE = 1 << 15  # found between writes to files
 _REQUEST_MISSING = int(PairStatus.REQUEST_MISSING)
 
@@ -234,16 +235,52 @@ def _fill_heads(
             exchange["is_sasl_token"] = responses[at + frame_tables.KIND] == frame_tables.TOKEN
 
 
+@kernel
+def _fill_queues(
+    exchanges: Any, request: Any, responses: Any, response: Any, is_behind_hole: Any, earlier: Any,
+    segments: Any,
+) -> None:  # fmt: skip
+    """Set queued_ns: how long a request was there while the response before its own was not done.
+
+    A broker takes the requests of a connection one at a time, so the next one begins when the
+    response before has left. earlier: of each connection two numbers, the position and the time at
+    which the last response before these frames ended (NO_RESPONSE: there is none).
+    """
+    for index in range(len(exchanges)):
+        row = response[index]
+        if request[index] < 0 or row < 0:
+            continue
+        exchange = exchanges[index]
+        at = row * FRAME_WIDTH
+        connection = responses[at + frame_tables.CONNECTION]
+        before = at - FRAME_WIDTH
+        if row > 0 and responses[before + frame_tables.CONNECTION] == connection:
+            ended = segments[responses[before + frame_tables.LAST]]["time_ns"]
+            is_next = is_behind_hole[row] == 0
+        else:
+            ended = earlier[2 * connection + 1]
+            is_next = responses[at + frame_tables.POS] == earlier[2 * connection]
+            if earlier[2 * connection] == NO_RESPONSE:
+                continue
+        # a response in the hole may have kept the broker busy for longer
+        exchange["queued_ns"] = -1
+        if is_next:
+            until = min(ended, exchange["response"]["time_ns"])
+            exchange["queued_ns"] = max(0, until - exchange["request"]["end_time_ns"])
+
+
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """answer_of int64, status and is_lost uint8 of each request, request_of int64 and came uint8 of
-    each response (`pairing.pair`); request, response int64: their rows, of each exchange."""
+    """answer_of int64, status and is_lost uint8 of each request; request_of int64, came uint8
+    (`pairing.pair`) and is_behind_hole uint8 of each response; request, response int64: their rows,
+    of each exchange."""
 
     answer_of: Ints
     status: npt.NDArray[np.uint8]
     is_lost: npt.NDArray[np.uint8]
     request_of: Ints
     came: npt.NDArray[np.uint8]
+    is_behind_hole: npt.NDArray[np.uint8]
     request: Ints
     response: Ints
 
@@ -260,6 +297,7 @@ class Paired:
     """What `Assembly` has, but for the exchanges, which are still frames and pairs of these.
 
     segments: SEGMENT, in assembly order. anomalies: their extents count as those of `assembly()`.
+    earlier: int64[connections, 2], see `_fill_queues`.
     """
 
     endpoints: npt.NDArray[np.void]
@@ -268,6 +306,7 @@ class Paired:
     requests: Frames
     responses: Frames
     pairs: Pairs
+    earlier: Ints
     anomalies: npt.NDArray[np.void]
     duplicate_packets: Ints
     tls: dict[int, TlsFacts]
@@ -337,6 +376,8 @@ class Paired:
         base = len(self.requests.extents)
         _fill_sides(exchanges["response"], told, response, self.segments, base)
         _fill_heads(exchanges, asked, request, told, response, self.pairs.status)
+        holes, earlier = self.pairs.is_behind_hole, self.earlier.reshape(-1)
+        _fill_queues(exchanges, request, told, response, holes, earlier, self.segments)
         has_request = request >= 0
         pos = np.where(has_request, exchanges["request"]["pos"], exchanges["response"]["pos"])
         exchanges["exchange_id"] = exchange_ids(

@@ -53,7 +53,7 @@ from kdissect.pipeline.saved_state import EXCEPTIONS, KNOWN_FILE, StateFiles, re
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
 from kdissect.pipeline.table_writer import StagedFile
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 DISORDER_NS = 100_000_000  # by which a capture may begin before the end of the one before it
 
 # Options that say what is in the rows; the others say how the work is done, or only add certainty.

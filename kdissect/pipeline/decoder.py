@@ -37,7 +37,14 @@ from kdissect.status import REASONS, Status
 from kdissect.stories.events import Collector
 from kdissect.stories.messages import Messages
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
-from kdissect.tables.arrow_arrays import binaries, ints, strings, times_from_ns
+from kdissect.tables.arrow_arrays import (
+    binaries,
+    ints,
+    labels,
+    names_of,
+    strings,
+    times_from_ns,
+)
 from kdissect.tables.connections import broker_texts
 from kdissect.tables.embedded import EmbeddedFault, add_decoded
 from kdissect.tables.exchanges import (
@@ -68,6 +75,7 @@ from kdissect.tables.records import (
 )
 from kdissect.tables.redaction import TEXT, redact_body
 from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
+from kdissect.tables.waits import Wait, waits
 
 SIDE_NUMBERS = REQUEST, RESPONSE
 CHUNK_ROWS = 1 << 16
@@ -413,7 +421,12 @@ class Decoder:
                 has_error[decoded.rows] = error_versions(api_key)[versions] & (
                     decoded.columns.status == 0
                 )
-        facts = ExchangeFacts(chunk.status, chunk.version_source, has_error, client_ids)
+        is_decoded = (chunk.status == DecodeStatus.OK).all(axis=1)
+        wait, is_known = waits(chunk.frames.exchanges, is_decoded, marks)
+        facts = ExchangeFacts(
+            chunk.status, chunk.version_source, has_error,
+            labels(wait, names_of(Wait), is_known), client_ids,
+        )  # fmt: skip
         self.sink(
             "exchanges",
             exchanges_table(

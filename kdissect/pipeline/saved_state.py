@@ -32,7 +32,7 @@ from kdissect.tables.connections import ConnectionFacts
 STATE = "_state"  # tables skip folders that begin so
 OPEN_FILES, EVENT_FILES, KNOWN_FILE = f"{STATE}/open", f"{STATE}/events", f"{STATE}/known"
 PART_BYTES = 32 << 20  # of states that are packed together
-_MAGIC = b"kdissect state 2\n"
+_MAGIC = b"kdissect state 3\n"
 
 
 @dataclass(frozen=True, slots=True)

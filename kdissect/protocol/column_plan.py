@@ -93,6 +93,8 @@ class Role(IntEnum):
     LOG_APPEND_TIME_MS = 12  # a: milliseconds since 1970, -1: none
     REPLICA_ID = 13  # a: node id of a fetching broker, -1: a consumer
     SNAPSHOT_POSITION = 14  # a: place in the snapshot of the bytes that follow
+    MAX_WAIT_MS = 15  # a: milliseconds that a Fetch may be held
+    MIN_BYTES = 16  # a: record bytes that end the wait
 
 
 class RoleRule(NamedTuple):
@@ -128,6 +130,8 @@ ROLE_RULES = (
          apis=frozenset({ApiKey.FETCH})),
     RoleRule(Role.SNAPSHOT_POSITION, (Type.INT64,), names=frozenset({"position"}),
          apis=frozenset({ApiKey.FETCH_SNAPSHOT})),
+    RoleRule(Role.MAX_WAIT_MS, (Type.INT32,), names=frozenset({"max_wait_ms"})),
+    RoleRule(Role.MIN_BYTES, (Type.INT32,), names=frozenset({"min_bytes"})),
 )  # fmt: skip
 
 _RULES_OF_TYPE: dict[Type, list[RoleRule]] = {kind: [] for kind in Type}

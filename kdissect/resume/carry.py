@@ -48,6 +48,7 @@ from kdissect.capture.windows import Window
 from kdissect.kafka.assemble import Known, assemble_streams
 from kdissect.kafka.assembly import Assembly
 from kdissect.kafka.assembly import Protocol as Spoken
+from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.kafka.framing import LAST_ID
 from kdissect.kafka.options import StreamOptions
 from kdissect.resume.completion import CompletionTracker, SetRun
@@ -436,7 +437,16 @@ def _known(states: list[ConnectionState]) -> Known:
             [not state.is_resumed or certain for state in states for certain in state.certain],
             np.uint8,
         ),
+        np.array([_last_response(state) for state in states], np.int64).reshape(-1, 2),
     )
+
+
+def _last_response(state: ConnectionState) -> tuple[int, int]:
+    """Where, in positions of the carried bytes, and when the last response before them ended."""
+    pos, time_ns = state.last_response
+    if not state.is_resumed or pos == NO_RESPONSE:
+        return NO_RESPONSE, NO_RESPONSE
+    return pos - state.base[1 - state.client_side], time_ns
 
 
 def _spoken(state: ConnectionState) -> int:

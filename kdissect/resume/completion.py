@@ -23,6 +23,7 @@ from kdissect.kafka.assembly import (
     PairStatus,
     Protocol,
 )
+from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
 from kdissect.kafka.framing import ASKS_VERSIONS, HAS_ASKED, IN_TOKENS, RESUMED, YOUNG
 from kdissect.protocol.api_keys import ApiKey
@@ -380,7 +381,7 @@ class CompletionTracker:
         bits = bits | self._are_young(done)
         answers = np.unique(of[has[0] & done])
         bits[self.stream_of[1][answers]] |= HAS_ASKED
-        self._tell_last_ids(done)
+        self._find_last_frames(done)
         self.new_bits = np.where(bits & RESUMED, bits, bits & HAS_ASKED)
         if self.set_run is not None:
             others = np.repeat(~self.is_kafka | self.is_tls | (self.phase == OTHER), 2)
@@ -425,8 +426,9 @@ class CompletionTracker:
             young[number[some[~is_early[some]]]] = False
         return YOUNG * young.astype(np.int64) | IN_TOKENS * tokens.astype(np.int64)
 
-    def _tell_last_ids(self, done: Any) -> None:
-        """By stream: the correlation id of the last frame before the position where it goes on."""
+    def _find_last_frames(self, done: Any) -> None:
+        """By stream: the correlation id of the last frame before the position where it goes on. By
+        connection: where and when the last response before that position ended."""
         before = np.array([state.last_ids for state in self.states], np.int64)
         self.last_ids = np.where(self.is_first[:, None], before[self.pair], NO_NUMBER).reshape(-1)
         ids = self.assembly.exchanges["correlation_id"].astype(np.int64) & 0xFFFFFFFF
@@ -434,6 +436,12 @@ class CompletionTracker:
         for side in (0, 1):
             some = self._before_resume(side, done & ~is_token & ~np.isin(ids, RESERVED_IDS))
             self.last_ids[self.number[side][some]] = ids[some]  # the last one stays
+        responses = np.array([state.last_response for state in self.states], np.int64)
+        self.last_response = np.where(self.is_first[:, None], responses[self.pair], NO_RESPONSE)
+        some = self._before_resume(RESPONSE, done)
+        end = self.end[RESPONSE][some] + self.base[self.number[RESPONSE][some]]
+        end_time = self.assembly.exchanges["response"]["end_time_ns"][some]
+        self.last_response[self.of[some]] = np.stack([end, end_time], 1)
 
     def _before_resume(self, side: int, chosen: Any) -> Ints:
         """Chosen exchanges with a frame before the position where its stream goes on, in order."""
@@ -587,6 +595,7 @@ class _StateUpdate:
         self.has_syn = (sides[:, HAS_SYN] != 0).tolist()
         self.is_certain = tracker.is_certain.tolist()
         self.last_ids = tracker.last_ids.tolist()
+        self.last_response = tracker.last_response.tolist()
         self.bits = tracker.new_bits.tolist()
         self.missing = tracker.missing.tolist()
         told = np.isin(tracker.assembly.connections["protocol"], _TOLD_AT_ONCE)
@@ -624,6 +633,7 @@ class _StateUpdate:
         state.closed_request_positions = (
             NO_IDS if gone is None or phase is not KAFKA else np.array(gone, np.int64)
         )
+        state.last_response = self.last_response[connection]
         state.open_count = self.open_count[connection]
         if phase is OVER:
             state.emitted_ids, state.closed_request_positions = NO_IDS, NO_IDS

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kdissect.capture.segments import ENDPOINTS, SEGMENT
 from kdissect.kafka.assembly import CONNECTION
+from kdissect.kafka.exchanges import NO_RESPONSE
 
 Ints = npt.NDArray[np.int64]
 
@@ -91,7 +92,8 @@ class ConnectionState:
     0, if a SYN told it; certain: the first carried byte is that of a frame. parts: carried
     segments (packed SEGMENT), whose `pos` is a position in the bytes beside them.
     emitted_ids: of completed exchanges that have carried bytes; closed_request_positions: of
-    requests among them that no response to come can answer.
+    requests among them that no response to come can answer. last_response: the stream position and
+    the time (ns) at which the last response before the carried bytes ended.
     Of a table set also: before, CONNECTION[1], the row of what lies before the carried bytes;
     last_packets, source and packet of the last byte of each side; facts, what messages and
     handshakes said; limited_count: exchanges that a limit completed.
@@ -110,6 +112,7 @@ class ConnectionState:
     bits: list[int] = field(default_factory=lambda: [0, 0])
     last_packets: list[list[int]] = field(default_factory=lambda: [[-1, -1], [-1, -1]])
     last_ids: list[int] = field(default_factory=lambda: [NO_NUMBER, NO_NUMBER])
+    last_response: list[int] = field(default_factory=lambda: [NO_RESPONSE, NO_RESPONSE])
     parts: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
     looked_at: int = 0
@@ -157,6 +160,7 @@ _ROW = np.dtype(
         ("syn", "<i8", (2,)),
         ("bits", "<i8", (2,)),
         ("last_ids", "<i8", (2,)),
+        ("last_response", "<i8", (2,)),
         ("last_packets", "<i8", (2, 2)),
         ("before", CONNECTION),
         ("segment_count", "<i8"),
@@ -166,7 +170,8 @@ _ROW = np.dtype(
     ]
 )
 _AS_THEY_ARE = ("client_side", "incarnation", "limited_count", "open_count", "first_time",
-                "last_time", "base", "seq", "syn", "bits", "last_ids", "last_packets")  # fmt: skip
+                "last_time", "base", "seq", "syn", "bits", "last_ids", "last_response",
+                "last_packets")  # fmt: skip
 
 
 def pack_states(states: Sequence[ConnectionState]) -> bytes:

@@ -51,6 +51,7 @@ class ExchangeFacts:
     decode_status: npt.NDArray[np.int8]  # [n, 2] DecodeStatus of request, response
     version_source: npt.NDArray[np.int8]
     has_error: npt.NDArray[np.bool_]  # a decoded response whose version has error fields
+    wait: pa.Array
     client_id: pa.Array
 
 
@@ -91,6 +92,8 @@ def exchanges_table(
     request, response = exchanges["request"], exchanges["response"]
     asked, answered = request["size"] >= 0, response["size"] >= 0
     both = asked & answered
+    latency_ns = response["time_ns"] - request["end_time_ns"]
+    queued_ns = exchanges["queued_ns"]
     where = endpoint_columns(endpoints, connections)
     via = pa.array(exchanges["connection"], pa.int32())
     told = asked | (exchanges["confidence"] > 0)
@@ -123,8 +126,15 @@ def exchanges_table(
         times_from_ns(response["end_time_ns"], answered),
         ints(request["time_ns"], pa.int64(), asked),
         ints(response["time_ns"], pa.int64(), answered),
-        pa.array((response["time_ns"] - request["end_time_ns"]) / 1e6, mask=~both),
+        pa.array(latency_ns / 1e6, mask=~both),
         pa.array((response["end_time_ns"] - request["time_ns"]) / 1e6, mask=~both),
+        pa.array(queued_ns / 1e6, mask=~both | (queued_ns < 0)),
+        pa.array((latency_ns - queued_ns) / 1e6, mask=~both | (queued_ns < 0)),
+        *(
+            pa.array((side["end_time_ns"] - side["time_ns"]) / 1e6, mask=~is_there)
+            for side, is_there in ((request, asked), (response, answered))
+        ),
+        facts.wait,
         ints(request["size"], pa.int64(), asked),
         ints(response["size"], pa.int64(), answered),
         _capture_ids(request, capture_ids, asked),

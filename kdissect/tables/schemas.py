@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 TIME = pa.timestamp("us", tz="UTC")
 STRINGS = pa.list_(pa.string())
@@ -105,6 +105,11 @@ EXCHANGES = pa.schema(
         ("response_time_ns", _i64),
         ("latency_ms", _f64),
         ("duration_ms", _f64),
+        ("queued_ms", _f64),
+        ("service_ms", _f64),
+        ("upload_ms", _f64),
+        ("download_ms", _f64),
+        ("wait", _string),
         ("request_size", _i64),
         ("response_size", _i64),
         ("request_capture_id", _i64),
@@ -289,7 +294,7 @@ DICTIONARY_COLUMNS = frozenset(
         *("tls_version", "tls_sni", "tls_cipher", "sasl_mechanism", "principal"),
         *("client_software_name", "client_software_version", "client_ids.list.element"),
         *("connection_id", "exchange_id", "api_key", "api_name", "api_version", "client_id"),
-        *("request_capture_id", "response_capture_id", "status", "version_source"),
+        *("request_capture_id", "response_capture_id", "status", "wait", "version_source"),
         *("version_confidence", "decode_status", "request_decode_status"),
         *("response_decode_status", "error_code", "error_name", "topics.list.element"),
         *("group_id", "transactional_id", "source", "topic", "topic_id", "partition"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,16 @@ def write_capture(
     exchanges: Iterable[Exchange],
     ports: Sequence[int] = (),
     lost: Collection[tuple[int, int]] = (),
+    pauses_ms: Mapping[tuple[int, int], int] | None = None,
 ) -> Path:
     """A pcap with connections from their handshakes on, exchanges one after another.
 
     ports: the client's port of each exchange; without them one connection carries all. lost:
-    (number of an exchange, its side) of messages that are not in the capture.
+    (number of an exchange, its side) of messages that are not in the capture. Packets are 1 ms
+    apart; pauses_ms: how much more before a message.
     """
+    start_ms, pause_ms = 1_700_000_000_000, 0
+    times: list[tuple[int, int]] = []
     seq: dict[tuple[str, int], int] = {}
     packets: list[bytes] = []
 
@@ -40,6 +44,8 @@ def write_capture(
         packet = ethernet(ipv4(segment, addresses=(source, target), ip_id=len(packets) % 65536))
         if not is_lost:
             packets.append(packet)
+            now = start_ms + len(times) + pause_ms
+            times.append((now // 1000, now % 1000 * 1000))
         seq[source, port] += len(payload) + (flags & SYN != 0)
 
     for number, frames in enumerate(exchanges):
@@ -50,12 +56,12 @@ def write_capture(
             send(BROKER, port, b"", SYN | ACK)
             send(CLIENT, port, b"", ACK)
         for side, frame in enumerate(frames):
+            pause_ms += (pauses_ms or {}).get((number, side), 0)
             data = len(frame).to_bytes(4, "big") + frame
             source = BROKER if side else CLIENT
             for at in range(0, len(data), SEGMENT_BYTES):
                 part = data[at : at + SEGMENT_BYTES]
                 send(source, port, part, PSH | ACK, (number, side) in lost)
-    times = [(1_700_000_000 + n // 1000, n % 1000 * 1000) for n in range(len(packets))]
     path.write_bytes(pcap(packets, times=times))
     return path
 

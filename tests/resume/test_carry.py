@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import kdissect
 from kdissect.capture import windows
 from kdissect.capture.windows import WindowReader
 from kdissect.kafka.assembly import PairStatus
@@ -91,6 +92,7 @@ class Run:
         self.resumed = ConnectionCarry(StreamOptions(), limits=limits)
         self.found: list[list[tuple[int, str]]] = []  # per window: (correlation id, status)
         self.sizes: dict[int, set[tuple[int, int]]] = {}  # by id: of request and response
+        self.queued_us: dict[int, int] = {}  # by id; -1 unknown
 
     def packets(self, packets: list[Packet]) -> list[list[tuple[int, str]]]:
         parts = [FILE_HEADER]
@@ -115,6 +117,8 @@ class Run:
         for row in exchanges:
             both = int(row["request"]["size"]), int(row["response"]["size"])
             self.sizes.setdefault(int(row["correlation_id"]), set()).add(both)
+            queued = int(row["queued_ns"])
+            self.queued_us[int(row["correlation_id"])] = queued if queued < 0 else queued // 1000
         return [
             (int(row["correlation_id"]), PairStatus(row["status"]).name.lower())
             for row in exchanges
@@ -143,6 +147,60 @@ def test_each_exchange_with_its_answer(run: Run) -> None:
     assert flat(found) == [(number, "paired") for number in range(5)]
     assert [len(some) for some in found[:-1]].count(1) == 5
     assert found[-1] == []
+
+
+def test_a_request_is_queued_until_the_response_before_has_ended(run: Run) -> None:
+    """Each in a window of its own, as in one run over all: the connection's state has that end."""
+    talk = Talk()
+    talk.ask(request(0))
+    talk.answer(response(0))
+    talk.ask(request(1))  # at 1400 us
+    talk.ask(request(2))
+    talk.ask(produce(3, 0))  # has no response
+    talk.ask(request(4))
+    talk.ask(request(5))
+    talk.time += 1000
+    talk.answer(response(1, 2000))  # of two packets, at 2900 and 3000 us
+    talk.answer(response(2))
+    talk.answer(response(4), keep=False)
+    talk.answer(response(5))  # response bytes before it are missing
+    talk.time += 5000
+    talk.ask(request(6))  # after all responses
+    talk.answer(response(6))
+    talk.ask(request(7))
+    talk.close()
+    run.packets(talk.packets)
+    sent = {1: 1400, 2: 1500}
+    assert run.queued_us[0] == run.queued_us[1] == run.queued_us[6] == 0
+    assert run.queued_us[2] == 3000 - sent[2]
+    assert run.queued_us[5] == -1
+    whole = kdissect.read(run.path).exchanges.to_arrow().to_pylist()
+    both = {row["correlation_id"]: row for row in whole if row["latency_ms"] is not None}
+    assert both.keys() == {0, 1, 2, 5, 6}
+    for number, row in both.items():
+        expected = None if run.queued_us[number] < 0 else run.queued_us[number] / 1000
+        assert row["queued_ms"] == expected
+        service = None if expected is None else pytest.approx(row["latency_ms"] - expected)
+        assert row["service_ms"] == service
+    assert both[1]["download_ms"] == 0.1
+    assert both[1]["upload_ms"] == 0
+    assert {row["correlation_id"]: row["queued_ms"] for row in whole}[7] is None
+
+
+def test_a_response_without_its_request_keeps_the_next_one_waiting(run: Run) -> None:
+    talk = Talk()
+    for number in range(3):
+        talk.ask(request(number))
+        talk.answer(response(number))
+    talk.ask(request(3), keep=False)
+    talk.ask(request(4))  # at 1900 us
+    talk.answer(response(3))
+    talk.time += 2000
+    talk.answer(response(4))
+    run.packets(talk.packets)
+    rows = kdissect.read(run.path).exchanges.to_arrow().to_pylist()
+    assert {row["correlation_id"]: row["queued_ms"] for row in rows}[4] == 0.1
+    assert run.queued_us[4] == 100
 
 
 def test_ids_that_begin_again_after_a_lost_answer(run: Run) -> None:
