@@ -9,7 +9,9 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -324,6 +326,17 @@ def check_disk(out: str, inputs: list[Any]) -> None:
             f"{place}: {free >> 20} MB free, about {needed >> 20} MB needed; free some space "
             "or name another --out"
         )
+
+
+def check_spark() -> None:
+    """Raise EnvironmentFailed, saying what to install, if PySpark is missing (a slim image)."""
+    with suppress(ModuleNotFoundError):
+        if find_spec("pyspark") is not None:
+            return
+    raise EnvironmentFailed(
+        "PySpark is needed to dissect and is not installed; pip install 'pyspark>=4.1,<5'. Without "
+        "it show, summary, report, sql, readiness and diff read captures"
+    )
 
 
 def check_java() -> None:

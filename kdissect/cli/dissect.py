@@ -31,6 +31,7 @@ from kdissect.cli.common import (
     check_choice,
     check_disk,
     check_java,
+    check_spark,
     limits_of,
     say,
     some_of,
@@ -132,6 +133,7 @@ def dissect_command(
         raise typer.BadParameter("--append keeps what --overwrite replaces", param_hint="--append")
     if read_again and not append:
         raise typer.BadParameter("--read-again is for --append", param_hint="--read-again")
+    check_spark()
     check_out(out, overwrite or append)
     check_choice(host, from_time, to_time)
     limits = limits_of(limit)

@@ -1,0 +1,87 @@
+"""An installation without PySpark: only `dissect` needs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+HIDE = """
+import sys
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+"""
+OTHER_VERBS = (
+    HIDE
+    + """
+from typer.testing import CliRunner
+from kdissect.cli import app
+
+capture, folder = sys.argv[1:]
+for arguments in (
+    ["--help"], ["definitions", "Fetch"], ["show", capture], ["summary", capture],
+    ["report", capture, "--out", f"{folder}/x.html"], ["sql", capture, "from topics"],
+    ["readiness", capture, "--target", "4.3"], ["diff", capture, capture],
+    ["extract", capture, "--out", f"{folder}/x.pcapng", "--topic", "rd-tx"],
+    ["replay", capture, "--dry-run"],
+):
+    done = CliRunner().invoke(app, arguments)
+    print(arguments[0], done.exit_code, repr(done.exception) if done.exit_code > 1 else "")
+"""
+)
+DISSECT = (
+    HIDE
+    + """
+from kdissect.__main__ import main
+
+main()
+"""
+)
+
+
+@pytest.fixture
+def capture() -> str:
+    return str(ROOT / "captures" / "librdkafka.pcap")
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_all_other_verbs_work(capture: str, tmp_path: Path) -> None:
+    done = python(OTHER_VERBS, capture, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10
+    assert [line for line in lines if not line.endswith((" 0 ", "readiness 1 "))] == []
+
+
+def test_dissect_says_what_to_install(capture: str, tmp_path: Path) -> None:
+    """Exit 3 and one line, before anything is written."""
+    done = python(DISSECT, "dissect", capture, "--out", str(tmp_path / "tables"))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("kdissect: PySpark is needed")
+    assert "pip install 'pyspark" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """It is there at once: no arrays, no kernels, no SQL engine."""
+    code = (
+        "import sys, kdissect.cli; from typer.testing import CliRunner\n"
+        "CliRunner().invoke(kdissect.cli.app, ['--help'])\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    loaded = set(python(code).stdout.split())
+    assert "typer" in loaded
+    heavy = {"numpy", "pyarrow", "numba", "pandas", "duckdb", "pyspark", "jinja2", "asyncio"}
+    assert not loaded & heavy
