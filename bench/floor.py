@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 import kdissect
 from bench.measure import serve
-from kdissect.pipeline import decoder
+from kdissect.pipeline import record_tables
 
 READ_BYTES = 4 << 20
 HEADER_SIZE = 61  # of a record batch of magic 2, up to its records
@@ -70,18 +70,18 @@ class Share:
 @contextmanager
 def _record_sets_kept(kept: list[bytes]) -> Iterator[None]:
     """While open, record sets that the product decodes are kept aside."""
-    original = decoder.iter_record_chunks
+    original = record_tables.iter_record_chunks
 
     def keeping(buf: Any, start: Any, length: Any, *rest: Any, **more: Any) -> Any:
         for pos, size in zip(start.tolist(), length.tolist(), strict=True):
             kept.append(buf[pos : pos + size].tobytes())
         return original(buf, start, length, *rest, **more)
 
-    decoder.iter_record_chunks = keeping
+    record_tables.iter_record_chunks = keeping
     try:
         yield
     finally:
-        decoder.iter_record_chunks = original
+        record_tables.iter_record_chunks = original
 
 
 def batches_of(sets: list[bytes]) -> list[Batch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kdissect.pipeline.decoder import Sink
+from kdissect.pipeline.step_rows import Sink
 from kdissect.stories.analyse import analyse as read_stories
 
 

@@ -22,7 +22,6 @@ from kdissect.kafka.assemble import assemble as assemble_segments
 from kdissect.kafka.assemble import paired_frames
 from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.decoder import SECRET_APIS
 from kdissect.pipeline.facts import Learnt, learn
 from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within, follow
 from kdissect.pipeline.response_versions import infer
@@ -55,7 +54,7 @@ from kdissect.tables.anomalies import (
 )
 from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.connections import connections_table
-from kdissect.tables.redaction import TEXT
+from kdissect.tables.redaction import SECRET_APIS, TEXT
 
 
 def assembled(

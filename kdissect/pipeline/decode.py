@@ -6,13 +6,17 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Anomaly, Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.captures import captures_table, cut_captures
-from kdissect.pipeline.decoder import Decoder, Sink
 from kdissect.pipeline.facts import (
     CaptureFacts,
     NamesUsed,
@@ -20,11 +24,19 @@ from kdissect.pipeline.facts import (
     topics_table,
     with_owners,
 )
+from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.message_anomalies import TableOutput, write_message_anomalies
+from kdissect.pipeline.message_chunks import MessageChunk, decode_messages, iter_chunks
+from kdissect.pipeline.message_tables import write_tables
+from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import EVENT_FILES, StateFiles, run_state
-from kdissect.pipeline.step_rows import Row, RowKind, unpacked_table
+from kdissect.pipeline.step_rows import Row, RowKind, Sink, unpacked_table
+from kdissect.pipeline.story_events import ChunkStories
 from kdissect.stories.events import Collector
+from kdissect.stories.messages import Messages
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
+from kdissect.tables.connections import broker_texts
 
 LATE_NAMES_LISTED = 20
 
@@ -82,15 +94,16 @@ def decode(
         column = assembly.exchanges[side]
         byte_count += int(column["size"][column["size"] > 0].sum())
     events = Collector(plan.event_key_count)
-    decoder = Decoder(sources, list(plan.capture_ids), facts, plan.options, sink, events)
-    decoder.run(assembly)
+    output = TableOutput(assembly, list(plan.capture_ids), plan.options, sink)
+    chunks = iter_chunks(assembly.exchanges, plan.options.chunk_bytes)
+    names = TopicNames(facts.names_by_id(), facts.ids_by_name())
+    used.merge(decode_exchanges(output, sources, chunks, names, events))
     settled = []
     for packed in events.packed():
         if files is not None and slot != plan.open_slot:
             settled.append(packed.data)
         yield Row(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
     if files is not None and slot != plan.open_slot:
-        used.merge(decoder.names_used)
         state["names_used"] = used.to_json()
         if settled:
             state["files"] = [*state.get("files", ()), files.write(EVENT_FILES, settled)]
@@ -101,6 +114,60 @@ def decode(
             timings[name] += value
     result = json.dumps({"timings": timings, "state": state}).encode()
     yield Row(slot % plan.event_key_count, RowKind.RESULT, slot, result)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNames:
+    """by_id: names by the text of the topic id; id_of: the other way."""
+
+    by_id: dict[str, str]
+    id_of: dict[str, str]
+
+
+def decode_exchanges(
+    output: TableOutput,
+    sources: Sources,
+    chunks: Iterable[npt.NDArray[np.int64]],
+    names: TopicNames,
+    events: Collector,
+) -> NamesUsed:
+    """Rows of the output's exchanges, chunk by chunk, to tables and events.
+
+    Returns the topics whose name or id no message gave so far.
+    """
+    used = NamesUsed()
+    brokers = broker_texts(output.assembly.endpoints, output.assembly.connections)
+    elements_max = output.options.limits.array_elements
+    for rows in chunks:
+        frames = FrameBuffer.gather(output.assembly, sources, rows)
+        chunk = decode_messages(frames, names.by_id, elements_max)
+        used.ids.update(set(chunk.marks.topic_ids).difference(names.by_id))
+        write_message_anomalies(chunk, output)
+        write_tables(chunk, output)
+        stories = ChunkStories(
+            events, _messages(chunk, output, names, brokers), frames, chunk.marks
+        )
+        stories.add_messages()
+        decode_records(chunk, output, names.id_of, used, stories)
+    return used
+
+
+def _messages(
+    chunk: MessageChunk, output: TableOutput, names: TopicNames, brokers: pa.Array
+) -> Messages:
+    """A chunk as the stories take it."""
+    exchanges = chunk.frames.exchanges
+    captures = np.array([*output.capture_ids, 0], np.int64)
+    return Messages(
+        exchanges=exchanges,
+        connection_id=output.connection_ids(exchanges),
+        capture_id=captures[exchanges["request"]["source"]],
+        client_id=chunk.client_ids,
+        broker=brokers.take(pa.array(exchanges["connection"])),
+        error_code=chunk.marks.error_columns[0],
+        decoded={key: (one.rows, one.columns) for key, one in chunk.decoded.items()},
+        topic_names=names.by_id,
+    )
 
 
 def _late_names(plan: RunPlan, facts: CaptureFacts, sink: Sink) -> int:

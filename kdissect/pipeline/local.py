@@ -16,11 +16,10 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble, assembled
 from kdissect.pipeline.decode import decode
-from kdissect.pipeline.decoder import Sink
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
 from kdissect.pipeline.scan import scan
-from kdissect.pipeline.step_rows import Row, RowKind
+from kdissect.pipeline.step_rows import Row, RowKind, Sink
 
 
 def run(

@@ -14,7 +14,7 @@ so the rows are the same however many workers there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ import pyarrow as pa
 from kdissect.pipeline.options import MB
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.schemas import FIXED_TABLES
+
+Sink = Callable[[str, pa.Table], None]  # takes rows of a table, by its name
 
 ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold several
 

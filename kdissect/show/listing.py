@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.decoder import Decoder, _Chunk
+from kdissect.pipeline.decode import TopicNames, decode_exchanges
 from kdissect.pipeline.facts import CaptureFacts, learn_topics
 from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.message_anomalies import TableOutput
+from kdissect.pipeline.message_chunks import decode_messages
+from kdissect.pipeline.message_tables import write_exchanges
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.response_versions import infer
-from kdissect.protocol import catalog
-from kdissect.protocol.model import REQUEST, RESPONSE
+from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
 from kdissect.show.filters import Filters
 from kdissect.stories.events import Collector
-from kdissect.tables.message_facts import ChunkMarks, message_marks
 
 TOPICS_MAX = 100_000  # topic ids that are remembered; the ones told first are forgotten
 DETAIL_ROWS = 512  # exchanges whose bytes are at hand together
@@ -66,13 +67,10 @@ class Lister:
         if not len(rows):
             return
         rows = rows[_by_completion(assembly.exchanges[rows])]
-        decoder = _RowDecoder(sources, self.capture_ids, self.options, self.names)
-        if self.detail != "records":
-            decoder.only_exchanges = True
         step = DETAIL_ROWS if self.detail else len(rows)
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
-            tables = decoder.tables(assembly, some)
+            tables = self._tables(assembly, sources, some)
             table = tables["exchanges"]
             kept = self.filters.of_table(table)
             if kept is not None:
@@ -82,7 +80,31 @@ class Lister:
             frames = FrameBuffer.gather(assembly, sources, some) if self.detail else None
             yield Listed(table, frames, tables)
 
-    def _learn(self, assembly: Assembly, sources: Any) -> None:
+    def _tables(
+        self, assembly: Assembly, sources: Sources, rows: npt.NDArray[np.int64]
+    ) -> dict[str, pa.Table]:
+        """The tables of some exchanges; `exchanges` in their order."""
+        parts: dict[str, list[pa.Table]] = {}
+
+        def keep(name: str, table: pa.Table) -> None:
+            parts.setdefault(name, []).append(table)
+
+        output = TableOutput(assembly, self.capture_ids, self.options, keep)
+        chunks = _chunks(assembly.exchanges, rows, self.options.chunk_bytes)
+        if self.detail == "records":
+            names = TopicNames(self.names, CaptureFacts().ids_by_name())
+            decode_exchanges(output, sources, chunks, names, Collector(1))
+        else:
+            for some in chunks:
+                frames = FrameBuffer.gather(assembly, sources, some)
+                elements_max = self.options.limits.array_elements
+                write_exchanges(decode_messages(frames, self.names, elements_max), output)
+        return {
+            name: pa.concat_tables(some, promote_options="permissive").unify_dictionaries()
+            for name, some in parts.items()
+        }
+
+    def _learn(self, assembly: Assembly, sources: Sources) -> None:
         told = learn_topics(assembly, sources, self.options.chunk_bytes)
         if told.topics:
             for ident, name in told.names_by_id().items():
@@ -98,51 +120,13 @@ def _by_completion(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     return np.lexsort((exchanges["exchange_id"], time))
 
 
-class _RowDecoder(Decoder):
-    """A decoder whose rows come in the order given, and which may stop at `exchanges`."""
-
-    def __init__(
-        self, sources: Any, capture_ids: list[int], options: Options, names: dict[str, str]
-    ) -> None:
-        self._found: dict[str, list[pa.Table]] = {}
-        super().__init__(sources, capture_ids, CaptureFacts(), options, self._keep, Collector(1))
-        self.names_by_id = names
-        self.only_exchanges = False
-
-    def _keep(self, name: str, table: pa.Table) -> None:
-        self._found.setdefault(name, []).append(table)
-
-    def tables(self, assembly: Assembly, rows: npt.NDArray[np.int64]) -> dict[str, pa.Table]:
-        """The tables of some exchanges; `exchanges` in their order."""
-        self._found = {}
-        self._rows = rows
-        self.run(assembly)
-        return {
-            name: pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
-            for name, parts in self._found.items()
-        }
-
-    def _chunks(self, exchanges: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.int64]]:
-        sizes = np.zeros(len(self._rows), np.int64)
-        for side in exchange_index.SIDES:
-            column = exchanges[side][self._rows]
-            sizes += np.where(column["is_whole"] != 0, column["size"], 64)
-        number = (np.cumsum(sizes) - sizes) // self.options.chunk_bytes
-        yield from np.split(self._rows, np.flatnonzero(np.diff(number)) + 1)
-
-    def _chunk(self, rows: npt.NDArray[np.int64]) -> None:
-        if not self.only_exchanges:
-            super()._chunk(rows)
-            return
-        frames = FrameBuffer.gather(self.assembly, self.sources, rows)
-        chunk = _Chunk(frames, *self._initial_status(frames))
-        for api_key in np.unique(frames.exchanges["api_key"]).tolist():
-            if api_key in catalog.apis():
-                for side in (REQUEST, RESPONSE):
-                    self._decode_side(chunk, api_key, side)
-        parts = [
-            message_marks(decoded.rows, side, decoded.columns.marks)
-            for (_, side), decoded in chunk.decoded.items()
-        ]
-        marks = ChunkMarks(parts, frames.buf, len(rows), self.names_by_id)
-        self._write_exchanges(chunk, marks, self._client_ids(frames))
+def _chunks(
+    exchanges: npt.NDArray[np.void], rows: npt.NDArray[np.int64], chunk_bytes: int
+) -> list[npt.NDArray[np.int64]]:
+    """The rows, in their order, by chunks of about so many bytes of frames."""
+    sizes = np.zeros(len(rows), np.int64)
+    for side in SIDES:
+        column = exchanges[side][rows]
+        sizes += np.where(column["is_whole"] != 0, column["size"], 64)
+    number = (np.cumsum(sizes) - sizes) // chunk_bytes
+    return np.split(rows, np.flatnonzero(np.diff(number)) + 1)

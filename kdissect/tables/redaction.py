@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.codec.message_codec import UNKNOWN_TAGS
+from kdissect.protocol.api_keys import ApiKey
 
 TEXT = "[redacted]"
 
@@ -46,6 +47,24 @@ CONFIGS: dict[tuple[int, int], tuple[tuple[str, str, str, str], ...]] = {
 # Metadata records -> fields that always hide, and (name field, value field) of a config.
 RECORDS_ALWAYS = {"UserScramCredentialRecord": ("salt", "stored_key", "server_key")}
 RECORDS_CONFIGS = {"ConfigRecord": ("name", "value")}
+
+# Messages whose bytes may hold secrets: shown as [redacted] in anomalies.data by default.
+SECRET_APIS = frozenset(
+    {
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.SASL_AUTHENTICATE,
+        ApiKey.CREATE_DELEGATION_TOKEN,
+        ApiKey.RENEW_DELEGATION_TOKEN,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
+        ApiKey.DESCRIBE_DELEGATION_TOKEN,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.ENVELOPE,
+    }
+)
 
 SENSITIVE_NAME = re.compile(
     r"password|secret|token|jaas|(^|[._-])key($|[._-])|\.key", re.IGNORECASE

@@ -1,0 +1,236 @@
+"""The record sets of decoded messages to `record_batches`, `records` and the internal tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.codec.record_batches import FaultStage, iter_record_chunks
+from kdissect.kafka.assembly import Anomaly
+from kdissect.pipeline.facts import NamesUsed
+from kdissect.pipeline.message_anomalies import NO_BYTES, TableOutput, add_anomalies
+from kdissect.pipeline.message_chunks import MessageChunk
+from kdissect.pipeline.record_sets import record_sets
+from kdissect.pipeline.story_events import ChunkStories
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.column_plan import Role
+from kdissect.protocol.model import REQUEST
+from kdissect.status import REASONS, Status
+from kdissect.tables.anomalies import texts
+from kdissect.tables.internal import RecordFault, internal_rows, without_secrets
+from kdissect.tables.message_facts import (
+    METADATA_TOPIC,
+    METADATA_TOPIC_ID,
+    ChunkMarks,
+    RecordSets,
+)
+from kdissect.tables.payload import shown, with_decoded
+from kdissect.tables.records import (
+    FETCH,
+    NO_OFFSET,
+    PRODUCE,
+    RAFT_FETCH,
+    REPLICA_FETCH,
+    SHARE_FETCH,
+    SNAPSHOT,
+    RecordRows,
+    RecordSetFacts,
+)
+from kdissect.tables.redaction import TEXT
+
+Ints = npt.NDArray[Any]
+
+_RECORD_SOURCES = {
+    ApiKey.PRODUCE: PRODUCE,
+    ApiKey.FETCH: FETCH,
+    ApiKey.SHARE_FETCH: SHARE_FETCH,
+    ApiKey.FETCH_SNAPSHOT: SNAPSHOT,
+}
+
+_FAULTS: dict[tuple[FaultStage, Status], Anomaly] = {
+    (FaultStage.FRAMING, Status.UNKNOWN_MAGIC): Anomaly.UNKNOWN_MAGIC,
+    (FaultStage.CRC, Status.BAD_CRC): Anomaly.WRONG_CRC,
+    (FaultStage.CODEC, Status.UNKNOWN_CODEC): Anomaly.DECOMPRESSION_FAILED,
+    (FaultStage.CODEC, Status.CORRUPT): Anomaly.DECOMPRESSION_FAILED,
+    (FaultStage.CODEC, Status.LIMIT): Anomaly.DECOMPRESSION_LIMIT,
+    (FaultStage.RECORDS, Status.BAD_CRC): Anomaly.WRONG_CRC,
+    (FaultStage.RECORDS, Status.COUNT_MISMATCH): Anomaly.RECORD_COUNT_MISMATCH,
+    (FaultStage.RECORDS, Status.LIMIT): Anomaly.LIMIT,
+}
+
+
+def decode_records(
+    chunk: MessageChunk,
+    output: TableOutput,
+    ids_by_name: dict[str, str],
+    names_used: NamesUsed,
+    stories: ChunkStories,
+) -> None:
+    """Write the records of a chunk, and their faults; produced batches are also events.
+
+    ids_by_name: topic ids. names_used: gets the topics that have a name only.
+    """
+    frames, marks = chunk.frames, chunk.marks
+    sets, lead = record_sets(marks, frames.api_key, frames.buf)
+    if not len(sets.row):
+        return
+    named = np.unique(sets.topic[(sets.topic >= 0) & (sets.topic_id < 0)])
+    names_used.names.update(marks.topics[code] for code in named.tolist())
+    facts = RecordSetFacts(
+        sets=sets,
+        exchange_id=frames.exchanges["exchange_id"][sets.row],
+        source=_record_source(frames.api_key[sets.row], sets, marks),
+        produced_offset=_produced_offset(sets, marks),
+        topics=marks.topics,
+        topic_ids=marks.topic_ids,
+        id_of_name=ids_by_name,
+    )
+    rows = RecordRows(facts, lead)
+    start = np.ascontiguousarray(sets.start + lead, np.int64)
+    length = np.ascontiguousarray(sets.length - lead, np.int64)
+    for part in iter_record_chunks(frames.buf, start, length, output.options.limits.of_records):
+        raw = pa.table(part.batches)
+        batches, records = rows.add(raw, pa.table(part.records))
+        stories.add_batches(sets, facts.source, raw, batches)
+        if batches.num_rows:
+            output.sink("record_batches", batches)
+        if records.num_rows:
+            set_index = part.records.column("set_index").to_numpy()
+            table, faults = _as_shown(records, output)
+            output.sink("records", table)
+            _internal_anomalies(chunk, output, sets, faults, set_index)
+        _record_anomalies(chunk, output, sets, part.faults)
+    if lead.any():
+        output.sink("record_batches", rows.batch_ends())
+
+
+def _record_source(
+    api_key: npt.NDArray[Any], sets: RecordSets, marks: ChunkMarks
+) -> npt.NDArray[np.int8]:
+    """int8[sets]: which kind of message brought each set."""
+    source = np.zeros(len(sets.row), np.int8)
+    for key, code in _RECORD_SOURCES.items():
+        source[api_key == key] = code
+    replica, has_replica = marks.first_number(Role.REPLICA_ID)
+    follower = has_replica[sets.row] & (replica[sets.row] >= 0)
+    source[(source == FETCH) & follower] = REPLICA_FETCH
+    raft_names = [n for n, name in enumerate(marks.topics) if name == METADATA_TOPIC]
+    raft_ids = [n for n, text in enumerate(marks.topic_ids) if text == METADATA_TOPIC_ID]
+    raft = np.isin(sets.topic, raft_names) | np.isin(sets.topic_id, raft_ids)
+    source[raft & np.isin(source, (FETCH, REPLICA_FETCH))] = RAFT_FETCH
+    return source
+
+
+def _produced_offset(sets: RecordSets, marks: ChunkMarks) -> npt.NDArray[np.int64]:
+    """Base offset that the response gave for each produced set, by topic and partition."""
+    given = marks.places(Role.BASE_OFFSET)
+    offset = np.full(len(sets.row), NO_OFFSET, np.int64)
+    produced = np.flatnonzero(sets.side == REQUEST)
+    if not len(given.row) or not len(produced):
+        return offset
+    id_count = len(marks.topic_ids)
+    width = len(marks.topics) + id_count + 1
+
+    def messages_topics(rows: RecordSets) -> npt.NDArray[np.int64]:
+        # an id without a name counts before the names, so that it never equals a name's code
+        topic = np.where(rows.topic >= 0, rows.topic + id_count, rows.topic_id)
+        return rows.row * width + topic + 1
+
+    pairs = np.concatenate([messages_topics(given), messages_topics(sets)[produced]])
+    # with their index, since that sorts by merging runs: they are nearly in order
+    _, _, pairs = np.unique(pairs, return_index=True, return_inverse=True)
+    partition = np.concatenate([given.partition, sets.partition[produced]])
+    keys = (pairs << 32) | (partition & 0xFFFFFFFF)
+    known, first = np.unique(keys[: len(given.row)], return_index=True)
+    wanted = keys[len(given.row) :]
+    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    offset[produced] = np.where(known[at] == wanted, given.start[first[at]], NO_OFFSET)
+    return offset
+
+
+def _as_shown(records: pa.Table, output: TableOutput) -> tuple[pa.Table, list[RecordFault]]:
+    """Rows of `records` as the options show them; those of internal topics also go to tables of
+    their own."""
+    options = output.options
+    faults: list[RecordFault] = []
+    internal = internal_rows(records, options.payload, options.reveal_secrets)
+    if internal is not None:
+        for name, table in internal.tables:
+            output.sink(f"internal/{name}", table)
+        faults = internal.faults
+        records = without_secrets(records, internal.secret)
+    records = shown(records, options.payload)
+    if options.decode_values is not None:
+        records = with_decoded(records, options.decode_values, options.payload)
+    return records, faults
+
+
+def _record_anomalies(
+    chunk: MessageChunk, output: TableOutput, sets: RecordSets, faults: npt.NDArray[np.void]
+) -> None:
+    """Anomalies of record batches. They show no bytes."""
+    topics = chunk.marks.topics
+    metadata = [code for code, name in enumerate(topics) if name == METADATA_TOPIC]
+    for some, side, kind, reason in _by_reason(faults, sets.side[faults["set_index"]]):
+        batch, number, at = some["batch_index"], some["a"], some["set_index"]
+        rows, pos = sets.row[at], some["pos"].astype(np.int64)
+        secret = np.isin(sets.topic[at], metadata) & (not output.options.reveal_secrets)
+        add_anomalies(
+            output,
+            chunk.frames,
+            kind,
+            rows,
+            side,
+            texts(f"record batch {{batch}}: {reason}", len(some), batch=batch, number=number),
+            (pos, pos + some["byte_count"]),
+            4 + pos - chunk.frames.start[rows, side],
+            pc.if_else(pa.array(secret), pa.scalar(TEXT.encode()), NO_BYTES),
+        )
+
+
+def _by_reason(
+    faults: npt.NDArray[np.void], side: npt.NDArray[Any]
+) -> Iterator[tuple[npt.NDArray[np.void], int, Anomaly, str]]:
+    """FAULT rows with the same reason and side[n]: (these, side, kind, reason).
+
+    The reason may name {number}, which is `a`.
+    """
+    codes = (faults["stage"].astype(np.int64) << 16) | (faults["kind"].astype(np.int64) << 8) | side
+    for code in np.unique(codes).tolist():
+        stage, status = FaultStage(code >> 16), Status((code >> 8) & 255)
+        kind, reason = _FAULTS.get((stage, status)), REASONS[status]
+        if stage is FaultStage.TEXT:
+            kind, reason = Anomaly.INVALID_UTF8, "{number} header keys are no UTF-8"
+        chosen = faults[codes == code]
+        yield chosen, code & 255, Anomaly.MALFORMED_RECORDS if kind is None else kind, reason
+
+
+def _internal_anomalies(
+    chunk: MessageChunk, output: TableOutput, sets: RecordSets, faults: Sequence[RecordFault],
+    set_index: Ints,
+) -> None:  # fmt: skip
+    """Anomalies of records of internal topics; each shows its own value."""
+    by_kind: dict[tuple[Anomaly, int], list[RecordFault]] = defaultdict(list)
+    for fault in faults:
+        by_kind[fault.kind, int(sets.side[set_index[fault.row]])].append(fault)
+    for (kind, side), some in by_kind.items():
+        at = set_index[[fault.row for fault in some]]
+        rows, start = sets.row[at], sets.start[at].astype(np.int64)
+        data = [TEXT.encode() if fault.is_secret else fault.data for fault in some]
+        add_anomalies(
+            output,
+            chunk.frames,
+            kind,
+            rows,
+            side,
+            pa.array([fault.detail for fault in some], pa.string()),
+            (start, start + sets.length[at]),
+            4 + start - chunk.frames.start[rows, side],
+            pa.array(data, pa.binary()),
+        )
