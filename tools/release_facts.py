@@ -1,6 +1,6 @@
 """Which versions the releases speak, from the code of their own jars.
 
-    python -m tools.release_facts kafka-clients-2.4.1.jar ... kafka-clients-4.3.1.jar
+    python -m tools.release_facts kafka-clients-0.8.2.2.jar ... kafka-clients-4.3.1.jar
 
 Asks Kafka's `ApiKeys` in each jar, by a few lines of Java, for the versions that a release's
 brokers and controllers take, drafts left out, and adds them to ``releases.kdef`` (see `releases`).
@@ -42,12 +42,25 @@ public class Versions {
     try { return key.getClass().getMethod("latestVersion", boolean.class).invoke(key, false); }
     catch (NoSuchMethodException error) { return ask(key, "latestVersion", null); }
   }
+  // Before 0.11 an API's versions are the schemas that a table has of it.
+  static Object[] schemas(Object key) throws Exception {
+    try {
+      Class<?> protocol = Class.forName("org.apache.kafka.common.protocol.Protocol");
+      Object[][] all = (Object[][]) protocol.getField("REQUESTS").get(null);
+      Object[] found = all[(Short) look(key, "id", null)];
+      return found == null ? new Object[0] : found;
+    } catch (NoSuchFieldException error) { return null; }
+  }
   public static void main(String[] arguments) throws Exception {
     Class<?> keys = Class.forName("org.apache.kafka.common.protocol.ApiKeys");
     for (Object key : keys.getEnumConstants()) {
       boolean enabled = (Boolean) look(key, "isEnabled", true);
+      Object[] schemas = schemas(key);
+      int first = 0;
+      while (schemas != null && first < schemas.length && schemas[first] == null) first++;
       System.out.println(look(key, "id", null) + " " + look(key, "name", null) + " "
-          + ask(key, "oldestVersion", null) + " " + (enabled ? last(key) : "-1"));
+          + (schemas != null ? first + " " + (schemas.length - 1)
+              : ask(key, "oldestVersion", null) + " " + (enabled ? last(key) : "-1")));
     }
   }
 }

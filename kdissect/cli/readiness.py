@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from enum import StrEnum
+from itertools import groupby
 from typing import Annotated, Any
 
 import typer
@@ -29,8 +31,15 @@ Examples:
 
   kdissect readiness 'trace-*.pcap' --target 4.0
 
+  kdissect readiness tables/ --target 4.0 --fail-on unknown
+
   kdissect readiness tables/ --target 4.0 --json > readiness.json
 """
+
+
+class FailOn(StrEnum):
+    BREAKS = "breaks"
+    UNKNOWN = "unknown"
 
 
 @app.command("readiness", cls=with_examples(READINESS_EXAMPLES))
@@ -41,12 +50,20 @@ def readiness_command(
         str, typer.Option("--target", metavar="RELEASE", help="A Kafka release from 2.4 to 4.3.")
     ],
     capture: SourceOptions,
+    fail_on: Annotated[
+        FailOn,
+        typer.Option(
+            "--fail-on",
+            help="Exit with 1 where a client would break; with unknown also where the capture "
+            "does not show that every client works.",
+        ),
+    ] = FailOn.BREAKS,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Who would break on a Kafka release: per client what it does that the release does not take.
 
-    Exit code 1 when any client would break.
+    Exit code 1 when any client would break; see --fail-on.
     """
     from kdissect.readiness.assessment import BREAKS, assess
 
@@ -55,7 +72,7 @@ def readiness_command(
         say(f"warning: no Kafka client in {some_of(source)}")
     if as_json or not quiet:
         put([json.dumps(document, indent=1)] if as_json else _lines(document))
-    if document["counts"][BREAKS]:
+    if document["verdict"] in {BREAKS, fail_on}:
         raise typer.Exit(EXIT_FINDING)
 
 
@@ -66,6 +83,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         f"Kafka {document['target']}{exact}: {_clients(counts['breaks'])} would break, "
         f"{counts['unknown']} unknown, {counts['ok']} ok"
     )
+    yield _established(document)
     if not document["counts"]["breaks"] + document["counts"]["unknown"]:
         yield ""
     before = ""
@@ -89,6 +107,26 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _established(document: dict[str, Any]) -> str:
+    """How much of the traffic the verdicts rest on."""
+    counts, unseen = document["counts"], document["unseen"]
+    seen = counts["breaks"] + counts["ok"]
+    left_out = [
+        f"{count:,} {what}{'' if count == 1 else 's'}"
+        for count, what in (
+            (unseen["tls_connection_count"], "TLS connection"),
+            (unseen["undetermined_exchange_count"], "request of uncertain version"),
+        )
+        if count
+    ]
+    without = f"; without {' and '.join(left_out)}" if left_out else ""
+    return (
+        f"Established for {seen:,} of {_clients(sum(counts.values()))}, "
+        f"{document['established_request_count']:,} of {document['request_count']:,} requests"
+        f"{without}"
+    )
+
+
 def _clients(count: int) -> str:
     return f"{count:,} client" + ("" if count == 1 else "s")
 
@@ -105,11 +143,15 @@ def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
     yield f"{client['verdict']:<8} {'  '.join(part for part in parts if part)}"
     for finding in client["findings"]:
         taken = finding["taken"]
-        takes = "does not have it" if taken is None else f"takes {taken[0]} to {taken[1]}"
+        takes = "does not have it" if taken is None else f"takes {_span(taken)}"
         yield (
             f"         {finding['api_name']} {finding['api_version']}, "
             f"{finding['request_count']:,} times: {target} {takes}; {finding['why']}"
         )
+    unproven = [each for each in client["never_seen"] if each["verdict"] != "ok"]
+    for why, missing in groupby(unproven, key=lambda each: each["why"]):
+        names = ", ".join(f"{each['api_name']} {_span(each['taken'])}" for each in missing)
+        yield f"         never seen: {names}; {why}"
     for written in client["formats"]:
         if not written["is_taken"]:
             yield (
@@ -118,6 +160,10 @@ def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
             )
     if client["upgrade"]:
         yield f"         -> {client['upgrade']}"
+
+
+def _span(versions: list[int]) -> str:
+    return f"{versions[0]} to {versions[1]}"
 
 
 def _text(value: str | None) -> str:

@@ -1,27 +1,30 @@
-"""Who would break on another Kafka release: each client's requests against what that release takes.
+"""Which clients would break on another Kafka release, by their requests and what it takes.
 
-A request below the lowest version that the target takes is a finding; one above its highest is
-none, since clients come down to what a broker offers. Whether the client as such breaks depends on
-why it used the old version:
+A request below the lowest version that the target takes is a finding. One above its highest is
+none, since clients come down to what a broker offers. The verdict on a finding depends on why the
+client used the old version:
 
-- its software is known, by name and release, and so are the versions that this release speaks:
-  these decide (`speaks_enough`);
-- its broker offered a higher version and it did not take it, or it never asked what the broker
-  offers: it cannot do better, or is told not to, and **breaks**;
-- it used the highest version that its broker offered: it may well speak newer ones: **unknown**.
+- its software is known by name and release, and so are the versions that this release speaks:
+  these decide (`Software.speaks_enough`);
+- a broker offered the client a higher version and it did not take that one, or the client asks no
+  broker what it offers: it cannot do better, or its configuration says not to, and it **breaks**;
+- it used the highest version that its brokers offered: it may well speak newer ones: **unknown**.
 
-An API that the target does not have at all is a finding too, unless clients do without it. Message
-formats 0 and 1 go with the Produce versions that carry them. The connections of brokers and
-controllers among themselves are listed apart and do not count: they are upgraded with the cluster.
+An API that the target does not have is a finding too, unless clients do without it. One that the
+target has only where a setting enables it is **unknown**. Message formats 0 and 1 go with the
+Produce versions that carry them.
 
-What a release takes is in `kdissect.protocol.releases`.
+No finding is not enough for **ok**: the client's role (`roles`) has to be seen at work. An API that
+the role needs, that the target does not take in all its versions and that the client never sent
+makes it **unknown**, unless the software is known to speak enough of it.
+
+The connections of brokers and controllers among themselves are listed apart and do not count: they
+are upgraded with the cluster. What a release takes is in `kdissect.protocol.releases`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from kdissect.api import Tables
@@ -30,6 +33,8 @@ from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.model import VersionRange
 from kdissect.protocol.releases import facts, find_release, release_number, releases
 from kdissect.protocol.releases import spoken_versions as spoken_by
+from kdissect.readiness.roles import find_roles, needed_apis
+from kdissect.readiness.software import HANDSHAKE_APIS, JAVA, Behaviour, Software, java_hint, minor
 from kdissect.sql import Database
 
 FORMAT_VERSION = 1
@@ -37,8 +42,6 @@ BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
 VERDICTS = (BREAKS, UNKNOWN, OK)  # worst first
 
 MAGIC_2_PRODUCE = 3  # the first Produce version that carries magic 2, and nothing older
-JAVA = "apache-kafka-java"
-
 # How Kafka's servers call themselves where nothing else in their requests shows it.
 INTERNAL_CLIENT_IDS = (
     r"^(broker-\d+-(fetcher-\d+|txn-marker-sender)|raft-client-\d+|AddPartitionsManager-client-\d+"
@@ -52,62 +55,35 @@ DISPENSABLE_APIS = frozenset(
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     }
 )  # fmt: skip
-# Every connection may begin with these, whoever opens it.
-_HANDSHAKES = tuple(
-    map(int, (ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE))
-)
-
-# KIP-896: this release of librdkafka was checked to speak what Kafka 4.0 takes.
-_LIBRDKAFKA = re.compile(r"rdkafka\W*v?(\d+)\.(\d+)\.(\d+)", re.IGNORECASE)
-_LIBRDKAFKA_READY = (1, 8, 2)
+# Off by default: API key to the releases that have it so, up to the first that enables it in new
+# clusters, and the setting (KIP-848, KIP-932).
+SETTINGS = {
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: (
+        (4, 0),
+        "group.coordinator.rebalance.protocols=classic,consumer",
+    ),
+    ApiKey.SHARE_GROUP_HEARTBEAT: ((4, 2), "the feature share.version=1"),
+}
+_HANDSHAKES = tuple(map(int, HANDSHAKE_APIS))
 
 
 class ReadinessError(Error, ValueError):
     """The target release is not known."""
 
 
-@dataclass
-class Software:
-    """What a client told of itself; None: nothing."""
-
-    name: str | None
-    release: str | None
-
-    def spoken(self) -> dict[int, VersionRange] | None:
-        """The versions that it speaks by API key, where that is known: Java clients."""
-        number = re.match(r"\d+\.\d+(\.\d+)*", self.release or "")
-        if self.name != JAVA or number is None:
-            return None
-        wanted = release_number(number[0])
-        known = [each for each in releases() if release_number(each) <= wanted]
-        same_minor = [each for each in known if release_number(each)[:2] == wanted[:2]]
-        if not same_minor and known and known[-1] != releases()[-1]:
-            return None
-        return spoken_by(known[-1]) if known else None
-
-    def speaks_enough(self, api_key: int, taken: VersionRange) -> bool | None:
-        """Whether it speaks a version that the target takes; None: not known."""
-        spoken = self.spoken()
-        if spoken is not None:
-            mine = spoken.get(api_key)
-            return mine is not None and mine.last >= taken.first
-        told = f"{self.name} {self.release}" if self.name else ""
-        if (found := _LIBRDKAFKA.search(told)) is not None:
-            number = tuple(int(part) for part in found.groups())
-            return True if number >= _LIBRDKAFKA_READY else None
-        return None
-
-
 def assess(tables: Tables, target: str) -> dict[str, Any]:
     """Who would break on the release `target` (``4.0``, ``3.9.1``), as a document for JSON.
 
-    ``verdict`` is the worst of ``clients``, each with ``address``, ``client_id``,
-    ``software_name``, ``software_version``, ``principal``, ``verdict``, ``connection_count``,
-    ``request_count``, ``first_time``, ``last_time``, ``findings`` (a request with its API, version
-    and count, what the target takes, what the broker offered, ``verdict`` and ``why``), ``formats``
-    (what it writes) and ``upgrade`` (what to do). ``counts`` has the clients by verdict,
-    ``internal`` lists brokers and controllers, ``unseen`` what TLS or losses hide. Raises
-    ReadinessError for a release that is not known.
+    ``verdict`` is the worst of ``clients``, and ``unknown`` at best where TLS hides connections or
+    no client was seen. Each client has ``address``, ``client_id``, ``software_name``,
+    ``software_version``, ``principal``, ``verdict``, ``connection_count``, ``request_count``,
+    ``first_time``, ``last_time``, ``roles``, ``findings`` (a request with its API, version and
+    count, what the target takes, what the broker offered, the ``setting`` that the target needs,
+    ``verdict`` and ``why``), ``never_seen`` (APIs that its roles need and it did not send, with
+    ``verdict`` and ``why``), ``formats`` (what it writes) and ``upgrade`` (what to do). ``counts``
+    has the clients by verdict, ``established_request_count`` the requests of clients whose verdict
+    is not ``unknown``, ``internal`` brokers and controllers, ``unseen`` what TLS or losses hide.
+    Raises ReadinessError for a release that is not known.
     """
     try:
         release = find_release(target)
@@ -120,7 +96,7 @@ def assess(tables: Tables, target: str) -> dict[str, Any]:
         unseen = _unseen(database)
     counts = {verdict: sum(each["verdict"] == verdict for each in clients) for verdict in VERDICTS}
     verdict = _worst(each["verdict"] for each in clients)
-    if verdict == OK and unseen["tls_connection_count"]:
+    if verdict == OK and (unseen["tls_connection_count"] or not clients):
         verdict = UNKNOWN
     return {
         "format_version": FORMAT_VERSION,
@@ -128,6 +104,10 @@ def assess(tables: Tables, target: str) -> dict[str, Any]:
         "release": release,
         "verdict": verdict,
         "counts": counts,
+        "request_count": sum(each["request_count"] for each in clients),
+        "established_request_count": sum(
+            each["request_count"] for each in clients if each["verdict"] != UNKNOWN
+        ),
         "clients": clients,
         "internal": internal,
         "unseen": unseen,
@@ -142,7 +122,7 @@ def _worst(verdicts: Iterable[str]) -> str:
 
 
 def _prepare(database: Database, names: set[str]) -> None:
-    """who: connections with their owner; said: requests by owner, API and version."""
+    """links: Kafka connections; requests: their exchanges; owners: the clients of each."""
     replicas = [
         _replica_query(api, field, names)
         for api, field in (
@@ -161,86 +141,108 @@ def _prepare(database: Database, names: set[str]) -> None:
     internal_keys = ", ".join(map(str, sorted(INTER_BROKER_APIS)))
     database.run(
         f"""
-        create temp table told as
+        create temp table links as
         select connection_id, client_ip, broker_ip, broker_port, principal, handshake_seen,
             client_software_name software_name, client_software_version software_version,
-            request_missing_byte_count = 0 as is_whole,
+            handshake_seen and request_missing_byte_count = 0 as is_whole,
             case when len(client_ids) = 1 then client_ids[1] end as only_client_id
         from connections where is_kafka;
 
-        create temp table asked as
-        select exchange_id, connection_id, api_key, api_version, request_time,
-            version_source in ('request_header', 'fallback_v0') or version_confidence = 1
-                as is_sure,
+        create temp table requests as
+        select exchange_id, connection_id, api_key, api_version, request_time, group_id,
+            api_version is not null and (version_confidence = 1
+                or version_source in ('request_header', 'fallback_v0')) as is_sure,
             case when status = 'request_missing' then only_client_id else client_id end as client_id
-        from exchanges join told using (connection_id)
+        from exchanges join links using (connection_id)
         where api_key is not null;
 
         -- connections that show in their requests that a broker or a controller opened them
         create temp table marked as
         select distinct connection_id from (
-            select connection_id from asked where api_key in ({internal_keys})
-            union all select connection_id from asked
+            select connection_id from requests where api_key in ({internal_keys})
+            union all select connection_id from requests
                 where regexp_matches(client_id, '{INTERNAL_CLIENT_IDS}')
-            union all select connection_id from asked where api_key not in {_HANDSHAKES}
+            union all select connection_id from requests where api_key not in {_HANDSHAKES}
                 group by all having bool_and(api_key = {ApiKey.WRITE_TXN_MARKERS})
             union all select e.connection_id from record_batches b
                 join exchanges e using (exchange_id)
                 where b.source in ('replica_fetch', 'raft_fetch', 'snapshot')
             union all {verifying}
             {"".join(f"union all {each} " for each in replicas if each)}
-        ) join told using (connection_id)
+        ) join links using (connection_id)
         where software_name is null or software_name = '{JAVA}';
 
-        -- and those on which such a caller, that does nothing else, says no more than hello; a
+        -- and those on which such a caller, that does nothing else, sends only handshakes; a
         -- caller named by a number, as nodes are, is one with all its connections
         create temp table calls as
-        select a.connection_id, t.client_ip, a.client_id,
-            bool_and(a.api_key in {_HANDSHAKES}) is_hello,
-            a.connection_id in (from marked) is_marked
-        from asked a join told t using (connection_id)
-        where a.client_id is not null and (t.software_name is null or t.software_name = '{JAVA}')
+        select r.connection_id, l.client_ip, r.client_id,
+            bool_and(r.api_key in {_HANDSHAKES}) is_handshake,
+            r.connection_id in (from marked) is_marked
+        from requests r join links l using (connection_id)
+        where r.client_id is not null and (l.software_name is null or l.software_name = '{JAVA}')
         group by all;
         create temp table inside as
         from marked union
         select connection_id from calls where (client_ip, client_id) in (
             select (client_ip, client_id) from calls group by client_ip, client_id
             having bool_or(is_marked)
-                and (bool_and(is_marked or is_hello) or regexp_full_match(client_id, '\\d+'))
+                and (bool_and(is_marked or is_handshake) or regexp_full_match(client_id, '\\d+'))
         );
 
-        -- what started before the capture takes its names from connections of the same caller
-        create temp table known as
+        -- A client gives its name in ApiVersions. A connection on which it does not ask (it asked
+        -- on another), that failed after its handshakes, or that began before the capture is of
+        -- the software that the same caller's other connections agree on.
+        create temp table callers as
         select client_ip, client_id,
             list(distinct software_name) filter (where software_name is not null) names,
             list(distinct software_version) filter (where software_version is not null) versions,
             list(distinct principal) filter (where principal is not null) principals
-        from asked join told using (connection_id) group by all;
+        from requests join links using (connection_id) group by all;
+        create temp table greetings as
+        select connection_id, bool_and(api_key in {_HANDSHAKES}) is_handshake,
+            bool_or(api_key = {ApiKey.API_VERSIONS}) is_negotiating
+        from requests group by all;
 
-        create temp table who as
-        select distinct t.connection_id, t.client_ip, a.client_id, t.broker_ip, t.broker_port,
-            t.handshake_seen and t.is_whole as is_whole,
-            case when t.software_name is null and not t.handshake_seen and len(names) = 1
-                then names[1] else t.software_name end as software_name,
-            case when t.software_name is null and not t.handshake_seen and len(names) = 1
-                and len(versions) = 1 then versions[1] else t.software_version end
-                as software_version,
-            case when t.principal is null and not t.handshake_seen and len(principals) = 1
-                then principals[1] else t.principal end as principal,
-            t.connection_id in (from inside) as is_internal
-        from told t join (select distinct connection_id, client_id from asked) a
+        create temp table owners as
+        select distinct l.connection_id, l.client_ip, r.client_id, l.broker_ip, l.broker_port,
+            l.is_whole,
+            case when l.software_name is null and len(names) = 1
+                    and (is_handshake or not (l.handshake_seen and is_negotiating))
+                then names[1] else l.software_name end as software_name,
+            case when l.software_name is null and len(names) = 1 and len(versions) = 1
+                    and (is_handshake or not (l.handshake_seen and is_negotiating))
+                then versions[1] else l.software_version end as software_version,
+            case when l.principal is null and len(principals) = 1
+                    and (is_handshake or not l.handshake_seen)
+                then principals[1] else l.principal end as principal,
+            l.connection_id in (from inside) as is_internal
+        from links l join (select distinct connection_id, client_id from requests) r
             using (connection_id)
-        left join known k on k.client_ip = t.client_ip
-            and k.client_id is not distinct from a.client_id;
+        join greetings using (connection_id)
+        left join callers c on c.client_ip = l.client_ip
+            and c.client_id is not distinct from r.client_id;
 
-        create temp table said as
-        select connection_id, client_id, api_key, api_version, count(*) request_count,
-            min(request_time) first_time, max(request_time) last_time,
-            arg_min(exchange_id, request_time) first_exchange_id
-        from asked where is_sure and api_version is not null group by all;
+        -- Whether it asks what brokers offer is a trait of the client, not of a connection: some
+        -- ask the first broker only.
+        create temp table traits as
+        select o.client_ip, o.client_id, o.software_name, bool_and(o.is_whole) is_whole,
+            bool_or(r.api_key = {ApiKey.API_VERSIONS}) is_negotiating,
+            max(r.api_version) filter (r.api_key = {ApiKey.API_VERSIONS}) asked_with
+        from owners o join requests r on r.connection_id = o.connection_id
+            and r.client_id is not distinct from o.client_id
+        group by all;
+
+        create temp table transaction_groups as
+        select distinct group_id from requests where api_key = {ApiKey.TXN_OFFSET_COMMIT};
+        create temp table protocols as
+        {_PROTOCOLS if "apis/JoinGroup" in names else _NO_PROTOCOLS};
         """
     )
     _prepare_offers(database, names)
+
+
+_PROTOCOLS = "select exchange_id, request.protocol_type protocol_type from api_join_group"
+_NO_PROTOCOLS = "select null::bigint exchange_id, null::varchar protocol_type where false"
 
 
 def _replica_query(api: str, field: str, names: set[str]) -> str | None:
@@ -253,32 +255,27 @@ def _replica_query(api: str, field: str, names: set[str]) -> str | None:
 
 
 def _prepare_offers(database: Database, names: set[str]) -> None:
-    """offered: what a broker answered on a connection; by_broker: the same for its address."""
-    if "apis/ApiVersions" not in names:
-        database.run(
-            """
-            create temp table offered (connection_id bigint, api_key smallint, first smallint,
-                last smallint);
-            """
-        )
-    else:
-        database.run(
-            """
-            create temp table offered as
+    """The versions that brokers offered: by connection, by broker, and to each client."""
+    if "apis/ApiVersions" in names:
+        offers = """
             select connection_id, k.api_key, min(k.min_version) first, max(k.max_version) last
             from (select connection_id, unnest(response.api_keys) k from api_api_versions
                 where response.error_code = 0)
-            group by all;
-            """
-        )
+            group by all"""
+    else:
+        offers = """
+            select null::bigint connection_id, null::smallint api_key, null::smallint first,
+                null::smallint last where false"""
     database.run(
         f"""
-        create temp table by_broker as
+        create temp table offers as {offers};
+        create temp table broker_offers as
         select broker_ip, broker_port, api_key, min(first) first, list(distinct last) lasts
-        from offered join told using (connection_id) group by all;
-
-        create temp table negotiating as
-        select distinct connection_id from asked where api_key = {ApiKey.API_VERSIONS};
+        from offers join links using (connection_id) group by all;
+        create temp table client_offers as
+        select client_ip, client_id, software_name, api_key, min(first) first,
+            list(distinct last) lasts
+        from offers join owners using (connection_id) group by all;
         """
     )
 
@@ -287,6 +284,11 @@ def _prepare_offers(database: Database, names: set[str]) -> None:
 
 
 _CLIENT = ("client_ip", "client_id", "software_name", "software_version", "principal")
+_COLUMNS = ", ".join(f"o.{name}" for name in _CLIENT)
+_OWNED = "requests r join owners o on o.connection_id = r.connection_id and " + (
+    "o.client_id is not distinct from r.client_id"
+)
+_MEMBERSHIP = tuple(map(int, (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT)))
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -294,30 +296,37 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _clients(database: Database, release: str) -> list[dict[str, Any]]:
-    columns = ", ".join(f"w.{name}" for name in _CLIENT)
-    found = {
-        _key(row): row
-        for row in database.rows(
-            f"""
-            select {columns}, count(distinct s.connection_id) connection_count,
-                sum(request_count)::bigint request_count, min(first_time) first_time,
-                max(last_time) last_time,
-                max(api_version) filter (where api_key = {ApiKey.API_VERSIONS}) asked_with
-            from said s join who w on w.connection_id = s.connection_id
-                and w.client_id is not distinct from s.client_id
-            where not w.is_internal group by all
-            """
-        )
-    }
-    findings: dict[tuple[Any, ...], list[dict[str, Any]]] = {key: [] for key in found}
-    for row in _suspects(database, release, "not is_internal"):
-        finding = _judged(row, found[_key(row)], release)
-        if finding is not None:
-            findings[_key(row)].append(finding)
+    by_client: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in _requests(database, "not o.is_internal"):
+        by_client.setdefault(_key(row), []).append(row)
     formats = _formats(database, release)
     clients = []
-    for key, row in found.items():
-        merged = _merged(findings[key])
+    for row in database.rows(
+        f"""
+        select {_COLUMNS}, count(distinct r.connection_id) connection_count,
+            count(*) request_count, min(request_time) first_time, max(request_time) last_time,
+            coalesce(list(distinct protocol_type) filter (protocol_type is not null), [])
+                protocol_types,
+            coalesce(bool_and(g.group_id is not null) filter (r.api_key in {_MEMBERSHIP}
+                and r.group_id is not null), false) commits_in_transactions
+        from {_OWNED}
+        left join protocols p using (exchange_id)
+        left join transaction_groups g on g.group_id = r.group_id
+        where not o.is_internal group by all
+        """
+    ):
+        requests = by_client[_key(row)]
+        roles = find_roles({each["api_key"] for each in requests}, set(row["protocol_types"]))
+        behaviour = _behaviour(requests)
+        findings = _merged(
+            [
+                finding
+                for each in requests
+                if each["is_sure"] and (finding := _judged(each, behaviour, release)) is not None
+            ]
+        )
+        never_seen = _never_seen(row, needed_apis(roles), requests, release)
+        verdict = _worst(each["verdict"] for each in (*findings, *never_seen))
         clients.append(
             {
                 "address": row["client_ip"],
@@ -325,14 +334,16 @@ def _clients(database: Database, release: str) -> list[dict[str, Any]]:
                 "software_name": row["software_name"],
                 "software_version": row["software_version"],
                 "principal": row["principal"],
-                "verdict": _worst(each["verdict"] for each in merged),
+                "verdict": verdict,
                 "connection_count": row["connection_count"],
                 "request_count": row["request_count"],
                 "first_time": _time(row["first_time"]),
                 "last_time": _time(row["last_time"]),
-                "findings": merged,
-                "formats": formats.get(key, []),
-                "upgrade": _upgrade(row, merged, release),
+                "roles": [role.name for role in roles],
+                "findings": findings,
+                "never_seen": never_seen,
+                "formats": formats.get(_key(row), []),
+                "upgrade": _upgrade(row, findings, never_seen, release),
             }
         )
     return sorted(
@@ -348,46 +359,70 @@ def _time(value: Any) -> str | None:
     return None if value is None else value.isoformat().replace("+00:00", "Z")
 
 
-def _suspects(database: Database, release: str, condition: str) -> list[dict[str, Any]]:
-    """Requests that the release does not take, by caller and by what its brokers offered."""
-    taken = spoken_by(release)
-    values = ", ".join(f"({key}, {each.first})" for key, each in taken.items())
-    columns = ", ".join(f"w.{name}" for name in _CLIENT)
+def _requests(database: Database, condition: str) -> list[dict[str, Any]]:
+    """Requests by client, API, version, and by what was offered before: on their connection, else
+    by the same broker or to the same client."""
     return database.rows(
         f"""
-        with taken (api_key, first) as (values {values})
-        select {columns}, s.api_key, s.api_version, w.is_whole,
-            n.connection_id is not null as is_negotiating,
-            coalesce(o.first, b.first) offered_first,
-            case when o.last is null then b.lasts else [o.last] end offered_lasts,
-            sum(s.request_count)::bigint request_count, min(s.first_time) first_time,
-            arg_min(s.first_exchange_id, s.first_time) first_exchange_id
-        from said s
-        join who w on w.connection_id = s.connection_id
-            and w.client_id is not distinct from s.client_id
-        left join taken t on t.api_key = s.api_key
-        left join negotiating n on n.connection_id = s.connection_id
-        left join offered o on o.connection_id = s.connection_id and o.api_key = s.api_key
-        left join by_broker b on b.broker_ip = w.broker_ip and b.broker_port = w.broker_port
-            and b.api_key = s.api_key
-        where {condition} and (t.api_key is null or s.api_version < t.first)
-        group by all order by s.api_key, s.api_version
+        select {_COLUMNS}, r.api_key, r.api_version, r.is_sure,
+            t.is_whole, t.is_negotiating, t.asked_with,
+            coalesce(f.first, b.first, c.first) offered_first,
+            case when f.last is not null then [f.last] else list_sort(list_distinct(
+                list_concat(coalesce(b.lasts, []), coalesce(c.lasts, [])))) end offered_lasts,
+            count(*) request_count, min(r.request_time) first_time,
+            arg_min(r.exchange_id, r.request_time) first_exchange_id
+        from {_OWNED}
+        join traits t on t.client_ip = o.client_ip
+            and t.client_id is not distinct from o.client_id
+            and t.software_name is not distinct from o.software_name
+        left join offers f on f.connection_id = r.connection_id and f.api_key = r.api_key
+        left join broker_offers b on b.broker_ip = o.broker_ip and b.broker_port = o.broker_port
+            and b.api_key = r.api_key
+        left join client_offers c on c.client_ip = o.client_ip
+            and c.client_id is not distinct from o.client_id
+            and c.software_name is not distinct from o.software_name and c.api_key = r.api_key
+        where {condition}
+        group by all order by r.api_key, r.api_version
         """
     )
 
 
-def _judged(row: dict[str, Any], client: dict[str, Any], release: str) -> dict[str, Any] | None:
+def _behaviour(requests: list[dict[str, Any]]) -> Behaviour | None:
+    """How a client chose its versions; None for one with a name, unless Java without a release."""
+    first = requests[0]
+    software = Software(first["software_name"], first["software_version"])
+    if software.name not in (None, JAVA) or software.spoken() is not None:
+        return None
+    return Behaviour(
+        first["asked_with"],
+        first["is_whole"],
+        [
+            (each["api_key"], each["api_version"], each["offered_lasts"])
+            for each in requests
+            if each["is_sure"]
+        ],
+    )
+
+
+def _judged(
+    row: dict[str, Any], behaviour: Behaviour | None, release: str
+) -> dict[str, Any] | None:
     """A request that the release does not take as a finding, or None where it does no harm."""
     key, api_version = row["api_key"], row["api_version"]
     taken = spoken_by(release).get(key)
+    setting = _setting(key, release)
     if taken is None:
         if key in DISPENSABLE_APIS or key not in facts().names:
             return None  # it goes without; or no broker ever had it
         verdict, why = BREAKS, _missing_api(key, release)
+    elif api_version < taken.first:
+        verdict, why = _judged_version(row, behaviour, taken)
+    elif setting is not None:
+        verdict, why = UNKNOWN, f"{minor(release)} has it off unless {setting} is set"
     else:
-        verdict, why = _judged_version(row, client, taken)
-        if verdict == OK:
-            return None
+        return None
+    if verdict == OK:
+        return None
     lasts = row["offered_lasts"]
     return {
         "api_key": key,
@@ -396,6 +431,7 @@ def _judged(row: dict[str, Any], client: dict[str, Any], release: str) -> dict[s
         "request_count": row["request_count"],
         "taken": None if taken is None else [taken.first, taken.last],
         "offered": None if not lasts else [row["offered_first"], max(lasts)],
+        "setting": setting,
         "verdict": verdict,
         "why": why,
         "first_time": _time(row["first_time"]),
@@ -403,60 +439,85 @@ def _judged(row: dict[str, Any], client: dict[str, Any], release: str) -> dict[s
     }
 
 
+def _setting(api_key: int, release: str) -> str | None:
+    """What enables an API on a release that has it off by default."""
+    if api_key not in SETTINGS or api_key not in spoken_by(release):
+        return None
+    first_enabled, setting = SETTINGS[ApiKey(api_key)]
+    return setting if release_number(release) < first_enabled else None
+
+
 def _judged_version(
-    row: dict[str, Any], client: dict[str, Any], taken: VersionRange
+    row: dict[str, Any], behaviour: Behaviour | None, taken: VersionRange
 ) -> tuple[str, str]:
     software = Software(row["software_name"], row["software_version"])
-    told = f"{software.name} {software.release}"
+    title = f"{software.name} {software.release}"
     enough = software.speaks_enough(row["api_key"], taken)
     if enough is False:
-        return BREAKS, f"{told} speaks none that the target takes"
-    lasts = row["offered_lasts"]
+        return BREAKS, f"{title} speaks none that the target takes"
     if row["is_whole"] and not row["is_negotiating"]:
         return BREAKS, "it never asks which versions a broker offers"
-    if not lasts:
-        if enough:
-            return OK, f"{told} speaks newer ones"
-        return UNKNOWN, "what its broker offered was not captured"
-    if row["api_version"] not in lasts:
+    lasts = row["offered_lasts"]
+    if lasts and row["api_version"] not in lasts:
         return BREAKS, f"its broker offered up to {max(lasts)}"
     if enough:
-        return OK, f"{told} speaks newer ones"
-    return UNKNOWN, f"its broker offered no higher one{_java_hint(client, row['api_key'], taken)}"
+        return OK, f"{title} speaks newer ones"
+    why = (
+        "its broker offered no higher one" if lasts else "what its broker offered was not captured"
+    )
+    hint = java_hint(behaviour, {row["api_key"]: taken}) if behaviour else ""
+    return UNKNOWN, f"{why}{hint}"
 
 
-def _java_hint(client: dict[str, Any], api_key: int, taken: VersionRange) -> str:
-    """What Java clients that ask with the same ApiVersions version speak."""
-    asked = client["asked_with"]
-    if client["software_name"] is not None or asked is None:
-        return ""
-    same = [
-        release
-        for release in releases()
-        if (spoken := spoken_by(release).get(ApiKey.API_VERSIONS)) is not None
-        and spoken.last == asked
-    ]
-    if not same:
-        return ""
-    ready = [
-        each
-        for each in same
-        if (spoken := spoken_by(each).get(api_key)) is not None and spoken.last >= taken.first
-    ]
-    span = f"{_minor(same[0])} to {_minor(same[-1])}"
-    breaks = "would break" if not ready else "would not" if ready == same else "may break"
-    return f"; it asks with ApiVersions {asked}: the Java clients {span} do that, and {breaks}"
+def _never_seen(
+    client: dict[str, Any],
+    needs: dict[int, str | None],
+    requests: list[dict[str, Any]],
+    release: str,
+) -> list[dict[str, Any]]:
+    """The APIs that a client needs and did not send, of those that can be missing on the release.
 
-
-def _minor(release: str) -> str:
-    return ".".join(release.split(".")[:2])
+    An API that the release takes from its version 0 on cannot: every client speaks some version.
+    """
+    software = Software(client["software_name"], client["software_version"])
+    sent = {each["api_key"] for each in requests if each["is_sure"]}
+    if client["commits_in_transactions"]:
+        sent.add(ApiKey.OFFSET_COMMIT)
+    missing = {
+        key: taken
+        for key, taken in sorted(spoken_by(release).items())
+        if key in needs and key not in sent and taken.first > 0
+    }
+    behaviour = _behaviour(requests)
+    hint = java_hint(behaviour, missing) if behaviour and missing else ""
+    rows = []
+    for key, taken in missing.items():
+        role, enough = needs[key], software.speaks_enough(key, taken)
+        verdict = {True: OK, False: BREAKS, None: UNKNOWN}[enough]
+        title = f"{software.name} {software.release}"
+        why = {
+            OK: f"{title} speaks what the target takes",
+            BREAKS: f"{title} speaks none that the target takes",
+            UNKNOWN: f"a {role} needs it{hint}" if role else "it showed no role, and may need it",
+        }[verdict]
+        rows.append(
+            {
+                "api_key": key,
+                "api_name": facts().names[key],
+                "role": role,
+                "taken": [taken.first, taken.last],
+                "verdict": verdict,
+                "why": why,
+            }
+        )
+    return rows
 
 
 def _missing_api(key: int, release: str) -> str:
     having = [each for each in releases() if key in spoken_by(each)]
     if release_number(having[0]) > release_number(release):
-        return f"brokers have it from {_minor(having[0])} on"
-    return f"{_minor(having[-1])} was the last to have it"
+        return f"brokers have it from {minor(having[0])} on"
+    return f"{minor(having[-1])} was the last to have it"
 
 
 def _merged(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -479,14 +540,11 @@ def _formats(database: Database, release: str) -> dict[tuple[Any, ...], list[dic
     """The message formats that each client writes, and whether the release takes them."""
     produce = spoken_by(release).get(ApiKey.PRODUCE)
     oldest = 2 if produce is None or produce.first >= MAGIC_2_PRODUCE else 0
-    columns = ", ".join(f"w.{name}" for name in _CLIENT)
     formats: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in database.rows(
         f"""
-        select {columns}, b.magic, count(*) batch_count, sum(b.record_count)::bigint record_count
-        from record_batches b join asked a using (exchange_id)
-        join who w on w.connection_id = a.connection_id
-            and w.client_id is not distinct from a.client_id
+        select {_COLUMNS}, b.magic, count(*) batch_count, sum(b.record_count)::bigint record_count
+        from {_OWNED} join record_batches b on b.exchange_id = r.exchange_id
         where b.source = 'produce' and b.magic is not null
         group by all order by b.magic
         """
@@ -502,28 +560,41 @@ def _formats(database: Database, release: str) -> dict[tuple[Any, ...], list[dic
     return formats
 
 
-def _upgrade(row: dict[str, Any], findings: list[dict[str, Any]], release: str) -> str | None:
-    """What to do about the findings, in a sentence."""
-    if not findings:
-        return None
-    old = [each for each in findings if each["taken"] is not None]
+def _upgrade(
+    client: dict[str, Any],
+    findings: list[dict[str, Any]],
+    never_seen: list[dict[str, Any]],
+    release: str,
+) -> str | None:
+    """What to do about the findings and the APIs that were never seen, in a sentence."""
+    settings = [each for each in findings if each["setting"] is not None]
+    old = [
+        each
+        for each in (*findings, *never_seen)
+        if each["taken"] is not None and each["verdict"] != OK and each not in settings
+    ]
     missing = [each["api_name"] for each in findings if each["taken"] is None]
     words = []
-    if old:
+    if any("request_count" in each or each["verdict"] == BREAKS for each in old):
         ready = _ready_java(release)
-        since = f" (kafka-clients {_minor(ready)} or newer)" if ready else ""
+        since = f" (kafka-clients {minor(ready)} or newer)" if ready else ""
         least = ", ".join(
             f"{name} {first}"
             for name, first in dict.fromkeys((each["api_name"], each["taken"][0]) for each in old)
         )
-        name = row["software_name"] or "the client library"
+        name = client["software_name"] or "the client library"
         words.append(
             f"upgrade {name}, or lift the protocol version it is configured for, until it speaks "
             f"{least}{since}"
         )
+    elif old:
+        unseen = ", ".join(each["api_name"] for each in old)
+        words.append(f"capture it at work until it sends {unseen}, or look up what it speaks")
+    for each in settings:
+        words.append(f"set {each['setting']} on {minor(release)}, or do without {each['api_name']}")
     if missing:
-        words.append(f"do without {', '.join(dict.fromkeys(missing))} on {_minor(release)}")
-    return "; ".join(words)
+        words.append(f"do without {', '.join(dict.fromkeys(missing))} on {minor(release)}")
+    return "; ".join(dict.fromkeys(words)) or None
 
 
 def _ready_java(release: str) -> str | None:
@@ -545,7 +616,7 @@ def _ready_java(release: str) -> str | None:
 
 def _internal(database: Database, release: str) -> list[dict[str, Any]]:
     """Brokers and controllers by address and client id, with what the release does not take."""
-    found = {
+    callers = {
         (row["client_ip"], row["client_id"]): {
             "address": row["client_ip"],
             "client_id": row["client_id"],
@@ -554,17 +625,18 @@ def _internal(database: Database, release: str) -> list[dict[str, Any]]:
             "not_taken": [],
         }
         for row in database.rows(
-            """
-            select w.client_ip, w.client_id, count(distinct s.connection_id) connection_count,
-                sum(request_count)::bigint request_count
-            from said s join who w on w.connection_id = s.connection_id
-                and w.client_id is not distinct from s.client_id
-            where w.is_internal group by all order by all
+            f"""
+            select o.client_ip, o.client_id, count(distinct r.connection_id) connection_count,
+                count(*) request_count
+            from {_OWNED} where o.is_internal group by all order by all
             """
         )
     }
-    for row in _suspects(database, release, "is_internal"):
-        found[row["client_ip"], row["client_id"]]["not_taken"].append(
+    for row in _requests(database, "o.is_internal and r.is_sure"):
+        taken = spoken_by(release).get(row["api_key"])
+        if taken is not None and row["api_version"] >= taken.first:
+            continue
+        callers[row["client_ip"], row["client_id"]]["not_taken"].append(
             {
                 "api_key": row["api_key"],
                 "api_name": facts().names.get(row["api_key"], str(row["api_key"])),
@@ -572,19 +644,18 @@ def _internal(database: Database, release: str) -> list[dict[str, Any]]:
                 "request_count": row["request_count"],
             }
         )
-    return list(found.values())
+    return list(callers.values())
 
 
 def _unseen(database: Database) -> dict[str, Any]:
-    """Traffic that tells nothing: TLS without its secrets, requests that were not captured."""
+    """Traffic that shows nothing: TLS without its secrets, requests that were not captured."""
     (row,) = database.rows(
         """
         select
             (select count(*) from connections where is_tls and not is_kafka) tls_connection_count,
             (select coalesce(list(distinct client_ip order by client_ip), []) from connections
                 where is_tls and not is_kafka) tls_addresses,
-            (select count(*) from asked where not is_sure or api_version is null)
-                undetermined_exchange_count
+            (select count(*) from requests where not is_sure) undetermined_exchange_count
         """
     )
     return row

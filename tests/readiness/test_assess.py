@@ -8,6 +8,7 @@ import pyarrow.dataset as pads
 import pytest
 
 from kdissect.api import Table, Tables
+from kdissect.protocol.releases import spoken_versions
 from kdissect.readiness.assessment import ReadinessError, assess
 from kdissect.tables.schemas import FIXED_TABLES
 
@@ -31,6 +32,7 @@ class Scene:
     def __init__(self) -> None:
         self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in FIXED_TABLES}
         self.answers: list[dict[str, Any]] = []
+        self.joins: list[dict[str, Any]] = []
 
     def connect(
         self,
@@ -39,6 +41,9 @@ class Scene:
         offers: dict[int, tuple[int, int]] | None = None,
         software: tuple[str, str] | None = None,
         whole: bool = True,
+        asks_with: int = 3,
+        protocol_type: str | None = None,
+        group_id: str | None = None,
         **more: Any,
     ) -> None:
         """A connection with requests of (api key, version), `offers` as its first answer."""
@@ -60,7 +65,7 @@ class Scene:
                 **more,
             }
         )
-        hello = [(18, 3)] if offers is not None else []
+        hello = [(18, asks_with)] if offers is not None else []
         for api_key, api_version in [*hello, *said]:
             exchange_id = len(self.rows["exchanges"]) + 1
             self.rows["exchanges"].append(
@@ -70,13 +75,17 @@ class Scene:
                     "api_key": api_key,
                     "api_version": api_version,
                     "client_id": client_id,
+                    "group_id": group_id,
                     "request_time": BEGIN + datetime.timedelta(seconds=exchange_id),
                     "version_source": "request_header",
                     "version_confidence": 1.0,
                     "status": "paired",
                 }
             )
-            if (api_key, api_version) == (18, 3) and offers is not None:
+            if api_key == 11 and protocol_type is not None:
+                join = {"exchange_id": exchange_id, "request": {"protocol_type": protocol_type}}
+                self.joins.append(join)
+            if api_key == 18 and offers is not None:
                 keys = [
                     {"api_key": key, "min_version": first, "max_version": last}
                     for key, (first, last) in offers.items()
@@ -95,6 +104,8 @@ class Scene:
             for name, rows in self.rows.items()
         }
         made["apis/ApiVersions"] = pa.Table.from_pylist(self.answers, schema=ANSWERS)
+        if self.joins:
+            made["apis/JoinGroup"] = pa.Table.from_pylist(self.joins)
         tables = {name: Table(name, pads.dataset(table)) for name, table in made.items()}
         return assess(Tables(tables, {}), target)
 
@@ -174,7 +185,7 @@ def test_a_connection_from_the_middle(scene: Scene) -> None:
     """What was asked before the capture began is not known; another's answer may tell."""
     scene.connect((0, 2), whole=False)
     assert scene.verdicts() == {"app": "unknown"}
-    scene.connect((3, 9), client_id="other", offers={0: (0, 11), 3: (0, 12)})
+    scene.connect((0, 9), client_id="other", offers={0: (0, 11), 3: (0, 12)})
     assert scene.verdicts() == {"app": "breaks", "other": "ok"}
 
 
@@ -199,9 +210,9 @@ def test_versions_above_the_target_s(scene: Scene) -> None:
 
 def test_apis_that_the_target_lacks(scene: Scene) -> None:
     """A group protocol is needed; telemetry, and what admins can ask otherwise, is not."""
-    scene.connect((68, 1), client_id="consumer", offers={})
+    scene.connect((68, 1), (1, 13), (8, 9), (9, 9), client_id="consumer", offers={})
     scene.connect((71, 0), (72, 0), (60, 1), (75, 0), client_id="admin", offers={})
-    scene.connect((999, 0), client_id="strange", offers={})
+    scene.connect((999, 0), (0, 9), client_id="strange", offers={})
     document = scene.assess("3.6")
     assert scene.verdicts("3.6") == {"consumer": "breaks", "admin": "ok", "strange": "ok"}
     assert document["clients"][0]["findings"][0]["why"] == "brokers have it from 3.7 on"
@@ -230,7 +241,7 @@ def test_brokers_do_not_count(scene: Scene) -> None:
     scene.connect(client_id="marker", offers={})
     document = scene.assess()
     assert document["clients"] == []
-    assert document["verdict"] == "ok"
+    assert document["verdict"] == "unknown"
     named = {each["client_id"]: each for each in document["internal"]}
     assert set(named) == {"1", "broker-1-fetcher-0", "marker"}
     assert [each["api_name"] for each in named["1"]["not_taken"]] == [
@@ -249,11 +260,13 @@ def test_no_one_hides_behind_a_broker_s_request(scene: Scene) -> None:
 
 
 def test_unsure_versions_do_not_count(scene: Scene) -> None:
-    """A version that was guessed is counted, not judged."""
+    """A version that was guessed is neither a finding nor evidence."""
     scene.connect((0, 2), offers={0: (0, 9)})
     scene.rows["exchanges"][1] |= {"version_source": "inferred", "version_confidence": 0.5}
     document = scene.assess()
-    assert document["verdict"] == "ok"
+    (client,) = document["clients"]
+    assert (client["verdict"], client["findings"]) == ("unknown", [])
+    assert [each["api_name"] for each in client["never_seen"]] == ["Produce"]
     assert document["unseen"]["undetermined_exchange_count"] == 1
 
 
@@ -289,3 +302,133 @@ def test_nobody(scene: Scene) -> None:
     document = scene.assess()
     assert document["clients"] == []
     assert document["counts"] == {"breaks": 0, "unknown": 0, "ok": 0}
+    assert document["verdict"] == "unknown"
+
+
+OFFERED_BY_4_3 = {key: (each.first, each.last) for key, each in spoken_versions("4.3.1").items()}
+# What kafka-clients 0.10.2.2 sends to a 4.3.1 broker, which takes none of its Fetch versions.
+OLD_MEMBER = ((3, 2), (10, 0), (11, 1), (14, 0), (12, 0), (9, 2), (8, 2))
+
+
+def test_a_consumer_that_never_fetches(scene: Scene) -> None:
+    """It joins and commits; its broker offers no Fetch version that it speaks."""
+    scene.connect(*OLD_MEMBER, offers=OFFERED_BY_4_3, asks_with=0)
+    document = scene.assess()
+    (client,) = document["clients"]
+    assert (document["verdict"], client["verdict"], client["findings"]) == ("unknown",) * 2 + ([],)
+    (missing,) = client["never_seen"]
+    assert (missing["api_name"], missing["taken"]) == ("Fetch", [4, 17])
+    assert missing["role"] == "consumer in a group"
+    assert missing["why"].endswith("the Java clients 0.10.2 behave so, and would break")
+    assert document["established_request_count"] == 0
+    assert scene.verdicts("3.9") == {"app": "ok"}
+    scene.connect((1, 12), offers=OFFERED_BY_4_3)
+    assert scene.verdicts() == {"app": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("said", "unseen"),
+    [
+        ([(22, 1)], ["Produce"]),
+        ([(0, 9)], []),
+        ([(24, 0), (26, 1)], ["Produce"]),
+        ([(1, 4)], []),
+        ([(2, 1)], ["Fetch"]),
+        ([(2, 1), (16, 0)], []),
+        ([(11, 2)], ["Fetch", "OffsetCommit", "OffsetFetch"]),
+        ([(12, 0), (1, 4)], ["OffsetCommit", "OffsetFetch"]),
+        ([(68, 1), (8, 9)], ["Fetch", "OffsetFetch"]),
+        ([(19, 3)], []),
+        ([(13, 0)], ["Produce", "Fetch", "OffsetCommit", "OffsetFetch"]),
+        ([(3, 9)], ["Produce", "Fetch", "OffsetCommit", "OffsetFetch"]),
+    ],
+    ids=lambda value: "-".join(map(str, value)) or "none",
+)
+def test_apis_that_a_role_needs(
+    scene: Scene, said: list[tuple[int, int]], unseen: list[str]
+) -> None:
+    """Without them nothing is established; where the software is known, it decides."""
+    scene.connect(*said, offers={})
+    scene.connect(*said, client_id="java", offers={}, software=(JAVA, "3.9.0"))
+    clients = {each["client_id"]: each for each in scene.assess()["clients"]}
+    assert [each["api_name"] for each in clients["app"]["never_seen"]] == unseen
+    assert clients["app"]["verdict"] == ("unknown" if unseen else "ok")
+    assert [each["api_name"] for each in clients["java"]["never_seen"]] == unseen
+    assert clients["java"]["verdict"] == "ok"
+
+
+def test_members_that_are_no_consumers(scene: Scene) -> None:
+    """A worker of Connect joins a group and fetches nothing in its name."""
+    scene.connect((11, 2), (12, 0), offers={}, protocol_type="connect")
+    assert scene.verdicts() == {"app": "ok"}
+    scene.connect((11, 2), (12, 0), client_id="other", offers={}, protocol_type="consumer")
+    assert scene.verdicts() == {"app": "ok", "other": "unknown"}
+
+
+def test_a_group_that_commits_in_transactions(scene: Scene) -> None:
+    """Its producers commit for it."""
+    scene.connect((11, 2), (1, 4), (9, 1), offers={}, group_id="g")
+    assert scene.verdicts() == {"app": "unknown"}
+    scene.connect((0, 9), (28, 2), (22, 1), client_id="producer", offers={}, group_id="g")
+    assert scene.verdicts() == {"app": "ok", "producer": "ok"}
+
+
+def test_a_client_that_asks_one_broker_only(scene: Scene) -> None:
+    """It follows the answer on its other connections, to other brokers too."""
+    scene.connect((3, 1), offers={0: (0, 2), 3: (0, 1)}, asks_with=0)
+    scene.connect((0, 2), broker_ip="10.0.0.10")
+    (client,) = scene.assess()["clients"]
+    assert client["verdict"] == "unknown"
+    assert client["connection_count"] == 2
+    assert client["findings"][0]["why"].startswith("its broker offered no higher one")
+    scene.connect((0, 2), client_id="never")
+    assert scene.verdicts() == {"app": "unknown", "never": "breaks"}
+
+
+def test_a_name_given_to_one_broker_only(scene: Scene) -> None:
+    """Connections without ApiVersions are of the software that the client named elsewhere."""
+    scene.connect((3, 1), offers={0: (0, 2)}, software=("kafka-python", "9.9"))
+    scene.connect((0, 2))
+    scene.connect((3, 1), offers={0: (0, 2)}, asks_with=0)
+    named, unnamed = sorted(
+        scene.assess()["clients"], key=lambda each: each["software_name"] is None
+    )
+    assert (named["software_name"], named["connection_count"]) == ("kafka-python", 2)
+    assert unnamed["connection_count"] == 1
+
+
+def test_a_failed_login(scene: Scene) -> None:
+    """A connection with handshakes alone is its caller's, and shows nothing of its own."""
+    scene.connect((17, 1), (36, 0), offers={}, asks_with=0)
+    scene.connect((0, 9), offers={}, software=(JAVA, "3.0.0"), principal="User:a")
+    (client,) = scene.assess()["clients"]
+    assert (client["connection_count"], client["principal"]) == (2, "User:a")
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict", "setting"),
+    [
+        ("3.6", "breaks", None),
+        ("3.7", "unknown", "group.coordinator.rebalance.protocols=classic,consumer"),
+        ("3.9", "unknown", "group.coordinator.rebalance.protocols=classic,consumer"),
+        ("4.0", "ok", None),
+    ],
+)
+def test_apis_behind_a_setting(
+    scene: Scene, target: str, verdict: str, setting: str | None
+) -> None:
+    """KIP-848: brokers before 4.0 have it off by default."""
+    scene.connect((68, 0), (1, 13), (8, 9), (9, 9), offers={}, software=(JAVA, "4.1.0"))
+    (client,) = scene.assess(target)["clients"]
+    assert client["verdict"] == verdict
+    if setting is not None:
+        assert client["findings"][0]["setting"] == setting
+        assert setting in client["findings"][0]["why"]
+        assert setting in client["upgrade"]
+
+
+def test_share_groups_behind_a_setting(scene: Scene) -> None:
+    """KIP-932: a preview in 4.1."""
+    scene.connect((76, 1), (78, 1), offers={}, software=(JAVA, "4.2.0"))
+    assert scene.verdicts("4.1") == {"app": "unknown"}
+    assert scene.verdicts("4.2") == {"app": "ok"}

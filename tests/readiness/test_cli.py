@@ -32,6 +32,17 @@ def test_exit_codes(kdissect: Run, table_set: Path) -> None:
     assert kdissect("readiness", str(table_set), "--target", "4.0").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("fail_on", "code"), [([], 0), (["--fail-on", "breaks"], 0), (["--fail-on", "unknown"], 1)]
+)
+def test_fail_on(kdissect: Run, table_set: Path, fail_on: list[str], code: int) -> None:
+    """Consumers of the KIP-848 protocol depend on a setting of 3.9: not established."""
+    result = kdissect("readiness", str(table_set), "--target", "3.9", *fail_on)
+    assert result.returncode == code, result.stderr
+    assert "Established for 7 of 9 clients, " in result.stdout.splitlines()[1]
+    assert "group.coordinator.rebalance.protocols=classic,consumer" in result.stdout
+
+
 def test_json(kdissect: Run, table_set: Path) -> None:
     """One document with a format_version; times in RFC 3339, ids as text."""
     result = kdissect("readiness", str(table_set), "--target", "2.4", "--json")
@@ -45,8 +56,13 @@ def test_json(kdissect: Run, table_set: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--target", "9.9"], [], ["--target", "latest"]],
-    ids=["unknown", "none", "word"],
+    [
+        ["--target", "9.9"],
+        [],
+        ["--target", "latest"],
+        ["--target", "4.0", "--fail-on", "ok"],
+    ],
+    ids=["unknown", "none", "word", "fail-on"],
 )
 def test_bad_usage(kdissect: Run, table_set: Path, arguments: list[str]) -> None:
     """Exit 2 with one line."""

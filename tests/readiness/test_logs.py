@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import kdissect
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import find_release, spoken_versions
 from kdissect.readiness.assessment import BREAKS, DISPENSABLE_APIS, OK, UNKNOWN, assess
+from kdissect.readiness.software import Behaviour
 from tests.conftest import ROOT
 
 CAPTURES = ROOT.parent / "shared" / "captures"
@@ -31,10 +33,45 @@ VERDICTS = {
     ("zookeeper/zk_3_9_1_ibp_2_4", "4.0"): {BREAKS: 0, UNKNOWN: 0, OK: 3},
     ("version_sweep/sweep_4_3_1", "4.0"): {BREAKS: 0, UNKNOWN: 0, OK: 24},
     ("other_clients/librdkafka", "2.4"): {BREAKS: 3, UNKNOWN: 0, OK: 6},
+    ("other_clients/librdkafka", "3.9"): {BREAKS: 0, UNKNOWN: 2, OK: 7},
     ("share_streams/share", "4.0"): {BREAKS: 4, UNKNOWN: 0, OK: 1},
     ("share_streams/share", "4.3"): {BREAKS: 0, UNKNOWN: 0, OK: 5},
     ("transactions/transactions", "4.0"): {BREAKS: 0, UNKNOWN: 0, OK: 16},
 }
+
+
+# Java clients that do not give their name, with the releases that behave as they do
+UNNAMED = {
+    ("old_clients/java_0_8_2_2", "java-"): ["0.8.2.2"],
+    ("old_clients/java_0_10_2_2", "java-"): ["0.10.2.2"],
+    ("old_clients/java_0_10_2_2", "old1-"): ["0.10.2.2"],
+    ("sasl/sasl_handshake_v0", "sasl-v0-"): ["0.10.2.2"],
+    ("zookeeper/zk_1_1_1", "old2-"): ["1.1.0", "1.1.1"],
+    ("zookeeper/zk_1_1_1", "oldtx-"): ["1.0.0", "1.0.2", "1.1.0", "1.1.1"],
+    ("old_clients/java_2_0_1", "old1-"): ["2.0.0", "2.0.1"],
+    ("old_clients/java_2_0_1", "oldadmin-"): ["2.0.0", "2.0.1"],
+    ("tls/tls13", "aio-c0"): [],
+    ("other_clients/kafka_python", "kp-c0"): [],
+    ("other_clients/librdkafka", "rd-c0"): [],
+}
+
+
+@pytest.mark.parametrize(("name", "client_id"), UNNAMED, ids=str)
+def test_java_clients_by_their_behaviour(name: str, client_id: str) -> None:
+    """What brokers logged of a client fits the Java release that it was, and of others none."""
+    broker = "1.1.1" if "zk" in name else "4.3.1" if "tls" in name or "other" in name else "3.9.1"
+    offered = spoken_versions(broker)
+    requests = set()
+    with gzip.open(CAPTURES / f"{name}.requests.jsonl.gz", "rt") as stream:
+        for line in stream:
+            row = json.loads(line)
+            if (row["client_id"] or "").startswith(client_id) and not row["forwarded"]:
+                requests.add((row["api_key"], row["api_version"]))
+    asked = [api_version for api_key, api_version in requests if api_key == ApiKey.API_VERSIONS]
+    behaviour = Behaviour(
+        max(asked, default=None), True, [(*each, [offered[each[0]].last]) for each in requests]
+    )
+    assert behaviour.java_releases() == UNNAMED[name, client_id]
 
 
 def logged(path: Path, release: str) -> Counter[tuple[str | None, int, int]]:
@@ -59,6 +96,8 @@ def test_a_recording(name: str, target: str) -> None:
     found: Counter[tuple[str | None, int, int]] = Counter()
     for client in document["clients"]:
         for each in client["findings"]:
+            if each["setting"] is not None:
+                continue  # the release takes it where that is set
             place = (client["client_id"], each["api_key"], each["api_version"])
             found[place] += each["request_count"]
     assert found == logged(CAPTURES / f"{name}.requests.jsonl.gz", find_release(target))

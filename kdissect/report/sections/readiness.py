@@ -7,7 +7,7 @@ from typing import Any
 from kdissect import text as f
 from kdissect.api import Tables
 from kdissect.protocol.releases import find_release
-from kdissect.readiness.assessment import ReadinessError, assess
+from kdissect.readiness.assessment import OK, ReadinessError, assess
 from kdissect.report.database import LISTED_MAX
 
 DEFAULT_TARGET = "4.0"
@@ -38,6 +38,11 @@ def collect(tables: Tables, target: str) -> dict[str, Any]:
 def _client(row: dict[str, Any]) -> dict[str, Any]:
     findings = row["findings"]
     software = " ".join(filter(None, (row["software_name"], row["software_version"])))
+    unproven = [
+        f"{each['api_name']} was never seen: {each['why']}"
+        for each in row["never_seen"]
+        if each["verdict"] != OK
+    ]
     formats = [
         f"magic {each['magic']} ({f.plural(each['batch_count'], 'batch', 'batches')})"
         for each in row["formats"]
@@ -49,7 +54,7 @@ def _client(row: dict[str, Any]) -> dict[str, Any]:
         "software": software or None,
         "requests": [f"{each['api_name']} v{each['api_version']}" for each in findings],
         "old_formats": formats,
-        "why": "; ".join(dict.fromkeys(each["why"] for each in findings)) or None,
+        "why": "; ".join(dict.fromkeys([*(each["why"] for each in findings), *unproven])) or None,
     }
 
 
