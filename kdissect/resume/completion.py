@@ -436,7 +436,9 @@ class CompletionTracker:
         for side in (0, 1):
             some = self._before_resume(side, done & ~is_token & ~np.isin(ids, RESERVED_IDS))
             self.last_ids[self.number[side][some]] = ids[some]  # the last one stays
-        responses = np.array([state.last_response for state in self.states], np.int64)
+        responses = np.array([state.last_response for state in self.states], np.int64).reshape(
+            -1, 2
+        )
         self.last_response = np.where(self.is_first[:, None], responses[self.pair], NO_RESPONSE)
         some = self._before_resume(RESPONSE, done)
         end = self.end[RESPONSE][some] + self.base[self.number[RESPONSE][some]]
