@@ -7,7 +7,7 @@ connection are not made together: `Paired` keeps the tables, and makes the rows 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -401,6 +401,37 @@ class Paired:
                 return new_start, _extents(table[of], self.carried)
             extents[here] = _extents(table[of[here]], self.carried)
         return new_start, extents
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledExchanges:
+    """The exchanges of an assembly, in parts as `Paired` gives them.
+
+    requests: int64[n, 3], connection, api key and api version of the requests, each once.
+    """
+
+    assembly: Assembly
+    requests: Ints
+
+    def __len__(self) -> int:
+        """How many exchanges there are."""
+        return len(self.assembly.exchanges)
+
+    def part(self, rows: slice | Ints) -> Assembly:
+        """Some exchanges, and all connections; no anomalies."""
+        exchanges = self.assembly.exchanges[rows].copy()
+        return replace(self.assembly, exchanges=exchanges, anomalies=np.zeros(0, ANOMALY))
+
+    def without_request(self) -> Ints:
+        """Exchanges of which only the response was captured."""
+        return np.flatnonzero(self.assembly.exchanges["request"]["size"] < 0)
+
+    def asked(self) -> Ints:
+        """`requests`."""
+        return self.requests
+
+
+Exchanges = Paired | AssembledExchanges
 
 
 def _extents(table: Ints, carried: Carried) -> npt.NDArray[np.void]:

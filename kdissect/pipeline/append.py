@@ -320,7 +320,7 @@ def _told(info: CaptureInfo) -> dict[str, Any]:
 
 def _changed_ns(plan: RunPlan) -> dict[str, int]:
     """Times of change of the captures that this run read, where they are files."""
-    infos = plan.captures[plan.before.captures if plan.before else 0 :]
+    infos = plan.captures[plan.earlier_count :]
     return {
         info.path: os.stat(info.path).st_mtime_ns for info in infos if os.path.isfile(info.path)
     }

@@ -1,4 +1,9 @@
-"""Assemble: the segments of one bucket to exchanges, keyed by the slot that decodes them."""
+"""Assemble: the segments of one bucket to exchanges, keyed by the slot that decodes them.
+
+A plain run makes the exchanges of a bucket part by part, from frames and pairs that may lie in
+files. For a run that saves or resumes state, a bucket is one window of `resume.carry`. Both ways
+give exchanges and an `AssembledBucket`; `assemble` makes rows of these.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,16 +20,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import gather_ranges, take
+from kdissect.capture.file_arrays import MEMORY, Scratch
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.spool import SpooledBytes
-from kdissect.kafka.assemble import assemble as assemble_segments
 from kdissect.kafka.assemble import paired_frames
 from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
+from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.facts import Learnt, learn
+from kdissect.pipeline.facts import Learnt
 from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within, follow
-from kdissect.pipeline.response_versions import infer
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import (
     StateFiles,
@@ -34,14 +39,7 @@ from kdissect.pipeline.saved_state import (
     requests_seen,
     write_connections,
 )
-from kdissect.pipeline.segment_buffer import (
-    PART_ROWS,
-    ExchangePart,
-    Gathered,
-    at_hand,
-    packed_parts,
-    parts,
-)
+from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, at_hand, packed_parts, parts
 from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Row, RowKind, packed_table, sliced
 from kdissect.resume.carry import AppendedWindow, CarriedBytes, ConnectionCarry
 from kdissect.resume.completion import SetRun
@@ -56,19 +54,41 @@ from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.connections import connections_table
 from kdissect.tables.redaction import SECRET_APIS, TEXT
 
+SEGMENTS_MAX = 1_000_000  # of a bucket whose state is saved: all of it is assembled in memory
+STATE_BYTES_MAX = 256 << 20  # of carried bytes of a bucket
+TOO_MUCH = "there are too many packets, connections or open bytes"
 
-def assembled(
-    plan: RunPlan, sources: Sources, batches: list[SegmentBatch]
-) -> tuple[SegmentBatch, Assembly, Sources]:
-    """The segments of one bucket, what they come to, and the bytes of that."""
-    limits = plan.options.limits
-    batch = follow(SegmentBatch.concat(batches), limits.connections).batch
-    key_logs = plan.key_logs(sources)
-    sources = at_hand(sources, batch.segments)
-    assembly = assemble_segments(batch, sources, plan.options.stream_options, key_logs)
-    if len(assembly.carried.data):
-        sources = sources.carrying(assembly.carried.data)
-    return batch, assembly, sources
+FINAL, OPEN, WRITTEN = 0, 1, 2  # exchange rows: to stay, to be replaced, of an earlier run
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedConnections:
+    """Connections of earlier runs, and the window of this run. requests: of `requests_seen`."""
+
+    carry: ConnectionCarry
+    window: AppendedWindow
+    requests: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledBucket:
+    """What the segments of a bucket come to, except its exchanges.
+
+    assembly: without exchanges; its extents are those of anomalies. sources: where these bytes are.
+    lane: uint8[exchanges], FINAL, OPEN or WRITTEN. open_connections, open_anomalies: bool by row.
+    notes: faults of no single connection. given_up: by source, packets of connections beyond the
+    limit. resumed: if the run saves its state. no_state_reason: why it cannot.
+    """
+
+    assembly: Assembly
+    sources: Sources
+    lane: npt.NDArray[np.uint8]
+    open_connections: npt.NDArray[np.bool_]
+    open_anomalies: npt.NDArray[np.bool_]
+    notes: list[AnomalyRow] = field(default_factory=list)
+    given_up: dict[int, int] = field(default_factory=dict)
+    resumed: ResumedConnections | None = None
+    no_state_reason: str | None = None
 
 
 def assemble(
@@ -76,96 +96,270 @@ def assemble(
 ) -> Iterator[Row]:
     """All rows of one bucket, in order, to rows keyed by slot; files: where the state goes."""
     began = time.perf_counter()
-    options = plan.options
     # payload that comes along is in the order of the segments
     gathered = Gathered(keep_order=sources.is_far)
-    before: list[bytes] = []
-    bucket = 0
+    states: list[ConnectionState] = []
+    number = 0
     payload = SpooledBytes()
     for row in rows:
-        bucket = row.key
+        number = row.key
         if row.kind == RowKind.SEGMENTS:
             gathered.add(row.data)
         elif row.kind == RowKind.PAYLOAD:
             payload.write(row.data)
         elif row.kind == RowKind.STATES:
-            before.append(row.data)
+            states += unpack_states(row.data)
         else:
             yield row._replace(key=row.order % plan.slot_count if row.kind == RowKind.TABLE else 0)
     batch, scratch = gathered.batch()
-    del gathered
     byte_count = int(batch.segments["captured"].sum())
-    reason = None
-    if plan.keeps and (plan.before or _fits_memory(plan, batch)):
-        yield from _set_rows(plan, sources, batch, before, bucket, files, began)
-        return
-    if plan.keeps:
-        reason = TOO_MUCH
     if sources.is_far:
         sources = sources.holding([batch.segments], payload.data())
-    followed = follow(batch, options.limits.connections)
-    given_up, given_up_pairs = followed.given_up, followed.pair_count
-    batches = [followed.batch]
-    del batch, followed
+    is_resumed = plan.keeps and (plan.before is not None or _fits_memory(plan, batch))
+    batches = [batch]  # taken out early by what assembles it
+    del gathered, batch
+    exchanges: Exchanges
+    if is_resumed:
+        exchanges, bucket = _resumed_bucket(plan, sources, batches.pop(), states)
+    else:
+        exchanges, bucket = _plain_bucket(plan, sources, batches, scratch)
+    learnt = Learnt()
+    has_times = (plan.options.time_from_ns, plan.options.time_to_ns) != (None, None)
+    has_exchange = np.full(len(bucket.assembly.anomalies), not has_times)
+    order: Counter[int] = Counter()
+    for part in _packed(plan, exchanges, bucket):
+        learnt.add(part.learnt)
+        if has_times:
+            has_exchange |= np.isin(bucket.assembly.anomalies["exchange_id"], part.kept)
+        for slot, data in part.packed:
+            yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
+            order[slot] += 1
+    del exchanges  # frees its files
+    learnt.finish(bucket.assembly)
+    if bucket.resumed is not None:
+        add_earlier_facts(bucket.resumed.window, learnt.connections)
+    yield from _facts_rows(plan, number, learnt)
+    for slot, name, table in _tables(plan, number, bucket, learnt, has_exchange):
+        for some in sliced(table):
+            yield Row(slot, RowKind.TABLE, number, packed_table(name, some))
+    stats: dict[str, Any] = {
+        "duplicates": _by_source(bucket.assembly.duplicate_packets),
+        "given_up": bucket.given_up,
+        "reason": bucket.no_state_reason,
+    }
+    if bucket.resumed is not None:
+        stats |= _save_state(plan, bucket.resumed, learnt, files)
+    timings = {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}
+    yield Row(0, RowKind.STATS, number, json.dumps({**stats, "timings": timings}).encode())
+
+
+# -- the two ways ---------------------------------------------------------------------------
+
+
+def _plain_bucket(
+    plan: RunPlan, sources: Sources, batches: list[SegmentBatch], scratch: Scratch
+) -> tuple[Paired, AssembledBucket]:
+    """A bucket that is complete in itself. batches: one, which is taken out early."""
+    limit = plan.options.limits.connections
+    followed = follow(batches.pop(), limit)
+    given_up, pair_count = followed.given_up, followed.pair_count
+    batches.append(followed.batch)
+    del followed
+    paired, sources = _paired(plan, sources, batches, scratch)
+    assembly = paired.anomalous()
+    notes = []
+    if pair_count:
+        detail = f"{pair_count} pairs of endpoints beyond the limit of {limit} were not followed"
+        notes.append(AnomalyRow(Anomaly.LIMIT, detail))
+    bucket = AssembledBucket(
+        assembly,
+        sources,
+        np.broadcast_to(np.uint8(FINAL), len(paired)),
+        np.zeros(len(assembly.connections), np.bool_),
+        np.zeros(len(assembly.anomalies), np.bool_),
+        notes,
+        given_up,
+        no_state_reason=TOO_MUCH if plan.keeps else None,
+    )
+    return paired, bucket
+
+
+def _paired(
+    plan: RunPlan, sources: Sources, batches: list[SegmentBatch], scratch: Scratch
+) -> tuple[Paired, Sources]:
     key_logs = plan.key_logs(sources)
     sources = at_hand(sources, batches[0].segments)
     paired = paired_frames(batches, sources, plan.options.stream_options, key_logs, scratch)
     if len(paired.carried.data):
         sources = sources.carrying(paired.carried.data)
-    shown = paired.anomalous()
-    has_times = (options.time_from_ns, options.time_to_ns) != (None, None)
-    with_exchange = np.full(len(shown.anomalies), not has_times)
+    return paired, sources
 
-    def pack(assembly: Assembly, learnt: Learnt) -> ExchangePart:
-        within = exchanges_within(assembly.exchanges, options.time_from_ns, options.time_to_ns)
-        if not within.all():
-            assembly = replace(assembly, exchanges=assembly.exchanges[within])
-        packed = list(packed_parts(assembly, _slots(plan, assembly), ROW_BYTES_MAX))
+
+def assembled(
+    plan: RunPlan, sources: Sources, batches: list[SegmentBatch]
+) -> tuple[SegmentBatch, Assembly, Sources]:
+    """The segments of one bucket, all that they come to, and the bytes of that."""
+    batch = follow(SegmentBatch.concat(batches), plan.options.limits.connections).batch
+    paired, sources = _paired(plan, sources, [batch], MEMORY)
+    return batch, paired.assembly(), sources
+
+
+def _fits_memory(plan: RunPlan, batch: SegmentBatch) -> bool:
+    few = len(batch.endpoints) <= plan.options.limits.connections
+    return few and len(batch.segments) <= SEGMENTS_MAX
+
+
+def _resumed_bucket(
+    plan: RunPlan, sources: Sources, batch: SegmentBatch, states: list[ConnectionState]
+) -> tuple[AssembledExchanges, AssembledBucket]:
+    """A bucket whose connections go on from earlier runs, or may go on in later ones."""
+    options = plan.options
+    carry = ConnectionCarry(options.stream_options, plan.key_logs(sources), SET_LIMITS, states)
+    earlier = plan.earlier_count
+    secret = frozenset() if options.reveal_secrets else SECRET_APIS
+    set_run = SetRun(plan.end_ns, earlier, options.stream_options.duplicate_window_ns, secret)
+    window = carry.append(CarriedBytes(batch, sources, earlier), set_run)
+    assembly, sources = _carrying_earlier_bytes(window.assembly, window.sources, earlier)
+    lane = np.full(len(assembly.exchanges), WRITTEN, np.uint8)
+    lane[window.rows] = FINAL
+    lane[window.open.exchanges] = OPEN
+    notes = []
+    if window.late_count:
+        detail = f"{window.late_count} packets of connections that were over already"
+        notes.append(AnomalyRow(Anomaly.LATE_PACKETS, detail))
+    requests = requests_seen(window)
+    bucket = AssembledBucket(
+        replace(assembly, exchanges=assembly.exchanges[:0]),
+        sources,
+        lane,
+        window.open.connections,
+        window.open.anomalies,
+        notes,
+        resumed=ResumedConnections(carry, window, requests),
+    )
+    return AssembledExchanges(assembly, requests), bucket
+
+
+def _carrying_earlier_bytes(
+    assembly: Assembly, sources: Sources, earlier_count: int
+) -> tuple[Assembly, Sources]:
+    """The assembly with bytes of earlier captures as carried ones: later tasks cannot read those.
+
+    They come after the bytes that it carries already. `exchange_index.places` finds them in the
+    first capture, so they count as bytes of an earlier one.
+    """
+    rows = np.flatnonzero(
+        (assembly.extents["source"] >= 0) & (assembly.extents["source"] < earlier_count)
+    )
+    if len(rows):
+        extents, carried = assembly.extents.copy(), assembly.carried
+        length, source = extents["length"][rows], len(sources)
+        extents["pos"][rows] = len(carried.data) + np.cumsum(length) - length
+        extents["source"][rows] = source
+        extents["transform"][rows] = CARRIED
+        carried = Carried(
+            source,
+            np.concatenate([carried.data, sources.gather(assembly.extents[rows])]),
+            np.append(carried.start, len(carried.data)),
+            np.append(carried.file_source, np.int32(0)),
+            np.append(carried.file_pos, 0),
+        )
+        assembly = replace(assembly, extents=extents, carried=carried)
+    if len(assembly.carried.data):
+        sources = sources.carrying(assembly.carried.data)
+    return assembly, sources
+
+
+def _save_state(
+    plan: RunPlan, resumed: ResumedConnections, learnt: Learnt, files: StateFiles | None
+) -> dict[str, Any]:
+    """Save the connections that go on; entries of the bucket's stats."""
+    window = resumed.window
+    keep_facts(window, learnt.connections, resumed.requests)
+    states = resumed.carry.states()
+    return {
+        "reason": _state_unavailable_reason(plan, window, states),
+        "files": [write_connections(files, states)] if files is not None and states else [],
+        "exceptions": exceptions_of(window.assembly, window.late_count),
+    }
+
+
+def _state_unavailable_reason(
+    plan: RunPlan, window: AppendedWindow, states: list[ConnectionState]
+) -> str | None:
+    """Why the state of a bucket cannot be saved, or None."""
+    if window.is_secret:
+        return "a message with secrets is not complete at the end"
+    too_many = len(states) > plan.options.limits.connections
+    if too_many or sum(state.size for state in states) > STATE_BYTES_MAX:
+        return TOO_MUCH
+    return None
+
+
+# -- rows -----------------------------------------------------------------------------------
+
+
+def _packed(plan: RunPlan, exchanges: Exchanges, bucket: AssembledBucket) -> Iterator[ExchangePart]:
+    """The exchanges, packed by slot, and what was learnt from them."""
+    options = plan.options
+
+    def pack(assembly: Assembly, learnt: Learnt, rows: slice) -> ExchangePart:
+        lane = bucket.lane[rows]
+        chosen = exchanges_within(assembly.exchanges, options.time_from_ns, options.time_to_ns)
+        chosen &= lane != WRITTEN
+        if not chosen.all():
+            assembly = replace(assembly, exchanges=assembly.exchanges[chosen])
+        slots = np.where(lane[chosen] == OPEN, plan.open_slot, _slots(plan, assembly))
+        packed = list(packed_parts(assembly, slots, ROW_BYTES_MAX))
         return ExchangePart(learnt, assembly.exchanges["exchange_id"], packed)
 
-    learnt = Learnt()
-    counts: Counter[int] = Counter()
-    for part in parts(paired, sources, options.chunk_bytes, pack):
-        learnt.add(part.learnt)
-        if has_times:
-            with_exchange |= np.isin(shown.anomalies["exchange_id"], part.kept)
-        for slot, data in part.packed:
-            yield Row(slot, RowKind.EXCHANGES, (bucket << 20) + counts[slot], data)
-            counts[slot] += 1
-    del paired
-    learnt.finish(shown)
-    yield from _facts_rows(plan, bucket, learnt)
-    here = bucket % plan.slot_count
-    overlaps = connections_within(shown.connections, options.time_from_ns, options.time_to_ns)
-    if overlaps.any():
-        table = connections_table(shown.endpoints, shown.connections, learnt.connections, shown.tls)
-        for part_table in sliced(table.filter(pa.array(overlaps))):
-            yield Row(here, RowKind.TABLE, bucket, packed_table("connections", part_table))
-    stays = anomalies_within(shown.anomalies, with_exchange, overlaps)
-    told = replace(shown, anomalies=shown.anomalies[stays])
-    for table in _assembly_anomalies(plan, sources, told, given_up_pairs):
-        for part_table in sliced(table):
-            yield Row(here, RowKind.TABLE, bucket, packed_table("anomalies", part_table))
-    stats = {
-        "reason": reason,
-        "duplicates": _duplicates(shown),
-        "given_up": given_up,
-        "timings": {
-            "assemble_s": time.perf_counter() - began,
-            "assemble_bytes": byte_count,
-        },
-    }
-    yield Row(0, RowKind.STATS, bucket, json.dumps(stats).encode())
+    return parts(exchanges, bucket.sources, options.chunk_bytes, pack)
 
 
-def _duplicates(assembly: Assembly) -> dict[str, int]:
-    counts = assembly.duplicate_packets
-    return {str(source): int(count) for source, count in enumerate(counts) if count}
+def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
+    """int64[n]: the slot of each exchange, by the place of its first captured byte.
+
+    Slot 0 for those that begin in no capture which this run reads.
+    """
+    place = exchange_index.places(assembly.exchanges, assembly.extents, assembly.carried)
+    starts = np.array([*plan.source_start, 0], np.int64)
+    slot = (starts[place["source"]] + place["pos"]) // plan.slot_bytes
+    slot = np.where(place["source"] < plan.earlier_count, 0, slot)
+    return np.clip(slot, 0, plan.slot_count - 1)
 
 
-def _assembly_anomalies(
-    plan: RunPlan, sources: Sources, assembly: Assembly, given_up: int
-) -> Iterator[pa.Table]:
+def _facts_rows(plan: RunPlan, number: int, learnt: Learnt) -> Iterator[Row]:
+    facts = learnt.facts
+    packed = facts.to_bytes()
+    is_for_all = facts.topics or facts.brokers or facts.owners
+    for slot in range(plan.key_count) if is_for_all else [0]:
+        yield Row(slot, RowKind.FACTS, number, packed)
+
+
+def _tables(
+    plan: RunPlan, number: int, bucket: AssembledBucket, learnt: Learnt, has_exchange: Any
+) -> Iterator[tuple[int, str, pa.Table]]:
+    """Rows of `connections` and `anomalies`, by slot. has_exchange: bool by anomaly, its exchange
+    is a row."""
+    assembly, options = bucket.assembly, plan.options
+    overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
+    stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
+    connections = connections_table(
+        assembly.endpoints, assembly.connections, learnt.connections, assembly.tls
+    )
+    home = number % plan.slot_count
+    for is_open, slot in ((False, home), (True, plan.open_slot)):
+        chosen = overlaps & (bucket.open_connections == is_open)
+        yield slot, "connections", connections.filter(pa.array(chosen))
+        chosen = stays & (bucket.open_anomalies == is_open)
+        some = replace(assembly, anomalies=assembly.anomalies[chosen])
+        for table in _anomalies(plan, bucket.sources, some):
+            yield slot, "anomalies", table
+    yield home, "anomalies", anomalies_table(bucket.notes)
+
+
+def _anomalies(plan: RunPlan, sources: Sources, assembly: Assembly) -> Iterator[pa.Table]:
+    """Rows of `anomalies` with the bytes that the options let show."""
     anomalies = assembly.anomalies
     ids, capture_ids = assembly.connections["connection_id"], list(plan.capture_ids)
     count = anomalies["extent_count"].astype(np.int64)
@@ -184,10 +378,6 @@ def _assembly_anomalies(
             data = pa.array([b"", TEXT.encode()]).take(pa.array((size[part] > 0).astype(np.int8)))
         data = pc.if_else(pa.array(count[part] > 0), data, pa.scalar(None, pa.binary()))
         yield stream_anomalies(anomalies[part], ids, capture_ids, data)
-    if given_up:
-        limit = plan.options.limits.connections
-        detail = f"{given_up} pairs of endpoints beyond the limit of {limit} were not followed"
-        yield anomalies_table([AnomalyRow(Anomaly.LIMIT, detail)])
 
 
 def _shown(
@@ -204,131 +394,5 @@ def _shown(
     return extents[chosen], owner[chosen]
 
 
-def _facts_rows(plan: RunPlan, bucket: int, learnt: Learnt) -> Iterator[Row]:
-    facts = learnt.facts
-    packed = facts.to_bytes()
-    is_for_all = facts.topics or facts.brokers or facts.owners
-    for slot in range(plan.key_count) if is_for_all else [0]:
-        yield Row(slot, RowKind.FACTS, bucket, packed)
-
-
-# -- runs that save their state, or go on from one ------------------------------------------
-
-SEGMENTS_MAX = 1_000_000  # of a bucket whose state is saved: all of it is assembled in memory
-STATE_BYTES_MAX = 256 << 20  # of carried bytes of a bucket
-TOO_MUCH = "there are too many packets, connections or open bytes"
-
-
-def _fits_memory(plan: RunPlan, batch: SegmentBatch) -> bool:
-    few = len(batch.endpoints) <= plan.options.limits.connections
-    return few and len(batch.segments) <= SEGMENTS_MAX
-
-
-def _set_rows(
-    plan: RunPlan, sources: Sources, batch: SegmentBatch, before: list[bytes], bucket: int,
-    files: StateFiles | None, began: float,
-) -> Iterator[Row]:  # fmt: skip
-    """`assemble` of a run that saves its state: rows that a later packet may change go to the
-    open slot."""
-    options = plan.options
-    byte_count = int(batch.segments["captured"].sum())
-    states = [state for data in before for state in unpack_states(data)]
-    key_logs = plan.key_logs(sources)
-    carry = ConnectionCarry(options.stream_options, key_logs, SET_LIMITS, states)
-    earlier = plan.before.captures if plan.before else 0
-    secret = frozenset() if options.reveal_secrets else SECRET_APIS
-    set_run = SetRun(plan.end_ns, earlier, options.stream_options.duplicate_window_ns, secret)
-    appended = carry.append(CarriedBytes(batch, sources, earlier), set_run)
-    assembly, sources = appended.assembly, appended.sources
-    if len(assembly.carried.data):
-        sources = sources.carrying(assembly.carried.data)
-    seen = requests_seen(appended)
-    infer(assembly, sources, seen)
-    learnt = learn(assembly, sources, options.chunk_bytes)
-    learnt.finish(assembly)
-    add_earlier_facts(appended, learnt.connections)
-    yield from _facts_rows(plan, bucket, learnt)
-    connections = connections_table(
-        assembly.endpoints, assembly.connections, learnt.connections, assembly.tls
-    )
-    opened = appended.open
-    for is_open, exchanges in ((False, appended.rows), (True, opened.exchanges)):
-        here = plan.open_slot if is_open else bucket % plan.slot_count
-        for part in sliced(connections.filter(pa.array(opened.connections == is_open))):
-            yield Row(here, RowKind.TABLE, bucket, packed_table("connections", part))
-        some = replace(assembly, anomalies=assembly.anomalies[opened.anomalies == is_open])
-        for anomalies in _assembly_anomalies(plan, sources, some, 0):
-            for part in sliced(anomalies):
-                yield Row(here, RowKind.TABLE, bucket, packed_table("anomalies", part))
-        counts: Counter[int] = Counter()
-        for start in range(0, len(exchanges), PART_ROWS):
-            rows = exchanges[start : start + PART_ROWS]
-            part = replace(assembly, exchanges=take(assembly.exchanges, rows))
-            slots = np.full(len(rows), plan.open_slot) if is_open else _slots(plan, part)
-            part = _with_earlier_bytes(plan, exchange_index.take(assembly, rows), sources)
-            for slot, data in packed_parts(part, slots, ROW_BYTES_MAX):
-                yield Row(slot, RowKind.EXCHANGES, (bucket << 20) + counts[slot], data)
-                counts[slot] += 1
-    keep_facts(appended, learnt.connections, seen)
-    left = carry.states()
-    stats = {
-        "reason": _state_unavailable_reason(plan, appended, left),
-        "files": [write_connections(files, left)] if files is not None and left else [],
-        "duplicates": _duplicates(assembly),
-        "exceptions": exceptions_of(assembly, appended.late_count),
-        "timings": {
-            "assemble_s": time.perf_counter() - began,
-            "assemble_bytes": byte_count,
-        },
-    }
-    if appended.late_count:
-        detail = f"{appended.late_count} packets of connections that were over already"
-        late = anomalies_table([AnomalyRow(Anomaly.LATE_PACKETS, detail)])
-        here = bucket % plan.slot_count
-        yield Row(here, RowKind.TABLE, bucket, packed_table("anomalies", late))
-    yield Row(0, RowKind.STATS, bucket, json.dumps(stats).encode())
-
-
-def _state_unavailable_reason(
-    plan: RunPlan, appended: AppendedWindow, states: list[ConnectionState]
-) -> str | None:
-    """Why the state of a bucket cannot be saved, or None."""
-    if appended.is_secret:
-        return "a message with secrets is not complete at the end"
-    too_many = len(states) > plan.options.limits.connections
-    if too_many or sum(state.size for state in states) > STATE_BYTES_MAX:
-        return TOO_MUCH
-    return None
-
-
-def _with_earlier_bytes(plan: RunPlan, assembly: Assembly, sources: Sources) -> Assembly:
-    """The assembly with bytes of earlier captures as carried ones: later tasks cannot read those.
-
-    They come after those that it carries already.
-    """
-    earlier = plan.before.captures if plan.before else 0
-    extents = assembly.extents
-    rows = np.flatnonzero((extents["source"] >= 0) & (extents["source"] < earlier))
-    if not len(rows):
-        return assembly
-    data = sources.gather(extents[rows]).copy()
-    length = extents["length"][rows]
-    known = assembly.carried
-    extents["pos"][rows] = len(known.data) + np.cumsum(length) - length
-    extents["source"][rows] = len(plan.paths)
-    extents["transform"][rows] = CARRIED
-    data = np.concatenate([known.data, data])
-    more = Carried(len(plan.paths), data, known.start, known.file_source, known.file_pos)
-    return replace(assembly, carried=more)
-
-
-def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
-    """int64[n]: the slot of each exchange, by the place of its first captured byte.
-
-    Slot 0 for those that begin in no capture which this run reads.
-    """
-    place = exchange_index.places(assembly.exchanges, assembly.extents, assembly.carried)
-    starts = np.array([*plan.source_start, 0], np.int64)
-    slot = (starts[place["source"]] + place["pos"]) // plan.slot_bytes
-    slot = np.where(place["source"] < (plan.before.captures if plan.before else 0), 0, slot)
-    return np.clip(slot, 0, plan.slot_count - 1)
+def _by_source(counts: npt.NDArray[np.int64]) -> dict[str, int]:
+    return {str(source): int(count) for source, count in enumerate(counts) if count}

@@ -80,7 +80,7 @@ def cut_captures(plan: RunPlan) -> pa.Table:
             pos=info.error_pos if info.error_pos >= 0 else None,
         )
         for number, info in enumerate(plan.captures)
-        if info.source >= (plan.before.captures if plan.before else 0) and info.error is not None
+        if info.source >= plan.earlier_count and info.error is not None
     )
 
 

@@ -57,6 +57,11 @@ class RunPlan:
     before: Before | None = None  # the first captures are of it, and are not read
 
     @property
+    def earlier_count(self) -> int:
+        """Captures of earlier runs; they come first."""
+        return self.before.captures if self.before else 0
+
+    @property
     def source_start(self) -> list[int]:
         """Position of each source's first byte in the run's bytes."""
         return [0, *itertools.accumulate(self.sizes)][: len(self.sizes)]

@@ -22,7 +22,7 @@ from kdissect.capture.file_arrays import MEMORY, Scratch, Written
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka.assembly import Assembly
-from kdissect.kafka.exchanges import Paired
+from kdissect.kafka.exchanges import Exchanges
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.facts import Learnt, learn
 from kdissect.pipeline.response_versions import infer
@@ -158,29 +158,34 @@ class ExchangePart:
     packed: list[tuple[int, bytes]]
 
 
-Pack = Callable[[Assembly, Learnt], ExchangePart]
+Pack = Callable[[Assembly, Learnt, slice], ExchangePart]
 
 
-def parts(paired: Paired, sources: Sources, chunk_bytes: int, pack: Pack) -> Iterator[ExchangePart]:
-    """All exchanges of a bucket, a part after the other: learnt from, then packed."""
-    lacking = paired.without_request()
+def parts(
+    exchanges: Exchanges, sources: Sources, chunk_bytes: int, pack: Pack
+) -> Iterator[ExchangePart]:
+    """All exchanges of a bucket, a part after the other: learnt from, then packed.
+
+    pack: gets the part, what it tells, and which of the exchanges it has.
+    """
+    lacking = exchanges.without_request()
     told: Any = None
     if len(lacking):
-        alone = paired.part(lacking)
-        infer(alone, sources, paired.asked())
+        alone = exchanges.part(lacking)
+        infer(alone, sources, exchanges.asked())
         told = alone.exchanges[list(_INFERRED)].copy()
         del alone
 
     def make(first: int) -> ExchangePart:
-        stop = min(first + PART_ROWS, len(paired))
-        assembly = paired.part(slice(first, stop))
+        stop = min(first + PART_ROWS, len(exchanges))
+        assembly = exchanges.part(slice(first, stop))
         low, high = np.searchsorted(lacking, (first, stop))
         for name in _INFERRED if low < high else ():
             assembly.exchanges[name][lacking[low:high] - first] = told[name][low:high]
         here = sources.beside()  # its buffers are this thread's
-        return pack(assembly, learn(assembly, here, chunk_bytes))
+        return pack(assembly, learn(assembly, here, chunk_bytes), slice(first, stop))
 
-    starts = range(0, len(paired), PART_ROWS)
+    starts = range(0, len(exchanges), PART_ROWS)
     return in_turn(make, starts, THREADS if len(starts) > THREADS else 1)
 
 
