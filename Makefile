@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint bench lock java clean
+.PHONY: setup demo test test-all lint bench lock java wheel release-check clean
 
 setup: $(STAMP) java
 
@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml requirements.lock
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PY) -m kdissect.compile
 	touch $@
 
 # Spark needs Java 17 or newer: found, installed where we may, or asked for in one line.
@@ -40,6 +41,17 @@ lint: $(STAMP)
 bench: $(STAMP) java
 	$(PY) bench/run.py
 
+# A wheel of this platform and Python, with machine code for x86-64-v3 (elsewhere: for this CPU), and
+# the source archive, into dist/.
+wheel: $(STAMP)
+	rm -rf build dist
+	$(PY) -m build --quiet --sdist --no-isolation
+	$(PY) -m kdissect.compile --cpu common
+	$(PY) -m build --quiet --wheel --no-isolation $$($(PY) tools/wheel_tags.py)
+
+release-check: wheel
+	tools/release_check.sh $(PY)
+
 # Versions and hashes only: lines that name where packages come from belong to a machine.
 lock: $(STAMP)
 	$(VENV)/bin/pip-compile --quiet --generate-hashes --strip-extras --no-header --no-annotate \
@@ -48,4 +60,4 @@ lock: $(STAMP)
 	rm requirements.new
 
 clean:
-	rm -rf out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf out build kdissect/machine_code dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

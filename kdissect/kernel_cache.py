@@ -21,11 +21,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import llvmlite
 import numba
 from llvmlite.binding import get_host_cpu_features
 from numba.core.caching import _Cache
@@ -106,6 +106,22 @@ def _temporary_folder() -> str:
     return place if is_ours or os.name == "nt" else tempfile.mkdtemp()
 
 
+_compiled = count(1)
+
+
+def _announce() -> None:
+    """One line on stderr when the first kernel of a process was compiled; a terminal counts on."""
+    number = next(_compiled)
+    if sys.stderr is None:
+        return
+    line = f"kdissect compiles its kernels for this CPU, once ({folder() or 'not saved'})"
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{line}: {number}" if number > 1 else f"{line}: {number}")
+    elif number == 1:
+        sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 @cache
 def _runs_common_code() -> bool:
     features = get_host_cpu_features()
@@ -143,6 +159,7 @@ class KernelCache(_Cache):
         return None
 
     def save_overload(self, sig: Any, data: CompileResult) -> None:
+        _announce()
         assert not data.library.has_dynamic_globals, f"{self._kernel} holds an address"
         place = folder()
         if place is not None:
@@ -164,7 +181,6 @@ class KernelCache(_Cache):
                 str(sig),
                 self._options,
                 numba.__version__,
-                llvmlite.__version__,
                 sys.implementation.cache_tag,
                 triple,
                 *kind,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kdissect.arrays import gather_ranges, joined
 from kdissect.capture.file_arrays import Scratch, Written
 from kdissect.capture.segments import ACK, FRAGMENT_PART
-from kdissect.jit import kernel, making_kernel
+from kdissect.jit import inlined, kernel, making_kernel
 from kdissect.kafka import frame_tables, framing
 from kdissect.kafka.assembly import (
     ANOMALY,
@@ -186,7 +186,20 @@ def _late_rows(requests: Any, responses: Any, request_of: Any, segments: Any) ->
 
 
 @kernel
-def _fill_sides(side: Any, table: Any, row: Any, segments: Any, extent_base: int) -> None:
+def _fill_sides(
+    exchanges: Any, asked: Any, told: Any, request: Any, response: Any, segments: Any, base: int
+) -> None:  # fmt: skip
+    """Both sides of EXCHANGE; the extents of responses begin at `base`.
+
+    Here, not in Python, since numpy takes the field of a single row for a contiguous array: it
+    would compile again.
+    """
+    _fill_side(exchanges["request"], asked, request, segments, 0)
+    _fill_side(exchanges["response"], told, response, segments, base)
+
+
+@inlined
+def _fill_side(side: Any, table: Any, row: Any, segments: Any, extent_base: int) -> None:
     """The SIDE rows of exchanges whose frame is `row` of a flat table (-1: they have none)."""
     for index in range(len(row)):
         if row[index] < 0:
@@ -372,9 +385,8 @@ class Paired:
         """EXCHANGE of the frames int64[n] of both directions, -1 where there is none."""
         exchanges = np.zeros(len(request), EXCHANGE)
         asked, told = self.requests.table.reshape(-1), self.responses.table.reshape(-1)
-        _fill_sides(exchanges["request"], asked, request, self.segments, 0)
         base = len(self.requests.extents)
-        _fill_sides(exchanges["response"], told, response, self.segments, base)
+        _fill_sides(exchanges, asked, told, request, response, self.segments, base)
         _fill_heads(exchanges, asked, request, told, response, self.pairs.status)
         holes, earlier = self.pairs.is_behind_hole, self.earlier.reshape(-1)
         _fill_queues(exchanges, request, told, response, holes, earlier, self.segments)
