@@ -18,6 +18,7 @@ import pyarrow.dataset as pads
 from kdissect import __version__
 from kdissect.background import Background
 from kdissect.capture.object_store import repeated
+from kdissect.errors import CaptureError
 from kdissect.pipeline import local
 from kdissect.pipeline.append import (
     AppendPlan,
@@ -45,7 +46,7 @@ from kdissect.pipeline.table_set import (
 )
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink, StagedFile
 from kdissect.tables.arrow_arrays import owned
-from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
+from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -311,7 +312,7 @@ def read(
 def open_tables(path: PathLike) -> Tables:
     """Open a table set, in a folder or at a URL of an object store, lazily.
 
-    Raises CaptureError where there is none.
+    Raises CaptureError where there is none. `notes` say so if an older kdissect wrote it.
     """
     root = os.fspath(path)
     manifest = read_manifest(root)
@@ -319,7 +320,24 @@ def open_tables(path: PathLike) -> Tables:
         name: Table(name, dataset(root, entry["files"]))
         for name, entry in manifest["tables"].items()
     }
-    return Tables(tables, manifest)
+    opened = Tables(tables, manifest)
+    if manifest.get("format_version", 0) < FORMAT_VERSION:
+        try:
+            require_columns(opened)
+        except CaptureError as error:
+            opened.notes.append(f"{root}: {error}")
+    return opened
+
+
+def require_columns(tables: Tables) -> None:
+    """Raise CaptureError if an older kdissect wrote the set, without columns that are there now."""
+    there = tables.exchanges.schema.names
+    missing = [name for name in FIXED_TABLES["exchanges"].names if name not in there]
+    if missing:
+        raise CaptureError(
+            "an older kdissect wrote this table set; its exchanges lack "
+            f"{', '.join(missing)}. Dissect the captures again"
+        )
 
 
 def _written(root: str, manifest: dict[str, Any]) -> Tables:

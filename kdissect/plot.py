@@ -94,18 +94,21 @@ class Plots:
         )  # fmt: skip
 
     def latency(self, by: str = "api_name") -> alt.Chart:
-        """How long answers took: a row of the 5th to 95th percentile, quartiles and median.
+        """`service_ms` of answers: a row of the 5th to 95th percentile, quartiles and median.
 
-        by: a column of `exchanges`. A Fetch may wait for data by its client's own wish, JoinGroup
-        and SyncGroup for other members.
+        by: a column of `exchanges`. Long polls and requests that waited for other members of their
+        group are rows of their own, as `wait` says.
         """
-        rows = self._exchanges([by, "latency_ms"])
+        rows = self._exchanges([by, "service_ms", "wait"])
         rows = rows.filter(
-            pc.and_(pc.is_valid(rows["latency_ms"]), pc.greater(rows["latency_ms"], 0))
+            pc.and_(pc.is_valid(rows["service_ms"]), pc.greater(rows["service_ms"], 0))
         )
         ones = pa.chunked_array([np.ones(len(rows), np.int64)])
-        series = _top(rows[by], ones).to_numpy()
-        latency = rows["latency_ms"].to_numpy()
+        waits = pc.replace_substring(rows["wait"].cast(pa.string()), "_", " ")
+        note = pc.binary_join_element_wise(" (", waits, ")", "")
+        note = pc.if_else(pc.equal(waits, "answer"), "", note)
+        series = pc.binary_join_element_wise(_top(rows[by], ones), note, "").to_numpy()
+        latency = rows["service_ms"].to_numpy()
         summary = []
         for name in sorted(set(series.tolist())):
             of_one = latency[series == name]
@@ -122,14 +125,13 @@ class Plots:
             tooltip=[alt.Tooltip("series:N", title=by), *(f"{name}:Q" for name in fields)],
         )
         scale = alt.Scale(type="log")
-        whole = base.mark_rule().encode(
-            x=alt.X("p5:Q", scale=scale, title="latency (ms), 5th to 95th percentile"), x2="p95:Q"
-        )
+        title = "service time (ms), 5th to 95th percentile"
+        whole = base.mark_rule().encode(x=alt.X("p5:Q", scale=scale, title=title), x2="p95:Q")
         half = base.mark_bar(size=10, opacity=0.6).encode(x=alt.X("p25:Q", scale=scale), x2="p75:Q")
         middle = base.mark_tick(thickness=2, size=14, color="black").encode(
             x=alt.X("p50:Q", scale=scale)
         )
-        return (whole + half + middle).properties(width=560, title=f"latency by {by}")
+        return (whole + half + middle).properties(width=560, title=f"service time by {by}")
 
     def topics_by_client(self, measure: str = "records") -> alt.Chart:
         """A heat map of who writes to which topic: clients by topics.

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as TextTable
 
-from kdissect.api import Table, Tables
+from kdissect.api import Table, Tables, require_columns
 from kdissect.capture.object_store import repeated
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 from kdissect.text import visible
@@ -25,7 +25,11 @@ LISTED_MAX = 12
 
 
 def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
-    """The summary as one JSON document; out: the folder that the tables were just written to."""
+    """The summary as one JSON document; out: the folder that the tables were just written to.
+
+    Raises CaptureError for a set of an older kdissect.
+    """
+    require_columns(tables)
     totals = dict(tables.manifest["totals"])
     return {
         "format_version": FORMAT_VERSION,
@@ -87,7 +91,9 @@ def _kafka_connections(tables: Tables) -> int:
 
 def _apis(tables: Tables) -> list[dict[str, Any]]:
     failed = pc.coalesce(pc.field("error_code") != 0, pc.scalar(False))
-    columns = _as_they_are("api_name", "api_version", "latency_ms")
+    columns = _as_they_are("api_name", "api_version")
+    is_answer = pc.field("wait") == "answer"
+    columns["service_ms"] = pc.if_else(is_answer, pc.field("service_ms"), pa.scalar(None))
     columns["failed"] = failed.cast(pa.int64())
     grouped = _grouped(
         tables.exchanges,
@@ -97,11 +103,11 @@ def _apis(tables: Tables) -> list[dict[str, Any]]:
             ("api_version", "max"),
             ([], "count_all"),
             ("failed", "sum"),
-            ("latency_ms", "approximate_median"),
-            ("latency_ms", "max"),
+            ("service_ms", "approximate_median"),
+            ("service_ms", "max"),
         ],
         columns,
-        ("error_code",),
+        ("error_code", "service_ms", "wait"),
     ).sort_by([("count_all", "descending"), ("api_name", "ascending")])
     return [
         {
@@ -109,8 +115,8 @@ def _apis(tables: Tables) -> list[dict[str, Any]]:
             "versions": [row["api_version_min"], row["api_version_max"]],
             "exchanges": row["count_all"],
             "errors": row["failed_sum"],
-            "latency_ms_median": row["latency_ms_approximate_median"],
-            "latency_ms_max": row["latency_ms_max"],
+            "service_ms_median": row["service_ms_approximate_median"],
+            "service_ms_max": row["service_ms_max"],
         }
         for row in grouped.to_pylist()
     ]
@@ -176,7 +182,7 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
         "APIs",
         document["apis"],
         _api_row,
-        ("api", "versions", "exchanges", "errors", "median ms", "max ms"),
+        ("api", "versions", "exchanges", "errors", "service ms", "max ms"),
     )
     _print_list(
         console, "Clients", document["clients"], _client_row, ("client id", "address", "exchanges")
@@ -235,8 +241,8 @@ def _api_row(row: dict[str, Any]) -> tuple[str, ...]:
         versions,
         f"{row['exchanges']:,}",
         f"{row['errors'] or 0:,}",
-        _ms(row["latency_ms_median"]),
-        _ms(row["latency_ms_max"]),
+        _ms(row["service_ms_median"]),
+        _ms(row["service_ms_max"]),
     )
 
 

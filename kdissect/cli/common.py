@@ -239,6 +239,8 @@ def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
                     f"{paths[0]} is a table set; this is for captures", param_hint=options.given[0]
                 )
             _warn_of_damage(tables)
+            for note in tables.notes:
+                say(note)
             return tables
     try:
         inputs = find_captures(paths)

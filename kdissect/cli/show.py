@@ -67,7 +67,7 @@ def show_command(
     ] = False,
     slow: Annotated[
         str | None,
-        typer.Option("--slow", metavar="TIME", help="Latencies from this on: 50ms, 1.5s."),
+        typer.Option("--slow", metavar="TIME", help="service_ms from this on: 50ms, 1.5s."),
     ] = None,
     where: Annotated[
         str | None,

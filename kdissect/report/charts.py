@@ -24,9 +24,7 @@ from kdissect.report.charting import (
 
 WAIT_NAMES = {
     "answer": "answer",
-    "idle": "long poll, empty",
-    "woken": "long poll, ended early",
-    "behind": "behind a long poll",
+    "long_poll": "long poll",
     "group": "waiting for members",
 }
 
@@ -120,10 +118,12 @@ def latency_over_time(data: Columns) -> Chart | None:
     data = {name: [_positive(name, value) for value in values] for name, values in data.items()}
     return Chart(
         "latency-time",
-        "Latency of answers over time",
+        "Service time of answers",
         f"p95 of a slice between {f.duration(min(said))} and {f.duration(max(said))}.",
         data,
-        lines(["p50", "p95", "p99"], tooltip, number_axis("latency, ms", type="log"), data["t"]),
+        lines(
+            ["p50", "p95", "p99"], tooltip, number_axis("service time, ms", type="log"), data["t"]
+        ),
         series=["p50", "p95", "p99"],
         zooms=True,
         labels={"t": "from", "count": "answers"},
@@ -180,7 +180,7 @@ def errors_over_time(data: Columns, slice_ms: float) -> Chart | None:
 
 
 def latency_histogram(data: dict[str, Any]) -> Chart | None:
-    """Counts by latency, long polls apart, for all APIs or one."""
+    """Counts by service time, long polls apart, for all APIs or one."""
     if not data["bin"]:
         return None
     per_decade = data["bins_per_decade"]
@@ -202,7 +202,7 @@ def latency_histogram(data: dict[str, Any]) -> Chart | None:
             stacked("count", "from", "wait"),
         ],
         "encoding": {
-            "x": {"field": "from", **number_axis("latency, ms", type="log", nice=False)},
+            "x": {"field": "from", **number_axis("service time, ms", type="log", nice=False)},
             "x2": {"field": "to"},
             "y": {"field": "y0", **number_axis("exchanges", "~s")},
             "y2": {"field": "y1"},
@@ -216,12 +216,10 @@ def latency_histogram(data: dict[str, Any]) -> Chart | None:
         },
         "height": 200,
     }
-    polls = sum(
-        n for n, w in zip(data["count"], data["wait"], strict=True) if w in ("idle", "woken")
-    )
+    polls = sum(n for n, w in zip(data["count"], data["wait"], strict=True) if w == "long_poll")
     return Chart(
         "latency-histogram",
-        "Latency, long polls apart",
+        "Service time, long polls apart",
         f"{f.plural(sum(data['count']), 'answered exchange')}, "
         f"{f.count(polls)} of them long polls.",
         columns,
@@ -265,7 +263,7 @@ def latency_ranges(rows: list[dict[str, Any]]) -> Chart | None:
         ),
         {"field": "answers", "title": "answers", "format": ",d"},
     ]
-    x = number_axis("latency, ms", type="log", nice=False)
+    x = number_axis("service time, ms", type="log", nice=False)
     layers: list[Spec] = [
         {
             "mark": {"type": "bar", "height": 4, "opacity": 0.5, "color": NEUTRAL},

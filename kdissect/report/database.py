@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from kdissect.api import Tables, open_tables
+from kdissect.api import Tables, open_tables, require_columns
 from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed
 from kdissect.interrupts import interrupts
@@ -35,8 +35,10 @@ class ReportDatabase:
     """Views of a table set, by SQL names: `exchanges`, `api_fetch`, `internal_offset_commit`."""
 
     def __init__(self, source: str | os.PathLike[str] | Tables) -> None:
-        """source: a table set's folder, or what `kdissect.read` gave. CaptureError without one."""
+        """source: a table set's folder, or what `kdissect.read` gave. CaptureError without one, or
+        for one of an older kdissect."""
         self.tables = source if isinstance(source, Tables) else open_tables(source)
+        require_columns(self.tables)
         self.folder = tempfile.mkdtemp(prefix="kdissect-report-")
         place = os.path.join(self.folder, "work.duckdb")
         self._connection = connect(place, self.folder, MEMORY_LIMIT)

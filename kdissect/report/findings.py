@@ -80,26 +80,19 @@ def _latency(d: Document) -> Iterator[Finding]:
         if any(row["p95"] >= everyone["p95"] for row in clients):
             break  # else a client of few answers is behind the figure of all
     if clients:
-        # by what its requests needed themselves, not by what it sent before them
-        slowest = max(clients, key=lambda row: row["own_p95"])
-        outlier = slowest["own_p95"] >= SLOW_FACTOR * everyone["p95"] and slowest["own_p95"] > 20
-        own = ""
-        if slowest["own_p95"] < 0.9 * slowest["p95"]:
-            own = (
-                " Without waiting behind its own earlier requests p95 is "
-                f"{f.duration(slowest['own_p95'])}."
-            )
+        slowest = max(clients, key=lambda row: row["p95"])
+        outlier = slowest["p95"] >= SLOW_FACTOR * everyone["p95"] and slowest["p95"] > 20
         yield _finding(
             "warn" if outlier else "info",
             "latency",
             f"Slowest client: {f.client(slowest)}",
             f"p95 {f.duration(slowest['p95'])} over {f.plural(slowest['answers'], 'answer')}, "
             f"all clients {f.duration(everyone['p95'])}; longest "
-            f"{f.duration(slowest['max'])}. Long polls are left out.{own}",
+            f"{f.duration(slowest['max'])}. Long polls are left out.",
         )
     apis = [row for row in d["latency"]["apis"]["rows"] if row["answers"] >= ANSWERS_MIN]
     if apis:
-        slowest = max(apis, key=lambda row: row["own_p95"])
+        slowest = max(apis, key=lambda row: row["p95"])
         yield _finding(
             "info",
             "latency",

@@ -436,7 +436,7 @@ def _broker_log_text(d: Document) -> str:
     spread = log["difference_ms"]
     return (
         f"{f.count(log['matched'])} of {f.count(log['logged'])} logged requests are in the capture "
-        f"with an answer. The broker's total time less the unqueued latency: p1 "
+        f"with an answer. The broker's total time less `service_ms`: p1 "
         f"{f.decimal(spread['p1'])} ms, median {f.decimal(spread['p50'])} ms, p99 "
         f"{f.decimal(spread['p99'])} ms. Rank correlation over the {f.count(log['slow_count'])} "
         f"slower than {f.count(log['slow_ms'])} ms: {said(log['rank_correlation_slow'])} "

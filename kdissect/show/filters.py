@@ -18,6 +18,7 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.filters import any_like, bools, fits, host_bytes, is_within, like
 from kdissect.protocol import catalog
 from kdissect.tables.arrow_arrays import ip_text
+from kdissect.tables.waits import service_ns
 
 SASL_TOKEN = "SaslToken"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min)?")
@@ -83,8 +84,8 @@ class Filters:
 
     clients, topics, groups: exact names, or patterns with * and ?; a client may be an address or
     IP:PORT too, a group a transactional id.
-    time_from_ns, time_to_ns: of its first byte. slow_ms: least latency. where: a SQL expression on
-    the columns of `exchanges`.
+    time_from_ns, time_to_ns: of its first byte. slow_ms: least service time (`service_ms`). where:
+    a SQL expression on the columns of `exchanges`.
     """
 
     apis: frozenset[int] = frozenset()
@@ -111,8 +112,7 @@ class Filters:
             key = exchanges["api_key"].astype(np.int64)
             kept &= np.where(is_token, -1 in self.apis, np.isin(key, list(self.apis - {-1})))
         if self.slow_ms is not None:
-            latency_ns = response["time_ns"] - request["end_time_ns"]
-            kept &= asked & answered & (latency_ns >= self.slow_ms * 1e6)
+            kept &= asked & answered & (service_ns(exchanges) >= self.slow_ms * 1e6)
         if self.time_from_ns is not None or self.time_to_ns is not None:
             time = np.where(asked, request["time_ns"], response["time_ns"])
             kept &= is_within(time, self.time_from_ns, self.time_to_ns)

@@ -140,7 +140,7 @@ class LineMaker:
         return joined(*parts)
 
     def _faults(self, table: pa.Table) -> pa.Array:
-        """Errors, throttling, what is missing or wrong."""
+        """Errors, throttling, queueing, what is missing or wrong."""
         parts: list[Any] = []
         codes = text_columns.plain(table["error_codes"])
         wrong = pc.greater(pc.list_value_length(codes).fill_null(0), 0)
@@ -155,6 +155,12 @@ class LineMaker:
         if pc.any(slowed).as_py():
             shown = joined("  throttled ", throttle.cast(pa.string()), " ms")
             parts.append(pc.if_else(slowed, self._painted(shown, style.YELLOW), ""))
+        queued = text_columns.plain(table["queued_ms"])
+        has_queued = pc.greater_equal(queued, style.QUEUED_MS).fill_null(False)
+        if pc.any(has_queued).as_py():
+            value = queued.fill_null(0.0).to_numpy(zero_copy_only=False)
+            shown = joined("  queued ", text_columns.millis_column(value), " ms")
+            parts.append(pc.if_else(has_queued, self._painted(shown, style.YELLOW), ""))
         for column, phrases in (("status", _STATES), ("decode_status", _DECODED)):
             names, index = text_columns.distinct(table[column])
             told = [phrases.get(name, name) for name in names.to_pylist()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -63,6 +64,18 @@ def show(
     return reading
 
 
+_TIMES = ("upload_ms", "queued_ms", "service_ms", "download_ms")
+
+
+def _time_line(row: dict[str, Any]) -> str:
+    """Where the time of an answered exchange went."""
+    spans = [
+        f"{name.removesuffix('_ms')} {'unknown' if row[name] is None else f'{row[name]:.3f} ms'}"
+        for name in _TIMES
+    ]
+    return f"  time: {', '.join(spans)}; {row['wait'].replace('_', ' ')}"
+
+
 def _without(listed: Listed, printed: set[Packets]) -> Listed:
     """Without the exchanges that were printed, which are taken out of the set."""
     names = ("request_packet", "response_packet")
@@ -111,11 +124,14 @@ class _Shower:
         detailer = Detailer(self._options, style.raw, style.colour)
         records = Records(listed.tables, ids) if style.records else None
         topics = listed.table["topics"].to_pylist()
+        times = listed.table.select(["wait", *_TIMES]).to_pylist()
         lines = self._lines.lines(listed.table)
         for row, (line, ident) in enumerate(zip(lines, ids.to_pylist(), strict=True)):
             out = [line]
             if style.tree or style.raw:
                 assert listed.frames is not None
+                if times[row]["wait"] is not None:
+                    out.append(_time_line(times[row]).encode())
                 found = detailer.lines(listed.frames, row, topics[row] or [])
                 out += [shown.encode("utf-8", "replace") for shown in found]
             if records is not None:

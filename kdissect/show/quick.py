@@ -95,6 +95,7 @@ class _Connection:
     waiting: list[_Request] = field(default_factory=list)
     is_confirmed: bool = False
     was_open: bool = False
+    last_response_ns: int = 0  # when the last response ended
 
 
 def first_lines(path: str, colour: bool) -> Iterator[Told]:
@@ -322,6 +323,7 @@ class _Reader:
         facts.read(request.api_key, api_version, 1, frame)
         connection.is_confirmed = True
         line = self._line(connection, request, frame, stream.time_ns, facts)
+        connection.last_response_ns = time_ns
         return Told(line, (request.packet, stream.packet))
 
     def _line(
@@ -373,6 +375,11 @@ class _Reader:
             parts.append("  " + painted(f"! {error_name(facts.errors[0])}{more}", style.RED))
         if facts.throttle_ms is not None and facts.throttle_ms > 0:
             parts.append(painted(f"  throttled {facts.throttle_ms} ms", style.YELLOW))
+        if response_time_ns is not None:
+            until = min(connection.last_response_ns, response_time_ns)
+            queued = (until - request.end_time_ns) / 1e6
+            if queued >= style.QUEUED_MS:
+                parts.append(painted(f"  queued {queued:.3f} ms", style.YELLOW))
         if response is None:
             parts.append("  " + painted(f"({style.NO_ANSWER_WANTED})", style.YELLOW))
         return "".join(parts)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -124,3 +125,26 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
     with pytest.raises(ValueError, match="is no size"):
         parse_size(text + "x")
+
+
+def test_a_set_of_an_older_kdissect(tmp_path: Path, captures: Path) -> None:
+    """It opens, and one line says what it lacks; what needs that is refused."""
+    out = tmp_path / "old"
+    kdissect.read(captures / "java_2_0_1.pcap").write(out)
+    names = ["queued_ms", "service_ms", "upload_ms", "download_ms", "wait"]
+    for path in (out / "exchanges").glob("*.parquet"):
+        pq.write_table(pq.read_table(path).drop_columns(names), path)
+    manifest = json.loads((out / "_kdissect.json").read_text())
+    (out / "_kdissect.json").write_text(json.dumps(manifest | {"format_version": 1}))
+    lacks = "older kdissect wrote this table set; its exchanges lack queued_ms, service_ms"
+    (note,) = kdissect.open(out).notes
+    assert lacks in note
+    done = CliRunner().invoke(app, ["sql", str(out), "select count(*) n from exchanges"])
+    assert done.exit_code == 0
+    assert lacks in done.stderr
+    assert "240" in done.stdout
+    for verb in ("report", "summary"):
+        refused = CliRunner().invoke(app, [verb, str(out)])
+        assert refused.exit_code != 0
+        with pytest.raises(CaptureError, match=lacks):
+            raise refused.exception or AssertionError(refused.output)

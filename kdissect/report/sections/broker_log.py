@@ -4,7 +4,7 @@ A broker that logs its requests says of each how long it took (`total_time_ms`: 
 read the request to when it had sent the answer). The capture's latency ends with the first byte of
 the answer and includes the way to the broker and back where the capture was taken at the client. A
 broker reads the next request of a connection only when it has answered the one before, and its
-clock starts then: it is `own_ms` (see `exchange_facts`) that has to agree, `latency_ms` does where
+clock starts then: it is `service_ms` that has to agree, `latency_ms` does where
 clients do not pipeline.
 
 A log is lines of JSON, gzip-compressed or not: Kafka's own request log ("Completed request:{...}"),
@@ -165,11 +165,11 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
         )
         SELECT s.exchange_id, x.api, x.client_id, x.client_ip, x.broker, x.request_time,
           s.latency_ms,
-          x.own_ms, x.queued_ms, l.total_time_ms, l.total_time_ms - x.own_ms AS difference_ms,
-            x.wait
+          x.service_ms, x.queued_ms, l.total_time_ms,
+          l.total_time_ms - x.service_ms AS difference_ms, x.wait
         FROM seen s JOIN logged l USING (client_ip, client_port, correlation_id, api_key, nth)
         JOIN x USING (exchange_id)
-        WHERE s.latency_ms IS NOT NULL
+        WHERE x.service_ms IS NOT NULL
         """
     )
     share = ", ".join(
@@ -178,12 +178,12 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
     )
     spread = f"count(*) AS count, {share}, min(difference_ms) AS min, max(difference_ms) AS max"
     totals = database.row(f"SELECT {spread} FROM broker_times")
-    every = database.columns("SELECT latency_ms, own_ms, total_time_ms FROM broker_times")
-    own, latency, logged = every["own_ms"], every["latency_ms"], every["total_time_ms"]
-    slow = own > SLOW_MS
+    every = database.columns("SELECT latency_ms, service_ms, total_time_ms FROM broker_times")
+    service, latency, logged = every["service_ms"], every["latency_ms"], every["total_time_ms"]
+    slow = service > SLOW_MS
     cells = database.rows(
         f"""
-        SELECT floor(log10(greatest(own_ms, 0.01)) * {CELLS_PER_DECADE})::INTEGER AS bin,
+        SELECT floor(log10(greatest(service_ms, 0.01)) * {CELLS_PER_DECADE})::INTEGER AS bin,
           floor(log10(greatest(total_time_ms, 0.01)) * {CELLS_PER_DECADE})::INTEGER AS log_bin,
           count(*) AS count FROM broker_times GROUP BY ALL ORDER BY ALL
         """
@@ -194,16 +194,16 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
         "matched": totals["count"],
         "slow_ms": SLOW_MS,
         "slow_count": int(slow.sum()),
-        "rank_correlation_slow": rank_correlation(own[slow], logged[slow]),
+        "rank_correlation_slow": rank_correlation(service[slow], logged[slow]),
         "rank_correlation_slow_latency": rank_correlation(latency[slow], logged[slow]),
-        "rank_correlation_all": rank_correlation(own, logged),
+        "rank_correlation_all": rank_correlation(service, logged),
         "rank_correlation_all_latency": rank_correlation(latency, logged),
-        "queued_count": int((every["latency_ms"] - own > 1).sum()),
+        "queued_count": int((every["latency_ms"] - service > 1).sum()),
         "difference_ms": totals,
         "by_api": database.rows(
             f"SELECT api, {spread} FROM broker_times GROUP BY api ORDER BY count DESC, api"
         ),
-        "histogram": _histogram(logged - own),
+        "histogram": _histogram(logged - service),
         "cells": {
             "bins_per_decade": CELLS_PER_DECADE,
             **columns_of(cells, ["bin", "log_bin", "count"]),

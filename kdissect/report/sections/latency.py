@@ -1,7 +1,7 @@
 """Latency per API, client and broker: percentiles, histograms, the slowest exchanges, throttling.
 
-Percentiles are those of answers; long polls and waits for other members are counted beside them.
-`own_p95` leaves out the time behind earlier requests of the same connection.
+Percentiles are those of `service_ms` of answers; long polls and waits for other members are counted
+beside them. `latency_p95` includes the wait behind earlier requests of the connection.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         found[name] = listed(database, f"latency_{name}", f"{_ORDERS[name]}, {', '.join(keys)}")
     bins = database.rows(
         f"""
-        SELECT api, wait, floor(log10(greatest(latency_ms,
+        SELECT api, wait, floor(log10(greatest(service_ms,
           0.001)) * {BINS_PER_DECADE})::INTEGER AS bin,
                count(*) AS count
-        FROM x WHERE wait IS NOT NULL GROUP BY ALL ORDER BY ALL
+        FROM x WHERE wait IS NOT NULL AND service_ms IS NOT NULL GROUP BY ALL ORDER BY ALL
         """
     )
     found["histogram"] = {
@@ -47,7 +47,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         **columns_of(bins, ["api", "wait", "bin", "count"]),
     }
     found["all"] = database.row(
-        f"SELECT count(*) AS count, {quantiles(database, 'latency_ms')} "
+        f"SELECT count(*) AS count, {quantiles(database, 'service_ms')} "
         "FROM x WHERE wait = 'answer'"
     )
     found["handshake_rtt"] = database.row(
@@ -56,11 +56,11 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     )
     found["slowest"] = database.rows(
         f"""
-        SELECT exchange_id, api, api_version, client_id, client_ip, broker, latency_ms, queued_ms,
-               request_time, request_packet, response_packet, capture_id,
+        SELECT exchange_id, api, api_version, client_id, client_ip, broker, service_ms, queued_ms,
+               latency_ms, request_time, request_packet, response_packet, capture_id,
                nullif(error_name, 'NONE') AS error_name, topics, group_id
         FROM x WHERE wait = 'answer'
-        ORDER BY latency_ms DESC, exchange_id LIMIT {SLOWEST}
+        ORDER BY service_ms DESC NULLS LAST, exchange_id LIMIT {SLOWEST}
         """
     )
     return found
@@ -72,16 +72,14 @@ def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> N
         CREATE TABLE latency_{name} AS
         SELECT {", ".join(keys)}, bool_or(is_broker) AS is_broker, count(*) AS exchanges,
           count(*) FILTER (wait = 'answer') AS answers,
-          {quantiles(database, "latency_ms", "wait = 'answer'")},
-          {quantile(database, "own_ms", 0.95, "wait = 'answer'")} AS own_p95,
+          {quantiles(database, "service_ms", "wait = 'answer'")},
+          {quantile(database, "latency_ms", 0.95, "wait = 'answer'")} AS latency_p95,
           count(*) FILTER (wait = 'answer' AND queued_ms >= {QUEUED_MS}) AS queued,
           max(queued_ms) FILTER (wait = 'answer') AS queued_max,
-          count(*) FILTER (wait = 'idle') AS idle_polls,
-          count(*) FILTER (wait = 'woken') AS woken_polls,
-          {quantile(database, "latency_ms", 0.5, "wait IN ('idle', 'woken')")} AS poll_p50,
-          count(*) FILTER (wait = 'behind') AS behind_polls,
+          count(*) FILTER (wait = 'long_poll') AS long_polls,
+          {quantile(database, "service_ms", 0.5, "wait = 'long_poll'")} AS poll_p50,
           count(*) FILTER (wait = 'group') AS group_waits,
-          {quantile(database, "latency_ms", 0.5, "wait = 'group'")} AS group_p50,
+          {quantile(database, "service_ms", 0.5, "wait = 'group'")} AS group_p50,
           count(*) FILTER (status IN ('response_missing', 'connection_closed')) AS unanswered,
           count(*) FILTER (failed) AS errors
         FROM x GROUP BY {", ".join(keys)}

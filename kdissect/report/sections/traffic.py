@@ -78,7 +78,7 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any]:
     latency = database.rows(
         f"""
         WITH cut AS (
-          SELECT {place} AS slice, count(*) AS count, {quantiles(database, "latency_ms")}
+          SELECT {place} AS slice, count(*) AS count, {quantiles(database, "service_ms")}
           FROM x WHERE wait = 'answer' GROUP BY ALL
         )
         SELECT {begin} AS t, count, p50, p95, p99, max
