@@ -176,8 +176,13 @@ def _groups(d: Document) -> Iterator[Finding]:
                 "info",
                 "lag",
                 f"{row['group_id']} is {f.count(row['lag_at_end'])} records behind at the end",
-                f"Summed over {f.plural(row['partitions'], 'partition')}; the most behind at any "
-                f"commit was {f.count(row['lag_max'])} in one.",
+                f"Summed over {f.plural(row['partitions'], 'partition')}"
+                + (
+                    f", {f.count(row['unknown_partitions'])} of them not known"
+                    if row["unknown_partitions"]
+                    else ""
+                )
+                + f"; the most behind at any commit was {f.count(row['lag_max'])} in one.",
             )
 
 

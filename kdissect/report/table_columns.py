@@ -378,6 +378,7 @@ LAG = (
     C("topic", "topic"),
     C("partition", "partition", "count"),
     C("commits", "commits", "count"),
+    C("undecided_commits", "undecided", "count"),
     C("first_committed", "first committed", "count"),
     C("last_committed", "last committed", "count"),
     C("log_end", "log end", "count"),

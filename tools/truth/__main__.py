@@ -13,12 +13,16 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from tools.truth import latency
+from tools.truth import lag, latency, readiness
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT.parent / "shared" / "captures"
 OUT = ROOT / "reports" / "truth.md"
-SECTIONS: dict[str, ModuleType] = {"latency": latency}
+SECTIONS: dict[str, ModuleType] = {
+    "latency": latency,
+    "lag": lag,
+    "readiness": readiness,
+}
 HEAD = """# Answers and truths
 
 What kdissect concludes, on captures whose truth is known from the brokers' and clients' own logs.

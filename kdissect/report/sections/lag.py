@@ -1,9 +1,13 @@
 """Consumer lag: the end of each partition's log, less what its readers committed.
 
 The end is the highest that any answer told: high watermarks of fetches, latest offsets of
-ListOffsets, base offsets of produced batches with their records. Commits are accepted OffsetCommit
-and TxnOffsetCommit requests. Both are what the capture shows up to a time, so the lag is a lower
-bound where nobody told the end.
+ListOffsets, base offsets of produced batches with their records. Up to a time it is what the
+capture shows, so the lag is a lower bound, and there is none where nothing told the end.
+
+Commits are accepted OffsetCommit requests, and TxnOffsetCommit requests whose transaction
+committed, from the end of that transaction on. Offsets of an aborted transaction never count. A
+commit is undecided if the capture lacks its answer or the end of its transaction. A partition whose
+latest commit is undecided has neither a last commit nor a lag.
 """
 
 from __future__ import annotations
@@ -53,39 +57,65 @@ _ENDS = {
 }
 
 
+# How each transaction ended that committed offsets: TxnOffsetCommit's exchange to outcome and time.
+_OUTCOMES = """
+    CREATE TABLE commit_outcomes AS
+    SELECT exchange_id, outcome, end_time FROM (
+      SELECT unnest(exchange_ids) AS exchange_id, outcome, end_time FROM transactions)
+    SEMI JOIN api_txn_offset_commit USING (exchange_id)
+"""
+
+
 def _commits(database: ReportDatabase) -> str | None:
-    """SQL of group, topic, partition, offset of every accepted commit."""
+    """SQL of group, topic, partition, offset of every commit that was not refused or aborted."""
     parts = []
-    for table, view in (
-        ("apis/OffsetCommit", "api_offset_commit"),
-        ("apis/TxnOffsetCommit", "api_txn_offset_commit"),
+    for table, view, outcome in (
+        (
+            "apis/OffsetCommit",
+            "api_offset_commit",
+            "'commit' AS outcome, response_time AS end_time",
+        ),
+        ("apis/TxnOffsetCommit", "api_txn_offset_commit", "outcome, end_time"),
     ):
         if not database.has(table):
             continue
+        joined = view
+        if table == "apis/TxnOffsetCommit":
+            database.run(_OUTCOMES)
+            joined = f"{view} LEFT JOIN commit_outcomes USING (exchange_id)"
         topic = database.schema(table).field("request").type.field("topics").type.value_type
         has_id = topic.get_field_index("topic_id") >= 0
         topic_id = "t.topic_id" if has_id else "NULL::VARCHAR"
         parts.append(
             f"""
-            SELECT exchange_id, time, group_id, name, topic_id, unnest(partitions) AS p FROM (
-              SELECT exchange_id, time, group_id, t.name AS name, {topic_id} AS topic_id,
-                     t.partitions AS partitions FROM (
-                SELECT exchange_id, coalesce(response_time, request_time) AS time,
-                       request.group_id AS group_id, unnest(request.topics) AS t FROM {view}))
+            SELECT exchange_id, time, is_decided, group_id, name, topic_id, unnest(partitions) AS p
+            FROM (
+              SELECT exchange_id, time, is_decided, group_id, t.name AS name,
+                     {topic_id} AS topic_id, t.partitions AS partitions FROM (
+                SELECT exchange_id, coalesce(end_time, response_time, request_time) AS time,
+                       outcome IS NOT DISTINCT FROM 'commit' AND end_time IS NOT NULL AS is_decided,
+                       request.group_id AS group_id, unnest(request.topics) AS t
+                FROM (SELECT exchange_id, request, request_time, response_time, {outcome}
+                      FROM {joined})
+                WHERE coalesce(outcome, 'open') IN ('commit', 'open')))
             """
         )
     if not parts:
         return None
-    columns = "exchange_id, time, group_id, name, topic_id, p.partition_index, p.committed_offset"
+    columns = (
+        "exchange_id, time, is_decided, group_id, name, topic_id, p.partition_index, "
+        "p.committed_offset"
+    )
     joined = " UNION ALL ".join(f"SELECT {columns} FROM ({part})" for part in parts)
     return f"""
         SELECT c.time, c.group_id, coalesce(c.name, n.topic) AS topic,
           c.partition_index AS partition,
-               c.committed_offset AS committed, c.exchange_id
+               c.committed_offset AS committed, c.is_decided, c.exchange_id
         FROM ({joined}) c
         LEFT JOIN topic_names n USING (topic_id)
         ANTI JOIN errors e ON e.exchange_id = c.exchange_id
           AND (e.partition IS NULL OR e.partition = c.partition_index)
+          AND (e.topic IS NULL OR e.topic = coalesce(c.name, n.topic))
         WHERE c.committed_offset >= 0
         """
 
@@ -104,7 +134,8 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
         f"""
         CREATE TABLE commit_lag AS
         SELECT c.*, {slice_of("c.time", width_us)} AS slice,
-          greatest(coalesce(e.log_end, c.committed) - c.committed, 0) AS lag, e.log_end
+          CASE WHEN c.is_decided AND e.log_end IS NOT NULL
+            THEN greatest(e.log_end - c.committed, 0) END AS lag, e.log_end
         FROM commits c ASOF LEFT JOIN log_ends e
         ON c.topic = e.topic AND c.partition = e.partition AND c.time >= e.time
         """
@@ -113,21 +144,30 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
         """
         CREATE TABLE lag AS
         WITH tail AS (SELECT topic, partition, max(log_end) AS log_end FROM log_ends GROUP BY ALL)
-        SELECT c.group_id, c.topic, c.partition, count(*) AS commits,
-          arg_min(c.committed, c.time) AS first_committed, arg_max(c.committed,
-            c.time) AS last_committed,
-          any_value(t.log_end) AS log_end, max(c.lag) AS lag_max,
-          arg_max(c.lag, c.time) AS lag_at_last_commit,
-          greatest(any_value(t.log_end) - arg_max(c.committed, c.time), 0) AS lag_at_end,
-          min(c.time) AS first_time, max(c.time) AS last_time, arg_max(c.exchange_id,
-            c.time) AS exchange_id
-        FROM commit_lag c LEFT JOIN tail t USING (topic, partition) GROUP BY ALL
+        SELECT group_id, topic, partition, commits, undecided_commits, first_committed,
+          last_committed, log_end, lag_max,
+          CASE WHEN last_committed IS NOT NULL THEN lag_at_last_commit END AS lag_at_last_commit,
+          CASE WHEN last_committed IS NOT NULL AND log_end IS NOT NULL
+            THEN greatest(log_end - last_committed, 0) END AS lag_at_end,
+          first_time, last_time, exchange_id
+        FROM (
+          SELECT c.group_id, c.topic, c.partition, count(*) FILTER (c.is_decided) AS commits,
+            count(*) FILTER (NOT c.is_decided) AS undecided_commits,
+            arg_min(c.committed, c.time) FILTER (c.is_decided) AS first_committed,
+            CASE WHEN arg_max(c.is_decided, c.time) THEN arg_max(c.committed, c.time) END
+              AS last_committed,
+            any_value(t.log_end) AS log_end, max(c.lag) AS lag_max,
+            arg_max(c.lag, c.time) AS lag_at_last_commit,
+            min(c.time) AS first_time, max(c.time) AS last_time,
+            arg_max(c.exchange_id, c.time) AS exchange_id
+          FROM commit_lag c LEFT JOIN tail t USING (topic, partition) GROUP BY ALL)
         """
     )
     database.run(
         "CREATE TABLE lag_groups AS "
         "SELECT group_id, count(*) AS partitions, sum(commits)::BIGINT AS commits, "
         "max(lag_max) AS lag_max, sum(lag_at_end)::BIGINT AS lag_at_end, "
+        "count(*) FILTER (lag_at_end IS NULL) AS unknown_partitions, "
         "count(DISTINCT topic) AS topics FROM lag GROUP BY group_id"
     )
     return {
@@ -168,7 +208,8 @@ def _over_time(database: ReportDatabase, width_us: int) -> dict[str, list[Any]]:
           partition FROM lag SEMI JOIN shown USING (group_id)),
         grid AS (SELECT group_id, topic, partition, slice FROM parts, slices),
         committed AS (
-          SELECT group_id, topic, partition, slice, arg_max(committed, time) AS committed
+          SELECT group_id, topic, partition, slice,
+            arg_max_null(CASE WHEN is_decided THEN committed END, time) AS committed
           FROM commit_lag GROUP BY ALL
         ), ended AS (
           SELECT topic, partition, {slice_of("time", width_us)} AS slice, max(log_end) AS log_end

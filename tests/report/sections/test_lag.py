@@ -1,0 +1,163 @@
+"""Consumer lag: what the brokers' logs say, and commits whose outcome decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kdissect
+from kdissect.api import Tables
+from tests.report.made import SECOND_US, START_US, exchange, tables
+from tools.truth import lag as truth
+
+TIME = pa.timestamp("us", "UTC")
+_COMMITTED = pa.struct([("partition_index", pa.int32()), ("committed_offset", pa.int64())])
+_TOPIC = pa.struct([("name", pa.string()), ("partitions", pa.list_(_COMMITTED))])
+_COMMIT = pa.schema(
+    [
+        ("exchange_id", pa.int64()),
+        ("request_time", TIME),
+        ("response_time", TIME),
+        ("request", pa.struct([("group_id", pa.string()), ("topics", pa.list_(_TOPIC))])),
+    ]
+)
+
+
+def _listed(field: str) -> pa.DataType:
+    part = pa.struct([("partition_index", pa.int32()), (field, pa.int64())])
+    topic = pa.struct([("name", pa.string()), ("partitions", pa.list_(part))])
+    return pa.struct([("topics", pa.list_(topic))])
+
+
+_LIST_OFFSETS = pa.schema(
+    [
+        ("exchange_id", pa.int64()),
+        ("response_time", TIME),
+        ("request", _listed("timestamp")),
+        ("response", _listed("offset")),
+    ]
+)
+
+
+def commit(number: int, second: int, offset: int, *, is_answered: bool = True) -> dict[str, Any]:
+    """A commit of group ``g`` at ``t``/0."""
+    at = START_US + second * SECOND_US
+    partitions = [{"partition_index": 0, "committed_offset": offset}]
+    return {
+        "exchange_id": number,
+        "request_time": at,
+        "response_time": at + 1000 if is_answered else None,
+        "request": {"group_id": "g", "topics": [{"name": "t", "partitions": partitions}]},
+    }
+
+
+def made(
+    plain: list[dict[str, Any]],
+    transactional: list[dict[str, Any]],
+    transactions: list[dict[str, Any]],
+    log_end: int | None = 204,
+) -> Tables:
+    """Commits, transactions, and an answer after a second that shows the end of the log."""
+    numbers = [row["exchange_id"] for row in (*plain, *transactional)]
+    ends = []
+    if log_end is not None:
+        sides = {"request": {"timestamp": -1}, "response": {"offset": log_end}}
+        ends = [
+            {
+                "exchange_id": 99,
+                "response_time": START_US + SECOND_US,
+                **{
+                    side: {
+                        "topics": [{"name": "t", "partitions": [{"partition_index": 0, **part}]}]
+                    }
+                    for side, part in sides.items()
+                },
+            }
+        ]
+    return tables(
+        exchanges=[exchange(number) for number in (*numbers, 99)],
+        transactions=transactions,
+        apis__OffsetCommit=pa.Table.from_pylist(plain, _COMMIT),
+        apis__TxnOffsetCommit=pa.Table.from_pylist(transactional, _COMMIT),
+        apis__ListOffsets=pa.Table.from_pylist(ends, _LIST_OFFSETS),
+    )
+
+
+def transaction(outcome: str, second: int | None, *exchange_ids: int) -> dict[str, Any]:
+    end = None if second is None else START_US + second * SECOND_US
+    return {"outcome": outcome, "end_time": end, "exchange_ids": list(exchange_ids)}
+
+
+def row_of(source: Tables) -> dict[str, Any]:
+    (row,) = truth.lag_rows(source).values()
+    return row
+
+
+@pytest.mark.parametrize(
+    ("outcome", "last", "lag", "undecided"),
+    [
+        ("commit", 204, 0, 0),
+        ("abort", 54, 150, 0),
+        ("fenced", 54, 150, 0),
+        ("open", None, None, 1),
+        (None, None, None, 1),
+    ],
+)
+def test_offsets_count_once_their_transaction_committed(
+    outcome: str | None, last: int | None, lag: int | None, undecided: int
+) -> None:
+    """Whose end the capture lacks may have committed or not."""
+    ends = [transaction("commit", 3, 1)]
+    if outcome is not None:
+        ends.append(transaction(outcome, None if outcome == "open" else 5, 2))
+    row = row_of(made([], [commit(1, 2, 54), commit(2, 4, 204)], ends))
+    assert (row["last_committed"], row["lag_at_end"]) == (last, lag)
+    assert row["undecided_commits"] == undecided
+
+
+def test_a_later_commit_decides() -> None:
+    """An undecided commit matters until the next one of its partition."""
+    row = row_of(made([commit(3, 6, 200)], [commit(1, 2, 54)], [transaction("open", None, 1)]))
+    assert (row["last_committed"], row["lag_at_end"], row["undecided_commits"]) == (200, 4, 1)
+
+
+def test_a_commit_takes_effect_with_its_transaction() -> None:
+    """Sent before another commit and committed after it."""
+    row = row_of(made([commit(3, 3, 100)], [commit(1, 2, 54)], [transaction("commit", 9, 1)]))
+    assert (row["last_committed"], row["lag_at_end"]) == (54, 150)
+
+
+def test_a_commit_without_an_answer() -> None:
+    """It may have been refused."""
+    row = row_of(made([commit(1, 2, 54), commit(2, 3, 60, is_answered=False)], [], []))
+    assert (row["last_committed"], row["lag_at_end"], row["undecided_commits"]) == (None, None, 1)
+
+
+def test_no_end_of_the_log() -> None:
+    """No lag is better than none behind."""
+    row = row_of(made([commit(1, 2, 54), commit(2, 3, 55)], [], [], log_end=-1))
+    assert (row["last_committed"], row["log_end"], row["lag_at_end"]) == (55, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("transactions/transactions", 12),
+        ("share_streams/streams", 8),
+        ("other_clients/librdkafka", 10),
+        pytest.param("zookeeper/zk_3_9_1_ibp_2_4", 10, marks=pytest.mark.heavy),
+        pytest.param("version_sweep/sweep_4_3_1", 71, marks=pytest.mark.heavy),
+    ],
+)
+def test_against_the_brokers_logs(
+    name: str, least: int, shared_capture: Callable[[str], Path]
+) -> None:
+    """The same offsets and lag as the request log of the brokers has."""
+    capture = shared_capture(f"{name}.pcap")
+    counts = truth.compare(kdissect.read(capture), capture.with_suffix(".requests.jsonl.gz"))
+    assert (counts.wrong, counts.undecided) == ([], 0)
+    assert counts.right >= least

@@ -1,0 +1,100 @@
+"""Verdicts of `kdissect readiness` beside what the recorded clients are.
+
+The manifest of each recording names the clients and their releases, and each pattern of client ids
+here says what becomes of them on the target: what their release speaks is in Kafka's own jars, and
+whoever worked on a recorded 4.3.1 broker works on every release from 4.0 on that has its APIs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import kdissect
+from kdissect.readiness.assessment import BREAKS, OK, UNKNOWN, assess
+
+DEPENDS = "depends"  # on a setting of the target's brokers
+RIGHT, WRONG, UNDECIDED = "right", "wrong", "not decided"
+
+_ALL = {".*": OK}
+# (capture, target) to patterns of client ids, the first that matches, with the truth.
+TRUTHS: dict[tuple[str, str], dict[str, str]] = {
+    ("admin/admin", "4.0"): _ALL,
+    ("cluster/cluster", "4.0"): {"share-[123]|ss-admin": BREAKS, ".*": OK},
+    ("java_latest/java_latest", "3.9"): {"new-.*|bad-instance": DEPENDS, ".*": OK},
+    ("java_latest/java_latest", "4.0"): _ALL,
+    ("old_clients/java_0_8_2_2", "3.9"): _ALL,
+    ("old_clients/java_0_8_2_2", "4.0"): {"java-.*": BREAKS, ".*": OK},
+    ("old_clients/java_0_10_2_2", "3.9"): _ALL,
+    ("old_clients/java_0_10_2_2", "4.0"): {"(java|old[12])-.*": BREAKS, ".*": OK},
+    ("old_clients/java_2_0_1", "4.0"): _ALL,
+    ("old_clients/java_2_0_1", "4.3"): _ALL,
+    ("other_clients/kafka_python", "4.0"): _ALL,
+    ("other_clients/librdkafka", "3.9"): {"rd-c[01]": DEPENDS, ".*": OK},
+    ("other_clients/librdkafka", "4.0"): _ALL,
+    ("other_clients/sarama", "4.0"): _ALL,
+    ("perf/perf_tshark", "4.0"): _ALL,
+    ("sasl/sasl", "4.0"): _ALL,
+    ("sasl/sasl_handshake_v0", "4.1"): {".*": BREAKS},
+    ("shapes/drop1pct", "4.0"): _ALL,
+    ("shapes/ipv6", "4.0"): _ALL,
+    ("shapes/midstream", "4.0"): _ALL,
+    ("share_streams/share", "4.0"): {"share-[123]|ss-admin": BREAKS, ".*": OK},
+    ("share_streams/share", "4.1"): {"share-[123]": DEPENDS, ".*": OK},
+    ("share_streams/share", "4.3"): _ALL,
+    ("share_streams/streams", "4.0"): {
+        r"wc-streams-\d-StreamThread-1-consumer|ss-admin": BREAKS,
+        ".*": OK,
+    },
+    ("tls/tls12", "4.0"): _ALL,
+    ("tls/tls13", "4.0"): _ALL,
+    ("transactions/transactions", "4.0"): _ALL,
+    ("version_sweep/sweep_4_3_1", "4.0"): _ALL,
+    ("zookeeper/zk_1_1_1", "4.0"): {"oldadmin-.*": BREAKS, ".*": OK},
+    ("zookeeper/zk_3_9_1_ibp_2_4", "4.0"): _ALL,
+}
+
+
+def judge(truth: str, verdict: str) -> str:
+    """Whether a verdict is right; `unknown` is right where the truth depends on a setting."""
+    if verdict == UNKNOWN:
+        return RIGHT if truth == DEPENDS else UNDECIDED
+    return RIGHT if verdict == truth else WRONG
+
+
+def section(captures: Path) -> str:
+    """The section of the page."""
+    lines, notes, total = [], [], Counter[str]()
+    for (name, target), truths in TRUTHS.items():
+        path = captures / f"{name}.pcap"
+        key_log = path.with_suffix(".keylog")
+        tables = kdissect.read(path, keylog=key_log if key_log.is_file() else ())
+        counts = Counter[str]()
+        for client in assess(tables, target)["clients"]:
+            client_id = client["client_id"] or ""
+            truth = next(truth for each, truth in truths.items() if re.fullmatch(each, client_id))
+            outcome = judge(truth, client["verdict"])
+            counts[outcome] += 1
+            if outcome != RIGHT:
+                notes.append(f"{name} {client_id}: {client['verdict']}, and it is {truth}")
+        lines.append(
+            f"| {name} | {target} | {counts[RIGHT]} | {counts[WRONG]} | {counts[UNDECIDED]} |"
+        )
+        total += counts
+    return "\n".join(
+        [
+            "## Readiness",
+            "",
+            "The verdict on each client beside what the recording's manifest says it is. Right: "
+            "`ok` or `breaks` as it is, and `unknown` where a setting of the target decides.",
+            f"{total[RIGHT]} clients right, {total[WRONG]} wrong, {total[UNDECIDED]} not decided"
+            + (f": {'; '.join(notes)}" if notes else "")
+            + ".",
+            "",
+            "| capture | target | right | wrong | not decided |",
+            "|---|---|---:|---:|---:|",
+            *lines,
+            f"| all | | {total[RIGHT]} | {total[WRONG]} | {total[UNDECIDED]} |",
+        ]
+    )
