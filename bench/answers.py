@@ -6,6 +6,7 @@ same terms: topic ids, producer ids and fetch sessions are others, and have to b
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from typing import Any
 from uuid import UUID
@@ -70,6 +71,7 @@ def _topic_id(value: UUID) -> UUID:
 
 
 def _moved(message: Message) -> bytes:
+    message = copy.deepcopy(message)
     for kind, slot, holder, _ in list(spots(message)):
         value = holder[slot.name]
         if kind is FieldKind.TOPIC_ID:

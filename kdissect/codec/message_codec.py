@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -88,7 +89,12 @@ def read_uuid(buf: Bytes, pos: int) -> tuple[UUID, int]:
     """16 bytes, big-endian. The zero uuid is a value like others."""
     if len(buf) - pos < 16:
         raise _fault(Status.TRUNCATED, pos)
-    return UUID(bytes=bytes(buf[pos : pos + 16])), pos + 16
+    return uuid_of(bytes(buf[pos : pos + 16])), pos + 16
+
+
+@lru_cache(4096)  # topic ids repeat in most messages
+def uuid_of(data: bytes) -> UUID:
+    return UUID(bytes=data)
 
 
 def read_uvarint(buf: Bytes, pos: int) -> tuple[int, int]:

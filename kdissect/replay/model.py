@@ -303,7 +303,7 @@ class Translation(Protocol):
     def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
         """(node, frame) of each part of a frame that `request` gave."""
 
-    def merged(self, step: Step, answers: list[bytes]) -> bytes:
+    def merged(self, step: Step, responses: list[bytes]) -> bytes:
         """The answers to all parts as one frame, for `retry`, `learn` and who compares."""
 
     def request(self, step: Step, correlation_id: int) -> bytes | Skipped:

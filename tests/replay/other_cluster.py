@@ -9,6 +9,7 @@ ids (`tests/oracles/message_fields.py`).
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from kdissect.replay.model import (
     Workload,
 )
 from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.translation.fast_path import FastTranslator
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
 from tests.oracles.message_fields import FIELDS, holders
@@ -129,7 +132,8 @@ class OtherCluster:
     # -- messages -------------------------------------------------------------------------------
 
     def moved(self, message: Message) -> Message:
-        """The message in the terms of this cluster, changed in place."""
+        """A copy of the message in the terms of this cluster."""
+        message = copy.deepcopy(message)
         if not self.is_moved:
             return message
         api_name = catalog.api(message.api_key).name
@@ -230,15 +234,16 @@ def replay(
     rules: Iterable[str] = (),
     strict: bool = False,
     flip: Any = None,
-    is_quick: bool = True,
+    is_fast: bool = True,
 ) -> Replayed:
     """Send every request to the made-up cluster, in the captured order. flip(step, message) may
     change an answer, like a proxy between."""
     plan = make_plan(workload, plan_options or everything())
-    translator = Translator(plan, options)
-    translator.is_quick = is_quick
+    ids = IdMap(plan, options)
+    comparator = Comparator(ids, load_rules(list(rules)), strict)
+    made = FastTranslator if is_fast else Translator
+    translator = made(ids, comparator.differs)
     translator.learn_metadata(cluster.metadata())
-    comparator = Comparator(translator, load_rules(list(rules)), strict)
     done = Replayed(plan, translator, comparator)
     for is_request, step in events(plan):
         if is_request:

@@ -13,9 +13,8 @@ from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from kdissect.codec.message import Message
+from kdissect.codec.message import Message, decode_message
 from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
-from kdissect.codec.message_forms import decode_alike
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -46,29 +45,28 @@ Body = dict[str, Any]
 class Comparator:
     """`model.Comparison`. One for a run; judges in the order in which answers come."""
 
-    def __init__(self, translator: IdMap, rules: Rules | None = None, strict: bool = False) -> None:
+    def __init__(self, ids: IdMap, rules: Rules | None = None, strict: bool = False) -> None:
         rules = rules or load_rules()
         if strict:
             kept = tuple(rule for rule in rules.rules if rule.kind == "translated" or rule.is_own)
             rules = Rules(kept)
-        self.translator = translator
+        self.ids = ids
         self.rules = rules
-        self.meaning = Meaning(translator)
-        self.ledger = RecordLedger(translator.offsets.to_target, self._producer)
-        self.named = _Named(translator)
+        self.meaning = Meaning(ids)
+        self.ledger = RecordLedger(ids.offsets.to_target, self._producer)
+        self.named = _Named(ids)
         # Answers whose records are looked at again when all is known of where they are.
         self._kept: dict[int, tuple[Step, Message, Message]] = {}
-        translator.differs = self.differs
 
     def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
-        found = self.translator.producers.target(Producer(producer_id, epoch))
+        found = self.ids.producers.target(Producer(producer_id, epoch))
         return None if found is None else (found.producer_id, found.epoch)
 
     @property
     def has_several_brokers(self) -> bool:
         """Whether the capture's cluster or the target has more than one."""
-        t = self.translator
-        return len(t.captured_nodes) > 1 or len(t.target.nodes) > 1
+        ids = self.ids
+        return len(ids.captured_nodes) > 1 or len(ids.target.nodes) > 1
 
     def judge(self, outcome: Outcome) -> Judgement:
         step = outcome.step
@@ -104,8 +102,8 @@ class Comparator:
         if isinstance(answer, str):
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
         if version != exchange.api_version:
-            _name_topics(captured.body, self.translator.names)
-            _name_topics(answer.body, self.translator.target.names)
+            _name_topics(captured.body, self.ids.names)
+            _name_topics(answer.body, self.ids.target.names)
         judgement = self._judged(step, captured, answer)
         if version != exchange.api_version:
             judgement.differences.insert(
@@ -175,7 +173,7 @@ def _verdict_of(differences: Iterable[Difference]) -> Verdict:
 
 def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:
     try:
-        return decode_alike(frame, side="response", api_key=api_key, api_version=api_version)
+        return decode_message(frame, side="response", api_key=api_key, api_version=api_version)
     except (DecodeError, ValueError) as error:
         return str(error)
 
@@ -184,33 +182,33 @@ class _Named:
     """Topics, groups and transactional ids that the requests of a plan name, as the target calls
     them; others are foreign."""
 
-    def __init__(self, translator: IdMap) -> None:
-        self._translator = translator
+    def __init__(self, ids: IdMap) -> None:
+        self._ids = ids
         self._names: dict[str, set[str]] | None = None
 
     def is_foreign(self, kind: str, name: str) -> bool:
         if kind == "topic" and name.startswith("__"):
             return True  # made by brokers when they need them
         if self._names is None:
-            self._names = self._collect(self._translator.plan)
+            self._names = self._collect(self._ids.plan)
         return name not in self._names[kind]
 
     def _collect(self, plan: ReplayPlan) -> dict[str, set[str]]:
-        t = self._translator
+        ids = self._ids
         names: dict[str, set[str]] = {"topic": set(), "group": set(), "transactional_id": set()}
         for step in plan.steps:
             request = request_of(step.exchange) if step.skipped is None else None
             for kind, slot, holder, _ in spots(request) if request is not None else ():
                 if kind is FieldKind.TOPIC:
-                    names["topic"].update(t.topic(each) for each in _listed(holder[slot.name]))
+                    names["topic"].update(ids.topic(each) for each in _listed(holder[slot.name]))
                 elif kind is FieldKind.TOPIC_ID:
-                    found = (t.names.get(each) for each in _listed(holder[slot.name]))
-                    names["topic"].update(t.topic(each) for each in found if each)
+                    found = (ids.names.get(each) for each in _listed(holder[slot.name]))
+                    names["topic"].update(ids.topic(each) for each in found if each)
                 elif kind is FieldKind.GROUP:
-                    names["group"].update(t.group(each) for each in _listed(holder[slot.name]))
+                    names["group"].update(ids.group(each) for each in _listed(holder[slot.name]))
                 elif kind is FieldKind.TRANSACTIONAL_ID:
                     names["transactional_id"].update(
-                        t.transactional_id(each) for each in _listed(holder[slot.name])
+                        ids.transactional_id(each) for each in _listed(holder[slot.name])
                     )
         return names
 
@@ -470,10 +468,10 @@ class TreeDiff:
             if not is_captured:
                 name, ident = self.owner.meaning.captured_topic(name, ident)
             around = around._replace(topic=name, topic_id=ident)
-        t = self.owner.translator
-        name = t.topic_name(around.topic, around.topic_id)
+        ids = self.owner.ids
+        name = ids.topic_name(around.topic, around.topic_id)
         for each in partitions:
-            is_asked = t.offsets.was_asked((name, each["partition_index"]))
+            is_asked = ids.offsets.was_asked((name, each["partition_index"]))
             if not is_captured and (
                 each["error_code"] or not (is_asked or self.api_key != ApiKey.FETCH)
             ):
@@ -521,10 +519,10 @@ class TreeDiff:
     def records(self, c: bytes | None, a: bytes | None, place: DiffPosition) -> None:
         around = place.around
         log = (
-            self.owner.translator.topic_name(around.topic, around.topic_id),
+            self.owner.ids.topic_name(around.topic, around.topic_id),
             around.partition,
         )
-        earlier = self.owner.translator.share_records.get((self.step.number, log))
+        earlier = self.owner.ids.share_records.get((self.step.number, log))
         if earlier is not None:
             a = earlier + (a or b"")
         found, is_uneven = self.owner.ledger.compare(
@@ -595,10 +593,9 @@ class TreeDiff:
             value = element.get(name)
             if value:
                 if place.captured:  # the capture's name
-                    t = self.owner.translator
-                    value = {"topic": t.topic, "group": t.group}.get(kind, t.transactional_id)(
-                        value
-                    )
+                    ids = self.owner.ids
+                    renames = {"topic": ids.topic, "group": ids.group}
+                    value = renames.get(kind, ids.transactional_id)(value)
                 return self.owner.named.is_foreign(kind, value)
         return False
 

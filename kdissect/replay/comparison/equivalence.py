@@ -27,10 +27,10 @@ _PROTOCOLS = {
 
 
 class Meaning:
-    """Answers by what a `Translator` has learnt."""
+    """Answers by what an `IdMap` has learnt."""
 
-    def __init__(self, translator: IdMap) -> None:
-        self.t = translator
+    def __init__(self, ids: IdMap) -> None:
+        self.ids = ids
         self._checks: dict[str, Callable[[Any, Any, Around, Body], bool]] = {
             "topic_id": self._topic_id,
             "producer_id": self._producer_id,
@@ -83,27 +83,27 @@ class Meaning:
             return False
         if translated_as == "name":
             assert kind is not None
-            return bool(self.t.renamed(kind, c) == a)
+            return bool(self.ids.renamed(kind, c) == a)
         if translated_as == "produced_offset":
             return self._produced_offset(c, a, around, step)
         if translated_as == "marked_log":
             log = self._log(around)
-            return kind is FieldKind.OFFSET and self.t.is_marked(log)
+            return kind is FieldKind.OFFSET and self.ids.is_marked(log)
         if translated_as == "offset" and step.exchange.api_key == ApiKey.PRODUCE:
             if path.endswith("base_offset"):
                 return False  # that is where offsets are learnt
         if translated_as == "racing":
             return kind is FieldKind.OFFSET and step.is_racing and c >= 0 and a >= 0
         if translated_as == "opaque":
-            return self.t.opaque.get((name, c), ZERO_UUID) == a
+            return self.ids.opaque.get((name, c), ZERO_UUID) == a
         return self._checks[translated_as](c, a, around, holder)
 
     def _renamed_protocol(self, name: str, data: bytes) -> bytes | None:
         """A consumer's subscription or assignment with the target's names of topics."""
         definition = _PROTOCOLS.get(name)
-        if definition is None or not self.t.has_topic_renames:
+        if definition is None or not self.ids.has_topic_renames:
             return None
-        return renamed_protocol(self.t, definition, data)
+        return renamed_protocol(self.ids, definition, data)
 
     def key(
         self, kind: FieldKind | None, value: Any, holder: Body, around: Around, name: str
@@ -119,45 +119,45 @@ class Meaning:
         if kind is None:
             return value
         if kind in (FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID):
-            return self.t.renamed(kind, value)
+            return self.ids.renamed(kind, value)
         if kind is FieldKind.TOPIC_ID:
-            found = self.t.topic_id(value)
+            found = self.ids.topic_id(value)
             return value if found is None else found
         if kind is FieldKind.MEMBER:
-            return self.t.groups.member(around.group, value)
+            return self.ids.groups.member(around.group, value)
         if kind is FieldKind.PRODUCER_ID:
-            found_id = self.t.producers.target_id(value)
+            found_id = self.ids.producers.target_id(value)
             return value if found_id is None else found_id
         if kind is FieldKind.NODE:
-            return self.t.node(value)
+            return self.ids.node(value)
         if kind is FieldKind.OFFSET:
-            return self.t.offsets.to_target(self._log(around), value)
+            return self.ids.offsets.to_target(self._log(around), value)
         return value
 
     def _resource(self, name: str, holder: Body) -> str:
         """A config's or an ACL's resource: their types have different numbers."""
         number = holder.get("resource_type", 0)
         if "acls" in holder or "principal" in holder:
-            return acl_resource(self.t, number, name) or name
-        return config_resource(self.t, number, name)
+            return acl_resource(self.ids, number, name) or name
+        return config_resource(self.ids, number, name)
 
     def _renamed_anyhow(self, key: str) -> str:
         """The key of a coordinator: a group, or a transactional id."""
-        return self.t.group(key) if self.t.group(key) != key else self.t.transactional_id(key)
+        return self.ids.group(key) if self.ids.group(key) != key else self.ids.transactional_id(key)
 
     def captured_topic(self, name: str, topic_id: UUID | None) -> tuple[str, UUID | None]:
         """The capture's name and id of a topic that an answer names."""
         if topic_id is not None and topic_id != ZERO_UUID:
-            for captured in self.t.names:
-                if self.t.topic_id(captured) == topic_id:
-                    return self.t.names[captured], captured
-        return self.t.captured_topic_name(name), topic_id
+            for captured in self.ids.names:
+                if self.ids.topic_id(captured) == topic_id:
+                    return self.ids.names[captured], captured
+        return self.ids.captured_topic_name(name), topic_id
 
     def _log(self, around: Around) -> tuple[str, int]:
-        return self.t.topic_name(around.topic, around.topic_id), around.partition
+        return self.ids.topic_name(around.topic, around.topic_id), around.partition
 
     def _topic_id(self, c: UUID, a: UUID, around: Around, holder: Body) -> bool:
-        found = self.t.topic_id(c)
+        found = self.ids.topic_id(c)
         if found is None:
             return c != ZERO_UUID and a != ZERO_UUID  # nobody told its name
         return found == a
@@ -165,7 +165,7 @@ class Meaning:
     def _producer_id(self, c: int, a: int, around: Around, holder: Body) -> bool:
         if c < 0 or a < 0:
             return c == a
-        found = self.t.producers.target_id(c)
+        found = self.ids.producers.target_id(c)
         return found is None or found == a
 
     def _producer_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
@@ -173,44 +173,44 @@ class Meaning:
             return c == a
         for name, value in holder.items():
             if name.endswith("producer_id"):
-                found = self.t.producers.target(Producer(value, c))
+                found = self.ids.producers.target(Producer(value, c))
                 return found is None or found.epoch == a
         return False
 
     def _member(self, c: str, a: str, around: Around, holder: Body) -> bool:
         if not c or not a:
             return c == a
-        return not self.t.groups.knows_member(around.group, c) or (
-            self.t.groups.member(around.group, c) == a
+        return not self.ids.groups.knows_member(around.group, c) or (
+            self.ids.groups.member(around.group, c) == a
         )
 
     def _generation(self, c: int, a: int, around: Around, holder: Body) -> bool:
         member = holder.get("member_id") or ""
-        return self.t.groups.generation(around.group, member, c) == a
+        return self.ids.groups.generation(around.group, member, c) == a
 
     def _offset(self, c: int, a: int, around: Around, holder: Body) -> bool:
-        return self.t.offsets.to_target(self._log(around), c) == a
+        return self.ids.offsets.to_target(self._log(around), c) == a
 
     def _produced_offset(self, c: int, a: int, around: Around, step: Step) -> bool:
         if c < 0 or a < 0:
             return c == a
-        expected = self.t.expected_offset(step, self._log(around))
+        expected = self.ids.expected_offset(step, self._log(around))
         return expected is None or expected == a
 
     def _leader_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
         if c < 0 or a < 0:
             return c == a
         name, partition = self._log(around)
-        known = self.t.leader_epoch(name, partition)
+        known = self.ids.leader_epoch(name, partition)
         return known < 0 or known == a
 
     def _node(self, c: int, a: int, around: Around, holder: Body) -> bool:
         if c < 0 or a < 0:
             return c == a
-        return not self.t.target.nodes or a in self.t.target.nodes
+        return not self.ids.target.nodes or a in self.ids.target.nodes
 
     def _replication_factor(self, c: Any, a: Any, around: Around, holder: Body) -> bool:
         """As many as there are nodes, where the capture's cluster had more; as a number or text."""
-        count = len(self.t.target.nodes)
+        count = len(self.ids.target.nodes)
         text = str(c)
         return text.isascii() and text.isdigit() and 0 < count < int(text) and str(a) == str(count)

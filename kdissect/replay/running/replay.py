@@ -137,9 +137,14 @@ async def _run(
 ) -> tuple[RunResult, list[Prepared]]:
     from kdissect.replay.comparison.comparator import Comparator
     from kdissect.replay.comparison.rules import load_rules
-    from kdissect.replay.translation.translator import Translator
+    from kdissect.replay.translation.fast_path import FastTranslator
+    from kdissect.replay.translation.id_map import IdMap
 
-    translator = Translator(plan, options.translate)
+    ids = IdMap(plan, options.translate)
+    comparator = Comparator(ids, load_rules(options.rules), strict=options.is_strict)
+    # `Translator` does the same. The fast path saves a third of the CPU of a compared replay
+    # of small requests.
+    translator = FastTranslator(ids, comparator.differs)
     translator.learn_versions(target.versions)
     prepared: list[Prepared] = []
     try:
@@ -152,7 +157,6 @@ async def _run(
         return not_begun(plan, str(error), time.time_ns()), prepared
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
-    comparator = Comparator(translator, load_rules(options.rules), strict=options.is_strict)
     runner = Runner(plan, translator, comparator, target, options.run)
     with _stopped_by_signals(runner):
         if watch is not None:

@@ -1,31 +1,27 @@
-"""What a `Translator` knows: what the capture tells, and what answers have told of the target.
+"""What is known of the target: its ids, names, offsets and sessions for those of the capture.
 
-No more than data and how it is looked up, below everything that reads or changes it: `requests`,
-`answers`, `shortcuts`, `reencode`, and those who compare. Keys of what is learnt are always the
-capture's (names before renames).
+Only data and lookups; `requests` and the comparison read it, `answers` learns it. Keys are always
+the capture's (names before renames).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 from kdissect.codec.message import Message
-from kdissect.codec.message_forms import decode_alike, uuid_of
-from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import last_data
-from kdissect.replay.model import ADMIN, READ, DroppedField, ReplayPlan, Step, TranslateOptions
+from kdissect.replay.model import ADMIN, ReplayPlan, Step, TranslateOptions
 from kdissect.replay.translation.fetch_sessions import AcquiredOffsets, Broker, FetchSessions
 from kdissect.replay.translation.groups import Groups
 from kdissect.replay.translation.offsets import Log, OffsetMap
 from kdissect.replay.translation.producers import Producers
 from kdissect.replay.translation.target_facts import ZERO_UUID, TargetFacts
 from kdissect.replay.workload.field_kinds import FieldKind
-from kdissect.replay.workload.messages import response_of
+from kdissect.replay.workload.messages import decoded
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
 
@@ -43,14 +39,6 @@ class IdMap:
         self.groups = Groups()
         self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, where answers told both
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
-        # Set by who compares: whether an answer differs from the captured one.
-        self.differs: Callable[[Step, Message, Message], bool] | None = None
-        self.asked: Counter[int] = Counter()  # step -> how often it was asked again
-        self.produced_again: dict[int, set[int]] = {}  # connection -> Produce steps asked again
-        self.futile: Counter[int] = Counter()  # api_key -> steps asked again and again in vain
-        self.has_writes = any(
-            step.skipped is None and step.step_class != READ for step in plan.steps
-        )
         self.marked: set[Log] = set()
         self.expected: dict[tuple[int, Log], int] = {}
         self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
@@ -69,7 +57,7 @@ class IdMap:
         facts = plan.workload.facts
         self.captured_nodes = sorted(facts.brokers)
         self.names = {
-            uuid_of(UUID(topic_id).bytes): topic.name
+            UUID(topic_id): topic.name
             for topic in facts.topics.values()
             for topic_id in topic.topic_ids
         }
@@ -79,9 +67,6 @@ class IdMap:
                 raise ValueError(f"rename: {kind!r} is none of {', '.join(RENAME_KINDS)}")
             if self.renames[kind].setdefault(old, new) != new:
                 raise ValueError(f"rename: {kind} {old!r} has two new names")
-        self.dropped: dict[int, list[DroppedField]] = {}  # step -> what its last request lacks
-        self._last_answer: tuple[bytes, Message | None] = (b"", None)
-        self._last_captured: tuple[int, Message | None] = (-1, None)
 
     def broker(self, step: Step) -> tuple[str, int]:
         """The captured broker that a step went to; sessions are the brokers'."""
@@ -146,7 +131,7 @@ class IdMap:
     def bind_topic(self, captured: UUID | None, target: UUID | None) -> None:
         if captured and target and captured != ZERO_UUID and target != ZERO_UUID:
             if self.topic_ids.get(captured) != target:
-                self.topic_ids[uuid_of(captured.bytes)] = uuid_of(target.bytes)
+                self.topic_ids[captured] = target
                 self.target.changes += 1
 
     def leader_epoch(self, name: str, partition: int) -> int:
@@ -197,24 +182,6 @@ class IdMap:
         return nearest if nearest in ours else exchange.api_version
 
     def answer_of(self, step: Step, response: bytes) -> Message | None:
-        """The decoded answer in the version that was sent; None where it cannot be decoded. Nobody
-        may change it."""
-        if self._last_answer[0] is response:
-            return self._last_answer[1]
-        try:
-            answer = decode_alike(
-                response,
-                side="response",
-                api_key=step.exchange.api_key,
-                api_version=self.api_version(step),
-            )
-        except (DecodeError, ValueError):
-            answer = None
-        self._last_answer = (response, answer)
-        return answer
-
-    def captured_of(self, step: Step) -> Message | None:
-        """The decoded captured response; nobody may change it."""
-        if self._last_captured[0] != step.number:
-            self._last_captured = (step.number, response_of(step.exchange))
-        return self._last_captured[1]
+        """The decoded answer in the version that was sent; None if it cannot be decoded. It is
+        shared: do not change it."""
+        return decoded(response, "response", step.exchange.api_key, self.api_version(step))

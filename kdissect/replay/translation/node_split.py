@@ -17,7 +17,7 @@ from kdissect.replay.model import Step
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.routing import spread
 from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
-from kdissect.replay.workload.messages import entries
+from kdissect.replay.workload.messages import entries, response_of
 
 Body = dict[str, Any]
 # API: its array of topics, of partitions in these, and the partition's number ("" a plain number)
@@ -43,28 +43,28 @@ _NAMED: dict[int, tuple[str, str, int]] = {
 SPLIT_APIS = frozenset(_TOPICS) | frozenset(_NAMED)
 
 
-def is_split(t: IdMap, step: Step) -> bool:
+def is_split(ids: IdMap, step: Step) -> bool:
     """Whether several nodes of the target are to be asked."""
-    if len(t.target.nodes) < 2 or step.exchange.api_key not in SPLIT_APIS:
+    if len(ids.target.nodes) < 2 or step.exchange.api_key not in SPLIT_APIS:
         return False
-    return len(spread(t, step)) > 1
+    return len(spread(ids, step)) > 1
 
 
-def parts(t: IdMap, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
+def parts(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
     """(node, frame) of each part of a request's frame, which is in the target's terms already.
 
     What nobody is known to lead goes with the first.
     """
     whole = decode_message(frame, side="request")
     key = step.exchange.api_key
-    nodes = [node for node, _ in spread(t, step).most_common()]
+    nodes = [node for node, _ in spread(ids, step).most_common()]
     bodies = {node: dict(whole.body) for node in nodes}
     if key in _TOPICS:
-        _by_leader(t, whole, bodies)
+        _by_leader(ids, whole, bodies)
     else:
-        _by_coordinator(t, whole, bodies)
+        _by_coordinator(ids, whole, bodies)
     if key == ApiKey.FETCH:
-        _shorten(t, step, bodies)
+        _shorten(ids, step, bodies)
     return [
         (node, encode_message(Message(key, whole.api_version, "request", whole.header, body)))
         for node, body in bodies.items()
@@ -72,38 +72,40 @@ def parts(t: IdMap, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
     ]
 
 
-def _by_leader(t: IdMap, whole: Message, bodies: dict[int, Body]) -> None:
+def _by_leader(ids: IdMap, whole: Message, bodies: dict[int, Body]) -> None:
     topics, partitions, number = _TOPICS[whole.api_key]
     first = next(iter(bodies))
     for body in bodies.values():
         body[topics] = []
     for topic in entries(whole.body[topics]):
         name = topic.get("name") or topic.get("topic") or ""
-        name = name or t.target.names.get(topic.get("topic_id"), "")
+        name = name or ids.target.names.get(topic.get("topic_id"), "")
         mine: dict[int, list[Any]] = {}
         for each in entries(topic[partitions]):
-            leader = t.target.leaders.get((name, each[number] if number else each), (first, -1))[0]
+            leader = ids.target.leaders.get((name, each[number] if number else each), (first, -1))[
+                0
+            ]
             mine.setdefault(leader if leader in bodies else first, []).append(each)
         for node, chosen in (mine or {first: []}).items():
             bodies[node][topics].append({**topic, partitions: chosen})
 
 
-def _by_coordinator(t: IdMap, whole: Message, bodies: dict[int, Body]) -> None:
+def _by_coordinator(ids: IdMap, whole: Message, bodies: dict[int, Body]) -> None:
     array, name, key_type = _NAMED[whole.api_key]
     first = next(iter(bodies))
     for body in bodies.values():
         body[array] = []
     for each in entries(whole.body[array]):
-        node = t.target.coordinators.get((key_type, each[name] if name else each), first)
+        node = ids.target.coordinators.get((key_type, each[name] if name else each), first)
         bodies[node if node in bodies else first][array].append(each)
 
 
-def _shorten(t: IdMap, step: Step, bodies: dict[int, Body]) -> None:
+def _shorten(ids: IdMap, step: Step, bodies: dict[int, Body]) -> None:
     """A Fetch is answered when one of its partitions has something: nodes that lead none of those
     that had in the capture are not to keep it longer than the captured broker did."""
-    captured = t.captured_of(step)
+    captured = response_of(step.exchange)
     with_data = {
-        (t.topic_key(topic, is_captured=True), partition["partition_index"])
+        (ids.topic_key(topic, is_captured=True), partition["partition_index"])
         for topic in entries(captured.body["responses"] if captured is not None else None)
         for partition in entries(topic["partitions"])
         if any(not header.is_partial for header in headers(partition["records"] or b""))
@@ -113,7 +115,7 @@ def _shorten(t: IdMap, step: Step, bodies: dict[int, Body]) -> None:
     took_ms = max(step.exchange.latency_ns, 0) // 1_000_000
     for body in bodies.values():
         asked = (
-            (t.topic_key(topic, is_captured=False), partition["partition"])
+            (ids.topic_key(topic, is_captured=False), partition["partition"])
             for topic in body["topics"]
             for partition in topic["partitions"]
         )
@@ -121,7 +123,7 @@ def _shorten(t: IdMap, step: Step, bodies: dict[int, Body]) -> None:
             body["max_wait_ms"] = min(body["max_wait_ms"], took_ms)
 
 
-def merged(t: IdMap, step: Step, answers: list[bytes]) -> bytes:
+def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
     """One frame with what all answers say; one that cannot be decoded stands for all."""
     found = []
     for frame in answers:
@@ -131,7 +133,7 @@ def merged(t: IdMap, step: Step, answers: list[bytes]) -> bytes:
                     frame,
                     side="response",
                     api_key=step.exchange.api_key,
-                    api_version=t.api_version(step),
+                    api_version=ids.api_version(step),
                 )
             )
         except (DecodeError, ValueError):

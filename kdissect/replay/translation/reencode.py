@@ -28,7 +28,7 @@ Body = dict[str, Any]
 _MAGIC_2_SINCE = 3  # Produce v3 takes nothing older
 
 
-def reencoded(t: IdMap, request: Message, version: int) -> tuple[Message, list[DroppedField]]:
+def reencoded(ids: IdMap, request: Message, version: int) -> tuple[Message, list[DroppedField]]:
     """The request, with the target's ids already, in another version of its API, and what that
     version has no field for.
 
@@ -38,7 +38,7 @@ def reencoded(t: IdMap, request: Message, version: int) -> tuple[Message, list[D
     body = request.body
     rebuild = _REBUILD.get(request.api_key)
     if rebuild is not None:
-        body = rebuild(t, body, request.api_version, version)
+        body = rebuild(ids, body, request.api_version, version)
     new = layout(definition, version)
     dropped: list[DroppedField] = []
     values = _fitted(layout(definition, request.api_version), new, body, "", dropped)
@@ -105,25 +105,25 @@ DROPPABLE = frozenset(
 def _topic_ids(holder: str, name: str) -> Callable[[Any, Body, int, int], Body]:
     """Topics by name in old versions, by id in new ones."""
 
-    def rebuild(t: IdMap, body: Body, old: int, new: int) -> Body:
+    def rebuild(ids: IdMap, body: Body, old: int, new: int) -> Body:
         topics = []
         for topic in entries(body.get(holder)):
             topic = dict(topic)
             if topic.get("topic_id") is not None and topic["topic_id"] != ZERO_UUID:
-                names = [key for key, value in t.target.topic_ids.items()
+                names = [key for key, value in ids.target.topic_ids.items()
                          if value == topic["topic_id"]]  # fmt: skip
                 topic[name] = names[0] if names else ""
                 if not names:
                     raise Untranslatable("a topic id whose name at the target is not known")
             elif topic.get(name):
-                topic["topic_id"] = t.target.topic_ids.get(topic[name], ZERO_UUID)
-            topics.append(_only(topic, name, _has_ids(t, holder, body, new)))
+                topic["topic_id"] = ids.target.topic_ids.get(topic[name], ZERO_UUID)
+            topics.append(_only(topic, name, _has_ids(ids, holder, body, new)))
         return {**body, holder: topics}
 
     return rebuild
 
 
-def _has_ids(t: IdMap, holder: str, body: Body, new: int) -> bool:
+def _has_ids(ids: IdMap, holder: str, body: Body, new: int) -> bool:
     first = {"topic_data": 13, "topics": 13 if "max_wait_ms" in body else 10}[holder]
     return new >= first
 
@@ -133,8 +133,8 @@ def _only(topic: Body, name: str, by_id: bool) -> Body:
     return topic
 
 
-def _produce(t: IdMap, body: Body, old: int, new: int) -> Body:
-    body = _topic_ids("topic_data", "name")(t, body, old, new)
+def _produce(ids: IdMap, body: Body, old: int, new: int) -> Body:
+    body = _topic_ids("topic_data", "name")(ids, body, old, new)
     if new < _MAGIC_2_SINCE:
         if old >= _MAGIC_2_SINCE:
             raise Untranslatable("record batches cannot be made the messages of Produce v2")
@@ -159,7 +159,7 @@ def _as_batch(data: bytes | None) -> bytes | None:
     return encode_batch(records, base_offset=0)
 
 
-def _find_coordinator(t: IdMap, body: Body, old: int, new: int) -> Body:
+def _find_coordinator(ids: IdMap, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 4 <= new:
         body["coordinator_keys"] = [body.pop("key")]
@@ -171,7 +171,7 @@ def _find_coordinator(t: IdMap, body: Body, old: int, new: int) -> Body:
     return body
 
 
-def _offset_fetch(t: IdMap, body: Body, old: int, new: int) -> Body:
+def _offset_fetch(ids: IdMap, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 8 <= new:
         group = {"group_id": body.pop("group_id"), "topics": body.pop("topics")}
@@ -186,13 +186,13 @@ def _offset_fetch(t: IdMap, body: Body, old: int, new: int) -> Body:
         if group["topics"] is None:
             groups.append(group)
         else:
-            groups.append(_topic_ids("topics", "name")(t, group, old, new))
+            groups.append(_topic_ids("topics", "name")(ids, group, old, new))
     if groups:
         body["groups"] = groups
     return body
 
 
-def _leave_group(t: IdMap, body: Body, old: int, new: int) -> Body:
+def _leave_group(ids: IdMap, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 3 <= new:
         body["members"] = [{"member_id": body.pop("member_id")}]
@@ -204,7 +204,7 @@ def _leave_group(t: IdMap, body: Body, old: int, new: int) -> Body:
     return body
 
 
-def _delete_topics(t: IdMap, body: Body, old: int, new: int) -> Body:
+def _delete_topics(ids: IdMap, body: Body, old: int, new: int) -> Body:
     body = dict(body)
     if old < 6 <= new:
         body["topics"] = [{"name": name} for name in body.pop("topic_names")]

@@ -31,10 +31,10 @@ class Untranslatable(Exception):
     """Something in the request has no counterpart at the target: one clause for people."""
 
 
-def translate(t: IdMap, step: Step, request: Message) -> bool:
+def translate(ids: IdMap, step: Step, request: Message) -> bool:
     """Change the decoded request's body; says whether anything changed. Raises Untranslatable."""
     special = SPECIAL.get(step.exchange.api_key)
-    is_changed = special(t, step, request) if special is not None else False
+    is_changed = special(ids, step, request) if special is not None else False
     # All are found before any is changed, and epochs of members are looked up by the capture's ids.
     found_spots = list(spots(request))
     found_spots.sort(key=lambda spot: spot.kind is not FieldKind.GENERATION)
@@ -44,11 +44,11 @@ def translate(t: IdMap, step: Step, request: Message) -> bool:
             continue
         value = spot.holder[spot.slot.name]
         if spot.kind is FieldKind.PRODUCER_ID:
-            is_changed |= producer_epoch(t, spot)
+            is_changed |= producer_epoch(ids, spot)
         if isinstance(value, list):
-            found = [change(t, step, spot, each) for each in value]
+            found = [change(ids, step, spot, each) for each in value]
         else:
-            found = change(t, step, spot, value)
+            found = change(ids, step, spot, value)
         if found != value:
             spot.holder[spot.slot.name] = found
             is_changed = True
@@ -58,23 +58,23 @@ def translate(t: IdMap, step: Step, request: Message) -> bool:
 # -- by the kind of a field -------------------------------------------------------------------
 
 
-def _topic(t: IdMap, step: Step, spot: Spot, value: str) -> str:
-    return t.topic(value)
+def _topic(ids: IdMap, step: Step, spot: Spot, value: str) -> str:
+    return ids.topic(value)
 
 
-def _group(t: IdMap, step: Step, spot: Spot, value: str) -> str:
-    return t.group(value)
+def _group(ids: IdMap, step: Step, spot: Spot, value: str) -> str:
+    return ids.group(value)
 
 
-def _transactional_id(t: IdMap, step: Step, spot: Spot, value: str) -> str:
-    return t.transactional_id(value)
+def _transactional_id(ids: IdMap, step: Step, spot: Spot, value: str) -> str:
+    return ids.transactional_id(value)
 
 
-def _topic_id(t: IdMap, step: Step, spot: Spot, value: UUID) -> UUID:
-    found = t.topic_id(value)
+def _topic_id(ids: IdMap, step: Step, spot: Spot, value: UUID) -> UUID:
+    found = ids.topic_id(value)
     if found is not None:
         return found
-    if value in t.names or _was_refused(step):
+    if value in ids.names or _was_refused(step):
         return value  # the target is to say that it has no such topic, too
     raise Untranslatable(f"no message of the capture tells the name of topic id {value}")
 
@@ -94,10 +94,10 @@ def _holds_code(value: Any, code: int) -> bool:
     return isinstance(value, list) and any(_holds_code(each, code) for each in value)
 
 
-def _producer_id(t: IdMap, step: Step, spot: Spot, value: int) -> int:
+def _producer_id(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
     if value < 0:
         return value
-    found = t.producers.target_id(value)
+    found = ids.producers.target_id(value)
     if found is None and spot.slot.field.is_array:
         return value  # a filter
     if found is None:
@@ -105,13 +105,13 @@ def _producer_id(t: IdMap, step: Step, spot: Spot, value: int) -> int:
     return found
 
 
-def producer_epoch(t: IdMap, spot: Spot) -> bool:
+def producer_epoch(ids: IdMap, spot: Spot) -> bool:
     """Translate the epoch beside a producer id, which is the capture's still."""
     name = epoch_name(spot)
     producer_id = spot.holder[spot.slot.name]
     if name not in spot.holder or producer_id < 0:
         return False
-    found = t.producers.target(Producer(producer_id, spot.holder[name]))
+    found = ids.producers.target(Producer(producer_id, spot.holder[name]))
     if found is None or found.epoch == spot.holder[name]:
         return False
     spot.holder[name] = found.epoch
@@ -123,43 +123,43 @@ def epoch_name(spot: Spot) -> str:
     return spot.slot.name.removesuffix("_id") + "_epoch"
 
 
-def _member(t: IdMap, step: Step, spot: Spot, value: str) -> str:
-    return t.groups.member(spot.around.group, value)
+def _member(ids: IdMap, step: Step, spot: Spot, value: str) -> str:
+    return ids.groups.member(spot.around.group, value)
 
 
-def _generation(t: IdMap, step: Step, spot: Spot, value: int) -> int:
+def _generation(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
     member = spot.holder.get("member_id") or ""
-    return t.groups.generation(spot.around.group, member, value)
+    return ids.groups.generation(spot.around.group, member, value)
 
 
-def _leader_epoch(t: IdMap, step: Step, spot: Spot, value: int) -> int:
+def _leader_epoch(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
     if value < 0:
         return value
-    name = t.topic_name(spot.around.topic, spot.around.topic_id)
-    return t.leader_epoch(name, spot.around.partition)
+    name = ids.topic_name(spot.around.topic, spot.around.topic_id)
+    return ids.leader_epoch(name, spot.around.partition)
 
 
-def _offset(t: IdMap, step: Step, spot: Spot, value: int) -> int:
-    name = t.topic_name(spot.around.topic, spot.around.topic_id)
-    return t.offsets.to_target((name, spot.around.partition), value)
+def _offset(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
+    name = ids.topic_name(spot.around.topic, spot.around.topic_id)
+    return ids.offsets.to_target((name, spot.around.partition), value)
 
 
-def _node(t: IdMap, step: Step, spot: Spot, value: int) -> int:
-    return t.node(value)
+def _node(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
+    return ids.node(value)
 
 
-def _records(t: IdMap, step: Step, spot: Spot, value: bytes) -> bytes:
+def _records(ids: IdMap, step: Step, spot: Spot, value: bytes) -> bytes:
     """Produced batches with the target's producer id, epoch and sequence."""
     if not has_producer(value):
         return value
-    name = t.topic_name(spot.around.topic, spot.around.topic_id)
+    name = ids.topic_name(spot.around.topic, spot.around.topic_id)
     log = (name, spot.around.partition)
     out: bytearray | None = None
     for header in headers(value):
         if header.magic != 2 or header.producer_id < 0 or header.is_partial:
             continue
         captured = Producer(header.producer_id, header.producer_epoch)
-        found = t.producers.target(captured)
+        found = ids.producers.target(captured)
         if found is None:
             if header.is_transactional:
                 raise Untranslatable(
@@ -168,7 +168,7 @@ def _records(t: IdMap, step: Step, spot: Spot, value: bytes) -> bytes:
             # nobody can tell duplicates then, but the records are the same
             found, sequence = Producer(-1, -1), -1
         else:
-            sequence = t.producers.sequence(captured, log, header.base_sequence)
+            sequence = ids.producers.sequence(captured, log, header.base_sequence)
         if (*found, sequence) == (*captured, header.base_sequence):
             continue
         if out is None:
@@ -196,34 +196,34 @@ CHANGES: dict[FieldKind, Callable[[Any, Step, Spot, Any], Any]] = {
 # -- by API -----------------------------------------------------------------------------------
 
 
-def _fetch(t: IdMap, step: Step, request: Message) -> bool:
+def _fetch(ids: IdMap, step: Step, request: Message) -> bool:
     if "session_id" not in request.body:
         return False
     before = request.body
-    captured = t.captured_of(step)
+    captured = response_of(step.exchange)
     code = 0 if captured is None else captured.body.get("error_code", 0)
     nodes: tuple[int | None, ...] = (None,)
-    if len(t.target.nodes) > 1:
-        led_by = tuple(spread(t, step))
-        nodes = led_by if len(led_by) > 1 else (target_node(t, step),)
-    request.body, reason = t.sessions.request(t.broker(step), step.number, before, code, nodes)
+    if len(ids.target.nodes) > 1:
+        led_by = tuple(spread(ids, step))
+        nodes = led_by if len(led_by) > 1 else (target_node(ids, step),)
+    request.body, reason = ids.sessions.request(ids.broker(step), step.number, before, code, nodes)
     if reason:
         raise Untranslatable(reason)
     return bool(request.body != before)
 
 
-def _metadata(t: IdMap, step: Step, request: Message) -> bool:
+def _metadata(ids: IdMap, step: Step, request: Message) -> bool:
     """Reading must not create: where creating is not allowed, no topic comes by being asked for."""
     topics = entries(request.body["topics"])
-    if t.may_create or not topics:
+    if ids.may_create or not topics:
         return False
-    may_forbid = t.api_version(step) >= _MAY_FORBID_CREATION
+    may_forbid = ids.api_version(step) >= _MAY_FORBID_CREATION
     if may_forbid and "allow_auto_topic_creation" in request.body:
         was = request.body["allow_auto_topic_creation"]
         request.body["allow_auto_topic_creation"] = False
         return bool(was)
     unknown = [
-        each["name"] for each in topics if not t.target.has_topic(t.topic(each["name"] or ""))
+        each["name"] for each in topics if not ids.target.has_topic(ids.topic(each["name"] or ""))
     ]
     if unknown:
         raise Untranslatable(
@@ -233,17 +233,17 @@ def _metadata(t: IdMap, step: Step, request: Message) -> bool:
     return False
 
 
-def _unregister(t: IdMap, step: Step, request: Message) -> bool:
+def _unregister(ids: IdMap, step: Step, request: Message) -> bool:
     """The target's brokers are its own: none of them may be lost to a workload."""
     captured = request.body["broker_id"]
-    if captured in t.captured_nodes or captured in t.target.nodes:
+    if captured in ids.captured_nodes or captured in ids.target.nodes:
         raise Untranslatable(f"unregistering node {captured} would cost the target a broker")
     return False
 
 
-def _create_topics(t: IdMap, step: Step, request: Message) -> bool:
+def _create_topics(ids: IdMap, step: Step, request: Message) -> bool:
     """As many replicas as the target has brokers, at most; placement by the target's nodes."""
-    count = len(t.target.nodes)
+    count = len(ids.target.nodes)
     is_changed = False
     if not count:
         return False
@@ -260,15 +260,15 @@ def _create_topics(t: IdMap, step: Step, request: Message) -> bool:
             topic["replication_factor"] = count
             is_changed = True
         for assignment in entries(topic["assignments"]):
-            is_changed |= _placed(t, assignment, "broker_ids")
+            is_changed |= _placed(ids, assignment, "broker_ids")
         for config in entries(topic["configs"]):
-            is_changed |= _in_sync(t, config)
+            is_changed |= _in_sync(ids, config)
     return is_changed
 
 
-def _in_sync(t: IdMap, config: Body) -> bool:
+def _in_sync(ids: IdMap, config: Body) -> bool:
     """No more replicas in sync than the target has brokers, or nobody could write."""
-    count = len(t.target.nodes)
+    count = len(ids.target.nodes)
     if config.get("name") != "min.insync.replicas" or not 0 < count < _number(config["value"]):
         return False
     config["value"] = str(count)
@@ -279,38 +279,38 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() else 0
 
 
-def _placed(t: IdMap, holder: Body, name: str) -> bool:
+def _placed(ids: IdMap, holder: Body, name: str) -> bool:
     """Each node of a list once: several of the capture's may be the same at the target."""
     given = holder[name]
     if not given:
         return False
-    nodes = [t.node(node) for node in given]
+    nodes = [ids.node(node) for node in given]
     holder[name] = list(dict.fromkeys(nodes))
     # the walk maps nodes again: those of the target stay as they are
     return bool(holder[name] != given)
 
 
-def _create_partitions(t: IdMap, step: Step, request: Message) -> bool:
+def _create_partitions(ids: IdMap, step: Step, request: Message) -> bool:
     is_changed = False
     for topic in entries(request.body["topics"]):
         for assignment in entries(topic["assignments"]):
-            is_changed |= _placed(t, assignment, "broker_ids")
+            is_changed |= _placed(ids, assignment, "broker_ids")
     return is_changed
 
 
-def _reassign(t: IdMap, step: Step, request: Message) -> bool:
+def _reassign(ids: IdMap, step: Step, request: Message) -> bool:
     is_changed = False
     for topic in entries(request.body["topics"]):
         for partition in entries(topic["partitions"]):
-            is_changed |= _placed(t, partition, "replicas")
+            is_changed |= _placed(ids, partition, "replicas")
     return is_changed
 
 
-def _find_coordinator(t: IdMap, step: Step, request: Message) -> bool:
+def _find_coordinator(ids: IdMap, step: Step, request: Message) -> bool:
     key_type = request.body.get("key_type", 0)
-    rename = {0: t.group, 1: t.transactional_id}.get(key_type)
+    rename = {0: ids.group, 1: ids.transactional_id}.get(key_type)
     if rename is None:
-        return _find_share_coordinator(t, request)
+        return _find_share_coordinator(ids, request)
     is_changed = False
     if request.body.get("key"):
         renamed = rename(request.body["key"])
@@ -324,34 +324,34 @@ def _find_coordinator(t: IdMap, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _find_share_coordinator(t: IdMap, request: Message) -> bool:
+def _find_share_coordinator(ids: IdMap, request: Message) -> bool:
     """Keys ``group:topic id:partition``; only brokers ask so."""
     raise Untranslatable("only brokers look for the coordinator of a share group's state")
 
 
-def _join_group(t: IdMap, step: Step, request: Message) -> bool:
-    if request.body["protocol_type"] != "consumer" or not t.has_topic_renames:
+def _join_group(ids: IdMap, step: Step, request: Message) -> bool:
+    if request.body["protocol_type"] != "consumer" or not ids.has_topic_renames:
         return False
     is_changed = False
     for protocol in entries(request.body["protocols"]):
-        renamed = renamed_protocol(t, "ConsumerProtocolSubscription", protocol["metadata"])
+        renamed = renamed_protocol(ids, "ConsumerProtocolSubscription", protocol["metadata"])
         is_changed |= renamed != protocol["metadata"]
         protocol["metadata"] = renamed
     return is_changed
 
 
-def _sync_group(t: IdMap, step: Step, request: Message) -> bool:
+def _sync_group(ids: IdMap, step: Step, request: Message) -> bool:
     body = request.body
     before = body["assignments"]
     group = body["group_id"]
-    given = t.groups.assignments(group, body["generation_id"], body["member_id"], before)
+    given = ids.groups.assignments(group, body["generation_id"], body["member_id"], before)
     is_consumer = body.get("protocol_type") in (None, "consumer")
     body["assignments"] = [
         {
             # the walk translates member ids; here are the capture's
             **each,
-            "assignment": renamed_protocol(t, "ConsumerProtocolAssignment", each["assignment"])
-            if is_consumer and t.has_topic_renames
+            "assignment": renamed_protocol(ids, "ConsumerProtocolAssignment", each["assignment"])
+            if is_consumer and ids.has_topic_renames
             else each["assignment"],
         }
         for each in given
@@ -359,7 +359,7 @@ def _sync_group(t: IdMap, step: Step, request: Message) -> bool:
     return bool(body["assignments"] != before)
 
 
-def renamed_protocol(t: IdMap, name: str, data: bytes) -> bytes:
+def renamed_protocol(ids: IdMap, name: str, data: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; bytes of other clients'
     protocols stay as they are."""
     definition = catalog.definition(name)
@@ -370,24 +370,24 @@ def renamed_protocol(t: IdMap, name: str, data: bytes) -> bytes:
     except (DecodeError, ValueError):
         return data
     if "topics" in values:
-        values["topics"] = [t.topic(each) for each in entries(values["topics"])]
+        values["topics"] = [ids.topic(each) for each in entries(values["topics"])]
     for holder in ("owned_partitions", "assigned_partitions"):
         for each in entries(values.get(holder)):
-            each["topic"] = t.topic(each["topic"])
+            each["topic"] = ids.topic(each["topic"])
     try:
         return data[:2] + message_codec.encode(definition, known, values) + data[pos:]
     except EncodeError:
         return data
 
 
-def _heartbeat(t: IdMap, step: Step, request: Message) -> bool:
+def _heartbeat(ids: IdMap, step: Step, request: Message) -> bool:
     """A member says what it owns: what the target gave it, where it was all the capture gave."""
     body = request.body
     captured = body["member_id"]
-    is_known, owned = t.groups.owned(body["group_id"], captured, body.get("topic_partitions"))
+    is_known, owned = ids.groups.owned(body["group_id"], captured, body.get("topic_partitions"))
     if not is_known or owned is None:
         return False
-    back = {target: mine for mine, target in t.topic_ids.items()}
+    back = {target: mine for mine, target in ids.topic_ids.items()}
     # the walk goes from the capture's ids to the target's
     body["topic_partitions"] = [
         {**each, "topic_id": back.get(each["topic_id"], each["topic_id"])} for each in owned
@@ -395,27 +395,29 @@ def _heartbeat(t: IdMap, step: Step, request: Message) -> bool:
     return True
 
 
-def _streams_heartbeat(t: IdMap, step: Step, request: Message) -> bool:
+def _streams_heartbeat(ids: IdMap, step: Step, request: Message) -> bool:
     body = request.body
     captured = body["endpoint_information_epoch"]
-    body["endpoint_information_epoch"] = t.groups.endpoint_epoch(body["group_id"], captured)
+    body["endpoint_information_epoch"] = ids.groups.endpoint_epoch(body["group_id"], captured)
     return bool(body["endpoint_information_epoch"] != captured)
 
 
-def _share_session(t: IdMap, step: Step, request: Message) -> bool:
+def _share_session(ids: IdMap, step: Step, request: Message) -> bool:
     """Epochs of a share session count the requests that the target has taken. Where a member's
     sessions with several captured brokers meet at one node, the later ones have ids of their own.
     """
     body = request.body
     before = body["member_id"], body["share_session_epoch"]
-    key = share_key(t, step, body)
-    t.share_told[key[1:]] = share_told(t, step, body)
-    if t.share_owners.setdefault(key[:-1], key[-1]) != key[-1]:
-        body["member_id"] = stand_in(t.groups.member(body["group_id"], body["member_id"]), key[-1])
+    key = share_key(ids, step, body)
+    ids.share_told[key[1:]] = share_told(ids, step, body)
+    if ids.share_owners.setdefault(key[:-1], key[-1]) != key[-1]:
+        body["member_id"] = stand_in(
+            ids.groups.member(body["group_id"], body["member_id"]), key[-1]
+        )
     if body["share_session_epoch"] > 0:
-        body["share_session_epoch"] = t.share_epochs.get(key, body["share_session_epoch"])
+        body["share_session_epoch"] = ids.share_epochs.get(key, body["share_session_epoch"])
     is_changed = bool((body["member_id"], body["share_session_epoch"]) != before)
-    if step.number in t.share_acknowledged:
+    if step.number in ids.share_acknowledged:
         for topic in entries(body["topics"]):
             for partition in entries(topic["partitions"]):
                 is_changed |= bool(partition["acknowledgement_batches"])
@@ -423,40 +425,40 @@ def _share_session(t: IdMap, step: Step, request: Message) -> bool:
     return is_changed
 
 
-def _config_resources(t: IdMap, step: Step, request: Message) -> bool:
+def _config_resources(ids: IdMap, step: Step, request: Message) -> bool:
     is_changed = False
     for resource in entries(request.body["resources"]):
-        renamed = config_resource(t, resource["resource_type"], resource["resource_name"])
+        renamed = config_resource(ids, resource["resource_type"], resource["resource_name"])
         is_changed |= renamed != resource["resource_name"]
         resource["resource_name"] = renamed
         for config in entries(resource.get("configs")):
-            is_changed |= _in_sync(t, config)
+            is_changed |= _in_sync(ids, config)
     return is_changed
 
 
-def config_resource(t: IdMap, resource_type: int, name: str) -> str:
+def config_resource(ids: IdMap, resource_type: int, name: str) -> str:
     """The target's name of what a config belongs to."""
     if resource_type == _TOPIC:
-        return t.topic(name)
+        return ids.topic(name)
     if resource_type == _GROUP_CONFIG:
-        return t.group(name)
+        return ids.group(name)
     if resource_type in (_BROKER, _BROKER_LOGGER) and name.isascii() and name.isdigit():
-        return str(t.node(int(name)))
+        return str(ids.node(int(name)))
     return name
 
 
-def acl_resource(t: IdMap, resource_type: int, name: str | None) -> str | None:
+def acl_resource(ids: IdMap, resource_type: int, name: str | None) -> str | None:
     """The target's name of what an ACL is about."""
     if name is None:
         return None
     if resource_type == _TOPIC:
-        return t.topic(name)
+        return ids.topic(name)
     if resource_type == _GROUP:
-        return t.group(name)
-    return t.transactional_id(name) if resource_type == _TRANSACTIONAL_ID else name
+        return ids.group(name)
+    return ids.transactional_id(name) if resource_type == _TRANSACTIONAL_ID else name
 
 
-def _acls(t: IdMap, step: Step, request: Message) -> bool:
+def _acls(ids: IdMap, step: Step, request: Message) -> bool:
     body = request.body
     holders = [body, *entries(body.get("creations")), *entries(body.get("filters"))]
     is_changed = False
@@ -466,7 +468,7 @@ def _acls(t: IdMap, step: Step, request: Message) -> bool:
             ("resource_type_filter", "resource_name_filter"),
         ):
             if kind in holder:
-                renamed = acl_resource(t, holder[kind], holder[name])
+                renamed = acl_resource(ids, holder[kind], holder[name])
                 is_changed |= renamed != holder[name]
                 holder[name] = renamed
     return is_changed
@@ -475,11 +477,11 @@ def _acls(t: IdMap, step: Step, request: Message) -> bool:
 def _opaque(*names: str) -> Callable[[Any, Step, Message], bool]:
     """Values that an earlier answer gave and that mean nothing but themselves."""
 
-    def change(t: IdMap, step: Step, request: Message) -> bool:
+    def change(ids: IdMap, step: Step, request: Message) -> bool:
         is_changed = False
         for name in names:
             value = request.body.get(name)
-            found = t.opaque.get((name, value), value)
+            found = ids.opaque.get((name, value), value)
             is_changed |= found != value
             request.body[name] = found
         return is_changed

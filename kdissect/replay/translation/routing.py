@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.translation.readings import spots_of
 from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
-from kdissect.replay.workload.field_kinds import FieldKind
+from kdissect.replay.workload.field_kinds import FieldKind, Spot, spots
 from kdissect.replay.workload.messages import entries, request_of
 
 _BY_LEADER = frozenset(
@@ -51,32 +50,32 @@ _COORDINATED = frozenset({FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID})
 _NUMBERED = frozenset({FieldKind.PARTITION})
 
 
-def share_key(t: IdMap, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
+def share_key(ids: IdMap, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
     """Whose share session a request is of: (node of the target, group, member, captured broker)."""
-    node = target_node(t, step)
-    return (node, body["group_id"] or "", body["member_id"] or "", t.broker(step))
+    node = target_node(ids, step)
+    return (node, body["group_id"] or "", body["member_id"] or "", ids.broker(step))
 
 
-def needs(t: IdMap, exchange: Exchange) -> tuple[str, ...]:
+def needs(ids: IdMap, exchange: Exchange) -> tuple[str, ...]:
     """The capture's names of the topics that a request is about, where their leaders matter."""
     if exchange.api_key not in _NEEDS_TOPICS:
         return ()
     names: dict[str, None] = {}
-    for kind, slot, holder, around in spots_of(exchange, _TOPICS):
+    for kind, slot, holder, around in _spots(exchange, _TOPICS):
         value = holder[slot.name]
         for each in value if isinstance(value, list) else [value]:
             if kind is FieldKind.TOPIC:
                 names[each] = None
-            elif not around.topic and each in t.names:
-                names[t.names[each]] = None
+            elif not around.topic and each in ids.names:
+                names[ids.names[each]] = None
     return tuple(names)
 
 
-def share_told(t: IdMap, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
+def share_told(ids: IdMap, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
     """(captured topic id, partition) of a share session: what it was told, and what a request
     says."""
-    key = (body["group_id"], body["member_id"], t.broker(step))
-    told = set() if body["share_session_epoch"] == 0 else set(t.share_told.get(key, ()))
+    key = (body["group_id"], body["member_id"], ids.broker(step))
+    told = set() if body["share_session_epoch"] == 0 else set(ids.share_told.get(key, ()))
     for topic in entries(body.get("forgotten_topics_data")):
         told -= {(topic["topic_id"], number) for number in topic["partitions"]}
     for topic in entries(body["topics"]):
@@ -84,10 +83,10 @@ def share_told(t: IdMap, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID,
     return told
 
 
-def wants_metadata(t: IdMap, needs: tuple[str, ...]) -> list[str]:
+def wants_metadata(ids: IdMap, needs: tuple[str, ...]) -> list[str]:
     """The target's names of topics that a request needs and nothing is known of yet."""
-    wanted = [t.topic(name) for name in needs]
-    known = t.target
+    wanted = [ids.topic(name) for name in needs]
+    known = ids.target
     return [
         name
         for name in wanted
@@ -95,29 +94,29 @@ def wants_metadata(t: IdMap, needs: tuple[str, ...]) -> list[str]:
     ]
 
 
-def target_node(t: IdMap, step: Step) -> int | None:
+def target_node(ids: IdMap, step: Step) -> int | None:
     """The target's node that a request goes to; None: any (the bootstrap address)."""
-    if len(t.target.nodes) < 2:
+    if len(ids.target.nodes) < 2:
         return None
     key = step.exchange.api_key
     found: int | None = None
     if key in _BY_LEADER:
-        votes = spread(t, step)
+        votes = spread(ids, step)
         found = max(votes, key=lambda node: votes[node]) if votes else None
     elif key in _BY_TRANSACTION:
-        found = _coordinator(t, step.exchange, FieldKind.TRANSACTIONAL_ID, TRANSACTION_KEY)
+        found = _coordinator(ids, step.exchange, FieldKind.TRANSACTIONAL_ID, TRANSACTION_KEY)
     elif key in _BY_GROUP:
-        found = _coordinator(t, step.exchange, FieldKind.GROUP, GROUP_KEY)
-    if found is not None and found in t.target.nodes:
+        found = _coordinator(ids, step.exchange, FieldKind.GROUP, GROUP_KEY)
+    if found is not None and found in ids.target.nodes:
         return found
-    captured = t.plan.workload.connections[step.connection].node_id
+    captured = ids.plan.workload.connections[step.connection].node_id
     if captured is None:
         return None
-    found = t.node(captured)
-    return found if found in t.target.nodes else None
+    found = ids.node(captured)
+    return found if found in ids.target.nodes else None
 
 
-def spread(t: IdMap, step: Step) -> Counter[int]:
+def spread(ids: IdMap, step: Step) -> Counter[int]:
     """The target's nodes that a request is for, with how many of its partitions each leads, or of
     its groups or transactions each coordinates."""
     votes: Counter[int] = Counter()
@@ -125,64 +124,71 @@ def spread(t: IdMap, step: Step) -> Counter[int]:
     if key == ApiKey.FETCH:
         request = request_of(step.exchange)
         if request is not None and "session_epoch" in request.body:
-            for topic, number in t.sessions.told(t.broker(step), request.body):
+            for topic, number in ids.sessions.told(ids.broker(step), request.body):
                 is_name = isinstance(topic, str)
-                name = t.topic_name(topic, None) if is_name else t.topic_name("", topic)
-                _vote(t, votes, name, number)
+                name = ids.topic_name(topic, None) if is_name else ids.topic_name("", topic)
+                _vote(ids, votes, name, number)
             return votes
     if key in _IN_SHARE_SESSIONS:
         request = request_of(step.exchange)
-        for topic_id, number in share_told(t, step, request.body) if request is not None else ():
-            _vote(t, votes, t.topic_name("", topic_id), number)
+        for topic_id, number in share_told(ids, step, request.body) if request is not None else ():
+            _vote(ids, votes, ids.topic_name("", topic_id), number)
         return votes
     if key in _BY_LEADER:
-        for _, slot, holder, around in spots_of(step.exchange, _NUMBERED):
+        for _, slot, holder, around in _spots(step.exchange, _NUMBERED):
             value = holder[slot.name]
-            name = t.topic_name(around.topic, around.topic_id)
+            name = ids.topic_name(around.topic, around.topic_id)
             for number in value if isinstance(value, list) else [value]:
-                _vote(t, votes, name, number)
+                _vote(ids, votes, name, number)
         return votes
     wanted = FieldKind.TRANSACTIONAL_ID if key in _BY_TRANSACTION else FieldKind.GROUP
     key_type = TRANSACTION_KEY if key in _BY_TRANSACTION else GROUP_KEY
-    for _, slot, holder, _ in spots_of(step.exchange, frozenset({wanted})):
+    for _, slot, holder, _ in _spots(step.exchange, frozenset({wanted})):
         value = holder[slot.name]
         for each in value if isinstance(value, list) else [value]:
-            node = t.target.coordinators.get((key_type, t.renamed(wanted, each)))
-            if node is not None and node in t.target.nodes:
+            node = ids.target.coordinators.get((key_type, ids.renamed(wanted, each)))
+            if node is not None and node in ids.target.nodes:
                 votes[node] += 1
     return votes
 
 
-def _vote(t: IdMap, votes: Counter[int], name: str, partition: int) -> None:
-    leader = t.target.leaders.get((t.topic(name), partition))
-    if leader is not None and leader[0] in t.target.nodes:
+def _vote(ids: IdMap, votes: Counter[int], name: str, partition: int) -> None:
+    leader = ids.target.leaders.get((ids.topic(name), partition))
+    if leader is not None and leader[0] in ids.target.nodes:
         votes[leader[0]] += 1
 
 
-def _coordinator(t: IdMap, exchange: Exchange, wanted: FieldKind, key_type: int) -> int | None:
-    for kind, slot, holder, _ in spots_of(exchange, {wanted}):
+def _coordinator(ids: IdMap, exchange: Exchange, wanted: FieldKind, key_type: int) -> int | None:
+    for kind, slot, holder, _ in _spots(exchange, {wanted}):
         value = holder[slot.name]
         for name in value if isinstance(value, list) else [value]:
-            node = t.target.coordinators.get((key_type, t.renamed(kind, name)))
+            node = ids.target.coordinators.get((key_type, ids.renamed(kind, name)))
             if node is not None:
                 return node
     return None
 
 
-def coordinator_keys(t: IdMap) -> list[tuple[int, str]]:
+def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
     """(key type, target's name) of the coordinators that the plan will need: asked for ahead,
     a fresh target has made its internal topics before the first request."""
     found: dict[tuple[int, str], None] = {}
-    for step in t.plan.steps:
+    for step in ids.plan.steps:
         if step.skipped is not None:
             continue
         key = step.exchange.api_key
         if key not in _BY_GROUP and key not in _BY_TRANSACTION:
             continue
-        for kind, slot, holder, _ in spots_of(step.exchange, _COORDINATED):
+        for kind, slot, holder, _ in _spots(step.exchange, _COORDINATED):
             value = holder[slot.name]
             key_type = GROUP_KEY if kind is FieldKind.GROUP else TRANSACTION_KEY
             for name in value if isinstance(value, list) else [value]:
                 if name:
-                    found[key_type, t.renamed(kind, name)] = None
+                    found[key_type, ids.renamed(kind, name)] = None
     return list(found)
+
+
+def _spots(exchange: Exchange, kinds: Collection[FieldKind]) -> Iterator[Spot]:
+    """The spots of some kinds in a captured request, in wire order."""
+    request = request_of(exchange)
+    if request is not None:
+        yield from (spot for spot in spots(request) if spot.kind in kinds)

@@ -2,13 +2,13 @@
 
 Theory of operation
 -------------------
-Requests are decoded, their meaningful fields (`field_kinds`) changed, and encoded again; where
-nothing has to change the captured bytes go out with another correlation id. What stands for what is
+Requests are decoded, fields that hold ids (`field_kinds`) are changed, and the request is encoded
+again. If nothing changes, the captured bytes go out with another correlation id. The `IdMap` is
 learnt from answers: the captured response and the target's answer to the same request are read side
-by side, and what the one calls X the other calls Y. Later requests that say X are sent with Y.
+by side, and where the one has X, the other has Y. Later requests with X are sent with Y.
 
-Keys of what is learnt are always the capture's (names before renames), so that a capture replayed
-on its own cluster, and one replayed elsewhere, go the same way.
+Keys of an `IdMap` are the capture's (names before renames), so a capture is replayed to its own
+cluster and to another one in the same way.
 """
 
 from __future__ import annotations
@@ -16,140 +16,139 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kdissect.codec.message import encode_message
-from kdissect.errors import EncodeError
+from kdissect.codec.message import decode_message, encode_message
+from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import taken
-from kdissect.replay.model import (
-    DroppedField,
-    ReplayPlan,
-    SkipCode,
-    Skipped,
-    Step,
-    TranslateOptions,
-)
-from kdissect.replay.translation import answers as learning
-from kdissect.replay.translation import node_split, requests, routing, shortcuts
+from kdissect.replay.model import DroppedField, SkipCode, Skipped, Step
+from kdissect.replay.translation import answers, node_split, requests, routing
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.translation.requests import Untranslatable
-from kdissect.replay.translation.shortcuts import Pair, patched
-from kdissect.replay.workload.messages import request_of, response_of
-
-_TOLD_MAX = 256
+from kdissect.replay.translation.retry import Differs, Retry
 
 
-class Translator(IdMap):
+class Translator:
     """`model.Translation`. One for a run; not thread-safe."""
 
-    def __init__(self, plan: ReplayPlan, options: TranslateOptions | None = None) -> None:
-        super().__init__(plan, options)
-        self._last_pair: tuple[bytes, Pair | None] = (b"", None)
-        # what has told something, and the target's `changes` after that
-        self._known: dict[tuple[str, ...], int] = {}  # by topics whose leaders are known
-        self._told: dict[tuple[bytes, bytes], int] = {}  # by Metadata of both sides
-        self.is_quick = True  # by forms, where they are known
+    def __init__(self, ids: IdMap, differs: Differs | None = None) -> None:
+        self.ids = ids
+        self.retries = Retry(ids, differs)
+        self._dropped: dict[int, list[DroppedField]] = {}  # step -> fields its request lacks
+        # topics whose leaders are known -> `changes` of the target's facts at that moment
+        self._known: dict[tuple[str, ...], int] = {}
         self._needs: list[tuple[str, ...]] = []
         known: dict[tuple[str, ...], tuple[str, ...]] = {}
-        for step in plan.steps:
+        for step in ids.plan.steps:
             needs: tuple[str, ...] = ()
             if step.skipped is None:
-                learning.from_capture(self, step.exchange)
-                needs = routing.needs(self, step.exchange)
+                answers.from_capture(ids, step.exchange)
+                needs = routing.needs(ids, step.exchange)
             self._needs.append(known.setdefault(needs, needs))
 
-    # -- what the runner tells ------------------------------------------------------------------
+    # -- facts from the runner ------------------------------------------------------------------
 
     def learn_versions(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        self.target.ranges = taken(ranges)
+        self.ids.target.ranges = taken(ranges)
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
-        self.target.learn_metadata(body)
+        self.ids.target.learn_metadata(body)
 
     def learn_log_starts(self, starts: Mapping[tuple[str, int], int]) -> None:
-        old_names = {new: old for old, new in self.renames["topic"].items()}
+        old_names = {new: old for old, new in self.ids.renames["topic"].items()}
         for (name, partition), start in starts.items():
-            self.offsets.target_starts((old_names.get(name, name), partition), start)
+            self.ids.offsets.target_starts((old_names.get(name, name), partition), start)
 
-    # -- where to -------------------------------------------------------------------------------
+    def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
+        self.ids.learn_coordinator(key_type, key, node_id)
+
+    def transactional_id(self, name: str) -> str:
+        return self.ids.transactional_id(name)
+
+    def api_version(self, step: Step) -> int:
+        return self.ids.api_version(step)
+
+    # -- routing --------------------------------------------------------------------------------
 
     def wants_metadata(self, step: Step) -> list[str]:
         needs = self._needs[step.number]
-        if not needs or self._known.get(needs) == self.target.changes:
+        if not needs or self._known.get(needs) == self.ids.target.changes:
             return []
-        wanted = routing.wants_metadata(self, needs)
+        wanted = routing.wants_metadata(self.ids, needs)
         if not wanted:
-            self._known[needs] = self.target.changes
+            self._known[needs] = self.ids.target.changes
         return wanted
 
     def target_node(self, step: Step) -> int | None:
-        return routing.target_node(self, step)
+        return routing.target_node(self.ids, step)
 
     def is_split(self, step: Step) -> bool:
-        return node_split.is_split(self, step)
+        return node_split.is_split(self.ids, step)
 
     def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
-        return node_split.parts(self, step, frame)
+        return node_split.parts(self.ids, step, frame)
 
-    def merged(self, step: Step, answers: list[bytes]) -> bytes:
-        return node_split.merged(self, step, answers)
+    def merged(self, step: Step, responses: list[bytes]) -> bytes:
+        return node_split.merged(self.ids, step, responses)
 
     def coordinator_keys(self) -> list[tuple[int, str]]:
         """(key type, target's name) of the coordinators that the plan will need."""
-        return routing.coordinator_keys(self)
+        return routing.coordinator_keys(self.ids)
 
     # -- requests -------------------------------------------------------------------------------
 
     def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
         exchange = step.exchange
-        frame = exchange.request
-        if frame is None:
+        if exchange.request is None:
             return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
         refused = self._refused(step)
         if refused is not None:
             return refused
         try:
-            if self.is_quick:
-                quick = patched(self, step, frame, correlation_id)
-                if quick is not None:
-                    return quick
-            request = request_of(exchange)
-            if request is None:  # ApiVersions in a version that nobody knows, answered for that
-                return _numbered(frame, correlation_id)
-            is_changed = requests.translate(self, step, request)
-            version = self.api_version(step)
-            if version != exchange.api_version:
-                request, self.dropped[step.number] = reencoded(self, request, version)
-                is_changed = True
-            if not is_changed:
-                return _numbered(frame, correlation_id)
-            request.header["correlation_id"] = correlation_id
-            return encode_message(request)
+            return self._translated(step, exchange.request, correlation_id)
         except Untranslatable as cause:
             return Skipped(SkipCode.NOT_TRANSLATABLE, str(cause))
         except EncodeError as error:
             return Skipped(SkipCode.NOT_TRANSLATABLE, f"cannot be encoded: {error}")
 
+    def _translated(self, step: Step, frame: bytes, correlation_id: int) -> bytes:
+        """The frame to send. Raises Untranslatable, EncodeError."""
+        exchange = step.exchange
+        try:
+            request = decode_message(frame, side="request")
+        except (DecodeError, ValueError):
+            # ApiVersions in a version that has no definition: brokers answer it with an error
+            return _numbered(frame, correlation_id)
+        is_changed = requests.translate(self.ids, step, request)
+        version = self.ids.api_version(step)
+        if version != exchange.api_version:
+            request, self._dropped[step.number] = reencoded(self.ids, request, version)
+            is_changed = True
+        if not is_changed:
+            return _numbered(frame, correlation_id)
+        request.header["correlation_id"] = correlation_id
+        return encode_message(request)
+
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
-        return self.dropped.get(step.number, ())
+        return self._dropped.get(step.number, ())
 
     def _refused(self, step: Step) -> Skipped | None:
-        """A version that the target does not speak: what a client would notice at once."""
+        """A version that the target does not speak: a client would fail at once."""
         exchange = step.exchange
-        if not self.target.ranges or exchange.api_key == ApiKey.API_VERSIONS:
+        ranges = self.ids.target.ranges
+        if not ranges or exchange.api_key == ApiKey.API_VERSIONS:
             return None
-        known = self.target.ranges.get(exchange.api_key)
+        known = ranges.get(exchange.api_key)
         if known is None:
             reason = f"the target does not offer {step.api_name}"
-        elif known[0] <= self.api_version(step) <= known[1]:
+        elif known[0] <= self.ids.api_version(step) <= known[1]:
             return None
         else:
             reason = (
                 f"the target speaks {step.api_name} v{known[0]} to v{known[1]}, "
                 f"captured is v{exchange.api_version}"
             )
-        captured = response_of(exchange)
-        if captured is None and exchange.expects_response:
+        if exchange.response is None and exchange.expects_response:
             return Skipped(SkipCode.API_VERSION, f"{reason}; it was not answered in the capture")
         return Skipped(SkipCode.API_VERSION, reason, is_finding=True)
 
@@ -159,57 +158,22 @@ class Translator(IdMap):
         captured = step.exchange.response
         if captured is None or response[4:] == captured[4:]:
             return ""
-        pair = self._pair(step, response)
-        if pair is not None and shortcuts.is_final(self, step, pair):
-            return ""
-        answer = self.answer_of(step, response)
-        if answer is None:
-            return ""
-        return learning.retry(self, step, answer)
-
-    def _pair(self, step: Step, response: bytes) -> Pair | None:
-        if self._last_pair[0] is not response:
-            self._last_pair = (
-                response,
-                shortcuts.pair_of(self, step, response) if self.is_quick else None,
-            )
-        return self._last_pair[1]
+        answer = self.ids.answer_of(step, response)
+        return "" if answer is None else self.retries.reason(step, answer)
 
     def learn(self, step: Step, response: bytes) -> None:
-        if not learning.teaches(step):
+        if not answers.teaches(step):
             return
-        if self.produced_again:
-            self.produced_again.get(step.connection, set()).discard(step.number)
-        if step.exchange.api_key == ApiKey.METADATA and self.is_quick:
-            self._learn_metadata(step, response)
-            return
-        pair = self._pair(step, response)
-        if pair is not None and shortcuts.learnt(self, step, pair):
-            return
-        answer = self.answer_of(step, response)
-        if answer is None:
-            self.failed(step)
-        else:
-            learning.from_answer(self, step, answer)
-
-    def _learn_metadata(self, step: Step, response: bytes) -> None:
-        """Clients ask again and again: the same answer tells nothing while nothing else did."""
-        told = (step.exchange.response or b"")[4:], response[4:]
-        if self._told.get(told) == self.target.changes:
-            return
-        answer = self.answer_of(step, response)
+        answer = self.ids.answer_of(step, response)
         if answer is None:
             self.failed(step)
             return
-        learning.from_answer(self, step, answer)
-        if len(self._told) >= _TOLD_MAX:
-            self._told.clear()
-        self._told[told] = self.target.changes
+        self.retries.finish(step)
+        answers.from_answer(self.ids, step, answer)
 
     def failed(self, step: Step) -> None:
-        if self.produced_again:
-            self.produced_again.get(step.connection, set()).discard(step.number)
-        learning.from_failure(self, step)
+        self.retries.finish(step)
+        answers.from_failure(self.ids, step)
 
 
 def _numbered(frame: bytes, correlation_id: int) -> bytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
-from kdissect.codec.message import Message
+from kdissect.codec.message import Message, decode_message
 from kdissect.codec.message_codec import read_int16, read_string
-from kdissect.codec.message_forms import decode_alike
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
@@ -115,22 +115,25 @@ def api_name(api_key: int) -> str:
 
 
 def request_of(exchange: Exchange) -> Message | None:
-    """The decoded request; None where it is not there, or cannot be decoded."""
-    return _decoded(exchange, exchange.request, "request")
+    """The decoded request; None if it was not captured or cannot be decoded. It is shared: do not
+    change it."""
+    if exchange.request is None or exchange.api_key == NO_API:
+        return None
+    return decoded(exchange.request, "request", exchange.api_key, exchange.api_version)
 
 
 def response_of(exchange: Exchange) -> Message | None:
-    """The decoded captured response; None where it is not there, or cannot be decoded."""
-    return _decoded(exchange, exchange.response, "response")
-
-
-def _decoded(exchange: Exchange, frame: bytes | None, side: str) -> Message | None:
-    if frame is None or exchange.api_key == NO_API:
+    """The same of the captured response."""
+    if exchange.response is None or exchange.api_key == NO_API:
         return None
+    return decoded(exchange.response, "response", exchange.api_key, exchange.api_version)
+
+
+@lru_cache(8)  # several rules look at one message before the next comes
+def decoded(frame: bytes, side: str, api_key: int, api_version: int) -> Message | None:
+    """The decoded frame; None if it cannot be decoded. It is shared: do not change it."""
     try:
-        return decode_alike(
-            frame, side=side, api_key=exchange.api_key, api_version=exchange.api_version
-        )
+        return decode_message(frame, side=side, api_key=api_key, api_version=api_version)
     except (DecodeError, ValueError):
         return None
 
@@ -141,7 +144,7 @@ def expects_response(api_key: int, frame: bytes | None) -> bool:
         return True
     try:
         api_version = read_int16(frame, 2)[0]
-        body = decode_alike(frame, side="request", api_key=api_key, api_version=api_version).body
+        body = decode_message(frame, side="request", api_key=api_key, api_version=api_version).body
     except (DecodeError, ValueError):
         return True
     return bool(body["acks"] != 0)

@@ -1,5 +1,6 @@
 """Answers beside captured responses: every field is looked at, and rules say what may differ."""
 
+import copy
 import re
 from collections import Counter
 from pathlib import Path
@@ -29,6 +30,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
@@ -99,9 +101,9 @@ def flipped(path: Path) -> tuple[Counter[str], dict[str, str]]:
     workload = load_workload(str(path))
     cluster = OtherCluster(workload)
     plan = make_plan(workload, everything())
-    translator = Translator(plan)
+    translator = Translator(IdMap(plan))
     translator.learn_metadata(cluster.metadata())
-    comparator = Comparator(translator)
+    comparator = Comparator(translator.ids)
     seen: Counter[tuple[str, int]] = Counter()
     verdicts: Counter[str] = Counter()
     missed: dict[str, str] = {}
@@ -186,14 +188,14 @@ def step_named(plan: ReplayPlan, name: str) -> Step:
 
 
 def answered(step: Step, change: Any) -> tuple[Outcome, Message]:
-    message = response_of(step.exchange)
+    message = copy.deepcopy(response_of(step.exchange))
     assert message is not None
     change(message.body)
     return Outcome(step, answer=encode_message(message)), message
 
 
 def test_verdicts(plan: ReplayPlan) -> None:
-    comparator = Comparator(Translator(plan))
+    comparator = Comparator(IdMap(plan))
     step = step_named(plan, "Metadata")
     assert comparator.judge(Outcome(step, answer=step.exchange.response)).verdict is Verdict.SAME
     outcome, _ = answered(step, lambda body: body.update(throttle_time_ms=9))
@@ -218,7 +220,7 @@ def test_verdicts(plan: ReplayPlan) -> None:
 
 
 def test_strict_tolerates_nothing_but_translated_ids(plan: ReplayPlan) -> None:
-    comparator = Comparator(Translator(plan), strict=True)
+    comparator = Comparator(IdMap(plan), strict=True)
     step = step_named(plan, "Metadata")
     outcome, _ = answered(step, lambda body: body.update(throttle_time_ms=9))
     assert comparator.judge(outcome).verdict is Verdict.DIFFERENT
@@ -226,7 +228,7 @@ def test_strict_tolerates_nothing_but_translated_ids(plan: ReplayPlan) -> None:
 
 
 def test_order_means_nothing_where_a_rule_says_so(plan: ReplayPlan) -> None:
-    comparator = Comparator(Translator(plan))
+    comparator = Comparator(IdMap(plan))
     step = step_named(plan, "ApiVersions")
     outcome, _ = answered(step, lambda body: body["api_keys"].reverse())
     found = comparator.judge(outcome)
@@ -259,7 +261,7 @@ def test_rules_of_a_file_come_first(plan: ReplayPlan, tmp_path: Path) -> None:
         """
     )
     step = step_named(plan, "ApiVersions")
-    comparator = Comparator(Translator(plan), load_rules([str(file)]))
+    comparator = Comparator(IdMap(plan), load_rules([str(file)]))
 
     def raised(by: int) -> Judgement:
         def change(body: dict[str, Any]) -> None:

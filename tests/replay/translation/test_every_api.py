@@ -121,18 +121,18 @@ NEVER_SENT = {"UnregisterBroker"}  # of a node of the capture
 APIS = sorted({api_name for api_name, _ in FIELDS} - NEVER_SENT)
 
 
-@pytest.mark.parametrize("is_quick", [False, True], ids=["plain", "quick"])
+@pytest.mark.parametrize("is_fast", [False, True], ids=["plain", "fast"])
 @pytest.mark.parametrize("renames", [(), RENAMES], ids=["same names", "renamed"])
 @pytest.mark.parametrize("api_name", APIS)
 def test_ids_reach_another_cluster(
-    api_name: str, renames: tuple[tuple[str, str, str], ...], is_quick: bool
+    api_name: str, renames: tuple[tuple[str, str, str], ...], is_fast: bool
 ) -> None:
     """The request says what it should there, the answer is taken for the same."""
     for version in versions(api_name):
         found = as_workload([*told_before(), made(api_name, version)])
         cluster = OtherCluster(found, 1000, renames={old: new for _, old, new in renames})
         options = TranslateOptions(renames=renames)
-        done = replay(found, cluster, options=options, is_quick=is_quick)
+        done = replay(found, cluster, options=options, is_fast=is_fast)
         assert done.retried == []
         number = len(done.plan.steps) - 1
         step = done.plan.steps[number]

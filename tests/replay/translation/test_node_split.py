@@ -7,6 +7,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation import node_split
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.target_facts import GROUP_KEY
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of
@@ -21,7 +22,7 @@ def world(*requests: tuple[Message, Message | None]) -> Translator:
         exchange(0, request, 10 * at, 10 * at + 5, answer)
         for at, (request, answer) in enumerate(requests)
     ]
-    t = Translator(make_plan(workload(exchanges), everything()))
+    t = Translator(IdMap(make_plan(workload(exchanges), everything())))
     t.learn_metadata(
         {
             "brokers": [{"node_id": node, "host": "h", "port": 9000 + node} for node in (1, 2)],
@@ -45,7 +46,7 @@ def world(*requests: tuple[Message, Message | None]) -> Translator:
 
 def cut(t: Translator, number: int = 0) -> dict[int, dict[str, Any]]:
     """node -> the body that it is sent."""
-    step = t.plan.steps[number]
+    step = t.ids.plan.steps[number]
     assert t.is_split(step)
     frame = t.request(step, 0)
     assert isinstance(frame, bytes)
@@ -76,14 +77,14 @@ def test_each_leader_is_asked_for_its_own() -> None:
         for node, body in found.items()
     }
     assert told == {1: [0, 2], 2: [1]}
-    assert not t.is_split(t.plan.steps[1])
-    assert t.target_node(t.plan.steps[1]) == 1
+    assert not t.is_split(t.ids.plan.steps[1])
+    assert t.target_node(t.ids.plan.steps[1]) == 1
 
 
 def test_answers_become_one() -> None:
     """Partitions of a topic are together again; an answer that is no message stands for all."""
     t = world((list_offsets(0, 1, 2), None))
-    step = t.plan.steps[0]
+    step = t.ids.plan.steps[0]
     whole = t.merged(step, [offsets_of(0, 2), offsets_of(1)])
     body = decode_message(whole, side="response", api_key=ApiKey.LIST_OFFSETS, api_version=1).body
     [topic] = body["topics"]
@@ -136,7 +137,7 @@ def test_a_fetch_of_a_session_asks_for_all_that_it_was_told() -> None:
     t = world((session_fetch(0, 0, 0, 1), with_data(9, 0)), (session_fetch(9, 1), with_data(9, 1)))
     first = cut(t)
     assert [first[node]["max_wait_ms"] for node in (1, 2)] == [500, 5]
-    step = t.plan.steps[0]
+    step = t.ids.plan.steps[0]
     assert step.exchange.latency_ns == 5 * MS
     parts = [encode_message(with_data(0, number)) for number in (0, 1)]
     t.learn(step, t.merged(step, parts))
@@ -158,4 +159,4 @@ def test_every_api_that_is_split_names_its_arrays() -> None:
 
         found = [one for one in catalog.api(key).request.fields if one.name == array]
         assert found, (key, array)
-    assert request_of(world((list_offsets(0), None)).plan.steps[0].exchange) is not None
+    assert request_of(world((list_offsets(0), None)).ids.plan.steps[0].exchange) is not None

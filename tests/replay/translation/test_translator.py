@@ -23,6 +23,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.fetch_sessions import AcquiredOffsets, stand_in
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import OffsetMap
 from kdissect.replay.translation.producers import Producer, Producers
 from kdissect.replay.translation.translator import Translator
@@ -145,7 +146,7 @@ def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
     renames += [("group", name, f"new-{name}") for name in groups if name]
     renames += [("transactional-id", name, f"new-{name}") for name in transactions if name]
     plan = make_plan(found, everything())
-    translator = Translator(plan, TranslateOptions(renames=tuple(renames)))
+    translator = Translator(IdMap(plan, TranslateOptions(renames=tuple(renames))))
     old = [name.encode() for _, name, _ in renames]
     checked = 0
     for step in plan.steps:
@@ -167,14 +168,14 @@ def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
 
 def test_a_rename_that_says_two_things_is_refused(loaded: ReplayPlan) -> None:
     with pytest.raises(ValueError, match="two new names"):
-        Translator(loaded, TranslateOptions(renames=(("topic", "a", "b"), ("topic", "a", "c"))))
+        IdMap(loaded, TranslateOptions(renames=(("topic", "a", "b"), ("topic", "a", "c"))))
     with pytest.raises(ValueError, match="none of"):
-        Translator(loaded, TranslateOptions(renames=(("client", "a", "b"),)))
+        IdMap(loaded, TranslateOptions(renames=(("client", "a", "b"),)))
 
 
 def test_a_version_that_the_target_lacks_is_a_finding(loaded: ReplayPlan) -> None:
     step = first(loaded, "Produce")
-    translator = Translator(loaded)
+    translator = Translator(IdMap(loaded))
     translator.learn_versions({0: (11, 13)})
     answer = translator.request(step, 1)
     assert isinstance(answer, Skipped)
@@ -185,7 +186,7 @@ def test_a_version_that_the_target_lacks_is_a_finding(loaded: ReplayPlan) -> Non
 def test_reencode_sends_the_nearest_version(loaded: ReplayPlan) -> None:
     """Produce v10 names topics, v13 identifies them; the records are the same."""
     step = first(loaded, "Produce")
-    translator = Translator(loaded, TranslateOptions(reencode=True))
+    translator = Translator(IdMap(loaded, TranslateOptions(reencode=True)))
     translator.learn_versions({0: (13, 13)})
     request = request_of(step.exchange)
     assert request is not None
@@ -210,7 +211,7 @@ def sent_as(message: Message, api_version: int) -> tuple[Message | Skipped, dict
     """A request as it goes to a target that speaks only one version of its API, and what it lacks
     there. The target has the topic "t", and no other."""
     plan = make_plan(workload([exchange(0, message, 0, 1, None)]), everything())
-    translator = Translator(plan, TranslateOptions(reencode=True))
+    translator = Translator(IdMap(plan, TranslateOptions(reencode=True)))
     translator.learn_versions({message.api_key: (api_version, api_version)})
     partition = {"partition_index": 0, "leader_id": 1}
     topic = {"error_code": 0, "name": "t", "topic_id": UUID(int=7), "partitions": [partition]}
@@ -289,7 +290,7 @@ def test_an_older_metadata_request_creates_nothing(loaded: ReplayPlan) -> None:
     """Metadata v3 cannot forbid that the topic is made: without --allow admin it is not sent."""
     message = asked(3, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
     plan = make_plan(workload([exchange(0, message, 0, 1, None)]), PlanOptions())
-    translator = Translator(plan, TranslateOptions(reencode=True))
+    translator = Translator(IdMap(plan, TranslateOptions(reencode=True)))
     translator.learn_versions({3: (0, 3)})
     answer = translator.request(plan.steps[0], 1)
     assert isinstance(answer, Skipped)
@@ -300,7 +301,7 @@ def test_an_older_metadata_request_creates_nothing(loaded: ReplayPlan) -> None:
 def test_reencode_of_old_clients(captures: Path, name: str) -> None:
     """Every request of old clients in the newest version; old messages become record batches."""
     plan = make_plan(load_workload(str(captures / name)), everything())
-    translator = Translator(plan, TranslateOptions(reencode=True))
+    translator = Translator(IdMap(plan, TranslateOptions(reencode=True)))
     newest = {
         0: (3, 12),
         1: (4, 12),
@@ -355,7 +356,7 @@ def test_reading_creates_no_topic(loaded: ReplayPlan) -> None:
     for step in plan.steps:
         request = request_of(step.exchange)
         if step.skipped is None and step.api_name == "Metadata" and request is not None:
-            frame = Translator(plan).request(step, 1)
+            frame = Translator(IdMap(plan)).request(step, 1)
             assert isinstance(frame, bytes)
             if request.body["topics"]:
                 body = decode_message(frame, side="request").body
@@ -365,7 +366,7 @@ def test_reading_creates_no_topic(loaded: ReplayPlan) -> None:
 
 
 def test_requests_go_to_the_leader_and_the_coordinator(loaded: ReplayPlan) -> None:
-    translator = Translator(loaded)
+    translator = Translator(IdMap(loaded))
     step = first(loaded, "Produce")
     assert translator.target_node(step) is None  # one node: any connection will do
     request = request_of(step.exchange)
@@ -445,7 +446,7 @@ def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) ->
         patch_producer(out, header, producer_id, 0, 0)
         each["records"] = bytes(out)
     plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
-    translator = Translator(plan)
+    translator = Translator(IdMap(plan))
     told["partition_responses"][1]["error_code"] = 51  # CONCURRENT_TRANSACTIONS
     assert bool(translator.retry(plan.steps[0], encode_message(response))) is is_sent_again
     told["partition_responses"][0]["error_code"] = 51

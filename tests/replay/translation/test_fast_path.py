@@ -1,4 +1,4 @@
-"""What goes by forms is what decoding, translating and encoding makes, and learns the same."""
+"""The fast path sends the same bytes and learns the same ids as `Translator` alone."""
 
 import random
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
-from kdissect.codec.message_forms import form_of
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -26,13 +27,21 @@ from kdissect.replay.model import (
     Workload,
     WorkloadFacts,
 )
-from kdissect.replay.translation import shortcuts
+from kdissect.replay.translation import fast_path, requests
+from kdissect.replay.translation.fast_path import (
+    FastTranslator,
+    Form,
+    FormLeaf,
+    Forms,
+    form_of,
+    patch,
+)
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.field_kinds import FieldKind, spots
-from kdissect.replay.workload.messages import request_of
 from kdissect.replay.workload.source import load_workload
-from tests.codec.message_values import sample
+from tests.codec.message_values import sample, to_json
 from tests.replay.other_cluster import OtherCluster, Replayed, replay
 from tests.truth.material import CAPTURES, needs_material
 
@@ -52,32 +61,34 @@ def decoded(frame: bytes | Skipped) -> Any:
         return frame
 
 
-def same(quick: Replayed, plain: Replayed) -> None:
-    assert quick.sent.keys() == plain.sent.keys()
-    for number, frame in quick.sent.items():
-        assert decoded(frame) == decoded(plain.sent[number]), quick.plan.steps[number].api_name
-    assert quick.judgements == plain.judgements
-    assert quick.retried == plain.retried
-    for name in ("topic_ids", "expected", "opaque", "asked", "futile", "share_epochs"):
-        assert getattr(quick.translator, name) == getattr(plain.translator, name), name
-    for name in ("offsets", "producers", "groups"):
-        mine, theirs = getattr(quick.translator, name), getattr(plain.translator, name)
-        assert vars(mine) == vars(theirs), name
-    for each in (quick, plain):
-        for session in each.translator.sessions._sessions.values():
-            assert session.told is not None  # read what was left for later
-    mine, theirs = quick.translator.sessions, plain.translator.sessions
-    assert repr(vars(mine)) == repr(vars(theirs))
+def same(fast: Replayed, plain: Replayed) -> None:
+    assert fast.sent.keys() == plain.sent.keys()
+    for number, frame in fast.sent.items():
+        assert decoded(frame) == decoded(plain.sent[number]), fast.plan.steps[number].api_name
+    assert fast.judgements == plain.judgements
+    assert fast.retried == plain.retried
+    retries, plain_retries = fast.translator.retries, plain.translator.retries
+    assert retries.attempts == plain_retries.attempts
+    assert retries.futile == plain_retries.futile
+    mine, theirs = fast.translator.ids, plain.translator.ids
+    for name in ("topic_ids", "expected", "opaque", "share_epochs"):
+        assert getattr(mine, name) == getattr(theirs, name), name
+    for name in ("offsets", "producers", "groups", "target"):
+        assert vars(getattr(mine, name)) == vars(getattr(theirs, name)), name
+    for ids in (mine, theirs):
+        for session in ids.sessions._sessions.values():
+            assert session.told is not None  # reads what was left for later
+    assert repr(vars(mine.sessions)) == repr(vars(theirs.sessions))
 
 
 def check(path: Path) -> None:
     found = load_workload(str(path))
     for is_moved in (True, False):
         done = []
-        for is_quick in (True, False):
+        for is_fast in (True, False):
             cluster = OtherCluster(found)
             cluster.is_moved = is_moved
-            done.append(replay(found, cluster, is_quick=is_quick))
+            done.append(replay(found, cluster, is_fast=is_fast))
         same(*done)
 
 
@@ -178,8 +189,8 @@ class World:
         workload = Workload("made", "capture", [connection], facts)
         return ReplayPlan(workload, PlanOptions(allow=allow), steps, [list(range(len(steps)))])
 
-    def learn(self, t: Translator) -> None:
-        """The same for translators that are made alike."""
+    def learn(self, ids: IdMap) -> None:
+        """The same for ids that are made alike."""
         nodes = [{"node_id": n, "host": "h", "port": 1} for n in (5, 6)]
         partitions = [
             {"partition_index": n, "leader_id": 5, "leader_epoch": 40 + n} for n in (0, 1, 7)
@@ -188,17 +199,17 @@ class World:
             {"name": name, "topic_id": UUID(int=n + 1), "error_code": 0, "partitions": partitions}
             for n, name in enumerate(list(self.topics.values())[:3])
         ]
-        t.learn_metadata({"brokers": nodes, "topics": topics})
-        t.producers.learn(Producer(0, 0), Producer(1000, 3))
-        t.producers.learn(Producer(1, 1), Producer(1001, 4))
-        t.groups._members["group-1", "member-1"] = "memberXX"  # as long
-        t.groups._members["group-1", "member-2"] = "another-1"  # longer
-        t.groups._generations["group-1", 7] = 70
-        t.groups._epochs["group-2", "member-1", 7] = 71
-        t.groups._last_epoch["group-2", "member-1"] = (1, 11)
+        ids.target.learn_metadata({"brokers": nodes, "topics": topics})
+        ids.producers.learn(Producer(0, 0), Producer(1000, 3))
+        ids.producers.learn(Producer(1, 1), Producer(1001, 4))
+        ids.groups._members["group-1", "member-1"] = "memberXX"  # as long
+        ids.groups._members["group-1", "member-2"] = "another-1"  # longer
+        ids.groups._generations["group-1", 7] = 70
+        ids.groups._epochs["group-2", "member-1", 7] = 71
+        ids.groups._last_epoch["group-2", "member-1"] = (1, 11)
         for name in self.topics.values():
-            t.offsets.produced((name, 1), 0, 100)
-            t.producers.lost(Producer(0, 0), (name, 0), 3)
+            ids.offsets.produced((name, 1), 0, 100)
+            ids.producers.lost(Producer(0, 0), (name, 0), 3)
 
 
 @pytest.mark.parametrize("key", sorted(catalog.apis()))
@@ -210,34 +221,128 @@ def test_random_requests_of_every_version(key: int) -> None:
             world = World(key, version, seed)
             for allow in (frozenset(WRITING_CLASSES), frozenset()):
                 plan = world.plan(allow)
-                quick, plain, counted = (Translator(plan) for _ in range(3))
-                plain.is_quick = False
-                for each in (quick, plain, counted):
-                    world.learn(each)
+                fast, counted = FastTranslator(IdMap(plan)), FastTranslator(IdMap(plan))
+                plain = Translator(IdMap(plan))
+                for each in (fast, plain, counted):
+                    world.learn(each.ids)
                 for step in plan.steps:
                     assert step.exchange.request is not None
                     try:
-                        found = shortcuts.patched(counted, step, step.exchange.request, 9)
-                    except shortcuts.requests.Untranslatable:
+                        found = patch(counted.ids, step, step.exchange.request, 9)
+                    except requests.Untranslatable:
                         found = None
                     used += found is not None
-                    result = quick.request(step, 9)
+                    result = fast.request(step, 9)
                     assert decoded(result) == decoded(plain.request(step, 9)), (version, seed)
-                    assert quick.target_node(step) == plain.target_node(step)
-    if key not in shortcuts.requests.SPECIAL or key in HANDLED:
+                    assert fast.target_node(step) == plain.target_node(step)
+    if key not in requests.SPECIAL or key in HANDLED:
         assert used > 0
 
 
-def test_renamed_and_reencoded_requests_are_left_to_the_definition() -> None:
+def test_renamed_and_reencoded_requests_are_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(ApiKey.HEARTBEAT, 4, 1)
     plan = world.plan(frozenset())
     step = plan.steps[2]
-    frame = step.exchange.request
-    assert frame is not None
-    assert request_of(step.exchange) is not None
-    assert form_of(frame, "request", ApiKey.HEARTBEAT, 4) is not None
+    assert step.exchange.request is not None
+    monkeypatch.setattr(fast_path, "patch", lambda *_: b"patched")
+    assert FastTranslator(IdMap(plan)).request(step, 1) == b"patched"
     for options in (
         TranslateOptions(renames=(("group", "group-1", "group-9"),)),
         TranslateOptions(reencode=True),
     ):
-        assert shortcuts.patched(Translator(plan, options), step, frame, 1) is None
+        sent = FastTranslator(IdMap(plan, options)).request(step, 1)
+        assert sent == Translator(IdMap(plan, options)).request(step, 1)
+
+
+# -- forms --------------------------------------------------------------------------------------
+
+ALL = [
+    (key, version, side)
+    for key, api in catalog.apis().items()
+    for side in ("request", "response")
+    for version in range(api.request.versions.first, api.request.versions.last + 1)
+    if (key, side) != (18, "response")
+]
+
+
+def made(key: int, version: int, side: str, seed: int) -> bytes:
+    body = sample(catalog.api(key).side(side), version, seed)
+    return encode_message(Message(key, version, side, {"correlation_id": seed}, body))
+
+
+def other_values(frame: bytes, form: Form, generator: random.Random) -> bytes:
+    """A frame of the same form."""
+    out = bytearray(frame)
+    for leaf in form.leaves:
+        if generator.random() < 0.7:
+            out[leaf.pos : leaf.pos + leaf.size] = generator.randbytes(leaf.size)
+    return bytes(out)
+
+
+def filled(value: Any, values: list[Any]) -> Any:
+    if isinstance(value, FormLeaf):
+        return values[value.value_index]
+    if isinstance(value, dict):
+        return {name: filled(inner, values) for name, inner in value.items()}
+    return [filled(each, values) for each in value] if isinstance(value, list) else value
+
+
+def check_values(frame: bytes, form: Form) -> None:
+    assert form.fits(int.from_bytes(frame))
+    expected = decode_message(
+        frame, side=form.side, api_key=form.api_key, api_version=form.api_version
+    )
+    assert to_json(filled(form.body, form.values(frame))) == to_json(expected.body)
+
+
+def test_every_message_of_every_version() -> None:
+    generator = random.Random(8)
+    count = 0
+    for key, version, side in ALL:
+        for seed in range(3):
+            frame = made(key, version, side, seed)
+            try:
+                form = Form(frame, side, key, version)
+            except fast_path.NoForm:
+                message = decode_message(frame, side=side, api_key=key, api_version=version)
+                assert UNKNOWN_TAGS in repr(message)
+                continue
+            check_values(frame, form)
+            check_values(other_values(frame, form, generator), form)
+            count += 1
+    assert count > 1500
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_changed_bytes_fit_only_if_nothing_else_moves(data: st.DataObject) -> None:
+    key, version, side = data.draw(st.sampled_from(ALL))
+    frame = made(key, version, side, data.draw(st.integers(0, 5)))
+    try:
+        form = Form(frame, side, key, version)
+    except fast_path.NoForm:
+        return
+    out = bytearray(frame)
+    for _ in range(data.draw(st.integers(1, 3))):
+        out[data.draw(st.integers(0, len(out) - 1))] = data.draw(st.integers(0, 255))
+    if form.fits(int.from_bytes(out)):
+        check_values(bytes(out), form)
+
+
+def test_the_second_frame_of_a_size_makes_a_form() -> None:
+    known = Forms()
+    frame = encode_message(Message(12, 4, "request", {"correlation_id": 1}, {"group_id": "g"}))
+    assert known.of(frame, "request", 12, 4) is None
+    form = known.of(frame, "request", 12, 4)
+    assert form is not None
+    assert known.of(frame[:4] + b"\0\0\0\7" + frame[8:], "request", 12, 4) is form
+    assert known.of(frame, "request", 12, 3) is None
+
+
+def test_faulty_and_large_frames_have_no_form() -> None:
+    frame = encode_message(Message(12, 4, "request", {"correlation_id": 1}, {"group_id": "g"}))
+    large = encode_message(Message(0, 9, "request", {}, {"transactional_id": "x" * 9000}))
+    for _ in range(3):
+        assert form_of(frame + b"!", "request", 12, 4) is None
+        assert form_of(frame[:-2], "request", 12, 4) is None
+        assert form_of(large, "request", 0, 9) is None
