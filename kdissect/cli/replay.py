@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from kdissect.cli import replay_options as opt
 from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_INTERRUPTED,
@@ -49,357 +49,58 @@ Examples:
   kdissect replay orders.replay --to new:9092 --against old:9092 --fail-on different,error
 """
 
-GUARDED = "Guard"
-SPEED = "Order and time"
-ANSWERS = "Comparison"
-OUTPUT = "Output"
-ACCESS = "Access to the target"
-CHOICE = "What is replayed"
-
-
-class OffsetMode(StrEnum):
-    """--offsets"""
-
-    CAPTURED = "captured"
-    EARLIEST = "earliest"
-    RELATIVE = "relative"
-
 
 @app.command("replay", cls=with_examples(REPLAY_EXAMPLES))
 def replay_command(
-    source: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Captures (files, folders, globs), a table set (dissected with --payload full "
-            "and --reveal-secrets), or a file of --save.",
-        ),
-    ],
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="HOST:PORT", help="A broker of the target.")
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            metavar="CLASSES",
-            help="Writing classes that may be sent: produce,groups,transactions,admin. Without "
-            "it only requests that read are.",
-            rich_help_panel=GUARDED,
-        ),
-    ] = None,
-    create_topics: Annotated[
-        bool,
-        typer.Option(
-            "--create-topics",
-            help="Make the topics that the capture shows, before the replay.",
-            rich_help_panel=GUARDED,
-        ),
-    ] = False,
-    same_cluster: Annotated[
-        bool,
-        typer.Option(
-            "--same-cluster",
-            help="The target may be the cluster that was captured.",
-            rich_help_panel=GUARDED,
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Print the plan, what is skipped and why, and the expected duration; send "
-            "nothing.",
-            rich_help_panel=GUARDED,
-        ),
-    ] = False,
-    pace: Annotated[
-        str,
-        typer.Option(
-            "--pace",
-            metavar="PACE",
-            help="recorded, x4 (four times as fast), or max (no waiting but for answers).",
-            rich_help_panel=SPEED,
-        ),
-    ] = "recorded",
-    max_gap: Annotated[
-        str | None,
-        typer.Option(
-            "--max-gap",
-            metavar="TIME",
-            help="No pause between requests is longer (500ms, 5s).",
-            rich_help_panel=SPEED,
-        ),
-    ] = None,
-    timeout: Annotated[
-        str,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="For an answer; requests that wait at the broker get their captured time more.",
-            rich_help_panel=SPEED,
-        ),
-    ] = "30s",
-    connect_timeout: Annotated[
-        str,
-        typer.Option(
-            "--connect-timeout", metavar="TIME", help="For a connection.", rich_help_panel=SPEED
-        ),
-    ] = "10s",
-    in_flight: Annotated[
-        int,
-        typer.Option(
-            "--in-flight-mb",
-            metavar="MB",
-            min=1,
-            help="Sending pauses while so much is not answered.",
-            rich_help_panel=SPEED,
-        ),
-    ] = 64,
-    api: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--api",
-            metavar="NAME",
-            help="An API by name (any case, * and ? too) or key; repeatable.",
-            rich_help_panel=CHOICE,
-        ),
-    ] = None,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--topic", metavar="NAME", help="A topic; * and ? too.", rich_help_panel=CHOICE
-        ),
-    ] = None,
-    group: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--group", metavar="NAME", help="A group; * and ? too.", rich_help_panel=CHOICE
-        ),
-    ] = None,
-    client: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--client", metavar="ID", help="A client id; * and ? too.", rich_help_panel=CHOICE
-        ),
-    ] = None,
+    source: opt.Source,
+    to: opt.To = None,
+    allow: opt.Allow = None,
+    create_topics: opt.CreateTopics = False,
+    same_cluster: opt.SameCluster = False,
+    dry_run: opt.DryRun = False,
+    pace: opt.Pace = "recorded",
+    max_gap: opt.MaxGap = None,
+    timeout: opt.Timeout = "30s",
+    connect_timeout: opt.ConnectTimeout = "10s",
+    in_flight: opt.InFlight = 64,
+    api: opt.Api = None,
+    topic: opt.Topic = None,
+    group: opt.Group = None,
+    client: opt.Client = None,
     host: Hosts = None,
     from_time: FromTime = None,
-    until_time: Annotated[
-        str | None,
-        typer.Option(
-            "--until", metavar="TIME", help="Exchanges before this time.", rich_help_panel=CHOICE
-        ),
-    ] = None,
+    until_time: opt.UntilTime = None,
     port: Ports = None,
     keylog: KeyLogs = None,
     limit: LimitItems = None,
-    offsets: Annotated[
-        OffsetMode,
-        typer.Option(
-            "--offsets",
-            help="Where readers start: relative (where the same data is at the target), "
-            "captured (the same numbers), earliest.",
-            rich_help_panel=ANSWERS,
-        ),
-    ] = OffsetMode.RELATIVE,
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rename",
-            metavar="KIND:OLD=NEW",
-            help="A topic, group or transactional-id of another name at the target; repeatable.",
-            rich_help_panel=ANSWERS,
-        ),
-    ] = None,
-    reencode: Annotated[
-        bool,
-        typer.Option(
-            "--reencode",
-            help="Send requests whose api_version the target does not speak at the nearest one.",
-            rich_help_panel=ANSWERS,
-        ),
-    ] = False,
-    rules: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rules",
-            metavar="FILE",
-            help="Rules for what may differ (TOML); repeatable.",
-            rich_help_panel=ANSWERS,
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Without the built-in rules: only ids that had to be translated may differ.",
-            rich_help_panel=ANSWERS,
-        ),
-    ] = False,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="HOST:PORT",
-            help="Replay to this one first, and compare with its answers.",
-            rich_help_panel=ANSWERS,
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            metavar="FILE",
-            help="Compare with an earlier run (its --json FILE).",
-            rich_help_panel=ANSWERS,
-        ),
-    ] = None,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-on",
-            metavar="VERDICTS",
-            help="Verdicts that make the exit code 1: different,error (default), tolerated, "
-            "skipped, same, none.",
-            rich_help_panel=ANSWERS,
-        ),
-    ] = None,
-    junit: Annotated[
-        str | None,
-        typer.Option(
-            "--junit",
-            metavar="FILE",
-            help="JUnit XML, a test suite per API.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="JSON lines: the run, every exchange, the counts.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    html: Annotated[
-        str | None,
-        typer.Option(
-            "--html", metavar="FILE", help="A self-contained page.", rich_help_panel=OUTPUT
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="The table set of the replay's own traffic.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace the table set in DIR.", rich_help_panel=OUTPUT),
-    ] = False,
-    pcap: Annotated[
-        str | None,
-        typer.Option(
-            "--pcap",
-            metavar="FILE",
-            help="The replay's own traffic as a capture (after TLS, without logins).",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    save: Annotated[
-        str | None,
-        typer.Option(
-            "--save",
-            metavar="FILE",
-            help="Keep the workload as a small file for later replays.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    spool: Annotated[
-        str | None,
-        typer.Option(
-            "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
-        ),
-    ] = None,
+    offsets: opt.Offsets = opt.OffsetMode.RELATIVE,
+    rename: opt.Rename = None,
+    reencode: opt.Reencode = False,
+    rules: opt.Rules = None,
+    strict: opt.Strict = False,
+    against: opt.Against = None,
+    baseline: opt.Baseline = None,
+    fail_on: opt.FailOn = None,
+    junit: opt.Junit = None,
+    json: opt.Json = None,
+    html: opt.Html = None,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    pcap: opt.Pcap = None,
+    save: opt.Save = None,
+    spool: opt.Spool = None,
     payload: ShownPayload = Payload.FULL,
     reveal_secrets: RevealSecrets = False,
-    tls: Annotated[
-        bool, typer.Option("--tls", help="Speak TLS to the target.", rich_help_panel=ACCESS)
-    ] = False,
-    tls_ca: Annotated[
-        str | None,
-        typer.Option(
-            "--tls-ca", metavar="FILE", help="Authorities to trust (PEM).", rich_help_panel=ACCESS
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        str | None,
-        typer.Option(
-            "--tls-cert", metavar="FILE", help="Our certificate (PEM).", rich_help_panel=ACCESS
-        ),
-    ] = None,
-    tls_key: Annotated[
-        str | None,
-        typer.Option(
-            "--tls-key",
-            metavar="FILE",
-            help="Its key (PEM); the password of an encrypted one comes from "
-            "KDISSECT_TLS_KEY_PASSWORD.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = None,
-    tls_no_verify: Annotated[
-        bool,
-        typer.Option(
-            "--tls-no-verify",
-            help="Do not check the target's certificate.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = False,
-    tls_server_name: Annotated[
-        str | None,
-        typer.Option(
-            "--tls-server-name",
-            metavar="NAME",
-            help="The name in the target's certificate, where it is not its host.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = None,
-    sasl: Annotated[
-        str | None,
-        typer.Option(
-            "--sasl",
-            metavar="MECHANISM",
-            help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = None,
-    sasl_user: Annotated[
-        str | None, typer.Option("--sasl-user", metavar="NAME", rich_help_panel=ACCESS)
-    ] = None,
-    sasl_password_file: Annotated[
-        str | None,
-        typer.Option(
-            "--sasl-password-file",
-            metavar="FILE",
-            help="Or in KDISSECT_SASL_PASSWORD.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = None,
-    sasl_token_file: Annotated[
-        str | None,
-        typer.Option(
-            "--sasl-token-file",
-            metavar="FILE",
-            help="OAUTHBEARER: the token; or in KDISSECT_SASL_TOKEN.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = None,
+    tls: opt.Tls = False,
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    tls_no_verify: opt.TlsNoVerify = False,
+    tls_server_name: opt.TlsServerName = None,
+    sasl: opt.Sasl = None,
+    sasl_user: opt.SaslUser = None,
+    sasl_password_file: opt.SaslPasswordFile = None,
+    sasl_token_file: opt.SaslTokenFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Re-send a captured workload to a live broker and compare every answer with the captured one.
@@ -412,20 +113,16 @@ def replay_command(
     from kdissect.replay.planning.schedule import parse_pace, parse_span
     from kdissect.replay.running.replay import SessionOptions
     from kdissect.replay.running.result import RunOptions
-    from kdissect.replay.target import guard
     from kdissect.replay.target.cluster import Target, parse_address
+    from kdissect.replay.target.guard import parse_allow
     from kdissect.show.filters import api_keys
 
     # what can be refused is refused before anything is read or sent
-    if to is None and not dry_run and save is None:
-        raise typer.BadParameter("say where to replay to, or --dry-run or --save FILE",
-                                 param_hint="--to")  # fmt: skip
-    if against is not None and baseline is not None:
-        raise typer.BadParameter("name one of --against and --baseline", param_hint="--against")
+    _check_combination(to, dry_run, save, against, baseline)
     check_choice(host, from_time, until_time, "--until")
     apis = checked("--api", api_keys, api or ())
     limits = limits_of(limit)
-    allowed = guard.parse_allow(allow or ())
+    allowed = parse_allow(allow or ())
     if max_gap is not None:
         checked("--max-gap", parse_span, max_gap)
     paced = parse_pace(pace, max_gap)
@@ -482,14 +179,20 @@ def replay_command(
     _show_plan(plan, paced, dry_run, quiet)
     if dry_run:
         return
-    target, other = targets
-    assert target is not None
-    for each in (target, other):
-        if each is not None:
-            guard.check_address(workload.facts, each.host, each.port, same_cluster)
-    results = _run(plan, target, options, other, quiet)
+    results = _run(plan, targets, options, quiet)
     _write(results, files, out, overwrite, payload.value, reveal_secrets)
     _finish(results, files, out, quiet)
+
+
+def _check_combination(
+    to: str | None, dry_run: bool, save: str | None, against: str | None, baseline: str | None
+) -> None:
+    if to is None and not dry_run and save is None:
+        raise typer.BadParameter(
+            "say where to replay to, or --dry-run or --save FILE", param_hint="--to"
+        )
+    if against is not None and baseline is not None:
+        raise typer.BadParameter("name one of --against and --baseline", param_hint="--against")
 
 
 def _renames(values: list[str]) -> tuple[tuple[str, str, str], ...]:
@@ -581,13 +284,19 @@ def _show_plan(plan: ReplayPlan, pace: Any, dry_run: bool, quiet: bool) -> None:
 
 
 def _run(
-    plan: ReplayPlan, target: Target, options: SessionOptions, against: Target | None, quiet: bool
+    plan: ReplayPlan, targets: list[Target | None], options: SessionOptions, quiet: bool
 ) -> Results:
     import asyncio
 
     from kdissect.replay.output.console import ReplayProgress
     from kdissect.replay.running.replay import replay
+    from kdissect.replay.target.guard import check_address
 
+    target, against = targets
+    assert target is not None
+    for each in (target, against):
+        if each is not None:
+            check_address(plan.workload.facts, each.host, each.port, options.same_cluster)
     progress = ReplayProgress(shown=not quiet and sys.stderr.isatty())
     try:
         return asyncio.run(replay(plan, target, options, against, progress.watch))

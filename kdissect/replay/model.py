@@ -415,7 +415,7 @@ class Outcome:
 
 
 class Comparison(Protocol):
-    """Judges answers; `replay.compare.Comparator` is the one there is."""
+    """Judges answers; `comparison.comparator.Comparator` is the only one."""
 
     def judge(self, outcome: Outcome) -> Judgement:
         """Compare the answer with the captured one; after `Translation.learn` of it."""

@@ -145,7 +145,7 @@ class Form:
 
     def __init__(self, frame: bytes, side: str, api_key: int, api_version: int) -> None:
         self.api_key, self.api_version, self.side = api_key, api_version, side
-        walk = _Walk(frame)
+        walk = FormWalk(frame)
         definition, header, header_version = definitions_of(catalog.api(api_key), api_version, side)
         walk.struct(message_codec.layout(header, header_version))
         self.body = walk.struct(message_codec.layout(definition, api_version))
@@ -210,7 +210,7 @@ class Form:
         return Patches(self)
 
 
-class _Walk:
+class FormWalk:
     """Walks the first frame of a form. Raises DecodeError or NoForm."""
 
     def __init__(self, frame: bytes) -> None:

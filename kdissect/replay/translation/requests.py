@@ -286,7 +286,7 @@ def _placed(ids: IdMap, holder: Body, name: str) -> bool:
         return False
     nodes = [ids.node(node) for node in given]
     holder[name] = list(dict.fromkeys(nodes))
-    # the walk maps nodes again: those of the target stay as they are
+    # `translate` maps nodes again: those of the target stay as they are
     return bool(holder[name] != given)
 
 
@@ -348,7 +348,7 @@ def _sync_group(ids: IdMap, step: Step, request: Message) -> bool:
     is_consumer = body.get("protocol_type") in (None, "consumer")
     body["assignments"] = [
         {
-            # the walk translates member ids; here are the capture's
+            # `translate` maps member ids afterwards; here are the capture's
             **each,
             "assignment": renamed_protocol(ids, "ConsumerProtocolAssignment", each["assignment"])
             if is_consumer and ids.has_topic_renames
@@ -388,7 +388,7 @@ def _heartbeat(ids: IdMap, step: Step, request: Message) -> bool:
     if not is_known or owned is None:
         return False
     back = {target: mine for mine, target in ids.topic_ids.items()}
-    # the walk goes from the capture's ids to the target's
+    # `translate` goes from the capture's ids to the target's
     body["topic_partitions"] = [
         {**each, "topic_id": back.get(each["topic_id"], each["topic_id"])} for each in owned
     ]
