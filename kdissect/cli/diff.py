@@ -74,13 +74,20 @@ def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
         )
         if has["missing_byte_count"]:
             yield f"   {has['missing_byte_count']:,} bytes are missing in it: counts are too low"
+        if has["unjudged_count"]:
+            yield (
+                f"   {has['unjudged_count']:,} requests without an answer could not be judged: "
+                "it may be among missing bytes, or after the end"
+            )
     same = []
     for kind, changes in document["changes"].items():
         if not changes:
             same.append(kind)
             continue
         yield ""
-        yield f"{kind}: {len(changes):,} changed"
+        undecided = sum(row["change"] == "undecided" for row in changes)
+        counts = ((len(changes) - undecided, "changed"), (undecided, "undecided"))
+        yield f"{kind}: {', '.join(f'{count:,} {word}' for count, word in counts if count)}"
         yield from _SHOW[kind](changes)
     if same:
         yield ""
@@ -146,14 +153,28 @@ def _list(values: list[str]) -> str:
 def _errors(changes: list[dict[str, Any]]) -> Iterator[str]:
     yield from _aligned(
         (
-            f"  {'!' if row['is_worse'] else '~'} {row['api_name']}",
+            f"  {_mark(row)} {row['api_name']}",
             row["error_name"],
             row["change"],
             f"{row['count_a']:,} of {row['n_a']:,} -> {row['count_b']:,} of {row['n_b']:,}",
-            _chance(row["p_value"]),
+            _certainty(row),
         )
         for row in changes
     )
+
+
+def _mark(row: dict[str, Any]) -> str:
+    return "!" if row["is_worse"] else "~" if row["is_decided"] else "?"
+
+
+def _certainty(row: dict[str, Any]) -> str:
+    """Of how many connections, and how far beyond chance."""
+    connections = f"{row['connections_a']:,}, {row['connections_b']:,} connections"
+    if not row["is_decided"]:
+        return f"{connections}: too few to tell from chance"
+    p_value = row["tail_p_value"] if "tail" in row["change"] else row["p_value"]
+    chance = "p < 0.001" if p_value < 0.001 else f"p {p_value:.3f}"
+    return f"{connections}, {chance}"
 
 
 _WAITS = {"answer": "", "poll": " (long poll)", "group": " (waits for members)"}
@@ -180,13 +201,12 @@ def _distributions(
 ) -> Iterator[str]:
     yield from _aligned(
         (
-            f"  {'!' if row['is_worse'] else '~'} {name(row)}",
+            f"  {_mark(row)} {name(row)}",
             row["change"],
             f"p50 {_number(row['p50_a'])} -> {_number(row['p50_b'])}",
             f"p95 {_number(row['p95_a'])} -> {_number(row['p95_b'])} {unit}",
             f"n {row['n_a']:,}, {row['n_b']:,}",
-            f"effect {row['delta']:+.2f}",
-            _chance(row["tail_p_value"] if "tail" in row["change"] else row["p_value"]),
+            _certainty(row),
         )
         for row in changes
     )
@@ -194,10 +214,6 @@ def _distributions(
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-
-
-def _chance(p_value: float) -> str:
-    return "p < 0.0001" if p_value < 0.0001 else f"p {p_value:.4f}"
 
 
 def _configs(changes: list[dict[str, Any]]) -> Iterator[str]:

@@ -15,14 +15,17 @@ where they do not fit into memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from kdissect.api import Tables
 from kdissect.sql import Database, view_name
+from kdissect.sql.unanswered import unanswered
 
 SIDES = ("a", "b")
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+BLOCKS = 20  # of equal time, of each side
 TAIL = 0.95  # the share of both samples together that the tail begins above
 POLLING = {"Fetch": "api_fetch", "ShareFetch": "api_share_fetch"}
 
@@ -90,11 +93,28 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
     }
     for side in SIDES:
         database.run(f"create temp table {side}_polls as {_polls(side, names[side])}")
+    connections = " union all ".join(
+        f"select distinct '{side}' side, connection_id from {side}_exchanges" for side in SIDES
+    )
+    database.run(
+        "create temp table numbered as select *, row_number() over (order by side, connection_id) "
+        f"- 1 as connection from ({connections})"
+    )
     exchanges = " union all ".join(_exchanges(side, names[side]) for side in SIDES)
-    database.run(f"create temp table x as {exchanges}")
+    database.run(
+        f"""
+        create temp table x as
+        select *, least(floor({BLOCKS} * (time_us - first_us) / (last_us - first_us + 1))::int,
+            {BLOCKS - 1}) + if(side = 'b', {BLOCKS}, 0) as block
+        from (select *, min(time_us) over (partition by side) first_us,
+            max(time_us) over (partition by side) last_us from ({exchanges}))
+        join numbered using (side, connection_id)
+        """
+    )
     batches = " union all ".join(
-        f"select '{side}' side, topic, size from {side}_record_batches "
-        "where source = 'produce' and not is_partial"
+        f"select side, topic, size, connection, block from {side}_record_batches "
+        f"join x using (exchange_id) "
+        f"where source = 'produce' and not is_partial and side = '{side}'"
         for side in SIDES
     )
     database.run(f"create temp table batches as {batches}")
@@ -150,10 +170,13 @@ def _exchanges(side: str, names: set[str]) -> str:
         else "select 0::bigint where false"
     )
     return f"""
-        select '{side}' side, e.connection_id, e.client_ip, e.client_id, e.api_key,
+        select '{side}' side, e.exchange_id, e.connection_id,
+            epoch_us(coalesce(request_time, response_time)) time_us,
+            e.client_ip, e.client_id, e.api_key,
             case when e.exchange_id in ({replicas}) then e.api_name || ' (replica)'
                 else e.api_name end as api,
-            e.api_name, e.api_version, e.status, e.error_codes, e.request_size, e.response_size,
+            e.api_name, e.api_version, e.status, u.may_be_lost,
+            e.error_codes, e.request_size, e.response_size,
             case when p.exchange_id is not null then 'poll'
                 when e.api_name in ('JoinGroup', 'SyncGroup') then 'group'
                 else 'answer' end as wait,
@@ -167,23 +190,34 @@ def _exchanges(side: str, names: set[str]) -> str:
                 rows between unbounded preceding and 1 preceding) as before
             from {side}_exchanges
         ) e left join {side}_polls p using (exchange_id)
+            left join ({unanswered(f"{side}_")}) u using (exchange_id)
     """
+
+
+class Distributions(NamedTuple):
+    """Two samples of a value by group.
+
+    rows: per group n_a, n_b, and what is shown of it. sums: a row per group (`number`, from 0),
+    connection and block of time: `count`, and of each score its sum `<score>_total` and the sum of
+    its squares `<score>_squares`. Scores are `midrank` (0 to 1), `tail` and `failed` (0 or 1).
+    """
+
+    rows: list[dict[str, Any]]
+    sums: pa.Table
 
 
 def distributions(
     database: Database, what: str, groups: str, condition: str = "true", table: str = "x"
-) -> list[dict[str, Any]]:
-    """Two samples each of a value by group, as counts: what the tests of `statistics` take.
-
-    Per group: n_a, n_b, `larger_b`, `ties`, percentiles and the shares in the tail of both.
-    """
+) -> Distributions:
+    """Values of both sides, scored by midrank and tail; what only one side has is left out."""
     percentiles = ", ".join(
         f"min(v) filter (where upto_{side} >= {share} * n_{side}) {name}_{side}"
         for name, share in PERCENTILES.items()
         for side in SIDES
     )
-    return database.rows(
+    database.run(
         f"""
+        create or replace temp table ranked as
         with counted as (
             select {groups}, {what} v, count(*) filter (side = 'a') a,
                 count(*) filter (side = 'b') b
@@ -193,26 +227,79 @@ def distributions(
                 sum(a) over whole n_a, sum(b) over whole n_b
             from counted
             window upto as (partition by {groups} order by v), whole as (partition by {groups})
-        ), edged as (
-            select *, min(v) filter (where upto_a + upto_b >= {TAIL} * (n_a + n_b))
-                over (partition by {groups}) edge
-            from ranked
         )
-        select {groups}, any_value(n_a)::bigint n_a, any_value(n_b)::bigint n_b,
-            sum(b * (upto_a - a / 2)) larger_b,
-            sum((a + b)::double ** 3 - (a + b)) ties,
-            any_value(edge) tail_edge,
-            coalesce(sum(a) filter (where v > edge), 0)::bigint tail_a,
-            coalesce(sum(b) filter (where v > edge), 0)::bigint tail_b,
-            {percentiles}
-        from edged group by {groups} order by {groups}
+        select *, dense_rank() over (order by {groups}) - 1 as number,
+            (upto_a + upto_b - (a + b) / 2) / (n_a + n_b) as midrank,
+            min(v) filter (where upto_a + upto_b >= {TAIL} * (n_a + n_b))
+                over (partition by {groups}) as tail_edge
+        from ranked where n_a > 0 and n_b > 0
         """
     )
+    rows = database.rows(
+        f"""
+        select {groups}, number, any_value(n_a)::bigint n_a, any_value(n_b)::bigint n_b,
+            2 * (sum(b * midrank) / any_value(n_b) - sum(a * midrank) / any_value(n_a)) as delta,
+            any_value(tail_edge) tail_edge,
+            coalesce(sum(a) filter (where v > tail_edge), 0)::bigint tail_a,
+            coalesce(sum(b) filter (where v > tail_edge), 0)::bigint tail_b,
+            {percentiles}
+        from ranked group by {groups}, number order by number
+        """
+    )
+    same_group = " and ".join(
+        f"x.{each.strip()} is not distinct from r.{each.strip()}" for each in groups.split(",")
+    )
+    sums = database.table(
+        f"""
+        select r.number, x.connection, x.block, count(*)::double as count,
+            sum(midrank)::double midrank_total, sum(midrank * midrank)::double midrank_squares,
+            count(*) filter (r.v > r.tail_edge)::double tail_total, tail_total tail_squares
+        from {table} x join ranked r on x.{what} = r.v and {same_group}
+        where {condition} group by r.number, x.connection, x.block order by all
+        """
+    )
+    return Distributions(rows, sums)
 
 
-def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Decimals of SQL's sums as floats."""
-    return {
-        name: float(value) if type(value).__name__ == "Decimal" else value
-        for name, value in row.items()
-    }
+def failures(database: Database) -> Distributions:
+    """Requests of an API, scored by whether they failed with an error (null: had no answer).
+
+    Those whose answer may be lost are left out.
+    """
+    database.run(
+        """
+        create or replace temp table tried as
+        select api_name, side, connection, block, count(*) n
+        from x where status <> 'no_response_expected' and not coalesce(may_be_lost, false)
+        group by all;
+        create or replace temp table failed as
+        select api_name, error_code, side, connection, block, count(*) n from (
+            select api_name, side, connection, block, unnest(error_codes) error_code from x
+            union all select api_name, side, connection, block, null from x
+            where not may_be_lost
+        ) group by all;
+        create or replace temp table failures as
+        select *, row_number() over (order by api_name, error_code) - 1 as number from (
+            select api_name, error_code, coalesce(sum(n) filter (side = 'a'), 0)::bigint count_a,
+                coalesce(sum(n) filter (side = 'b'), 0)::bigint count_b
+            from failed group by all
+        ) join (
+            select api_name, sum(n) filter (side = 'a')::bigint n_a,
+                sum(n) filter (side = 'b')::bigint n_b
+            from tried group by all
+        ) using (api_name)
+        where n_a > 0 and n_b > 0
+        """
+    )
+    sums = database.table(
+        """
+        select number, t.connection, t.block, t.n::double as count,
+            coalesce(f.n, 0)::double failed_total,
+            failed_total as failed_squares
+        from failures join tried t using (api_name) left join failed f
+            on f.api_name = t.api_name and f.connection = t.connection and f.block = t.block
+            and f.error_code is not distinct from failures.error_code
+        order by all
+        """
+    )
+    return Distributions(database.rows("from failures order by number"), sums)

@@ -1,30 +1,42 @@
 """What changed between two captures, kind by kind, as one document.
 
 Every kind gives a list of changes, each with `change` and `is_worse`: an error that appeared, a
-latency that grew. What is merely different is not worse. A latency or a size counts as changed
-when the difference is beyond chance (Holm-corrected over the kind) and large enough to matter: see
-`statistics` for the tests and the constants here for the limits.
+latency that grew. What is merely different is not worse. A latency, a size or a share of errors
+counts as changed if the difference is beyond chance (`statistics` compares by connections and
+corrects for all comparisons of the diff) and large enough to matter: see the limits here. A
+difference that is large enough, of too few connections to tell it from chance, is `undecided`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from kdissect.api import Tables
-from kdissect.diff.collect import PERCENTILES, SIDES, distributions, open_both, plain, prepare
-from kdissect.diff.statistics import holm, rank_test, share_test
+from kdissect.diff.collect import (
+    BLOCKS,
+    SIDES,
+    Distributions,
+    distributions,
+    failures,
+    open_both,
+    prepare,
+)
+from kdissect.diff.statistics import Scores, compare_units
 from kdissect.errors import Error
+from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
 
-FORMAT_VERSION = 1
-ALPHA = 0.01  # the chance of one false alarm among all tests of a kind
-DELTA_MIN = 0.147  # Cliff's delta that Romano et al. (2006) call small
-RATIO_MIN = 1.1  # medians that are closer than this are the same to people
+FORMAT_VERSION = 2
+ALPHA = 0.01  # the chance of one false alarm among all comparisons of a diff
 SAMPLE_MIN = 20  # exchanges on each side: fewer are not compared
 TAIL_SAMPLE_MIN = 100  # of these, one in twenty is in the tail
 TAIL_RATIO_MIN = 2.0
 ERROR_RATIO_MIN = 1.5
+ERROR_SHARE_MIN = 0.001  # of the requests: the least difference of shares that matters
+UNDECIDED = "undecided"
 NO_ANSWER = "(no answer)"
 RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 
@@ -43,14 +55,13 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
     """
     with open_both(a, b, memory_limit) as database:
         prepare(database, a, b)
-        changes: dict[str, list[Change]] = {}
-        compared: dict[str, list[Change]] = {}
-        for kind, find in _FINDERS.items():
-            found = find(database)
-            if kind in _MEASURED:
-                compared[kind] = found
-                found = [row for row in found if row["change"] is not None]
-            changes[kind] = found
+        compared = _compare_samples(database)
+        changes = {
+            kind: _FINDERS[kind](database)
+            if kind in _FINDERS
+            else [row for row in compared[kind] if row["change"] is not None]
+            for kind in KINDS
+        }
         sides = {side: _side(database, side) for side in SIDES}
     return {"format_version": FORMAT_VERSION, **sides, "changes": changes, "compared": compared}
 
@@ -58,12 +69,15 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
 def failing(document: dict[str, Any], kinds: Sequence[str]) -> list[str]:
     """Those of the kinds that have a change to fail on.
 
-    For errors and latency, one for the worse; for the others, any.
+    For errors and latency, one for the worse; for the others, any that is decided.
     """
     return [
         kind
         for kind in kinds
-        if any(row["is_worse"] or kind not in _WORSENING for row in document["changes"][kind])
+        if any(
+            row["is_worse"] or (kind not in _WORSENING and row["change"] != UNDECIDED)
+            for row in document["changes"][kind]
+        )
     ]
 
 
@@ -93,12 +107,15 @@ def _side(database: Database, side: str) -> dict[str, Any]:
         from {side}_connections where is_kafka
         """
     )
+    (unjudged,) = database.rows(
+        f"select count(*) unjudged_count from x where side = '{side}' and may_be_lost"
+    )
     seconds = None
     if row["first_time"] is not None and row["last_time"] is not None:
         seconds = (row["last_time"] - row["first_time"]).total_seconds()
     for name in ("first_time", "last_time"):
         row[name] = None if row[name] is None else row[name].isoformat().replace("+00:00", "Z")
-    return {**row, "duration_s": seconds, **missing}
+    return {**row, "duration_s": seconds, **missing, **unjudged}
 
 
 # What is there or is not
@@ -246,148 +263,195 @@ def _comparable(database: Database, row: dict[str, Any]) -> bool:
     return bool(found["n"])
 
 
-# What happens more or less often
+# What happens more or less often, takes longer, or is larger
 
 
-def _errors(database: Database) -> list[Change]:
-    rows = database.rows(
-        """
-        with tried as (
-            select api_name, count(*) filter (side = 'a') n_a, count(*) filter (side = 'b') n_b
-            from x where status <> 'no_response_expected' group by all
-        ), failed as (
-            select side, api_name, unnest(error_codes) error_code from x
-            union all select side, api_name, null from x
-            where status in ('connection_closed', 'response_missing')
-        ), counted as (
-            select api_name, error_code, count(*) filter (side = 'a') count_a,
-                count(*) filter (side = 'b') count_b
-            from failed group by all
-        )
-        select * from counted join tried using (api_name) order by api_name, error_code
-        """
-    )
-    from kdissect.protocol.error_codes import error_name
+class Measure(NamedTuple):
+    """How the values of a kind are named and judged.
 
-    p_values = holm(
-        [share_test(row["count_a"], row["n_a"], row["count_b"], row["n_b"]) for row in rows]
-    )
-    changes = []
-    for row, p_value in zip(rows, p_values, strict=True):
-        change = _error_change(row, p_value)
-        if change is not None:
-            code = row["error_code"]
-            changes.append(
-                {
-                    "api_name": row["api_name"],
-                    "error_code": code,
-                    "error_name": NO_ANSWER if code is None else error_name(code),
-                    **{name: row[name] for name in ("count_a", "count_b", "n_a", "n_b")},
-                    "p_value": p_value,
-                    "change": change,
-                    "is_worse": change == "more" or (change == "appeared" and p_value < ALPHA),
-                }
-            )
-    return changes
+    A percentile has moved if it grew or shrank by `ratio` and by `difference` (in ms or bytes).
+    """
+
+    more: str
+    less: str
+    ratio: float
+    difference: float
 
 
-def _error_change(row: dict[str, Any], p_value: float) -> str | None:
-    if not row["n_a"] or not row["n_b"]:
-        return None  # the API itself came or went
-    if row["error_code"] is None and p_value >= ALPHA:
-        return None  # at the end of a capture some requests always wait for their answers
-    if not row["count_a"]:
-        return "appeared"
-    if not row["count_b"]:
-        return "gone"
-    ratio = (row["count_b"] / row["n_b"]) / (row["count_a"] / row["n_a"])
-    if p_value >= ALPHA or 1 / ERROR_RATIO_MIN < ratio < ERROR_RATIO_MIN:
-        return None
-    return "more" if ratio > 1 else "fewer"
+LATENCY = Measure("slower", "faster", 1.5, 5.0)
+SIZE = Measure("larger", "smaller", 1.2, 16)
 
 
-# What takes longer, or is larger
+def _compare_samples(database: Database) -> dict[str, list[Change]]:
+    """Errors, latencies and sizes, tested together: one level for all of them."""
+    errors = failures(database)
+    latency = distributions(database, "own_ms", "api, wait", "own_ms >= 0")
+    sizes = {
+        "request": distributions(database, "request_size", "api"),
+        "response": distributions(database, "response_size", "api"),
+        "batch": distributions(database, "size", "topic", table="batches"),
+    }
+    is_b = database.table("select side = 'b' is_b from numbered order by connection")
+    tests = _Tests(is_b["is_b"].to_numpy().astype(bool))
+    tests.add(errors, "failed", SAMPLE_MIN)
+    for samples in (latency, *sizes.values()):
+        tests.add(samples, "midrank", SAMPLE_MIN)
+    tests.add(latency, "tail", TAIL_SAMPLE_MIN)
+    tests.run()
+    return {
+        "errors": [_judge_error(row) for row in errors.rows],
+        "latency": [_judge_latency(row) for row in latency.rows],
+        "sizes": [
+            _judge({"part": part, **row}, SIZE, ("p50", "p95"))
+            for part, samples in sizes.items()
+            for row in samples.rows
+        ],
+    }
 
 
-def _latency(database: Database) -> list[Change]:
-    rows = distributions(database, "own_ms", "api, wait", "own_ms >= 0")
-    return _measured(rows, "slower", "faster", lambda row: row["wait"] == "answer")
+class Comparison(NamedTuple):
+    """The result of a test; of too few exchanges there is none."""
+
+    p_value: float = 1.0
+    is_decided: bool = True
 
 
-def _sizes(database: Database) -> list[Change]:
-    found = []
-    for part in ("request", "response"):
-        rows = distributions(database, f"{part}_size", "api")
-        found += [{"part": part, **row} for row in rows]
-    rows = distributions(database, "size", "topic", table="batches")
-    found += [{"part": "batch", **row} for row in rows]
-    return _measured(found, "larger", "smaller", lambda row: False)
+class _Tests:
+    """The comparisons of a diff; each writes its result into the row that it is about.
+
+    connection_is_b: bool per connection, whether it is one of side b.
+    """
+
+    def __init__(self, connection_is_b: Any) -> None:
+        self._is_b = {"connection": connection_is_b, "block": np.arange(2 * BLOCKS) >= BLOCKS}
+        self._rows: list[tuple[Change, str]] = []
+        self._parts: list[tuple[Any, ...]] = []
+
+    def add(self, samples: Distributions, score: str, sample_min: int) -> None:
+        """Compare a score in each row that has enough exchanges on both sides."""
+        sums = {name: samples.sums[name].to_numpy() for name in samples.sums.column_names}
+        number = sums["number"].astype(np.int64)
+        for side, is_b in (("a", False), ("b", True)):
+            of_side = self._is_b["connection"][sums["connection"]] == is_b
+            pairs = np.unique(np.stack((number, sums["connection"]))[:, of_side], axis=1)
+            counts = np.bincount(pairs[0], minlength=len(samples.rows))
+            for row, count in zip(samples.rows, counts.tolist(), strict=True):
+                row[f"connections_{side}"] = count
+        is_enough = np.array([min(row["n_a"], row["n_b"]) >= sample_min for row in samples.rows])
+        comparison = np.cumsum(is_enough) - 1 + len(self._rows)
+        for row, is_compared in zip(samples.rows, is_enough, strict=True):
+            row[score] = Comparison()
+            self._rows += [(row, score)] if is_compared else []
+        if not len(number):
+            return
+        chosen = is_enough[number]
+        columns = ("connection", "block", "count", f"{score}_total", f"{score}_squares")
+        self._parts.append((comparison[number[chosen]], *(sums[name][chosen] for name in columns)))
+
+    def run(self) -> None:
+        """Beyond chance is what is so by connections and by blocks of time."""
+        if not self._rows:
+            return
+        comparison, connection, block, *sums = map(np.concatenate, zip(*self._parts, strict=True))
+        verdicts = [
+            compare_units(Scores(comparison, unit, *sums), self._is_b[name], len(self._rows), ALPHA)
+            for name, unit in (("connection", connection), ("block", block))
+        ]
+        p_values = np.maximum(*(verdict.p_values for verdict in verdicts))
+        is_decided = np.logical_and(*(verdict.is_decided for verdict in verdicts))
+        for place, (row, score) in enumerate(self._rows):
+            row[score] = Comparison(p_values[place].item(), is_decided[place].item())
 
 
-def _measured(
-    rows: list[dict[str, Any]], more: str, less: str, can_worsen: Callable[[Change], bool]
-) -> list[Change]:
-    """Each sample pair with its tests; `change` is None where there is none to tell of."""
-    rows = [plain(row) for row in rows if row["n_a"] and row["n_b"]]
-    large = [row for row in rows if min(row["n_a"], row["n_b"]) >= SAMPLE_MIN]
-    tests: list[float] = []
-    for row in large:
-        test = rank_test(row["n_a"], row["n_b"], row["larger_b"], row["ties"])
-        row["delta"] = test.delta
-        tests.append(test.p_value)
-        if min(row["n_a"], row["n_b"]) >= TAIL_SAMPLE_MIN:
-            tests.append(share_test(row["tail_a"], row["n_a"], row["tail_b"], row["n_b"]))
-    adjusted = iter(holm(tests))
-    for row in large:
-        row["p_value"] = next(adjusted)
-        if min(row["n_a"], row["n_b"]) >= TAIL_SAMPLE_MIN:
-            row["tail_p_value"] = next(adjusted)
-    for row in rows:
-        _judge(row, more, less)
-        row["is_worse"] = row["change"] in (more, "heavier tail") and can_worsen(row)
-        for name in ("larger_b", "ties"):
-            del row[name]
-    return rows
+def _judge_error(row: Change) -> Change:
+    """An error that appeared or is gone is a fact; that it is worse takes more than chance."""
+    test = row.pop("failed")
+    code = row.pop("error_code")
+    name = NO_ANSWER if code is None else error_name(code)
+    share_a, share_b = (row[f"count_{side}"] / row[f"n_{side}"] for side in SIDES)
+    low, high = sorted((share_a, share_b))
+    matters = high - low >= ERROR_SHARE_MIN and high >= ERROR_RATIO_MIN * low
+    is_certain = matters and test.p_value < ALPHA
+    change = None
+    if code is not None and not (share_a and share_b):
+        change = "gone" if share_a else "appeared"
+    elif is_certain:
+        change = "more" if share_b > share_a else "fewer"
+    elif matters and not test.is_decided:
+        change = UNDECIDED
+    return {
+        "api_name": row["api_name"],
+        "error_code": code,
+        "error_name": name,
+        **row,
+        "p_value": test.p_value,
+        "change": change,
+        "is_decided": test.is_decided and _is_enough(row),
+        "is_worse": is_certain
+        and share_b > share_a
+        and routine_reason(row["api_name"], name) is None,
+    }
 
 
-def _judge(row: Change, more: str, less: str) -> None:
-    """Say what changed: the whole distribution, else its tail, else nothing."""
-    row["change"] = None
-    row["is_enough"] = "delta" in row
-    if not row["is_enough"]:
-        row.update(delta=None, p_value=None)
-    row.setdefault("tail_p_value", None)
-    if not row["is_enough"]:
-        return
-    if row["p_value"] < ALPHA and abs(row["delta"]) >= DELTA_MIN and _moved(row):
-        row["change"] = more if row["delta"] > 0 else less
-        return
-    if row["tail_p_value"] is not None and row["tail_p_value"] < ALPHA:
+def _judge_latency(row: Change) -> Change:
+    """Slower or faster as a whole, else at its tail."""
+    test = row.pop("tail")
+    change = _judge(row, LATENCY, ("p50",))
+    if change["change"] in (None, UNDECIDED):
         share_a, share_b = (row[f"tail_{side}"] / row[f"n_{side}"] for side in SIDES)
-        if share_b >= TAIL_RATIO_MIN * share_a:
-            row["change"] = "heavier tail"
-        elif share_a >= TAIL_RATIO_MIN * share_b:
-            row["change"] = "lighter tail"
+        moved = _moved(row, ("p95", "p99"), LATENCY)
+        if moved * (share_b - share_a) > 0 and (
+            max(share_a, share_b) >= TAIL_RATIO_MIN * min(share_a, share_b)
+        ):
+            if test.p_value < ALPHA:
+                change["change"] = "heavier tail" if moved > 0 else "lighter tail"
+            elif not test.is_decided:
+                change["change"] = UNDECIDED
+    can_worsen = row["wait"] == "answer"
+    change["tail_p_value"] = test.p_value
+    change["is_decided"] = change["change"] != UNDECIDED
+    change["is_worse"] = can_worsen and change["change"] in (LATENCY.more, "heavier tail")
+    return change
 
 
-def _moved(row: Change) -> bool:
-    """Whether a typical value moved by as much as people would notice, in the same direction."""
-    for name in PERCENTILES:
-        low, high = sorted((row[f"{name}_a"], row[f"{name}_b"]))
-        if high > 0 and high >= RATIO_MIN * low:
-            return (row[f"{name}_b"] > row[f"{name}_a"]) == (row["delta"] > 0)
-    return False
+def _judge(row: Change, measure: Measure, percentiles: Sequence[str]) -> Change:
+    """More or less, if one of the percentiles moved; else nothing."""
+    test = row.pop("midrank")
+    moved = _moved(row, percentiles, measure)
+    change = None
+    if moved * row["delta"] > 0 and test.p_value < ALPHA:
+        change = measure.more if moved > 0 else measure.less
+    elif moved and not test.is_decided:
+        change = UNDECIDED
+    return {
+        **row,
+        "p_value": test.p_value,
+        "change": change,
+        "is_enough": _is_enough(row),
+        "is_decided": change != UNDECIDED,
+        "is_worse": False,
+    }
+
+
+def _is_enough(row: Change) -> bool:
+    return bool(min(row["n_a"], row["n_b"]) >= SAMPLE_MIN)
+
+
+def _moved(row: Change, percentiles: Sequence[str], measure: Measure) -> int:
+    """1 if one of the percentiles grew by as much as matters, -1 if one shrank, else 0."""
+    for name in percentiles:
+        a, b = (row[f"{name}_{side}"] for side in SIDES)
+        low, high = sorted((a, b))
+        if high >= measure.ratio * low and high - low >= measure.difference:
+            return 1 if b > a else -1
+    return 0
 
 
 _FINDERS: dict[str, Callable[[Database], list[Change]]] = {
     "apis": _apis,
     "versions": _versions,
     "clients": _clients,
-    "errors": _errors,
-    "latency": _latency,
-    "sizes": _sizes,
     "configs": _configs,
 }
-KINDS = tuple(_FINDERS)
-_MEASURED = ("latency", "sizes")
+KINDS = ("apis", "versions", "clients", "errors", "latency", "sizes", "configs")
 _WORSENING = ("errors", "latency")

@@ -1,16 +1,15 @@
-"""Two samples compared: rank and tail tests, shares, and the correction for many comparisons.
+"""Two captures compared by permutation: which differences are beyond chance.
 
-The tests take counts that SQL has made (see `collect`), so that no sample is ever held here.
+Exchanges of one connection resemble each other, and so do exchanges of one moment. So a test sums
+its scores by unit, a connection or a block of time. Then it deals the units out to both sides at
+random, many times: a difference that such deals reach as well is chance. The comparisons of a whole
+diff share the deals and one level.
 
-- `rank_test`: Mann-Whitney U with the normal approximation, corrected for ties and continuity; it
-  asks whether values of one sample tend to be larger. Its effect size is Cliff's delta, from -1 to
-  1: the chance that a value of b is larger than one of a, less the chance that it is smaller.
-- `share_test`: whether two shares differ, by Fisher's exact test where counts are small and by the
-  normal approximation where they are large.
-- `holm`: Holm's step-down correction: the chance of even one false alarm among all tests stays
-  below the level.
-
-Romano et al. (2006) call a delta of 0.147 small and of 0.33 medium.
+- Scores are midranks for a whole distribution, 1 and 0 for a share (errors, the tail).
+- A unit of many exchanges weighs more than one of few, but not in proportion: ten exchanges that
+  are all alike say no more than one. The intraclass correlation says how alike they are.
+- Tarone (1990): a comparison of so few units that no deal could be significant is undecided, and
+  the others need not pay for it. Holm (1979) corrects for the number of the others.
 """
 
 from __future__ import annotations
@@ -18,64 +17,148 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-EXACT_MAX = 500  # events in both samples up to which Fisher's test is summed
+import numpy as np
+import numpy.typing as npt
+
+DEALS = 20_000
+BLOCK_DEALS = 1_000  # at a time: a matrix of so many rows
+UNITS_MAX = 2_000  # more are dealt out in bundles
+SEED = 1_990
+_EQUAL = 1e-4  # a deal that comes so near is as far out: sums differ in their last bits
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
-class RankTest(NamedTuple):
-    delta: float
-    p_value: float
+class Scores(NamedTuple):
+    """Sums by comparison and unit; all arrays have one length, rows of the same pair add up.
 
-
-def two_sided(z: float) -> float:
-    """The chance of a standard normal value at least as far out."""
-    return math.erfc(abs(z) / math.sqrt(2))
-
-
-def rank_test(count_a: int, count_b: int, larger_b: float, ties: float) -> RankTest:
-    """Mann-Whitney U of two samples.
-
-    larger_b: pairs of a value of a and one of b with b's larger, a tie being half a pair.
-    ties: the sum of t^3 - t over the numbers t of equal values in both samples together.
+    comparison: which comparison, from 0. unit: which connection or block of time, from 0, of both
+    sides. count: exchanges (at least 1). total, squares: sums of their scores, scores squared.
     """
-    pairs = count_a * count_b
-    total = count_a + count_b
-    variance = pairs / 12 * (total + 1 - ties / (total * (total - 1)))
-    distance = abs(larger_b - pairs / 2) - 0.5
-    delta = 2 * larger_b / pairs - 1
-    if variance <= 0 or distance <= 0:
-        return RankTest(delta, 1.0)
-    return RankTest(delta, two_sided(distance / math.sqrt(variance)))
+
+    comparison: Ints
+    unit: Ints
+    count: Floats
+    total: Floats
+    squares: Floats
 
 
-def share_test(events_a: int, count_a: int, events_b: int, count_b: int) -> float:
-    """The p-value, two-sided, of equal shares in both."""
-    events, total = events_a + events_b, count_a + count_b
-    if events in (0, total) or not count_a or not count_b:
-        return 1.0
-    if min(events, total - events) <= EXACT_MAX:
-        return _fisher(events_a, count_a, events, total)
-    share = events / total
-    error = math.sqrt(share * (1 - share) * (1 / count_a + 1 / count_b))
-    return two_sided((events_a / count_a - events_b / count_b) / error)
+class Verdicts(NamedTuple):
+    """Of each comparison.
+
+    p_values: adjusted for the number of comparisons. is_decided: enough units for a decision.
+    """
+
+    p_values: Floats
+    is_decided: Bools
 
 
-def _fisher(events_a: int, count_a: int, events: int, total: int) -> float:
-    if events > total - events:  # the rarer outcome gives the shorter sum
-        events, events_a = total - events, count_a - events_a
+def compare_units(scores: Scores, is_b: Bools, comparison_count: int, alpha: float) -> Verdicts:
+    """Test all comparisons at once; `is_b` has the side of each unit.
 
-    def chance(number: int) -> float:
-        return _log_choose(events, number) + _log_choose(total - events, count_a - number)
+    With probability 1 - alpha no p-value falls below alpha if both sides are alike.
+    """
+    scores, is_b = _bundled(scores, is_b)
+    shape = (len(is_b), comparison_count)
+    residuals, takes_part = np.zeros(shape), np.zeros(shape)
+    residuals[scores.unit, scores.comparison] = _residuals(scores, comparison_count)
+    takes_part[scores.unit, scores.comparison] = 1
+    fewest = _fewest(takes_part, is_b)
+    attainable = np.maximum(fewest, _farthest(residuals, takes_part, is_b))
+    level = alpha / tarone(attainable, alpha)
+    p_values = np.ones(comparison_count)
+    chosen = np.flatnonzero(attainable <= level)
+    p_values[chosen] = holm(_deal(residuals[:, chosen], takes_part[:, chosen], is_b))
+    return Verdicts(p_values, fewest <= level)
 
-    seen = chance(events_a)
-    low, high = max(0, count_a - (total - events)), min(events, count_a)
-    every = [chance(number) for number in range(low, high + 1)]
-    # as rare or rarer; equally rare ones differ in the last bits
-    rare = math.fsum(math.exp(each - seen) for each in every if each <= seen + 1e-9)
-    return min(1.0, rare / math.fsum(math.exp(each - seen) for each in every))
+
+def _bundled(scores: Scores, is_b: Bools) -> tuple[Scores, Bools]:
+    """One row a pair, of at most about UNITS_MAX units: beyond, bundles of equal size of a side."""
+    size = math.ceil(len(is_b) / UNITS_MAX)
+    order = np.random.default_rng(SEED).permutation(len(is_b))
+    place = np.empty(len(is_b), np.int64)
+    for side in (~is_b, is_b):
+        place[order[side[order]]] = np.arange(side.sum())
+    bundles_a = math.ceil((~is_b).sum() / size)
+    bundle = place // size + is_b * bundles_a
+    bundle_count = int(bundle.max()) + 1
+    key = scores.comparison * bundle_count + bundle[scores.unit]
+    keys, inverse = np.unique(key, return_inverse=True)
+    sums = (np.bincount(inverse, each, len(keys)) for each in scores[2:])
+    bundled = Scores(keys // bundle_count, keys % bundle_count, *sums)
+    return bundled, np.arange(bundle_count) >= bundles_a
 
 
-def _log_choose(total: int, chosen: int) -> float:
-    return math.lgamma(total + 1) - math.lgamma(chosen + 1) - math.lgamma(total - chosen + 1)
+def _residuals(scores: Scores, comparison_count: int) -> Floats:
+    """Each unit's part in the difference; the parts of a comparison sum to 0."""
+
+    def sums(values: Floats) -> Floats:
+        by_comparison = np.bincount(scores.comparison, values, comparison_count)
+        return by_comparison[scores.comparison]
+
+    count = scores.count
+    everyone = sums(count)
+    mean = sums(scores.total) / everyone
+    variance = sums(scores.squares) / everyone - mean**2
+    # the intraclass correlation by its moment: E[(total - count mean)^2] = variance (n + n(n-1) r)
+    excess = sums((scores.total - count * mean) ** 2) - variance * everyone
+    pairs = variance * sums(count * (count - 1))
+    alike = np.clip(np.divide(excess, pairs, out=np.ones_like(pairs), where=pairs > 0), 0, 1)
+    weight = count / (1 + (count - 1) * alike)
+    average = scores.total / count
+    residual: Floats = weight * (average - sums(weight * average) / sums(weight))
+    residual[variance <= 1e-12] = 0
+    return residual
+
+
+def _fewest(takes_part: Floats, is_b: Bools) -> Floats:
+    """The smallest p-value of so many units: that of the one best deal and its mirror image."""
+    counts = zip(takes_part.sum(0), takes_part[is_b].sum(0), strict=True)
+    return np.array([min(1.0, 2 / math.comb(int(n), int(n_b))) for n, n_b in counts])
+
+
+def _farthest(residuals: Floats, takes_part: Floats, is_b: Bools) -> Floats:
+    """The p-value, about, of the best deal of these residuals: a few large ones go either way."""
+    spread = _spread(residuals, takes_part.sum(0), takes_part[is_b].sum(0))
+    farthest = np.abs(residuals).sum(0) / 2
+    z = np.divide(farthest, spread, out=np.zeros_like(farthest), where=spread > 0)
+    return np.array([math.erfc(each / math.sqrt(2)) for each in z])
+
+
+def _spread(residuals: Floats, count: Floats, count_b: Floats) -> Floats:
+    """The standard deviation of b's sum of residuals over all deals of so many units."""
+    share = count_b * (count - count_b) / np.maximum(count * (count - 1), 1)
+    spread: Floats = np.sqrt(share * (residuals**2).sum(0))
+    return spread
+
+
+def _deal(residuals: Floats, takes_part: Floats, is_b: Bools) -> list[float]:
+    """The share of deals that are as far out as what was seen, by comparison."""
+    count = takes_part.sum(0)
+
+    def distance(is_b: Floats) -> Floats:
+        spread = _spread(residuals, count, is_b @ takes_part)
+        differences = np.abs(is_b @ residuals)
+        return np.divide(differences, spread, out=np.zeros_like(spread), where=spread > 0)
+
+    seen = distance(is_b[None].astype(np.float64))
+    generator = np.random.default_rng(SEED)
+    as_far = np.ones(residuals.shape[1])
+    for _ in range(DEALS // BLOCK_DEALS):
+        dealt = np.tile(is_b.astype(np.float64), (BLOCK_DEALS, 1))
+        generator.permuted(dealt, axis=1, out=dealt)
+        as_far += (distance(dealt) >= seen - _EQUAL).sum(0)
+    return (as_far / (DEALS + 1)).tolist()
+
+
+def tarone(attainable: Floats, alpha: float) -> int:
+    """The number of comparisons to correct for: those that could be significant at all."""
+    count = 1
+    while np.count_nonzero(attainable <= alpha / count) > count:
+        count += 1
+    return count
 
 
 def holm(p_values: list[float]) -> list[float]:

@@ -190,3 +190,22 @@ def error_name(code: int) -> str:
         return ErrorCode(code).name
     except ValueError:
         return f"UNKNOWN_ERROR_CODE_{code}"
+
+
+# Codes that are a step of the protocol, not a fault: (api, code) or (None, code), and why.
+_ROUTINE = {
+    ("JoinGroup", "MEMBER_ID_REQUIRED"): "a new member is told its id, and joins again (KIP-394)",
+    (
+        "ApiVersions",
+        "UNSUPPORTED_VERSION",
+    ): "answered as version 0, the client asks again (KIP-511)",
+    (None, "REBALANCE_IN_PROGRESS"): "tells a member to join again",
+    (None, "NOT_COORDINATOR"): "the client looks for the coordinator again",
+    (None, "CONCURRENT_TRANSACTIONS"): "the transaction before is still being ended; tried again",
+    ("DescribeGroups", "GROUP_ID_NOT_FOUND"): "asked whether a group exists",
+}
+
+
+def routine_reason(api_name: str | None, error_name: str) -> str | None:
+    """Why an error of an API is part of normal operation; None if it is not."""
+    return _ROUTINE.get((api_name, error_name)) or _ROUTINE.get((None, error_name))

@@ -149,12 +149,15 @@ class Database:
         with _errors():
             repeated(lambda: self._connection.execute(statements))
 
+    def table(self, query: str) -> pa.Table:
+        """All rows of a query of our own."""
+        with _errors():
+            return repeated(lambda: self._connection.sql(query).to_arrow_table())
+
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Rows of a query of our own, as plain values."""
-        with _errors():
-            rows = repeated(lambda: self._connection.sql(query).to_arrow_table())
-            found: list[dict[str, Any]] = rows.to_pylist()
-            return found
+        rows: list[dict[str, Any]] = self.table(query).to_pylist()
+        return rows
 
     def _check(self, query: str) -> None:
         try:

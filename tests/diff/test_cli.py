@@ -35,7 +35,7 @@ def test_json(kdissect: Run, sets: tuple[str, str]) -> None:
     """One document with a format_version, and what it failed on."""
     result = kdissect("diff", *sets, "--fail-on", "apis", "--json")
     document = json.loads(result.stdout)
-    assert document["format_version"] == 1
+    assert document["format_version"] == 2
     assert document["failed_on"] == ["apis"]
     assert result.returncode == 1
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kdissect.protocol.error_codes import RETRIABLE, error_name
+from kdissect.protocol.error_codes import RETRIABLE, error_name, routine_reason
 from kdissect.report.database import ReportDatabase, listed
 from kdissect.sql.views import view_name
 
@@ -34,19 +34,6 @@ _SUBJECTS = {
     "user": "user",
 }
 _MESSAGES = ("error_message", "message")
-
-# Codes that are a step of the protocol, not a fault: (api, code) or (None, code), and why.
-ROUTINE = {
-    ("JoinGroup", "MEMBER_ID_REQUIRED"): "a new member is told its id, and joins again (KIP-394)",
-    (
-        "ApiVersions",
-        "UNSUPPORTED_VERSION",
-    ): "answered as version 0, the client asks again (KIP-511)",
-    (None, "REBALANCE_IN_PROGRESS"): "tells a member to join again",
-    (None, "NOT_COORDINATOR"): "the client looks for the coordinator again",
-    (None, "CONCURRENT_TRANSACTIONS"): "the transaction before is still being ended; tried again",
-    ("DescribeGroups", "GROUP_ID_NOT_FOUND"): "asked whether a group exists",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +220,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     )
     places = listed(database, "error_places", "count DESC, api, error, place, topic, subject")
     for row in places["rows"]:
-        row["routine"] = ROUTINE.get((row["api"], row["error"])) or ROUTINE.get(
-            (None, row["error"])
-        )
+        row["routine"] = routine_reason(row["api"], row["error"])
     codes = database.rows(
         """
         SELECT api, error, code, bool_or(is_retriable) AS is_retriable, count(*) AS count,
@@ -248,9 +233,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         """
     )
     for row in codes:
-        row["routine"] = ROUTINE.get((row["api"], row["error"])) or ROUTINE.get(
-            (None, row["error"])
-        )
+        row["routine"] = routine_reason(row["api"], row["error"])
     unanswered = database.rows(
         """
         SELECT api, status, client_id, client_ip, broker, count(*) AS count,

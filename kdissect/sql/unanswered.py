@@ -1,0 +1,46 @@
+"""Requests without a response in the capture: which had none, and which may have had one.
+
+A broker answers the requests of a connection in their order. So the response of a request lies
+between that of the answered request before and that of the answered request after. If bytes are
+missing or unframed there, the response may be among them. If no later response was captured, it may
+have come after the last packet, unless the connection was seen to close.
+"""
+
+from __future__ import annotations
+
+# runs of response bytes that hold no known frame
+_HOLES = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
+
+
+def unanswered(prefix: str = "") -> str:
+    """SQL of `exchange_id` and `may_be_lost` (bool) of each request that is due a response.
+
+    prefix: of the views `exchanges`, `connections` and `anomalies`.
+    """
+    return f"""
+        with due as (
+            select exchange_id, connection_id from {prefix}exchanges
+            where status in ('response_missing', 'connection_closed')
+        ), placed as (
+            select exchange_id, connection_id,
+                coalesce(max(response_pos + 4 + response_size) over (
+                    partition by connection_id order by request_pos
+                    rows between unbounded preceding and 1 preceding), 0) as low,
+                min(response_pos) over (
+                    partition by connection_id order by request_pos
+                    rows between 1 following and unbounded following) as high
+            from {prefix}exchanges
+            where request_pos is not null and connection_id in (select connection_id from due)
+        ), holes as (
+            select connection_id, pos, pos + byte_count as stop from {prefix}anomalies
+            where direction = 'response' and kind in {_HOLES} and byte_count > 0
+        ), among_holes as (
+            select distinct exchange_id from placed join holes using (connection_id)
+            where holes.stop > low and holes.pos < coalesce(high, holes.stop)
+        )
+        select exchange_id,
+            exchange_id in (from among_holes)
+                or (high is null and close_reason not in ('fin', 'rst')) as may_be_lost
+        from due join placed using (exchange_id, connection_id)
+            join {prefix}connections using (connection_id)
+    """

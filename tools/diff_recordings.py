@@ -1,0 +1,116 @@
+"""Record one workload several times: what `kdissect diff` should find nothing in.
+
+    python -m tools.diff_recordings OUT --count 30
+
+Each recording has a broker of its own, which a first run of the same workload has warmed up.
+OUT/NN/ is its table set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import kdissect
+from tests.broker.kafka_broker import Broker
+from tests.broker.record import recording
+
+PRODUCERS, CONSUMERS, ADMINS = 12, 6, 4
+WARM_S, RECORD_S = 2.0, 6.0
+TOPIC, PARTITIONS = "orders", 6
+
+
+def record(out: Path, seconds: float = RECORD_S) -> None:
+    """One recording of the workload with a broker of its own, as a table set."""
+    with tempfile.TemporaryDirectory() as folder, Broker(Path(folder, "broker")) as broker:
+        _make_topic(broker.address)
+        run_clients(broker.address, WARM_S)
+        capture = Path(folder, "workload.pcap")
+        with recording(capture, [broker.ports["PLAINTEXT"]]):
+            run_clients(broker.address, seconds)
+        kdissect.read(capture).write(out)
+
+
+def run_clients(address: str, seconds: float) -> None:
+    """Producers, members of a group and administrators, each a client of its own."""
+    end = time.monotonic() + seconds
+    clients: list[tuple[Callable[[str, str, float], None], str]] = [
+        *((_produce, f"producer-{number}") for number in range(PRODUCERS)),
+        *((_consume, f"consumer-{number}") for number in range(CONSUMERS)),
+        *((_administer, f"admin-{number}") for number in range(ADMINS)),
+    ]
+    threads = [threading.Thread(target=run, args=(address, name, end)) for run, name in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _make_topic(address: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
+
+
+def _produce(address: str, name: str, end: float) -> None:
+    producer = Producer({"bootstrap.servers": address, "client.id": name, "linger.ms": 0})
+    number = 0
+    while time.monotonic() < end:
+        producer.produce(TOPIC, value=f"{name} {number} ".encode() * (1 + number % 7))
+        producer.poll(0)
+        time.sleep(0.03)
+        number += 1
+    producer.flush(20)
+
+
+def _consume(address: str, name: str, end: float) -> None:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "client.id": name,
+            "group.id": "billing",
+            "heartbeat.interval.ms": 300,
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 100,
+        }
+    )
+    consumer.subscribe([TOPIC])
+    count = 0
+    while time.monotonic() < end:
+        message = consumer.poll(0.1)
+        if message is not None and message.error() is None:
+            count += 1
+            if count % 10 == 0:
+                consumer.commit(asynchronous=True)
+    consumer.close()
+
+
+def _administer(address: str, name: str, end: float) -> None:
+    admin = AdminClient({"bootstrap.servers": address, "client.id": name})
+    while time.monotonic() < end:
+        admin.list_topics(timeout=20)
+        admin.list_consumer_groups(request_timeout=20).result(20)
+        time.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=RECORD_S)
+    arguments = parser.parse_args()
+    for number in range(arguments.count):
+        out = arguments.out / f"{number:02d}"
+        if not out.exists():
+            record(out, arguments.seconds)
+            print(out, kdissect.open(out).exchanges.num_rows, flush=True)
+
+
+if __name__ == "__main__":
+    main()
