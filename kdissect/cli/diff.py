@@ -177,7 +177,7 @@ def _certainty(row: dict[str, Any]) -> str:
     return f"{connections}, {chance}"
 
 
-_WAITS = {"answer": "", "poll": " (long poll)", "group": " (waits for members)"}
+_WAITS = {"answer": "", "long_poll": " (long poll)", "group": " (waits for members)"}
 
 
 def _latency(changes: list[dict[str, Any]]) -> Iterator[str]:

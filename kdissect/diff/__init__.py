@@ -1,5 +1,21 @@
 """Two dissected captures compared, before and after an upgrade."""
 
-from kdissect.diff.compare import KINDS, UnknownKind, compare, failing, parse_kinds
+from kdissect.diff.compare import (
+    KINDS,
+    UNDECIDED,
+    OldTableSet,
+    UnknownKind,
+    compare,
+    failing,
+    parse_kinds,
+)
 
-__all__ = ["KINDS", "UnknownKind", "compare", "failing", "parse_kinds"]
+__all__ = [
+    "KINDS",
+    "UNDECIDED",
+    "OldTableSet",
+    "UnknownKind",
+    "compare",
+    "failing",
+    "parse_kinds",
+]

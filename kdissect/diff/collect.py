@@ -1,16 +1,8 @@
-"""Facts of two table sets, as temporary tables of one DuckDB database: ``x`` and what hangs on it.
+"""Facts of two table sets, as temporary tables of one DuckDB database: ``x`` and those beside it.
 
-``x`` has the exchanges of both, `side` telling which is which. `own_ms` is the latency less the
-time in which the broker was still answering an earlier request of the same connection, which
-clients that pipeline would otherwise charge to the request behind. `wait` tells apart
-
-answer  the time that the broker needed
-poll    a Fetch or ShareFetch that waited by its client's own wish: it brought less than it wanted,
-        or records that were not there yet when it was sent
-group   JoinGroup and SyncGroup wait for other members
-
-Distributions are compared through the counts of their distinct values, which DuckDB sorts on disk
-where they do not fit into memory.
+``x`` has the exchanges of both: `side`, `connection` (a number over both sides), `block` (of time,
+BLOCKS of each side), and what is compared. Distributions are compared through the counts of their
+distinct values, which DuckDB sorts on disk if they do not fit into memory.
 """
 
 from __future__ import annotations
@@ -27,7 +19,6 @@ SIDES = ("a", "b")
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 BLOCKS = 20  # of equal time, of each side
 TAIL = 0.95  # the share of both samples together that the tail begins above
-POLLING = {"Fetch": "api_fetch", "ShareFetch": "api_share_fetch"}
 
 _CONFIG_SOURCES = {
     "DescribeConfigs": (
@@ -91,8 +82,6 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
         side: {view_name(name) for name in tables.names}
         for side, tables in zip(SIDES, (a, b), strict=True)
     }
-    for side in SIDES:
-        database.run(f"create temp table {side}_polls as {_polls(side, names[side])}")
     connections = " union all ".join(
         f"select distinct '{side}' side, connection_id from {side}_exchanges" for side in SIDES
     )
@@ -139,29 +128,6 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
     )
 
 
-def _polls(side: str, names: set[str]) -> str:
-    """Exchanges that waited by their client's own wish."""
-    asked = [
-        f"select exchange_id, request.min_bytes min_bytes from {side}_{view} "
-        "where request.max_wait_ms > 0"
-        for view in POLLING.values()
-        if view in names
-    ]
-    if not asked:
-        return "select 0::bigint exchange_id where false"
-    return f"""
-        with asked as ({" union all ".join(asked)}),
-        got as (
-            select exchange_id, sum(size) bytes, max(max_timestamp_ms) newest_ms
-            from {side}_record_batches where source <> 'produce' group by exchange_id
-        )
-        select exchange_id from asked
-        join {side}_exchanges e using (exchange_id) left join got using (exchange_id)
-        where coalesce(e.error_code, 0) = 0 and (
-            coalesce(bytes, 0) < greatest(min_bytes, 1) or newest_ms >= epoch_ms(request_time))
-    """
-
-
 def _exchanges(side: str, names: set[str]) -> str:
     replicas = (
         f"select exchange_id from {side}_api_fetch where request.replica_id >= 0 "
@@ -177,20 +143,8 @@ def _exchanges(side: str, names: set[str]) -> str:
                 else e.api_name end as api,
             e.api_name, e.api_version, e.status, u.may_be_lost,
             e.error_codes, e.request_size, e.response_size,
-            case when p.exchange_id is not null then 'poll'
-                when e.api_name in ('JoinGroup', 'SyncGroup') then 'group'
-                else 'answer' end as wait,
-            case when e.status = 'paired' then round(e.latency_ms - case
-                when before > request_end_time
-                then least(epoch_us(before - request_end_time) / 1e3, greatest(latency_ms, 0))
-                else 0 end, 3) end as own_ms
-        from (
-            select *, max(response_end_time) over (
-                partition by connection_id order by response_pos
-                rows between unbounded preceding and 1 preceding) as before
-            from {side}_exchanges
-        ) e left join {side}_polls p using (exchange_id)
-            left join ({unanswered(f"{side}_")}) u using (exchange_id)
+            e.wait, if(e.status = 'paired', e.service_ms, null) as service_ms
+        from {side}_exchanges e left join ({unanswered(f"{side}_")}) u using (exchange_id)
     """
 
 

@@ -47,12 +47,23 @@ class UnknownKind(Error, ValueError):
     """`--fail-on` names a kind that there is not."""
 
 
+class OldTableSet(Error, ValueError):
+    """A table set lacks columns that are compared."""
+
+
 def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
     """What changed from a to b, as a document for JSON.
 
     ``a`` and ``b`` say how much was compared, ``changes`` has a list for each of `KINDS`,
-    ``compared`` all distributions with their tests, changed or not.
+    ``compared`` all errors, latencies and sizes with their tests, changed or not.
+    Raises OldTableSet.
     """
+    for name, tables in zip(SIDES, (a, b), strict=True):
+        if "service_ms" not in tables.exchanges.schema.names:
+            raise OldTableSet(
+                f"the exchanges of {name} have no service_ms: an older kdissect wrote this table "
+                "set; dissect its captures again"
+            )
     with open_both(a, b, memory_limit) as database:
         prepare(database, a, b)
         compared = _compare_samples(database)
@@ -285,7 +296,7 @@ SIZE = Measure("larger", "smaller", 1.2, 16)
 def _compare_samples(database: Database) -> dict[str, list[Change]]:
     """Errors, latencies and sizes, tested together: one level for all of them."""
     errors = failures(database)
-    latency = distributions(database, "own_ms", "api, wait", "own_ms >= 0")
+    latency = distributions(database, "service_ms", "api, wait", "service_ms >= 0")
     sizes = {
         "request": distributions(database, "request_size", "api"),
         "response": distributions(database, "response_size", "api"),
@@ -309,7 +320,7 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
     }
 
 
-class Comparison(NamedTuple):
+class SampleTest(NamedTuple):
     """The result of a test; of too few exchanges there is none."""
 
     p_value: float = 1.0
@@ -340,7 +351,7 @@ class _Tests:
         is_enough = np.array([min(row["n_a"], row["n_b"]) >= sample_min for row in samples.rows])
         comparison = np.cumsum(is_enough) - 1 + len(self._rows)
         for row, is_compared in zip(samples.rows, is_enough, strict=True):
-            row[score] = Comparison()
+            row[score] = SampleTest()
             self._rows += [(row, score)] if is_compared else []
         if not len(number):
             return
@@ -360,7 +371,7 @@ class _Tests:
         p_values = np.maximum(*(verdict.p_values for verdict in verdicts))
         is_decided = np.logical_and(*(verdict.is_decided for verdict in verdicts))
         for place, (row, score) in enumerate(self._rows):
-            row[score] = Comparison(p_values[place].item(), is_decided[place].item())
+            row[score] = SampleTest(p_values[place].item(), is_decided[place].item())
 
 
 def _judge_error(row: Change) -> Change:

@@ -35,12 +35,12 @@ class Scores(NamedTuple):
     """Sums by comparison and unit; all arrays have one length, rows of the same pair add up.
 
     comparison: which comparison, from 0. unit: which connection or block of time, from 0, of both
-    sides. count: exchanges (at least 1). total, squares: sums of their scores, scores squared.
+    sides. exchanges: how many, at least 1. total, squares: sums of their scores, scores squared.
     """
 
     comparison: Ints
     unit: Ints
-    count: Floats
+    exchanges: Floats
     total: Floats
     squares: Floats
 
@@ -86,8 +86,10 @@ def _bundled(scores: Scores, is_b: Bools) -> tuple[Scores, Bools]:
     bundle_count = int(bundle.max()) + 1
     key = scores.comparison * bundle_count + bundle[scores.unit]
     keys, inverse = np.unique(key, return_inverse=True)
-    sums = (np.bincount(inverse, each, len(keys)) for each in scores[2:])
-    bundled = Scores(keys // bundle_count, keys % bundle_count, *sums)
+    exchanges, total, squares = (
+        np.bincount(inverse, each, len(keys)).astype(np.float64) for each in scores[2:]
+    )
+    bundled = Scores(keys // bundle_count, keys % bundle_count, exchanges, total, squares)
     return bundled, np.arange(bundle_count) >= bundles_a
 
 
@@ -96,9 +98,9 @@ def _residuals(scores: Scores, comparison_count: int) -> Floats:
 
     def sums(values: Floats) -> Floats:
         by_comparison = np.bincount(scores.comparison, values, comparison_count)
-        return by_comparison[scores.comparison]
+        return by_comparison[scores.comparison].astype(np.float64)
 
-    count = scores.count
+    count = scores.exchanges
     everyone = sums(count)
     mean = sums(scores.total) / everyone
     variance = sums(scores.squares) / everyone - mean**2
@@ -116,7 +118,7 @@ def _residuals(scores: Scores, comparison_count: int) -> Floats:
 def _fewest(takes_part: Floats, is_b: Bools) -> Floats:
     """The smallest p-value of so many units: that of the one best deal and its mirror image."""
     counts = zip(takes_part.sum(0), takes_part[is_b].sum(0), strict=True)
-    return np.array([min(1.0, 2 / math.comb(int(n), int(n_b))) for n, n_b in counts])
+    return np.array([min(1.0, 2 / math.comb(int(n), int(n_b))) for n, n_b in counts], np.float64)
 
 
 def _farthest(residuals: Floats, takes_part: Floats, is_b: Bools) -> Floats:

@@ -1,5 +1,6 @@
 """What changed: captures with themselves, with others, and with changes made by hand."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 import kdissect
 from kdissect.api import Table, Tables
-from kdissect.diff import KINDS, UnknownKind, compare, failing, parse_kinds
-from tools.diff_truth import halves
+from kdissect.diff import KINDS, OldTableSet, UnknownKind, compare, failing, parse_kinds
+from tests.damage import lose_packets
+from tools.truth.diff import halves
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +98,8 @@ def slowed(tables: Tables, api: str, delay_ms: float, share: float = 1.0) -> Tab
         chosen = pc.and_(
             pc.equal(table["api_name"], api), pc.less(pc.bit_wise_and(rows, 15), int(16 * share))
         )
-        later = pc.add(table["latency_ms"], delay_ms)
-        return column(table, "latency_ms", pc.if_else(chosen, later, table["latency_ms"]))
+        later = pc.add(table["service_ms"], delay_ms)
+        return column(table, "service_ms", pc.if_else(chosen, later, table["service_ms"]))
 
     return changed(tables, "exchanges", delayed)
 
@@ -152,9 +154,9 @@ def test_long_polls_apart(sarama: Tables, many: Tables) -> None:
     """A Fetch that waits for data is no slow broker."""
     rows = compare(sarama, sarama)["compared"]["latency"]
     fetches = {row["wait"]: row for row in rows if row["api"] == "Fetch"}
-    assert fetches["poll"]["p50_a"] > 50
+    assert fetches["long_poll"]["p50_a"] > 50
     document = compare(many, slowed(many, "Fetch", 1000))
-    assert {row["wait"] for row in document["changes"]["latency"]} == {"poll"}
+    assert {row["wait"] for row in document["changes"]["latency"]} == {"long_poll"}
     assert failing(document, ["latency"]) == []
 
 
@@ -274,6 +276,25 @@ def test_an_empty_side(sarama: Tables) -> None:
     assert document["compared"] == {"errors": [], "latency": [], "sizes": []}
     assert document["changes"]["errors"] == []
     assert {row["change"] for row in document["changes"]["apis"]} == {"removed"}
+
+
+def test_an_old_table_set(sarama: Tables) -> None:
+    """One without service_ms is named, and what to do."""
+    old = changed(sarama, "exchanges", lambda table: table.drop_columns(["service_ms"]))
+    with pytest.raises(OldTableSet, match=r"exchanges of b have no service_ms.* dissect"):
+        compare(sarama, old)
+
+
+def test_lost_answers_are_not_missing(captures: Path, tmp_path: Path) -> None:
+    """Two percent of the packets are gone: their answers are no errors, and are counted."""
+    whole = kdissect.read(captures / "sarama.pcap.gz")
+    path = tmp_path / "lost.pcap"
+    lose_packets(gzip.decompress((captures / "sarama.pcap.gz").read_bytes()), path, 0.02)
+    document = compare(whole, kdissect.read(path))
+    assert document["a"]["unjudged_count"] == 0
+    assert document["b"]["unjudged_count"] > 5
+    assert [row for row in document["compared"]["errors"] if row["error_code"] is None] == []
+    assert failing(document, ["errors"]) == []
 
 
 def test_kinds() -> None:

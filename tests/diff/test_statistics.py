@@ -45,7 +45,7 @@ def test_exact_for_few_units() -> None:
     """Against all deals of ten units, each counted: the p-value of sampled deals is theirs."""
     generator = np.random.default_rng(3)
     scores = samples(generator, 10, 2.0)
-    residual = scores.total - scores.count * scores.total.sum() / scores.count.sum()
+    residual = scores.total - scores.exchanges * scores.total.sum() / scores.exchanges.sum()
     seen = abs(residual[5:].sum())
     deals = [abs(residual[list(b)].sum()) for b in itertools.combinations(range(10), 5)]
     exact = np.mean([deal >= seen - 1e-9 for deal in deals])

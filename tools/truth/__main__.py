@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from tools.truth import lag, latency, readiness
+from tools.truth import diff, lag, latency, readiness
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT.parent / "shared" / "captures"
@@ -21,6 +21,7 @@ OUT = ROOT / "reports" / "truth.md"
 SECTIONS: dict[str, ModuleType] = {
     "latency": latency,
     "lag": lag,
+    "diff": diff,
     "readiness": readiness,
 }
 HEAD = """# Answers and truths

@@ -66,7 +66,8 @@ def log_of(capture: Path) -> Path:
     return capture.with_suffix(".requests.jsonl.gz")
 
 
-def _read(capture: Path) -> Tables:
+def read_capture(capture: Path) -> Tables:
+    """The tables of a capture, decrypted if its key log lies beside it."""
     key_log = capture.with_suffix(".keylog")
     return kdissect.read(capture, keylog=key_log if key_log.is_file() else ())
 
@@ -102,7 +103,7 @@ def together(all_compared: list[Compared]) -> Compared:
 def section(captures: Path) -> str:
     """The section of the page."""
     compared = [
-        compare(f"{path.parent.name}/{path.stem}", _read(path), log_of(path))
+        compare(f"{path.parent.name}/{path.stem}", read_capture(path), log_of(path))
         for path in sorted(captures.glob("*/*.pcap"))
         if log_of(path).is_file()
     ]

@@ -1,14 +1,11 @@
-"""Record one workload several times: what `kdissect diff` should find nothing in.
+"""One workload recorded many times, from real brokers: recordings that are alike.
 
-    python -m tools.diff_recordings OUT --count 30
-
-Each recording has a broker of its own, which a first run of the same workload has warmed up.
-OUT/NN/ is its table set.
+Each recording has a broker of its own, which a first run of the same workload has warmed up. They
+lie under ``out/recordings``, a table set each; recording them needs what `tests.broker` needs.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import threading
 import time
@@ -24,6 +21,8 @@ from tests.broker.record import recording
 
 PRODUCERS, CONSUMERS, ADMINS = 12, 6, 4
 WARM_S, RECORD_S = 2.0, 6.0
+COUNT = 30
+FOLDER = Path(__file__).resolve().parents[2] / "out" / "recordings"
 TOPIC, PARTITIONS = "orders", 6
 
 
@@ -99,18 +98,10 @@ def _administer(address: str, name: str, end: float) -> None:
         time.sleep(0.1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=RECORD_S)
-    arguments = parser.parse_args()
-    for number in range(arguments.count):
-        out = arguments.out / f"{number:02d}"
-        if not out.exists():
-            record(out, arguments.seconds)
-            print(out, kdissect.open(out).exchanges.num_rows, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def made(count: int = COUNT) -> list[Path]:
+    """The table sets of `count` recordings; those that are not there yet are recorded."""
+    paths = [FOLDER / f"{number:02d}" for number in range(count)]
+    for path in paths:
+        if not path.exists():
+            record(path)
+    return paths
