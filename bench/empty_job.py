@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--master", required=True)
     given = parser.parse_args()
     if given.settings == "kdissect":
-        from kdissect.pipeline.spark import session
+        from kdissect.pipeline.spark_session import session
 
         log_path = Path(tempfile.mkstemp(suffix=".log")[1])
         atexit.register(log_path.unlink, missing_ok=True)

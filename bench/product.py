@@ -16,7 +16,7 @@ from typing import Any
 
 import kdissect
 from bench.measure import serve
-from kdissect.pipeline.spark import session
+from kdissect.pipeline.spark_session import session
 
 
 def result_of(out: Path) -> dict[str, Any]:

@@ -381,6 +381,7 @@ def dissect(
     always; they must be where they were then. `notes` of the result say why, and what differs.
     """
     from kdissect.pipeline import spark as on_spark
+    from kdissect.pipeline import spark_session
 
     began = time.perf_counter() - session_start_s
     target = os.fspath(out)
@@ -400,8 +401,8 @@ def dissect(
         time_to_ns=None if time_to is None else time_ns(time_to),
         limits=Limits.of(limits),
     )
-    on_spark.use_this_python(spark)
-    cores = on_spark.parallelism(spark)
+    spark_session.use_this_python(spark)
+    cores = spark_session.parallelism(spark)
     named = _paths(paths)
     timings = {"session_start_s": session_start_s}
     walk_pieces = on_spark.walk_pieces(spark)

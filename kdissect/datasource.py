@@ -37,7 +37,7 @@ from kdissect.pipeline.disk_index import STORIES, Index, make_index
 from kdissect.pipeline.filters import time_ns
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.spark import use_this_python
+from kdissect.pipeline.spark_session import use_this_python
 from kdissect.protocol import catalog
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.embedded import add_decoded

@@ -18,3 +18,10 @@ def interrupts() -> Iterator[None]:
         if is_cut or isinstance(error, duckdb.InterruptException):
             raise KeyboardInterrupt from error
         raise
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether SIGINT is behind an error: a library may fail as the interrupt leaves it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

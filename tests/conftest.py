@@ -34,7 +34,7 @@ def kdissect() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One session for all tests that need Spark: two cores, failed tasks are tried again."""
-    from kdissect.pipeline.spark import session
+    from kdissect.pipeline.spark_session import session
 
     started = session("local[2]", {}, tmp_path_factory.mktemp("spark") / "spark.log")
     yield started
@@ -44,7 +44,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """`dissect` without Spark: the steps in this process, files and commit as ever."""
-    from kdissect.pipeline import local
+    from kdissect.pipeline import local, spark_session
     from kdissect.pipeline import spark as on_spark
     from kdissect.pipeline.saved_state import StateFiles
     from kdissect.pipeline.table_writer import ParquetSink
@@ -59,5 +59,5 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return [file for sink in sinks for file in sink.close()], result
 
     monkeypatch.setattr(on_spark, "run", run)
-    monkeypatch.setattr(on_spark, "use_this_python", lambda _: None)
-    monkeypatch.setattr(on_spark, "parallelism", lambda _: 2)
+    monkeypatch.setattr(spark_session, "use_this_python", lambda _: None)
+    monkeypatch.setattr(spark_session, "parallelism", lambda _: 2)

@@ -30,6 +30,7 @@ from kdissect.cli import (
 from kdissect.cli.app import app
 from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
 from kdissect.errors import EnvironmentFailed, Error
+from kdissect.interrupts import is_interrupt
 
 __all__ = [
     "app",
@@ -99,11 +100,7 @@ def _open_closed_streams() -> None:
 
 def _is_cut_import(error: BaseException | None) -> bool:
     """What compiled modules make of an interrupt while they are loaded."""
-    if not isinstance(error, SystemError | ImportError):
-        return False
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+    return isinstance(error, SystemError | ImportError) and is_interrupt(error)
 
 
 def _is_usage(error: Exception) -> bool:

@@ -206,9 +206,9 @@ def _setting(item: str) -> tuple[str, str]:
 
 
 def _start_spark(master: str, settings: dict[str, str], log_path: str) -> Any:
-    from kdissect.pipeline import spark as on_spark
+    from kdissect.pipeline.spark_session import session
 
-    return on_spark.session(master, settings, log_path)
+    return session(master, settings, log_path)
 
 
 @contextmanager

@@ -156,9 +156,12 @@ def interrupted(command: list[str], started: Any, number: int, env: Any = None) 
     return process.returncode, error
 
 
-def test_an_interrupt_that_cuts_a_call_to_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The JVM may drop the next connection too: jobs are cancelled all the same, and the
-    interrupt stays an interrupt."""
+@pytest.mark.parametrize("leaving_fails", [False, True])
+def test_an_interrupt_that_cuts_a_call_to_the_jvm(
+    leaving_fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JVM may drop the next connection too, and PySpark calls it as the interrupt leaves a job:
+    jobs are cancelled all the same, and the interrupt stays an interrupt."""
     said: list[str] = []
 
     class Context:
@@ -172,7 +175,11 @@ def test_an_interrupt_that_cuts_a_call_to_the_jvm(monkeypatch: pytest.MonkeyPatc
             return SimpleNamespace(getActiveStageIds=lambda: running)
 
     def cut(*_: Any) -> None:
-        raise KeyboardInterrupt
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if leaving_fails:
+                raise Py4JNetworkError("Answer from Java side is empty")
 
     monkeypatch.setattr(on_spark, "_stages", cut)
     spark: Any = SimpleNamespace(sparkContext=Context())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kdissect.pipeline.spark import use_this_python, worker_python
+from kdissect.pipeline.spark_session import use_this_python, worker_python
 from tests.conftest import CAPTURES, ROOT
 
 SETTING = "spark.pyspark.python"

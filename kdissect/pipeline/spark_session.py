@@ -1,0 +1,106 @@
+"""A Spark session of our own, and what a run needs to know of the caller's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from kdissect.errors import EnvironmentFailed
+
+
+def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str]) -> SparkSession:
+    """A session of our own: quick to start, four tries per task.
+
+    What the JVM and its workers print goes to the file `log_path`. Raises EnvironmentFailed where
+    Spark does not start.
+    """
+    os.environ["PYSPARK_PYTHON"] = worker_python(master, conf)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "1g",
+        # a short run is over before the optimising compiler pays
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.log.level": "WARN",
+    }
+    if master.startswith("local"):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    settings |= conf
+    builder = SparkSession.builder.appName("kdissect").master(_with_retries(master))
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        with _stderr_to(descriptor):
+            return builder.getOrCreate()
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise EnvironmentFailed(f"Spark did not start: {reason[0]}") from error
+    finally:
+        os.close(descriptor)
+
+
+def worker_python(master: str, conf: dict[str, str]) -> str:
+    """The Python that a session's workers run: `spark.pyspark.python`, else PYSPARK_PYTHON, else
+    the driver's.
+
+    A local master does not look at PYSPARK_PYTHON: its workers run where the driver's Python is.
+    """
+    named = conf.get("spark.pyspark.python")
+    if named is None and not master.startswith("local"):
+        named = os.environ.get("PYSPARK_PYTHON")
+    return named or sys.executable
+
+
+@contextmanager
+def _stderr_to(descriptor: int) -> Iterator[None]:
+    """The JVM inherits our stderr, and writes there what no setting silences: give it a file."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _with_retries(master: str) -> str:
+    """local[N] gives a task one try only; local[N,4] retries as clusters do."""
+    if master == "local":
+        return "local[1,4]"
+    if master.startswith("local[") and "," not in master:
+        return master[:-1] + ",4]"
+    return master
+
+
+def use_this_python(spark: SparkSession) -> None:
+    """Workers of a local session run the caller's Python, unless the caller named another.
+
+    By itself Spark takes the first python3 of PATH, which need not have kdissect.
+    """
+    context = getattr(spark, "_sc", None)  # none with Spark Connect
+    if (
+        context is not None
+        and context.master.startswith("local")
+        and context.pythonExec == "python3"
+        and not os.environ.get("PYSPARK_PYTHON")
+    ):
+        context.pythonExec = sys.executable
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Cores that the session's tasks can use at a time."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # Spark Connect has no SparkContext
+        return int(spark.conf.get("spark.default.parallelism", "8") or 8)
