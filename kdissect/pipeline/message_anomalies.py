@@ -22,7 +22,7 @@ from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field, Type
 from kdissect.status import REASONS, Status
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
 from kdissect.tables.arrow_arrays import binaries, ints
-from kdissect.tables.exchanges import DecodeStatus
+from kdissect.tables.exchanges import DecodeStatus, VersionSource
 from kdissect.tables.payload import FULL
 from kdissect.tables.redaction import SECRET_APIS, TEXT
 
@@ -99,8 +99,13 @@ def _without_definition(chunk: MessageChunk, output: TableOutput) -> None:
     ):
         # a response without its request has an anomaly already
         has_request = exchanges["request"]["size"] >= 0
+        # KIP-511: a client probes with its newest ApiVersions version, and a broker that does not
+        # know it answers in version 0 which ones it takes; nothing is wrong with that
+        probe = (chunk.version_source == VersionSource.FALLBACK_V0) & (
+            chunk.status[:, RESPONSE] == DecodeStatus.OK
+        )
         for side in (REQUEST, RESPONSE):
-            rows = np.flatnonzero((chunk.status[:, side] == state) & has_request)
+            rows = np.flatnonzero((chunk.status[:, side] == state) & has_request & ~probe)
             if not len(rows):
                 continue
             some = take(exchanges, rows)

@@ -78,3 +78,16 @@ def test_an_answer_to_an_unknown_version_of_api_versions_is_version_0() -> None:
     ]
     assert [message.api_version for message in found] == [0]
     assert found[0].body["error_code"] == 35
+
+
+def test_a_probe_that_its_broker_answers_is_no_anomaly() -> None:
+    """KIP-511: franz-go asks with ApiVersions 5 first, and asks again with what a broker takes."""
+    tables = kdissect.read(Capture("version_sweep/sweep_4_3_1").path)
+    columns = ["version_source", "request_decode_status"]
+    rows = tables.exchanges.to_arrow(columns).to_pylist()
+    probes = [
+        row["request_decode_status"] for row in rows if row["version_source"] == "fallback_v0"
+    ]
+    assert len(probes) >= 10
+    assert set(probes) == {"unknown_version"}
+    assert tables.anomalies.to_arrow(["kind", "detail"]).to_pylist() == []
