@@ -61,11 +61,24 @@ def _compiled(function: Function, counts: bool) -> Function:
 
 def inlined(function: Function) -> Function:
     """Mark a small helper of kernels: LLVM inlines it into its callers."""
+    return _helper(function, is_forced=False)
+
+
+def part(function: Function) -> Function:
+    """Mark a named part of one kernel: LLVM inlines it however long it is.
+
+    LLVM would call it, and hand arrays and results over through memory, which takes longer than the
+    few instructions of a part that run. A helper with several callers is `inlined` or a `kernel`.
+    """
+    return _helper(function, is_forced=True)
+
+
+def _helper(function: Function, is_forced: bool) -> Function:
     if not JIT_ENABLED:
         return function
-    helper: Function = register_jitable(nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK)(
-        function
-    )
+    helper: Function = register_jitable(
+        nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, forceinline=is_forced
+    )(function)
     return helper
 
 

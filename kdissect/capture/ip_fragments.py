@@ -14,8 +14,8 @@ are used again. Where fragments overlap, the first bytes win; different ones are
 comes again within COPY_NS of its datagram's end was captured twice: it may become a second copy of
 the datagram, which reassembly finds to be one, but is forgotten as soon as another fragment comes.
 
-*Segments.* The bytes from the first fragment on are read like a packet (`link_layers`), through
-tunnels too, since what is fragmented is often the outer packet of one. Then the payload is a run of
+*Segments.* The bytes from the first fragment on are read like a packet (`link`), through tunnels
+too, since what is fragmented is often the outer packet of one. Then the payload is a run of
 places in fragments, and each becomes a segment of its own with the sequence number of its first
 byte: reassembly joins them as it joins all others, every byte keeps its packet and its time, and a
 lost fragment is a gap. All but the first are marked FRAGMENT_PART in `ip_id`: they are bytes of a
@@ -70,20 +70,20 @@ _CARRIERS = (6, 17, 4, 41, 47, 137, 0, 43, 51, 60)
 
 
 @kernel
-def _find_tcp(buf: Any, wire_end: Any, found: Any) -> Any:
+def _find_tcp(buf: Any, wire_end: Any, headers: Any) -> Any:
     """`link_layers.find_tcp` of a packet that begins with its IP header."""
-    return link_layers.find_tcp(buf, 0, len(buf), max(wire_end, len(buf)), link_layers.RAW, found)
+    return link_layers.find_tcp(buf, 0, len(buf), max(wire_end, len(buf)), link_layers.RAW, headers)
 
 
 @inlined
-def note_fragment(buf: Any, found: Any, packet: Any, number: Any, table: Any, row: Any) -> Any:
+def note_fragment(buf: Any, headers: Any, packet: Any, number: Any, table: Any, row: Any) -> Any:
     """Write a row for the fragment that `find_tcp` found; 0 where it cannot lead to TCP."""
-    protocol = found[link_layers.PROTOCOL]
-    body = found[link_layers.BODY]
-    captured = max(found[link_layers.END] - body, 0)
+    protocol = headers[link_layers.PROTOCOL]
+    body = headers[link_layers.FRAGMENT_POS]
+    captured = max(headers[link_layers.END] - body, 0)
     if protocol not in _CARRIERS:
         return 0
-    if protocol == 17 and found[link_layers.AT] == 0 and captured >= 4:
+    if protocol == 17 and headers[link_layers.FRAGMENT_OFFSET] == 0 and captured >= 4:
         if (
             read_u16(buf, body + 2) not in link_layers.TUNNEL_PORTS
             and read_u16(buf, body) not in link_layers.TUNNEL_PORTS
@@ -94,18 +94,18 @@ def note_fragment(buf: Any, found: Any, packet: Any, number: Any, table: Any, ro
     table[at + PACKET] = number
     table[at + BODY] = body
     table[at + CAPTURED] = captured
-    table[at + LENGTH] = found[link_layers.WIRE_END] - body
-    table[at + AT] = found[link_layers.AT]
-    table[at + MORE] = found[link_layers.MORE]
-    table[at + ID] = found[link_layers.FRAGMENT_ID]
+    table[at + LENGTH] = headers[link_layers.WIRE_END] - body
+    table[at + AT] = headers[link_layers.FRAGMENT_OFFSET]
+    table[at + MORE] = headers[link_layers.MORE_FRAGMENTS]
+    table[at + ID] = headers[link_layers.FRAGMENT_ID]
     table[at + PROTOCOL] = protocol
-    table[at + IS_IPV6] = found[link_layers.IS_IPV6]
-    table[at + NETWORK] = found[link_layers.NETWORK]
-    words = 4 if found[link_layers.IS_IPV6] else 1
+    table[at + IS_IPV6] = headers[link_layers.IS_IPV6]
+    table[at + NETWORK] = headers[link_layers.NETWORK]
+    words = 4 if headers[link_layers.IS_IPV6] else 1
     for word in range(4):
         table[at + ADDRESS + word] = 0
         if word < words:
-            table[at + ADDRESS + word] = read_i64(buf, found[link_layers.ADDRESS_POS] + 8 * word)
+            table[at + ADDRESS + word] = read_i64(buf, headers[link_layers.ADDRESS_POS] + 8 * word)
     return 1
 
 
@@ -126,7 +126,7 @@ class Fragment(NamedTuple):
         return self.at + self.length
 
 
-class FragmentPart(NamedTuple):
+class Part(NamedTuple):
     """Bytes [at, end) of a datagram, and the fragment that brought them."""
 
     at: int
@@ -149,7 +149,7 @@ class Datagram:
     key: Key
     protocol: int
     since_ns: int
-    parts: list[FragmentPart] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     work: int = 0
     covered: int = 0  # bytes of all parts
     total: int | None = None
@@ -161,7 +161,7 @@ class Datagram:
         return self.covered == self.total
 
     def take(self, at: int, end: int, fragment: Fragment) -> None:
-        insort(self.parts, FragmentPart(at, end, fragment), key=lambda part: part.at)
+        insort(self.parts, Part(at, end, fragment), key=lambda part: part.at)
         self.covered += end - at
 
 
@@ -182,10 +182,10 @@ class Head(NamedTuple):
 def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
     """The TCP header in a packet that begins with its IP header and ended at `wire_end` on the
     wire; None where there is none, or too little of it."""
-    found = np.empty(link_layers.FOUND_SIZE, np.int64)
-    if _find_tcp(np.frombuffer(data, np.uint8), wire_end, found) != link_layers.TCP_FOUND:
+    row = np.empty(link_layers.HEADERS_SIZE, np.int64)
+    if _find_tcp(np.frombuffer(data, np.uint8), wire_end, row) != link_layers.TCP_FOUND:
         return None
-    headers = found.tolist()
+    headers = row.tolist()
     pos, size, at = (
         headers[link_layers.TCP_POS],
         headers[link_layers.TCP_HEADER],
@@ -316,7 +316,7 @@ class _Joiner:
         self.completed = _Rows(np.int64, 2)
         self.faults = _Rows(np.int64, 5)
 
-    def bytes_of(self, part: FragmentPart, at: int, end: int) -> bytes:
+    def bytes_of(self, part: Part, at: int, end: int) -> bytes:
         """Bytes [at, end) of a part, as far as they were captured."""
         fragment = part.fragment
         begin = fragment.body + at - fragment.at
@@ -372,7 +372,7 @@ class _Joiner:
 
     def _differing(self, datagram: Datagram, fragment: Fragment) -> int:
         """How many bytes of a fragment are there already, and others."""
-        mine = FragmentPart(fragment.at, fragment.end, fragment)
+        mine = Part(fragment.at, fragment.end, fragment)
         count = 0
         for part in self._overlapping(datagram, mine):
             at, end = max(part.at, mine.at), min(part.end, mine.end)
@@ -382,7 +382,7 @@ class _Joiner:
         return count
 
     @staticmethod
-    def _overlapping(datagram: Datagram, mine: FragmentPart) -> list[FragmentPart]:
+    def _overlapping(datagram: Datagram, mine: Part) -> list[Part]:
         parts = datagram.parts
         first = bisect_left(parts, mine.at, key=lambda part: part.end)
         found = []
@@ -408,7 +408,7 @@ class _Joiner:
         elif not fragment.more:
             datagram.total = max(end, datagram.parts[-1].end if datagram.parts else 0)
         at = fragment.at
-        overlapping = self._overlapping(datagram, FragmentPart(at, end, fragment))
+        overlapping = self._overlapping(datagram, Part(at, end, fragment))
         datagram.work += 1 + len(overlapping)
         for part in overlapping:
             if part.at > at:
@@ -473,7 +473,7 @@ class _Joiner:
         header = next(part for part in datagram.parts if part.end > at.pos - base)
         inside = [part for part in datagram.parts if part.end > begin and part.at < end]
         if not inside or inside[0].at > begin:
-            inside.insert(0, FragmentPart(begin, begin, header.fragment))
+            inside.insert(0, Part(begin, begin, header.fragment))
         for number, part in enumerate(inside):
             fragment = part.fragment
             first, last = max(part.at, begin), min(part.end, end)

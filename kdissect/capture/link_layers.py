@@ -1,12 +1,13 @@
 """From the first byte of a packet to its TCP header, through whatever carries it.
 
-A packet is a chain of layers. Each turn of the loop in `find_tcp` looks at one layer, checks that
-its header was captured, and names the layer behind it; every turn moves forward, so the work is
-linear in the packet. Three limits travel along: `pos`, the layer's first byte; `end`, where the
-captured bytes end; `wire_end`, where the packet ended on the wire (further out when a snap length
-cut it). IP's own lengths pull both ends in, which removes Ethernet's padding.
+A packet is a chain of layers. Each turn of the loop in `find_tcp` reads the header of one layer: a
+function for each kind of header checks that it was captured, and returns what follows it. That is
+another layer, or the reason why the search ends. Every turn moves forward, so the work is linear in
+the packet. Three limits travel along: `pos`, the layer's first byte; `end`, where the captured
+bytes end; `wire_end`, where the packet ended on the wire (further out if a snap length cut it).
+IP's own lengths pull both ends in, which removes Ethernet's padding.
 
-Sources: RFC 791, 8200 (IP), 793 (TCP), 4302 (AH), 7348 (VXLAN), 8926 (GENEVE), 2784 and 2890
+Sources: RFC 791, 8200 (IP), 9293 (TCP), 4302 (AH), 7348 (VXLAN), 8926 (GENEVE), 2784 and 2890
 (GRE), 2003 (IP in IP), 3032, 4385 and 7510 (MPLS), 2516 (PPPoE); IEEE 802.1Q, 802.1ah and 802.2;
 3GPP TS 29.281 (GTP-U); tcpdump.org's list of link types; ERSPAN from draft-foschiano-erspan.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.jit import inlined, read_u8, read_u16, read_u32
+from kdissect.jit import inlined, part, read_u8, read_u16, read_u32
 
 # tcpdump.org's numbers.
 NULL, ETHERNET, LOOP, SLL, RAW, IPV4, IPV6, SLL2 = 0, 1, 108, 113, 101, 228, 229, 276
@@ -38,19 +39,20 @@ OTHER_PROTOCOL, OTHER_LINK_TYPE = 64, 320
 REASON_COUNT = OTHER_LINK_TYPE + 65536
 _PROTOCOL_NAMES = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_header", 132: "sctp"}
 
-# What `find_tcp` finds. TCP_HEADER: bytes of the TCP header, 0 where it is cut or makes no sense,
-# so that only its ports are known. Of an IP fragment what it carries: END and WIRE_END as of a
-# segment, BODY the position of its bytes, AT where these belong in the datagram, MORE 0 in the last
-# fragment.
+# The row `headers` that `find_tcp` fills, int64[HEADERS_SIZE]. TCP_HEADER: bytes of the TCP header,
+# 0 if it is cut or makes no sense, so that only its ports are known. For an IP fragment: END and
+# WIRE_END as of a segment, FRAGMENT_POS the position of its bytes, FRAGMENT_OFFSET where these
+# belong in the datagram, MORE_FRAGMENTS 0 in the last fragment.
 (
     ADDRESS_POS, IS_IPV6, TCP_POS, END, WIRE_END, NETWORK, IP_ID,
-    BODY, AT, MORE, FRAGMENT_ID, PROTOCOL, TCP_HEADER,
+    FRAGMENT_POS, FRAGMENT_OFFSET, MORE_FRAGMENTS, FRAGMENT_ID, PROTOCOL, TCP_HEADER,
 ) = range(13)  # fmt: skip
-FOUND_SIZE = 13
+HEADERS_SIZE = 13
 
 _P_ARP, _P_IPV4, _P_IPV6, _P_BRIDGED = 0x0806, 0x0800, 0x86DD, 0x6558
 _P_MPLS, _P_MPLS_MULTICAST, _P_PPPOE, _P_BACKBONE = 0x8847, 0x8848, 0x8864, 0x88E7
 _P_FABRIC_PATH = 0x8903  # of Cisco: a tree and hops, then Ethernet
+_P_VLAN, _P_SERVICE_VLAN, _P_OLD_SERVICE_VLAN = 0x8100, 0x88A8, 0x9100
 _LLC_BELOW = 0x600  # smaller ethertypes are lengths: LLC (IEEE 802.2) follows
 _P_ERSPAN_2, _P_ERSPAN_3 = 0x88BE, 0x22EB
 _TCP, _UDP, _IPIP, _IP6IP, _GRE, _MPLS = 6, 17, 4, 41, 47, 137
@@ -59,8 +61,11 @@ _VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT, _GTP_PORT = 4789, 8472, 
 TUNNEL_PORTS = (_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT, _GTP_PORT)
 TCP_NEEDED = 14  # bytes of a TCP header up to its flags
 
-# Layers of the loop.
-_L_ETHERNET, _L_ETHERTYPE, _L_IP, _L_IPV4, _L_IPV6, _L_PROTOCOL = range(6)
+# What can follow a header: a reason (below REASON_COUNT), or one of these layers. ETHERTYPE: the
+# layer that the ethertype says; PROTOCOL: that of IP's protocol number; IP: of either version.
+(
+    _L_ETHERNET, _L_ETHERTYPE, _L_IP, _L_IPV4, _L_IPV6, _L_PROTOCOL,
+) = range(REASON_COUNT, REASON_COUNT + 6)  # fmt: skip
 
 
 def reason_name(reason: int) -> str:
@@ -73,305 +78,383 @@ def reason_name(reason: int) -> str:
     return REASON_NAMES[reason]
 
 
-@inlined
+@part
 def _short(pos: Any, wire_end: Any, need: Any, malformed: Any) -> Any:
     """The reason for a header that is not there: cut off by the capture, or never sent whole."""
     return HEADERS_CUT if wire_end - pos >= need else malformed
 
 
-@inlined
+@part
 def _is_ethertype(number: Any) -> Any:
     """Whether a pseudowire's Ethernet frame may go on with this: IP, a VLAN tag, ARP."""
-    return number in (_P_IPV4, _P_IPV6, 0x8100, 0x88A8, _P_ARP)
+    return number in (_P_IPV4, _P_IPV6, _P_VLAN, _P_SERVICE_VLAN, _P_ARP)
 
 
-@inlined
-def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, found: Any) -> Any:
-    """TCP_FOUND with `found` filled, or the reason why there is no TCP header.
-
-    buf[pos:end] is the captured packet, wire_end >= end where it ended on the wire.
-    found[ADDRESS_POS] points at the two IP addresses, found[TCP_POS] at the TCP header, of which 4
-    bytes are there at least, and TCP_NEEDED where found[TCP_HEADER] tells its size; found[NETWORK]
-    is 1 + the innermost VXLAN or GENEVE network id. For IP_FRAGMENT `found` says what
-    `ip_fragments` needs to know.
-    """
-    found[NETWORK] = 0
-    ethertype = 0
-    protocol = 0
+@part
+def _link_header(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any) -> Any:
+    """Read the header that the capture's link type says; (what follows, pos, ethertype)."""
     if link_type == ETHERNET:
-        layer = _L_ETHERNET
-    elif link_type == SLL:
+        return _L_ETHERNET, pos, 0
+    if link_type == SLL:
+        # tcpdump.org, LINKTYPE_LINUX_SLL: 16 bytes, the last two are the ethertype.
         if end - pos < 16:
-            return _short(pos, wire_end, 16, NOT_IP)
-        ethertype = read_u16(buf, pos + 14)
-        pos += 16
-        layer = _L_ETHERTYPE
-    elif link_type == SLL2:
+            return _short(pos, wire_end, 16, NOT_IP), pos, 0
+        return _L_ETHERTYPE, pos + 16, read_u16(buf, pos + 14)
+    if link_type == SLL2:
+        # tcpdump.org, LINKTYPE_LINUX_SLL2: 20 bytes, the first two are the ethertype.
         if end - pos < 20:
-            return _short(pos, wire_end, 20, NOT_IP)
-        ethertype = read_u16(buf, pos)
-        pos += 20
-        layer = _L_ETHERTYPE
-    elif link_type in (NULL, LOOP):
+            return _short(pos, wire_end, 20, NOT_IP), pos, 0
+        return _L_ETHERTYPE, pos + 20, read_u16(buf, pos)
+    if link_type in (NULL, LOOP):
         if end - pos < 4:
-            return _short(pos, wire_end, 4, NOT_IP)
+            return _short(pos, wire_end, 4, NOT_IP), pos, 0
         # An address family: big-endian in LOOP, of the writer's machine in NULL; all are small.
         family = read_u32(buf, pos)
         if family > 0xFFFF:
             family = read_u8(buf, pos) | (read_u8(buf, pos + 1) << 8)
+        if family == 2:  # AF_INET, everywhere
+            return _L_IPV4, pos + 4, 0
+        if family in (10, 24, 28, 30):  # AF_INET6 of Linux, NetBSD, FreeBSD, macOS
+            return _L_IPV6, pos + 4, 0
+        return NOT_IP, pos, 0
+    if link_type in (RAW, RAW_BSD, RAW_OPENBSD, IPV4):
+        return _L_IP, pos, 0
+    if link_type == IPV6:
+        return _L_IPV6, pos, 0
+    return OTHER_LINK_TYPE + link_type, pos, 0
+
+
+@part
+def _mpls(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
+    """Read a stack of MPLS labels (RFC 3032); (what follows, pos)."""
+    # An entry is label (20 bits), traffic class (3), bottom of stack (1), TTL (8).
+    is_bottom = 0
+    while is_bottom == 0:
+        if end - pos < 4:
+            return _short(pos, wire_end, 4, TUNNEL_MALFORMED), pos
+        is_bottom = read_u8(buf, pos + 2) & 1
         pos += 4
-        if family == 2:
-            layer = _L_IPV4
-        elif family in (10, 24, 28, 30):  # AF_INET6 of Linux, NetBSD, FreeBSD, macOS
-            layer = _L_IPV6
-        else:
-            return NOT_IP
-    elif link_type in (RAW, RAW_BSD, RAW_OPENBSD, IPV4):
-        layer = _L_IP
-    elif link_type == IPV6:
-        layer = _L_IPV6
+    if end - pos < 1:
+        return _short(pos, wire_end, 1, TUNNEL_MALFORMED), pos
+    # No label says what it carries. The first nibble tells IP from the rest (RFC 4928).
+    nibble = read_u8(buf, pos) >> 4
+    if nibble in (4, 6):
+        return _L_IP, pos
+    # Ethernet over MPLS (RFC 4448), whose control word may be left out.
+    if end - pos >= 14 and _is_ethertype(read_u16(buf, pos + 12)):
+        return _L_ETHERNET, pos
+    if nibble == 0:  # a pseudowire's control word (RFC 4385), then Ethernet
+        return _L_ETHERNET, pos + 4
+    return TUNNEL_UNKNOWN, pos
+
+
+@part
+def _pppoe(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
+    """Read the headers of a PPPoE session (RFC 2516, 4) and of PPP; (what follows, pos)."""
+    # Version and type, code, session id, length; then PPP's protocol in two bytes.
+    if end - pos < 8:
+        return _short(pos, wire_end, 8, TUNNEL_MALFORMED), pos
+    inner = read_u16(buf, pos + 6)
+    if inner == 0x21:  # RFC 1332
+        return _L_IPV4, pos + 8
+    if inner == 0x57:  # RFC 5072
+        return _L_IPV6, pos + 8
+    return NOT_IP, pos
+
+
+@part
+def _llc(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
+    """Read an IEEE 802.2 header, which follows a length; (what follows, pos, ethertype)."""
+    if end - pos < 8:
+        return _short(pos, wire_end, 8, NOT_IP), pos, 0
+    # SNAP (RFC 1042): both access points 0xAA, control 3, an organization of 0, an ethertype.
+    if read_u16(buf, pos) == 0xAAAA and read_u32(buf, pos + 2) == 0x03000000:
+        ethertype = read_u16(buf, pos + 6)
+        if ethertype < _LLC_BELOW:
+            return NOT_IP, pos, ethertype
+        return _L_ETHERTYPE, pos + 8, ethertype
+    # The access point 6 is IPv4 itself (RFC 948).
+    if read_u16(buf, pos) == 0x0606 and read_u8(buf, pos + 2) == 3:
+        return _L_IPV4, pos + 3, 0
+    return NOT_IP, pos, 0
+
+
+@part
+def _ethertype(buf: Any, pos: Any, end: Any, wire_end: Any, ethertype: Any) -> Any:
+    """Go on with what an ethertype says; (what follows, pos, ethertype)."""
+    if ethertype == _P_IPV4:
+        return _L_IPV4, pos, ethertype
+    if ethertype == _P_IPV6:
+        return _L_IPV6, pos, ethertype
+    # IEEE 802.1Q: a tag of two bytes, then the next ethertype. Tags may be stacked (802.1ad).
+    if ethertype in (_P_VLAN, _P_SERVICE_VLAN, _P_OLD_SERVICE_VLAN):
+        if end - pos < 4:
+            return _short(pos, wire_end, 4, NOT_IP), pos, ethertype
+        return _L_ETHERTYPE, pos + 4, read_u16(buf, pos + 2)
+    if ethertype in (_P_MPLS, _P_MPLS_MULTICAST):
+        following, pos = _mpls(buf, pos, end, wire_end)
+        return following, pos, ethertype
+    if ethertype == _P_PPPOE:
+        following, pos = _pppoe(buf, pos, end, wire_end)
+        return following, pos, ethertype
+    if ethertype == _P_BRIDGED:  # Ethernet within GENEVE, NVGRE (RFC 7637) or GRE
+        return _L_ETHERNET, pos, ethertype
+    if ethertype == _P_BACKBONE:  # IEEE 802.1ah: flags and a service id, then Ethernet
+        return _L_ETHERNET, pos + 4, ethertype
+    if ethertype == _P_FABRIC_PATH:
+        return _L_ETHERNET, pos + 2, ethertype
+    if ethertype < _LLC_BELOW:
+        return _llc(buf, pos, end, wire_end)
+    if ethertype == _P_ARP:
+        return ARP, pos, ethertype
+    return NOT_IP, pos, ethertype
+
+
+@part
+def _ipv4(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
+    """Read an IPv4 header (RFC 791, 3.1); (what follows, pos, end, wire_end, protocol)."""
+    if end - pos < 20:
+        return _short(pos, wire_end, 20, IP_MALFORMED), pos, end, wire_end, 0
+    ip_version = read_u8(buf, pos) >> 4
+    if ip_version == 6:
+        return _L_IPV6, pos, end, wire_end, 0
+    size = (read_u8(buf, pos) & 15) * 4  # IHL counts words of 4 bytes, options among them
+    total = read_u16(buf, pos + 2)
+    if ip_version != 4 or size < 20 or 0 < total < size:
+        return IP_MALFORMED, pos, end, wire_end, 0
+    if total > 0:  # 0: segmentation was left to the network card
+        wire_end = pos + total
+        end = min(end, wire_end)
+    if end - pos < size:
+        return _short(pos, wire_end, size, IP_MALFORMED), pos, end, wire_end, 0
+    headers[ADDRESS_POS] = pos + 12
+    headers[IS_IPV6] = 0
+    headers[IP_ID] = read_u16(buf, pos + 4)
+    protocol = read_u8(buf, pos + 9)
+    fragment = read_u16(buf, pos + 6)
+    pos += size
+    # Three flags (0x2000: more fragments follow), then the offset in units of 8 bytes.
+    if fragment & 0x3FFF:
+        headers[FRAGMENT_POS] = pos
+        headers[END] = end
+        headers[WIRE_END] = wire_end
+        headers[FRAGMENT_OFFSET] = (fragment & 0x1FFF) * 8
+        headers[MORE_FRAGMENTS] = fragment & 0x2000
+        headers[FRAGMENT_ID] = headers[IP_ID]
+        headers[PROTOCOL] = protocol
+        return IP_FRAGMENT, pos, end, wire_end, protocol
+    return _L_PROTOCOL, pos, end, wire_end, protocol
+
+
+@part
+def _ipv6(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
+    """Read an IPv6 header (RFC 8200, 3); (what follows, pos, end, wire_end, protocol)."""
+    if end - pos < 40:
+        return _short(pos, wire_end, 40, IP_MALFORMED), pos, end, wire_end, 0
+    if read_u8(buf, pos) >> 4 != 6:
+        return IP_MALFORMED, pos, end, wire_end, 0
+    length = read_u16(buf, pos + 4)
+    if length > 0:  # 0: a jumbogram (RFC 2675), or segmentation was left to the network card
+        wire_end = pos + 40 + length
+        end = min(end, wire_end)
+    headers[ADDRESS_POS] = pos + 8
+    headers[IS_IPV6] = 1
+    headers[IP_ID] = 0
+    return _L_PROTOCOL, pos + 40, end, wire_end, read_u8(buf, pos + 6)
+
+
+@part
+def _extension(buf: Any, pos: Any, end: Any, wire_end: Any, protocol: Any, headers: Any) -> Any:
+    """Read an IPv6 extension header (RFC 8200, 4), or that of AH; (what follows, pos, protocol)."""
+    if end - pos < 8:
+        return _short(pos, wire_end, 8, IP_MALFORMED), pos, protocol
+    next_header = read_u8(buf, pos)
+    length = read_u8(buf, pos + 1)
+    if protocol == _FRAGMENT:
+        # RFC 8200, 4.5: offset (13 bits, units of 8 bytes), 2 reserved, more fragments; the id.
+        # Neither an offset nor more fragments: an atomic fragment (RFC 6946), which is whole.
+        fragment = read_u16(buf, pos + 2)
+        if fragment & 0xFFF9:
+            headers[FRAGMENT_POS] = pos + 8
+            headers[END] = end
+            headers[WIRE_END] = wire_end
+            headers[FRAGMENT_OFFSET] = fragment & 0xFFF8
+            headers[MORE_FRAGMENTS] = fragment & 1
+            headers[FRAGMENT_ID] = read_u32(buf, pos + 4)
+            headers[PROTOCOL] = next_header
+            return IP_FRAGMENT, pos, protocol
+        size = 8
+    elif protocol == _AUTHENTICATION:
+        size = (length + 2) * 4  # RFC 4302, 2.2: in words of 4 bytes, minus 2
     else:
-        return OTHER_LINK_TYPE + link_type
-    while True:
-        if layer == _L_ETHERNET:
+        size = (length + 1) * 8  # in units of 8 bytes, the first one not counted
+    if end - pos < size:
+        return _short(pos, wire_end, size, IP_MALFORMED), pos, protocol
+    return _L_PROTOCOL, pos + size, next_header
+
+
+@part
+def _tcp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
+    """Note where the TCP header is (RFC 9293, 3.1), and its size if that makes sense; a reason."""
+    if end - pos < 4:
+        return _short(pos, wire_end, 4, TCP_MALFORMED)
+    size = 0
+    if end - pos >= TCP_NEEDED:
+        size = (read_u8(buf, pos + 12) >> 4) * 4  # the data offset, in words of 4 bytes
+    if size < 20 or size > wire_end - pos or wire_end - pos > 0x7FFFFFFF:
+        size = 0
+    headers[TCP_HEADER] = size
+    headers[TCP_POS] = pos
+    headers[END] = end
+    headers[WIRE_END] = wire_end
+    return TCP_FOUND
+
+
+@part
+def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
+    """Read a UDP header and the tunnel its ports say; (what follows, pos, ethertype)."""
+    if end - pos < 8:
+        return _short(pos, wire_end, 8, UDP), pos, 0
+    # Tunnels are known by the destination port, else by the source port.
+    port = read_u16(buf, pos + 2)
+    if port not in TUNNEL_PORTS:
+        port = read_u16(buf, pos)
+        if port not in TUNNEL_PORTS:
+            return UDP, pos, 0
+    if port == _MPLS_PORT:  # RFC 7510
+        return _L_ETHERTYPE, pos + 8, _P_MPLS
+    if end - pos < 16:
+        return _short(pos, wire_end, 16, UDP), pos, 0
+    if port == _GTP_PORT:
+        following, pos = _gtp(buf, pos, end, wire_end)
+        return following, pos, 0
+    flags = read_u8(buf, pos + 8)
+    if port == _GENEVE_PORT:
+        # RFC 8926, 3.4: version (2 bits) and length of the options (6 bits, in words of 4 bytes),
+        # flags, the ethertype of what follows, the network id (24 bits), a reserved byte.
+        if flags >> 6 != 0:  # another version
+            return TUNNEL_UNKNOWN, pos, 0
+        following = _L_ETHERTYPE
+        ethertype = read_u16(buf, pos + 10)
+        size = 16 + (flags & 63) * 4
+        if end - pos < size:
+            return _short(pos, wire_end, size, TUNNEL_MALFORMED), pos, 0
+    else:
+        # RFC 7348, 5: flags (8: a network id is there), 3 reserved bytes, the id (24 bits), a
+        # reserved byte; then Ethernet. Linux took port 8472 before 4789 was assigned.
+        if flags & 8 == 0 and port == _VXLAN_PORT_OLD:
+            return UDP, pos, 0  # no network id: something else on this port
+        following = _L_ETHERNET
+        ethertype = 0
+        size = 16
+    headers[NETWORK] = 1 + (read_u32(buf, pos + 12) >> 8)
+    return following, pos + size, ethertype
+
+
+@part
+def _gtp(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
+    """Read a GTP-U header behind the UDP header at `pos` (3GPP TS 29.281, 5); (follows, pos)."""
+    # Version 1 of GTP (not GTP') in the upper four bits; message 255 carries a packet of a user.
+    flags = read_u8(buf, pos + 8)
+    if flags >> 4 != 3 or read_u8(buf, pos + 9) != 255:
+        return UDP, pos  # another version, or signalling
+    extension = 0
+    size = 16
+    # One of the flags E, S, PN: sequence number, N-PDU number and type of extension are all there.
+    if flags & 7:
+        if end - pos < 20:
+            return _short(pos, wire_end, 20, TUNNEL_MALFORMED), pos
+        extension = read_u8(buf, pos + 19) if flags & 4 else 0
+        size = 20
+    # An extension header begins with its length in words of 4 bytes, and ends with the next type.
+    while extension != 0:
+        if end - pos <= size:
+            return _short(pos, wire_end, size + 1, TUNNEL_MALFORMED), pos
+        length = read_u8(buf, pos + size) * 4
+        if length == 0:
+            return TUNNEL_MALFORMED, pos
+        size += length
+        if end - pos < size:
+            return _short(pos, wire_end, size, TUNNEL_MALFORMED), pos
+        extension = read_u8(buf, pos + size - 1)
+    return _L_IP, pos + size
+
+
+@part
+def _gre(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
+    """Read a GRE header (RFC 2784, 2), and ERSPAN's behind it; (what follows, pos, ethertype)."""
+    if end - pos < 4:
+        return _short(pos, wire_end, 4, TUNNEL_MALFORMED), pos, 0
+    flags = read_u16(buf, pos)
+    ethertype = read_u16(buf, pos + 2)
+    # Source routes (RFC 1701, obsolete), other versions (1 is that of PPTP, RFC 2637).
+    if flags & 0x4007:
+        return TUNNEL_UNKNOWN, pos, ethertype
+    # Checksum (RFC 2784), key and sequence number (RFC 2890): 4 bytes each, if their bits are set.
+    size = 4 + 4 * ((flags >> 15) + ((flags >> 13) & 1) + ((flags >> 12) & 1))
+    following = _L_ETHERTYPE
+    if ethertype == _P_ERSPAN_2:
+        size += 8 if flags & 0x1000 else 0  # type I has no sequence and no header
+        following = _L_ETHERNET
+    elif ethertype == _P_ERSPAN_3:
+        if end - pos < size + 12:
+            return _short(pos, wire_end, size + 12, TUNNEL_MALFORMED), pos, ethertype
+        # The last bit says whether 8 bytes of the platform follow the header.
+        size += 20 if read_u8(buf, pos + size + 11) & 1 else 12
+        following = _L_ETHERNET
+    if end - pos < size:
+        return _short(pos, wire_end, size, TUNNEL_MALFORMED), pos, ethertype
+    return following, pos + size, ethertype
+
+
+@inlined
+def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, headers: Any) -> Any:
+    """TCP_FOUND with `headers` filled, or the reason why there is no TCP header.
+
+    buf[pos:end] is the captured packet, wire_end >= end where it ended on the wire. headers:
+    int64[HEADERS_SIZE]. headers[ADDRESS_POS] is the position of the two IP addresses,
+    headers[TCP_POS] that of the TCP header. At least 4 bytes of it are there, and TCP_NEEDED if
+    headers[TCP_HEADER] is its size. headers[NETWORK] is 1 + the innermost VXLAN or GENEVE network
+    id, or 0. For IP_FRAGMENT `headers` has what `ip_fragments` needs.
+    """
+    headers[NETWORK] = 0
+    protocol = 0
+    following, pos, ethertype = _link_header(buf, pos, end, wire_end, link_type)
+    while following >= REASON_COUNT:
+        if following == _L_ETHERNET:
+            # IEEE 802.3: two addresses of 6 bytes, then the ethertype or a length.
             if end - pos < 14:
                 return _short(pos, wire_end, 14, NOT_IP)
             ethertype = read_u16(buf, pos + 12)
             pos += 14
-            layer = _L_ETHERTYPE
-        elif layer == _L_ETHERTYPE:
-            if ethertype == _P_IPV4:
-                layer = _L_IPV4
-            elif ethertype == _P_IPV6:
-                layer = _L_IPV6
-            elif ethertype in (0x8100, 0x88A8, 0x9100):  # VLAN tags, one behind the other
-                if end - pos < 4:
-                    return _short(pos, wire_end, 4, NOT_IP)
-                ethertype = read_u16(buf, pos + 2)
-                pos += 4
-            elif ethertype in (_P_MPLS, _P_MPLS_MULTICAST):
-                is_last = 0
-                while is_last == 0:
-                    if end - pos < 4:
-                        return _short(pos, wire_end, 4, TUNNEL_MALFORMED)
-                    is_last = read_u8(buf, pos + 2) & 1
-                    pos += 4
-                if end - pos < 1:
-                    return _short(pos, wire_end, 1, TUNNEL_MALFORMED)
-                nibble = read_u8(buf, pos) >> 4
-                if nibble in (4, 6):
-                    layer = _L_IP
-                elif end - pos >= 14 and _is_ethertype(read_u16(buf, pos + 12)):
-                    layer = _L_ETHERNET
-                elif nibble == 0:  # a pseudowire's control word (RFC 4385), then Ethernet
-                    pos += 4
-                    layer = _L_ETHERNET
-                else:
-                    return TUNNEL_UNKNOWN
-            elif ethertype == _P_PPPOE:
-                if end - pos < 8:
-                    return _short(pos, wire_end, 8, TUNNEL_MALFORMED)
-                inner = read_u16(buf, pos + 6)
-                pos += 8
-                if inner == 0x21:
-                    layer = _L_IPV4
-                elif inner == 0x57:
-                    layer = _L_IPV6
-                else:
-                    return NOT_IP
-            elif ethertype == _P_BRIDGED:
-                layer = _L_ETHERNET
-            elif ethertype == _P_BACKBONE:
-                pos += 4
-                layer = _L_ETHERNET
-            elif ethertype == _P_FABRIC_PATH:
-                pos += 2
-                layer = _L_ETHERNET
-            elif ethertype < _LLC_BELOW:
-                if end - pos < 8:
-                    return _short(pos, wire_end, 8, NOT_IP)
-                if read_u16(buf, pos) == 0xAAAA and read_u32(buf, pos + 2) == 0x03000000:
-                    ethertype = read_u16(buf, pos + 6)
-                    pos += 8
-                    if ethertype < _LLC_BELOW:
-                        return NOT_IP
-                elif read_u16(buf, pos) == 0x0606 and read_u8(buf, pos + 2) == 3:
-                    pos += 3
-                    layer = _L_IPV4
-                else:
-                    return NOT_IP
-            else:
-                return ARP if ethertype == _P_ARP else NOT_IP
-        elif layer == _L_IP:
+            following = _L_ETHERTYPE
+        elif following == _L_ETHERTYPE:
+            following, pos, ethertype = _ethertype(buf, pos, end, wire_end, ethertype)
+        elif following == _L_IP:
             if end - pos < 1:
                 return _short(pos, wire_end, 1, IP_MALFORMED)
-            layer = _L_IPV6 if read_u8(buf, pos) >> 4 == 6 else _L_IPV4
-        elif layer == _L_IPV4:
-            if end - pos < 20:
-                return _short(pos, wire_end, 20, IP_MALFORMED)
-            if read_u8(buf, pos) >> 4 == 6:
-                layer = _L_IPV6
-                continue
-            header = (read_u8(buf, pos) & 15) * 4
-            total = read_u16(buf, pos + 2)
-            if read_u8(buf, pos) >> 4 != 4 or header < 20 or 0 < total < header:
-                return IP_MALFORMED
-            if total > 0:  # 0: segmentation was left to the network card
-                wire_end = pos + total
-                end = min(end, wire_end)
-            if end - pos < header:
-                return _short(pos, wire_end, header, IP_MALFORMED)
-            found[ADDRESS_POS] = pos + 12
-            found[IS_IPV6] = 0
-            found[IP_ID] = read_u16(buf, pos + 4)
-            protocol = read_u8(buf, pos + 9)
-            fragment = read_u16(buf, pos + 6)
-            pos += header
-            if fragment & 0x3FFF:
-                found[BODY] = pos
-                found[END] = end
-                found[WIRE_END] = wire_end
-                found[AT] = (fragment & 0x1FFF) * 8
-                found[MORE] = fragment & 0x2000
-                found[FRAGMENT_ID] = found[IP_ID]
-                found[PROTOCOL] = protocol
-                return IP_FRAGMENT
-            layer = _L_PROTOCOL
-        elif layer == _L_IPV6:
-            if end - pos < 40:
-                return _short(pos, wire_end, 40, IP_MALFORMED)
-            if read_u8(buf, pos) >> 4 != 6:
-                return IP_MALFORMED
-            total = read_u16(buf, pos + 4)
-            if total > 0:  # 0: a jumbogram, or segmentation was left to the network card
-                wire_end = pos + 40 + total
-                end = min(end, wire_end)
-            found[ADDRESS_POS] = pos + 8
-            found[IS_IPV6] = 1
-            found[IP_ID] = 0
-            protocol = read_u8(buf, pos + 6)
-            pos += 40
-            layer = _L_PROTOCOL
+            following = _L_IPV6 if read_u8(buf, pos) >> 4 == 6 else _L_IPV4
+        elif following == _L_IPV4:
+            following, pos, end, wire_end, protocol = _ipv4(buf, pos, end, wire_end, headers)
+        elif following == _L_IPV6:
+            following, pos, end, wire_end, protocol = _ipv6(buf, pos, end, wire_end, headers)
         elif protocol == _TCP:
-            if end - pos < 4:
-                return _short(pos, wire_end, 4, TCP_MALFORMED)
-            header = 0
-            if end - pos >= TCP_NEEDED:
-                header = (read_u8(buf, pos + 12) >> 4) * 4
-            if header < 20 or header > wire_end - pos or wire_end - pos > 0x7FFFFFFF:
-                header = 0
-            found[TCP_HEADER] = header
-            found[TCP_POS] = pos
-            found[END] = end
-            found[WIRE_END] = wire_end
-            return TCP_FOUND
+            return _tcp(buf, pos, end, wire_end, headers)
         elif protocol == _UDP:
-            if end - pos < 8:
-                return _short(pos, wire_end, 8, UDP)
-            port = read_u16(buf, pos + 2)
-            if port not in TUNNEL_PORTS:
-                port = read_u16(buf, pos)
-                if port not in TUNNEL_PORTS:
-                    return UDP
-            if port == _MPLS_PORT:
-                ethertype = _P_MPLS
-                pos += 8
-                layer = _L_ETHERTYPE
-                continue
-            if end - pos < 16:
-                return _short(pos, wire_end, 16, UDP)
-            first = read_u8(buf, pos + 8)
-            if port == _GTP_PORT:
-                if first >> 4 != 3 or read_u8(buf, pos + 9) != 255:
-                    return UDP  # another version, or signalling
-                extension = 0
-                header = 16
-                if first & 7:
-                    if end - pos < 20:
-                        return _short(pos, wire_end, 20, TUNNEL_MALFORMED)
-                    extension = read_u8(buf, pos + 19) if first & 4 else 0
-                    header = 20
-                while extension != 0:
-                    if end - pos <= header:
-                        return _short(pos, wire_end, header + 1, TUNNEL_MALFORMED)
-                    size = read_u8(buf, pos + header) * 4
-                    if size == 0:
-                        return TUNNEL_MALFORMED
-                    header += size
-                    if end - pos < header:
-                        return _short(pos, wire_end, header, TUNNEL_MALFORMED)
-                    extension = read_u8(buf, pos + header - 1)
-                pos += header
-                layer = _L_IP
-                continue
-            if port == _GENEVE_PORT:
-                if first >> 6 != 0:  # another version
-                    return TUNNEL_UNKNOWN
-                ethertype = read_u16(buf, pos + 10)
-                header = 16 + (first & 63) * 4
-                if end - pos < header:
-                    return _short(pos, wire_end, header, TUNNEL_MALFORMED)
-                layer = _L_ETHERTYPE
-            else:
-                if first & 8 == 0 and port == _VXLAN_PORT_OLD:
-                    return UDP  # no network id: something else on this port
-                header = 16
-                layer = _L_ETHERNET
-            found[NETWORK] = 1 + (read_u32(buf, pos + 12) >> 8)
-            pos += header
+            following, pos, ethertype = _udp(buf, pos, end, wire_end, headers)
         elif protocol == _GRE:
-            if end - pos < 4:
-                return _short(pos, wire_end, 4, TUNNEL_MALFORMED)
-            flags = read_u16(buf, pos)
-            ethertype = read_u16(buf, pos + 2)
-            if flags & 0x4007:  # source routes (obsolete), other versions (PPTP)
-                return TUNNEL_UNKNOWN
-            header = 4 + 4 * ((flags >> 15) + ((flags >> 13) & 1) + ((flags >> 12) & 1))
-            layer = _L_ETHERTYPE
-            if ethertype == _P_ERSPAN_2:
-                header += 8 if flags & 0x1000 else 0  # type I has no sequence and no header
-                layer = _L_ETHERNET
-            elif ethertype == _P_ERSPAN_3:
-                if end - pos < header + 12:
-                    return _short(pos, wire_end, header + 12, TUNNEL_MALFORMED)
-                header += 20 if read_u8(buf, pos + header + 11) & 1 else 12
-                layer = _L_ETHERNET
-            if end - pos < header:
-                return _short(pos, wire_end, header, TUNNEL_MALFORMED)
-            pos += header
-        elif protocol == _IPIP:
-            layer = _L_IPV4
-        elif protocol == _IP6IP:
-            layer = _L_IPV6
-        elif protocol == _MPLS:
+            following, pos, ethertype = _gre(buf, pos, end, wire_end)
+        elif protocol == _IPIP:  # RFC 2003
+            following = _L_IPV4
+        elif protocol == _IP6IP:  # RFC 2473, 4213
+            following = _L_IPV6
+        elif protocol == _MPLS:  # RFC 4023
             ethertype = _P_MPLS
-            layer = _L_ETHERTYPE
+            following = _L_ETHERTYPE
         elif protocol == _AUTHENTICATION or (
-            found[IS_IPV6] == 1 and protocol in (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _DESTINATION)
+            headers[IS_IPV6] == 1 and protocol in (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _DESTINATION)
         ):
-            if end - pos < 8:
-                return _short(pos, wire_end, 8, IP_MALFORMED)
-            following = read_u8(buf, pos)
-            units = read_u8(buf, pos + 1)
-            if protocol == _FRAGMENT:
-                fragment = read_u16(buf, pos + 2)
-                if fragment & 0xFFF9:
-                    found[BODY] = pos + 8
-                    found[END] = end
-                    found[WIRE_END] = wire_end
-                    found[AT] = fragment & 0xFFF8
-                    found[MORE] = fragment & 1
-                    found[FRAGMENT_ID] = read_u32(buf, pos + 4)
-                    found[PROTOCOL] = following
-                    return IP_FRAGMENT
-                header = 8
-            elif protocol == _AUTHENTICATION:
-                header = (units + 2) * 4
-            else:
-                header = (units + 1) * 8
-            if end - pos < header:
-                return _short(pos, wire_end, header, IP_MALFORMED)
-            protocol = following
-            pos += header
+            following, pos, protocol = _extension(buf, pos, end, wire_end, protocol, headers)
         else:
             return OTHER_PROTOCOL + protocol
+    return following

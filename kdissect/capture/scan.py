@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kdissect.capture.ip_fragments import FragmentFault, Joined
 from kdissect.capture.link_layers import (
     ADDRESS_POS,
-    FOUND_SIZE,
+    HEADERS_SIZE,
     IP_FRAGMENT,
     IP_ID,
     IS_IPV6,
@@ -98,13 +98,13 @@ class ScanResult:
 
 
 @inlined
-def _endpoints_of(buf: Any, found: Any) -> Any:
+def _endpoints_of(buf: Any, headers: Any) -> Any:
     """(the five words of a row of ENDPOINTS, 0 when the packet's sender is endpoint a)."""
-    tcp = found[TCP_POS]
-    sender = found[ADDRESS_POS]
+    tcp = headers[TCP_POS]
+    sender = headers[ADDRESS_POS]
     sender_port = read_u16(buf, tcp)
     receiver_port = read_u16(buf, tcp + 2)
-    if found[IS_IPV6]:
+    if headers[IS_IPV6]:
         sender_high = read_i64(buf, sender)
         sender_low = read_i64(buf, sender + 8)
         receiver_high = read_i64(buf, sender + 16)
@@ -124,7 +124,7 @@ def _endpoints_of(buf: Any, found: Any) -> Any:
         sender_high, receiver_high = receiver_high, sender_high
         sender_low, receiver_low = receiver_low, sender_low
         sender_port, receiver_port = receiver_port, sender_port
-    network = int(found[NETWORK])
+    network = int(headers[NETWORK])
     ports = _swapped_16(sender_port) << 16 | _swapped_16(receiver_port)
     ports = (ports ^ 0x80000000) - 0x80000000  # signed, as `read_i64` reads the word
     network = _swapped_16(network & 0xFFFF) << 16 | _swapped_16((network >> 16) & 0xFFFF)
@@ -204,7 +204,7 @@ def _scan_packets(
     table: Any,
     multipliers: Any,
     packet: Any,
-    found: Any,
+    headers: Any,
     no_secrets: Any,
     first_packet: Any,
     source: Any,
@@ -238,11 +238,11 @@ def _scan_packets(
             start = packet[DATA_POS]
             link_type = interfaces[interface * INTERFACE_SIZE + LINK_TYPE]
             wire_end = start + max(captured, packet[LENGTH])
-            reason = find_tcp(buf, start, start + captured, wire_end, link_type, found)
+            reason = find_tcp(buf, start, start + captured, wire_end, link_type, headers)
         reasons[reason] += 1
         if reason != TCP_FOUND:
             continue
-        words, side = _endpoints_of(buf, found)
+        words, side = _endpoints_of(buf, headers)
         slot = _slot(words, endpoints, table, multipliers)
         if table[slot] == _EMPTY:
             table[slot] = row
@@ -251,15 +251,15 @@ def _scan_packets(
                 for byte in range(8):
                     at = row * _ENDPOINTS_SIZE + 8 * i + byte
                     endpoints[at] = (words[i] >> (56 - 8 * byte)) & 255
-        tcp = found[TCP_POS]
-        payload = tcp + found[TCP_HEADER]
+        tcp = headers[TCP_POS]
+        payload = tcp + headers[TCP_HEADER]
         segments["time_ns"][segment] = packet[TIME_NS]
-        if found[TCP_HEADER] == 0:
+        if headers[TCP_HEADER] == 0:
             segments["pos"][segment] = tcp
             segments["packet"][segment] = number
             segments["source"][segment] = source
             segments["endpoints"][segment] = table[slot]
-            segments["ip_id"][segment] = found[IP_ID] | NO_HEADER
+            segments["ip_id"][segment] = headers[IP_ID] | NO_HEADER
             segments["side"][segment] = side
             counts[_SEGMENTS] = segment + 1
             continue
@@ -267,17 +267,17 @@ def _scan_packets(
         segments["packet"][segment] = number
         segments["seq"][segment] = read_u32(buf, tcp + 4)
         segments["ack"][segment] = read_u32(buf, tcp + 8)
-        segments["captured"][segment] = max(found[CAPTURED_END] - payload, 0)
-        segments["length"][segment] = found[WIRE_END] - payload
+        segments["captured"][segment] = max(headers[CAPTURED_END] - payload, 0)
+        segments["length"][segment] = headers[WIRE_END] - payload
         segments["source"][segment] = source
         segments["endpoints"][segment] = table[slot]
-        identification = found[IP_ID]
-        if found[IS_IPV6]:
-            identification = _of_timestamps(buf, tcp + 20, min(payload, found[CAPTURED_END]))
+        identification = headers[IP_ID]
+        if headers[IS_IPV6]:
+            identification = _of_timestamps(buf, tcp + 20, min(payload, headers[CAPTURED_END]))
         segments["ip_id"][segment] = identification
         segments["flags"][segment] = read_u8(buf, tcp + 13)
         segments["side"][segment] = side
-        if found[CAPTURED_END] - tcp >= 16:
+        if headers[CAPTURED_END] - tcp >= 16:
             segments["window"][segment] = read_u16(buf, tcp + 14)
         counts[_SEGMENTS] = segment + 1
 
@@ -300,7 +300,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     segments = np.zeros(split.packet_count + 1, SEGMENT)
     endpoints = np.zeros(64 * _ENDPOINTS_SIZE, np.uint8)
     table = np.full(128, _EMPTY, np.int64)
-    packet, found = np.zeros(PACKET_SIZE, np.int64), np.zeros(FOUND_SIZE, np.int64)
+    packet, headers = np.zeros(PACKET_SIZE, np.int64), np.zeros(HEADERS_SIZE, np.int64)
     no_secrets = np.zeros(0, np.int64)
 
     def step() -> int:
@@ -308,7 +308,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
         while True:
             outcome: int = _scan_packets(
                 buf, cursor, interfaces, counts, reasons, segments, endpoints, table,
-                _MULTIPLIERS, packet, found, no_secrets, split.first_packet, split.source,
+                _MULTIPLIERS, packet, headers, no_secrets, split.first_packet, split.source,
             )  # fmt: skip
             if outcome != STEP_ROOM_NEEDED:
                 return outcome

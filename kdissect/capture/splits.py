@@ -19,7 +19,7 @@ from kdissect.capture.inputs import InputFile
 from kdissect.capture.ip_fragments import FRAGMENT_WIDTH, Joined, join, note_fragment
 from kdissect.capture.link_layers import (
     ETHERNET,
-    FOUND_SIZE,
+    HEADERS_SIZE,
     IP_FRAGMENT,
     LINK_TYPE_NAMES,
     find_tcp,
@@ -141,7 +141,7 @@ def _walk(
     splits: Any,
     fragments: Any,
     packet: Any,
-    found: Any,
+    headers: Any,
     split_bytes: Any,
     packet_max: Any,
     fragment_max: Any,
@@ -189,12 +189,12 @@ def _walk(
         if link_type == ETHERNET and _is_plain_tcp(buf, start, captured):
             continue
         wire_end = start + max(captured, packet[LENGTH])
-        if find_tcp(buf, start, start + captured, wire_end, link_type, found) == IP_FRAGMENT:
+        if find_tcp(buf, start, start + captured, wire_end, link_type, headers) == IP_FRAGMENT:
             if row == fragment_max:
                 counts[_PASSED_OVER] += 1
             else:
                 number = counts[_PACKETS] + cursor[OTHER_COUNT]
-                counts[_FRAGMENTS] += note_fragment(buf, found, packet, number, fragments, row)
+                counts[_FRAGMENTS] += note_fragment(buf, headers, packet, number, fragments, row)
     return outcome
 
 
@@ -215,14 +215,15 @@ class _Walk:
         self.counts = np.zeros(9, np.int64)
         self.counts[_FIRST], self.counts[_LAST] = TIME_MAX, TIME_MIN
         self.splits = np.zeros((len(data) // split_bytes + 2) * _ROW, np.int64)
-        self.packet, self.found = np.zeros(PACKET_SIZE, np.int64), np.zeros(FOUND_SIZE, np.int64)
+        self.packet = np.zeros(PACKET_SIZE, np.int64)
+        self.headers = np.zeros(HEADERS_SIZE, np.int64)
         self.outcome = STEP_PACKET
 
     def run(self, packet_max: int = 2**62) -> _Walk:
         while True:
             self.outcome = _walk(
                 self.data, self.cursor, self.interfaces, self.secrets, self.counts, self.splits,
-                self.fragments, self.packet, self.found, self.split_bytes, packet_max,
+                self.fragments, self.packet, self.headers, self.split_bytes, packet_max,
                 self.fragment_max,
             )  # fmt: skip
             if self.outcome != STEP_ROOM_NEEDED:

@@ -297,10 +297,12 @@ def _paired(
     )
     times, source = plain.times, plain.source
 
-    def walk_requests(state: Ints, most: int) -> Any:
-        return framing.some_requests(
-            plain.pieces, source, plain.sides, client_side, protocol, origin, kafka, state, most
-        )
+    kafka_streams = framing.KafkaStreams(
+        plain.pieces, source, times, plain.sides, client_side, protocol, origin
+    )
+
+    def walk_requests(state: framing.WalkState, most: int) -> Any:
+        return framing.some_requests(kafka_streams, kafka, state, most)
 
     requests = _settled(
         Frames.of(walk_requests, len(connections), scratch),
@@ -312,11 +314,8 @@ def _paired(
         requests.column(frame_tables.KIND, scratch),
     )
 
-    def walk_responses(state: Ints, most: int) -> Any:
-        return framing.some_responses(
-            plain.pieces, source, times, plain.sides, client_side, protocol, origin, kafka, asked,
-            requests.start, state, most,
-        )  # fmt: skip
+    def walk_responses(state: framing.WalkState, most: int) -> Any:
+        return framing.some_responses(kafka_streams, kafka, asked, requests.start, state, most)
 
     responses = Frames.of(walk_responses, len(connections), scratch)
     rows = np.arange(len(connections))

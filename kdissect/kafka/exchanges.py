@@ -36,7 +36,9 @@ from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.connection_ids import exchange_ids
 
 Ints = npt.NDArray[np.int64]
-Walk = Callable[[Ints, int], Any]  # `framing.some_requests` or `some_responses`: (state, most)
+Walk = Callable[
+    [framing.WalkState, int], Any
+]  # `framing.some_requests` or `some_responses`: (state, most)
 
 NO_ORIGIN = -(1 << 62)  # no sequence number
 NO_RESPONSE = -(1 << 62)  # no position where a response ended
@@ -59,11 +61,11 @@ class Frames:
 
         Some at a time: arrays that a kernel makes larger and larger are fresh pages each time.
         """
-        state = np.zeros(framing.STATE_WIDTH, np.int64)
+        state = framing.walk_state()
         widths = (FRAME_WIDTH, EXTENT_WIDTH, FAULT_WIDTH)
         files = [Written(np.int64, scratch) for _ in widths]
         extent_count = 0
-        while state[framing.WALK_CONNECTION] < connection_count:
+        while state.connection < connection_count:
             *found, used = walk(state, FRAMES_AT_ONCE)
             parts = [
                 table[: n * width] for table, n, width in zip(found, used, widths, strict=True)

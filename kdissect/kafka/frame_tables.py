@@ -36,6 +36,15 @@ SHOWN_MAX = 256  # unframed bytes to show with their anomaly
 FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 
 
+@inlined
+def empty_tables() -> Any:
+    """(frames, extents, faults, used): tables without rows, and how many rows each has."""
+    frames = np.empty(1024 * FRAME_WIDTH, np.int64)
+    extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
+    faults = np.empty(64 * FAULT_WIDTH, np.int64)
+    return frames, extents, faults, np.zeros(3, np.int64)
+
+
 @kernel
 def extents_max(pieces: Any, index: int, stop: int, end: int) -> int:
     """At most so many rows tell where bytes up to `end` lie that begin in or before the piece

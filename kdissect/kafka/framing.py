@@ -20,16 +20,17 @@ request header is recognised again; a first frame that is no request is such a t
 while a stream had nothing but versions, handshakes and tokens it is *young*, and in a young stream
 a search finds tokens too (`sasl_detection`).
 
-Tables are flat int64 arrays that grow by doubling; their columns are named below.
+The tables that a walk writes are flat int64 arrays that grow by doubling (`frame_tables.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from kdissect.jit import fetch_ahead, inlined, load_u32, making_kernel
+from kdissect.jit import fetch_ahead, inlined, kernel, load_u32, making_kernel, part
 from kdissect.kafka.acks import acks_of, quick_acks
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
@@ -69,13 +70,13 @@ from kdissect.kafka.frame_tables import (
     EXPECTS,
     EXTENT_WIDTH,
     EXTENTS,
-    FAULT_WIDTH,
     FRAME_WIDTH,
     FRAMES,
     HEADER_CUT,
     NO_BOUNDARY,
     SILENT,
     TOKEN,
+    empty_tables,
     extents_max,
     put_frame,
     put_gaps,
@@ -83,23 +84,36 @@ from kdissect.kafka.frame_tables import (
     put_whole_frame,
 )
 from kdissect.kafka.sasl_detection import is_broker_token, is_mechanisms
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.tcp.byte_ranges import find, grown, int64
+from kdissect.tcp.byte_ranges import Pieces, find, grown, int64
 from kdissect.tcp.columns import END, PIECE_START, PIECE_STOP, SIDE_WIDTH
 
 TOKEN_SIZE_MAX = 1 << 20  # a SASL token larger than this is no token
-ASKS_VERSIONS = 18  # ApiVersions, which may come before a handshake
-
-# Where a walk over the streams goes on, int64[STATE_WIDTH], all 0 at first: the connection, whether
-# the walk stands inside of it (then the fields behind count), and what it knows there.
-# CLIENTS: CLIENTS_MAX hashes. WALK_FIRST: the first request that is not answered or passed over.
-(
-    WALK_CONNECTION, WALK_INSIDE, WALK_POS, WALK_COVERED, WALK_CERTAIN, WALK_REASON, WALK_BAD_SIZE,
-    WALK_IN_TOKENS, WALK_IS_FIRST, WALK_IS_YOUNG, WALK_LAST_ID, WALK_FIRST, WALK_CLIENT_COUNT,
-    WALK_CLIENTS,
-) = range(14)  # fmt: skip
-STATE_WIDTH = WALK_CLIENTS + CLIENTS_MAX
+_API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)
 AHEAD = 8  # pieces: the first bytes of that one are on their way from memory meanwhile
+CERTAIN_SLACK_NS = 1 << 40  # on a certain boundary the clocks of two captures may differ so much
+
+# Where a walk stands, WalkState.walk[0], all 0 at first. `connection` is the one it walks over, and
+# `is_inside` says whether the rest describes a place in it.
+WALK = np.dtype([
+    ("connection", "i8"),
+    ("is_inside", "i8"),
+    ("pos", "i8"),  # of the next size prefix, or from where the walk searches
+    ("covered", "i8"),  # end of the last frame
+    ("is_certain", "i8"),  # whether `pos` is a boundary
+    ("reason", "i8"),  # why bytes from `covered` on are unframed, if they are
+    ("bad_size", "i8"),  # the size prefix that was refused there, -1 none
+    ("in_tokens", "i8"),  # whether bare SASL tokens are expected
+    ("is_first", "i8"),  # of requests: whether no frame came before
+    ("is_young", "i8"),  # versions, handshakes and tokens are all that came
+    ("last_id", "i8"),  # correlation id of the last frame, -1 none
+    ("client_count", "i8"),  # of requests: how many of WalkState.clients are known
+    ("next_request", "i8"),  # of responses: the first request not answered or passed over
+])  # fmt: skip
+
+# What a place on a boundary is, if it is neither EXPECTS nor TOKEN.
+_HEADER_MISSING, _NO_FRAME = -1, -2
 
 # Bits of a stream's `has_origin`. ORIGIN: position 0 is a boundary. RESUMED: frames came before it,
 # which the caller has had (`resume/carry.py`); the last of them began bare SASL tokens (IN_TOKENS),
@@ -110,8 +124,43 @@ ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16
 LAST_ID = 8
 
 
+class KafkaStreams(NamedTuple):
+    """The streams of all connections, Kafka or not; connection c has the streams 2c and 2c + 1.
+
+    times int64 and source: of the segments. sides: rows of SIDE_WIDTH, has_origin int64: of each
+    stream, 0 or bits that begin with ORIGIN if it began with a SYN. client_side, protocol uint8:
+    of each connection.
+    """
+
+    pieces: Pieces
+    source: npt.NDArray[Any]
+    times: npt.NDArray[np.int64]
+    sides: npt.NDArray[np.int64]
+    client_side: npt.NDArray[np.uint8]
+    protocol: npt.NDArray[np.uint8]
+    has_origin: npt.NDArray[np.int64]
+
+
+class WalkState(NamedTuple):
+    """Where a walk goes on: walk WALK[1], clients int64[CLIENTS_MAX] hashes of client ids."""
+
+    walk: npt.NDArray[Any]
+    clients: npt.NDArray[np.int64]
+
+    @property
+    def connection(self) -> int:
+        """The connection that the walk stands at."""
+        return int(self.walk["connection"][0])
+
+
+def walk_state() -> WalkState:
+    """The state of a walk that has not begun."""
+    return WalkState(np.zeros(1, WALK), np.zeros(CLIENTS_MAX, np.int64))
+
+
 @inlined
 def stream_of(pieces: Any, sides: Any, number: int) -> Any:
+    """The `Stream` of this number."""
     at = number * SIDE_WIDTH
     start = sides[at + PIECE_START]
     stop = sides[at + PIECE_STOP]
@@ -119,6 +168,136 @@ def stream_of(pieces: Any, sides: Any, number: int) -> Any:
     if stop > start:
         end = pieces.pos[stop - 1] + pieces.length[stop - 1]
     return Stream(pieces, start, stop, end)
+
+
+# ---- steps of both walks ----
+
+
+@inlined
+def _enter(walk: Any, connection: int, origin: int, first_request: int) -> None:
+    """Go on inside of a connection, or begin its stream; `origin` is the stream's has_origin."""
+    walk["connection"] = connection
+    if walk["is_inside"]:
+        walk["is_inside"] = 0
+        return
+    walk["pos"] = 0
+    walk["covered"] = 0
+    # RFC 9293, 3.4: the SYN's sequence number is known, so the first byte of the stream is too.
+    walk["is_certain"] = origin != 0
+    walk["reason"] = AFTER_GAP if origin != 0 else NO_BOUNDARY
+    walk["bad_size"] = -1
+    walk["in_tokens"] = origin & IN_TOKENS != 0
+    walk["is_first"] = origin & RESUMED == 0
+    walk["is_young"] = origin & RESUMED == 0 or origin & YOUNG != 0
+    walk["last_id"] = (origin >> LAST_ID) - 1
+    walk["client_count"] = 0
+    walk["next_request"] = first_request
+
+
+@inlined
+def _lose_boundary(walk: Any, piece_pos: int) -> None:
+    """The size prefix at `pos` lies in a gap, or the stream ends in it: search from the first
+    captured byte on."""
+    walk["is_certain"] = 0
+    walk["reason"] = AFTER_GAP
+    walk["pos"] = max(walk["pos"], piece_pos)
+
+
+@inlined
+def _pass_over(walk: Any, size: int) -> None:
+    """No row for a frame of which the header is missing; the boundary after it is certain."""
+    walk["reason"] = HEADER_CUT
+    walk["bad_size"] = size
+    walk["pos"] += 4 + size
+
+
+@inlined
+def _refuse(walk: Any, size: int) -> None:
+    """What reads like a size prefix is none: search from the next byte on."""
+    walk["is_certain"] = 0
+    walk["reason"] = BAD_SIZE
+    walk["bad_size"] = size
+    walk["pos"] += 1
+
+
+@inlined
+def _lock(walk: Any, pos: int) -> None:
+    """The search found a boundary at `pos`; tokens may be what stands there."""
+    walk["pos"] = pos
+    walk["is_certain"] = 1
+    walk["in_tokens"] = walk["is_young"]
+
+
+@part
+def _piece_at(pieces: Any, index: int, stop: int, pos: int) -> int:
+    """The first piece from `index` on that ends after `pos`: nearly always `index`, or the next."""
+    while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+        index += 1
+    return index
+
+
+@part
+def _append_frame(
+    source: Any, stream: Any, index: int, header: Any, kind: int, walk: Any, frames: Any,
+    extents: Any, used: Any,
+) -> Any:  # fmt: skip
+    """Append a row for the frame at `pos` and step over it; (frames, extents)."""
+    pieces = stream.pieces
+    stop = stream.stop
+    connection = walk["connection"]
+    pos = walk["pos"]
+    size = header[SIZE]
+    end = pos + 4 + size
+    is_whole = pieces.pos[index] <= pos and end <= pieces.pos[index] + pieces.length[index]
+    is_whole = is_whole and size > 0
+    frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
+    rows = int64(1) if is_whole else extents_max(pieces, index, stop, end)
+    extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, rows * EXTENT_WIDTH)
+    if is_whole:
+        put_whole_frame(pieces, source, index, connection, pos, header, kind, frames, extents, used)
+    else:
+        put_frame(
+            pieces, source, index, stop, connection, pos, header, kind, frames, extents, used
+        )  # fmt: skip
+    walk["pos"] = end
+    walk["covered"] = end
+    walk["reason"] = AFTER_GAP
+    walk["bad_size"] = -1
+    return frames, extents
+
+
+@making_kernel
+def _note_unframed(
+    source: Any, stream: Any, end: int, direction: int, walk: Any, extents: Any, faults: Any,
+    used: Any,
+) -> Any:  # fmt: skip
+    """Note that the bytes from the last frame to `end` are unframed; (extents, faults)."""
+    covered = walk["covered"]
+    index = find(stream.pieces, stream.start, stream.stop, covered)
+    return put_unframed(
+        stream.pieces, source, index, stream.stop, covered, end, direction,
+        walk["connection"], walk["reason"], walk["bad_size"], extents, faults, used,
+    )  # fmt: skip
+
+
+@making_kernel
+def _end_stream(
+    source: Any, stream: Any, size: int, direction: int, walk: Any, extents: Any, faults: Any,
+    used: Any,
+) -> Any:  # fmt: skip
+    """Note the unframed bytes at the end of a stream of `size` bytes, and all of its gaps;
+    (extents, faults)."""
+    if walk["covered"] < stream.end:
+        extents, faults = _note_unframed(
+            source, stream, stream.end, direction, walk, extents, faults, used
+        )
+    faults = put_gaps(
+        stream.pieces, stream.start, stream.stop, size, direction, walk["connection"], faults, used
+    )  # fmt: skip
+    return extents, faults
+
+
+# ---- requests ----
 
 
 @inlined
@@ -141,191 +320,154 @@ def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) ->
     return request_header(stream.pieces, behind, stream.stop, pos, kafka, following) == GOOD
 
 
+@kernel
+def _doubtful_request(
+    stream: Any, index: int, grade: int, origin: int, kafka: Any, walk: Any, header: Any,
+    following: Any,
+) -> int:  # fmt: skip
+    """What stands on the boundary `pos` if its header is not GOOD: EXPECTS, TOKEN,
+    _HEADER_MISSING or _NO_FRAME."""
+    size = header[SIZE]
+    # GSSAPI before KIP-43 (clients of 0.9): no handshake, the connection begins with a bare token.
+    if walk["is_first"] and grade < FAIR and origin and size <= TOKEN_SIZE_MAX:
+        walk["in_tokens"] = grade != ABSENT
+    # KIP-43: tokens after a SaslHandshake of version 0 have a size prefix and no request header.
+    # (KIP-152: after version 1 they come in SaslAuthenticate requests.)
+    if walk["in_tokens"] and size <= TOKEN_SIZE_MAX:
+        header[KEY] = -1
+        header[API_VERSION] = -1
+        header[CORRELATION] = -1
+        return TOKEN
+    if grade == ABSENT:
+        # A row needs api key, version and correlation id; the client id may be missing.
+        if header[CORRELATION] >= 0 and header[KEY] >= 0 and header[API_VERSION] >= 0:
+            return EXPECTS
+        return _HEADER_MISSING
+    # On a certain boundary a client id that is text is enough, even if the API is unknown.
+    # Without it the frame must be followed by a request.
+    if grade == FAIR:
+        return EXPECTS
+    if grade == POOR:
+        at = walk["pos"] + 4 + size
+        return EXPECTS if _ends_well(stream, index, at, kafka, following) else _NO_FRAME
+    return _NO_FRAME
+
+
+@kernel
+def _learn_request(walk: Any, clients: Any, header: Any, grade: int) -> None:
+    """Note what this request tells about the ones after it."""
+    key = header[KEY]
+    walk["in_tokens"] = key == SASL_HANDSHAKE and header[API_VERSION] == 0
+    # ApiVersions (KIP-35) may come before a handshake.
+    walk["is_young"] &= key in (SASL_HANDSHAKE, _API_VERSIONS)
+    if not is_reserved(header[CORRELATION]):
+        walk["last_id"] = header[CORRELATION]
+    if grade == GOOD:
+        walk["client_count"] = _remember(clients, walk["client_count"], header[CLIENT_HASH])
+
+
 @making_kernel
-def some_requests(
-    pieces: Any, source: Any, sides: Any, client_side: Any, protocol: Any, has_origin: Any,
-    kafka: Any, state: Any, most: int,
-) -> Any:  # fmt: skip
+def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
     """Frames of the request streams of all Kafka connections: (frames, extents, faults, used).
 
-    client_side uint8, protocol uint8 of each connection; has_origin int64 of each stream: 0, or
-    bits that begin with ORIGIN if it began with a SYN, so that position 0 is a boundary. A call
-    finds at most `most` frames and goes on where `state` says the last call stopped; the walk is
-    over when the connection in `state` is the one after the last.
+    streams: `KafkaStreams`; kafka: `Kafka`; state: `WalkState`. A call finds at most `most` frames
+    and goes on where `state` says the last call stopped. The walk is over when its connection is
+    the one after the last. used int64[3]: rows of the three flat int64 tables.
     """
-    frames = np.empty(1024 * FRAME_WIDTH, np.int64)
-    extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
-    faults = np.empty(64 * FAULT_WIDTH, np.int64)
-    used = np.zeros(3, np.int64)
+    frames, extents, faults, used = empty_tables()
     header = np.empty(HEADER_WIDTH, np.int64)
     following = np.empty(HEADER_WIDTH, np.int64)
-    clients = np.zeros(CLIENTS_MAX, np.int64)
     limit = kafka.limit[0]
-    for connection in range(state[WALK_CONNECTION], len(protocol)):
-        if protocol[connection] != int64(Protocol.KAFKA):
+    pieces = streams.pieces
+    source = streams.source
+    sides = streams.sides
+    clients = state.clients
+    walk = state.walk[0]
+    for connection in range(walk["connection"], len(streams.protocol)):
+        if streams.protocol[connection] != int64(Protocol.KAFKA):
             continue
-        number = 2 * connection + int64(client_side[connection])
+        number = 2 * connection + int64(streams.client_side[connection])
+        origin = int64(streams.has_origin[number])
         stream = stream_of(pieces, sides, number)
         stop = stream.stop
-        index = stream.start
-        pos = int64(0)
-        covered = int64(0)  # end of the last frame
-        certain = has_origin[number] != 0
-        reason = AFTER_GAP if certain else NO_BOUNDARY
-        bad_size = int64(-1)
-        in_tokens = has_origin[number] & IN_TOKENS != 0
-        is_first = has_origin[number] & RESUMED == 0
-        is_young = is_first or has_origin[number] & YOUNG != 0
-        last_id = (int64(has_origin[number]) >> LAST_ID) - 1
-        client_count = int64(0)
-        if state[WALK_INSIDE]:
-            state[WALK_INSIDE] = 0
-            pos = state[WALK_POS]
-            index = find(pieces, stream.start, stop, pos)
-            covered = state[WALK_COVERED]
-            certain = state[WALK_CERTAIN] != 0
-            reason = state[WALK_REASON]
-            bad_size = state[WALK_BAD_SIZE]
-            in_tokens = state[WALK_IN_TOKENS] != 0
-            is_first = state[WALK_IS_FIRST] != 0
-            is_young = state[WALK_IS_YOUNG] != 0
-            last_id = state[WALK_LAST_ID]
-            client_count = state[WALK_CLIENT_COUNT]
-            clients[:] = state[WALK_CLIENTS:]
+        _enter(walk, connection, origin, 0)
+        index = find(pieces, stream.start, stop, walk["pos"])
         while True:
             if used[FRAMES] >= most:
-                state[WALK_CONNECTION] = connection
-                state[WALK_INSIDE] = 1
-                state[WALK_POS] = pos
-                state[WALK_COVERED] = covered
-                state[WALK_CERTAIN] = certain
-                state[WALK_REASON] = reason
-                state[WALK_BAD_SIZE] = bad_size
-                state[WALK_IN_TOKENS] = in_tokens
-                state[WALK_IS_FIRST] = is_first
-                state[WALK_IS_YOUNG] = is_young
-                state[WALK_LAST_ID] = last_id
-                state[WALK_CLIENT_COUNT] = client_count
-                state[WALK_CLIENTS:] = clients
+                walk["is_inside"] = 1
                 return frames, extents, faults, used
-            while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
-                index += 1
+            pos = walk["pos"]
+            index = _piece_at(pieces, index, stop, pos)
             if index >= stop:
                 break
-            if not certain:
+            if not walk["is_certain"]:
                 pos = find_request(
-                    stream, index, pos, kafka, last_id, clients, client_count, is_young, header,
-                    following,
+                    stream, index, pos, kafka, walk["last_id"], clients, walk["client_count"],
+                    walk["is_young"] != 0, header, following,
                 )  # fmt: skip
                 if pos < 0:
                     break
-                while pieces.pos[index] + pieces.length[index] <= pos:
-                    index += 1
-                in_tokens = is_young
-                certain = True
+                index = _piece_at(pieces, index, stop, pos)
+                _lock(walk, pos)
             if index + AHEAD < stop:
                 fetch_ahead(pieces.address[index + AHEAD])
             available = pieces.pos[index] + pieces.length[index] - pos
             address = pieces.address[index] + np.uint64(max(0, pos - pieces.pos[index]))
-            quick = pos >= pieces.pos[index]
-            if quick and quick_request(address, available, limit, kafka.known, header):
+            # Request header: size int32, api key int16, api version int16, correlation id int32,
+            # client id as a nullable string of int16 length (in all versions, KIP-482 too).
+            is_here = pos >= pieces.pos[index]
+            if is_here and quick_request(address, available, limit, kafka.known, header):
                 grade = GOOD
             else:
                 grade = request_header(pieces, index, stop, pos, kafka, header)
             size = header[SIZE]
             if size < 0:
-                # A gap over the prefix, or the stream ends in it.
-                certain = False
-                reason = HEADER_CUT
-                pos = max(pos, pieces.pos[index])
-                if pieces.pos[index] <= pos:  # bytes of a broken prefix: search behind it too
-                    reason = AFTER_GAP
+                _lose_boundary(walk, pieces.pos[index])
                 continue
-            kind = EXPECTS
-            accept = grade >= FAIR
-            if is_first and grade < FAIR and has_origin[number] and size <= TOKEN_SIZE_MAX:
-                in_tokens = grade != ABSENT
-            if in_tokens and grade != GOOD and size <= TOKEN_SIZE_MAX:
-                accept = True
-                kind = TOKEN
-                header[KEY] = -1
-                header[API_VERSION] = -1
-                header[CORRELATION] = -1
-            elif grade == ABSENT:
-                accept = header[CORRELATION] >= 0 and header[KEY] >= 0 and header[API_VERSION] >= 0
-                if not accept:
-                    # The boundary behind it is known all the same.
-                    reason = HEADER_CUT
-                    bad_size = size
-                    if pos + 4 + size > stream.end:
-                        break
-                    pos += 4 + size
-                    continue
-            elif grade == POOR:
-                accept = _ends_well(stream, index, pos + 4 + size, kafka, following)
-            if not accept:
-                certain = False
-                reason = BAD_SIZE
-                bad_size = size
-                pos += 1
-                continue
-            is_first = False
-            if kind == EXPECTS:
-                in_tokens = header[KEY] == SASL_HANDSHAKE and header[API_VERSION] == 0
-                is_young &= header[KEY] == SASL_HANDSHAKE or header[KEY] == ASKS_VERSIONS
-                if not is_reserved(header[CORRELATION]):
-                    last_id = header[CORRELATION]
-                if grade == GOOD:
-                    client_count = _remember(clients, client_count, header[CLIENT_HASH])
-                    if header[KEY] == 0:
-                        acks = int64(-1)
-                        if quick:
-                            acks = quick_acks(
-                                address, min(available, 4 + size), header[API_VERSION],
-                                header[CLIENT_LENGTH],
-                            )  # fmt: skip
-                        if acks < 0:
-                            acks = acks_of(pieces, index, stop, pos, header)
-                        if acks == 0:
-                            kind = SILENT
-            if pos > covered:
-                extents, faults = put_unframed(
-                    pieces, source, find(pieces, stream.start, stop, covered), stop, covered, pos,
-                    REQUEST, connection, reason, bad_size, extents, faults, used,
-                )  # fmt: skip
-            frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
-            if quick and 0 < size <= available - 4:
-                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
-                put_whole_frame(
-                    pieces, source, index, connection, pos, header, kind, frames, extents, used
+            kind = int64(EXPECTS)
+            if grade != GOOD:
+                kind = _doubtful_request(
+                    stream, index, grade, origin, kafka, walk, header, following
                 )
-            else:
-                room = extents_max(pieces, index, stop, pos + 4 + size) * EXTENT_WIDTH
-                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, room)
-                put_frame(
-                    pieces, source, index, stop, connection, pos, header, kind, frames, extents,
-                    used,
-                )  # fmt: skip
-            pos += 4 + size
-            covered = pos
-            reason = AFTER_GAP
-            bad_size = int64(-1)
-        if covered < stream.end:
-            extents, faults = put_unframed(
-                pieces, source, find(pieces, stream.start, stop, covered), stop, covered,
-                stream.end, REQUEST, connection, reason, bad_size, extents, faults, used,
-            )  # fmt: skip
-        faults = put_gaps(
-            pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], REQUEST, connection,
-            faults, used,
-        )  # fmt: skip
-    state[WALK_CONNECTION] = len(protocol)
+            if kind == _HEADER_MISSING:
+                _pass_over(walk, size)
+                continue
+            if kind == _NO_FRAME:
+                _refuse(walk, size)
+                continue
+            walk["is_first"] = 0
+            if kind == EXPECTS:
+                _learn_request(walk, clients, header, grade)
+                if grade == GOOD and header[KEY] == _PRODUCE:
+                    acks = int64(-1)
+                    if is_here:
+                        acks = quick_acks(
+                            address, min(available, 4 + size), header[API_VERSION],
+                            header[CLIENT_LENGTH],
+                        )  # fmt: skip
+                    if acks < 0:
+                        acks = acks_of(pieces, index, stop, pos, header)
+                    if acks == 0:  # the broker sends no response
+                        kind = SILENT
+            if pos > walk["covered"]:
+                extents, faults = _note_unframed(
+                    source, stream, pos, REQUEST, walk, extents, faults, used
+                )
+            frames, extents = _append_frame(
+                source, stream, index, header, kind, walk, frames, extents, used
+            )
+        size = sides[number * SIDE_WIDTH + END]
+        extents, faults = _end_stream(source, stream, size, REQUEST, walk, extents, faults, used)
+    walk["connection"] = len(streams.protocol)
     return frames, extents, faults, used
+
+
+# ---- responses ----
 
 
 @inlined
 def _is_near(asked: Any, first: int, last: int, correlation: int, last_id: int) -> bool:
-    """Whether an id that was not asked is one that could have been, beside those that were."""
+    """Whether an id without a request could be one that was not captured, by its neighbours."""
     if last_id >= 0 and (
         0 < step(correlation, last_id) <= STEP_MAX or 0 < step(last_id, correlation) <= FALL_MAX
     ):
@@ -336,207 +478,182 @@ def _is_near(asked: Any, first: int, last: int, correlation: int, last_id: int) 
     return False
 
 
+@inlined
+def _is_token(
+    stream: Any, index: int, asked: Any, last: int, is_plausible: bool, walk: Any, header: Any
+) -> bool:
+    """Whether the frame at `pos`, whose id was not asked for, is a bare SASL token (KIP-43)."""
+    size = header[SIZE]
+    first = walk["next_request"]
+    token_expected = first < last and asked.kind[first] == TOKEN
+    if walk["is_young"] and size > 0 and is_broker_token(stream, index, walk["pos"], size):
+        return True
+    if walk["is_young"] and size == 0:
+        return walk["in_tokens"] != 0 or token_expected
+    if token_expected:
+        return not is_plausible or not _is_near(
+            asked, first, last, header[CORRELATION], walk["last_id"]
+        )
+    return False
+
+
+@kernel
+def _doubtful_response(
+    stream: Any, index: int, is_plausible: bool, limit: int, asked: Any, last: int,
+    sent_before: int, walk: Any, header: Any, following: Any,
+) -> Any:  # fmt: skip
+    """What stands on the boundary `pos` if it is not the response to the next request.
+
+    (EXPECTS, TOKEN, _HEADER_MISSING or _NO_FRAME, row of its request or -1, whether it is a list of
+    mechanisms, whether it is one or a list of versions).
+    """
+    pieces = stream.pieces
+    pos = walk["pos"]
+    size = header[SIZE]
+    correlation = header[CORRELATION]
+    first = walk["next_request"]
+    request = int64(-1)
+    if correlation >= 0:
+        request = find_asked(asked, first, last, correlation, sent_before)
+    lists_mechanisms = False
+    begins = False
+    if walk["is_young"] and is_plausible and correlation >= 0:
+        lists_mechanisms = is_mechanisms(stream, index, pos, size)
+        begins = lists_mechanisms or is_api_versions(stream, index, pos, size)
+    if request < 0 and not begins and size <= TOKEN_SIZE_MAX:
+        if _is_token(stream, index, asked, last, is_plausible, walk, header):
+            header[CORRELATION] = -1
+            # The broker answers tokens with tokens, in order.
+            request = token_asked(asked, first, last, sent_before)
+            return int64(TOKEN), int64(request), lists_mechanisms, begins
+    if size < RESPONSE_SIZE_MIN or size > limit:
+        return int64(_NO_FRAME), request, lists_mechanisms, begins
+    if correlation < 0:
+        return int64(_HEADER_MISSING), request, lists_mechanisms, begins
+    is_response = True
+    if request < 0 and not lists_mechanisms:
+        # Its request was not captured: another response, or the end, must follow.
+        is_response = is_plausible
+        at = pos + 4 + size
+        if at < stream.end:
+            behind = find(pieces, index, stream.stop, at)
+            is_response = response_header(pieces, behind, stream.stop, at, limit, following)
+    kind = int64(EXPECTS) if is_response else int64(_NO_FRAME)
+    return kind, request, lists_mechanisms, begins
+
+
 @making_kernel
 def some_responses(
-    pieces: Any, source: Any, times: Any, sides: Any, client_side: Any, protocol: Any,
-    has_origin: Any, kafka: Any, asked: Any, asked_start: Any, state: Any, most: int,
-) -> Any:  # fmt: skip
+    streams: Any, kafka: Any, asked: Any, asked_start: Any, state: Any, most: int
+) -> Any:
     """Frames of the response streams, otherwise as `some_requests`.
 
-    times int64: of the segments. asked: `frame_search.Asked`, the requests of all connections;
-    those of a connection are asked_start[connection] and following.
+    asked: `frame_search.Asked`, the requests of all connections; those of a connection are
+    asked_start[connection] and following.
     """
-    frames = np.empty(1024 * FRAME_WIDTH, np.int64)
-    extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
-    faults = np.empty(64 * FAULT_WIDTH, np.int64)
-    used = np.zeros(3, np.int64)
+    frames, extents, faults, used = empty_tables()
     header = np.empty(HEADER_WIDTH, np.int64)
     following = np.empty(HEADER_WIDTH, np.int64)
     limit = kafka.limit[0]
-    for connection in range(state[WALK_CONNECTION], len(protocol)):
-        if protocol[connection] != int64(Protocol.KAFKA):
+    pieces = streams.pieces
+    source = streams.source
+    sides = streams.sides
+    times = streams.times
+    walk = state.walk[0]
+    for connection in range(walk["connection"], len(streams.protocol)):
+        if streams.protocol[connection] != int64(Protocol.KAFKA):
             continue
-        number = 2 * connection + 1 - int64(client_side[connection])
+        number = 2 * connection + 1 - int64(streams.client_side[connection])
+        origin = int64(streams.has_origin[number])
         stream = stream_of(pieces, sides, number)
         stop = stream.stop
-        index = stream.start
-        pos = int64(0)
-        covered = int64(0)
-        certain = has_origin[number] != 0
-        reason = AFTER_GAP if certain else NO_BOUNDARY
-        bad_size = int64(-1)
-        in_tokens = has_origin[number] & IN_TOKENS != 0
-        is_young = has_origin[number] & RESUMED == 0 or has_origin[number] & YOUNG != 0
-        last_id = (int64(has_origin[number]) >> LAST_ID) - 1
-        first = asked_start[connection]  # the first request that is not answered or passed over
         last = asked_start[connection + 1]
-        has_asked = first < last or has_origin[number] & HAS_ASKED != 0
+        has_asked = asked_start[connection] < last or origin & HAS_ASKED != 0
         rise_max = int64(STEP_MAX if has_asked else RISE_MAX)
-        if state[WALK_INSIDE]:
-            state[WALK_INSIDE] = 0
-            pos = state[WALK_POS]
-            index = find(pieces, stream.start, stop, pos)
-            covered = state[WALK_COVERED]
-            certain = state[WALK_CERTAIN] != 0
-            reason = state[WALK_REASON]
-            bad_size = state[WALK_BAD_SIZE]
-            in_tokens = state[WALK_IN_TOKENS] != 0
-            is_young = state[WALK_IS_YOUNG] != 0
-            last_id = state[WALK_LAST_ID]
-            first = state[WALK_FIRST]
+        _enter(walk, connection, origin, asked_start[connection])
+        index = find(pieces, stream.start, stop, walk["pos"])
         while True:
             if used[FRAMES] >= most:
-                state[WALK_CONNECTION] = connection
-                state[WALK_INSIDE] = 1
-                state[WALK_POS] = pos
-                state[WALK_COVERED] = covered
-                state[WALK_CERTAIN] = certain
-                state[WALK_REASON] = reason
-                state[WALK_BAD_SIZE] = bad_size
-                state[WALK_IN_TOKENS] = in_tokens
-                state[WALK_IS_YOUNG] = is_young
-                state[WALK_LAST_ID] = last_id
-                state[WALK_FIRST] = first
+                walk["is_inside"] = 1
                 return frames, extents, faults, used
-            while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
-                index += 1
+            pos = walk["pos"]
+            index = _piece_at(pieces, index, stop, pos)
             if index >= stop:
                 break
-            if not certain:
+            first = walk["next_request"]
+            if not walk["is_certain"]:
                 pos = find_response(
-                    stream, index, pos, limit, asked, first, last, last_id, rise_max, is_young,
-                    times, header, following,
+                    stream, index, pos, limit, asked, first, last, walk["last_id"], rise_max,
+                    walk["is_young"] != 0, times, header, following,
                 )  # fmt: skip
                 if pos < 0:
                     break
-                while pieces.pos[index] + pieces.length[index] <= pos:
-                    index += 1
-                in_tokens = is_young
-                certain = True
+                index = _piece_at(pieces, index, stop, pos)
+                _lock(walk, pos)
             while first < last and asked.kind[first] == SILENT:
                 first += 1
+            walk["next_request"] = first
             if index + AHEAD < stop:
                 fetch_ahead(pieces.address[index + AHEAD])
+            # Response header: size int32, correlation id int32 (then tagged fields, KIP-482).
+            is_next = False
+            is_plausible = False
             available = pieces.pos[index] + pieces.length[index] - pos
-            quick = pos >= pieces.pos[index]
-            plausible = False
-            expected = False
-            if quick and available >= 8 and first < last:
-                # The usual case: the oldest request is answered.
+            is_here = pos >= pieces.pos[index]
+            if is_here and available >= 8 and first < last:
+                # The usual case. A broker answers the requests of a connection in order.
                 address = pieces.address[index] + np.uint64(pos - pieces.pos[index])
                 header[SIZE] = load_u32(address)
                 header[CORRELATION] = load_u32(address + np.uint64(4))
-                expected = (
+                is_next = (
                     header[CORRELATION] == asked.correlation[first]
                     and asked.kind[first] == EXPECTS
                     and RESPONSE_SIZE_MIN <= header[SIZE] <= limit
                 )
-            if not expected:
-                plausible = response_header(pieces, index, stop, pos, limit, header)
+            if not is_next:
+                is_plausible = response_header(pieces, index, stop, pos, limit, header)
             size = header[SIZE]
             if size < 0:
-                certain = False
-                reason = HEADER_CUT
-                pos = max(pos, pieces.pos[index])
-                if pieces.pos[index] <= pos:
-                    reason = AFTER_GAP
+                _lose_boundary(walk, pieces.pos[index])
                 continue
-            kind = EXPECTS
-            row = first if expected else int64(-1)
-            if not expected and header[CORRELATION] >= 0:
-                time = times[pieces.segment[index]] + (1 << 40)  # certain: clocks may differ
-                row = find_asked(asked, first, last, header[CORRELATION], time)
-            tells_mechanisms = False
-            tells = False
-            if is_young and not expected and plausible and header[CORRELATION] >= 0:
-                tells_mechanisms = is_mechanisms(stream, index, pos, size)
-                tells = tells_mechanisms or is_api_versions(stream, index, pos, size)
-            is_token = False
-            if row < 0 and not tells and size <= TOKEN_SIZE_MAX:
-                asked_token = first < last and asked.kind[first] == TOKEN
-                if is_young and size > 0 and is_broker_token(stream, index, pos, size):
-                    is_token = True
-                elif is_young and size == 0:
-                    is_token = in_tokens or asked_token
-                elif asked_token:
-                    is_token = not plausible or not _is_near(
-                        asked, first, last, header[CORRELATION], last_id
-                    )
-            if is_token:
-                kind = TOKEN
-                header[CORRELATION] = -1
-                row = token_asked(asked, first, last, times[pieces.segment[index]] + (1 << 40))
-                accept = True
-            elif size < RESPONSE_SIZE_MIN or size > limit:
-                accept = False
-            elif header[CORRELATION] < 0:
-                # The header is cut: a row needs its id, the boundary behind it is known.
-                reason = HEADER_CUT
-                bad_size = size
-                if pos + 4 + size > stream.end:
-                    break
-                pos += 4 + size
+            kind = int64(EXPECTS)
+            request = first
+            lists_mechanisms = False
+            begins = False
+            if not is_next:
+                sent_before = times[pieces.segment[index]] + CERTAIN_SLACK_NS
+                kind, request, lists_mechanisms, begins = _doubtful_response(
+                    stream, index, is_plausible, limit, asked, last, sent_before, walk, header,
+                    following,
+                )  # fmt: skip
+            if kind == _HEADER_MISSING:
+                _pass_over(walk, size)
                 continue
-            elif row >= 0 or tells_mechanisms:
-                accept = True
-            else:
-                accept = plausible
-                at = pos + 4 + size
-                if at < stream.end:
-                    behind = find(pieces, index, stop, at)
-                    accept = response_header(pieces, behind, stop, at, limit, following)
-            if not accept:
-                certain = False
-                reason = BAD_SIZE
-                bad_size = size
-                pos += 1
+            if kind == _NO_FRAME:
+                _refuse(walk, size)
                 continue
             if kind == EXPECTS:
                 if not is_reserved(header[CORRELATION]):
-                    last_id = header[CORRELATION]
-                if is_young:
-                    in_tokens = tells_mechanisms or (
-                        expected and is_mechanisms(stream, index, pos, size)
-                    )
-                    is_young = (
-                        tells
-                        or in_tokens
-                        or (expected and is_api_versions(stream, index, pos, size))
-                    )
-            if row >= 0:
-                first = row + 1
-            if pos > covered:
-                extents, faults = put_unframed(
-                    pieces, source, find(pieces, stream.start, stop, covered), stop, covered, pos,
-                    RESPONSE, connection, reason, bad_size, extents, faults, used,
-                )  # fmt: skip
+                    walk["last_id"] = header[CORRELATION]
+                if walk["is_young"]:
+                    # KIP-43: tokens may follow a list of mechanisms.
+                    if is_next:
+                        lists_mechanisms = is_mechanisms(stream, index, pos, size)
+                        begins = lists_mechanisms or is_api_versions(stream, index, pos, size)
+                    walk["in_tokens"] = lists_mechanisms
+                    walk["is_young"] = begins
+            if request >= 0:
+                walk["next_request"] = request + 1
+            if pos > walk["covered"]:
+                extents, faults = _note_unframed(
+                    source, stream, pos, RESPONSE, walk, extents, faults, used
+                )
             header[KEY] = -1
             header[API_VERSION] = -1
-            frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
-            if quick and 0 < size <= available - 4:
-                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, EXTENT_WIDTH)
-                put_whole_frame(
-                    pieces, source, index, connection, pos, header, kind, frames, extents, used
-                )
-            else:
-                room = extents_max(pieces, index, stop, pos + 4 + size) * EXTENT_WIDTH
-                extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, room)
-                put_frame(
-                    pieces, source, index, stop, connection, pos, header, kind, frames, extents,
-                    used,
-                )  # fmt: skip
-            pos += 4 + size
-            covered = pos
-            reason = AFTER_GAP
-            bad_size = int64(-1)
-        if covered < stream.end:
-            extents, faults = put_unframed(
-                pieces, source, find(pieces, stream.start, stop, covered), stop, covered,
-                stream.end, RESPONSE, connection, reason, bad_size, extents, faults, used,
-            )  # fmt: skip
-        faults = put_gaps(
-            pieces, stream.start, stop, sides[number * SIDE_WIDTH + END], RESPONSE, connection,
-            faults, used,
-        )  # fmt: skip
-    state[WALK_CONNECTION] = len(protocol)
+            frames, extents = _append_frame(
+                source, stream, index, header, kind, walk, frames, extents, used
+            )
+        size = sides[number * SIDE_WIDTH + END]
+        extents, faults = _end_stream(source, stream, size, RESPONSE, walk, extents, faults, used)
+    walk["connection"] = len(streams.protocol)
     return frames, extents, faults, used

@@ -25,7 +25,7 @@ from kdissect.kafka.assembly import (
 )
 from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
-from kdissect.kafka.framing import ASKS_VERSIONS, HAS_ASKED, IN_TOKENS, RESUMED, YOUNG
+from kdissect.kafka.framing import HAS_ASKED, IN_TOKENS, RESUMED, YOUNG
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.connection_state import (
@@ -417,7 +417,7 @@ class CompletionTracker:
         key, version = exchanges["api_key"], exchanges["api_version"]
         is_token = exchanges["is_sasl_token"] != 0
         is_handshake = (key == ApiKey.SASL_HANDSHAKE) & (version == 0)
-        is_early = is_token | (key == ApiKey.SASL_HANDSHAKE) | (key == ASKS_VERSIONS)
+        is_early = is_token | (key == ApiKey.SASL_HANDSHAKE) | (key == ApiKey.API_VERSIONS)
         young = (self.bits & RESUMED == 0) | (self.bits & YOUNG != 0)
         tokens = self.bits & IN_TOKENS != 0
         for side in (0, 1):
