@@ -50,9 +50,16 @@ def making_kernel(function: Function) -> Function:
 def _compiled(function: Function, counts: bool) -> Function:
     if not JIT_ENABLED:
         return function
-    compiled = numba.njit(nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, _nrt=counts)(
-        function
-    )
+    compiled = numba.njit(
+        nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, no_cfunc_wrapper=True, _nrt=counts
+    )(function)
+    call_template = compiled.get_call_template
+
+    def plain_call_template(args: Any, kws: Any) -> Any:
+        return call_template(tuple(types.unliteral(kind) for kind in args), kws)
+
+    # else Numba compiles a kernel again for each constant that another kernel passes to it
+    compiled.get_call_template = plain_call_template
     if function.__closure__ is None:  # else its sources are more than its modules
         compiled._cache = KernelCache(compiled.py_func, f"boundscheck={BOUNDSCHECK} nrt={counts}")
     cached: Function = compiled
@@ -77,8 +84,9 @@ def _helper(function: Function, is_forced: bool) -> Function:
     if not JIT_ENABLED:
         return function
     helper: Function = register_jitable(
-        nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, forceinline=is_forced
-    )(function)
+        nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, no_cfunc_wrapper=True,
+        forceinline=is_forced,
+    )(function)  # fmt: skip
     return helper
 
 
