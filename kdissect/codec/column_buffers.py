@@ -13,22 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdissect.codec.column_kernel import (
-    FRAME,
     FULL_MARKS,
     FULL_TAGS,
     INDICES,
     MARK,
-    S_FULL,
-    S_HEADER,
-    S_MARKS,
-    S_MARKS_AT,
-    S_MARKS_ROOM,
-    S_NEEDED,
-    S_TAGS,
-    S_TAGS_AT,
-    S_TAGS_ROOM,
-    STATE_SIZE,
+    OPEN,
+    STATE,
     UNKNOWN,
+    Columns,
 )
 from kdissect.protocol.column_plan import ColumnPlan
 
@@ -57,9 +49,12 @@ class Builders:
         self.valid_at = np.zeros(columns, np.int64)
         self.room = np.zeros(levels, np.int64)
         self.count = np.zeros(levels, np.int64)
-        self.saved = np.zeros(levels, np.int64)
-        self.stack = np.zeros(FRAME * (plan.depth + 1), np.int64)
-        self.state = np.zeros(STATE_SIZE, np.int64)
+        saved = np.zeros(levels, np.int64)
+        self.columns = Columns(
+            self.data_at, self.valid_at, plan.level_first, self.room, self.count, saved
+        )
+        self.stack = np.zeros(plan.depth + 1, OPEN)
+        self.state = np.zeros(1, STATE)
         self.marks: NDArray[np.void] = np.empty(0, MARK)
         self.unknown: NDArray[np.void] = np.empty(0, UNKNOWN)
         self._grow_marks(FIRST_ROOM)
@@ -71,11 +66,11 @@ class Builders:
         """Make room for `rows` messages."""
         if rows > self.room[0]:
             self._grow_level(0, max(rows, int(self.room[0]) * 2))
-        self.state[S_HEADER] = self.plan.header_count
+        self.state["header_count"][0] = self.plan.header_count
 
     def grow(self) -> None:
         """Make the room that the kernel asked for, at least twice what there was."""
-        full, needed = int(self.state[S_FULL]), int(self.state[S_NEEDED])
+        full, needed = int(self.state["full"][0]), int(self.state["needed"][0])
         if full == FULL_MARKS:
             self._grow_marks(max(needed, 2 * len(self.marks)))
         elif full == FULL_TAGS:
@@ -97,17 +92,17 @@ class Builders:
 
     def _grow_marks(self, number: int) -> None:
         grown = np.zeros(number, MARK)
-        used = int(self.state[S_MARKS])
+        used = int(self.state["marks"][0])
         grown[:used] = self.marks[:used]
         self.marks = grown
-        self.state[S_MARKS_ROOM], self.state[S_MARKS_AT] = number, _address(grown)
+        self.state["marks_room"][0], self.state["marks_at"][0] = number, _address(grown)
 
     def _grow_unknown(self, number: int) -> None:
         grown = np.zeros(number, UNKNOWN)
-        used = int(self.state[S_TAGS])
+        used = int(self.state["tags"][0])
         grown[:used] = self.unknown[:used]
         self.unknown = grown
-        self.state[S_TAGS_ROOM], self.state[S_TAGS_AT] = number, _address(grown)
+        self.state["tags_room"][0], self.state["tags_at"][0] = number, _address(grown)
 
     def clear(self) -> None:
         """Forget all rows; validity bytes are zero again where rows were."""
@@ -117,7 +112,7 @@ class Builders:
                 for column in range(first, last):
                     self.valid[column][:used] = 0
         self.count[:] = 0
-        self.state[S_MARKS] = self.state[S_TAGS] = 0
+        self.state["marks"][0] = self.state["tags"][0] = 0
 
     def measure(self) -> None:
         """Set byte_count, the memory that these builders hold."""

@@ -6,6 +6,9 @@ from the definition, never from the bytes. Values go to the builders' columns, w
 caller hands over: value `row` of column `c` at `data[c] + row * width`, its validity byte at
 `valid[c] + row`. The current row of a level is the last one that was counted.
 
+Each instruction (`protocol/column_plan.py` has the list) is a part of `run_plan` that gives the
+next `pos` and a status. If the status is not OK, `pos` is the position of the fault.
+
 *All or nothing.* A message that fails, or that finds a builder full, leaves nothing behind: the
 counts go back to where they were and the validity bytes beyond them to zero (the invariant that
 makes absent fields null without an instruction). Full builders end the call with the row, the
@@ -20,15 +23,17 @@ The plain-Python twin is `message_codec.py`, which reads one message into values
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kdissect.jit import (
     inlined,
     kernel,
     load_u8,
     load_word,
+    part,
     read_i8,
     read_i16,
     read_i32,
@@ -47,7 +52,6 @@ from kdissect.protocol.column_plan import (
     FORM_COMPACT,
     FORM_INT16,
     FORM_INT32,
-    K_8,
     K_16,
     K_32,
     K_64,
@@ -72,15 +76,26 @@ from kdissect.protocol.column_plan import (
 )
 from kdissect.status import Status
 
-# Places in `state`.
-(S_ROW, S_MARKS, S_MARKS_ROOM, S_MARKS_AT, S_TAGS, S_TAGS_ROOM, S_TAGS_AT, S_FULL, S_NEEDED,
- S_HEADER, S_FIRST, S_ELEMENTS_MAX) = range(12)  # fmt: skip
-STATE_SIZE = 12
-FULL_MARKS, FULL_TAGS = -1, -2  # in S_FULL, else the level
-
-# An open array: (0, elements left, elements). An open tagged section: (1, tags left, last tag,
-# limit outside, pc of its TAGS).
-FRAME = 5
+FULL_MARKS, FULL_TAGS = -1, -2  # what is full, if it is no level
+# A call goes on at message `row`; what is `full`, and the rows it needs. `elements` (of all arrays)
+# and the rest belong to the message at hand.
+STATE = np.dtype([
+    ("row", "i8"),
+    ("full", "i8"), ("needed", "i8"),
+    ("marks", "i8"), ("marks_room", "i8"), ("marks_at", "i8"),
+    ("tags", "i8"), ("tags_room", "i8"), ("tags_at", "i8"),
+    ("header_count", "i8"),  # columns of the message header, the first of level 0
+    ("first_version", "i8"),
+    ("elements_max", "i8"), ("elements", "i8"),
+    ("has_error_code", "i8"),
+    ("element", "i8"),  # the one of an array of plain values at which the message failed, or -1
+])  # fmt: skip
+# An open array has `left` of `count` elements to go. An open tagged section has `left` fields to
+# go; `last_tag`, the `limit` outside of it, and the pc of its TAGS.
+OPEN = np.dtype([
+    ("is_array", "i8"), ("left", "i8"), ("count", "i8"), ("last_tag", "i8"), ("limit", "i8"),
+    ("pc", "i8"),
+])  # fmt: skip
 MARK = np.dtype([("row", "<i4"), ("role", "<i2"), ("a", "<i8"), ("b", "<i8")], align=True)
 MARK_SIZE = MARK.itemsize
 # An unknown tag: row, pc of its TAGS, tag, length, start in the frame, element indices of the
@@ -106,6 +121,48 @@ _ERROR_CODE = int(Role.ERROR_CODE)
 _TOPIC_BINDING = int(Role.TOPIC_BINDING)
 _WORDS = 8  # plan.WORDS
 wide: Any = np.int64  # every number of the kernel is one of these, for a single type each
+
+
+class Program(NamedTuple):
+    """What runs: the `words` and `entries` (pc of each version, -1 none) of a `ColumnPlan`."""
+
+    words: npt.NDArray[np.int32]
+    entries: npt.NDArray[np.int32]
+
+
+class Messages(NamedTuple):
+    """Message i lies in buf[start[i]:end[i]], which the caller checked."""
+
+    buf: npt.NDArray[np.uint8]
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    api_version: npt.NDArray[np.int16]
+
+
+class Columns(NamedTuple):
+    """Where values go. data, valid: addresses, per column. The rest per level: its first column,
+    rows there is room for, rows counted, rows counted before the message at hand."""
+
+    data: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.int64]
+    level_first: npt.NDArray[np.int64]
+    room: npt.NDArray[np.int64]
+    used: npt.NDArray[np.int64]
+    saved: npt.NDArray[np.int64]
+
+
+class Outcome(NamedTuple):
+    """How each message went. error_pos: from the frame's start; error_at: FAILED_AT numbers each;
+    surplus: bytes after the end of the body."""
+
+    status: npt.NDArray[np.int8]
+    error_pos: npt.NDArray[np.int64]
+    error_pc: npt.NDArray[np.int32]
+    error_at: npt.NDArray[np.int64]
+    surplus: npt.NDArray[np.int64]
+
+
+# ---- lengths and counts ----
 
 
 @inlined
@@ -144,505 +201,550 @@ def read_length(buf: Any, pos: int, limit: int, form: int) -> Any:
     return read_i32(buf, pos), pos + 4, _OK
 
 
-@inlined
-def put_mark(at: int, row: int, role: int, a: int, b: int) -> None:
-    store_32(at, row)
+@part
+def _read_size(buf: Any, pos: int, limit: int, form: int) -> Any:
+    """(length, next pos, status) of a string or bytes; -1 is null, if the form allows it."""
+    length, after, code = read_length(buf, pos, limit, form & 3)
+    if code == _OK:
+        if length < 0:
+            if length < -1 or not form & NULLABLE_FLAG:
+                code = _NEGATIVE
+        elif length > limit - after:
+            code = _TRUNCATED
+    if code != _OK:
+        return length, pos, code
+    return length, after, code
+
+
+@part
+def _read_count(buf: Any, pos: int, limit: int, form: int, size_min: int, state: Any) -> Any:
+    """(elements, next pos, status) of an array whose elements take `size_min` bytes at least; -1
+    is null, if the form allows it."""
+    number, after, code = read_length(buf, pos, limit, form & 3)
+    if code == _OK:
+        if number < 0:
+            if number < -1 or not form & NULLABLE_FLAG:
+                code = _NEGATIVE
+        elif number * size_min > limit - after:
+            code = _IMPOSSIBLE
+        else:
+            state["elements"] += number
+            if state["elements"] > state["elements_max"]:
+                code = _LIMIT
+    if code != _OK:
+        return number, pos, code
+    return number, after, code
+
+
+# ---- room ----
+
+
+@part
+def _is_full(state: Any, full: int, needed: int) -> int:
+    state["full"] = full
+    state["needed"] = needed
+    return _ROOM
+
+
+@part
+def _take_rows(columns: Any, level: int, number: int, state: Any) -> int:
+    """Count so many more rows of a level, if there is room for them; a status."""
+    needed = columns.used[level] + number
+    if needed > columns.room[level]:
+        return _is_full(state, wide(level), needed)
+    columns.used[level] = needed
+    return _OK
+
+
+@part
+def _check_marks(state: Any, number: int) -> int:
+    """Whether there is room for so many marks; a status."""
+    needed = state["marks"] + number
+    if needed > state["marks_room"]:
+        return _is_full(state, wide(FULL_MARKS), needed)
+    return _OK
+
+
+@part
+def _put_mark(at: int, message: int, role: int, a: int, b: int) -> int:
+    """Write a mark at an address; the address of the next one."""
+    store_32(at, message)
     store_16(at + 4, role)
     store_64(at + 8, a)
     store_64(at + 16, b)
+    return at + MARK_SIZE
+
+
+@part
+def _append_mark(state: Any, message: int, role: int, a: int, b: int) -> int:
+    """Append a mark, if there is room for it; a status."""
+    code = _check_marks(state, 1)
+    if code == _OK:
+        _put_mark(state["marks_at"] + MARK_SIZE * state["marks"], message, role, a, b)
+        state["marks"] += 1
+    return code
+
+
+# ---- values of fixed width ----
+
+
+@part
+def _wire_size(kind: int) -> int:
+    """Bytes of a value of fixed width."""
+    if kind in (K_32, K_U32):
+        return 4
+    if kind == K_64:
+        return 8
+    if kind in (K_16, K_U16):
+        return 2
+    if kind == K_UUID:
+        return 16
+    return 1
+
+
+@part
+def _store_value(buf: Any, at: int, kind: int, address: int, row: int) -> int:
+    """Store the value at `at` as value `row` of the column at `address`; the value."""
+    if kind in (K_32, K_U32):
+        value = wide(read_i32(buf, at))
+        store_32(address + 4 * row, value)
+    elif kind == K_64:
+        value = wide(read_i64(buf, at))
+        store_64(address + 8 * row, value)
+    elif kind in (K_16, K_U16):
+        value = wide(read_i16(buf, at))
+        store_16(address + 2 * row, value)
+    elif kind == K_UUID:  # its place: nothing is copied
+        value = wide(at)
+        store_64(address + 8 * row, value)
+    else:
+        value = wide(read_i8(buf, at))
+        if kind == K_BOOL:
+            value = wide(value != 0)
+        store_8(address + row, value)
+    return value
+
+
+@part
+def _store_default(kind: int, low: int, high: int, address: int, row: int) -> None:
+    """Store the default of a tagged field (KIP-482), which the section may overwrite."""
+    if kind == K_FILL_32:
+        store_32(address + 4 * row, low)
+    elif kind == K_FILL_64:
+        store_64(address + 8 * row, (high << 32) | (low & 0xFFFFFFFF))
+    elif kind == K_FILL_16:
+        store_16(address + 2 * row, low)
+    elif kind == K_FILL_8:
+        store_8(address + row, low)
+
+
+@part
+def _store_run(words: Any, q: int, buf: Any, pos: int, columns: Any, state: Any, i: int) -> None:
+    """RUN, all bytes of which are there, and there is room for its marks."""
+    row = columns.used[words[q + 3]] - 1
+    marks_at = state["marks_at"]
+    mark_at = marks_at + MARK_SIZE * state["marks"]
+    has_error_code = state["has_error_code"]
+    entry = q
+    for _ in range(wide(words[q + 1])):
+        entry += _WORDS
+        kind = words[entry]
+        column = words[entry + 1]
+        role = wide(words[entry + 2])
+        at = pos + wide(words[entry + 3])
+        value = wide(0)
+        if kind < K_PRESENT:
+            value = _store_value(buf, at, kind, columns.data[column], row)
+        elif kind != K_PRESENT:
+            low, high = wide(words[entry + 4]), wide(words[entry + 5])
+            _store_default(kind, low, high, columns.data[column], row)
+        store_8(columns.valid[column] + row, 1)
+        if role != 0:
+            # The first error code of a message is marked, of the others those that are not 0.
+            if role != _ERROR_CODE or value != 0 or not has_error_code:
+                mark_at = _put_mark(mark_at, i, role, value, 0)
+            if role == _ERROR_CODE:
+                has_error_code = wide(1)
+    state["marks"] = (mark_at - marks_at) // MARK_SIZE
+    state["has_error_code"] = has_error_code
+
+
+@part
+def _first_cut(words: Any, q: int, left: int) -> Any:
+    """Of a RUN that is longer than the bytes left: (entry that does not fit, its place)."""
+    for j in range(words[q + 1]):
+        entry = q + _WORDS * (j + 1)
+        at = wide(words[entry + 3])
+        if words[entry] < K_PRESENT and at + _wire_size(words[entry]) > left:
+            return wide(j), at
+    return wide(-1), wide(0)
+
+
+# ---- strings, arrays, structs ----
+
+
+@part
+def _store_bytes(
+    words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
+) -> Any:
+    """BYTES: (next pos, status)."""
+    column = words[q + 1]
+    role = wide(words[q + 4])
+    length, after, code = _read_size(buf, pos, limit, wide(words[q + 3]))
+    if code != _OK:
+        return pos, code
+    if column >= 0:
+        row = columns.used[words[q + 2]] - 1
+        if length >= 0:
+            store_64(columns.data[column] + 8 * row, (after << 31) | length)
+        store_8(columns.valid[column] + row, wide(length >= 0))
+    if role != 0:
+        code = _append_mark(state, i, role, after, length)
+    return after + max(length, 0), code
+
+
+@part
+def _open_array(
+    words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, top: Any, state: Any
+) -> Any:
+    """ARRAY: (elements, next pos, status). `top` becomes the open array, and the row of its first
+    element is counted, unless it is empty."""
+    column = words[q + 1]
+    number, after, code = _read_count(buf, pos, limit, words[q + 4], wide(words[q + 5]), state)
+    if code != _OK:
+        return number, pos, code
+    row = columns.used[words[q + 2]] - 1
+    store_8(columns.valid[column] + row, wide(number >= 0))
+    store_32(columns.data[column] + 4 * row, max(number, 0))
+    if number > 0:
+        code = _take_rows(columns, words[q + 3], 1, state)
+        top["is_array"] = 1
+        top["left"] = number
+        top["count"] = number
+    return number, after, code
+
+
+@part
+def _store_array(
+    words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
+) -> Any:
+    """ARRAY_OF: (next pos, status)."""
+    column = words[q + 1]
+    child = words[q + 3]
+    form = words[q + 4]
+    kind = words[q + 5]
+    role = wide(words[q + 7])
+    size = _wire_size(kind)
+    element_form = wide(FORM_COMPACT)
+    if form & 3 != FORM_COMPACT:
+        if kind == K_STRING:
+            element_form = wide(FORM_INT16)
+            size = 2
+        elif kind == K_BYTES:
+            element_form = wide(FORM_INT32)
+            size = 4
+    number, after, code = _read_count(buf, pos, limit, form, size, state)
+    if code != _OK:
+        return pos, code
+    row = columns.used[words[q + 2]] - 1
+    store_8(columns.valid[column] + row, wide(number >= 0))
+    number = max(number, 0)
+    store_32(columns.data[column] + 4 * row, number)
+    row = columns.used[child]
+    code = _take_rows(columns, child, number, state)
+    if code == _OK and role != 0:
+        code = _check_marks(state, number)
+    if code != _OK:
+        return pos, code
+    pos = after
+    values = columns.data[words[q + 6]]
+    flags = columns.valid[words[q + 6]] + row
+    marks_at = state["marks_at"]
+    mark_at = marks_at + MARK_SIZE * state["marks"]
+    for j in range(number):
+        store_8(flags + j, 1)
+        if kind != K_STRING and kind != K_BYTES:
+            value = _store_value(buf, pos, kind, values, row + j)
+            pos += size
+            if role != 0:
+                mark_at = _put_mark(mark_at, i, role, value, 0)
+            continue
+        length, pos, code = _read_size(buf, pos, limit, element_form)
+        if code != _OK:
+            state["element"] = j
+            return pos, code
+        store_64(values + 8 * (row + j), (pos << 31) | length)
+        if role != 0 and length > 0:
+            mark_at = _put_mark(mark_at, i, role, pos, length)
+        pos += length
+    state["marks"] = (mark_at - marks_at) // MARK_SIZE
+    return pos, code
+
+
+@part
+def _read_presence(words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any) -> Any:
+    """NULLABLE: (presence, next pos, status); a negative presence is null."""
+    if words[q + 4] != 0:  # in a tagged field: a varint, 0 for null
+        number, after, code = read_uvarint(buf, pos, limit)
+        presence = wide(number - 1)
+    elif pos < limit:
+        presence, after, code = wide(read_i8(buf, pos)), pos + 1, _OK
+    else:
+        presence, after, code = wide(0), pos, _TRUNCATED
+    if code != _OK:
+        return presence, pos, code
+    row = columns.used[words[q + 2]] - 1
+    store_8(columns.valid[words[q + 1]] + row, wide(presence >= 0))
+    return presence, after, code
+
+
+@part
+def _bind_topic(words: Any, q: int, columns: Any, state: Any, i: int) -> int:
+    """BIND: a status."""
+    name, topic_id = words[q + 1], words[q + 2]
+    row = columns.used[words[q + 3]] - 1
+    if not load_u8(columns.valid[name] + row):
+        return _OK
+    name_place = load_word(columns.data[name] + 8 * row)
+    id_pos = load_word(columns.data[topic_id] + 8 * row)
+    return _append_mark(state, i, wide(_TOPIC_BINDING), name_place, id_pos)
+
+
+# ---- tagged fields (KIP-482) ----
+
+
+@part
+def _open_tags(buf: Any, pos: int, limit: int, pc: int, top: Any) -> Any:
+    """TAGS: (fields, next pos, status). `top` becomes the open section, unless it is empty."""
+    number, after, code = read_uvarint(buf, pos, limit)
+    if code == _OK and number * 2 > limit - after:  # a tag and a size have a byte each
+        code = _IMPOSSIBLE
+    if code != _OK:
+        return number, pos, code
+    if number > 0:
+        top["is_array"] = 0
+        top["left"] = number
+        top["last_tag"] = -1
+        top["limit"] = limit
+        top["pc"] = pc
+    return number, after, code
+
+
+@part
+def _put_unknown_tag(
+    stack: Any, depth: int, state: Any, i: int, pc: int, tag: int, length: int, frame_pos: int
+) -> None:
+    at = state["tags_at"] + UNKNOWN_SIZE * state["tags"]
+    state["tags"] += 1
+    store_32(at, i)
+    store_32(at + 4, pc)
+    store_32(at + 8, tag)
+    store_32(at + 12, length)
+    store_32(at + 16, frame_pos)
+    at += 20
+    for outer in range(depth):
+        if stack[outer]["is_array"]:
+            store_32(at, stack[outer]["count"] - stack[outer]["left"])
+            at += 4
+
+
+@part
+def _next_tag(
+    words: Any,
+    buf: Any,
+    pos: int,
+    limit: int,
+    start: int,
+    stack: Any,
+    depth: int,
+    state: Any,
+    i: int,
+) -> Any:
+    """Go to the next known field of the innermost section, or close it: (pc, next pos, limit,
+    depth, status)."""
+    top = stack[depth - 1]
+    pc = top["pc"]
+    q = pc * _WORDS
+    while top["left"] > 0:
+        top["left"] -= 1
+        tag, after, code = read_uvarint(buf, pos, limit)
+        if code == _OK and tag <= top["last_tag"]:  # tags ascend
+            code = _DUPLICATE
+        if code != _OK:
+            return pc, pos, limit, depth, code
+        top["last_tag"] = tag
+        pos = after
+        size, after, code = read_uvarint(buf, pos, limit)
+        if code == _OK and size > limit - after:
+            code = _TRUNCATED
+        if code != _OK:
+            return pc, pos, limit, depth, code
+        pos = after
+        for j in range(words[q + 1]):
+            entry = q + _WORDS * (j + 1)
+            if words[entry] == tag:
+                return wide(words[entry + 1]), pos, pos + size, depth, code
+        if state["tags"] == state["tags_room"]:
+            code = _is_full(state, wide(FULL_TAGS), state["tags"] + 1)
+            return pc, pos, limit, depth, code
+        _put_unknown_tag(stack, depth, state, i, pc, tag, size, pos - start)
+        pos += size
+    return wide(words[q + 3]), pos, limit, depth - 1, _OK
+
+
+# ---- messages ----
+
+
+@part
+def _begin(columns: Any, state: Any, i: int) -> None:
+    for level in range(len(columns.used)):
+        columns.saved[level] = columns.used[level]
+    columns.used[0] = i + 1
+    state["elements"] = 0
+    state["has_error_code"] = 0
+    state["element"] = -1
+
+
+@part
+def _undo(columns: Any, state: Any, i: int) -> None:
+    """Take back the rows of a message: their validity bytes are zero again."""
+    for level in range(len(columns.used)):
+        low = columns.saved[level]
+        first = columns.level_first[level]
+        if level == 0:  # the header stays
+            low = i
+            first = state["header_count"]
+        if columns.used[level] > low:
+            for column in range(first, columns.level_first[level + 1]):
+                valid = columns.valid[column]
+                for at in range(valid + low, valid + columns.used[level]):
+                    store_8(at, 0)
+        columns.used[level] = columns.saved[level]
+
+
+@part
+def _put_failure_place(outcome: Any, stack: Any, depth: int, state: Any, i: int) -> None:
+    at = i * FAILED_AT
+    outcome.error_at[at] = state["element"]
+    for outer in range(depth):
+        if stack[outer]["is_array"]:
+            at += 1
+            outcome.error_at[at] = stack[outer]["count"] - stack[outer]["left"]
 
 
 @kernel
 def run_plan(
-    program: Any,
-    entries: Any,
-    buf: Any,
-    start: Any,
-    end: Any,
-    api_version: Any,
-    data: Any,
-    valid: Any,
-    level_first: Any,
-    room: Any,
-    count: Any,
-    saved: Any,
-    stack: Any,
-    status: Any,
-    error_pos: Any,
-    error_pc: Any,
-    error_at: Any,
-    surplus: Any,
-    state: Any,
+    program: Any, messages: Any, columns: Any, stack: Any, outcome: Any, states: Any
 ) -> int:
-    """Decode from row state[S_ROW] on; returns how many rows are done (fewer: a builder is full).
+    """Decode messages from states[0]["row"] on; how many are done (fewer: a builder is full).
 
-    program, entries: of the plan, int32. buf: uint8[n]; start, end: int64[m], within buf (the
-    caller checked); api_version: int16[m]. data, valid: int64 addresses per column. level_first,
-    room, count, saved: int64 per level (first column, rows there is room for, rows taken, scratch).
-    stack: int64[FRAME * (depth + 1)]. status int8[m], error_pos int64[m] (from the frame's start),
-    error_pc int32[m], surplus int64[m]: written per row. state: int64[STATE_SIZE].
+    program: `Program`; messages: `Messages`; columns: `Columns`; outcome: `Outcome`, written for
+    each message. stack: OPEN[depth of the plan + 1]; states: STATE[1].
     """
-    levels = room.shape[0]
-    rows = start.shape[0]
-    i = state[S_ROW]
-    marks = state[S_MARKS]
-    marks_room = state[S_MARKS_ROOM]
-    marks_at = state[S_MARKS_AT]
-    tags = state[S_TAGS]
-    tags_room = state[S_TAGS_ROOM]
-    tags_at = state[S_TAGS_AT]
-    first_version = state[S_FIRST]
-    elements_max = state[S_ELEMENTS_MAX]
-    while i < rows:
-        pos = start[i]
-        limit = end[i]
-        for level in range(levels):
-            saved[level] = count[level]
-        saved_marks = marks
-        saved_tags = tags
-        count[0] = i + 1
-        code = _OK
-        fault = pos
-        element = -1
-        elements = wide(0)  # of all arrays of the message so far
-        sp = 0
-        errors_seen = 0
-        pc = -1
-        version = api_version[i] - first_version
-        if version >= 0 and version < entries.shape[0]:
-            pc = wide(entries[version])
-        if pc < 0:
-            code = _VERSION
+    words = program.words
+    buf = messages.buf
+    state = states[0]
+    i = state["row"]
+    while i < len(messages.start):
+        start = messages.start[i]
+        limit = messages.end[i]
+        pos = start
+        marks, tags = state["marks"], state["tags"]
+        depth = wide(0)  # rows of the stack
+        _begin(columns, state, i)
+        pc = wide(-1)
+        version = messages.api_version[i] - state["first_version"]
+        if version >= 0 and version < len(program.entries):
+            pc = wide(program.entries[version])
+        code = _OK if pc >= 0 else _VERSION
         while code == _OK:
             q = pc * _WORDS
-            op = program[q]
-            next_tag = False
+            op = words[q]
+            in_tags = False
             if op == RUN:
-                size = wide(program[q + 2])
+                size = wide(words[q + 2])
                 if size > limit - pos:
                     code = _TRUNCATED
-                    left = limit - pos
-                    for j in range(program[q + 1]):
-                        e = q + _WORDS * (j + 1)
-                        kind = program[e]
-                        if kind >= K_PRESENT:
-                            continue
-                        at = wide(program[e + 3])
-                        width = 1
-                        if kind in (K_16, K_U16):
-                            width = 2
-                        elif kind in (K_32, K_U32):
-                            width = 4
-                        elif kind == K_64:
-                            width = 8
-                        elif kind == K_UUID:
-                            width = 16
-                        if at + width > left:
-                            fault = pos + at
-                            pc = pc + 1 + j
-                            break
+                    entry, at = _first_cut(words, q, limit - pos)
+                    pc += 1 + entry
+                    pos += at
                     break
-                if marks + wide(program[q + 4]) > marks_room:
-                    code = _ROOM
-                    state[S_FULL] = FULL_MARKS
-                    state[S_NEEDED] = marks + wide(program[q + 4])
-                    break
-                row = count[program[q + 3]] - 1
-                entry_count = wide(program[q + 1])
-                e = q
-                for _ in range(entry_count):
-                    e += _WORDS
-                    kind = program[e]
-                    c = program[e + 1]
-                    at = pos + wide(program[e + 3])
-                    value = wide(0)
-                    if kind in (K_32, K_U32):
-                        value = read_i32(buf, at)
-                        store_32(data[c] + 4 * row, value)
-                    elif kind == K_64:
-                        value = read_i64(buf, at)
-                        store_64(data[c] + 8 * row, value)
-                    elif kind in (K_16, K_U16):
-                        value = read_i16(buf, at)
-                        store_16(data[c] + 2 * row, value)
-                    elif kind == K_8:
-                        value = read_i8(buf, at)
-                        store_8(data[c] + row, value)
-                    elif kind == K_BOOL:
-                        store_8(data[c] + row, wide(read_i8(buf, at) != 0))
-                    elif kind == K_UUID:
-                        value = at
-                        store_64(data[c] + 8 * row, at)
-                    elif kind != K_PRESENT:
-                        low = wide(program[e + 4])
-                        if kind == K_FILL_32:
-                            store_32(data[c] + 4 * row, low)
-                        elif kind == K_FILL_64:
-                            high = wide(program[e + 5])
-                            store_64(data[c] + 8 * row, (high << 32) | (low & 0xFFFFFFFF))
-                        elif kind == K_FILL_16:
-                            store_16(data[c] + 2 * row, low)
-                        elif kind == K_FILL_8:
-                            store_8(data[c] + row, low)
-                    store_8(valid[c] + row, 1)
-                    role = wide(program[e + 2])
-                    if role != 0:
-                        if role != _ERROR_CODE or value != 0 or errors_seen == 0:
-                            put_mark(marks_at + MARK_SIZE * marks, i, role, value, 0)
-                            marks += 1
-                        if role == _ERROR_CODE:
-                            errors_seen = 1
-                pos += size
-                pc += 1 + entry_count
-            elif op == BYTES:
-                form = program[q + 3]
-                role = wide(program[q + 4])
-                at = pos
-                length, pos, code = read_length(buf, pos, limit, form & 3)
-                if code == _OK:
-                    if length < 0:
-                        if length < -1 or not form & NULLABLE_FLAG:
-                            code = _NEGATIVE
-                    elif length > limit - pos:
-                        code = _TRUNCATED
+                code = _check_marks(state, wide(words[q + 4]))
                 if code != _OK:
-                    fault = at
                     break
-                c = program[q + 1]
-                if c >= 0:
-                    row = count[program[q + 2]] - 1
-                    if length >= 0:
-                        store_64(data[c] + 8 * row, (pos << 31) | length)
-                        store_8(valid[c] + row, 1)
-                    else:
-                        store_8(valid[c] + row, 0)
-                if role != 0:
-                    if marks == marks_room:
-                        code = _ROOM
-                        state[S_FULL] = FULL_MARKS
-                        state[S_NEEDED] = marks + 1
-                        break
-                    put_mark(marks_at + MARK_SIZE * marks, i, role, pos, length)
-                    marks += 1
-                if length > 0:
-                    pos += length
+                _store_run(words, q, buf, pos, columns, state, i)
+                pos += size
+                pc += 1 + wide(words[q + 1])
+            elif op == BYTES:
+                pos, code = _store_bytes(words, q, buf, pos, limit, columns, state, i)
+                if code != _OK:
+                    break
                 pc += 1
             elif op == TAGS:
-                at = pos
-                number, pos, code = read_uvarint(buf, pos, limit)
-                if code == _OK and number * 2 > limit - pos:
-                    code = _IMPOSSIBLE
+                number, pos, code = _open_tags(buf, pos, limit, pc, stack[depth])
                 if code != _OK:
-                    fault = at
                     break
-                if number == 0:
-                    pc = wide(program[q + 3])
+                if number > 0:
+                    depth += 1
+                    in_tags = True
                 else:
-                    stack[sp] = 1
-                    stack[sp + 1] = number
-                    stack[sp + 2] = -1
-                    stack[sp + 3] = limit
-                    stack[sp + 4] = pc
-                    sp += FRAME
-                    next_tag = True
+                    pc = wide(words[q + 3])
             elif op == NEXT:
-                left = stack[sp - FRAME + 1] - 1
-                stack[sp - FRAME + 1] = left
-                if left == 0:
-                    sp -= FRAME
+                top = stack[depth - 1]
+                top["left"] -= 1
+                if top["left"] == 0:
+                    depth -= 1
                     pc += 1
                 else:
-                    child = program[q + 1]
-                    if count[child] >= room[child]:
-                        code = _ROOM
-                        state[S_FULL] = child
-                        state[S_NEEDED] = count[child] + 1
-                        break
-                    count[child] += 1
-                    pc = wide(program[q + 2])
+                    code = _take_rows(columns, words[q + 1], 1, state)
+                    pc = wide(words[q + 2])
             elif op == ARRAY:
-                form = program[q + 4]
-                at = pos
-                number, pos, code = read_length(buf, pos, limit, form & 3)
-                if code == _OK:
-                    if number < 0:
-                        if number < -1 or not form & NULLABLE_FLAG:
-                            code = _NEGATIVE
-                    elif number * wide(program[q + 5]) > limit - pos:
-                        code = _IMPOSSIBLE
-                    else:
-                        elements += number
-                        if elements > elements_max:
-                            code = _LIMIT
+                top = stack[depth]
+                number, pos, code = _open_array(words, q, buf, pos, limit, columns, top, state)
                 if code != _OK:
-                    fault = at
                     break
-                c = program[q + 1]
-                row = count[program[q + 2]] - 1
-                store_8(valid[c] + row, wide(number >= 0))
-                if number <= 0:
-                    store_32(data[c] + 4 * row, 0)
-                    pc = wide(program[q + 6])
-                else:
-                    child = program[q + 3]
-                    if count[child] >= room[child]:
-                        code = _ROOM
-                        state[S_FULL] = child
-                        state[S_NEEDED] = count[child] + 1
-                        break
-                    store_32(data[c] + 4 * row, number)
-                    count[child] += 1
-                    stack[sp] = 0
-                    stack[sp + 1] = number
-                    stack[sp + 2] = number
-                    sp += FRAME
+                if number > 0:
+                    depth += 1
                     pc += 1
-            elif op == ARRAY_OF:
-                form = program[q + 4]
-                kind = program[q + 5]
-                role = wide(program[q + 7])
-                width = 1
-                element_form = wide(form & 3)
-                if kind in (K_32, K_U32):
-                    width = 4
-                elif kind == K_STRING:
-                    if element_form != FORM_COMPACT:
-                        element_form = wide(FORM_INT16)
-                        width = 2
-                elif kind == K_BYTES:
-                    if element_form != FORM_COMPACT:
-                        element_form = wide(FORM_INT32)
-                        width = 4
-                elif kind == K_UUID:
-                    width = 16
-                elif kind == K_64:
-                    width = 8
-                elif kind in (K_16, K_U16):
-                    width = 2
-                at = pos
-                number, pos, code = read_length(buf, pos, limit, form & 3)
-                if code == _OK:
-                    if number < 0:
-                        if number < -1 or not form & NULLABLE_FLAG:
-                            code = _NEGATIVE
-                    elif number * width > limit - pos:
-                        code = _IMPOSSIBLE
-                    else:
-                        elements += number
-                        if elements > elements_max:
-                            code = _LIMIT
-                if code != _OK:
-                    fault = at
-                    break
-                c = program[q + 1]
-                row = count[program[q + 2]] - 1
-                store_8(valid[c] + row, wide(number >= 0))
-                number = max(number, 0)
-                store_32(data[c] + 4 * row, number)
-                child = program[q + 3]
-                row = count[child]
-                if row + number > room[child]:
-                    code = _ROOM
-                    state[S_FULL] = child
-                    state[S_NEEDED] = row + number
-                    break
-                if role != 0 and marks + number > marks_room:
-                    code = _ROOM
-                    state[S_FULL] = FULL_MARKS
-                    state[S_NEEDED] = marks + number
-                    break
-                count[child] = row + number
-                c = program[q + 6]
-                values = data[c]
-                flags = valid[c] + row
-                if kind in (K_32, K_U32):
-                    for j in range(number):
-                        value = read_i32(buf, pos + 4 * j)
-                        store_32(values + 4 * (row + j), value)
-                        store_8(flags + j, 1)
-                        if role != 0:
-                            put_mark(marks_at + MARK_SIZE * marks, i, role, value, 0)
-                            marks += 1
-                elif kind in (K_STRING, K_BYTES):
-                    for j in range(number):
-                        at = pos
-                        length, pos, code = read_length(buf, pos, limit, element_form)
-                        if code == _OK:
-                            if length < 0:
-                                code = _NEGATIVE
-                            elif length > limit - pos:
-                                code = _TRUNCATED
-                        if code != _OK:
-                            fault = at
-                            element = j
-                            break
-                        store_64(values + 8 * (row + j), (pos << 31) | length)
-                        store_8(flags + j, 1)
-                        if role != 0 and length > 0:
-                            put_mark(marks_at + MARK_SIZE * marks, i, role, pos, length)
-                            marks += 1
-                        pos += length
-                    if code != _OK:
-                        break
-                    width = 0  # pos is already behind the elements
-                elif kind == K_UUID:
-                    for j in range(number):
-                        at = pos + 16 * j
-                        store_64(values + 8 * (row + j), at)
-                        store_8(flags + j, 1)
-                        if role != 0:
-                            put_mark(marks_at + MARK_SIZE * marks, i, role, at, 0)
-                            marks += 1
                 else:
-                    for j in range(number):
-                        if width == 8:
-                            value = read_i64(buf, pos + 8 * j)
-                            store_64(values + 8 * (row + j), value)
-                        elif width == 2:
-                            value = read_i16(buf, pos + 2 * j)
-                            store_16(values + 2 * (row + j), value)
-                        else:
-                            value = read_i8(buf, pos + j)
-                            if kind == K_BOOL:
-                                value = wide(value != 0)
-                            store_8(values + row + j, value)
-                        store_8(flags + j, 1)
-                        if role != 0:
-                            put_mark(marks_at + MARK_SIZE * marks, i, role, value, 0)
-                            marks += 1
-                pos += number * width
+                    pc = wide(words[q + 6])
+            elif op == ARRAY_OF:
+                pos, code = _store_array(words, q, buf, pos, limit, columns, state, i)
+                if code != _OK:
+                    break
                 pc += 1
             elif op == TAG_END:
                 if pos != limit:
                     code = _MISMATCH
-                    fault = pos
                     break
-                limit = stack[sp - FRAME + 3]
-                next_tag = True
+                limit = stack[depth - 1]["limit"]
+                in_tags = True
             elif op == BIND:
-                row = count[program[q + 3]] - 1
-                name = program[q + 1]
-                if load_u8(valid[name] + row):
-                    if marks == marks_room:
-                        code = _ROOM
-                        state[S_FULL] = FULL_MARKS
-                        state[S_NEEDED] = marks + 1
-                        break
-                    place = load_word(data[name] + 8 * row)
-                    topic_id = load_word(data[program[q + 2]] + 8 * row)
-                    put_mark(marks_at + MARK_SIZE * marks, i, _TOPIC_BINDING, place, topic_id)
-                    marks += 1
+                code = _bind_topic(words, q, columns, state, i)
                 pc += 1
             elif op == NULLABLE:
-                if program[q + 4] != 0:
-                    at = pos
-                    number, pos, code = read_uvarint(buf, pos, limit)
-                    if code != _OK:
-                        fault = at
-                        break
-                    presence = number - 1
-                elif pos < limit:
-                    presence = read_i8(buf, pos)
-                    pos += 1
-                else:
-                    code = _TRUNCATED
-                    fault = pos
+                presence, pos, code = _read_presence(words, q, buf, pos, limit, columns)
+                if code != _OK:
                     break
-                row = count[program[q + 2]] - 1
-                if presence >= 0:
-                    store_8(valid[program[q + 1]] + row, 1)
-                    pc += 1
-                else:
-                    store_8(valid[program[q + 1]] + row, 0)
-                    pc = wide(program[q + 3])
+                pc = pc + 1 if presence >= 0 else wide(words[q + 3])
             else:  # END
                 break
-            while next_tag:
-                tags_pc = stack[sp - FRAME + 4]
-                t = tags_pc * _WORDS
-                if stack[sp - FRAME + 1] == 0:
-                    sp -= FRAME
-                    pc = wide(program[t + 3])
-                    break
-                stack[sp - FRAME + 1] -= 1
-                at = pos
-                tag, pos, code = read_uvarint(buf, pos, limit)
-                if code == _OK and tag <= stack[sp - FRAME + 2]:
-                    code = _DUPLICATE
-                if code != _OK:
-                    fault = at
-                    pc = tags_pc
-                    break
-                stack[sp - FRAME + 2] = tag
-                at = pos
-                size, pos, code = read_uvarint(buf, pos, limit)
-                if code == _OK and size > limit - pos:
-                    code = _TRUNCATED
-                if code != _OK:
-                    fault = at
-                    pc = tags_pc
-                    break
-                known = -1
-                for j in range(program[t + 1]):
-                    if program[t + _WORDS * (j + 1)] == tag:
-                        known = wide(program[t + _WORDS * (j + 1) + 1])
-                if known >= 0:
-                    limit = pos + size
-                    pc = known
-                    break
-                if tags == tags_room:
-                    code = _ROOM
-                    state[S_FULL] = FULL_TAGS
-                    state[S_NEEDED] = tags + 1
-                    break
-                at = tags_at + UNKNOWN_SIZE * tags
-                tags += 1
-                store_32(at, i)
-                store_32(at + 4, tags_pc)
-                store_32(at + 8, tag)
-                store_32(at + 12, size)
-                store_32(at + 16, pos - start[i])
-                at += 20
-                frame = 0
-                while frame < sp:
-                    if stack[frame] == 0:
-                        store_32(at, stack[frame + 2] - stack[frame + 1])
-                        at += 4
-                    frame += FRAME
-                pos += size
+            if in_tags:
+                pc, pos, limit, depth, code = _next_tag(
+                    words, buf, pos, limit, start, stack, depth, state, i
+                )
         if code == _OK:
-            status[i] = _OK
-            surplus[i] = limit - pos
+            outcome.status[i] = _OK
+            outcome.surplus[i] = limit - pos
         else:
-            for level in range(levels):
-                if level == 0:
-                    low = i
-                    first = state[S_HEADER]
-                else:
-                    low = saved[level]
-                    first = level_first[level]
-                if count[level] > low:
-                    for c in range(first, level_first[level + 1]):
-                        for at in range(valid[c] + low, valid[c] + count[level]):
-                            store_8(at, 0)
-                count[level] = saved[level]
-            marks = saved_marks
-            tags = saved_tags
+            _undo(columns, state, i)
+            state["marks"], state["tags"] = marks, tags
             if code == _ROOM:
                 break
-            status[i] = code
-            error_pos[i] = fault - start[i]
-            error_pc[i] = pc
-            at = i * FAILED_AT
-            error_at[at] = element
-            frame = 0
-            while frame < sp:
-                if stack[frame] == 0:
-                    at += 1
-                    error_at[at] = stack[frame + 2] - stack[frame + 1]
-                frame += FRAME
+            outcome.status[i] = code
+            outcome.error_pos[i] = pos - start
+            outcome.error_pc[i] = pc
+            _put_failure_place(outcome, stack, depth, state, i)
         i += 1
-    state[S_ROW] = i
-    state[S_MARKS] = marks
-    state[S_TAGS] = tags
+    state["row"] = i
     return i

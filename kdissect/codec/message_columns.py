@@ -15,11 +15,9 @@ from kdissect.codec.arrow_columns import Reader, arrow_type, place_filled, unkno
 from kdissect.codec.column_buffers import Builders, give_back, take_builders
 from kdissect.codec.column_kernel import (
     FAILED_AT,
-    S_ELEMENTS_MAX,
-    S_FIRST,
-    S_MARKS,
-    S_ROW,
-    S_TAGS,
+    Messages,
+    Outcome,
+    Program,
     run_plan,
 )
 from kdissect.protocol.column_plan import ColumnPlan, Leaf
@@ -84,15 +82,6 @@ class MessageColumns:
         return path if element < 0 else f"{path}[{element}]"
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    status: NDArray[np.int8]
-    error_pos: NDArray[np.int64]
-    error_pc: NDArray[np.int32]
-    error_at: NDArray[np.int64]
-    surplus: NDArray[np.int64]
-
-
 def body_type(api_key: int, side: str) -> pa.StructType:
     """The Arrow type of `MessageColumns.body`: the union of the fields of all versions."""
     plan = plan_of(api_key, side)
@@ -140,30 +129,30 @@ def decode_plan(
     buf, start, end, api_version = _checked(buf, start, end, api_version)
     rows = len(start)
     builders = take_builders(plan)
-    result = _run(builders, buf, start, end, api_version, elements_max)
+    outcome = _run(builders, buf, start, end, api_version, elements_max)
     places = api_version.astype(np.int64) - plan.first_version
     met = np.bincount(places[(places >= 0) & (places < len(plan.present))], minlength=1)
     present: NDArray[np.bool_] = np.any(plan.present[np.flatnonzero(met)], axis=0)
     reader = Reader(builders, present, buf, rows)
-    good = (result.status == Status.OK).view(np.uint8)
+    good = (outcome.status == Status.OK).view(np.uint8)
     nulls = rows - int(np.count_nonzero(good))
     bits = pa.py_buffer(np.packbits(good, bitorder="little")) if nulls else None
     body = reader.struct(plan.body, rows, (bits, nulls))
     correlation_id, has_header = _header_ints(builders, "correlation_id", rows)
-    state = builders.state
+    state = builders.state[0]
     columns = MessageColumns(
         body=body,
-        status=result.status,
-        error_pos=result.error_pos,
-        surplus=result.surplus,
+        status=outcome.status,
+        error_pos=outcome.error_pos,
+        surplus=outcome.surplus,
         correlation_id=correlation_id,
         has_header=has_header,
         invalid_utf8=reader.invalid_utf8,
-        unknown_tags=unknown_tags(plan, buf, start, builders.unknown[: state[S_TAGS]], rows),
-        marks=copied(builders.marks[: state[S_MARKS]]),
+        unknown_tags=unknown_tags(plan, buf, start, builders.unknown[: state["tags"]], rows),
+        marks=copied(builders.marks[: state["marks"]]),
         _plan=plan,
-        _error_pc=result.error_pc,
-        _error_at=result.error_at.reshape(rows, FAILED_AT),
+        _error_pc=outcome.error_pc,
+        _error_at=outcome.error_at.reshape(rows, FAILED_AT),
     )
     give_back(builders)
     return columns
@@ -204,33 +193,28 @@ def _run(
     end: NDArray[np.int64],
     api_version: NDArray[np.int16],
     elements_max: int,
-) -> _Result:
+) -> Outcome:
     rows = len(start)
     plan = builders.plan
     builders.prepare(rows)
-    result = _Result(
+    outcome = Outcome(
         np.zeros(rows, np.int8),
         np.zeros(rows, np.int64),
         np.full(rows, -1, np.int32),
         np.zeros(rows * FAILED_AT, np.int64),
         np.zeros(rows, np.int64),
     )
-    state = builders.state
-    state[S_ROW] = 0
-    state[S_FIRST] = plan.first_version
-    state[S_ELEMENTS_MAX] = elements_max
-    while True:
-        done = run_plan(
-            plan.program, plan.entries, buf, start, end, api_version, builders.data_at,
-            builders.valid_at, plan.level_first, builders.room, builders.count, builders.saved,
-            builders.stack, result.status, result.error_pos, result.error_pc, result.error_at,
-            result.surplus, state,
-        )  # fmt: skip
-        if done == rows:
-            break
+    state = builders.state[0]
+    state["row"] = 0
+    state["first_version"] = plan.first_version
+    state["elements_max"] = elements_max
+    program = Program(plan.program, plan.entries)
+    messages = Messages(buf, start, end, api_version)
+    columns = builders.columns
+    while run_plan(program, messages, columns, builders.stack, outcome, builders.state) < rows:
         builders.grow()
     builders.count[0] = rows
-    return result
+    return outcome
 
 
 def _header_ints(
