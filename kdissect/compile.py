@@ -28,8 +28,8 @@ def compile_all(folder: Path) -> int:
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     import kdissect
     from kdissect.extract.run import extract
-    from kdissect.extract.selection import Choice
     from kdissect.pipeline.options import Options
+    from kdissect.pipeline.selection import Selection
     from kdissect.show.reading import CaptureReading
 
     captures = sorted(map(str, SAMPLES.glob("*.pcap")))
@@ -41,7 +41,7 @@ def compile_all(folder: Path) -> int:
     for _ in CaptureReading(captures, Options(keylog=(keylog,)), print):
         pass
     with tempfile.TemporaryDirectory() as made:
-        extract(captures, Path(made) / "all.pcapng", Choice(), Options(keylog=(keylog,)))
+        extract(captures, Path(made) / "all.pcapng", Selection(), Options(keylog=(keylog,)))
     return len(list(folder.glob("*.code")))
 
 

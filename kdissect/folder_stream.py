@@ -48,8 +48,8 @@ from kdissect.kafka.assembly import INFO, Anomaly
 from kdissect.pipeline.disk_index import private_folder
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
+from kdissect.pipeline.selection import Selection
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
-from kdissect.show.filters import Filters
 from kdissect.show.listing import Lister
 from kdissect.show.reading import NEVER, first_packet, key_log_texts
 from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
@@ -276,12 +276,12 @@ class _Batch:
         self.stream, self.state, self.options = stream, state, stream.options
         self.anomalies: list[AnomalyRow] = []
         self._by_content = {file.content: file for file in state.files.values()}
-        filters = Filters(
+        selection = Selection(
             hosts=self.options.hosts,
             time_from_ns=self.options.time_from_ns,
             time_to_ns=self.options.time_to_ns,
         )
-        self._lister = Lister(self.options, [], filters, "records")
+        self._lister = Lister(self.options, [], selection, "records")
         self._lister.names.update(state.names)
         self._key_logs = key_log_texts(self.options.keylog)
         self._secrets: dict[bytes, bytes] = {}  # key logs by the content of their capture

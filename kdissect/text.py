@@ -7,6 +7,7 @@ only sanitizer: each output passes such text through it, then escapes for its ow
 from __future__ import annotations
 
 import datetime as dt
+import unicodedata
 
 NONE = "–"
 _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
@@ -32,6 +33,31 @@ def _escaped(character: str) -> str:
     if code < 0x100:
         return _SHORT.get(character) or f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def display_width(text: str) -> int:
+    """Columns that a terminal gives the text: wide characters have two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in at most so many columns; the end of what was cut is "…"."""
+    if display_width(text) <= width:
+        return text
+    room = width - 1
+    for number, character in enumerate(text):
+        room -= _columns(character)
+        if room < 0:
+            return text[:number] + "…" if width > 0 else ""
+    return text
 
 
 def count(value: float | None) -> str:

@@ -80,19 +80,6 @@ Hosts = Annotated[
     list[str] | None,
     typer.Option("--host", metavar="IP", help="Connections of this address only; repeatable."),
 ]
-Clients = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--client", metavar="NAME", help="A client id (* and ? fit anything), an IP or IP:PORT."
-    ),
-]
-Topics = Annotated[
-    list[str] | None, typer.Option("--topic", metavar="NAME", help="A topic; * and ? too.")
-]
-Groups = Annotated[
-    list[str] | None,
-    typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
-]
 FromTime = Annotated[
     str | None,
     typer.Option(
@@ -102,9 +89,9 @@ FromTime = Annotated[
         "since 1970.",
     ),
 ]
-ToTime = Annotated[
+UntilTime = Annotated[
     str | None,
-    typer.Option("--to", metavar="TIME", help="Exchanges before this time."),
+    typer.Option("--until", "--to", metavar="TIME", help="Exchanges before this time."),
 ]
 LimitItems = Annotated[
     list[str] | None,
@@ -195,24 +182,19 @@ def checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def check_choice(
-    hosts: list[str] | None, first: str | None, last: str | None, last_option: str = "--to"
-) -> None:
-    """Raise BadParameter for a host that is no address, or a time that is none.
-
-    last_option: the verb's name of the option that `last` is the value of.
-    """
+def check_choice(hosts: list[str] | None, first: str | None, last: str | None) -> None:
+    """Raise BadParameter for a host that is no address, or a time that is none."""
     from kdissect.pipeline.filters import host_bytes, time_ns
 
     for name, values, read in (
         ("--host", hosts or [], host_bytes),
         ("--from", [first] if first is not None else [], time_ns),
-        (last_option, [last] if last is not None else [], time_ns),
+        ("--until", [last] if last is not None else [], time_ns),
     ):
         for value in values:
             checked(name, read, value)
     if first is not None and last is not None and time_ns(first) >= time_ns(last):
-        raise typer.BadParameter(f"{last} is not after {first}", param_hint=last_option)
+        raise typer.BadParameter(f"{last} is not after {first}", param_hint="--until")
 
 
 def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:

@@ -27,7 +27,7 @@ from kdissect.cli.common import (
     Quiet,
     RevealSecrets,
     ShownPayload,
-    ToTime,
+    UntilTime,
     check_choice,
     check_disk,
     check_java,
@@ -95,7 +95,7 @@ def dissect_command(
         ),
     ] = None,
     from_time: FromTime = None,
-    to_time: ToTime = None,
+    until_time: UntilTime = None,
     host: Hosts = None,
     limit: LimitItems = None,
     split_bytes: Annotated[
@@ -135,7 +135,7 @@ def dissect_command(
         raise typer.BadParameter("--read-again is for --append", param_hint="--read-again")
     check_spark()
     check_out(out, overwrite or append)
-    check_choice(host, from_time, to_time)
+    check_choice(host, from_time, until_time)
     limits = limits_of(limit)
     if spool is not None and not os.path.isdir(spool):
         raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
@@ -173,7 +173,7 @@ def dissect_command(
                 decode_values=decode_values.value if decode_values else None,
                 hosts=host or (),
                 time_from=from_time,
-                time_to=to_time,
+                time_to=until_time,
                 limits=limits,
                 split_bytes=split_bytes,
                 spool=spool,

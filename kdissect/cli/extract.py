@@ -8,23 +8,8 @@ from typing import Annotated
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import (
-    AsJson,
-    Clients,
-    FromTime,
-    Groups,
-    Hosts,
-    KeyLogs,
-    LimitItems,
-    Ports,
-    Quiet,
-    Topics,
-    ToTime,
-    check_choice,
-    limits_of,
-    say,
-    with_examples,
-)
+from kdissect.cli.common import AsJson, Quiet, limits_of, say, with_examples
+from kdissect.cli.options import ReadingOptions, SelectionOptions, Spool, with_groups
 
 EXAMPLES = """
 Examples:
@@ -40,32 +25,15 @@ Examples:
 
 
 @app.command("extract", cls=with_examples(EXAMPLES))
+@with_groups
 def extract_command(
     captures: Annotated[
         list[str],
         typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin."),
     ],
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="The pcapng to write.")],
-    exchange: Annotated[
-        list[int] | None,
-        typer.Option("--exchange", metavar="ID", help="An exchange_id; repeatable."),
-    ] = None,
-    connection: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--connection",
-            metavar="ID",
-            help="A connection_id, or the IP:PORT of an end; repeatable.",
-        ),
-    ] = None,
-    client: Clients = None,
-    topic: Topics = None,
-    group: Groups = None,
-    from_time: FromTime = None,
-    to_time: ToTime = None,
-    host: Hosts = None,
-    port: Ports = None,
-    keylog: KeyLogs = None,
+    selected: SelectionOptions,
+    capture: ReadingOptions,
     anonymize: Annotated[
         bool,
         typer.Option(
@@ -74,16 +42,10 @@ def extract_command(
             "values are replaced, the same way everywhere.",
         ),
     ] = False,
+    spool: Spool = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE where it is there already.")
     ] = False,
-    spool: Annotated[
-        str | None,
-        typer.Option(
-            "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
-        ),
-    ] = None,
-    limit: LimitItems = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -92,31 +54,23 @@ def extract_command(
     Values of one option are alternatives; different options must all hold. Without
     --anonymize packets are copied as they are: passwords and records in them too.
     """
-    check_choice(host, from_time, to_time)
-    limits = limits_of(limit)
     from kdissect.extract import extract
-    from kdissect.extract.selection import Choice
-    from kdissect.pipeline.filters import time_ns
     from kdissect.pipeline.options import Options
 
-    choice = Choice(
-        exchanges=tuple(exchange or ()),
-        connections=tuple(connection or ()),
-        clients=tuple(client or ()),
-        topics=tuple(topic or ()),
-        groups=tuple(group or ()),
-    )
     options = Options(
-        ports=tuple(port or ()),
-        keylog=tuple(keylog or ()),
+        ports=tuple(capture.port or ()),
+        keylog=tuple(capture.keylog or ()),
         payload="none",
-        hosts=tuple(host or ()),
-        time_from_ns=None if from_time is None else time_ns(from_time),
-        time_to_ns=None if to_time is None else time_ns(to_time),
-        limits=limits,
+        limits=limits_of(capture.limit),
     )
     done = extract(
-        captures, out, choice, options, anonymize=anonymize, overwrite=overwrite, spool=spool
+        captures,
+        out,
+        selected.selection(),
+        options,
+        anonymize=anonymize,
+        overwrite=overwrite,
+        spool=spool,
     )
     if done.left_out_count:
         say(f"warning: {done.left_out_count} frames are left out, since they cannot be read")

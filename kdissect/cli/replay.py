@@ -108,6 +108,7 @@ def replay_command(
     Reads only, unless --allow names more. Exit code 1 when a verdict of --fail-on was found.
     """
     from kdissect.pipeline.filters import time_ns
+    from kdissect.pipeline.selection import api_keys
     from kdissect.replay.model import PlanOptions, TranslateOptions
     from kdissect.replay.output.results import FAIL_ON_DEFAULT, parse_fail_on
     from kdissect.replay.planning.schedule import parse_pace, parse_span
@@ -115,11 +116,10 @@ def replay_command(
     from kdissect.replay.running.result import RunOptions
     from kdissect.replay.target.cluster import Target, parse_address
     from kdissect.replay.target.guard import parse_allow
-    from kdissect.show.filters import api_keys
 
     # what can be refused is refused before anything is read or sent
     _check_combination(to, dry_run, save, against, baseline)
-    check_choice(host, from_time, until_time, "--until")
+    check_choice(host, from_time, until_time)
     apis = checked("--api", api_keys, api or ())
     limits = limits_of(limit)
     allowed = parse_allow(allow or ())
@@ -249,11 +249,11 @@ def _check_inputs(options: SessionOptions) -> None:
         read_baseline(options.baseline)
 
 
-def _plan(source: list[str], options: Any, **filters: Any) -> tuple[Workload, ReplayPlan]:
+def _plan(source: list[str], options: Any, **selection: Any) -> tuple[Workload, ReplayPlan]:
     from kdissect.replay.planning.plan import make_plan
     from kdissect.replay.workload.source import load_workload
 
-    workload = load_workload(source, **filters)
+    workload = load_workload(source, **selection)
     return workload, make_plan(workload, options)
 
 

@@ -11,26 +11,15 @@ import typer
 from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_INTERRUPTED,
-    Clients,
-    FromTime,
-    Groups,
-    Hosts,
-    KeyLogs,
-    LimitItems,
-    Payload,
-    Ports,
     Quiet,
-    RevealSecrets,
-    ShownPayload,
-    Topics,
-    ToTime,
-    check_choice,
     checked,
     limits_of,
     say,
     some_of,
     with_examples,
 )
+from kdissect.cli.options import CaptureOptions, SelectionOptions, with_groups
+from kdissect.show.style import Clock
 
 SHOW_EXAMPLES = """
 Examples:
@@ -50,36 +39,14 @@ Examples:
 
 
 @app.command("show", cls=with_examples(SHOW_EXAMPLES))
+@with_groups
 def show_command(
     captures: Annotated[
         list[str],
         typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin."),
     ],
-    api: Annotated[
-        list[str] | None,
-        typer.Option("--api", metavar="NAME", help="An API by name (* and ? too) or key."),
-    ] = None,
-    client: Clients = None,
-    topic: Topics = None,
-    group: Groups = None,
-    errors: Annotated[
-        bool, typer.Option("--errors", help="Answers with an error code anywhere.")
-    ] = False,
-    slow: Annotated[
-        str | None,
-        typer.Option("--slow", metavar="TIME", help="service_ms from this on: 50ms, 1.5s."),
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option("--where", metavar="SQL", help="An expression on the columns of exchanges."),
-    ] = None,
-    follow: Annotated[
-        str | None,
-        typer.Option("--follow", metavar="ID", help="One connection: its id, or IP:PORT."),
-    ] = None,
-    from_time: FromTime = None,
-    to_time: ToTime = None,
-    host: Hosts = None,
+    selected: SelectionOptions,
+    capture: CaptureOptions,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="The messages in full, as trees.")
     ] = False,
@@ -93,10 +60,27 @@ def show_command(
         bool,
         typer.Option("--json", help="One JSON object a line: the columns of exchanges."),
     ] = False,
-    port: Ports = None,
-    keylog: KeyLogs = None,
-    payload: ShownPayload = Payload.FULL,
-    reveal_secrets: RevealSecrets = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="NAMES",
+            help="time, ends, address, client, api, sizes, latency, exchange, packets, detail, or "
+            "columns of exchanges; a comma between them, + before one that is added.",
+        ),
+    ] = None,
+    time: Annotated[
+        Clock | None,
+        typer.Option(
+            "--time",
+            help="utc (date and time), clock (time of day), relative (seconds since the first "
+            "line), delta (since the line before).",
+        ),
+    ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option("--header/--no-header", help="A line of titles (default: on a terminal)."),
+    ] = None,
     colour: Annotated[
         bool | None,
         typer.Option(
@@ -105,7 +89,6 @@ def show_command(
             help="Colours (default: on a terminal, unless NO_COLOR is set).",
         ),
     ] = None,
-    limit: LimitItems = None,
     quiet: Quiet = False,
 ) -> None:
     """Requests with their answers, a line each, as they are completed. No Spark, no waiting.
@@ -114,71 +97,43 @@ def show_command(
     """
     if as_json and (verbose or raw):
         raise typer.BadParameter("it shows columns; -v and -x are text", param_hint="--json")
-    has_colour = _has_colour(colour)
-    chosen = (
-        api,
-        client,
-        topic,
-        group,
-        slow,
-        where,
-        follow,
-        from_time,
-        to_time,
-        host,
-        keylog,
-        limit,
-    )
-    out = _Output()
-    printed = set()
-    try:
-        if not (any(chosen) or errors or verbose or raw or records or as_json):
-            from kdissect.show.quick import first_lines
-
-            for told in first_lines(captures[0], has_colour) if len(captures) == 1 else ():
-                out.write(f"{told.line}\n".encode())
-                printed.add(told.packets)
-    except BrokenPipeError:
-        out.drop()  # who reads us has seen enough
-        return
     if os.path.basename(sys.argv[0]) == "kdissect" or sys.argv[0].endswith("__main__.py"):
         from kdissect.startup import light
 
         light()  # this process shows, and nothing else
-    check_choice(host, from_time, to_time)
-    from kdissect.pipeline.filters import time_ns
     from kdissect.pipeline.options import Options
-    from kdissect.show.filters import Filters, FollowedConnection, api_keys, duration_ms
+    from kdissect.show.columns import DEFAULT, fitted, parse_columns
     from kdissect.show.loop import Style, show
 
-    filters = Filters(
-        apis=checked("--api", api_keys, api) if api else frozenset(),
-        clients=tuple(client or ()),
-        topics=tuple(topic or ()),
-        groups=tuple(group or ()),
-        hosts=tuple(host or ()),
-        errors=errors,
-        slow_ms=checked("--slow", duration_ms, slow) if slow is not None else None,
-        time_from_ns=None if from_time is None else time_ns(from_time),
-        time_to_ns=None if to_time is None else time_ns(to_time),
-        follow=checked("--follow", FollowedConnection.of, follow) if follow is not None else None,
-        where=where,
-    )
+    selection = selected.selection()
     options = Options(
-        ports=tuple(port or ()),
-        keylog=tuple(keylog or ()),
-        payload=payload.value,
-        reveal_secrets=reveal_secrets,
-        limits=limits_of(limit),
+        ports=tuple(capture.port or ()),
+        keylog=tuple(capture.keylog or ()),
+        payload=capture.payload.value,
+        reveal_secrets=capture.reveal_secrets,
+        limits=limits_of(capture.limit),
     )
-    style = Style(as_json, verbose, raw, records, has_colour)
+    names: tuple[str, ...] = DEFAULT
+    if columns is not None:
+        names = checked("--columns", lambda text: parse_columns(text, as_json), columns)
+    style = Style(
+        as_json,
+        verbose,
+        raw,
+        records,
+        _has_colour(colour),
+        fitted(DEFAULT if as_json else names, time, _line_width()),
+        header=sys.stdout.isatty() if header is None else header,
+        names=None if columns is None else names,
+    )
+    out = _Output()
 
     def note(line: str) -> None:
         if not quiet:
             say(f"warning: {line}")
 
     try:
-        reading = show(captures, options, filters, style, out.write, note, printed)
+        reading = show(captures, options, selection, style, out.write, note)
         out.flush()
     except BrokenPipeError:
         out.drop()
@@ -197,6 +152,14 @@ def _has_colour(wanted: bool | None) -> bool:
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
+
+
+def _line_width() -> int | None:
+    """COLUMNS, or the terminal's width; None for a file or a pipe, whose lines have no limit."""
+    width = os.environ.get("COLUMNS", "")
+    if width.isdigit() and int(width):
+        return int(width)
+    return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
 
 
 class _Output:

@@ -20,12 +20,13 @@ from kdissect.errors import CaptureError, OutputError
 from kdissect.extract.packet_search import connection_segments, frame_segments, is_carried
 from kdissect.extract.pcapng import PcapngWriter
 from kdissect.extract.rewrite import Conversation, Retelling
-from kdissect.extract.selection import Choice, Chosen
+from kdissect.extract.selection import Chosen
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import local
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.selection import Selection
 from kdissect.tables.connections import endpoint_columns
 
 APPLICATION = f"kdissect {__version__}"
@@ -62,14 +63,14 @@ class _Wanted:
 def extract(
     paths: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
-    choice: Choice,
+    selection: Selection,
     options: Options,
     *,
     anonymize: bool = False,
     overwrite: bool = False,
     spool: str | None = None,
 ) -> Extracted:
-    """Write the packets of what `choice` and the options' hosts and times ask for to `out`.
+    """Write the packets of what the selection asks for to `out`.
 
     Exchanges give the packets with a byte of their frames, retransmitted copies included;
     connections all of their packets, handshakes too. An exchange inside TLS gives its connection,
@@ -83,24 +84,24 @@ def extract(
     if target.is_file() and not overwrite:
         raise OutputError(f"{target}: is there already; --overwrite replaces it")
     with planned(paths, options, 1, spool) as plan:
-        chosen = Chosen(choice)
+        chosen = Chosen(selection)
         local.run(plan, chosen)
         exchanges = _joined(chosen.exchanges)
         connections = _joined(chosen.connections)
-        _check_named(choice, exchanges, connections, paths)
-        if choice.is_of_exchanges or _has_times(options):
-            connection_ids = set(exchanges["connection_id"].to_pylist())
-            exchange_ids = np.sort(exchanges["exchange_id"].to_numpy())
-        else:
+        _check_named(selection, exchanges, connections, paths)
+        if selection.is_of_connections:
             connection_ids = set(connections["connection_id"].to_pylist())
             exchange_ids = None
+        else:
+            connection_ids = set(exchanges["connection_id"].to_pylist())
+            exchange_ids = np.sort(exchanges["exchange_id"].to_numpy())
         if anonymize:
             return _retold(plan, target, connection_ids, exchange_ids)
         wanted = _wanted(plan, connection_ids, exchange_ids)
         _comment(plan, wanted, exchanges, connection_ids)
         secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
         with atomic_write(target) as place, open(place, "wb") as stream:
-            writer = PcapngWriter(stream, APPLICATION, _described(choice, options))
+            writer = PcapngWriter(stream, APPLICATION, _described(selection))
             if secrets:
                 writer.secrets(secrets)
             count = _write(plan, wanted, writer)
@@ -125,20 +126,16 @@ def _joined(parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts) if parts else pa.table({"connection_id": [], "exchange_id": []})
 
 
-def _has_times(options: Options) -> bool:
-    return options.time_from_ns is not None or options.time_to_ns is not None
-
-
 def _check_named(
-    choice: Choice, exchanges: pa.Table, connections: pa.Table, paths: Sequence[Any]
+    selection: Selection, exchanges: pa.Table, connections: pa.Table, paths: Sequence[Any]
 ) -> None:
     """Raise CaptureError for an id that was named and is not there."""
     names = ", ".join(os.fspath(path) for path in paths)
-    missing = set(choice.exchanges) - set(exchanges["exchange_id"].to_pylist())
+    missing = set(selection.exchanges) - set(exchanges["exchange_id"].to_pylist())
     if missing:
         raise CaptureError(f"{names}: no exchange {min(missing)} among what is asked for")
-    if choice.connections and not len(connections):
-        raise CaptureError(f"{names}: no connection {choice.connections[0]}")
+    if selection.connections and not len(connections):
+        raise CaptureError(f"{names}: no connection {selection.connections[0]}")
 
 
 def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> _Wanted:
@@ -238,22 +235,29 @@ def _lines(text: memoryview) -> bytes:
     return data if not data or data.endswith(b"\n") else data + b"\n"
 
 
-def _described(choice: Choice, options: Options) -> str:
+def _described(selection: Selection) -> str:
     """The question in words, for the section's comment."""
     parts = [
         f"{name} {', '.join(str(value) for value in values)}"
         for name, values in (
-            ("exchange", choice.exchanges),
-            ("connection", choice.connections),
-            ("client", choice.clients),
-            ("topic", choice.topics),
-            ("group", choice.groups),
-            ("host", options.hosts),
+            ("exchange", selection.exchanges),
+            ("API key", sorted(selection.apis)),
+            ("connection", selection.connections),
+            ("client", selection.clients),
+            ("topic", selection.topics),
+            ("group", selection.groups),
+            ("host", selection.hosts),
         )
         if values
     ]
-    if options.time_from_ns is not None:
-        parts.append(f"from {options.time_from_ns} ns since 1970")
-    if options.time_to_ns is not None:
-        parts.append(f"before {options.time_to_ns} ns since 1970")
+    if selection.time_from_ns is not None:
+        parts.append(f"from {selection.time_from_ns} ns since 1970")
+    if selection.time_to_ns is not None:
+        parts.append(f"before {selection.time_to_ns} ns since 1970")
+    if selection.errors:
+        parts.append("with an error code")
+    if selection.slow_ms is not None:
+        parts.append(f"service_ms from {selection.slow_ms:g} ms on")
+    if selection.where is not None:
+        parts.append(f"where {selection.where}")
     return f"packets of {'; '.join(parts) or 'all connections'}"

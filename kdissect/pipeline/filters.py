@@ -127,16 +127,13 @@ def bools(mask: Any) -> npt.NDArray[np.bool_]:
     return np.asarray(pc.fill_null(mask, False), np.bool_)
 
 
-def has_wildcard(pattern: str) -> bool:
-    return "*" in pattern or "?" in pattern
-
-
 def fits(name: str | None, patterns: Iterable[str]) -> bool:
-    """Whether a name is one of the patterns or matches one; None never does."""
-    return name is not None and any(
-        name == pattern or (has_wildcard(pattern) and fnmatchcase(name, pattern))
-        for pattern in patterns
-    )
+    """Whether a name is one of the patterns, in any case; * and ? fit anything. None never does."""
+    if name is None:
+        return False
+    folded = name.casefold()
+    # brackets are no pattern of ours
+    return any(fnmatchcase(folded, pattern.casefold().replace("[", "[[]")) for pattern in patterns)
 
 
 def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.show import style, text_columns
+from kdissect.show.columns import COMPOSED, GAP, Column, Layout
 from kdissect.show.text_columns import joined
-from kdissect.text import visible
+from kdissect.text import shortened, visible
 
 _STATES = {
     "paired": "",
@@ -30,11 +31,23 @@ _DECODED = {
 }
 
 
+_COLOURS = {
+    "time": style.DIM,
+    "api": style.CYAN,
+    "sizes": style.DIM,
+    "latency": style.YELLOW,
+    "exchange": style.DIM,
+    "packets": style.DIM,
+}
+
+
 class LineMaker:
     """Turns tables into bytes to be written, with colours or without."""
 
-    def __init__(self, colour: bool) -> None:
-        self._colour = colour
+    def __init__(self, layout: Layout, colour: bool) -> None:
+        self._layout, self._colour = layout, colour
+        self._first_ns: int | None = None  # of the first line
+        self._last_ns = 0  # of the line before
 
     def lines(self, table: pa.Table) -> list[bytes]:
         """A line for each row, without its end."""
@@ -47,30 +60,46 @@ class LineMaker:
         offsets = np.frombuffer(buffers[1], np.int32)[lines.offset : lines.offset + len(lines) + 1]
         return bytes(memoryview(buffers[2])[int(offsets[0]) : int(offsets[-1])])
 
+    def header(self) -> bytes:
+        """The line of titles, with its end."""
+        text = self._layout.header()
+        return (f"{style.BOLD}{text}{style.RESET}" if self._colour else text).encode() + b"\n"
+
     def _column(self, table: pa.Table) -> pa.Array:
-        asked = table["request_time_ns"].is_valid()
-        time = pc.if_else(asked, table["request_time_ns"], table["response_time_ns"])
-        when = text_columns.time_column(
-            text_columns.plain(time).to_numpy(zero_copy_only=False).astype(np.int64)
-        )
-        parts = [
-            self._painted(when, style.DIM),
-            "  ",
-            self._address(table, "client"),
-            self._painted(style.ARROW, style.DIM),
-            self._address(table, "broker"),
-            "  ",
-            self._client(table),
-            "  ",
-            self._painted(self._api(table), style.CYAN),
-            " ",
-            self._painted(self._sizes(table), style.DIM),
-            " ",
-            self._latency(table),
-            self._what(table),
-            self._faults(table),
-        ]
-        return joined(*parts)
+        *columns, last = self._layout.columns
+        parts: list[Any] = []
+        for column in columns:
+            parts += [self._cell(table, column), GAP]
+        if last.name == "detail":
+            parts.append(self._detail(table))
+        else:
+            parts.append(self._cell(table, last))
+        return pc.utf8_rtrim(joined(*parts), " ")
+
+    def _cell(self, table: pa.Table, column: Column) -> Any:
+        """A column's text, as wide as it is; cut where the line has an end."""
+        if column.name in COMPOSED:
+            shown = getattr(self, f"_{column.name}")(table)
+        else:
+            shown = text_columns.stored(table[column.name])
+        if self._layout.width is not None:
+            shown = text_columns.cut(shown, column.width)
+        padded = text_columns.padded(shown, column.width, column.is_right)
+        colour = _COLOURS.get(column.name)
+        return padded if colour is None else self._painted(padded, colour)
+
+    def _detail(self, table: pa.Table) -> pa.Array:
+        """Faults, then topics, group and transaction: whole, or cut at the end of the line."""
+        painted = pc.utf8_rtrim(joined(self._faults(table), self._what(table)), " ")
+        rest = self._layout.rest
+        if rest is None:
+            return painted
+        plain = painted
+        if self._colour:
+            plain = pc.replace_substring_regex(painted, "\x1b\\[[0-9]*m", "")
+        cut = text_columns.cut(plain, rest)
+        is_whole = pc.equal(cut, plain)
+        return pc.if_else(is_whole, painted, cut)
 
     def _painted(self, part: Any, colour: str) -> Any:
         if not self._colour:
@@ -79,18 +108,41 @@ class LineMaker:
             return f"{colour}{part}{style.RESET}"
         return joined(colour, part, style.RESET)
 
-    def _address(self, table: pa.Table, side: str) -> pa.Array:
+    def _time(self, table: pa.Table) -> pa.Array:
+        asked = table["request_time_ns"].is_valid()
+        column = pc.if_else(asked, table["request_time_ns"], table["response_time_ns"])
+        time_ns = text_columns.plain(column).to_numpy(zero_copy_only=False).astype(np.int64)
+        clock = self._layout.clock
+        if clock in (style.Clock.UTC, style.Clock.CLOCK):
+            return text_columns.time_column(time_ns, with_date=clock is style.Clock.UTC)
+        if self._first_ns is None:
+            self._first_ns = self._last_ns = int(time_ns[0])
+        if clock is style.Clock.RELATIVE:
+            return text_columns.seconds_column(time_ns - self._first_ns)
+        before = np.concatenate([[self._last_ns], time_ns[:-1]])
+        self._last_ns = int(time_ns[-1])
+        return text_columns.seconds_column(time_ns - before)
+
+    def _ends(self, table: pa.Table) -> pa.Array:
+        client = text_columns.padded(self._end(table, "client"), style.ADDRESS_WIDTH)
+        return joined(client, style.ARROW, self._end(table, "broker"))
+
+    def _address(self, table: pa.Table) -> pa.Array:
+        return self._end(table, "client")
+
+    def _end(self, table: pa.Table, side: str) -> pa.Array:
         names, index = text_columns.distinct(table[f"{side}_ip"])
         shown = pa.array([f"[{name}]" if ":" in name else name for name in names.to_pylist()])
         port = text_columns.plain(table[f"{side}_port"]).cast(pa.string())
-        return text_columns.padded(joined(shown.take(index), ":", port), style.ADDRESS_WIDTH)
+        return joined(shown.take(index), ":", port)
 
     def _client(self, table: pa.Table) -> pa.Array:
         names, index = text_columns.distinct(table["client_id"])
-        shown = [visible(name or "") or '""' for name in names.to_pylist()]
-        width = style.CLIENT_WIDTH
-        padded = pa.array([*(name.ljust(width) for name in shown), "-".ljust(width)])
-        return padded.take(index.fill_null(len(shown)))
+        shown = pa.array([visible(name or "") or '""' for name in names.to_pylist()], pa.string())
+        # without a name, the address says who it is, unless another column does
+        has_address = any(column.name in ("ends", "address") for column in self._layout.columns)
+        other = pa.scalar("-") if has_address else self._end(table, "client")
+        return pc.coalesce(shown.take(index), other)
 
     def _api(self, table: pa.Table) -> pa.Array:
         key = text_columns.plain(table["api_key"]).cast(pa.string())
@@ -101,25 +153,38 @@ class LineMaker:
         version = text_columns.plain(table["api_version"]).cast(pa.string())
         version = joined(chosen_text(version, " v"), version)
         inferred = pc.equal(text_columns.plain(table["version_source"]), "inferred")
-        mark = pc.if_else(inferred, "?", "")
-        return text_columns.padded(joined(text_columns.plain(name), version, mark), style.API_WIDTH)
+        tail = joined(version, pc.if_else(inferred, "?", ""))
+        if self._layout.width is None:
+            return joined(text_columns.plain(name), tail)
+        # the version stays whole
+        (width,) = (column.width for column in self._layout.columns if column.name == "api")
+        return pa.array(
+            [
+                shortened(each, width - len(end)) + end
+                for each, end in zip(name.to_pylist(), tail.to_pylist(), strict=True)
+            ]
+        )
 
     def _sizes(self, table: pa.Table) -> pa.Array:
         def number(name: str) -> pa.Array:
             return pc.coalesce(text_columns.plain(table[name]).cast(pa.string()), "-")
 
-        request = text_columns.padded(number("request_size"), style.SIZE_WIDTH, right=True)
         response = text_columns.padded(number("response_size"), style.SIZE_WIDTH, right=True)
-        return joined(request, style.ARROW, response, " B")
+        return joined(number("request_size"), style.ARROW, response, " B")
 
     def _latency(self, table: pa.Table) -> pa.Array:
         column = text_columns.plain(table["latency_ms"])
         value = column.fill_null(0.0).to_numpy(zero_copy_only=False)
         shown = joined(text_columns.millis_column(value), " ms")
-        shown = pc.if_else(column.is_valid(), shown, "-   ")
-        return self._painted(
-            text_columns.padded(shown, style.LATENCY_WIDTH, right=True), style.YELLOW
-        )
+        return pc.if_else(column.is_valid(), shown, "-   ")
+
+    def _exchange(self, table: pa.Table) -> pa.Array:
+        return text_columns.stored(table["exchange_id"])
+
+    def _packets(self, table: pa.Table) -> pa.Array:
+        sides = (text_columns.plain(table[f"{side}_packet"]) for side in ("request", "response"))
+        request, response = (pc.coalesce(side.cast(pa.string()), "-") for side in sides)
+        return joined(request, style.ARROW, response)
 
     def _what(self, table: pa.Table) -> pa.Array:
         """Topics, group, transaction."""
@@ -129,13 +194,14 @@ class LineMaker:
         names = pc.binary_join(pc.list_slice(topics, 0, style.TOPICS_SHOWN), ", ")
         rest = pc.if_else(pc.greater(more, 0), joined(", +", more.cast(pa.string())), "")
         has_topics = pc.greater(count, 0)
-        named = joined("  ", self._painted(text_columns.visible_column(names), style.GREEN))
-        parts = [pc.if_else(has_topics, named, ""), rest]
-        for column, word in (("group_id", "  group "), ("transactional_id", "  txn ")):
+        named = joined(self._painted(text_columns.visible_column(names), style.GREEN), rest, GAP)
+        parts = [pc.if_else(has_topics, named, "")]
+        for column, word in (("group_id", "group "), ("transactional_id", "txn ")):
             values = text_columns.plain(table[column])
             if values.null_count == len(values):
                 continue
-            shown = joined(word, self._painted(text_columns.visible_column(values), style.MAGENTA))
+            named = self._painted(text_columns.visible_column(values), style.MAGENTA)
+            shown = joined(word, named, GAP)
             parts.append(pc.if_else(values.is_valid(), shown, ""))
         return joined(*parts)
 
@@ -149,24 +215,25 @@ class LineMaker:
             others = pc.subtract(pc.list_value_length(codes), 1)
             more = pc.if_else(pc.greater(others, 0), joined(" +", others.cast(pa.string())), "")
             shown = self._painted(joined("! ", name, more), style.RED)
-            parts.append(pc.if_else(wrong, joined("  ", shown), ""))
+            parts.append(pc.if_else(wrong, joined(shown, GAP), ""))
         throttle = text_columns.plain(table["throttle_time_ms"])
         slowed = pc.greater(throttle, 0).fill_null(False)
         if pc.any(slowed).as_py():
-            shown = joined("  throttled ", throttle.cast(pa.string()), " ms")
-            parts.append(pc.if_else(slowed, self._painted(shown, style.YELLOW), ""))
+            shown = joined("throttled ", throttle.cast(pa.string()), " ms")
+            parts.append(pc.if_else(slowed, joined(self._painted(shown, style.YELLOW), GAP), ""))
         queued = text_columns.plain(table["queued_ms"])
         has_queued = pc.greater_equal(queued, style.QUEUED_MS).fill_null(False)
         if pc.any(has_queued).as_py():
             value = queued.fill_null(0.0).to_numpy(zero_copy_only=False)
-            shown = joined("  queued ", text_columns.millis_column(value), " ms")
-            parts.append(pc.if_else(has_queued, self._painted(shown, style.YELLOW), ""))
+            text = joined("queued ", text_columns.millis_column(value), " ms")
+            shown = joined(self._painted(text, style.YELLOW), GAP)
+            parts.append(pc.if_else(has_queued, shown, ""))
         for column, phrases in (("status", _STATES), ("decode_status", _DECODED)):
             names, index = text_columns.distinct(table[column])
             told = [phrases.get(name, name) for name in names.to_pylist()]
             if any(told):
                 notes = [
-                    f"  {self._painted(f'({word})', style.YELLOW)}" if word else "" for word in told
+                    self._painted(f"({word})", style.YELLOW) + GAP if word else "" for word in told
                 ]
                 parts.append(pa.array(notes).take(index))
         return joined(*parts) if parts else pa.array([""] * table.num_rows)

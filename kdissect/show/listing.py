@@ -21,9 +21,9 @@ from kdissect.pipeline.message_chunks import decode_messages
 from kdissect.pipeline.message_tables import write_exchanges
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.response_versions import infer
+from kdissect.pipeline.selection import Selection
 from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
-from kdissect.show.filters import Filters
 from kdissect.stories.events import Collector
 
 TOPICS_MAX = 100_000  # topic ids that are remembered; the ones told first are forgotten
@@ -35,7 +35,7 @@ class Listed:
     """Some exchanges in the order in which they were completed.
 
     table: rows of `exchanges`. frames: their bytes, in the order of the rows, where asked for.
-    tables: all tables that their messages make, of exchanges that the filters hold back too.
+    tables: all tables that their messages make, of exchanges that do not pass the selection too.
     """
 
     table: pa.Table
@@ -47,23 +47,23 @@ class Lister:
     """Lists what is finished; remembers the names of topics that were told so far."""
 
     def __init__(
-        self, options: Options, capture_ids: list[int], filters: Filters, detail: str = ""
+        self, options: Options, capture_ids: list[int], selection: Selection, detail: str = ""
     ) -> None:
         """detail: "" for rows alone, "frames" with bytes, "records" with records too."""
-        self.options, self.capture_ids, self.filters = options, capture_ids, filters
+        self.options, self.capture_ids, self.selection = options, capture_ids, selection
         self.detail = detail
         self.facts = CaptureFacts()
         self.names: OrderedDict[str, str] = OrderedDict(CaptureFacts().names_by_id())
 
     def listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
-        """The exchanges that the filters let through."""
+        """The exchanges that pass the selection."""
         assembly = exchange_index.take(finished.assembly, finished.rows)
         sources = finished.sources
         if len(assembly.carried.data):
             sources = sources.carrying(assembly.carried.data)
         infer(assembly, sources)
         self._learn(assembly, sources)
-        rows = self.filters.of_index(assembly)
+        rows = self.selection.of_index(assembly)
         if not len(rows):
             return
         rows = rows[_by_completion(assembly.exchanges[rows])]
@@ -72,7 +72,7 @@ class Lister:
             some = rows[start : start + step]
             tables = self._tables(assembly, sources, some)
             table = tables["exchanges"]
-            kept = self.filters.of_table(table)
+            kept = self.selection.of_table(table)
             if kept is not None:
                 table, some = table.take(pa.array(kept)), some[kept]
             if not len(some):

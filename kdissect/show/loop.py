@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-
-import pyarrow as pa
 
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
+from kdissect.pipeline.selection import Selection
 from kdissect.show import json_lines
-from kdissect.show.filters import Filters
+from kdissect.show.columns import DEFAULT, Layout, fitted
 from kdissect.show.lines import LineMaker
 from kdissect.show.listing import Listed, Lister
 from kdissect.show.reading import CaptureReading
 
 Write = Callable[[bytes], object]
-Packets = tuple[int, int | None]  # of an exchange's first bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
     """How exchanges are shown: as_json; tree: the decoded messages; raw: with their bytes; records:
-    those of produced and fetched batches; colour: for a terminal."""
+    those of produced and fetched batches; colour: for a terminal. layout: of the lines. header: a
+    line of titles comes first. names: the columns of JSON, None for all."""
 
     as_json: bool = False
     tree: bool = False
     raw: bool = False
     records: bool = False
     colour: bool = False
+    layout: Layout = field(default_factory=lambda: fitted(DEFAULT, None, None))
+    header: bool = False
+    names: tuple[str, ...] | None = None
 
     @property
     def detail(self) -> str:
@@ -39,27 +41,20 @@ class Style:
 def show(
     paths: Sequence[str],
     options: Options,
-    filters: Filters,
+    selection: Selection,
     style: Style,
     write: Write,
     note: Callable[[str], None],
-    printed: Collection[Packets] = (),
 ) -> CaptureReading:
-    """Write the exchanges of the captures that pass, as they are completed; note if none does.
-
-    printed: those that were written already (`quick`).
-    """
+    """Write the exchanges of the captures that pass, as they are completed; note if none does."""
     reading = CaptureReading(paths, options, note)
     ids = [capture_id(path) for path in reading.paths]
-    lister = Lister(options, ids, filters, style.detail)
+    lister = Lister(options, ids, selection, style.detail)
     shower = _Shower(style, options, write)
-    left_out = set(printed)
     for finished in reading:
         for listed in lister.listed(finished):
-            if left_out:
-                listed = _without(listed, left_out)
             shower.show(listed)
-    if reading.exchange_count and not shower.count and not printed:
+    if reading.exchange_count and not shower.count:
         note(f"0 of {reading.exchange_count:,} exchanges pass the filters")
     return reading
 
@@ -76,27 +71,19 @@ def _time_line(row: dict[str, Any]) -> str:
     return f"  time: {', '.join(spans)}; {row['wait'].replace('_', ' ')}"
 
 
-def _without(listed: Listed, printed: set[Packets]) -> Listed:
-    """Without the exchanges that were printed, which are taken out of the set."""
-    names = ("request_packet", "response_packet")
-    packets = list(zip(*(listed.table[name].to_pylist() for name in names), strict=True))
-    kept = [row for row, pair in enumerate(packets) if pair not in printed]
-    printed.difference_update(packets)
-    assert listed.frames is None
-    return replace(listed, table=listed.table.take(pa.array(kept, pa.int64())))
-
-
 class _Shower:
     """Writes what was listed, in the style asked for."""
 
     def __init__(self, style: Style, options: Options, write: Write) -> None:
         self._style, self._options, self._write = style, options, write
-        self._lines = LineMaker(style.colour)
+        self._lines = LineMaker(style.layout, style.colour)
         self.count = 0
 
     def show(self, listed: Listed) -> None:
         if not listed.table.num_rows:
             return
+        if self._style.header and not self._style.as_json and not self.count:
+            self._write(self._lines.header())
         self.count += listed.table.num_rows
         if self._style.as_json:
             self._write_json(listed)
@@ -113,7 +100,9 @@ class _Shower:
             ids = listed.table["exchange_id"].combine_chunks()
             records = Records(listed.tables, ids)
             more = [records.members(ident) for ident in ids.to_pylist()]
-        self._write(json_lines.block(listed.table, more))
+        names = self._style.names
+        table = listed.table if names is None else listed.table.select(names)
+        self._write(json_lines.block(table, more))
 
     def _write_details(self, listed: Listed) -> None:
         from kdissect.show.detail import Detailer

@@ -1,12 +1,23 @@
-"""What every line for people has in common: colours, widths and phrases. No imports."""
+"""What every line for people has in common: colours, widths and phrases. Nothing heavy."""
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 RESET, BOLD, DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
 RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = (f"\x1b[3{n}m" for n in range(1, 7))
 
 TOPICS_SHOWN = 3  # names of a line; how many more there are is said
-CLIENT_WIDTH, API_WIDTH, ADDRESS_WIDTH, SIZE_WIDTH, LATENCY_WIDTH = 16, 24, 21, 7, 13
+ADDRESS_WIDTH, SIZE_WIDTH = 21, 7
 QUEUED_MS = 1  # shorter waits behind earlier requests are not shown
 ARROW = " → "
 NO_ANSWER_WANTED = "no answer wanted"
+
+
+class Clock(StrEnum):
+    """--time"""
+
+    UTC = "utc"
+    CLOCK = "clock"
+    RELATIVE = "relative"
+    DELTA = "delta"

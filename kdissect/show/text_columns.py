@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.text import visible
+from kdissect.text import display_width, shortened, visible
 
 DAY_NS = 86_400_000_000_000
 
@@ -43,8 +43,32 @@ def distinct(column: Any) -> tuple[pa.Array, pa.Array]:
 
 
 def padded(column: pa.Array, width: int, right: bool = False) -> pa.Array:
-    pad = pc.utf8_lpad if right else pc.utf8_rpad
-    return pad(column, width, " ")
+    """The texts with spaces up to `width` columns of a terminal."""
+    if pc.all(pc.equal(pc.binary_length(column), pc.utf8_length(column)), min_count=0).as_py():
+        return (pc.utf8_lpad if right else pc.utf8_rpad)(column, width, " ")
+    pad = pa.array([" " * (width - display_width(text or "")) for text in column.to_pylist()])
+    return joined(pad, column) if right else joined(column, pad)
+
+
+def cut(column: pa.Array, width: int) -> pa.Array:
+    """The texts in at most so many columns of a terminal; of what was cut "…" is the end."""
+    if pc.all(pc.less_equal(pc.binary_length(column), width), min_count=0).as_py():
+        return column  # no text has fewer bytes than columns
+    return pa.array([shortened(text or "", width) for text in column.to_pylist()], pa.string())
+
+
+def stored(column: Any) -> pa.Array:
+    """Values of a table's column as text; "-" for null, a comma between those of a list."""
+    array = plain(column)
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        time_ns = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) * 1000
+        array = pc.if_else(array.is_valid(), time_column(time_ns, "T", "Z"), None)
+    elif pa.types.is_list(kind):
+        array = pa.array([",".join(map(str, values or ())) for values in array.to_pylist()])
+    elif pa.types.is_floating(kind):
+        array = pc.if_else(array.is_valid(), millis_column(array.fill_null(0.0).to_numpy()), None)
+    return visible_column(array.cast(pa.string())).fill_null("-")
 
 
 def joined(*parts: Any) -> pa.Array:
@@ -56,12 +80,14 @@ def chosen(mask: npt.NDArray[np.bool_], some: Any, other: Any) -> pa.Array:
     return pc.if_else(pa.array(mask), some, other)
 
 
-def time_column(time_ns: npt.NDArray[np.int64], joint: str = " ", zone: str = "") -> pa.Array:
+def time_column(
+    time_ns: npt.NDArray[np.int64], joint: str = " ", zone: str = "", with_date: bool = True
+) -> pa.Array:
     """string[n] of UTC times in microseconds: 2026-11-21 07:30:00.123456."""
     day = time_ns // DAY_NS
     micros = (time_ns - day * DAY_NS) // 1000
     days, index = np.unique(day, return_inverse=True)
-    names = pa.array([f"{_date(int(number))}{joint}" for number in days])
+    names = pa.array([f"{_date(int(number))}{joint}" if with_date else "" for number in days])
     digits = np.empty((len(time_ns), 15), np.uint8)
     digits[:, [2, 5]] = ord(":")
     digits[:, 8] = ord(".")
@@ -88,6 +114,14 @@ def _date(day: int) -> str:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).strftime("%Y-%m-%d")
     except OverflowError:
         return f"day {day}"
+
+
+def seconds_column(span_ns: npt.NDArray[np.int64]) -> pa.Array:
+    """string[n] of spans in seconds, with microseconds."""
+    micros = np.abs(span_ns) // 1000
+    whole = pa.array(micros // 1_000_000).cast(pa.string())
+    rest = pc.utf8_lpad(pa.array(micros % 1_000_000).cast(pa.string()), 6, "0")
+    return joined(chosen((span_ns < 0) & (micros > 0), "-", ""), whole, ".", rest)
 
 
 def millis_column(values: npt.NDArray[np.float64]) -> pa.Array:

@@ -15,7 +15,6 @@ import base64
 import datetime
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from itertools import chain
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kdissect.text import visible
+from kdissect.text import display_width, visible
 
 FORMAT_VERSION = 1  # of the JSON document
 INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
@@ -174,7 +173,7 @@ def write_table(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     first = next(waiting, None)
     head = [] if first is None else [_cells(first)]
     widths = [
-        max(map(_width, (name, *column)))
+        max(map(display_width, (name, *column)))
         for name, column in zip(names, head[0] if head else [()] * len(names), strict=True)
     ]
     out.write(_aligned([names], widths, is_number))
@@ -196,20 +195,13 @@ def _aligned(rows: Iterable[Any], widths: list[int], is_number: list[bool]) -> s
     lines = []
     for row in rows:
         cells = [
-            " " * (width - _width(cell)) + cell if right else cell + " " * (width - _width(cell))
+            " " * (width - display_width(cell)) + cell
+            if right
+            else cell + " " * (width - display_width(cell))
             for cell, width, right in zip(row, widths, is_number, strict=True)
         ]
         lines.append("  ".join(cells).rstrip() + "\n")
     return "".join(lines)
-
-
-def _width(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1
-        for each in text
-    )
 
 
 def _is_number(kind: pa.DataType) -> bool:

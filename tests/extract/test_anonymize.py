@@ -14,8 +14,8 @@ import kdissect
 from kdissect.extract import extract
 from kdissect.extract.anonymize import Anonymizer
 from kdissect.extract.pseudonyms import Pseudonyms
-from kdissect.extract.selection import Choice
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.selection import Selection
 from tests.conftest import CAPTURES, ROOT
 
 SHARED = ROOT.parent / "shared" / "captures"
@@ -24,7 +24,7 @@ ALIKE = ("api_name", "api_version", "correlation_id", "status", "error_codes", "
 
 
 def _retold(path: Path, out: Path, **options: object) -> kdissect.Tables:
-    done = extract([path], out, Choice(), Options(payload="none", **options), anonymize=True)
+    done = extract([path], out, Selection(), Options(payload="none", **options), anonymize=True)
     assert done.packet_count
     return kdissect.read(out)
 

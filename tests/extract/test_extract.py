@@ -17,9 +17,9 @@ import kdissect
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_lookup import pick
 from kdissect.extract import extract
-from kdissect.extract.selection import Choice
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
+from kdissect.pipeline.selection import ConnectionName, Selection
 from tests.conftest import CAPTURES, ROOT
 from tests.oracles.packets import read_capture
 
@@ -35,7 +35,7 @@ def whole():
     return kdissect.read(CAPTURE)
 
 
-def _run(tmp_path: Path, choice: Choice, *captures: Path, **options: object):
+def _run(tmp_path: Path, choice: Selection, *captures: Path, **options: object):
     out = tmp_path / "out.pcapng"
     done = extract(captures or (CAPTURE,), out, choice, Options(payload="none", **options))
     return done, out
@@ -55,7 +55,7 @@ def _packets(path: Path) -> list[tuple[int, bytes, int]]:
 
 
 def test_everything_is_every_packet(tmp_path):
-    done, out = _run(tmp_path, Choice())
+    done, out = _run(tmp_path, Selection())
     assert _packets(out) == _packets(CAPTURE)
     assert (done.packet_count, done.exchange_count, done.connection_count) == (1265, 319, 38)
 
@@ -65,7 +65,7 @@ def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
     largest = exchanges.take(
         [int(pc.index(exchanges["response_size"], pc.max(exchanges["response_size"])).as_py())]
     )
-    done, out = _run(tmp_path, Choice(exchanges=(largest["exchange_id"][0].as_py(),)))
+    done, out = _run(tmp_path, Selection(exchanges=(largest["exchange_id"][0].as_py(),)))
     found = kdissect.read(out, ports=[9092]).exchanges.to_arrow()
     # a topic's id was told elsewhere in the capture
     columns = [name for name in NOTHING_LOST if name != "topics"]
@@ -78,8 +78,8 @@ def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
 @pytest.mark.parametrize(
     ("choice", "column", "value"),
     [
-        (Choice(clients=("sample-producer",)), "client_id", "sample-producer"),
-        (Choice(groups=("rd-classic",)), "group_id", "rd-classic"),
+        (Selection(clients=("sample-producer",)), "client_id", "sample-producer"),
+        (Selection(groups=("rd-classic",)), "group_id", "rd-classic"),
     ],
 )
 def test_filters_take_the_exchanges_that_hold(tmp_path, whole, choice, column, value):
@@ -98,12 +98,12 @@ def test_patterns_of_names(tmp_path, whole):
     """* and ? fit anything, in client ids, topics and groups."""
     exchanges = whole.exchanges.to_arrow(["client_id", "topics", "group_id", "transactional_id"])
     for choice, fits in (
-        (Choice(clients=("rd-c?",)), lambda row: (row["client_id"] or "").startswith("rd-c")),
+        (Selection(clients=("rd-c?",)), lambda row: (row["client_id"] or "").startswith("rd-c")),
         (
-            Choice(topics=("rd-*",)),
+            Selection(topics=("rd-*",)),
             lambda row: any(t.startswith("rd-") for t in row["topics"] or ()),
         ),
-        (Choice(groups=("rd-classi?",)), lambda row: row["group_id"] == "rd-classic"),
+        (Selection(groups=("rd-classi?",)), lambda row: row["group_id"] == "rd-classic"),
     ):
         done, _ = _run(tmp_path, choice)
         (tmp_path / "out.pcapng").unlink()
@@ -111,9 +111,9 @@ def test_patterns_of_names(tmp_path, whole):
 
 
 def test_topics_and_clients_must_both_hold(tmp_path, whole):
-    one, _ = _run(tmp_path, Choice(topics=("rd-events",)))
+    one, _ = _run(tmp_path, Selection(topics=("rd-events",)))
     (tmp_path / "out.pcapng").unlink()
-    both, _ = _run(tmp_path, Choice(topics=("rd-events",), groups=("rd-classic",)))
+    both, _ = _run(tmp_path, Selection(topics=("rd-events",), groups=("rd-classic",)))
     assert 0 < both.exchange_count < one.exchange_count
     topics = whole.exchanges.to_arrow(["topics"])["topics"].to_pylist()
     assert one.exchange_count == sum("rd-events" in (row or ()) for row in topics)
@@ -122,7 +122,7 @@ def test_topics_and_clients_must_both_hold(tmp_path, whole):
 def test_a_connection_comes_with_its_handshake(tmp_path, whole):
     row = whole.connections.to_arrow().filter(pc.field("is_kafka")).slice(3, 1).to_pylist()[0]
     place = f"{row['client_ip']}:{row['client_port']}"
-    _, out = _run(tmp_path, Choice(connections=(place,)))
+    _, out = _run(tmp_path, Selection(connections=(ConnectionName.of(place),)))
     found = kdissect.read(out).connections.to_arrow().to_pylist()
     assert len(found) == 1
     same = [name for name in row if name not in ("connection_id",)]
@@ -133,7 +133,7 @@ def test_several_captures_keep_their_order(tmp_path):
     captures = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
     if not captures:
         pytest.skip("no shared captures on this machine")
-    _, out = _run(tmp_path, Choice(), *captures)
+    _, out = _run(tmp_path, Selection(), *captures)
     assert _packets(out) == [packet for path in captures for packet in _packets(path)]
 
 
@@ -146,7 +146,7 @@ def test_all_frames_asked_for_one_by_one_are_found_again(tmp_path, name):
         pytest.skip("no shared captures on this machine")
     tables = kdissect.read(path, payload="none")
     exchanges = tables.exchanges.to_arrow()
-    _, out = _run(tmp_path, Choice(exchanges=tuple(exchanges["exchange_id"].to_pylist())), path)
+    _, out = _run(tmp_path, Selection(exchanges=tuple(exchanges["exchange_id"].to_pylist())), path)
     again = kdissect.read(out, ports=[9092, 9093]).exchanges.to_arrow()
     names = ("api_name", "correlation_id", "request_size", "response_size", "decode_status")
     lost = set(_rows(exchanges, names)) - set(_rows(again, names))
@@ -163,7 +163,7 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
         pc.field("connection_id") == tls["connection_id"][0].as_py()
     )
     done, out = _run(
-        tmp_path, Choice(exchanges=(exchanges["exchange_id"][0].as_py(),)), path,
+        tmp_path, Selection(exchanges=(exchanges["exchange_id"][0].as_py(),)), path,
         keylog=(str(keys),),
     )  # fmt: skip
     assert done.secrets_byte_count >= keys.stat().st_size
@@ -174,7 +174,7 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
 def test_comments_say_what_a_packet_is_and_others_can_read_it(tmp_path, whole):
     if shutil.which("tshark") is None:
         pytest.skip("tshark is not installed")
-    done, out = _run(tmp_path, Choice(groups=("rd-classic",)))
+    done, out = _run(tmp_path, Selection(groups=("rd-classic",)))
     shown = subprocess.run(
         ["tshark", "-r", out, "-T", "fields", "-e", "frame.comment"],
         capture_output=True, text=True, check=True,

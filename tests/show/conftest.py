@@ -9,7 +9,7 @@ import pytest
 
 from kdissect.capture import windows
 from kdissect.pipeline.options import Options
-from kdissect.show.filters import Filters
+from kdissect.pipeline.selection import Selection
 from kdissect.show.loop import Style, show
 from tests.conftest import CAPTURES, ROOT
 
@@ -51,11 +51,11 @@ def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def shown(
     paths: Path | Sequence[Path],
     style: Style | None = None,
-    filters: Filters | None = None,
+    selection: Selection | None = None,
     **options: Any,
 ) -> list[str]:
     """The lines that `show` writes."""
     out: list[bytes] = []
     named = [os.fspath(path) for path in ([paths] if isinstance(paths, Path) else paths)]
-    show(named, Options(**options), filters or Filters(), style or Style(), out.append, str)
+    show(named, Options(**options), selection or Selection(), style or Style(), out.append, str)
     return b"".join(out).decode().splitlines()

@@ -1,23 +1,38 @@
 """The command as users and pipes meet it."""
 
+import contextlib
+import fcntl
+import itertools
+import json
 import os
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
+import pytest
+
+from kdissect.show.columns import fitted
+from kdissect.show.loop import Style
+from kdissect.show.style import Clock
+from kdissect.text import display_width
 from tests.conftest import ROOT
 from tests.show.conftest import shown
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+PIPED = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
 COMMAND = [sys.executable, "-m", "kdissect", "show"]
 
 
 def start(*args: str, **options: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [*COMMAND, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        cwd=ROOT, **options,
+        cwd=ROOT, env=PIPED, **options,
     )  # fmt: skip
 
 
@@ -134,3 +149,100 @@ def test_nothing_heavy_is_loaded(captures: Path) -> None:
     loaded = done.stderr
     for name in ("pyspark", "pandas", "duckdb", "scipy", "altair"):
         assert f"'{name}'" not in loaded
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 150, 200])
+def test_lines_fit_the_terminal(width: int, captures: Path, tmp_path: Path) -> None:
+    """Of names that are long, wide and hostile too; nothing is wrapped."""
+    data = (captures / "librdkafka.pcap").read_bytes()
+    data = data.replace(b"rd-events", "名前名".encode())
+    data = data.replace(b"rdkafka-none", b"\xe2\x80\xaeabcdefghi")
+    path = tmp_path / "hostile.pcap"
+    path.write_bytes(data)
+    done = subprocess.run(
+        [*COMMAND, os.fspath(path), "--header", "--colour"],
+        env={**os.environ, "COLUMNS": str(width)}, capture_output=True, text=True, check=True,
+        cwd=ROOT,
+    )  # fmt: skip
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in done.stdout.splitlines()]
+    assert len(lines) == 320
+    assert max(map(display_width, lines)) <= width
+    if width >= 80:
+        assert all(re.match(r"(2026-11-21 )?02:15:\d\d\.\d{6} ", line) for line in lines[1:])
+        assert sum("ms" in line for line in lines) > 300
+        assert any("! NOT_COORDIN" in line for line in lines)
+        assert any("FindCoordinator v2" in line for line in lines)
+
+
+def test_a_terminal_gets_titles_and_a_pipe_whole_lines(captures: Path) -> None:
+    """What is cut is cut for people only."""
+    path = os.fspath(captures / "librdkafka.pcap")
+    piped = subprocess.run(
+        [*COMMAND, path], env=PIPED, capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    assert "…" not in piped
+    assert "TIME" not in piped
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 90, 0, 0))
+    with subprocess.Popen(
+        [*COMMAND, path, "--no-colour"], env=PIPED, stdout=follower, stderr=follower, cwd=ROOT
+    ) as process:
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal is gone with its last writer
+            while part := os.read(leader, 1 << 16):
+                shown += part
+        assert process.wait(60) == 0
+    os.close(leader)
+    lines = shown.decode().replace("\r\n", "\n").splitlines()
+    assert lines[0].startswith("TIME (UTC)")
+    assert len(lines) == 320
+    assert max(map(len, lines)) == 90
+
+
+def test_columns(kdissect: Run, captures: Path) -> None:
+    """Some of the list, of the table, and both; for JSON members of the table."""
+    path = os.fspath(captures / "librdkafka.pcap")
+    row = json.loads(kdissect("show", path, "--json", "--api", "InitPr", "--exchange",
+                              "5942878023527640839").stdout)  # fmt: skip
+    chosen = ("--exchange", row["exchange_id"], "--header")
+    for columns, titles, cells in (
+        ("exchange,packets,api", "EXCHANGE ID PACKETS API", "{exchange_id} {request_packet} → "
+         "{response_packet} {api_name} v{api_version}"),
+        ("error_code,client_ip", "error_code client_ip", "{error_code} {client_ip}"),
+        ("detail,broker_port", "broker_port ERRORS, TOPICS, GROUP", "{broker_port} ! {error_name}"),
+        ("time,+exchange_id", "TIME (UTC) exchange_id", "2026-11-21 02:15:31.575611 {exchange_id}"),
+    ):  # fmt: skip
+        shown = kdissect("show", path, *chosen, "--columns", columns, "--time", "utc")
+        assert [" ".join(line.split()) for line in shown.stdout.splitlines()] == [
+            titles, cells.format(**row)
+        ], shown.stderr  # fmt: skip
+    added = kdissect("show", path, *chosen, "--columns", "+exchange").stdout.splitlines()
+    assert "EXCHANGE ID" in added[0]
+    assert row["exchange_id"] in added[1]
+    some = kdissect("show", path, "--json", *chosen, "--columns", "exchange_id,api_name")
+    assert json.loads(some.stdout) == {name: row[name] for name in ("exchange_id", "api_name")}
+    for wrong in (["--columns", "latncy"], ["--columns", "time", "--json"], ["--columns", ","]):
+        done = kdissect("show", path, *wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--columns" in done.stderr
+
+
+def test_times(captures: Path) -> None:
+    """Of the day, since the first line, since the line before."""
+    path = captures / "librdkafka.pcap"
+
+    def seconds(clock: Clock) -> list[float]:
+        layout = fitted(("time",), clock, None)
+        return [float(line) for line in shown(path, Style(layout=layout))]
+
+    clock = shown(path, Style(layout=fitted(("time",), Clock.CLOCK, None)))
+    assert clock[0] == "02:15:30.515691"
+    relative, delta = seconds(Clock.RELATIVE), seconds(Clock.DELTA)
+    assert relative[0] == delta[0] == 0
+    expected = [
+        (datetime.fromisoformat(f"2026-11-21 {text}") - datetime(2026, 11, 21, 2, 15, 30, 515691))
+        .total_seconds() for text in clock
+    ]  # fmt: skip
+    assert relative == pytest.approx(expected, abs=1e-9)
+    assert list(itertools.accumulate(delta)) == pytest.approx(expected, abs=1e-6)

@@ -9,7 +9,7 @@ import pytest
 
 import kdissect
 from kdissect.codec.message import decode_message
-from kdissect.show.filters import Filters, api_keys
+from kdissect.pipeline.selection import Selection, api_keys
 from kdissect.show.loop import Style
 from tests.pipeline.made import batch, exchange, fetch, write_capture
 from tests.pipeline.test_internal import metadata
@@ -33,7 +33,7 @@ def leaves(value: object) -> int:
 def test_a_tree_has_every_field(captures: Path) -> None:
     """Names and values of what `decode_message` says of the same message."""
     path = captures / "librdkafka.pcap"
-    chosen = Filters(apis=api_keys(["FindCoordinator"]), clients=("rd-c0",))
+    chosen = Selection(apis=api_keys(["FindCoordinator"]), clients=("rd-c0",))
     lines = shown(path, TREE, chosen)
     data = path.read_bytes()
     at = data.index(b"\x00\x05rd-c0\x00\x0ard-classic\x00") - 8
@@ -145,7 +145,7 @@ def test_a_broken_message_is_shown_as_far_as_it_goes(captures: Path, tmp_path: P
     path = tmp_path / "broken.pcap"
     path.write_bytes(data)
     for style in (TREE, RAW):
-        text = "\n".join(shown(path, style, Filters(apis=api_keys(["JoinGroup"]))))
+        text = "\n".join(shown(path, style, Selection(apis=api_keys(["JoinGroup"]))))
         assert "(malformed)" in text
         assert "cannot be read from byte" in text
         assert "client_id" in text
@@ -168,7 +168,7 @@ def test_records_are_those_of_read(captures: Path) -> None:
 
 def test_payload_none_hides_records_beside_fields(captures: Path) -> None:
     """-x shows no bytes of records then."""
-    chosen = Filters(apis=api_keys(["Produce"]))
+    chosen = Selection(apis=api_keys(["Produce"]))
     path = captures / "librdkafka.pcap"
     assert any(
         "records:" in line and "[redacted]" in line

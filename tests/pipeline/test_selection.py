@@ -1,4 +1,4 @@
-"""Filters, compared with pandas on the rows of `read`."""
+"""Selection, compared with pandas on the rows of `read`."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 import kdissect
 from kdissect.pipeline.filters import time_ns
-from kdissect.show.filters import Filters, FollowedConnection, WhereError, api_keys, duration_ms
+from kdissect.pipeline.selection import ConnectionName, Selection, WhereError, api_keys, duration_ms
 from kdissect.show.loop import Style
 from tests.conftest import CAPTURES
 from tests.show.conftest import shown
@@ -21,8 +21,8 @@ def rows() -> pd.DataFrame:
     return kdissect.read(PATH).exchanges.to_pandas()
 
 
-def ids(filters: Filters) -> set[int]:
-    found = [json.loads(line) for line in shown(PATH, Style(as_json=True), filters)]
+def ids(selection: Selection) -> set[int]:
+    found = [json.loads(line) for line in shown(PATH, Style(as_json=True), selection)]
     assert len(found) == len({row["exchange_id"] for row in found})
     return {int(row["exchange_id"]) for row in found}
 
@@ -36,8 +36,8 @@ def of(rows: pd.DataFrame, mask: Any) -> set[int]:
 
 def test_by_api(rows: pd.DataFrame) -> None:
     """Several are alternatives; names in any case, unique beginnings, keys."""
-    filters = Filters(apis=api_keys(["fetch", "JOINGR", "3"]))
-    assert ids(filters) == of(rows, rows.api_name.isin(["Fetch", "JoinGroup", "Metadata"]))
+    selection = Selection(apis=api_keys(["fetch", "JOINGR", "3"]))
+    assert ids(selection) == of(rows, rows.api_name.isin(["Fetch", "JoinGroup", "Metadata"]))
 
 
 def test_apis_by_pattern() -> None:
@@ -51,53 +51,51 @@ def test_apis_by_pattern() -> None:
 
 def test_by_client(rows: pd.DataFrame) -> None:
     """An id, a pattern, an address with its port."""
-    assert ids(Filters(clients=("rd-c0",))) == of(rows, rows.client_id == "rd-c0")
-    assert ids(Filters(clients=("rdkafka-*",))) == of(
+    assert ids(Selection(clients=("rd-c0",))) == of(rows, rows.client_id == "rd-c0")
+    assert ids(Selection(clients=("rdkafka-*",))) == of(
         rows, rows.client_id.fillna("").str.startswith("rdkafka-")
     )
     port = int(rows.client_port.iloc[30])
-    found = ids(Filters(clients=(f"127.0.0.1:{port}",)))
+    found = ids(Selection(clients=(f"127.0.0.1:{port}",)))
     assert found == of(rows, rows.client_port == port)
-    assert ids(Filters(clients=("127.0.0.1",))) == set(rows.exchange_id)
+    assert ids(Selection(clients=("127.0.0.1",))) == set(rows.exchange_id)
 
 
 def test_by_topic_and_group(rows: pd.DataFrame) -> None:
     """Any topic of the exchange; group or transaction."""
     has = rows.topics.map(lambda names: "rd-tx" in list(names))
-    assert ids(Filters(topics=("rd-tx",))) == of(rows, has)
+    assert ids(Selection(topics=("rd-tx",))) == of(rows, has)
     either = (rows.group_id == "rd-classic") | (rows.transactional_id == "rd-tx-1")
-    assert ids(Filters(groups=("rd-classic", "rd-tx-1"))) == of(rows, either)
+    assert ids(Selection(groups=("rd-classic", "rd-tx-1"))) == of(rows, either)
 
 
 def test_by_errors_and_service_time(rows: pd.DataFrame) -> None:
     """Errors anywhere in the answer; the broker's time from a bound on, without the queue."""
     wrong = rows.error_codes.map(lambda codes: len(codes) > 0)
-    assert ids(Filters(errors=True)) == of(rows, wrong)
-    assert ids(Filters(slow_ms=duration_ms("20ms"))) == of(rows, rows.service_ms >= 20)
+    assert ids(Selection(errors=True)) == of(rows, wrong)
+    assert ids(Selection(slow_ms=duration_ms("20ms"))) == of(rows, rows.service_ms >= 20)
     assert (rows.service_ms >= 20).sum() < (rows.latency_ms >= 20).sum()
-    assert ids(Filters(errors=True, slow_ms=2)) == of(rows, wrong & (rows.service_ms >= 2))
+    assert ids(Selection(errors=True, slow_ms=2)) == of(rows, wrong & (rows.service_ms >= 2))
 
 
 def test_by_time_and_place(rows: pd.DataFrame) -> None:
     """The range is that of `dissect`: its first byte, the end not in it."""
     first, last = "2026-11-21T02:15:32Z", "2026-11-21T02:15:40Z"
     inside = (rows.request_time >= first) & (rows.request_time < last)
-    filters = Filters(time_from_ns=time_ns(first), time_to_ns=time_ns(last))
-    assert ids(filters) == of(rows, inside)
-    assert ids(Filters(hosts=("10.0.0.1",))) == set()
-    assert ids(Filters(hosts=("127.0.0.1",))) == set(rows.exchange_id)
+    selection = Selection(time_from_ns=time_ns(first), time_to_ns=time_ns(last))
+    assert ids(selection) == of(rows, inside)
+    assert ids(Selection(hosts=("10.0.0.1",))) == set()
+    assert ids(Selection(hosts=("127.0.0.1",))) == set(rows.exchange_id)
 
 
 def test_one_connection(rows: pd.DataFrame) -> None:
     """By its id, by either end."""
     row = rows.iloc[50]
     same = rows.connection_id == row.connection_id
-    assert ids(Filters(follow=FollowedConnection.of(str(row.connection_id)))) == of(rows, same)
-    assert ids(Filters(follow=FollowedConnection.of(f"127.0.0.1:{row.client_port}"))) == of(
-        rows, same
-    )
+    for name in (str(row.connection_id), f"127.0.0.1:{row.client_port}"):
+        assert ids(Selection(connections=(ConnectionName.of(name),))) == of(rows, same)
     broker = rows.broker_port == 9093
-    assert ids(Filters(follow=FollowedConnection.of("127.0.0.1:9093"))) == of(rows, broker)
+    assert ids(Selection(connections=(ConnectionName.of("127.0.0.1:9093"),))) == of(rows, broker)
 
 
 def test_by_sql(rows: pd.DataFrame) -> None:
@@ -108,9 +106,9 @@ def test_by_sql(rows: pd.DataFrame) -> None:
         & rows.topics.map(lambda names: "rd-events" in list(names))
         & rows.client_id.fillna("").str.startswith("rd-")
     )
-    assert ids(Filters(where=where)) == of(rows, mask)
+    assert ids(Selection(where=where)) == of(rows, mask)
     late = "request_time >= '2026-11-21 02:15:40+00'"
-    assert ids(Filters(where=late)) == of(rows, rows.request_time >= "2026-11-21T02:15:40Z")
+    assert ids(Selection(where=late)) == of(rows, rows.request_time >= "2026-11-21T02:15:40Z")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,7 @@ def test_by_sql(rows: pd.DataFrame) -> None:
 def test_sql_that_is_none_or_reaches_out(where: str) -> None:
     """One clear error; no file is read."""
     with pytest.raises(WhereError, match="--where"):
-        ids(Filters(where=where))
+        ids(Selection(where=where))
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-3ms", "5 parsecs"])
@@ -140,7 +138,7 @@ def test_wrong_durations(text: str) -> None:
 def test_wrong_connections(text: str) -> None:
     """Neither an id nor an end."""
     with pytest.raises(ValueError, match=r"neither|no IP address"):
-        FollowedConnection.of(text)
+        ConnectionName.of(text)
 
 
 def test_wrong_apis() -> None:

@@ -1,0 +1,303 @@
+"""Which exchanges a verb works on: `Selection`, the same filters in every verb that has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.errors import Error
+from kdissect.interrupts import interrupts
+from kdissect.kafka.assembly import Assembly
+from kdissect.pipeline.filters import any_like, bools, fits, host_bytes, is_within, like
+from kdissect.protocol import catalog
+from kdissect.tables.arrow_arrays import ip_text
+from kdissect.tables.waits import service_ns
+
+SASL_TOKEN = "SaslToken"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min)?")
+_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4}
+
+
+def duration_ms(text: str) -> float:
+    """Milliseconds of "50ms", "1.5 s", "200us"; a bare number is milliseconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration: give 50ms, 1.5s or 200us")
+    return float(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+def api_keys(names: Sequence[str]) -> frozenset[int]:
+    """Keys of APIs by name (any case, unique beginnings, * and ?) or key; -1 for raw SASL tokens.
+
+    Raises ValueError, with names that come near, for a name that no API has.
+    """
+    found: set[int] = set()
+    keys = {api.name: key for key, api in catalog.apis().items()} | {SASL_TOKEN: -1}
+    for name in names:
+        text = name.strip().lower()
+        matching = {key for known, key in keys.items() if fits(known.lower(), (text,))}
+        begun = sorted(known for known in keys if text and known.lower().startswith(text))
+        if re.fullmatch(r"\d{1,5}", text):
+            found.add(int(text))
+        elif matching:
+            found |= matching
+        elif len(begun) == 1:
+            found.add(keys[begun[0]])
+        elif begun:
+            raise ValueError(f"{name!r} may be {', '.join(begun)}")
+        else:
+            catalog.api(name)  # says which names are near
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionName:
+    """A connection by its id, or by the address and port of one of its ends."""
+
+    connection_id: int | None = None
+    address: bytes | None = None  # of 16 bytes
+    port: int | None = None
+
+    @staticmethod
+    def of(text: str) -> ConnectionName:
+        """Raises ValueError for what is neither an id nor IP:PORT."""
+        bare = text.strip()
+        host, colon, port = bare.rpartition(":")
+        if colon and port.isdigit() and 0 < int(port) < 65536:
+            if host:
+                return ConnectionName(address=host_bytes(host.strip("[]")), port=int(port))
+        elif bare.isdigit() and int(bare) < 2**63:
+            return ConnectionName(connection_id=int(bare))
+        raise ValueError(f"{text!r} is neither a connection id nor IP:PORT")
+
+    def __str__(self) -> str:
+        if self.address is None:
+            return str(self.connection_id)
+        host = ip_text(self.address)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+@dataclass(slots=True)
+class Selection:
+    """What must hold of an exchange; an empty filter lets every exchange through.
+
+    Values of one filter are alternatives; different filters must all hold.
+    apis: keys, -1 for raw SASL tokens. clients, topics, groups: names in any case, or patterns with
+    * and ?; a client may be an address or IP:PORT too, a group a transactional id. hosts: addresses
+    of either end. time_from_ns, time_to_ns: of the first byte, ns since 1970, the end excluded.
+    errors: an error code anywhere in the response. slow_ms: least `service_ms`. connections,
+    exchanges: by name and id. where: a SQL expression on the columns of `exchanges`.
+    """
+
+    apis: frozenset[int] = frozenset()
+    clients: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    time_from_ns: int | None = None
+    time_to_ns: int | None = None
+    errors: bool = False
+    slow_ms: float | None = None
+    connections: tuple[ConnectionName, ...] = ()
+    exchanges: tuple[int, ...] = ()
+    where: str | None = None
+    _sql: Any = field(default=None, init=False, compare=False)
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Selection()
+
+    @property
+    def is_of_connections(self) -> bool:
+        """True if nothing chooses among the exchanges of a connection."""
+        return replace(self, hosts=(), connections=()).is_empty
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The columns of `exchanges` that `of_table` reads; None for all of them."""
+        return list(_READ) if self.where is None else None
+
+    def of_index(self, assembly: Assembly) -> npt.NDArray[np.int64]:
+        """Rows of the assembly's exchanges that may pass, before anything is decoded.
+
+        It spares decoding; `of_table` decides.
+        """
+        exchanges = assembly.exchanges
+        request, response = exchanges["request"], exchanges["response"]
+        asked, answered = request["size"] >= 0, response["size"] >= 0
+        kept = np.ones(len(exchanges), np.bool_)
+        if self.apis:
+            is_token = exchanges["is_sasl_token"] != 0
+            key = exchanges["api_key"].astype(np.int64)
+            kept &= np.where(is_token, -1 in self.apis, np.isin(key, list(self.apis - {-1})))
+        if self.slow_ms is not None:
+            kept &= asked & answered & (service_ns(exchanges) >= self.slow_ms * 1e6)
+        if self.time_from_ns is not None or self.time_to_ns is not None:
+            time = np.where(asked, request["time_ns"], response["time_ns"])
+            kept &= is_within(time, self.time_from_ns, self.time_to_ns)
+        if self.hosts or self.connections:
+            kept &= self._of_assembled(assembly)[exchanges["connection"]]
+        return np.flatnonzero(kept)
+
+    def _of_assembled(self, assembly: Assembly) -> npt.NDArray[np.bool_]:
+        """`of_connections` of the assembly's connections."""
+        connections = assembly.connections
+        pair = assembly.endpoints[connections["endpoints"]]
+
+        def has_end(address: bytes, port: int | None = None) -> Any:
+            at_end = np.zeros(len(connections), np.bool_)
+            for end in ("a", "b"):
+                is_address = (pair[f"ip_{end}"] == np.frombuffer(address, np.uint8)).all(axis=1)
+                at_end |= is_address & (port is None or pair[f"port_{end}"] == port)
+            return at_end
+
+        kept = np.ones(len(connections), np.bool_)
+        if self.hosts:
+            kept &= np.logical_or.reduce([has_end(host_bytes(host)) for host in self.hosts])
+        if self.connections:
+            kept &= np.logical_or.reduce(
+                [
+                    connections["connection_id"] == name.connection_id
+                    if name.address is None
+                    else has_end(name.address, name.port)
+                    for name in self.connections
+                ]
+            )
+        return kept
+
+    def of_table(self, table: pa.Table) -> npt.NDArray[np.int64] | None:
+        """Rows of `exchanges` that pass; None for all of them. Raises WhereError."""
+        masks = list(self._masks(table))
+        rows = np.flatnonzero(np.logical_and.reduce(masks)) if masks else None
+        if self.where is not None:
+            chosen = self._sql_rows(table if rows is None else table.take(pa.array(rows)))
+            rows = chosen if rows is None else rows[chosen]
+        return rows
+
+    def _masks(self, table: pa.Table) -> Iterator[npt.NDArray[np.bool_]]:
+        if self.exchanges:
+            yield _is_in(table["exchange_id"], self.exchanges)
+        if self.hosts or self.connections:
+            yield self.of_connections(table)
+        if self.apis:
+            is_token = np.full(table.num_rows, -1 in self.apis)
+            is_token &= bools(pc.equal(_text(table["api_name"]), SASL_TOKEN))
+            yield _is_in(table["api_key"], self.apis - {-1}) | is_token
+        if self.time_from_ns is not None or self.time_to_ns is not None:
+            time = pc.coalesce(table["request_time_ns"], table["response_time_ns"])
+            yield is_within(time.to_numpy(), self.time_from_ns, self.time_to_ns)
+        if self.slow_ms is not None:
+            yield bools(pc.greater_equal(table["service_ms"], self.slow_ms))
+        if self.errors:
+            yield bools(pc.greater(pc.list_value_length(table["error_codes"]), 0))
+        if self.clients:
+            yield bools(like(table["client_id"], self.clients)) | self._by_address(table)
+        if self.groups:
+            names = ("group_id", "transactional_id")
+            group, transaction = (bools(like(table[name], self.groups)) for name in names)
+            yield group | transaction
+        if self.topics:
+            yield bools(any_like(table["topics"], self.topics))
+
+    def of_connections(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """bool[n]: rows of `connections` or `exchanges` whose hosts and connection are wanted."""
+        kept = np.ones(table.num_rows, np.bool_)
+        if self.hosts:
+            addresses = [ip_text(host_bytes(host)) for host in self.hosts]
+            kept &= _is_in(_text(table["client_ip"]), addresses) | _is_in(
+                _text(table["broker_ip"]), addresses
+            )
+        if self.connections:
+            ids = [name.connection_id for name in self.connections if name.address is None]
+            named = _is_in(table["connection_id"], ids)
+            for name in self.connections:
+                if name.address is not None:
+                    named |= _is_end(table, "client", name) | _is_end(table, "broker", name)
+            kept &= named
+        return kept
+
+    def _by_address(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """bool[n]: exchanges of a client whose address, or address and port, was given."""
+        found = np.zeros(table.num_rows, np.bool_)
+        for client in self.clients:
+            try:
+                found |= bools(pc.equal(_text(table["client_ip"]), ip_text(host_bytes(client))))
+                continue
+            except ValueError:
+                pass
+            try:
+                end = ConnectionName.of(client)
+            except ValueError:
+                continue
+            if end.address is not None:
+                found |= _is_end(table, "client", end)
+        return found
+
+    def _sql_rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        if self._sql is None:
+            self._sql = Where(self.where or "true")
+        found: npt.NDArray[np.int64] = self._sql.rows(table)
+        return found
+
+
+_READ = (
+    *("exchange_id", "connection_id", "client_ip", "client_port", "broker_ip", "broker_port"),
+    *("api_key", "api_name", "client_id", "request_time_ns", "response_time_ns", "service_ms"),
+    *("error_codes", "topics", "group_id", "transactional_id"),
+)
+
+
+def _text(column: Any) -> Any:
+    return column.cast(pa.string())
+
+
+def _is_in(column: Any, values: Collection[Any]) -> npt.NDArray[np.bool_]:
+    return bools(pc.is_in(column, value_set=pa.array(values, column.type)))
+
+
+def _is_end(table: pa.Table, end: str, name: ConnectionName) -> npt.NDArray[np.bool_]:
+    assert name.address is not None
+    is_address = bools(pc.equal(_text(table[f"{end}_ip"]), ip_text(name.address)))
+    return is_address & bools(pc.equal(table[f"{end}_port"], name.port))
+
+
+class WhereError(Error):
+    """The expression cannot be read, or names a column that there is not."""
+
+
+class Where:
+    """An expression, applied to one batch of rows after the other.
+
+    DuckDB sees the rows and nothing else: no file, no network, no setting.
+    """
+
+    def __init__(self, expression: str) -> None:
+        import duckdb
+
+        self._errors = duckdb.Error
+        self._expression = expression
+        self._connection: Any = duckdb.connect(
+            ":memory:", config={"enable_external_access": "false", "threads": "1"}
+        )
+        self._connection.execute("SET TimeZone='UTC'")
+        self._connection.execute("SET lock_configuration=true")
+
+    def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """int64[n]: the rows for which the expression is true. Raises WhereError."""
+        number = pa.array(np.arange(table.num_rows, dtype=np.int64))
+        numbered = table.append_column("_row", number)
+        try:
+            with interrupts():
+                relation = self._connection.from_arrow(numbered).filter(self._expression)
+                found = relation.project("_row").fetchnumpy()["_row"]
+        except self._errors as error:
+            reason = str(error).splitlines()[0]
+            raise WhereError(f"--where {self._expression}: {reason}") from None
+        return np.sort(np.asarray(found, np.int64))

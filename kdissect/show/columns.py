@@ -1,0 +1,169 @@
+"""Columns of a list: which there are, how wide they are, and how they fit a terminal.
+
+A list is wide: client, broker, sizes and the names of topics need some 180 characters. What does
+not fit is left out in a fixed order: the date, the broker, the client's address, the sizes. Then
+names are cut, and on very narrow terminals more columns go. So all lines have the same columns.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from kdissect.show.style import Clock
+from kdissect.tables.schemas import EXCHANGES
+
+GAP = "  "
+REST_MIN = 14  # of the last column, before others are given up for it
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """name: as in --columns. width: in characters; longer values are cut on a terminal."""
+
+    name: str
+    title: str
+    width: int
+    is_right: bool = False
+
+
+COMPOSED = {
+    column.name: column
+    for column in (
+        Column("time", "TIME (UTC)", 26),
+        Column("ends", "CLIENT → BROKER", 45),
+        Column("address", "CLIENT ADDRESS", 21),
+        Column("client", "CLIENT ID", 16),
+        Column("api", "API", 24),
+        Column("sizes", "REQUEST → RESPONSE", 19, True),
+        Column("latency", "LATENCY", 12, True),
+        Column("exchange", "EXCHANGE ID", 19, True),
+        Column("packets", "PACKETS", 15, True),
+        Column("detail", "ERRORS, TOPICS, GROUP", 0),
+    )
+}
+DEFAULT = ("time", "ends", "client", "api", "sizes", "latency", "detail")
+
+
+def parse_columns(text: str, of_json: bool = False) -> tuple[str, ...]:
+    """Names of `time,client,latency_ms`; `+packets` adds to the default. Raises ValueError.
+
+    of_json: columns of `exchanges` only.
+    """
+    names: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if part.startswith("+") and not names:
+            names += EXCHANGES.names if of_json else DEFAULT
+        name = part.removeprefix("+")
+        known = EXCHANGES.names if of_json else [*COMPOSED, *EXCHANGES.names]
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"no column {name!r}; {hint}")
+        names.append(name)
+    if not names:
+        raise ValueError(f"no column in {text!r}")
+    once = list(dict.fromkeys(names))
+    if "detail" in once:  # it has no width of its own
+        once.remove("detail")
+        once.append("detail")
+    return tuple(once)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """columns: in order. width: of a line; None is no limit. The last column takes the rest."""
+
+    columns: tuple[Column, ...]
+    clock: Clock
+    width: int | None = None
+
+    @property
+    def rest(self) -> int | None:
+        """Characters that are left for the last column."""
+        if self.width is None:
+            return None
+        before = sum(column.width + len(GAP) for column in self.columns[:-1])
+        return max(0, self.width - before)
+
+    def header(self) -> str:
+        """The titles, as wide as the columns."""
+        cells = [
+            column.title.rjust(column.width)
+            if column.is_right
+            else column.title.ljust(column.width)
+            for column in self.columns
+        ]
+        return GAP.join(cells).rstrip()[: self.width]
+
+
+def fitted(names: Sequence[str], clock: Clock | None, width: int | None) -> Layout:
+    """The columns as wide as they are, without what does not fit.
+
+    clock: None is the time of day with its date, if there is room for it. Columns are left out of
+    the default list only; names are cut in any.
+    """
+    order = _GIVEN_UP if set(DEFAULT) <= set(names) else ("date", "long names")
+    for count in range(len(order) + 1):
+        layout = _layout(names, clock, width, order[:count])
+        last = layout.columns[-1]
+        if layout.rest is None or layout.rest >= (last.width or REST_MIN):
+            return layout
+    return _within(layout)
+
+
+def _within(layout: Layout) -> Layout:
+    """Without the columns that begin behind the line's end; the last of the others is cut."""
+    columns: list[Column] = []
+    rest = layout.width or 0
+    for column in layout.columns:
+        if columns and rest <= 0:
+            break
+        columns.append(replace(column, width=max(1, min(column.width, rest))))
+        rest -= column.width + len(GAP)
+    return replace(layout, columns=tuple(columns))
+
+
+# added columns stay; "date" and "long names" are parts of columns
+_GIVEN_UP = ("date", "broker", "address", "sizes", "long names", "detail", "client", "time")
+_SHORT = {"api": 18, "client": 12, "ends": 37, "address": 17}
+
+
+def _layout(
+    names: Sequence[str], clock: Clock | None, width: int | None, given_up: Sequence[str]
+) -> Layout:
+    clock = clock or (Clock.CLOCK if "date" in given_up else Clock.UTC)
+    columns = []
+    for name in names:
+        if name == "ends" and "broker" in given_up:
+            name = "address"
+        if name in given_up:
+            continue
+        column = COMPOSED.get(name) or _stored(name)
+        if name == "time":
+            column = _TIMES[clock]
+        if "long names" in given_up:
+            column = replace(column, width=_SHORT.get(name, column.width))
+        columns.append(column)
+    return Layout(tuple(columns), clock, width)
+
+
+_TIMES = {
+    Clock.UTC: Column("time", "TIME (UTC)", 26),
+    Clock.CLOCK: Column("time", "TIME (UTC)", 15),
+    Clock.RELATIVE: Column("time", "SECONDS", 13, True),
+    Clock.DELTA: Column("time", "SECONDS LATER", 13, True),
+}
+
+
+def _stored(name: str) -> Column:
+    """A column of `exchanges` as it is."""
+    kind = EXCHANGES.field(name).type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    width = 19 if name.endswith("_id") and is_number else 10 if is_number else 16
+    if pa.types.is_timestamp(kind):
+        width = 27
+    return Column(name, name, max(width, len(name)), is_number)
