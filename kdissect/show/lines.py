@@ -90,7 +90,9 @@ class LineMaker:
 
     def _detail(self, table: pa.Table) -> pa.Array:
         """Faults, then topics, group and transaction: whole, or cut at the end of the line."""
-        painted = pc.utf8_rtrim(joined(self._faults(table), self._what(table)), " ")
+        painted = pc.utf8_rtrim(
+            joined(self._faults(table), self._what(table), self._queued(table)), " "
+        )
         rest = self._layout.rest
         if rest is None:
             return painted
@@ -206,7 +208,7 @@ class LineMaker:
         return joined(*parts)
 
     def _faults(self, table: pa.Table) -> pa.Array:
-        """Errors, throttling, queueing, what is missing or wrong."""
+        """Errors, throttling, what is missing or wrong."""
         parts: list[Any] = []
         codes = text_columns.plain(table["error_codes"])
         wrong = pc.greater(pc.list_value_length(codes).fill_null(0), 0)
@@ -221,13 +223,6 @@ class LineMaker:
         if pc.any(slowed).as_py():
             shown = joined("throttled ", throttle.cast(pa.string()), " ms")
             parts.append(pc.if_else(slowed, joined(self._painted(shown, style.YELLOW), GAP), ""))
-        queued = text_columns.plain(table["queued_ms"])
-        has_queued = pc.greater_equal(queued, style.QUEUED_MS).fill_null(False)
-        if pc.any(has_queued).as_py():
-            value = queued.fill_null(0.0).to_numpy(zero_copy_only=False)
-            text = joined("queued ", text_columns.millis_column(value), " ms")
-            shown = joined(self._painted(text, style.YELLOW), GAP)
-            parts.append(pc.if_else(has_queued, shown, ""))
         for column, phrases in (("status", _STATES), ("decode_status", _DECODED)):
             names, index = text_columns.distinct(table[column])
             told = [phrases.get(name, name) for name in names.to_pylist()]
@@ -237,6 +232,15 @@ class LineMaker:
                 ]
                 parts.append(pa.array(notes).take(index))
         return joined(*parts) if parts else pa.array([""] * table.num_rows)
+
+    def _queued(self, table: pa.Table) -> Any:
+        """The wait behind earlier requests of the connection, if it is long."""
+        queued = text_columns.plain(table["queued_ms"])
+        value = queued.fill_null(0.0).to_numpy(zero_copy_only=False)
+        shown = joined("queued ", text_columns.millis_column(value), " ms")
+        return pc.if_else(
+            pa.array(value >= style.QUEUED_MS), self._painted(shown, style.YELLOW), ""
+        )
 
 
 def chosen_text(column: pa.Array, word: str) -> pa.Array:
