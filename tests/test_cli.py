@@ -264,7 +264,18 @@ def test_replay_takes_apis_as_show_does(kdissect: Run) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["dissect", "show", "report", "sql", "extract", "replay", "diff", "summary", "readiness"],
+    [
+        "dissect",
+        "show",
+        "report",
+        "sql",
+        "extract",
+        "replay",
+        "diff",
+        "check",
+        "summary",
+        "readiness",
+    ],
 )
 def test_examples_of_the_help_can_be_copied(verb: str) -> None:
     """A terminal of 80 columns breaks no command: a shell reads what the page shows."""

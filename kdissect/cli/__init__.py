@@ -15,6 +15,7 @@ import typer
 
 # each verb attaches itself; what it needs to run is imported when it runs
 from kdissect.cli import (
+    check,
     completion,
     definitions,
     diff,
@@ -34,6 +35,7 @@ from kdissect.interrupts import is_interrupt
 
 __all__ = [
     "app",
+    "check",
     "completion",
     "definitions",
     "diff",

@@ -3,7 +3,6 @@
 from kdissect.diff.compare import (
     KINDS,
     UNDECIDED,
-    OldTableSet,
     UnknownKind,
     compare,
     failing,
@@ -13,7 +12,6 @@ from kdissect.diff.compare import (
 __all__ = [
     "KINDS",
     "UNDECIDED",
-    "OldTableSet",
     "UnknownKind",
     "compare",
     "failing",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdissect.api import Tables
+from kdissect.api import Tables, require_columns
 from kdissect.diff.collect import (
     BLOCKS,
     SIDES,
@@ -47,23 +47,15 @@ class UnknownKind(Error, ValueError):
     """`--fail-on` names a kind that there is not."""
 
 
-class OldTableSet(Error, ValueError):
-    """A table set lacks columns that are compared."""
-
-
 def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
     """What changed from a to b, as a document for JSON.
 
     ``a`` and ``b`` say how much was compared, ``changes`` has a list for each of `KINDS`,
     ``compared`` all errors, latencies and sizes with their tests, changed or not.
-    Raises OldTableSet.
+    Raises CaptureError for a set of an older kdissect.
     """
-    for name, tables in zip(SIDES, (a, b), strict=True):
-        if "service_ms" not in tables.exchanges.schema.names:
-            raise OldTableSet(
-                f"the exchanges of {name} have no service_ms: an older kdissect wrote this table "
-                "set; dissect its captures again"
-            )
+    for tables in (a, b):
+        require_columns(tables)
     with open_both(a, b, memory_limit) as database:
         prepare(database, a, b)
         compared = _compare_samples(database)

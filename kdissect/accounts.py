@@ -1,0 +1,196 @@
+"""The accounts of a table set: sums that two tables must agree on, each able to fail.
+
+An account compares numbers that different steps wrote: the byte counts of a connection come from
+its TCP streams, anomalies and exchanges from framing, records from decoding, the manifest from the
+writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kdissect.api import Tables, require_columns
+from kdissect.sql import Database, view_name
+
+FORMAT_VERSION = 1
+MANIFEST = "rows of a table are as many as the manifest says"
+LISTED_MAX = 20  # faults of an account that are listed
+DIRECTIONS = ("request", "response")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What must be equal, and SQL of where it is not: `place`, `left_value`, `right_value`."""
+
+    name: str
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A place where an account does not add up: `left` should be `right`."""
+
+    account: str
+    place: str
+    left: int
+    right: int
+
+
+def accounts(tables: Tables) -> Iterator[Account]:
+    """All accounts of the tables that are there."""
+    for direction in DIRECTIONS:
+        yield from _bytes(direction)
+    yield Account(
+        "packets of a capture are TCP packets and ignored ones",
+        """
+        select 'capture ' || path, packet_count, tcp_packet_count + ignored_packet_count
+        from captures where error is null
+            and packet_count <> tcp_packet_count + ignored_packet_count
+        """,
+    )
+    yield Account(
+        "ignored packets each have a reason",
+        """
+        select 'capture ' || path, ignored_packet_count,
+            list_sum(map_values(ignored_reasons))::bigint as reasons
+        from captures where ignored_packet_count <> coalesce(reasons, 0)
+        """,
+    )
+    yield Account(
+        "TCP packets are segments of connections or duplicates",
+        """
+        select 'all captures', packets, segments from (
+            select sum(tcp_packet_count - duplicate_packet_count)::bigint packets from captures
+        ), (
+            select sum(request_segment_count + response_segment_count)::bigint segments
+            from connections
+        ) where packets <> segments
+        """,
+    )
+    for table, key in (
+        ("captures", "capture_id"),
+        ("connections", "connection_id"),
+        ("exchanges", "exchange_id"),
+        ("record_batches", "exchange_id, batch_index"),
+        ("records", "exchange_id, batch_index, record_index"),
+    ):
+        yield Account(
+            f"{key} is unique in {table}",
+            f"""
+            select concat_ws(' ', {key}), count(*), 1 from {table} group by {key}
+            having count(*) > 1
+            """,
+        )
+    yield _belongs("exchanges", "connections", "connection_id")
+    yield _belongs("record_batches", "exchanges", "exchange_id")
+    yield _belongs("records", "record_batches", "exchange_id, batch_index")
+    yield Account(
+        "records of a batch are as many as its record_count",
+        """
+        select concat_ws(' ', 'exchange', exchange_id, 'batch', batch_index), record_count, n
+        from record_batches join (
+            select exchange_id, batch_index, count(*) n from records group by all
+        ) using (exchange_id, batch_index)
+        where n <> record_count
+            and exchange_id not in (select exchange_id from anomalies where exchange_id is not null)
+        """,
+    )
+    for name in tables.names:
+        if name.startswith("apis/"):
+            api = name.removeprefix("apis/")
+            yield Account(
+                "rows of apis/<ApiName> are exchanges of that API",
+                f"""
+                select '{name}, exchange ' || exchange_id, 1, 0 from {view_name(name)}
+                anti join (select exchange_id from exchanges where api_name = '{api}')
+                using (exchange_id)
+                """,
+            )
+
+
+def _bytes(direction: str) -> Iterator[Account]:
+    """The bytes of a direction of a connection; those of TLS are ciphertext."""
+    place = f"'connection ' || connection_id || ', {direction}'"
+    captured, framed, unframed, missing = (
+        f"{direction}_{name}"
+        for name in (
+            "byte_count",
+            "framed_byte_count",
+            "unframed_byte_count",
+            "missing_byte_count",
+        )
+    )
+    yield Account(
+        "captured bytes are framed and unframed ones",
+        f"""
+        select {place}, {captured}, {framed} + {unframed} from connections
+        where {captured} <> {framed} + {unframed}
+        """,
+    )
+    for kind, column, name in (
+        ("gap", missing, "missing bytes are those of the gaps in anomalies"),
+        ("unframed_bytes", unframed, "unframed bytes are those in anomalies"),
+    ):
+        yield Account(
+            name,
+            f"""
+            select {place}, {column}, coalesce(n, 0) from connections left join (
+                select connection_id, sum(byte_count)::bigint n from anomalies
+                where kind = '{kind}' and direction = '{direction}' group by all
+            ) using (connection_id)
+            where is_kafka and {column} <> coalesce(n, 0)
+            """,
+        )
+    yield Account(
+        "framed bytes are those of the exchanges, without the missing bytes of partial frames",
+        f"""
+        select {place}, {framed}, coalesce(size, 0) - coalesce(missing, 0)
+        from connections left join (
+            select connection_id, sum({direction}_size + 4)::bigint size
+            from exchanges where {direction}_size is not null group by all
+        ) using (connection_id) left join (
+            select connection_id, sum(byte_count)::bigint missing from anomalies
+            where kind = 'partial_frame' and direction = '{direction}' group by all
+        ) using (connection_id)
+        where is_kafka and not is_tls and {framed} <> coalesce(size, 0) - coalesce(missing, 0)
+        """,
+    )
+
+
+def _belongs(table: str, parent: str, key: str) -> Account:
+    return Account(
+        f"rows of {table} have a row in {parent}",
+        f"""
+        select concat_ws(' ', {key}), 1, 0 from (select distinct {key} from {table})
+        anti join {parent} using ({key})
+        """,
+    )
+
+
+def check(tables: Tables) -> dict[str, Any]:
+    """All accounts as one JSON document: their names, and the faults, LISTED_MAX of each at most.
+
+    Raises CaptureError for a set of an older kdissect.
+    """
+    require_columns(tables)
+    faults = [asdict(fault) for fault in _manifest(tables)]
+    names = {MANIFEST: None}  # in order, once each
+    datasets = {name: tables[name].dataset for name in tables.names}
+    with Database(datasets) as database:
+        for account in accounts(tables):
+            names[account.name] = None
+            rows = database.rows(
+                f"from ({account.sql}) faults (place, left_value, right_value) "
+                f"order by all limit {LISTED_MAX}"
+            )
+            faults += [asdict(Fault(account.name, *row.values())) for row in rows]
+    return {"format_version": FORMAT_VERSION, "accounts": list(names), "faults": faults}
+
+
+def _manifest(tables: Tables) -> Iterator[Fault]:
+    for name, entry in tables.manifest.get("tables", {}).items():
+        rows = tables[name].num_rows
+        if rows != entry["rows"]:
+            yield Fault(MANIFEST, name, rows, entry["rows"])

@@ -1,0 +1,141 @@
+"""The accounts of a table set: they add up, and each one fails on a set that was broken for it."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+
+import kdissect as package
+from kdissect.accounts import check
+from kdissect.api import Table, Tables
+from tests.damage import lose_packets
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Change = Callable[[pa.Table], pa.Table]
+
+
+def plus_one(name: str) -> Change:
+    """A count of the first row is one more."""
+
+    def change(table: pa.Table) -> pa.Table:
+        values = table[name].to_pylist()
+        place = next(row for row, value in enumerate(values) if value)
+        values[place] += 1
+        field = table.schema.field(name)
+        return table.set_column(
+            table.schema.get_field_index(name), field, pa.array(values, field.type)
+        )
+
+    return change
+
+
+def twice(table: pa.Table) -> pa.Table:
+    return pa.concat_tables([table, table.slice(0, 1)])
+
+
+def without_first(table: pa.Table) -> pa.Table:
+    return table.slice(1)
+
+
+def without(column: str, value: str) -> Change:
+    """Without the rows that have a value."""
+    return lambda table: table.filter(pc.not_equal(table[column], value))
+
+
+def no_reasons(table: pa.Table) -> pa.Table:
+    table = plus_one("tcp_packet_count")(table)
+    place = table.schema.get_field_index("ignored_packet_count")
+    return table.set_column(place, table.schema.field(place), pa.array([-1], pa.int64()))
+
+
+GAPS = "missing bytes are those of the gaps in anomalies"
+UNFRAMED = "unframed bytes are those in anomalies"
+FRAMED = "framed bytes are those of the exchanges, without the missing bytes of partial frames"
+PACKETS = "TCP packets are segments of connections or duplicates"
+BROKEN: list[tuple[str, Change, str]] = [
+    ("connections", plus_one("request_byte_count"), "captured bytes are framed and unframed ones"),
+    ("connections", plus_one("response_missing_byte_count"), GAPS),
+    ("anomalies", without("kind", "gap"), GAPS),
+    ("connections", plus_one("response_unframed_byte_count"), UNFRAMED),
+    ("connections", plus_one("response_framed_byte_count"), FRAMED),
+    ("exchanges", plus_one("request_size"), FRAMED),
+    ("captures", plus_one("packet_count"), "packets of a capture are TCP packets and ignored ones"),
+    ("captures", no_reasons, "ignored packets each have a reason"),
+    ("connections", plus_one("request_segment_count"), PACKETS),
+    ("captures", twice, "capture_id is unique in captures"),
+    ("connections", twice, "connection_id is unique in connections"),
+    ("exchanges", twice, "exchange_id is unique in exchanges"),
+    ("record_batches", twice, "exchange_id, batch_index is unique in record_batches"),
+    ("records", twice, "exchange_id, batch_index, record_index is unique in records"),
+    ("connections", without_first, "rows of exchanges have a row in connections"),
+    ("exchanges", without("api_name", "Produce"), "rows of record_batches have a row in exchanges"),
+    ("record_batches", without_first, "rows of records have a row in record_batches"),
+    ("records", without_first, "records of a batch are as many as its record_count"),
+    ("apis/Metadata", plus_one("exchange_id"), "rows of apis/<ApiName> are exchanges of that API"),
+    ("topics", without_first, "rows of a table are as many as the manifest says"),
+]
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Tables:
+    """A table set of a capture with gaps, unframed bytes and cut frames."""
+    folder = tmp_path_factory.mktemp("accounts")
+    lose_packets((captures / "java_2_0_1.pcap").read_bytes(), folder / "lost.pcap", 0.05, seed=4)
+    package.read(folder / "lost.pcap").write(folder / "tables")
+    return package.open(folder / "tables")
+
+
+def broken(tables: Tables, name: str, change: Change) -> list[str]:
+    """The accounts that fail once a table is changed."""
+    made = {each: tables[each] for each in tables.names}
+    made[name] = Table(name, pads.dataset(change(tables[name].to_arrow())))
+    return [fault["account"] for fault in check(Tables(made, tables.manifest))["faults"]]
+
+
+def test_captures_add_up(damaged: Tables, captures: Path, tmp_path: Path) -> None:
+    """Whole captures, one of TLS, and two of which packets are missing."""
+    for name in ("librdkafka.pcap", "sarama.pcap.gz", "tls13.pcap.gz"):
+        assert check(package.read(captures / name))["faults"] == []
+    lose_packets((captures / "java_2_0_1.pcap").read_bytes(), tmp_path / "other.pcap", 0.05)
+    kinds = set()
+    for tables in (damaged, package.read(tmp_path / "other.pcap")):
+        assert check(tables)["faults"] == []
+        kinds |= set(tables.anomalies.to_arrow()["kind"].to_pylist())
+    assert {"gap", "unframed_bytes", "partial_frame"} <= kinds
+
+
+@pytest.mark.parametrize(("name", "change", "account"), BROKEN)
+def test_each_account_fails(damaged: Tables, name: str, change: Change, account: str) -> None:
+    """A set broken on purpose."""
+    assert account in broken(damaged, name, change)
+
+
+def test_every_account_has_a_broken_set(damaged: Tables) -> None:
+    """None is left out above."""
+    assert set(check(damaged)["accounts"]) == {account for _, _, account in BROKEN}
+
+
+def test_the_command(kdissect: Run, damaged: Tables, tmp_path: Path) -> None:
+    """Exit 0 where all add up; exit 1 with a line for each fault, which names its place."""
+    out = tmp_path / "tables"
+    damaged.write(out)
+    done = kdissect("check", str(out))
+    assert (done.returncode, done.stdout.split(" ", 1)[1]) == (0, "accounts add up\n")
+    (path,) = (out / "connections").glob("*.parquet")
+    pq.write_table(plus_one("request_byte_count")(pq.read_table(path)), path)
+    done = kdissect("check", str(out))
+    assert done.returncode == 1
+    line, last = done.stdout.splitlines()
+    assert line.startswith("captured bytes are framed and unframed ones: connection ")
+    assert last.startswith("1 of ")
+    document = json.loads(kdissect("check", str(out), "--json").stdout)
+    assert (document["format_version"], len(document["faults"])) == (1, 1)
+    shutil.rmtree(out)
+    assert kdissect("check", str(out)).returncode == 2
