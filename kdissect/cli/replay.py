@@ -57,6 +57,7 @@ def replay_command(
     allow: opt.Allow = None,
     create_topics: opt.CreateTopics = False,
     same_cluster: opt.SameCluster = False,
+    into_existing: opt.IntoExisting = False,
     dry_run: opt.DryRun = False,
     pace: opt.Pace = "recorded",
     max_gap: opt.MaxGap = None,
@@ -147,6 +148,7 @@ def replay_command(
         is_strict=strict,
         makes_topics=create_topics,
         same_cluster=same_cluster,
+        into_existing=into_existing,
         fail_on=FAIL_ON_DEFAULT if fail_on is None else parse_fail_on(fail_on),
         baseline=baseline,
     )
@@ -176,7 +178,7 @@ def replay_command(
         _save(workload, save, payload.value, reveal_secrets, quiet)
         if to is None and not dry_run:
             return
-    _show_plan(plan, paced, dry_run, quiet)
+    _show_plan(plan, options, dry_run, quiet)
     if dry_run:
         return
     results = _run(plan, targets, options, quiet)
@@ -271,14 +273,18 @@ def _save(workload: Workload, path: str, payload: str, reveal_secrets: bool, qui
         )
 
 
-def _show_plan(plan: ReplayPlan, pace: Any, dry_run: bool, quiet: bool) -> None:
+def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: bool) -> None:
     """The counts: the result of a dry run, otherwise a word before the first byte is sent."""
     from rich.console import Console
 
     from kdissect.replay.output.console import print_plan
+    from kdissect.replay.target.effects import effects_of
 
+    pace = options.run.pace
     if dry_run:
-        print_plan(plan, pace, Console())
+        renames = options.translate.renames
+        effects = effects_of(plan, makes_topics=options.makes_topics, renames=renames)
+        print_plan(plan, pace, Console(), effects)
     elif not quiet:
         print_plan(plan, pace, Console(stderr=True))
 

@@ -51,7 +51,8 @@ Allow = Annotated[
         "--allow",
         metavar="CLASSES",
         help="Writing classes that may be sent: produce,groups,transactions,admin. Without "
-        "it only requests that read are.",
+        "it only requests that read are. delete-existing: also delete what the replay did not "
+        "make.",
         rich_help_panel=GUARDED,
     ),
 ]
@@ -68,6 +69,15 @@ SameCluster = Annotated[
     typer.Option(
         "--same-cluster",
         help="The target may be the cluster that was captured.",
+        rich_help_panel=GUARDED,
+    ),
+]
+IntoExisting = Annotated[
+    bool,
+    typer.Option(
+        "--into-existing",
+        help="Write also to topics, groups and transactional ids that hold data or members at the "
+        "target.",
         rich_help_panel=GUARDED,
     ),
 ]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN = "read", "produce", "groups", "transactions", "admin"
 CLASSES = (READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN)
 WRITING_CLASSES = CLASSES[1:]  # each has to be allowed by name
+DELETE_EXISTING = "delete-existing"  # allowed beside classes: delete what the run did not make
 
 
 # -- what was captured ------------------------------------------------------------------------

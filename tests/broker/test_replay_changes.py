@@ -270,3 +270,21 @@ def test_the_same_cluster(start_broker: Callable[..., Broker], tmp_path: Path) -
     assert "--same-cluster" in done.errors
     done = replay(SARAMA, target.address, lines, "--same-cluster", "--api", "ApiVersions")
     assert done.status == 0, done.explain()
+
+
+def test_a_broker_that_holds_data(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """The second replay of a capture meets what the first one left: it is refused with the list,
+    and --into-existing writes to it and deletes none of it."""
+    target = start_broker(settings=AS_RECORDED)
+    options = (*EVERYTHING, "--pace", "max", "--fail-on", "none")
+    first = replay(SARAMA, target.address, tmp_path / "r.jsonl", *options)
+    assert first.status == 0, first.errors
+    again = replay(SARAMA, target.address, tmp_path / "r.jsonl", *options)
+    assert again.status == 2
+    assert "records)" in again.errors
+    assert "group " in again.errors
+    assert "--into-existing" in again.errors
+    into = replay(SARAMA, target.address, tmp_path / "r.jsonl", *options, "--into-existing")
+    assert into.status == 0, into.errors
+    kept = [row for row in into.rows if row["skipped"] == "not_allowed"]
+    assert all("delete-existing" in row["reason"] for row in kept)

@@ -15,8 +15,9 @@ from kdissect.replay.output.junit import headline
 from kdissect.replay.output.results import Results, judgement_of, show_ns
 from kdissect.replay.planning.schedule import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
+from kdissect.replay.target.effects import Effects
 from kdissect.replay.target.guard import not_allowed
-from kdissect.text import visible
+from kdissect.text import plural, visible
 
 SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
 _STYLES = {
@@ -33,8 +34,11 @@ def clean(text: str) -> str:
     return escape(visible(text))
 
 
-def print_plan(plan: ReplayPlan, pace: Pace, console: Console) -> None:
-    """What will be sent, per API; what is skipped and why; how long it takes."""
+def print_plan(
+    plan: ReplayPlan, pace: Pace, console: Console, effects: Effects | None = None
+) -> None:
+    """What will be sent, per API; what is skipped and why; how long it takes; with `effects` also
+    the names that are made, written to and deleted at the target."""
     workload = plan.workload
     counts = plan.counts()
     planned = sum(each.planned for each in counts)
@@ -69,11 +73,25 @@ def print_plan(plan: ReplayPlan, pace: Pace, console: Console) -> None:
         names = ",".join(missing)
         count = sum(missing.values())
         console.print(f"  --allow {names} would send {count} more", highlight=False)
+    if effects is not None:
+        _print_effects(effects, console)
     took = duration_ns(plan, pace)
     lasts = "as long as the target needs" if took is None else f"{took / 1e9:.1f} s"
     console.print(f"Pace {pace}: expected duration {lasts}", highlight=False)
     for note in [*workload.notes, *plan.notes]:
         console.print(f"note: {clean(note)}", highlight=False)
+
+
+def _print_effects(effects: Effects, console: Console) -> None:
+    for verb, names in (
+        ("make", effects.made), ("write to", effects.written), ("delete", effects.deleted),
+    ):  # fmt: skip
+        by_kind: dict[str, list[str]] = {}
+        for kind, name in names:
+            by_kind.setdefault(kind, []).append(clean(name))
+        for kind, found in by_kind.items():
+            text = f"  would {verb} {plural(len(found), kind)}: {', '.join(found)}"
+            console.print(text, highlight=False)
 
 
 class ReplayProgress:

@@ -36,6 +36,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import (
+    DELETE_EXISTING,
     PRODUCE,
     READ,
     TRANSACTIONS,
@@ -70,8 +71,10 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     """The plan of a workload. Raises ValueError for a class that --allow does not know."""
     options = options or PlanOptions()
     for name in options.allow:
-        if name not in WRITING_CLASSES:
-            raise ValueError(f"allow: {name!r} is none of {', '.join(WRITING_CLASSES)}")
+        if name not in (*WRITING_CLASSES, DELETE_EXISTING):
+            raise ValueError(
+                f"allow: {name!r} is none of {', '.join((*WRITING_CLASSES, DELETE_EXISTING))}"
+            )
     times = _times(workload)
     order = sorted(
         workload.exchanges(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.comparison.explain import explain
 from kdissect.replay.comparison.grouping import dropped_notes
-from kdissect.replay.model import ReplayPlan, TranslateOptions, Verdict
+from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions, Verdict
 from kdissect.replay.output import baseline as runs
 from kdissect.replay.output.results import FAIL_ON_DEFAULT, Reference, Results
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.effects import Name, check_existing, effects_of, find_existing
 from kdissect.replay.target.guard import check_cluster
 from kdissect.replay.target.topics import Prepared, create_topics
 
@@ -30,6 +31,7 @@ from kdissect.replay.target.topics import Prepared, create_topics
 class SessionOptions:
     """How a plan is replayed; `run` has pace and limits.
 
+    into_existing: write to topics, groups and transactional ids that hold data or members.
     rules: files of rules for the comparison. is_strict: no built-in tolerance.
     baseline: a file of an earlier run's --json.
     """
@@ -40,6 +42,7 @@ class SessionOptions:
     is_strict: bool = False
     makes_topics: bool = False
     same_cluster: bool = False
+    into_existing: bool = False
     fail_on: frozenset[Verdict] = FAIL_ON_DEFAULT
     baseline: str | None = None
 
@@ -76,18 +79,23 @@ async def _replay(
     watch: Watch | None,
 ) -> Results:
     baseline = runs.read_baseline(options.baseline) if options.baseline else None
+    effects = effects_of(plan, makes_topics=options.makes_topics, renames=options.translate.renames)
+    existing: dict[Target, dict[Name, str]] = {}
     for each in (against, target):
         if each is not None:  # both are looked at before the first request of the workload
             try:
                 await each.probe()
+                check_cluster(plan.workload.facts, each, options.same_cluster)
+                existing[each] = await find_existing(each, effects)
             except EnvironmentFailed as error:
                 nothing = not_begun(plan, str(error), time.time_ns())
                 return _results(plan, target, options, nothing, [], [])
-            check_cluster(plan.workload.facts, each, options.same_cluster)
+            if not options.into_existing:
+                check_existing(each, existing[each])
     notes: list[str] = []
     reference, reference_name = Reference.CAPTURE, ""
     if against is not None:
-        first, _ = await _run(plan, against, options, watch)
+        first, _ = await _run(plan, against, options, existing[against], watch)
         if first.ended:
             notes.append(f"the run against {against} ended early: {first.ended}")
         notes += [f"the run against {against}: {note}" for note in dropped_notes(first.outcomes)]
@@ -97,7 +105,7 @@ async def _replay(
             return _results(plan, against, options, first, [], notes)
     elif baseline is not None:
         reference, reference_name = Reference.BASELINE, str(options.baseline)
-    result, prepared = await _run(plan, target, options, watch)
+    result, prepared = await _run(plan, target, options, existing[target], watch)
     if baseline is not None:
         missing = runs.compare_runs(result.outcomes, baseline)
         if missing:
@@ -133,7 +141,11 @@ def _results(
 
 
 async def _run(
-    plan: ReplayPlan, target: Target, options: SessionOptions, watch: Watch | None
+    plan: ReplayPlan,
+    target: Target,
+    options: SessionOptions,
+    existing: Collection[Name],
+    watch: Watch | None,
 ) -> tuple[RunResult, list[Prepared]]:
     from kdissect.replay.comparison.comparator import Comparator
     from kdissect.replay.comparison.rules import load_rules
@@ -146,6 +158,8 @@ async def _run(
     # of small requests.
     translator = FastTranslator(ids, comparator.differs)
     translator.learn_versions(target.versions)
+    if DELETE_EXISTING not in plan.options.allow:
+        translator.keep(existing)
     prepared: list[Prepared] = []
     try:
         if options.makes_topics:

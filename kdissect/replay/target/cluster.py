@@ -7,7 +7,7 @@ when a topic turns up that nothing is known of.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from kdissect.codec.message import Message
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.error_codes import ErrorCode
+from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
 
 _DESCRIBE_TRANSACTIONS = 65
@@ -23,7 +23,7 @@ _TRANSACTION = 1  # key type of FindCoordinator
 _OPEN_STATES = frozenset({"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"})
 _FIND_COORDINATOR, _ONE_COORDINATOR_MAX = 10, 3
 _LOADING = frozenset({14, 15, 16})  # the coordinator is loading, not available, elsewhere
-_EARLIEST = -2
+_EARLIEST, _LATEST = -2, -1  # timestamps of ListOffsets
 READY_S = 10.0
 ASK_TIMEOUT_S = 15.0
 
@@ -218,7 +218,7 @@ class Target:
         found: dict[tuple[str, int], int] = {}
         for leader, topics in self._led().items():
             try:
-                found |= await self._log_starts(leader, topics)
+                found |= await self._log_offsets(leader, topics, _EARLIEST)
             except ConnectFailed as error:
                 host, port = self.address(leader)
                 raise EnvironmentFailed(f"{show_address(host, port)}: {error}") from None
@@ -231,7 +231,7 @@ class Target:
         count = sum(len(topic["partitions"]) for topic in body["topics"])
         found = 0
         for leader, topics in self._led().items():
-            found += len(await self._log_starts(leader, topics))
+            found += len(await self._log_offsets(leader, topics, _EARLIEST))
         return found == count
 
     def _led(self) -> dict[int, dict[str, list[int]]]:
@@ -244,14 +244,61 @@ class Target:
                     names.setdefault(topic["name"], []).append(each["partition_index"])
         return by_leader
 
-    async def _log_starts(
-        self, leader: int, topics: Mapping[str, list[int]]
+    async def record_counts(self, names: Collection[str]) -> dict[str, int]:
+        """Offsets between start and end of the logs, by topic. Raises ConnectFailed."""
+        counts: dict[str, int] = {}
+        for leader, led in self._led().items():
+            topics = {name: numbers for name, numbers in led.items() if name in names}
+            if not topics:
+                continue
+            starts = await self._log_offsets(leader, topics, _EARLIEST)
+            ends = await self._log_offsets(leader, topics, _LATEST)
+            for log in starts.keys() & ends.keys():
+                counts[log[0]] = counts.get(log[0], 0) + ends[log] - starts[log]
+        return counts
+
+    async def list_groups(self) -> dict[str, str]:
+        """Groups of every kind by id, with their state. Raises ConnectFailed."""
+        groups = await self._list(ApiKey.LIST_GROUPS, "groups")
+        return {each["group_id"]: each.get("group_state") or "a group" for each in groups}
+
+    async def list_transactions(self) -> dict[str, str]:
+        """Transactional ids with their state; none before Kafka 3.0 (KIP-664).
+
+        Raises ConnectFailed.
+        """
+        states = await self._list(ApiKey.LIST_TRANSACTIONS, "transaction_states")
+        return {each["transactional_id"]: each["transaction_state"] for each in states}
+
+    async def _list(self, api_key: ApiKey, array: str) -> list[dict[str, Any]]:
+        """Elements of every node's answer: each coordinator lists its own."""
+        version = self.newest(api_key)
+        if version is None:
+            return []
+        api_name = catalog.api(api_key).name
+        listed: list[dict[str, Any]] = []
+        end = asyncio.get_running_loop().time() + READY_S
+        for node_id in self.nodes:
+            host, port = self.address(node_id)
+            while True:
+                answer = await self._ask_once(host, port, request(api_key, version, {}), api_name)
+                code = answer.body["error_code"]
+                if code not in _LOADING or asyncio.get_running_loop().time() > end:
+                    break
+                await asyncio.sleep(0.05)
+            if code:
+                raise ConnectFailed("unreachable", f"{api_name} was answered {error_name(code)}")
+            listed += answer.body[array]
+        return listed
+
+    async def _log_offsets(
+        self, leader: int, topics: Mapping[str, list[int]], timestamp: int
     ) -> dict[tuple[str, int], int]:
         version = self.newest(ApiKey.LIST_OFFSETS)
         if version is None:
             return {}
         host, port = self.address(leader)
-        asked = request(ApiKey.LIST_OFFSETS, version, _earliest(topics, version))
+        asked = request(ApiKey.LIST_OFFSETS, version, _list_offsets(topics, version, timestamp))
         answer = await self._ask_once(host, port, asked, "ListOffsets")
         found: dict[tuple[str, int], int] = {}
         for topic in answer.body["topics"]:
@@ -283,9 +330,11 @@ class Target:
             self._control = None
 
 
-def _earliest(topics: Mapping[str, list[int]], api_version: int) -> dict[str, Any]:
-    """The body of a ListOffsets request for the first offset of partitions."""
-    entry: dict[str, Any] = {"timestamp": _EARLIEST}
+def _list_offsets(
+    topics: Mapping[str, list[int]], api_version: int, timestamp: int
+) -> dict[str, Any]:
+    """The body of a ListOffsets request for the first or the last offset of partitions."""
+    entry: dict[str, Any] = {"timestamp": timestamp}
     if api_version == 0:
         entry["max_num_offsets"] = 1
     return {

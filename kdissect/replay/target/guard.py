@@ -8,7 +8,14 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 
 from kdissect.errors import Error
-from kdissect.replay.model import CLASSES, WRITING_CLASSES, ReplayPlan, SkipCode, WorkloadFacts
+from kdissect.replay.model import (
+    CLASSES,
+    DELETE_EXISTING,
+    WRITING_CLASSES,
+    ReplayPlan,
+    SkipCode,
+    WorkloadFacts,
+)
 from kdissect.replay.target.cluster import Target, show_address
 
 Address = tuple[str, int]
@@ -22,9 +29,10 @@ def parse_allow(values: Iterable[str]) -> frozenset[str]:
     """Classes of ``produce,groups`` and the like, as often as given. Raises GuardError."""
     names = {name.strip().lower() for value in values for name in value.split(",")} - {""}
     for name in sorted(names):
-        if name not in CLASSES:
-            raise GuardError(f"--allow {name}: classes are {', '.join(WRITING_CLASSES)}")
-    return frozenset(names) & frozenset(WRITING_CLASSES)
+        if name not in (*CLASSES, DELETE_EXISTING):
+            known = ", ".join((*WRITING_CLASSES, DELETE_EXISTING))
+            raise GuardError(f"--allow {name}: classes are {known}")
+    return frozenset(names) & {*WRITING_CLASSES, DELETE_EXISTING}
 
 
 def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool) -> None:

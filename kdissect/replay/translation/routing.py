@@ -71,6 +71,17 @@ def needs(ids: IdMap, exchange: Exchange) -> tuple[str, ...]:
     return tuple(names)
 
 
+def names(ids: IdMap, exchange: Exchange) -> Iterator[tuple[str, str]]:
+    """("topic" or "group", the target's name) of each that a request names."""
+    for kind, slot, holder, _ in _spots(exchange, _TOPICS | {FieldKind.GROUP}):
+        value = holder[slot.name]
+        for each in value if isinstance(value, list) else [value]:
+            if kind is FieldKind.GROUP:
+                yield "group", ids.group(each)
+            elif name := ids.topic_name(*((each, None) if kind is FieldKind.TOPIC else ("", each))):
+                yield "topic", ids.topic(name)
+
+
 def share_told(ids: IdMap, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
     """(captured topic id, partition) of a share session: what it was told, and what a request
     says."""

@@ -13,19 +13,20 @@ cluster and to another one in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kdissect.codec.message import decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import taken
-from kdissect.replay.model import DroppedField, SkipCode, Skipped, Step
+from kdissect.replay.model import DELETE_EXISTING, DroppedField, SkipCode, Skipped, Step
 from kdissect.replay.translation import answers, node_split, requests, routing
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.retry import Differs, Retry
+from kdissect.replay.workload.messages import DELETING_APIS
 
 
 class Translator:
@@ -37,6 +38,7 @@ class Translator:
         self._dropped: dict[int, list[DroppedField]] = {}  # step -> fields its request lacks
         # topics whose leaders are known -> `changes` of the target's facts at that moment
         self._known: dict[tuple[str, ...], int] = {}
+        self._kept: frozenset[tuple[str, str]] = frozenset()
         self._needs: list[tuple[str, ...]] = []
         known: dict[tuple[str, ...], tuple[str, ...]] = {}
         for step in ids.plan.steps:
@@ -61,6 +63,10 @@ class Translator:
 
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
         self.ids.learn_coordinator(key_type, key, node_id)
+
+    def keep(self, names: Iterable[tuple[str, str]]) -> None:
+        """No request deletes these: (kind, the target's name) of what was there before the run."""
+        self._kept = frozenset(names)
 
     def transactional_id(self, name: str) -> str:
         return self.ids.transactional_id(name)
@@ -101,7 +107,7 @@ class Translator:
         exchange = step.exchange
         if exchange.request is None:
             return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
-        refused = self._refused(step)
+        refused = self._refused(step) or self._protected(step)
         if refused is not None:
             return refused
         try:
@@ -151,6 +157,16 @@ class Translator:
         if exchange.response is None and exchange.expects_response:
             return Skipped(SkipCode.API_VERSION, f"{reason}; it was not answered in the capture")
         return Skipped(SkipCode.API_VERSION, reason, is_finding=True)
+
+    def _protected(self, step: Step) -> Skipped | None:
+        """A request that would delete something of `keep`, also if it names other things too."""
+        if not self._kept or step.exchange.api_key not in DELETING_APIS:
+            return None
+        for kind, name in routing.names(self.ids, step.exchange):
+            if (kind, name) in self._kept:
+                reason = f"{kind} {name} was there before: needs --allow {DELETE_EXISTING}"
+                return Skipped(SkipCode.NOT_ALLOWED, reason)
+        return None
 
     # -- answers --------------------------------------------------------------------------------
 

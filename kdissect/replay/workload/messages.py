@@ -37,6 +37,13 @@ CONTROLLER_LISTENER_APIS = frozenset(
         ApiKey.UPDATE_RAFT_VOTER,
     }
 )
+# Of these, only names that the run made itself go through without `--allow delete-existing`.
+DELETING_APIS = frozenset(
+    {
+        ApiKey.DELETE_TOPICS, ApiKey.DELETE_RECORDS, ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE,
+        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+    }
+)  # fmt: skip
 # The target's own conversation: the runner authenticates with the target's options.
 TARGET_OWN_APIS = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 

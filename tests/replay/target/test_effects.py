@@ -1,0 +1,141 @@
+"""Names that hold data at the target: refused before the first write, and not deleted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from kdissect.cli import app
+from kdissect.codec.message import decode_message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import WRITING_CLASSES, PlanOptions
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.target.effects import Effects, effects_of
+from kdissect.replay.target.guard import GuardError
+from kdissect.replay.workload.source import load_workload
+from tests.conftest import CAPTURES
+from tests.replay.made import FakeBroker, empty_answer, response
+
+SOURCE = CAPTURES / "librdkafka.pcap"
+EVERYTHING = ",".join(WRITING_CLASSES)
+WRITES = {ApiKey.PRODUCE, ApiKey.CREATE_TOPICS, ApiKey.JOIN_GROUP, ApiKey.INIT_PRODUCER_ID}
+
+
+class Holding:
+    """A broker with the topic rd-events (500 records in partition 0), the topic rd-tx (empty), a
+    group with members, and a transactional id."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.deleted: list[str] = []
+
+    def __call__(self, number: int, frame: bytes) -> bytes:
+        api_key = int.from_bytes(frame[:2], "big")
+        self.asked.append(api_key)
+        body = self.body(api_key, frame)
+        if body is None:
+            return empty_answer(frame)
+        version = int.from_bytes(frame[2:4], "big")
+        return response(api_key, version, int.from_bytes(frame[4:8], "big"), **body)
+
+    def body(self, api_key: int, frame: bytes) -> dict[str, Any] | None:
+        if api_key == ApiKey.METADATA:
+            partition = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1]}
+            topics = [{"name": name, "partitions": [partition]} for name in ("rd-events", "rd-tx")]
+            node = {"node_id": 1, "host": "127.0.0.1", "port": 1}
+            return {"brokers": [node], "topics": topics}
+        request = decode_message(frame, side="request").body
+        if api_key == ApiKey.LIST_OFFSETS:
+            for topic in request["topics"]:
+                for each in topic["partitions"]:
+                    is_end = each.pop("timestamp") == -1 and topic["name"] == "rd-events"
+                    each["offset"] = 700 if is_end else 200 * (topic["name"] == "rd-events")
+                    each.pop("current_leader_epoch", None)
+            return {"topics": request["topics"]}
+        if api_key == ApiKey.LIST_GROUPS:
+            names = ("rd-classic", "another")
+            return {"groups": [{"group_id": name, "group_state": "Stable"} for name in names]}
+        if api_key == ApiKey.LIST_TRANSACTIONS:
+            state = {"transactional_id": "rd-tx-1", "transaction_state": "Empty"}
+            return {"transaction_states": [state]}
+        if api_key == ApiKey.DELETE_TOPICS:
+            topics = request.get("topics") or [{"name": name} for name in request["topic_names"]]
+            self.deleted += [each["name"] for each in topics]
+        return None
+
+
+def run(holding: Holding, *options: str) -> Result:
+    with FakeBroker(holding).running() as broker:
+        command = ["replay", str(SOURCE), "--to", f"127.0.0.1:{broker.port}", "--quiet"]
+        return CliRunner().invoke(app, [*command, "--pace", "max", "--timeout", "1s", *options])
+
+
+def test_data_under_names_of_the_plan_ends_the_run() -> None:
+    holding = Holding()
+    done = run(holding, "--allow", EVERYTHING)
+    assert isinstance(done.exception, GuardError)  # a user's mistake: exit code 2
+    line = str(done.exception)
+    for name in ("topic rd-events (500 records)", "group rd-classic (Stable)",
+                 "transactional-id rd-tx-1 (Empty)", "--into-existing"):  # fmt: skip
+        assert name in line
+    assert "rd-tx (" not in line  # that topic is empty
+    assert "another" not in line  # the plan does not name it
+    assert not WRITES.intersection(holding.asked)
+
+
+def test_a_run_that_only_reads_is_not_checked() -> None:
+    holding = Holding()
+    done = run(holding)
+    assert not isinstance(done.exception, GuardError)
+    assert ApiKey.LIST_GROUPS not in holding.asked[: holding.asked.index(ApiKey.FETCH)]
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_what_was_there_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
+    holding = Holding()
+    lines = tmp_path / "r.jsonl"
+    allow = f"{EVERYTHING},delete-existing" if is_allowed else EVERYTHING
+    options = ("--allow", allow, "--into-existing", "--api", "DeleteTopics", "--json", str(lines))
+    done = run(holding, *options)
+    assert not isinstance(done.exception, GuardError)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()][1:-1]
+    reasons = {row["reason"] for row in rows if row["skipped"] == "not_allowed"}
+    if is_allowed:
+        assert holding.deleted == ["rd-tx"]
+        assert not reasons
+    else:
+        assert not holding.deleted
+        assert any("rd-tx was there before: needs --allow delete-existing" in each
+                   for each in reasons)  # fmt: skip
+
+
+def effects(*allow: str, **options: Any) -> Effects:
+    plan = make_plan(load_workload(str(SOURCE)), PlanOptions(allow=frozenset(allow)))
+    return effects_of(plan, **options)
+
+
+def test_effects_of_a_plan() -> None:
+    found = effects(*WRITING_CLASSES)
+    assert list(found.made) == [("topic", "rd-events"), ("topic", "rd-tx")]
+    assert set(found.names("group")) >= {"rd-classic", "rd-coop", "rd-new"}
+    assert found.names("transactional-id") == ["rd-tx-1"]
+    assert {("topic", "rd-events"), ("topic", "rd-tx")} <= set(found.deleted)
+    assert "__consumer_offsets" not in found.names("topic")
+    renamed = effects(*WRITING_CLASSES, renames=(("topic", "rd-tx", "mine"),))
+    assert ("topic", "mine") in renamed.made
+    assert "rd-tx" not in renamed.names("topic")
+    assert effects() == Effects()
+    assert list(effects(makes_topics=True).made) == [("topic", "rd-events"), ("topic", "rd-tx")]
+
+
+def test_a_dry_run_lists_them() -> None:
+    done = CliRunner().invoke(app, ["replay", str(SOURCE), "--dry-run", "--allow", EVERYTHING])
+    assert done.exit_code == 0, done.output
+    assert "would make 2 topics: rd-events, rd-tx" in done.stdout
+    assert "would write to 1 transactional-id: rd-tx-1" in done.stdout
+    assert "would delete 2 topics: rd-events, rd-tx" in done.stdout
