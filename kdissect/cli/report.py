@@ -77,7 +77,10 @@ def report_command(
     from kdissect.text import visible
 
     for finding in report.document["findings"]["findings"]:
-        typer.echo(f"{visible(finding['title'], 300)}. {visible(finding['text'], 500)}")
+        cost = f" ({finding['cost']})" if finding["cost"] else ""
+        typer.echo(f"{visible(finding['title'], 300)}{cost}. {visible(finding['text'], 500)}")
+        if finding["next_command"]:
+            typer.echo(f"  $ {visible(finding['next_command'], 500)}")
     files = f" and {len(report.csv)} CSV files beside it" if report.csv else ""
     typer.echo(f"Report: {report.html}{files}")
 

@@ -193,7 +193,7 @@ def error_name(code: int) -> str:
 
 
 # Codes that are a step of the protocol, not a fault: (api, code) or (None, code), and why.
-_ROUTINE = {
+ROUTINE = {
     ("JoinGroup", "MEMBER_ID_REQUIRED"): "a new member is told its id, and joins again (KIP-394)",
     (
         "ApiVersions",
@@ -208,4 +208,4 @@ _ROUTINE = {
 
 def routine_reason(api_name: str | None, error_name: str) -> str | None:
     """Why an error of an API is part of normal operation; None if it is not."""
-    return _ROUTINE.get((api_name, error_name)) or _ROUTINE.get((None, error_name))
+    return ROUTINE.get((api_name, error_name)) or ROUTINE.get((None, error_name))

@@ -2,7 +2,7 @@
 
 Theory of operation: DuckDB reads the Parquet files and makes one table per question (`x`, an
 exchange a row, is what most start from, see `exchange_facts`); sections ask it for the rows that
-they show and give plain values (the document); `findings` reads the document, `page` draws it.
+they show and give plain values (the document); `findings` ranks what stands out, `page` draws it.
 Memory is bounded by DuckDB's limit and by the rows that are shown, not by the table set.
 """
 
@@ -191,5 +191,5 @@ def collect(
     for number, (name, section) in enumerate(sections.items(), _PREPARED):
         progress(name, number / (_PREPARED + len(sections)))
         document[name] = section()
-    document["findings"] = findings.find(document)
+    document["findings"] = findings.find(database, document)
     return document

@@ -2,12 +2,14 @@
 
 Times are `service_ms`: what the broker took itself (`queued_ms` is the wait behind the response
 before on the connection). `wait` tells answers from long polls and from waiting for a group's
-members; `tables/waits` decides it.
+members; `tables/waits` decides it. `failed`: the response has an error that is no routine step of
+the protocol; that is what the report counts as an error everywhere.
 """
 
 from __future__ import annotations
 
 from kdissect.report.database import ReportDatabase
+from kdissect.report.sections.errors import is_fault
 
 EXACT_MAX = 20_000_000  # above this many exchanges percentiles are t-digests: bounded memory
 
@@ -48,7 +50,8 @@ def prepare(database: ReportDatabase) -> None:
           e.decode_status, e.request_packet, e.response_packet,
           coalesce(e.request_packet, e.response_packet) AS packet,
           coalesce(e.request_capture_id, e.response_capture_id) AS capture_id,
-          coalesce(e.error_code, 0) <> 0 AS failed,
+          coalesce(e.error_code, 0) <> 0 AS has_error,
+          {is_fault("e.api_name", "e.error_codes")} AS failed,
           b.connection_id IS NOT NULL AS is_broker
         FROM exchanges e LEFT JOIN broker_connections b ON b.connection_id = e.connection_id
         """

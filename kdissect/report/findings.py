@@ -1,17 +1,31 @@
-"""What stands out: the few sentences that a reader should see first, each with its section."""
+"""What stands out: the few findings that a reader should see first, those that cost most on top.
+
+A finding says what happened, since when, to whom, with which exchanges and packets as evidence,
+and which command shows more. Its level says how bad it is: `bad` if requests failed for good or
+data was not seen, `warn` if users lost time, else `info`. Within a level findings are in the order
+of the time that was lost, then of the requests that were hit; `cost` says these figures. What is
+always so (some API is the slowest one) is no finding.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from kdissect import text as f
+from kdissect.report.database import ReportDatabase
+from kdissect.report.exchange_facts import quantile
 from kdissect.report.sections.latency import ANSWERS_MIN
 
 Document = dict[str, Any]
-Finding = dict[str, str]
+Finding = dict[str, Any]
 
-SLOW_FACTOR = 3  # a client's p95 that is so many times that of all stands out
+EVIDENCE = 5  # exchanges and packets that a finding names
+SHOWN = 3  # findings of a kind
+SLOW_FACTOR, SLOW_MS = 3, 20.0  # a client's p95 beside that of other clients of the same API
+API_SLOW_MS, API_STUCK_MS = 100.0, 1000.0  # p95 of an API that is told, and that is a warning
 RETRANSMITTED_MIN = 0.001
 UNCOMPRESSED_BYTES_MIN = 1_000_000
 SMALL_BATCH_RECORDS, SMALL_BATCHES_MIN = 2, 1000
@@ -19,13 +33,72 @@ REBALANCE_LONG_MS = 3000
 _ORDER = {"bad": 0, "warn": 1, "info": 2}
 
 
-def _finding(level: str, section: str, title: str, text: str) -> Finding:
-    return {"level": level, "section": section, "title": title, "text": text}
+class _Facts:
+    """What the rules ask: the document, and the database for evidence."""
+
+    def __init__(self, database: ReportDatabase, document: Document) -> None:
+        self.database, self.document = database, document
+        # commands name a capture as the page does: by its file, wherever the reader has that
+        self.paths = {
+            row["capture_id"]: os.path.basename(row["path"])
+            for row in document["overview"]["captures"]
+        }
+
+    def evidence(
+        self, condition: str, values: tuple[Any, ...] = (), order: str = "time"
+    ) -> Finding:
+        """Fields of a finding about the exchanges of `x` for which a condition in SQL holds."""
+        row = self.database.row(
+            f"""
+            SELECT count(*) AS request_count, min(time) AS since,
+              list(exchange_id ORDER BY {order}, exchange_id)[:{EVIDENCE}] AS exchange_ids,
+              list(packet ORDER BY {order}, exchange_id)[:{EVIDENCE}] AS packets,
+              list(capture_id ORDER BY {order}, exchange_id)[1] AS capture_id
+            FROM x WHERE {condition}
+            """,
+            values,
+        )
+        path = self.paths.get(row.pop("capture_id"))
+        ids = [str(ident) for ident in row["exchange_ids"] or []]
+        return {**row, "exchange_ids": ids, "packets": row["packets"] or [], "capture": path}
+
+    def command(self, verb: str, *options: str, capture: str | None = None) -> str:
+        """A command over a capture, which a shell takes as it is."""
+        path = capture or next(iter(self.paths.values()), "CAPTURE")
+        return " ".join(_quoted(word) for word in ("kdissect", verb, path, *options))
 
 
-def _health(d: Document) -> Iterator[Finding]:
-    overview = d["overview"]
-    health = overview["health"]
+def _quoted(word: str) -> str:
+    """For a shell; SQL with quotes of its own stays readable."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
+
+
+def _finding(
+    level: str, section: str, title: str, text: str, *, whom: str = "", command: str = "",
+    time_lost_ms: float | None = None, **evidence: Any,
+) -> Finding:  # fmt: skip
+    count = evidence.get("request_count")
+    cost = [f"{f.duration(time_lost_ms)} lost"] if time_lost_ms else []
+    cost += [f.plural(count, "request")] if count else []
+    return {
+        "level": level,
+        "section": section,
+        "title": title,
+        "text": text,
+        "cost": ", ".join(cost),
+        "time_lost_ms": time_lost_ms,
+        "request_count": count,
+        "since": evidence.get("since"),
+        "whom": whom,
+        "exchange_ids": evidence.get("exchange_ids", []),
+        "packets": evidence.get("packets", []),
+        "next_command": command,
+    }
+
+
+def _health(facts: _Facts) -> Iterator[Finding]:
+    overview = facts.document["overview"]
+    health, read = overview["health"], overview["read"]
     missing = health["missing_byte_count"]
     if missing:
         part = missing / (missing + health["byte_count"])
@@ -35,6 +108,8 @@ def _health(d: Document) -> Iterator[Finding]:
             f"{f.byte_size(missing)} of Kafka traffic were not captured",
             f"{f.share(part)} of the bytes in {f.plural(health['gap_count'], 'gap')}: counts and "
             "latencies near them are lower bounds.",
+            command=facts.command("show", "--where", "decode_status = 'partial'"),
+            **facts.evidence("decode_status = 'partial'"),
         )
     damaged = [c for c in overview["captures"] if c["error"] and c["format"] != "unknown"]
     if damaged:
@@ -43,6 +118,7 @@ def _health(d: Document) -> Iterator[Finding]:
             "overview",
             f"{f.plural(len(damaged), 'capture')} could not be read to the end",
             f"{damaged[0]['path']}: {damaged[0]['error']}",
+            command=shlex.join(["capinfos", damaged[0]["path"]]),
         )
     truncated = sum(c["truncated_packet_count"] for c in overview["captures"])
     if truncated:
@@ -50,144 +126,207 @@ def _health(d: Document) -> Iterator[Finding]:
             "bad",
             "overview",
             f"{f.plural(truncated, 'packet')} cut by the snap length",
-            "Their bytes are missing for good: capture with a snap length of 0 (tcpdump -s 0).",
+            "Their bytes are missing for good: capture with a snap length of 0.",
+            command="tcpdump -i any -s 0 -w trace.pcap 'tcp port 9092'",
         )
-    closed = [row for row in d["network"]["other_connections"]["rows"] if row["is_tls"]]
-    if closed:
+    unread = read["unread_tls_connections"]
+    if unread:
         yield _finding(
             "warn",
             "network",
-            f"{f.plural(len(closed), 'TLS connection')} not decrypted",
-            "Only their handshakes are known. A key log (--keylog) opens them.",
+            f"{f.plural(unread, 'TLS connection')} not decrypted",
+            f"Only their handshakes are known; what this page says is of the other "
+            f"{f.plural(overview['kafka_connections'], 'connection')}. A key log opens them.",
+            command=facts.command("report", "--keylog", "FILE"),
         )
     if not overview["kafka_connections"]:
         yield _finding(
-            "bad", "overview", "No Kafka traffic found", "Every connection speaks something else."
+            "bad", "overview", "No Kafka traffic found", "Every connection speaks something else.",
+            command=facts.command("sql", "select protocol, count(*) from connections group by all"),
+        )  # fmt: skip
+
+
+def _slow_clients(facts: _Facts) -> Iterator[Finding]:
+    """Clients whose answers of an API take longer than those of the API's other clients.
+
+    Each client has one vote on what is usual, so that a busy one does not decide it.
+    """
+    database = facts.database
+    rows = database.rows(
+        f"""
+        WITH clients AS (
+          SELECT api, client_id, client_ip, count(*) AS answers,
+            {quantile(database, "service_ms", 0.95)} AS p95
+          FROM x WHERE wait = 'answer' AND service_ms IS NOT NULL AND NOT is_broker
+          GROUP BY ALL HAVING count(*) >= {ANSWERS_MIN}
+        ), usual AS (
+          SELECT api, median(p95) AS usual_p95 FROM clients GROUP BY api HAVING count(*) >= 3
+        ), slow AS (
+          SELECT * FROM clients JOIN usual USING (api)
+          WHERE p95 >= {SLOW_FACTOR} * usual_p95 AND p95 - usual_p95 >= {SLOW_MS}
         )
-
-
-def _latency(d: Document) -> Iterator[Finding]:
-    everyone = d["latency"]["all"]
-    if not everyone["count"]:
-        return
-    clients: list[Document] = []
-    for answers_min in (ANSWERS_MIN, 5, 1):
-        clients = [
-            row
-            for row in d["latency"]["clients"]["rows"]
-            if not row["is_broker"] and row["answers"] >= answers_min
-        ]
-        if any(row["p95"] >= everyone["p95"] for row in clients):
-            break  # else a client of few answers is behind the figure of all
-    if clients:
-        slowest = max(clients, key=lambda row: row["p95"])
-        outlier = slowest["p95"] >= SLOW_FACTOR * everyone["p95"] and slowest["p95"] > 20
-        yield _finding(
-            "warn" if outlier else "info",
-            "latency",
-            f"Slowest client: {f.client(slowest)}",
-            f"p95 {f.duration(slowest['p95'])} over {f.plural(slowest['answers'], 'answer')}, "
-            f"all clients {f.duration(everyone['p95'])}; longest "
-            f"{f.duration(slowest['max'])}. Long polls are left out.",
-        )
-    apis = [row for row in d["latency"]["apis"]["rows"] if row["answers"] >= ANSWERS_MIN]
-    if apis:
-        slowest = max(apis, key=lambda row: row["p95"])
-        yield _finding(
-            "info",
-            "latency",
-            f"Slowest API: {slowest['api']}",
-            f"p50 {f.duration(slowest['p50'])}, p95 {f.duration(slowest['p95'])}, "
-            f"p99 {f.duration(slowest['p99'])} over {f.plural(slowest['answers'], 'answer')}.",
-        )
-
-
-def _errors(d: Document) -> Iterator[Finding]:
-    real = [row for row in d["errors"]["codes"] if not row["routine"]]
-    total = sum(row["exchanges"] for row in real)
-    if real:
-        top = real[0]
-        where = f" ({', '.join(top['topics'])})" if top["topics"] else ""
-        steps = d["errors"]["exchanges"] - total
-        also = (
-            f" {f.plural(steps, 'more answer')} told a routine step of the protocol."
-            if steps > 0
-            else ""
-        )
-        final = sum(row["exchanges"] for row in real if not row["is_retriable"])
-        yield _finding(
-            "bad" if final else "warn",
-            "errors",
-            f"{f.plural(total, 'answer')} with an error",
-            f"Most frequent: {top['error']} in {top['api']}{where}, {f.count(top['count'])}×. "
-            f"{_retriable(total, final)}{also}",
-        )
-    unanswered = sum(row["count"] for row in d["errors"]["unanswered"])
-    if unanswered:
-        top = d["errors"]["unanswered"][0]
-        lost = d["overview"]["response_missing"] + d["overview"]["connection_closed"]
-        closed = d["overview"]["connection_closed"]
-        yield _finding(
-            "warn" if closed else "info",
-            "errors",
-            f"{f.plural(lost, 'request')} without an answer",
-            f"{_unanswered(closed, lost - closed)} Most: {top['api']} of {f.client(top)}.",
-        )
-
-
-def _retriable(total: int, final: int) -> str:
-    if final == total:
-        return "None of them can simply be tried again."
-    if not final:
-        return "All of them may be tried again."
-    return f"{f.count(final)} of them cannot simply be tried again."
-
-
-def _unanswered(closed: int, open_: int) -> str:
-    if not closed:
-        return "They had none when the capture ended."
-    if not open_:
-        return "Their connections were closed before."
-    return (
-        f"{f.count(closed)} because the connection was closed, "
-        f"{f.count(open_)} had none when the capture ended."
+        SELECT s.*, sum(x.service_ms - s.usual_p95) AS lost_ms
+        FROM slow s JOIN x ON x.api = s.api AND x.client_ip = s.client_ip
+          AND x.client_id IS NOT DISTINCT FROM s.client_id
+        WHERE x.wait = 'answer' AND x.service_ms > s.usual_p95
+        GROUP BY ALL ORDER BY lost_ms DESC, api, client_id LIMIT {SHOWN}
+        """
     )
-
-
-def _groups(d: Document) -> Iterator[Finding]:
-    groups = d["groups"]["groups"]["rows"]
-    rebalances = sum(row["rebalances"] for row in groups)
-    if rebalances:
-        busiest = max(groups, key=lambda row: (row["rebalances"], row["rebalance_ms"] or 0))
-        longest = max(groups, key=lambda row: row["rebalance_ms_max"] or 0)
-        slow = (longest["rebalance_ms_max"] or 0) >= REBALANCE_LONG_MS
-        yield _finding(
-            "warn" if slow else "info",
-            "groups",
-            f"{f.plural(rebalances, 'rebalance')} in {f.plural(len(groups), 'group')}",
-            f"Most in {busiest['group_id']}: {f.count(busiest['rebalances'])} with "
-            f"{f.plural(busiest['members'], 'member')}. Longest: "
-            f"{f.duration(longest['rebalance_ms_max'])} in {longest['group_id']}.",
+    for row in rows:
+        found = facts.evidence(
+            "wait = 'answer' AND service_ms > ? AND api = ? AND client_ip = ? "
+            "AND client_id IS NOT DISTINCT FROM ?",
+            (row["usual_p95"], row["api"], row["client_ip"], row["client_id"]),
+            "service_ms DESC",
         )
-    if d["lag"] and d["lag"]["groups"]["rows"]:
-        row = d["lag"]["groups"]["rows"][0]
+        yield _finding(
+            "warn",
+            "latency",
+            f"{row['api']} is slow for {f.client(row)}",
+            f"p95 of service_ms {f.duration(row['p95'])} over "
+            f"{f.plural(row['answers'], 'answer')}; other clients' {f.duration(row['usual_p95'])}. "
+            "Counted as lost: what its answers took above that.",
+            whom=f.client(row),
+            command=facts.command(
+                "show", "--api", row["api"], "--client", row["client_id"] or row["client_ip"],
+                "--slow", f"{row['usual_p95']:.0f}ms", capture=found["capture"],
+            ),
+            time_lost_ms=row["lost_ms"],
+            **found,
+        )  # fmt: skip
+
+
+def _slow_apis(facts: _Facts) -> Iterator[Finding]:
+    """APIs whose answers take long for all clients."""
+    database = facts.database
+    rows = database.rows(
+        f"""
+        SELECT api, count(*) AS answers, {quantile(database, "service_ms", 0.5)} AS p50,
+          {quantile(database, "service_ms", 0.95)} AS p95,
+          sum(greatest(service_ms - {API_SLOW_MS}, 0)) AS lost_ms
+        FROM x WHERE wait = 'answer' AND service_ms IS NOT NULL AND NOT is_broker
+        GROUP BY api HAVING count(*) >= {ANSWERS_MIN} AND p95 >= {API_SLOW_MS}
+        ORDER BY lost_ms DESC, api LIMIT {SHOWN}
+        """
+    )
+    for row in rows:
+        found = facts.evidence(
+            f"wait = 'answer' AND NOT is_broker AND service_ms > {API_SLOW_MS} AND api = ?",
+            (row["api"],),
+            "service_ms DESC",
+        )
+        yield _finding(
+            "warn" if row["p95"] >= API_STUCK_MS else "info",
+            "latency",
+            f"{row['api']} takes long: p95 {f.duration(row['p95'])}",
+            f"service_ms over {f.plural(row['answers'], 'answer')}, p50 {f.duration(row['p50'])}. "
+            f"Counted as lost: what answers took above {f.duration(API_SLOW_MS)}.",
+            command=facts.command(
+                "show", "--api", row["api"], "--slow", f"{API_SLOW_MS:.0f}ms",
+                capture=found["capture"],
+            ),
+            time_lost_ms=row["lost_ms"],
+            **found,
+        )  # fmt: skip
+
+
+def _errors(facts: _Facts) -> Iterator[Finding]:
+    errors = facts.document["errors"]
+    real = [row for row in errors["codes"] if not row["routine"]]
+    real.sort(key=lambda row: (-row["exchanges"], row["api"], row["error"]))
+    for row in real[:SHOWN]:
+        condition = "api = ? AND list_contains(error_codes, ?)"
+        found = facts.evidence(condition, (row["api"], row["code"]))
+        has_code = f"list_contains(error_codes, {row['code']})"
+        places = f" Topics: {', '.join(row['topics'])}." if row["topics"] else ""
+        yield _finding(
+            "warn" if row["is_retriable"] else "bad",
+            "errors",
+            f"{row['error']} in {row['api']}",
+            f"{f.plural(row['clients'], 'client')}. "
+            + ("May be tried again." if row["is_retriable"] else "Trying again does not help.")
+            + places,
+            whom=_first_client(facts, condition, (row["api"], row["code"])),
+            command=facts.command(
+                "show", "--api", row["api"], "--where", has_code,
+                capture=found["capture"],
+            ),
+            **found,
+        )  # fmt: skip
+    # those without an answer at the capture's end may have got one later
+    closed = facts.document["overview"]["connection_closed"]
+    if closed:
+        condition = "status = 'connection_closed'"
+        found = facts.evidence(condition)
+        lost = facts.database.value(
+            "SELECT sum(epoch_us(c.last_time - x.time)) / 1e3 FROM x "
+            f"JOIN connections c USING (connection_id) WHERE {condition}"
+        )
+        top = next(row for row in errors["unanswered"] if row["status"] == "connection_closed")
+        yield _finding(
+            "warn",
+            "errors",
+            f"{f.plural(closed, 'request')} whose connection was closed before the answer",
+            f"Most: {top['api']} of {f.client(top)}. Counted as lost: the time until then.",
+            whom=_first_client(facts, condition),
+            command=facts.command("show", "--where", condition, capture=found["capture"]),
+            time_lost_ms=lost,
+            **found,
+        )
+
+
+def _first_client(facts: _Facts, condition: str, values: tuple[Any, ...] = ()) -> str:
+    """The client with most of these exchanges."""
+    rows = facts.database.rows(
+        f"SELECT client_id, client_ip FROM x WHERE {condition} GROUP BY ALL "
+        "ORDER BY count(*) DESC, client_id, client_ip LIMIT 1",
+        values,
+    )
+    return f.client(rows[0]) if rows else ""
+
+
+def _groups(facts: _Facts) -> Iterator[Finding]:
+    document = facts.document
+    slow = [
+        row
+        for row in document["groups"]["groups"]["rows"]
+        if (row["rebalance_ms_max"] or 0) >= REBALANCE_LONG_MS
+    ]
+    slow.sort(key=lambda row: (-row["rebalance_ms"], row["group_id"]))
+    for row in slow[:SHOWN]:
+        members = row["members"] or 1
+        found = facts.evidence(
+            "exchange_id IN (SELECT exchange_id FROM rebalances WHERE group_id = ?)",
+            (row["group_id"],),
+        )
+        found["request_count"] = None
+        yield _finding(
+            "warn",
+            "groups",
+            f"{row['group_id']} stood still for {f.duration(row['rebalance_ms_max'])}",
+            f"{f.plural(row['rebalances'], 'rebalance')} with {f.plural(members, 'member')}, the "
+            "longest told here. Counted as lost: the time of all its rebalances.",
+            whom=f"group {row['group_id']}",
+            command=facts.command("show", "--group", row["group_id"], capture=found["capture"]),
+            time_lost_ms=row["rebalance_ms"],
+            **found,
+        )
+    if document["lag"] and document["lag"]["groups"]["rows"]:
+        row = document["lag"]["groups"]["rows"][0]
         if row["lag_at_end"]:
             yield _finding(
                 "info",
                 "lag",
                 f"{row['group_id']} is {f.count(row['lag_at_end'])} records behind at the end",
-                f"Summed over {f.plural(row['partitions'], 'partition')}"
-                + (
-                    f", {f.count(row['unknown_partitions'])} of them not known"
-                    if row["unknown_partitions"]
-                    else ""
-                )
-                + f"; the most behind at any commit was {f.count(row['lag_max'])} in one.",
+                f"Summed over {f.plural(row['partitions'], 'partition')}; the most behind at any "
+                f"commit was {f.count(row['lag_max'])} in one.",
+                whom=f"group {row['group_id']}",
+                command=facts.command("show", "--group", row["group_id"], "--api", "OffsetCommit"),
             )
 
 
-def _readiness(d: Document) -> Iterator[Finding]:
-    readiness = d["readiness"]
+def _readiness(facts: _Facts) -> Iterator[Finding]:
+    readiness = facts.document["readiness"]
     breaks = readiness["counts"]["breaks"]
     if breaks:
         first = readiness["clients"]["rows"][0]
@@ -196,12 +335,14 @@ def _readiness(d: Document) -> Iterator[Finding]:
             "readiness",
             f"{f.plural(breaks, 'client')} would break on Kafka {readiness['target']}",
             f"{f.client(first)}: {', '.join((first['requests'] + first['old_formats'])[:4])}.",
+            whom=f.client(first),
+            command=facts.command("readiness", "--target", readiness["target"]),
         )
 
 
-def _transactions(d: Document) -> Iterator[Finding]:
-    counts = {row["outcome"]: row["count"] for row in d["transactions"]["outcomes"]}
-    failed = {name: counts[name] for name in ("abort", "fenced", "open") if counts.get(name)}
+def _transactions(facts: _Facts) -> Iterator[Finding]:
+    counts = {row["outcome"]: row["count"] for row in facts.document["transactions"]["outcomes"]}
+    failed = {name: counts[name] for name in ("fenced", "open", "abort") if counts.get(name)}
     if failed:
         said = ", ".join(f"{f.count(number)} {name}" for name, number in failed.items())
         yield _finding(
@@ -210,58 +351,77 @@ def _transactions(d: Document) -> Iterator[Finding]:
             f"{f.count(sum(failed.values()))} of {f.plural(sum(counts.values()), 'transaction')} "
             "did not commit",
             f"{said}.",
+            command=facts.command("sql", "from transactions where outcome <> 'commit'"),
         )
 
 
-def _network(d: Document) -> Iterator[Finding]:
-    health = d["overview"]["health"]
+def _throttling(facts: _Facts) -> Iterator[Finding]:
+    throttling = facts.document["throttling"]
+    if throttling["responses"]:
+        top = throttling["clients"]["rows"][0]
+        found = facts.evidence("throttle_time_ms > 0", order="throttle_time_ms DESC")
+        yield _finding(
+            "warn",
+            "throttling",
+            f"{f.plural(throttling['responses'], 'answer')} throttled",
+            f"Most: {f.client(top)} in {top['api']}, {f.duration(top['throttle_ms'])}. Counted as "
+            "lost: the time that brokers told them to wait.",
+            whom=f.client(top),
+            command=facts.command("show", "--where", "throttle_time_ms > 0"),
+            time_lost_ms=throttling["throttle_ms"],
+            **found,
+        )
+
+
+def _network(facts: _Facts) -> Iterator[Finding]:
+    document = facts.document
+    health = document["overview"]["health"]
     segments, again = health["segment_count"], health["retransmitted_segment_count"]
     part = again / segments if segments else 0
-    if again:
-        rows = d["network"]["lossy_connections"]["rows"]
+    if part >= RETRANSMITTED_MIN:
+        rows = document["network"]["lossy_connections"]["rows"]
         worst = max(rows, key=lambda row: row["retransmitted_segment_count"])
+        found = facts.evidence("connection_id = ?", (worst["connection_id"],))
+        found["request_count"] = None
         yield _finding(
-            "warn" if part >= RETRANSMITTED_MIN else "info",
+            "warn",
             "network",
             f"{f.plural(again, 'retransmitted segment')} ({f.share(part)})",
             f"Most on {worst['client_address']} to {worst['broker']}"
             f"{' (' + worst['client_ids'] + ')' if worst['client_ids'] else ''}: "
             f"{f.count(worst['retransmitted_segment_count'])}.",
+            whom=worst["client_address"],
+            command=facts.command("show", "--follow", str(worst["connection_id"])),
+            **found,
         )
-    serious = [row for row in d["network"]["anomaly_kinds"] if row["severity"] == "error"]
+    serious = [row for row in document["network"]["anomaly_kinds"] if row["severity"] == "error"]
     if serious:
         kinds = ", ".join(f"{row['kind']} {f.count(row['count'])}" for row in serious[:4])
+        found = facts.evidence(
+            "exchange_id IN (SELECT exchange_id FROM anomalies WHERE severity = 'error')"
+        )
         yield _finding(
             "bad",
             "anomalies",
             f.plural(sum(row["count"] for row in serious), "serious anomaly", "serious anomalies"),
             f"{kinds}.",
+            command=facts.command("sql", "from anomalies where severity = 'error'"),
+            **found,
         )
 
 
-def _throttling(d: Document) -> Iterator[Finding]:
-    throttling = d["throttling"]
-    if throttling["responses"]:
-        top = throttling["clients"]["rows"][0]
-        yield _finding(
-            "warn",
-            "throttling",
-            f"{f.plural(throttling['responses'], 'answer')} throttled",
-            f"{f.duration(throttling['throttle_ms'])} in all; most: {f.client(top)} in "
-            f"{top['api']}, {f.duration(top['throttle_ms'])}.",
-        )
-
-
-def _topics(d: Document) -> Iterator[Finding]:
-    written = [row for row in d["topics"]["codecs"] if row["direction"] == "write"]
+def _topics(facts: _Facts) -> Iterator[Finding]:
+    written = [row for row in facts.document["topics"]["codecs"] if row["direction"] == "write"]
     total = sum(row["bytes"] for row in written)
     plain = sum(row["bytes"] for row in written if row["codec"] == "none")
+    by_client = "select topic, codec, sum(size) from record_batches where source = 'produce' "
     if plain >= UNCOMPRESSED_BYTES_MIN:
         yield _finding(
             "info",
             "topics",
             f"{f.share(plain / total)} of the written bytes are not compressed",
             f"{f.byte_size(plain)} of {f.byte_size(total)}.",
+            command=facts.command("sql", by_client + "group by all order by 3 desc"),
         )
     batches = sum(row["batches"] for row in written)
     records = sum(row["records"] or 0 for row in written)
@@ -272,23 +432,43 @@ def _topics(d: Document) -> Iterator[Finding]:
             f"Batches hold {f.decimal(records / batches)} records on average",
             f"{f.plural(batches, 'batch', 'batches')} were written; linger.ms and batch.size "
             "of the producers decide how many records share one.",
+            command=facts.command(
+                "sql",
+                "select topic, avg(record_count) from record_batches where source = 'produce' "
+                "group by all order by 2",
+            ),
         )
 
 
-_RULES: tuple[Callable[[Document], Iterator[Finding]], ...] = (
-    *(_health, _errors, _readiness, _latency, _groups),
+_RULES: tuple[Callable[[_Facts], Iterator[Finding]], ...] = (
+    *(_health, _errors, _readiness, _slow_clients, _slow_apis, _groups),
     *(_transactions, _throttling, _network, _topics),
 )
 
 
-def find(document: Document) -> dict[str, Any]:
-    """{"findings": in order of weight, "clear": what was looked for and is not there}."""
-    findings = [finding for rule in _RULES for finding in rule(document)]
-    findings.sort(key=lambda finding: _ORDER[finding["level"]])
+def find(database: ReportDatabase, document: Document) -> dict[str, Any]:
+    """{"findings": those that cost most first, "clear": what was looked for and is not there}.
+
+    A finding is a dict of text and numbers: level, section, title, text, cost, time_lost_ms and
+    request_count (what ranked it, or None), since (RFC 3339), whom, exchange_ids, packets,
+    next_command.
+    """
+    facts = _Facts(database, document)
+    findings = [finding for rule in _RULES for finding in rule(facts)]
+    findings.sort(key=_rank)
     return {"findings": findings, "clear": _clear(document)}
 
 
+def _rank(finding: Finding) -> tuple[float, ...]:
+    return (
+        _ORDER[finding["level"]],
+        -(finding["time_lost_ms"] or 0),
+        -(finding["request_count"] or 0),
+    )
+
+
 def _clear(d: Document) -> list[str]:
+    """Of what could be read: nothing is clear about TLS that was not decrypted."""
     overview = d["overview"]
     checks = (
         ("no bytes missing", not overview["health"]["missing_byte_count"]),
@@ -301,4 +481,5 @@ def _clear(d: Document) -> list[str]:
         ("no throttling", not d["throttling"]["responses"]),
         ("no anomalies", not overview["anomalies"]),
     )
-    return [text for text, holds in checks if holds and overview["exchanges"]]
+    is_read = overview["exchanges"] and not overview["read"]["unread_tls_connections"]
+    return [text for text, holds in checks if holds and is_read]

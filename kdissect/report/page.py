@@ -35,6 +35,7 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
         lstrip_blocks=True,
     )
     environment.filters["visible"] = lambda value: visible(value, 1000)
+    environment.filters["moment"] = f.moment
     style, page_script = _asset("style.css"), _asset("page.js")
     found = {chart.id: chart for chart in _charts(document)}
     shown = _views(document, csv_names)
@@ -98,49 +99,62 @@ def _subtitle(d: Document) -> str:
 
 
 def _tiles(d: Document) -> list[dict[str, str]]:
-    o, everyone = d["overview"], d["latency"]["all"]
+    o, everyone, read = d["overview"], d["latency"]["all"], d["overview"]["read"]
     span = o["span_s"] or 0
-    clients = d["clients"]["total"]
-    answered = o["paired"]
-    health = o["health"]
-    whole = health["byte_count"] + health["missing_byte_count"]
+    unread, missing = read["unread_tls_connections"], o["health"]["missing_byte_count"]
+    lost = [f"{f.byte_size(missing)} missing"] if missing else []
+    if unread:
+        lost.append(f"{f.plural(unread, 'TLS connection')} not decrypted")
 
-    def tile(label: str, value: str, note: str = "") -> dict[str, str]:
-        return {"label": label, "value": value, "note": note}
+    def tile(label: str, value: str, note: str, text: str, level: str = "") -> dict[str, str]:
+        return {"label": label, "value": value, "note": note, "help": text, "level": level}
 
     return [
         tile(
             "Exchanges",
             f.count(o["exchanges"]),
             f.rate(o["exchanges"] / span) if span else "",
+            "requests with their responses, or either alone",
         ),
         tile(
-            "Latency p50",
+            "Service time p50",
             f.duration(everyone["p50"]),
             f"p95 {f.duration(everyone['p95'])}, p99 {f.duration(everyone['p99'])}",
+            "service_ms of answers: what the broker took, without long polls and waits for a group",
         ),
         tile(
             "Errors",
             f.count(o["failed"]),
-            f.share(o["failed"] / answered) + " of answers" if answered else "",
+            f.share(o["failed"] / o["paired"]) + " of answers" if o["paired"] else "",
+            "answers with an error code anywhere that is no routine step of the protocol",
         ),
-        tile("Clients", f.count(clients), f"{f.count(o['kafka_connections'])} connections"),
+        tile(
+            "Clients",
+            f.count(d["clients"]["total"]),
+            f.plural(o["kafka_connections"], "Kafka connection"),
+            "client ids, each at each of its addresses",
+        ),
         tile(
             "Topics",
-            f.count(o["topics"]),
+            f.count(d["topics"]["topics"]["total"]),
             f"{f.count(o['records'])} records seen",
+            "topics that were written, read or asked for, Kafka's own too",
         ),
         tile(
-            "Requests",
-            f.byte_size(o["request_bytes"]),
-            f"answers {f.byte_size(o['response_bytes'])}",
+            "Payload",
+            f.byte_size(read["request_bytes"] + read["response_bytes"]),
+            f"{f.byte_size(read['request_bytes'])} to brokers",
+            "TCP payload of Kafka connections, each byte once",
         ),
         tile(
-            "Captured",
-            f.share(health["byte_count"] / whole if whole else None),
-            f"{f.byte_size(health['missing_byte_count'])} missing",
+            "Read",
+            f.share(read["framed_byte_count"] / read["byte_count"] if read["byte_count"] else None),
+            ", ".join(lost),
+            "bytes in Kafka's frames, of all bytes of Kafka connections and of TLS connections "
+            "that were not decrypted, the missing ones included",
+            "warn" if lost else "",
         ),
-        tile("Anomalies", f.count(o["anomalies"])),
+        tile("Anomalies", f.count(o["anomalies"]), "", "faults in the data, each with its place"),
     ]
 
 
@@ -154,7 +168,7 @@ def _sections(d: Document) -> list[dict[str, str]]:
         item("overview", "What stands out"),
         item("traffic", "Traffic"),
         item("latency", "Latency"),
-        item("errors", "Errors", d["errors"]["count"]),
+        item("errors", "Errors", d["errors"]["exchanges"]),
         item("clients", "Clients", d["clients"]["total"]),
         item("readiness", "Readiness", d["readiness"]["counts"]["breaks"]),
         item("topics", "Topics", d["topics"]["topics"]["total"]),

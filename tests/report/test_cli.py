@@ -26,7 +26,12 @@ def test_default_place_and_findings(
     assert (tmp_path / "reports" / "orders.html").is_file()
     assert (tmp_path / "reports" / "orders-errors.csv").is_file()
     assert result.stdout.splitlines()[-1].startswith("Report: reports/orders.html and ")
-    assert any("rebalance" in line for line in result.stdout.splitlines())
+    found = result.stdout.splitlines()
+    assert any(
+        line.startswith("COORDINATOR_NOT_AVAILABLE in FindCoordinator (2 requests). ")
+        for line in found
+    )
+    assert any(line.startswith("  $ kdissect show ") for line in found)
 
 
 def test_json_is_one_document(kdissect: Run, table_set: Path, tmp_path: Path) -> None:

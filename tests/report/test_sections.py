@@ -170,7 +170,8 @@ def _check_errors(capture: Path) -> None:
         exchange_facts.prepare(database)
         errors.prepare(database)
         told = database.rows(
-            "SELECT exchange_id, list_sort(error_codes) AS codes FROM x WHERE failed ORDER BY ALL"
+            "SELECT exchange_id, list_sort(error_codes) AS codes FROM x "
+            "WHERE has_error ORDER BY ALL"
         )
         found = database.rows(
             "SELECT exchange_id, list_sort(list(DISTINCT code)) AS codes FROM errors "

@@ -13,7 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from kdissect.protocol.error_codes import RETRIABLE, error_name, routine_reason
+from kdissect.protocol.error_codes import (
+    RETRIABLE,
+    ROUTINE,
+    ErrorCode,
+    error_name,
+    routine_reason,
+)
 from kdissect.report.database import ReportDatabase, listed
 from kdissect.sql.views import view_name
 
@@ -34,6 +40,15 @@ _SUBJECTS = {
     "user": "user",
 }
 _MESSAGES = ("error_message", "message")
+
+
+def is_fault(api: str, codes: str) -> str:
+    """SQL: a list column has a code that is no routine step of the API in another column."""
+    steps = " OR ".join(
+        f"code = {ErrorCode[error]:d}" + (f" AND {api} = '{name}'" if name else "")
+        for name, error in ROUTINE
+    )
+    return f"coalesce(len(list_filter({codes}, lambda code: NOT ({steps}))), 0) > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +161,13 @@ def _query(view: str, place: _Place) -> str:
 
 def prepare(database: ReportDatabase) -> None:
     """Make `errors`, a row for every error code of every response."""
-    database.run("CREATE TABLE failed_exchanges AS SELECT exchange_id FROM x WHERE failed")
+    database.run("CREATE TABLE failed_exchanges AS SELECT exchange_id FROM x WHERE has_error")
     database.run(
         "CREATE TABLE found_errors (exchange_id BIGINT, place VARCHAR, path VARCHAR, "
         "code SMALLINT, topic VARCHAR, topic_id VARCHAR, partition INTEGER, subject VARCHAR, "
         "message VARCHAR)"
     )
-    failed = database.rows("SELECT DISTINCT api FROM x WHERE failed")
+    failed = database.rows("SELECT DISTINCT api FROM x WHERE has_error")
     for api in sorted(row["api"] for row in failed if row["api"]):
         table = f"apis/{api}"
         if not database.has(table):
@@ -169,7 +184,7 @@ def prepare(database: ReportDatabase) -> None:
         CREATE TABLE errors AS
         WITH rest AS (
           SELECT exchange_id, unnest(error_codes) AS code FROM x ANTI JOIN found_errors
-          USING (exchange_id) WHERE failed
+          USING (exchange_id) WHERE has_error
         ), every AS (
           SELECT f.exchange_id, f.place, f.path, f.code, coalesce(f.topic, n.topic,
             f.topic_id) AS topic,
@@ -189,7 +204,7 @@ def prepare(database: ReportDatabase) -> None:
 
 def _make_names(database: ReportDatabase) -> None:
     codes = database.rows(
-        "SELECT code FROM found_errors UNION SELECT unnest(error_codes) FROM x WHERE failed"
+        "SELECT code FROM found_errors UNION SELECT unnest(error_codes) FROM x WHERE has_error"
     )
     database.run("CREATE TABLE error_names (code SMALLINT, name VARCHAR, is_retriable BOOLEAN)")
     for row in codes:
@@ -244,8 +259,8 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         """
     )
     return {
-        "count": database.value("SELECT count(*) FROM errors"),
         "exchanges": database.value("SELECT count(*) FROM x WHERE failed"),
+        "routine": database.value("SELECT count(*) FROM x WHERE has_error AND NOT failed"),
         "codes": codes,
         "places": places,
         "unanswered": unanswered,

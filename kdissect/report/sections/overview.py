@@ -43,8 +43,6 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
           count(*) FILTER (status = 'request_missing') AS request_missing,
           count(*) FILTER (failed) AS failed,
           count(*) FILTER (decode_status NOT IN ('ok', 'absent')) AS not_decoded,
-          coalesce(sum(request_size), 0)::BIGINT AS request_bytes,
-          coalesce(sum(response_size), 0)::BIGINT AS response_bytes,
           count(DISTINCT api) AS apis
         FROM x
         """
@@ -58,9 +56,20 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         **exchanges,
         "record_batches": database.value("SELECT count(*) FROM record_batches"),
         "records": database.value("SELECT count(*) FROM records"),
-        "topics": database.value("SELECT count(DISTINCT topic) FROM topics"),
         "anomalies": database.value("SELECT count(*) FROM anomalies"),
         "health": database.row(f"SELECT {sums} FROM connections WHERE is_kafka"),
+        "read": database.row(
+            """
+            SELECT count(*) FILTER (NOT is_kafka) AS unread_tls_connections,
+              coalesce(sum(request_framed_byte_count + response_framed_byte_count), 0)::BIGINT
+                AS framed_byte_count,
+              coalesce(sum(request_byte_count + request_missing_byte_count + response_byte_count
+                + response_missing_byte_count), 0)::BIGINT AS byte_count,
+              coalesce(sum(request_byte_count) FILTER (is_kafka), 0)::BIGINT AS request_bytes,
+              coalesce(sum(response_byte_count) FILTER (is_kafka), 0)::BIGINT AS response_bytes
+            FROM connections WHERE is_kafka OR is_tls
+            """
+        ),
         "protocols": database.rows(
             "SELECT protocol, count(*) AS connections, "
             "sum(request_byte_count + response_byte_count)::BIGINT AS bytes "

@@ -1,0 +1,126 @@
+"""What stands out: ranked by what it cost, and nothing that is always so."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from kdissect.api import Tables
+from kdissect.report import collect
+from kdissect.report.database import ReportDatabase
+from kdissect.report.page import _tiles
+from kdissect.tables.schemas import COUNTERS
+from tests.report.made import Row, exchange, tables
+
+_COUNTS = {f"{side}_{name}": 0 for side in ("request", "response") for name in COUNTERS}
+_KAFKA = _COUNTS | {
+    "connection_id": 1, "is_kafka": True, "is_tls": False, "protocol": "kafka",
+    "client_ip": "10.0.0.1", "client_port": 50000, "broker_ip": "10.0.0.9", "broker_port": 9092,
+    "request_byte_count": 100, "request_framed_byte_count": 100,
+}  # fmt: skip
+
+
+def _document(*exchanges: Row, connections: tuple[Row, ...] = (_KAFKA,)) -> dict[str, Any]:
+    made = tables(exchanges=exchanges, connections=connections)
+    with ReportDatabase(made) as database:
+        return collect(database)
+
+
+def _found(*exchanges: Row) -> list[dict[str, Any]]:
+    return _document(*exchanges)["findings"]["findings"]
+
+
+def _answers(first: int, client: str, api: str, latency_us: int, count: int = 30) -> list[Row]:
+    return [
+        exchange(first + n, at_us=n * 1000, client_id=client, api_name=api, latency_us=latency_us)
+        for n in range(count)
+    ]
+
+
+def test_a_client_that_is_slower_than_others_at_the_same_api() -> None:
+    """Not one that asks for slow things, nor the one that happens to be last."""
+    found = _found(
+        *_answers(100, "a", "Produce", 5_000),
+        *_answers(200, "b", "Produce", 6_000),
+        *_answers(300, "c", "Produce", 4_000),
+        *_answers(400, "d", "Produce", 65_000),
+        *_answers(500, "e", "CreateTopics", 90_000),
+    )
+    (slow,) = found
+    assert (slow["section"], slow["whom"]) == ("latency", "d @ 10.0.0.1")
+    assert slow["title"] == "Produce is slow for d @ 10.0.0.1"
+    usual = (5 + 6) / 2  # median of the clients' p95
+    assert slow["time_lost_ms"] == pytest.approx(30 * (65 - usual))
+    assert slow["cost"] == "1.78 s lost, 30 requests"
+    assert slow["exchange_ids"] == [str(400 + n) for n in range(5)]
+    assert slow["packets"][0] == 800
+    assert slow["since"] == "2026-09-21T14:13:20Z"
+    command = shlex.split(slow["next_command"])
+    assert command[:2] == ["kdissect", "show"]
+    assert command[3:] == ["--api", "Produce", "--client", "d", "--slow", "6ms"]
+
+
+def test_that_some_api_is_the_slowest_is_no_news() -> None:
+    assert _found(*_answers(1, "a", "Produce", 18_000), *_answers(50, "a", "Metadata", 900)) == []
+
+
+def test_an_api_that_takes_long_for_all() -> None:
+    (found,) = _found(*_answers(1, "a", "Produce", 400_000), *_answers(50, "b", "Metadata", 900))
+    assert found["title"] == "Produce takes long: p95 400 ms"
+    assert found["time_lost_ms"] == pytest.approx(30 * 300)
+
+
+def test_findings_are_in_the_order_of_what_they_cost() -> None:
+    """Requests that failed for good, then lost time, then requests that were hit."""
+    failed: Row = {"api_name": "Fetch", "error_code": 1, "error_codes": [1]}
+    again: Row = {"api_name": "Produce", "error_code": 6, "error_codes": [6]}
+    routine: Row = {"api_name": "JoinGroup", "error_code": 79, "error_codes": [79], "wait": "group"}
+    document = _document(
+        *_answers(1, "a", "Metadata", 1_500_000),
+        *(exchange(100 + n, **again) for n in range(4)),
+        *(exchange(200 + n, **failed) for n in range(2)),
+        exchange(300, **routine),
+    )
+    found = document["findings"]["findings"]
+    assert [row["level"] for row in found] == ["bad", "warn", "warn"]
+    assert [row["title"] for row in found] == [
+        "OFFSET_OUT_OF_RANGE in Fetch",
+        "Metadata takes long: p95 1.50 s",
+        "NOT_LEADER_OR_FOLLOWER in Produce",
+    ]
+    assert [row["request_count"] for row in found] == [2, 30, 4]
+    # one figure for errors, wherever the page says it
+    assert document["overview"]["failed"] == document["errors"]["exchanges"] == 6
+    assert sum(row["errors"] for row in document["latency"]["apis"]["rows"]) == 6
+    assert sum(row["errors"] for row in document["clients"]["rows"]) == 6
+    assert document["errors"]["routine"] == 1
+    assert {tile["label"]: tile["value"] for tile in _tiles(document)}["Errors"] == "6"
+
+
+def test_tls_that_was_not_decrypted_is_no_full_capture() -> None:
+    closed = _COUNTS | {"is_kafka": False, "is_tls": True, "protocol": "tls"}
+    others = tuple(closed | {"connection_id": n, "request_byte_count": 450} for n in (2, 3))
+    document = _document(exchange(1), connections=(_KAFKA, *others))
+    read = next(tile for tile in _tiles(document) if tile["label"] == "Read")
+    assert (read["value"], read["level"]) == ("10.0 %", "warn")
+    assert read["note"] == "2 TLS connections not decrypted"
+    assert document["findings"]["clear"] == []
+    (found,) = document["findings"]["findings"]
+    assert found["title"] == "2 TLS connections not decrypted"
+
+
+def test_figures_agree_on_the_page(librdkafka: Tables) -> None:
+    with ReportDatabase(librdkafka) as database:
+        document = collect(database)
+    tiles = {tile["label"]: tile for tile in _tiles(document)}
+    assert all(tile["help"] for tile in tiles.values())
+    (kafka,) = (row for row in document["overview"]["protocols"] if row["protocol"] == "kafka")
+    read = document["overview"]["read"]
+    assert read["request_bytes"] + read["response_bytes"] == kafka["bytes"]
+    assert tiles["Topics"]["value"] == str(document["topics"]["topics"]["total"])
+    assert tiles["Read"]["value"] == "100 %"
+    for found in document["findings"]["findings"]:
+        assert found["next_command"]
+        assert found["exchange_ids"] or found["section"] in ("lag", "readiness", "transactions")
