@@ -32,12 +32,13 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from kdissect.capture.inputs import describe, listed
@@ -45,7 +46,9 @@ from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.windows import Window, WindowReader
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import INFO, Anomaly
+from kdissect.pipeline.assemble import anomaly_tables
 from kdissect.pipeline.disk_index import private_folder
+from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
 from kdissect.pipeline.selection import Selection
@@ -57,7 +60,7 @@ from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
 Offset = dict[str, Any]
 Key = tuple[int, str]  # the place of a file in the order: time of its first packet, path
 
-STATE_FORMAT = 2  # to be raised when a class that is saved changes its fields
+STATE_FORMAT = 3  # to be raised when a class that is saved changes its fields
 SECRET_FILES_MAX = 1024  # captures whose TLS secrets are read again for a batch
 
 _log = logging.getLogger("kdissect")
@@ -222,7 +225,7 @@ class FolderStream:
         self._save(batch.state, end)
 
     def _new_state(self) -> _State:
-        return _State(_Connections(ConnectionCarry(self.options.stream_options)))
+        return _State(_new_connections(self.options))
 
     def _load(self, at: Offset, only_files: bool = False) -> _State | None:
         """The saved state of an offset; None if it is gone or cannot be read."""
@@ -290,7 +293,7 @@ class _Batch:
         self._read_secrets_again([path for _, path in end["files"]])
         last = _key(start)
         in_order = self.state.connections
-        late = _Connections(ConnectionCarry(self.options.stream_options))
+        late = _new_connections(self.options)
         given_up = in_order.resumed.given_up
         for time_ns, path in end["files"]:
             key = int(time_ns), str(path)
@@ -413,6 +416,27 @@ class _Batch:
             self._lister.capture_ids = connections.capture_ids
             for some in self._lister.listed(finished):
                 yield some.tables
+            yield from self._stream_anomalies(finished, connections)
+
+    def _stream_anomalies(
+        self, finished: CompletedExchanges, connections: _Connections
+    ) -> Iterator[dict[str, pa.Table]]:
+        """Faults of TCP streams and of TLS, of the chosen hosts and times."""
+        assembly, options = finished.assembly, self.options
+        times = options.time_from_ns, options.time_to_ns
+        of_host = self._lister.selection.of_assembled(assembly)
+        overlaps = of_host & connections_within(assembly.connections, *times)
+        exchanges = assembly.exchanges
+        chosen = exchanges_within(exchanges, *times) & of_host[exchanges["connection"]]
+        ids = exchanges["exchange_id"][chosen]
+        has_exchange = np.isin(assembly.anomalies["exchange_id"], ids)
+        stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
+        assembly = replace(assembly, anomalies=assembly.anomalies[stays])
+        sources = finished.sources
+        if len(assembly.carried.data):
+            sources = sources.carrying(assembly.carried.data)
+        for table in anomaly_tables(assembly, sources, connections.capture_ids, options):
+            yield {"anomalies": table}
 
     # -- TLS secrets inside captures --------------------------------------------------------
 
@@ -469,6 +493,10 @@ class _Batch:
         )
         if SEVERITY[kind] != INFO:
             _log.warning("%s", detail)
+
+
+def _new_connections(options: Options) -> _Connections:
+    return _Connections(ConnectionCarry(options.stream_options, with_anomalies=True))
 
 
 @lru_cache(SECRET_FILES_MAX)

@@ -30,6 +30,7 @@ from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.facts import Learnt
 from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within, follow
+from kdissect.pipeline.options import Options
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import (
     StateFiles,
@@ -353,25 +354,24 @@ def _tables(
         yield slot, "connections", connections.filter(pa.array(chosen))
         chosen = stays & (bucket.open_anomalies == is_open)
         some = replace(assembly, anomalies=assembly.anomalies[chosen])
-        for table in _anomalies(plan, bucket.sources, some):
+        for table in anomaly_tables(some, bucket.sources, list(plan.capture_ids), options):
             yield slot, "anomalies", table
     yield home, "anomalies", anomalies_table(bucket.notes)
 
 
-def _anomalies(plan: RunPlan, sources: Sources, assembly: Assembly) -> Iterator[pa.Table]:
+def anomaly_tables(
+    assembly: Assembly, sources: Sources, capture_ids: list[int], options: Options
+) -> Iterator[pa.Table]:
     """Rows of `anomalies` with the bytes that the options let show."""
-    anomalies = assembly.anomalies
-    ids, capture_ids = assembly.connections["connection_id"], list(plan.capture_ids)
+    anomalies, ids = assembly.anomalies, assembly.connections["connection_id"]
     count = anomalies["extent_count"].astype(np.int64)
-    if plan.options.payload != "full":
+    if options.payload != "full":
         count[:] = 0  # bytes of a stream may be those of records
-    extents, owner = _shown(
-        assembly, anomalies["extent_start"], count, plan.options.limits.anomaly_data
-    )
+    extents, owner = _shown(assembly, anomalies["extent_start"], count, options.limits.anomaly_data)
     size = np.bincount(owner, extents["length"], len(anomalies)).astype(np.int64)
     start = np.append(0, np.cumsum(np.bincount(owner, minlength=len(anomalies))))
     for part in in_parts(size):
-        if plan.options.reveal_secrets:
+        if options.reveal_secrets:
             buf = sources.gather(extents[start[part.start] : start[part.stop]])
             data = binaries(buf, np.cumsum(size[part]) - size[part], size[part])
         else:  # or of a token, or an admin's request

@@ -143,10 +143,10 @@ class Selection:
             time = np.where(asked, request["time_ns"], response["time_ns"])
             kept &= is_within(time, self.time_from_ns, self.time_to_ns)
         if self.hosts or self.connections:
-            kept &= self._of_assembled(assembly)[exchanges["connection"]]
+            kept &= self.of_assembled(assembly)[exchanges["connection"]]
         return np.flatnonzero(kept)
 
-    def _of_assembled(self, assembly: Assembly) -> npt.NDArray[np.bool_]:
+    def of_assembled(self, assembly: Assembly) -> npt.NDArray[np.bool_]:
         """`of_connections` of the assembly's connections."""
         connections = assembly.connections
         pair = assembly.endpoints[connections["endpoints"]]

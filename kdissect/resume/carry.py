@@ -90,7 +90,8 @@ class SegmentWindow(Protocol):
 @dataclass(frozen=True, slots=True)
 class CompletedExchanges:
     """rows: the exchanges of `assembly` that are complete and were not emitted before. sources:
-    where its extents are, except those of the bytes that it carries itself."""
+    where its extents are, except those of the bytes that it carries itself. The anomalies of
+    `assembly` are those that no later packet changes, if the carry is `with_anomalies`."""
 
     assembly: Assembly
     sources: Sources
@@ -145,8 +146,12 @@ class ConnectionCarry:
         key_logs: Sequence[Any] = (),
         limits: CarryLimits | None = None,
         states: Iterable[ConnectionState] = (),
+        *,
+        with_anomalies: bool = False,
     ) -> None:
+        """with_anomalies: windows also give anomalies, each once."""
         self.options = options
+        self.with_anomalies = with_anomalies
         self.key_logs: list[Any] = list(key_logs)
         self.limits = limits or CarryLimits()
         self.given_up = 0  # connections whose open exchanges were completed by a limit
@@ -345,6 +350,10 @@ class ConnectionCarry:
         self._size -= sum(state.size for state in states)
         self.connection_count += tracker.carry_on(sources)
         self._size += sum(state.size for state in states)
+        assembly = tracker.assembly
+        if self.with_anomalies:
+            opened = open_rows(tracker, self._assembled_again(states, sources))
+            assembly = replace(assembly, anomalies=assembly.anomalies[~opened.anomalies])
         for key, state in zip(keys, states, strict=True):
             if key in forced:
                 self._forget(key)
@@ -352,9 +361,9 @@ class ConnectionCarry:
                 self._closing[key] = state.closed_at
             else:
                 self._closing.pop(key, None)
-        if not len(tracker.rows):
+        if not len(tracker.rows) and not (self.with_anomalies and len(assembly.anomalies)):
             return None
-        return CompletedExchanges(tracker.assembly, sources, tracker.rows)
+        return CompletedExchanges(assembly, sources, tracker.rows)
 
     def _tracker(
         self, batch: SegmentBatch, sources: Sources, states: list[ConnectionState],
@@ -368,10 +377,11 @@ class ConnectionCarry:
         return CompletionTracker(
             assembly, streams, lost, states, nothing if is_due is None else is_due,
             nothing if is_forced is None else is_forced, bool(self.key_logs), self.limits, set_run,
+            with_anomalies=self.with_anomalies,
         )  # fmt: skip
 
     def _assembled_again(
-        self, states: list[ConnectionState], sources: Sources, set_run: SetRun
+        self, states: list[ConnectionState], sources: Sources, set_run: SetRun | None = None
     ) -> CompletionTracker | None:
         """What the carried segments of resumed connections make by themselves."""
         states = [state for state in states if state.is_resumed and state.parts]

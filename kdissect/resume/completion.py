@@ -123,7 +123,10 @@ class CompletionTracker:
         has_key_logs: bool,
         limits: CarryLimits,
         set_run: SetRun | None = None,
+        *,
+        with_anomalies: bool = False,
     ) -> None:
+        self.with_anomalies = with_anomalies or set_run is not None
         self.assembly, self.streams, self.states = assembly, streams, states
         self.lost, self.limits, self.set_run = lost, limits, set_run
         self.has_key_logs = has_key_logs
@@ -192,6 +195,7 @@ class CompletionTracker:
         self.counted = connections["direction"].copy()  # of this window alone
         if self.set_run is not None:
             self._restate_connections()
+        if self.with_anomalies:
             self._restate_anomalies(old_ids)
 
     def _restate_connections(self) -> None:
@@ -362,7 +366,7 @@ class CompletionTracker:
             some = has[side]
             np.minimum.at(first, number[side][some], pos[side][some])
             np.maximum.at(framed, number[side][some], end[side][some])
-            if self.set_run is not None:  # a hole at the end of the last frame may still grow
+            if self.with_anomalies:  # a hole at the end of the last frame may still grow
                 some = has[side] & (end[side] > self.last_end[number[side]])
                 np.minimum.at(hold, number[side][some], pos[side][some])
         resume = np.minimum(hold, covered)

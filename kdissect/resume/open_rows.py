@@ -36,7 +36,8 @@ class OpenRows:
 
 def open_rows(tracker: CompletionTracker, again: CompletionTracker | None) -> OpenRows:
     """The open rows of a window. again: what the carried segments make by themselves."""
-    is_open = tracker.is_last & ~tracker.is_over
+    is_ignored = np.array([state.phase is OVER for state in tracker.states], np.bool_)
+    is_open = tracker.is_last & ~tracker.is_over & ~is_ignored[tracker.pair]
     of = tracker.assembly.anomalies["connection"]
     is_resumed = np.array([state.is_resumed for state in tracker.states], np.bool_)[tracker.pair]
     anomalies = (is_open & ~is_resumed)[of]

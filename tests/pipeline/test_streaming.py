@@ -8,6 +8,8 @@ import os
 import pickle
 import shutil
 import struct
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ COLUMNS = ("exchange_id", "api_name", "correlation_id", "status", "latency_ms", 
            "request_packet", "response_packet", "response_decode_status")  # fmt: skip
 FILE_HEADER = 24
 PARTS = 5
+LOSS = ("gap", "partial_frame", "response_without_request", "unframed_bytes")
 
 
 def packets_of(data: bytes) -> list[bytes]:
@@ -111,7 +114,9 @@ class Query:
         return {name: _all([part[name] for part in first if name in part]) for name in names}
 
     def kinds(self, tables: dict[str, pa.Table]) -> list[str]:
-        return tables["anomalies"]["kind"].to_pylist() if "anomalies" in tables else []
+        """Of anomalies, except what lost packets do to connections."""
+        kinds = tables["anomalies"]["kind"].to_pylist() if "anomalies" in tables else []
+        return [kind for kind in kinds if kind not in LOSS]
 
 
 def _all(parts: list[pa.Table]) -> pa.Table:
@@ -418,7 +423,7 @@ def test_connections_beyond_a_limit_are_told(folder, monkeypatch, caplog):
     carry = folder_stream.ConnectionCarry
     limits = CarryLimits(connection_max=1)
     monkeypatch.setattr(
-        folder_stream, "ConnectionCarry", lambda options: carry(options, limits=limits)
+        folder_stream, "ConnectionCarry", lambda *some, **more: carry(*some, limits=limits, **more)
     )
     talks = [Talk(port=40000 + number, start=1000 + 10_000 * number) for number in range(4)]
     for number, talk in enumerate(talks):
@@ -460,7 +465,7 @@ def test_the_format_of_the_state(folder, put):
     found: dict[str, list[str]] = {}
     _fields(query.stream()._load(query.at), found)
     digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
-    assert (folder_stream.STATE_FORMAT, digest) == (2, "cb3c4c01773b1117"), found
+    assert (folder_stream.STATE_FORMAT, digest) == (3, "379a0e447b4898dd"), found
 
 
 def test_a_file_that_may_be_read_now(folder, put, monkeypatch):
@@ -599,6 +604,55 @@ def test_faults_of_messages_are_anomalies(folder, parts):
     expected = kdissect.read(str(folder / "one.pcap")).anomalies.to_arrow()
     by_exchange = [("exchange_id", "ascending"), ("kind", "ascending")]
     assert tables["anomalies"].sort_by(by_exchange) == expected.sort_by(by_exchange)
+
+
+@pytest.mark.parametrize("file_count", [1, 7])
+def test_faults_of_streams_are_anomalies(file_count, folder):
+    """Those of a whole run, each once, as soon as no later packet changes them."""
+    talk = Talk()
+    for number in range(12):
+        talk.ask(request(number) if number != 8 else b"\xff" * 40)
+        talk.answer(response(number), keep=number not in (2, 5))
+    talk.close()
+    after = Talk(40001, talk.time + 5_000_000)
+    after.ask(request(1))
+    count = len(talk.packets)
+    cuts = [count * number // file_count for number in range(file_count + 1)]
+    query, paths, found = Query(folder, complete_after_s=60), [], []
+    packets = [talk.packets[low:high] for low, high in pairwise(cuts)]
+    for number, part in enumerate([*packets, after.packets]):
+        paths.append(folder / f"part{number}.pcap")
+        headers = [struct.pack("<IIII", time // 10**6, time % 10**6, len(data), len(data))
+                   for time, data in part]  # fmt: skip
+        packed = [head + data for head, (_, data) in zip(headers, part, strict=True)]
+        paths[-1].write_bytes(RAW_HEADER + b"".join(packed))
+        os.utime(paths[-1], (1, 1))
+        tables = query.batch()
+        found += tables["anomalies"].to_pylist() if "anomalies" in tables else []
+    expected = kdissect.read(paths).anomalies.to_arrow().to_pylist()
+    assert {row["kind"] for row in expected} >= {"gap", "unframed_bytes"}
+    assert sorted(map(str, found)) == sorted(map(str, expected))
+
+
+def test_connections_that_stay_encrypted_are_anomalies(folder, tls):
+    """Those whose secrets are not in the key log, each once, when they are closed."""
+    packets, key_log = tls
+    lines = key_log.splitlines(keepends=True)
+    paths = _tls_files(folder, packets, [b"".join(lines[: len(lines) // 2]), b""])
+    after = Talk(40001, 4_000_000_000_000_000)
+    after.acknowledge(0)
+    paths.append(folder / "after.pcap")
+    [*_, (time, data)] = after.packets
+    head = struct.pack("<IIII", time // 10**6, time % 10**6, len(data), len(data))
+    paths[-1].write_bytes(RAW_HEADER + head + data)
+    for path in paths:
+        os.utime(path, (1, 1))
+    found = Query(folder, complete_after_s=60).batch()["anomalies"].to_pylist()
+    rows = kdissect.read(paths).anomalies.to_arrow().to_pylist()
+    assert {row["kind"] for row in rows} == {"not_decrypted"}
+    told, expected = Counter(map(str, found)), Counter(map(str, rows))
+    assert told <= expected
+    assert expected.total() - told.total() == 2  # which one end alone has closed
 
 
 def _with_a_wrong_crc(packets: list[bytes]) -> tuple[int, bytes]:
