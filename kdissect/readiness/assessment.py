@@ -52,7 +52,7 @@ INTERNAL_CLIENT_IDS = (
 DISPENSABLE_APIS = frozenset(
     {
         ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY,
-        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.CONSUMER_GROUP_DESCRIBE,
     }
 )  # fmt: skip
 # Off by default: API key to the releases that have it so, up to the first that enables it in new
@@ -144,12 +144,12 @@ def _prepare(database: Database, names: set[str]) -> None:
         create temp table links as
         select connection_id, client_ip, broker_ip, broker_port, principal, handshake_seen,
             client_software_name software_name, client_software_version software_version,
-            handshake_seen and request_missing_byte_count = 0 as is_whole,
             case when len(client_ids) = 1 then client_ids[1] end as only_client_id
         from connections where is_kafka;
 
         create temp table requests as
-        select exchange_id, connection_id, api_key, api_version, request_time, group_id,
+        select exchange_id, connection_id, api_key, api_version, request_time, request_pos,
+            group_id,
             api_version is not null and (version_confidence = 1
                 or version_source in ('request_header', 'fallback_v0')) as is_sure,
             case when status = 'request_missing' then only_client_id else client_id end as client_id
@@ -190,8 +190,8 @@ def _prepare(database: Database, names: set[str]) -> None:
         );
 
         -- A client gives its name in ApiVersions. A connection on which it does not ask (it asked
-        -- on another), that failed after its handshakes, or that began before the capture is of
-        -- the software that the same caller's other connections agree on.
+        -- on another), whose name was lost, that failed after its handshakes, or that began before
+        -- the capture is of the software that the same caller's other connections agree on.
         create temp table callers as
         select client_ip, client_id,
             list(distinct software_name) filter (where software_name is not null) names,
@@ -200,17 +200,20 @@ def _prepare(database: Database, names: set[str]) -> None:
         from requests join links using (connection_id) group by all;
         create temp table greetings as
         select connection_id, bool_and(api_key in {_HANDSHAKES}) is_handshake,
-            bool_or(api_key = {ApiKey.API_VERSIONS}) is_negotiating
+            -- until version 3 ApiVersions has no name (KIP-511)
+            bool_or(api_key = {ApiKey.API_VERSIONS} and api_version < 3) asks_nameless,
+            -- a client asks before anything else, so later gaps hide no question
+            bool_or(request_pos = 0) as is_whole
         from requests group by all;
 
         create temp table owners as
         select distinct l.connection_id, l.client_ip, r.client_id, l.broker_ip, l.broker_port,
-            l.is_whole,
+            l.handshake_seen and g.is_whole as is_whole,
             case when l.software_name is null and len(names) = 1
-                    and (is_handshake or not (l.handshake_seen and is_negotiating))
+                    and (is_handshake or not (l.handshake_seen and asks_nameless))
                 then names[1] else l.software_name end as software_name,
             case when l.software_name is null and len(names) = 1 and len(versions) = 1
-                    and (is_handshake or not (l.handshake_seen and is_negotiating))
+                    and (is_handshake or not (l.handshake_seen and asks_nameless))
                 then versions[1] else l.software_version end as software_version,
             case when l.principal is null and len(principals) = 1
                     and (is_handshake or not l.handshake_seen)
@@ -218,7 +221,7 @@ def _prepare(database: Database, names: set[str]) -> None:
             l.connection_id in (from inside) as is_internal
         from links l join (select distinct connection_id, client_id from requests) r
             using (connection_id)
-        join greetings using (connection_id)
+        join greetings g using (connection_id)
         left join callers c on c.client_ip = l.client_ip
             and c.client_id is not distinct from r.client_id;
 
@@ -498,7 +501,9 @@ def _never_seen(
         why = {
             OK: f"{title} speaks what the target takes",
             BREAKS: f"{title} speaks none that the target takes",
-            UNKNOWN: f"a {role} needs it{hint}" if role else "it showed no role, and may need it",
+            UNKNOWN: f"needed by a {role}{hint}"
+            if role
+            else "no role was seen, and it may need them",
         }[verdict]
         rows.append(
             {

@@ -58,7 +58,6 @@ class Scene:
                 "is_kafka": True,
                 "is_tls": False,
                 "handshake_seen": whole,
-                "request_missing_byte_count": 0,
                 "client_software_name": name,
                 "client_software_version": number,
                 "client_ids": [client_id] if client_id else [],
@@ -66,7 +65,7 @@ class Scene:
             }
         )
         hello = [(18, asks_with)] if offers is not None else []
-        for api_key, api_version in [*hello, *said]:
+        for number, (api_key, api_version) in enumerate([*hello, *said]):
             exchange_id = len(self.rows["exchanges"]) + 1
             self.rows["exchanges"].append(
                 {
@@ -77,6 +76,7 @@ class Scene:
                     "client_id": client_id,
                     "group_id": group_id,
                     "request_time": BEGIN + datetime.timedelta(seconds=exchange_id),
+                    "request_pos": number * 100,
                     "version_source": "request_header",
                     "version_confidence": 1.0,
                     "status": "paired",
@@ -189,6 +189,16 @@ def test_a_connection_from_the_middle(scene: Scene) -> None:
     assert scene.verdicts() == {"app": "breaks", "other": "ok"}
 
 
+def test_a_connection_with_a_gap(scene: Scene) -> None:
+    """A client asks before anything else: later gaps hide no question, one at the start may."""
+    scene.connect((0, 2), (0, 2))
+    del scene.rows["exchanges"][1]
+    assert scene.verdicts() == {"app": "breaks"}
+    scene.connect((0, 2), (0, 2), client_id="begun")
+    del scene.rows["exchanges"][1]
+    assert scene.verdicts() == {"app": "breaks", "begun": "unknown"}
+
+
 def test_names_from_other_connections(scene: Scene) -> None:
     """A connection from the middle is of the client that says hello on another."""
     scene.connect((0, 2), whole=False)
@@ -211,7 +221,7 @@ def test_versions_above_the_target_s(scene: Scene) -> None:
 def test_apis_that_the_target_lacks(scene: Scene) -> None:
     """A group protocol is needed; telemetry, and what admins can ask otherwise, is not."""
     scene.connect((68, 1), (1, 13), (8, 9), (9, 9), client_id="consumer", offers={})
-    scene.connect((71, 0), (72, 0), (60, 1), (75, 0), client_id="admin", offers={})
+    scene.connect((71, 0), (72, 0), (60, 1), (75, 0), (69, 0), client_id="admin", offers={})
     scene.connect((999, 0), (0, 9), client_id="strange", offers={})
     document = scene.assess("3.6")
     assert scene.verdicts("3.6") == {"consumer": "breaks", "admin": "ok", "strange": "ok"}
