@@ -157,10 +157,7 @@ EXCHANGE = np.dtype(
         ("status", "u1"),  # PairStatus
         ("is_sasl_token", "u1"),
         ("confidence", "<f4"),  # of an api_key and api_version that only a response tells; else 0
-        (
-            "queued_ns",
-            "<i8",
-        ),  # of its latency: behind earlier requests (`kafka/exchanges`); -1 unknown
+        ("queued_ns", "<i8"),  # of its latency, behind earlier requests; -1 unknown
         ("request", SIDE),
         ("response", SIDE),
     ]

@@ -259,6 +259,15 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
         "latency_apis": made(
             "t-apis", "By API", table_columns.LATENCY_APIS, latency["apis"], "latency_apis"
         ),
+        "time_spent": made(
+            "t-time-spent",
+            "Where the time of answers went",
+            table_columns.TIME_SPENT,
+            sorted(
+                (row for row in latency["apis"]["rows"] if row["service_ms"]),
+                key=lambda row: (-row["service_ms"], row["api"] or ""),
+            ),
+        ),
         "latency_clients": made(
             "t-latency-clients",
             "By client",

@@ -169,6 +169,14 @@ LATENCY = (
     C("errors", "errors", "count"),
 )
 LATENCY_APIS = (C("api", "API"), *LATENCY)
+TIME_SPENT = (
+    C("api", "API"),
+    C("answers", "answers", "count"),
+    C("upload_ms", "upload ms", "ms", help="requests, first to last byte"),
+    C("queued_ms", "queued ms", "ms", help="behind earlier requests of the connection"),
+    C("service_ms", "service ms", "ms", bar=True, help="at the broker"),
+    C("download_ms", "download ms", "ms", help="responses, first to last byte"),
+)
 LATENCY_CLIENTS = (
     C("client_id", "client", "client"),
     C("is_broker", "broker", "flag"),
@@ -182,6 +190,8 @@ SLOWEST = (
     C("broker", "broker"),
     C("service_ms", "service ms", "ms", bar=True),
     C("queued_ms", "queued before ms", "ms"),
+    C("upload_ms", "upload ms", "ms"),
+    C("download_ms", "download ms", "ms"),
     C("request_time", "asked at (UTC)", "time"),
     C("topics", "topics", "list"),
     C("group_id", "group"),

@@ -49,6 +49,14 @@ def test_waiting_adds_up(document: dict[str, Any]) -> None:
     assert sum(document["latency"]["histogram"]["count"]) == answered
 
 
+def test_where_the_time_of_answers_went(document: dict[str, Any], database: ReportDatabase) -> None:
+    rows = document["latency"]["apis"]["rows"]
+    for span in ("upload_ms", "queued_ms", "service_ms", "download_ms"):
+        spent = database.value(f"SELECT sum({span}) FROM exchanges WHERE wait = 'answer'")
+        assert sum(row[span] or 0 for row in rows) == pytest.approx(spent)
+    assert sum(row["queued_ms"] or 0 for row in rows) > 0
+
+
 def test_percentiles_are_those_of_answers(
     document: dict[str, Any], database: ReportDatabase
 ) -> None:

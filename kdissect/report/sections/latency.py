@@ -15,6 +15,7 @@ BINS_PER_DECADE = 10
 SLOWEST = 25
 ANSWERS_MIN = 20  # fewer say little of a percentile
 QUEUED_MS = 1  # from here on a request counts as one that waited behind another
+SPANS = ("upload_ms", "queued_ms", "service_ms", "download_ms")  # where the time of answers went
 BY = {
     "apis": ("api",),
     "clients": ("client_id", "client_ip"),
@@ -57,7 +58,8 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     found["slowest"] = database.rows(
         f"""
         SELECT exchange_id, api, api_version, client_id, client_ip, broker, service_ms, queued_ms,
-               latency_ms, request_time, request_packet, response_packet, capture_id,
+               upload_ms, download_ms, latency_ms, request_time, request_packet, response_packet,
+               capture_id,
                nullif(error_name, 'NONE') AS error_name, topics, group_id
         FROM x WHERE wait = 'answer'
         ORDER BY service_ms DESC NULLS LAST, exchange_id LIMIT {SLOWEST}
@@ -81,7 +83,8 @@ def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> N
           count(*) FILTER (wait = 'group') AS group_waits,
           {quantile(database, "service_ms", 0.5, "wait = 'group'")} AS group_p50,
           count(*) FILTER (status IN ('response_missing', 'connection_closed')) AS unanswered,
-          count(*) FILTER (failed) AS errors
+          count(*) FILTER (failed) AS errors,
+          {", ".join(f"sum({span}) FILTER (wait = 'answer') AS {span}" for span in SPANS)}
         FROM x GROUP BY {", ".join(keys)}
         """
     )
