@@ -2,7 +2,8 @@
 
 Everything is counted with Arrow before it reaches a chart, which holds some thousand marks at most;
 where a plot shows a part only, its title says so. Altair is an extra of the package:
-``pip install 'kdissect[notebook]'``.
+``pip install 'kdissect[notebook]'``. A notebook shows charts as SVG, without the network;
+``altair.renderers.enable(...)`` before the first plot chooses another way.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def _altair() -> Any:
         raise ImportError(
             "plots need Altair, which is not installed: pip install 'kdissect[notebook]'"
         ) from None
+    if altair.renderers.active == "default":  # it fetches scripts from the network
+        altair.renderers.enable("svg")
     return altair
 
 

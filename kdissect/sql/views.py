@@ -38,8 +38,10 @@ def connect(place: str, spill: str, memory_limit: str, **settings: Any) -> Any:
         },
     )
     connection.execute("set TimeZone = 'UTC'")
-    # it would go to stdout, among the rows, after two seconds
-    connection.execute("set enable_progress_bar = false")
+    # It would go to stdout, among the rows, after two seconds. In a notebook without ipywidgets it
+    # is off, and DuckDB refuses to set it at all.
+    if connection.execute("select current_setting('enable_progress_bar')").fetchall()[0][0]:
+        connection.execute("set enable_progress_bar = false")
     return connection
 
 
