@@ -12,7 +12,9 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from kdissect import __version__
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
 
+    from kdissect.pipeline.selection import Selection
     from kdissect.plot import Plots
     from kdissect.sql import Database
 
@@ -118,6 +121,30 @@ class Table:
         head = repeated(lambda: self.dataset.head(_LISTED_ROWS)).to_pandas()
         rows: str = head.to_html(index=False, escape=True, max_rows=_LISTED_ROWS)
         return f"<p><b>{self.name}</b>: {self.num_rows} rows</p>{rows}"
+
+
+def _passing(exchanges: Table, selection: Selection) -> tuple[pa.Array, pa.Array]:
+    """The ids of the exchanges that pass, and of their connections."""
+    exchange_ids, connection_ids = [], []
+    for batch in exchanges.to_batches(selection.columns):
+        rows = pa.Table.from_batches([batch])
+        chosen = selection.of_table(rows)
+        kept = rows if chosen is None else rows.take(pa.array(chosen))
+        exchange_ids.append(kept["exchange_id"].combine_chunks())
+        connection_ids.append(kept["connection_id"].combine_chunks().unique())
+    none = pa.array([], pa.int64())
+    return pa.concat_arrays([none, *exchange_ids]), pa.concat_arrays(
+        [none, *connection_ids]
+    ).unique()
+
+
+def _having(rows: pa.Table, column: str, values: pa.Array) -> pa.Table:
+    """The rows whose list has one of the values."""
+    lists = rows[column].combine_chunks()
+    has = np.zeros(len(rows), np.bool_)
+    parents = pc.list_parent_indices(lists).to_numpy()
+    has[parents[pc.is_in(lists.flatten(), value_set=values).to_numpy(zero_copy_only=False)]] = True
+    return rows.filter(pa.array(has))
 
 
 def _in_memory(name: str, rows: pa.Table) -> Table:
@@ -211,6 +238,36 @@ class Tables:
 
         sources = {name: table.dataset for name, table in self._tables.items()}
         return Database(sources, memory_limit=memory_limit)
+
+    def select(self, selection: Selection) -> Tables:
+        """The tables with the rows of the exchanges that pass, read when asked.
+
+        Of `connections` those with such an exchange, of `anomalies` those of such a connection or
+        of none; `captures`, `topics` and `brokers` are whole. The manifest's totals count them.
+        """
+        exchange_ids, connection_ids = _passing(self.exchanges, selection)
+        is_exchange = pc.field("exchange_id").isin(exchange_ids)
+        of_connection = pc.field("connection_id").isin(connection_ids)
+        tables = {}
+        for name, table in self._tables.items():
+            if name == "connections":
+                rows = table.dataset.filter(of_connection)
+            elif name == "anomalies":
+                has_none = pc.field("exchange_id").is_null()
+                is_around = pc.field("connection_id").is_null() | of_connection
+                rows = table.dataset.filter(is_exchange | (has_none & is_around))
+            elif name == "transactions":
+                rows = pads.dataset(_having(table.to_arrow(), "exchange_ids", exchange_ids))
+            elif "exchange_id" in table.schema.names:
+                rows = table.dataset.filter(is_exchange)
+            else:
+                rows = table.dataset
+            tables[name] = Table(name, rows)
+        totals = {
+            name: tables[name].num_rows if name in tables and name != "captures" else count
+            for name, count in self.manifest["totals"].items()
+        }
+        return Tables(tables, {**self.manifest, "totals": totals}, self.notes)
 
     @property
     def plot(self) -> Plots:

@@ -10,7 +10,7 @@ from pyarrow.acero import (
     AggregateNodeOptions,
     Declaration,
     ProjectNodeOptions,
-    ScanNodeOptions,
+    RecordBatchReaderSourceNodeOptions,
 )
 from rich.console import Console
 from rich.markup import escape
@@ -64,13 +64,18 @@ def _grouped(
     ]
     names, expressions = list(columns), list(columns.values())
     read = [name for name in table.schema.names if name in {*names, *also}]
-    readahead = {"batch_readahead": 2, "fragment_readahead": 1}
-    plan = [
-        Declaration("scan", ScanNodeOptions(table.dataset, columns=read, **readahead)),
-        Declaration("project", ProjectNodeOptions(expressions, names)),
-        Declaration("aggregate", AggregateNodeOptions(options, keys)),
-    ]
-    return repeated(lambda: Declaration.from_sequence(plan).to_table(use_threads=False))
+
+    def grouped() -> pa.Table:
+        scanner = table.dataset.scanner(columns=read, batch_readahead=2, fragment_readahead=1)
+        reader = RecordBatchReaderSourceNodeOptions(scanner.to_reader())
+        plan = [
+            Declaration("record_batch_reader_source", reader),
+            Declaration("project", ProjectNodeOptions(expressions, names)),
+            Declaration("aggregate", AggregateNodeOptions(options, keys)),
+        ]
+        return Declaration.from_sequence(plan).to_table(use_threads=False)
+
+    return repeated(grouped)
 
 
 def _as_they_are(*names: str) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
 QUERIES = re.findall(r'^(kdissect sql tables/ ".*?")', README, re.DOTALL | re.MULTILINE)
-SHARED_OPTIONS = [("summary.md", "captures-instead-of-table-sets")]
+SHARED_OPTIONS = [
+    ("summary.md", "captures-instead-of-table-sets"),
+    ("show.md", "what-to-show"),
+]
 SQL_PAGE = (ROOT / "docs" / "sql.md").read_text()
 
 

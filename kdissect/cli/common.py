@@ -22,7 +22,7 @@ from kdissect.errors import CaptureError, EnvironmentFailed
 
 if TYPE_CHECKING:
     from kdissect.api import Tables
-    from kdissect.cli.options import SourceOptions
+    from kdissect.cli.options import SelectionOptions, SourceOptions
 
 Result = TypeVar("Result")
 
@@ -195,6 +195,21 @@ def check_choice(hosts: list[str] | None, first: str | None, last: str | None) -
             checked(name, read, value)
     if first is not None and last is not None and time_ns(first) >= time_ns(last):
         raise typer.BadParameter(f"{last} is not after {first}", param_hint="--until")
+
+
+def open_selected(
+    paths: Sequence[str], options: SourceOptions, selected: SelectionOptions
+) -> Tables:
+    """`open_source` with the rows of the exchanges that the options choose; warns of none."""
+    selection = selected.selection()
+    tables = open_source(paths, options)
+    if selection.is_empty:
+        return tables
+    chosen = tables.select(selection)
+    if not chosen.exchanges.num_rows:
+        count = tables.exchanges.num_rows
+        say(f"warning: 0 of {count:,} exchanges pass the filters")
+    return chosen
 
 
 def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:

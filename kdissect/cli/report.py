@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import AsJson, Quiet, Sources, open_source, with_examples
-from kdissect.cli.options import SourceOptions, with_groups
+from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, with_examples
+from kdissect.cli.options import SelectionOptions, SourceOptions, with_groups
 
 REPORT_EXAMPLES = """
 Examples:
@@ -31,6 +31,7 @@ Examples:
 @with_groups
 def report_command(
     source: Sources,
+    selected: SelectionOptions,
     capture: SourceOptions,
     out: Annotated[
         str | None,
@@ -61,7 +62,7 @@ def report_command(
     check_options(out, logs, target)
     with _progress(shown=not quiet and sys.stderr.isatty()) as progress:
         report = build(
-            open_source(source, capture),
+            open_selected(source, capture, selected),
             out,
             name=name_of(source[0]),
             csv=csv,

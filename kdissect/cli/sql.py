@@ -26,6 +26,10 @@ Examples:
 
   kdissect sql trace.pcap "from exchanges where error_code <> 0"
 
+  kdissect sql tables/ "from exchanges where wait = 'answer'" --format ndjson | jq .latency_ms
+
+  kdissect sql tables/
+
   kdissect sql tables/ "show tables"
 
   kdissect sql tables/ "describe exchanges"
@@ -38,7 +42,9 @@ class Format(StrEnum):
     TABLE = "table"
     CSV = "csv"
     JSON = "json"
+    NDJSON = "ndjson"
     PARQUET = "parquet"
+    ARROW = "arrow"
 
 
 @app.command("sql", cls=with_examples(SQL_EXAMPLES))
@@ -50,8 +56,12 @@ def sql_command(
     ],
     capture: SourceOptions,
     query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="One statement that reads; '-' is stdin.")
-    ] = "-",
+        str | None,
+        typer.Argument(
+            metavar="[QUERY]",
+            help="One statement that reads; '-' is stdin. None on a terminal is a prompt.",
+        ),
+    ] = None,
     form: Annotated[
         Format | None,
         typer.Option(
@@ -69,16 +79,23 @@ def sql_command(
     ] = "1GiB",
 ) -> None:
     """SQL over the tables: each is a view, exchanges, api_fetch, internal_offset_commit, ..."""
+    is_prompt = query is None and sys.stdin.isatty()
+    if is_prompt and (out is not None or form is not None or not sys.stdout.isatty()):
+        raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
     form = form or _format_of(out)
-    if form is Format.PARQUET and out is None and sys.stdout.isatty():
+    if form in _BINARY and out is None and sys.stdout.isatty():
         raise typer.BadParameter(
             "binary, and stdout is a terminal; add --out", param_hint="--format"
         )
-    if query == "-":
-        if sys.stdin.isatty():
-            raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
-        query = sys.stdin.read()
-    with open_source([source], capture).database(memory_limit=memory) as database:
+    if query == "-" and sys.stdin.isatty():
+        raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
+    if query is None or query == "-":
+        query = "" if is_prompt else sys.stdin.read()
+    tables = open_source([source], capture)
+    with tables.database(memory_limit=memory) as database:
+        if is_prompt:
+            _prompt(tables, database)
+            return
         # a query's bytes that the locale could not read came as surrogates
         text = os.fsencode(query).decode("utf-8", "replace")
         schema, batches = database.stream(text)
@@ -88,9 +105,30 @@ def sql_command(
             _to_file(form, schema, batches, out)
 
 
+_BINARY = (Format.PARQUET, Format.ARROW)
+_ENDINGS = {"": Format.TABLE, "txt": Format.TABLE, "jsonl": Format.NDJSON}
+
+
 def _format_of(out: str | None) -> Format:
     ending = os.path.splitext(out or "")[1].lower().removeprefix(".")
-    return Format(ending) if ending in list(Format) else Format.TABLE
+    if ending in list(Format):
+        return Format(ending)
+    if ending not in _ENDINGS:
+        known = ", ".join(f".{form}" for form in Format if form is not Format.TABLE)
+        raise typer.BadParameter(
+            f"{out}: no format has this ending; there are {known} and .txt, or name a --format",
+            param_hint="--out",
+        )
+    return _ENDINGS[ending]
+
+
+def _prompt(tables: Any, database: Any) -> None:
+    from kdissect.sql import view_name
+    from kdissect.sql.prompt import Prompt, line_editing
+
+    views = {view_name(name): tables[name].schema.names for name in tables.names}
+    with line_editing(views):
+        Prompt(database, input, sys.stdout).run()
 
 
 def _to_stdout(form: Format, schema: Any, batches: Any) -> None:
@@ -99,8 +137,8 @@ def _to_stdout(form: Format, schema: Any, batches: Any) -> None:
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape", newline="")
     try:
-        if form is Format.PARQUET:
-            formats.write_parquet(schema, batches, sys.stdout.buffer)
+        if form in _BINARY:
+            formats.BINARY_FORMATS[form.value](schema, batches, sys.stdout.buffer)
         else:
             formats.TEXT_FORMATS[form.value](schema, batches, sys.stdout)
         sys.stdout.flush()
@@ -117,8 +155,8 @@ def _to_file(form: Format, schema: Any, batches: Any, out: str) -> None:
 def _write(form: Format, schema: Any, batches: Any, binary: BinaryIO) -> None:
     from kdissect.sql import formats
 
-    if form is Format.PARQUET:
-        formats.write_parquet(schema, batches, binary)
+    if form in _BINARY:
+        formats.BINARY_FORMATS[form.value](schema, batches, binary)
         return
     text = io.TextIOWrapper(binary, "utf-8", errors="surrogateescape", newline="")
     formats.TEXT_FORMATS[form.value](schema, batches, text)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import Sources, open_source, with_examples
-from kdissect.cli.options import SourceOptions, with_groups
+from kdissect.cli.common import Sources, open_selected, with_examples
+from kdissect.cli.options import SelectionOptions, SourceOptions, with_groups
 
 SUMMARY_EXAMPLES = """
 Examples:
@@ -24,6 +24,7 @@ Examples:
 @with_groups
 def summary_command(
     source: Sources,
+    selected: SelectionOptions,
     capture: SourceOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -32,7 +33,7 @@ def summary_command(
 
     from kdissect.summary import print_summary, summarise
 
-    tables = open_source(source, capture)
+    tables = open_selected(source, capture, selected)
     document = summarise(tables)
     if as_json:
         typer.echo(json.dumps(document, indent=1, default=str))

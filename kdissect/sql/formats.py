@@ -1,9 +1,9 @@
-"""Query results as text, CSV, JSON or Parquet, batch by batch.
+"""Query results as text, CSV, JSON, NDJSON, Parquet or Arrow, batch by batch.
 
 What came from a capture is hostile: control characters never reach a terminal (``table`` writes
 them as ``\\x1b``). Times are RFC 3339 in UTC. Bytes are DuckDB's text of a blob in ``table`` and
-``csv`` (printable ASCII as it is, all else as ``\\x00``), base64 in ``json``. Values that JSON has
-not the numbers for are strings there: integers beyond 2^53, decimals, NaN and infinities.
+``csv`` (printable ASCII as it is, all else as ``\\x00``), base64 in JSON. Values that
+JSON has not the numbers for are strings there: integers beyond 2^53, decimals, NaN and infinities.
 
 Columns become columns of text before rows are put together: numbers and times by Arrow, text once
 for each distinct value, and only what is nested value by value.
@@ -15,7 +15,7 @@ import base64
 import datetime
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from itertools import chain
 from typing import Any, BinaryIO, TextIO
@@ -226,30 +226,58 @@ def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     ]
     head = json.dumps({"format_version": FORMAT_VERSION, "columns": columns})
     out.write(head.removesuffix("}") + ', "rows": [')
-    keys = [f"{', ' if place else '{'}{json.dumps(name)}: " for place, name in enumerate(names)]
     separator = "\n"
+    for line in _objects(names, batches):
+        out.write(separator + line)
+        separator = ",\n"
+    out.write("\n]}\n")
+
+
+def write_ndjson(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
+    """An object a line for each row."""
+    for line in _objects(column_names(schema), batches):
+        out.write(f"{line}\n")
+
+
+def _objects(names: list[str], batches: Iterable[Any]) -> Iterator[str]:
+    """Each row as a JSON object."""
+    keys = [f"{', ' if place else '{'}{json.dumps(name)}: " for place, name in enumerate(names)]
     for batch in batches:
         parts: list[Any] = []
         for key, column in zip(keys, batch.columns, strict=True):
             parts += [key, pc.fill_null(column_text(column, json_text, is_json=True), "null")]
-        for line in _joined([*parts, "}"], ""):
-            out.write(separator + line)
-            separator = ",\n"
-    out.write("\n]}\n")
+        yield from _joined([*parts, "}"], "")
 
 
 def write_parquet(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> None:
     """One Parquet file, zstd."""
-    named = pa.schema(
-        [field.with_name(name) for field, name in zip(schema, column_names(schema), strict=True)]
-    )
+    named = _named(schema)
     with pq.ParquetWriter(out, named, compression="zstd", compression_level=1) as writer:
         for batch in batches:
             writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=named))
+
+
+def write_arrow(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> None:
+    """One file of Arrow's IPC format."""
+    named = _named(schema)
+    with pa.ipc.new_file(out, named) as writer:
+        for batch in batches:
+            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=named))
+
+
+def _named(schema: pa.Schema) -> pa.Schema:
+    """With distinct names."""
+    names = column_names(schema)
+    return pa.schema([field.with_name(name) for field, name in zip(schema, names, strict=True)])
 
 
 TEXT_FORMATS: dict[str, Callable[[pa.Schema, Iterable[Any], TextIO], None]] = {
     "table": write_table,
     "csv": write_csv,
     "json": write_json,
+    "ndjson": write_ndjson,
+}
+BINARY_FORMATS: dict[str, Callable[[pa.Schema, Iterable[Any], BinaryIO], None]] = {
+    "parquet": write_parquet,
+    "arrow": write_arrow,
 }

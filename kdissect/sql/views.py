@@ -67,6 +67,8 @@ def make_views(connection: Any, tables: Mapping[str, pads.Dataset]) -> list[str]
 
 def _parquet_files(dataset: pads.Dataset) -> list[str]:
     files = getattr(dataset, "files", None)
+    if dataset._scan_options:
+        return []  # filtered: its files have more rows
     if files is None or getattr(dataset.format, "default_extname", "") != "parquet":
         return []
     if dataset.filesystem.type_name != "local":

@@ -1,12 +1,15 @@
 """Selection, compared with pandas on the rows of `read`."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import kdissect
+from kdissect.cli import app
 from kdissect.pipeline.filters import time_ns
 from kdissect.pipeline.selection import ConnectionName, Selection, WhereError, api_keys, duration_ms
 from kdissect.show.loop import Style
@@ -148,3 +151,44 @@ def test_wrong_apis() -> None:
     with pytest.raises(ValueError, match="DescribeGroups"):
         api_keys(["describe"])
     assert api_keys(["SaslToken"]) == {-1}
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_tables_of_a_selection(rows: pd.DataFrame, is_on_disk: bool, tmp_path: Path) -> None:
+    """Rows of these exchanges and their connections, for pyarrow and for DuckDB."""
+    tables = kdissect.read(PATH)
+    if is_on_disk:
+        tables = tables.write(tmp_path / "tables")
+    chosen = tables.select(Selection(topics=("RD-TX",), where="api_name <> 'Metadata'"))
+    has = rows.topics.map(lambda names: "rd-tx" in list(names)) & (rows.api_name != "Metadata")
+    expected = of(rows, has)
+    assert set(chosen.exchanges.to_pandas()["exchange_id"]) == expected
+    assert set(chosen.connections.to_pandas()["connection_id"]) == set(rows[has]["connection_id"])
+    for name in ("api_produce", "record_batches", "records", "group_events", "exchanges"):
+        count = chosen.sql(f"select count(*) n from {name}")["n"][0].as_py()
+        whole = tables.sql(f"select exchange_id from {name}")["exchange_id"].to_pylist()
+        assert count == sum(ident in expected for ident in whole), name
+    assert (
+        0
+        < len(chosen.transactions)
+        == len(
+            [ids for ids in tables.transactions.to_pandas()["exchange_ids"] if expected & set(ids)]
+        )
+    )
+    assert chosen.topics.num_rows == tables.topics.num_rows
+    assert chosen.manifest["totals"]["exchanges"] == len(expected)
+    assert chosen.manifest["totals"]["packets"] == tables.manifest["totals"]["packets"]
+
+
+def test_a_selection_of_a_report_and_a_summary(tmp_path: Path) -> None:
+    """The same exchanges as `show` has; none of them is a warning."""
+    expected = len(ids(Selection(errors=True, clients=("RD-C?",))))
+    for verb in ("summary", "report"):
+        options = ["--errors", "--client", "RD-C?", "--json"]
+        options += ["--out", str(tmp_path / "x.html"), "--no-csv"] if verb == "report" else []
+        done = CliRunner().invoke(app, [verb, str(PATH), *options])
+        document = json.loads(done.stdout)
+        totals = document.get("totals") or document["overview"]
+        assert totals["exchanges"] == expected > 0
+    done = CliRunner().invoke(app, ["summary", str(PATH), "--topic", "nosuch"])
+    assert "0 of 319 exchanges pass the filters" in done.stderr

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -69,12 +70,22 @@ def test_the_name_of_a_file_chooses_its_format(
         ("a.csv", "topic\n__consumer_offsets\n"),
         ("a.CSV", "topic\n__consumer_offsets\n"),
         ("a.txt", "topic\n------------------\n__consumer_offsets\n"),
+        ("a.ndjson", '{"topic": "__consumer_offsets"}\n'),
+        ("a.jsonl", '{"topic": "__consumer_offsets"}\n'),
     ):
         assert not kdissect("sql", str(table_set), query, "--out", str(tmp_path / name)).stderr
         assert (tmp_path / name).read_text() == content
     out = tmp_path / "a.parquet"
     kdissect("sql", str(table_set), query, "--out", str(out))
     assert pq.read_table(out).to_pylist() == [{"topic": "__consumer_offsets"}]
+    arrow = tmp_path / "a.arrow"
+    kdissect("sql", str(table_set), query, "--out", str(arrow))
+    with pa.ipc.open_file(arrow) as reader:
+        assert reader.read_all().to_pylist() == [{"topic": "__consumer_offsets"}]
+    wrong = kdissect("sql", str(table_set), query, "--out", str(tmp_path / "a.xlsx"))
+    assert wrong.returncode == 2
+    assert ".csv, .json, .ndjson, .parquet, .arrow" in wrong.stderr
+    assert not (tmp_path / "a.xlsx").exists()
     kdissect("sql", str(table_set), query, "--format", "json", "--out", str(out))
     assert json.loads(out.read_text())["rows"] == [{"topic": "__consumer_offsets"}]
 

@@ -1,0 +1,131 @@
+"""A prompt for SQL over a table set: history and completion, a query up to its semicolon."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from kdissect.errors import EnvironmentFailed
+from kdissect.sql.database import Database, QueryError
+from kdissect.sql.formats import write_table
+
+FIRST, NEXT = "kdissect> ", "     ...> "
+ROWS_MAX = 100  # that one query shows
+HISTORY_MAX = 1000
+KEYWORDS = (
+    *("select", "from", "where", "group by all", "order by", "limit", "count(*)", "distinct"),
+    *("join", "using", "having", "describe", "summarize", "show tables", "unnest", "median"),
+)
+HELP = f"""A query ends with a semicolon; it may take several lines. Tab completes names.
+  show tables;            the views, one for each table
+  describe exchanges;     the columns of one
+  .quit                   or Ctrl-D
+The first {ROWS_MAX} rows are shown; kdissect sql SOURCE QUERY --out FILE writes all."""
+
+
+class Prompt:
+    """Reads queries, writes their rows; what is wrong with one is a line, and the next comes."""
+
+    def __init__(self, database: Database, read_line: Callable[[str], str], out: TextIO) -> None:
+        """read_line: shows its argument and returns a line; EOFError ends the prompt."""
+        self._database, self._read_line, self._out = database, read_line, out
+
+    def run(self) -> None:
+        self._say(".help says what there is; .quit ends")
+        while True:
+            try:
+                query = self._query()
+                if query in (".quit", ".exit"):
+                    return
+                if query == ".help":
+                    self._say(HELP)
+                elif query:
+                    self._answer(query)
+            except EOFError:
+                self._say("")
+                return
+            except KeyboardInterrupt:
+                self._say("")  # the query that was typed or ran is dropped
+            except (QueryError, EnvironmentFailed) as error:
+                self._say(str(error))
+
+    def _query(self) -> str:
+        """The lines up to one that ends with a semicolon; a command has one line."""
+        lines = [self._read_line(FIRST).strip()]
+        if lines[0].startswith(".") or not lines[0]:
+            return lines[0]
+        while not lines[-1].endswith(";"):
+            lines.append(self._read_line(NEXT).strip())
+        return "\n".join(lines)
+
+    def _answer(self, query: str) -> None:
+        schema, batches = self._database.stream(query)
+        rest = ROWS_MAX
+
+        def first() -> Iterator[Any]:
+            nonlocal rest
+            for batch in batches:
+                yield batch.slice(0, rest)
+                rest -= batch.num_rows
+                if rest < 0:
+                    return
+
+        write_table(schema, first(), self._out)
+        if rest < 0:
+            self._say(f"... the first {ROWS_MAX} rows")
+        self._out.flush()
+
+    def _say(self, text: str) -> None:
+        self._out.write(f"{text}\n")
+        self._out.flush()
+
+
+def completions(text: str, views: Mapping[str, Sequence[str]]) -> list[str]:
+    """Keywords, views and columns that begin so, in any case; behind a view's name its columns."""
+    view, dot, begun = text.rpartition(".")
+    if dot and view in views:
+        return [f"{view}.{name}" for name in views[view] if name.startswith(begun)]
+    names = itertools.chain(KEYWORDS, views, *views.values())
+    folded = text.casefold()
+    return sorted({name for name in names if name.startswith(folded)})
+
+
+@contextmanager
+def line_editing(views: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    """Completion and a history file for `input`, where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    found: list[str] = []
+
+    def complete(text: str, number: int) -> str | None:
+        if number == 0:
+            found[:] = completions(text, views)
+        return found[number] if number < len(found) else None
+
+    readline.set_completer_delims(" \t\n(),;=<>")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")
+    history = history_path()
+    with suppress(OSError):
+        readline.read_history_file(history)
+    try:
+        yield
+    finally:
+        readline.set_history_length(HISTORY_MAX)
+        with suppress(OSError):
+            history.parent.mkdir(parents=True, exist_ok=True)
+            history.touch(0o600)  # a query may name what is nobody's business
+            readline.write_history_file(history)
+
+
+def history_path() -> Path:
+    """In the user's folder for state, as the XDG specification has it."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state, "kdissect", "sql_history")
