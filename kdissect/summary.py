@@ -19,7 +19,7 @@ from rich.table import Table as TextTable
 from kdissect.api import Table, Tables, require_columns
 from kdissect.capture.object_store import repeated
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
-from kdissect.text import visible
+from kdissect.text import unread, visible
 
 LISTED_MAX = 12
 
@@ -42,6 +42,7 @@ def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
         "topics": _topics(tables),
         "anomalies": _counts(tables.anomalies, "kind"),
         **_unread(tables),
+        "unread_connections": _unread_connections(tables),
     }
 
 
@@ -170,6 +171,13 @@ def _unread(tables: Tables) -> dict[str, list[dict[str, str]]]:
     return found
 
 
+def _unread_connections(tables: Tables) -> dict[str, int]:
+    """Connections that are not Kafka as far as they were read, by protocol."""
+    rows = tables.connections.to_arrow(["protocol", "is_kafka"])
+    counts = rows.filter(pc.invert(rows["is_kafka"]))["protocol"].value_counts().to_pylist()
+    return {row["values"]: row["counts"] for row in counts}
+
+
 def print_summary(document: dict[str, Any], console: Console) -> None:
     """The summary as text for people; long lists are cut and say so."""
     totals = document["totals"]
@@ -210,6 +218,9 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
     console.print()
     for row in document["skipped"]:
         console.print(f"Skipped {row['path']}: {row['error']}", markup=False)
+    left = unread(document["unread_connections"])
+    if left is not None:
+        console.print(left, markup=False, soft_wrap=True)
     if document["out"] is not None:
         tables = ", ".join(name for name in FIXED_TABLES)
         console.print(

@@ -161,6 +161,27 @@ def plural(number: int, one: str, many: str | None = None) -> str:
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
+def unread(protocols: dict[str, int]) -> str | None:
+    """What was not read, in a line, of connections by protocol; None if that is nothing."""
+    tls = protocols.get("tls", 0)
+    others = {
+        name: number
+        for name, number in protocols.items()
+        if number and name not in ("kafka", "tls", "none")
+    }
+    parts = []
+    if tls:
+        parts.append(
+            f"{plural(tls, 'TLS connection')} not decrypted: Kafka requests in them are missing "
+            "here (--keylog FILE decrypts)"
+        )
+    if others:
+        named = ", ".join(f"{count(number)} {name}" for name, number in sorted(others.items()))
+        number = sum(others.values())
+        parts.append(f"{plural(number, 'connection')} without known Kafka traffic ({named})")
+    return f"not read: {'; '.join(parts)}" if parts else None
+
+
 def client(row: dict[str, object]) -> str:
     """A client's name with its address."""
     return f"{row.get('client_id') or '(none)'} @ {row.get('client_ip')}"

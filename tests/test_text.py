@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.text import byte_size, duration, share, visible
+from kdissect.text import byte_size, duration, share, unread, visible
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,12 @@ def test_shown_text_hides_nothing(text: str) -> None:
 
 def test_long_text_says_that_it_is_cut() -> None:
     assert visible("x" * 32_767, 10) == "xxxxxxxxxx… (32,767 characters)"
+
+
+def test_what_was_not_read() -> None:
+    """TLS and other protocols, and nothing where all was Kafka."""
+    assert unread({"kafka": 5, "none": 2}) is None
+    line = unread({"kafka": 5, "tls": 30, "http": 1, "other": 1_200})
+    assert line is not None
+    assert line.startswith("not read: 30 TLS connections not decrypted: Kafka requests in them")
+    assert line.endswith("1,201 connections without known Kafka traffic (1 http, 1,200 other)")

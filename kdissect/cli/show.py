@@ -142,6 +142,11 @@ def show_command(
         # how a live capture ends; what was shown is shown
         say("interrupted")
         os._exit(EXIT_INTERRUPTED)
+    from kdissect.text import unread
+
+    left = unread(reading.unread)
+    if left is not None and not quiet:
+        say(left)
     if not reading.resumed.connection_count:
         note(f"no Kafka traffic found in {some_of(captures)}")
 

@@ -4,12 +4,15 @@ Times are `service_ms`: what the broker took itself (`queued_ms` is the wait beh
 before on the connection). `wait` tells answers from long polls and from waiting for a group's
 members; `tables/waits` decides it. `failed`: the response has an error that is no routine step of
 the protocol; that is what the report counts as an error everywhere.
+A request without an answer `is_unanswered`, or its answer `may_be_lost` with the bytes that are
+missing there; `sql/unanswered` decides it.
 """
 
 from __future__ import annotations
 
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections.errors import is_fault
+from kdissect.sql.unanswered import unanswered
 
 EXACT_MAX = 20_000_000  # above this many exchanges percentiles are t-digests: bounded memory
 
@@ -52,8 +55,10 @@ def prepare(database: ReportDatabase) -> None:
           coalesce(e.request_capture_id, e.response_capture_id) AS capture_id,
           coalesce(e.error_code, 0) <> 0 AS has_error,
           {is_fault("e.api_name", "e.error_codes")} AS failed,
+          u.may_be_lost, NOT coalesce(u.may_be_lost, true) AS is_unanswered,
           b.connection_id IS NOT NULL AS is_broker
         FROM exchanges e LEFT JOIN broker_connections b ON b.connection_id = e.connection_id
+        LEFT JOIN ({unanswered()}) u ON u.exchange_id = e.exchange_id
         """
     )
 

@@ -96,6 +96,13 @@ def _finding(
     }
 
 
+def _unjudged(number: int) -> str:
+    """Requests whose answer may be among the missing bytes."""
+    return (
+        f" {f.plural(number, 'request')} without an answer could not be judged." if number else ""
+    )
+
+
 def _health(facts: _Facts) -> Iterator[Finding]:
     overview = facts.document["overview"]
     health, read = overview["health"], overview["read"]
@@ -107,7 +114,7 @@ def _health(facts: _Facts) -> Iterator[Finding]:
             "network",
             f"{f.byte_size(missing)} of Kafka traffic were not captured",
             f"{f.share(part)} of the bytes in {f.plural(health['gap_count'], 'gap')}: counts and "
-            "latencies near them are lower bounds.",
+            "latencies near them are lower bounds." + _unjudged(overview["unjudged"]),
             command=facts.command("show", "--where", "decode_status = 'partial'"),
             **facts.evidence("decode_status = 'partial'"),
         )
@@ -256,7 +263,8 @@ def _errors(facts: _Facts) -> Iterator[Finding]:
     # those without an answer at the capture's end may have got one later
     closed = facts.document["overview"]["connection_closed"]
     if closed:
-        condition = "status = 'connection_closed'"
+        closed_before = "status = 'connection_closed'"
+        condition = f"{closed_before} AND is_unanswered"
         found = facts.evidence(condition)
         lost = facts.database.value(
             "SELECT sum(epoch_us(c.last_time - x.time)) / 1e3 FROM x "
@@ -269,7 +277,7 @@ def _errors(facts: _Facts) -> Iterator[Finding]:
             f"{f.plural(closed, 'request')} whose connection was closed before the answer",
             f"Most: {top['api']} of {f.client(top)}. Counted as lost: the time until then.",
             whom=_first_client(facts, condition),
-            command=facts.command("show", "--where", condition, capture=found["capture"]),
+            command=facts.command("show", "--where", closed_before, capture=found["capture"]),
             time_lost_ms=lost,
             **found,
         )
@@ -475,7 +483,7 @@ def _clear(d: Document) -> list[str]:
         ("no retransmissions", not overview["health"]["retransmitted_segment_count"]),
         (
             "every request answered",
-            not overview["response_missing"] + overview["connection_closed"],
+            not overview["response_missing"] + overview["connection_closed"] + overview["unjudged"],
         ),
         ("no errors", not overview["failed"]),
         ("no throttling", not d["throttling"]["responses"]),

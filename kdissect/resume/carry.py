@@ -156,6 +156,7 @@ class ConnectionCarry:
         self.limits = limits or CarryLimits()
         self.given_up = 0  # connections whose open exchanges were completed by a limit
         self.connection_count = 0  # that were recognised as Kafka's
+        self.unread = np.zeros(len(Spoken), np.int64)  # connections by protocol
         # the one that was quiet for longest comes first
         self._states = {state.endpoints: state for state in states}
         self._closing: dict[bytes, int] = {}  # when they were closed
@@ -349,6 +350,7 @@ class ConnectionCarry:
         tracker.run()
         self._size -= sum(state.size for state in states)
         self.connection_count += tracker.carry_on(sources)
+        self.unread += tracker.unread
         self._size += sum(state.size for state in states)
         assembly = tracker.assembly
         if self.with_anomalies:

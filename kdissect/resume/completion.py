@@ -109,7 +109,8 @@ class CompletionTracker:
     """Which exchanges of a batch are complete, and what of its connections is carried on.
 
     lost: bool by exchange, see `assemble_streams`; is_due, is_forced: bool by state. `rows` are the
-    complete exchanges that were not emitted before.
+    complete exchanges that were not emitted before. `unread` counts the connections that ended
+    without being read, by Protocol.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class CompletionTracker:
         self.bits = np.where(self.is_first[:, None], bits[self.pair], 0).reshape(-1)
         self.last_packet = np.full((2 * self.count, 2), -1)
         self.rows = np.zeros(0, np.int64)
+        self.unread = np.zeros(len(Protocol), np.int64)
 
     # -- as of the whole connections --------------------------------------------------------
 
@@ -460,6 +462,7 @@ class CompletionTracker:
     def carry_on(self, sources: Sources) -> int:
         """Bring the states up to date; how many of them turned out to be Kafka's."""
         phases = self._phases()
+        self.unread = self._unread(phases)
         mode = np.array([_MODES[phase] for phase in phases], np.int64)
         mode[~self.is_last] = NOTHING
         kept, data = self._carried(mode, sources)
@@ -482,6 +485,13 @@ class CompletionTracker:
                 state.carry(packed[at[connection] : at[connection + 1]], plain[here])
             state.looked_at = state.size
         return found
+
+    def _unread(self, phases: list[Phase]) -> Ints:
+        """int64[len(Protocol)]: connections that this window ends unread, by their protocol."""
+        was_open = (self.phase == LOOKING) | (self.phase == TLS)
+        ended = was_open & (np.array(phases, np.int64) == OVER) & ~self.is_kafka
+        protocols = self.assembly.connections["protocol"][ended]
+        return np.bincount(protocols, minlength=len(Protocol))
 
     def _phases(self) -> list[Phase]:
         """By connection: its phase after this window."""

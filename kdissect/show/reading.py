@@ -12,6 +12,7 @@ from kdissect.capture.packet_reader import POS, STEP_BAD
 from kdissect.capture.splits import _Walk
 from kdissect.capture.windows import RECORD_BYTES_MAX, Window, WindowReader, open_bytes
 from kdissect.errors import CaptureError
+from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.options import CONNECTIONS_MAX
 from kdissect.pipeline.options import Options
 from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
@@ -52,6 +53,11 @@ class CaptureReading:
             options.stream_options, key_log_texts(options.keylog), limits
         )
         self.packet_count = self.exchange_count = 0
+
+    @property
+    def unread(self) -> dict[str, int]:
+        """Connections that were not read, by `protocol` of the table `connections`."""
+        return {kind.name.lower(): int(self.resumed.unread[kind]) for kind in Protocol}
 
     def __iter__(self) -> Iterator[CompletedExchanges]:
         """What is finished, as soon as it is; each to be used before the next is asked for."""

@@ -3,7 +3,9 @@
 A broker answers the requests of a connection in their order. So the response of a request lies
 between that of the answered request before and that of the answered request after. If bytes are
 missing or unframed there, the response may be among them. If no later response was captured, it may
-have come after the last packet, unless the connection was seen to close.
+have come after the last packet, unless the connection was seen to close. But a client's FIN ends
+only its own direction: a response after it shows no hole if the broker's FIN is lost as well. So
+where packets are missing at all, the close of a connection proves nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def unanswered(prefix: str = "") -> str:
         )
         select exchange_id,
             exchange_id in (from among_holes)
-                or (high is null and close_reason not in ('fin', 'rst')) as may_be_lost
+                or (high is null and (close_reason not in ('fin', 'rst')
+                    or exists (from {prefix}anomalies where kind = 'gap'))) as may_be_lost
         from due join placed using (exchange_id, connection_id)
             join {prefix}connections using (connection_id)
     """

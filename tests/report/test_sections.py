@@ -16,6 +16,7 @@ from kdissect.report import collect, exchange_facts
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import errors, traffic
 from tests.conftest import CAPTURES
+from tests.damage import lose_packets
 from tests.report.made import exchange, tables
 
 
@@ -39,6 +40,22 @@ def test_every_exchange_is_counted_once(document: dict[str, Any], librdkafka: Ta
     series = document["traffic"]["exchanges"]
     shown = sum(series["rate"]) * document["traffic"]["slice_ms"] / 1000
     assert round(shown) == total
+
+
+def test_lost_answers_are_no_errors(captures: Path, tmp_path: Path) -> None:
+    """Of a capture without two percent of its packets: requests that cannot be judged are counted,
+    and none of them is without an answer."""
+    lose_packets((captures / "java_2_0_1.pcap").read_bytes(), tmp_path / "lost.pcap", 0.02)
+    with ReportDatabase(kdissect.read(tmp_path / "lost.pcap")) as opened:
+        document = collect(opened)
+    overview = document["overview"]
+    assert overview["unjudged"] > 3
+    assert (overview["response_missing"], overview["connection_closed"]) == (0, 0)
+    assert document["errors"]["unanswered"] == []
+    assert sum(row["unanswered"] for row in document["clients"]["rows"]) == 0
+    texts = " ".join(finding["text"] for finding in document["findings"]["findings"])
+    assert f"{overview['unjudged']} requests without an answer could not be judged" in texts
+    assert "every request answered" not in document["findings"]["clear"]
 
 
 def test_waiting_adds_up(document: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import kdissect
 from kdissect.show.columns import fitted
 from kdissect.show.loop import Style
 from kdissect.show.style import Clock
@@ -246,3 +247,15 @@ def test_times(captures: Path) -> None:
     ]  # fmt: skip
     assert relative == pytest.approx(expected, abs=1e-9)
     assert list(itertools.accumulate(delta)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_was_not_read_is_said_at_the_end(captures: Path) -> None:
+    """On stderr, one line: so many TLS connections as the table has; nothing once decrypted."""
+    command = [*COMMAND, "captures/tls13.pcap.gz"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    tables = kdissect.read(captures / "tls13.pcap.gz")
+    count = tables.connections.to_arrow()["protocol"].to_pylist().count("tls")
+    assert f"kdissect: not read: {count} TLS connections not decrypted" in done.stderr
+    command += ["--keylog", "captures/tls13.keylog"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr == ""

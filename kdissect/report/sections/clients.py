@@ -27,7 +27,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
           SELECT client_id, client_ip, connection_id, count(*) AS exchanges,
             count(*) FILTER (failed) AS errors, min(time) AS first_time, max(time) AS last_time,
             sum(request_size) AS request_bytes, sum(response_size) AS response_bytes,
-            count(*) FILTER (status IN ('response_missing', 'connection_closed')) AS unanswered,
+            count(*) FILTER (is_unanswered) AS unanswered,
             bool_or(is_broker) AS is_broker, list(DISTINCT group_id) AS groups,
             list(DISTINCT transactional_id) AS transactional_ids
           FROM x GROUP BY ALL

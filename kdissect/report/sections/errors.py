@@ -254,7 +254,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         SELECT api, status, client_id, client_ip, broker, count(*) AS count,
           min(time) AS first_time, arg_min(packet, time) AS packet,
           arg_min(capture_id, time) AS capture_id
-        FROM x WHERE status IN ('response_missing', 'connection_closed') GROUP BY ALL
+        FROM x WHERE is_unanswered GROUP BY ALL
         ORDER BY count DESC, api, client_id LIMIT 200
         """
     )

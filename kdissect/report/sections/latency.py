@@ -82,7 +82,7 @@ def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> N
           {quantile(database, "service_ms", 0.5, "wait = 'long_poll'")} AS poll_p50,
           count(*) FILTER (wait = 'group') AS group_waits,
           {quantile(database, "service_ms", 0.5, "wait = 'group'")} AS group_p50,
-          count(*) FILTER (status IN ('response_missing', 'connection_closed')) AS unanswered,
+          count(*) FILTER (is_unanswered) AS unanswered,
           count(*) FILTER (failed) AS errors,
           {", ".join(f"sum({span}) FILTER (wait = 'answer') AS {span}" for span in SPANS)}
         FROM x GROUP BY {", ".join(keys)}
