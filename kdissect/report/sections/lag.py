@@ -6,8 +6,8 @@ capture shows, so the lag is a lower bound, and there is none where nothing told
 
 Commits are accepted OffsetCommit requests, and TxnOffsetCommit requests whose transaction
 committed, from the end of that transaction on. Offsets of an aborted transaction never count. A
-commit is undecided if the capture lacks its answer or the end of its transaction. A partition whose
-latest commit is undecided has neither a last commit nor a lag.
+commit is undecided if the capture lacks its request, its answer or the end of its transaction. A
+partition whose latest commit is undecided has neither a last commit nor a lag.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def _commits(database: ReportDatabase) -> str | None:
         if table == "apis/TxnOffsetCommit":
             database.run(_OUTCOMES)
             joined = f"{view} LEFT JOIN commit_outcomes USING (exchange_id)"
-        topic = database.schema(table).field("request").type.field("topics").type.value_type
-        has_id = topic.get_field_index("topic_id") >= 0
-        topic_id = "t.topic_id" if has_id else "NULL::VARCHAR"
+        topic_id = _topic_id(database, table, "request")
         parts.append(
             f"""
             SELECT exchange_id, time, is_decided, group_id, name, topic_id, unnest(partitions) AS p
@@ -100,6 +98,7 @@ def _commits(database: ReportDatabase) -> str | None:
                 WHERE coalesce(outcome, 'open') IN ('commit', 'open')))
             """
         )
+        parts.append(_lost_commits(view, _topic_id(database, table, "response")))
     if not parts:
         return None
     columns = (
@@ -116,8 +115,34 @@ def _commits(database: ReportDatabase) -> str | None:
         ANTI JOIN errors e ON e.exchange_id = c.exchange_id
           AND (e.partition IS NULL OR e.partition = c.partition_index)
           AND (e.topic IS NULL OR e.topic = coalesce(c.name, n.topic))
-        WHERE c.committed_offset >= 0
+        WHERE c.committed_offset >= 0 OR c.committed_offset IS NULL
         """
+
+
+def _topic_id(database: ReportDatabase, table: str, side: str) -> str:
+    """SQL of the topic id of `t`, a topic of a message; versions before KIP-516 have none."""
+    topic = database.schema(table).field(side).type.field("topics").type.value_type
+    return "t.topic_id" if topic.get_field_index("topic_id") >= 0 else "NULL::VARCHAR"
+
+
+def _lost_commits(view: str, topic_id: str) -> str:
+    """SQL of commits whose answer names the partitions, and whose request was not captured.
+
+    The group is one that the connection serves: it is in the request alone.
+    """
+    return f"""
+        SELECT exchange_id, time, false AS is_decided, group_id, t.name AS name,
+          {topic_id} AS topic_id,
+          unnest([{{'partition_index': p.partition_index, 'committed_offset': NULL::BIGINT}}
+            FOR p IN t.partitions]) AS p
+        FROM (
+          SELECT v.exchange_id, v.response_time AS time, g.group_id,
+            unnest(v.response.topics) AS t
+          FROM {view} v
+          JOIN exchanges e ON e.exchange_id = v.exchange_id AND e.status = 'request_missing'
+          JOIN (SELECT DISTINCT connection_id, group_id FROM exchanges WHERE group_id IS NOT NULL) g
+            ON g.connection_id = e.connection_id)
+    """
 
 
 def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
