@@ -24,6 +24,7 @@ from kdissect.jit import (
     kernel,
     load_u8,
     load_u32,
+    part,
     read_i8,
     read_i16,
     read_i32,
@@ -332,8 +333,9 @@ def wrong_inner_crc(section: Any, magic: Any, table: Any, out: Any) -> Any:
 # A varint's reader gives (value, address behind it), or a negated status instead of the address.
 
 
-@inlined
-def _load_varint(address: Any, end: Any) -> Any:
+@part
+def _load_zigzag(address: Any, end: Any, bits: Any) -> Any:
+    """A signed number in groups of 7 bits, the lowest first, the sign in its lowest bit."""
     if address >= end:
         return 0, -_TRUNCATED
     byte = np.int64(load_u8(address))
@@ -345,31 +347,21 @@ def _load_varint(address: Any, end: Any) -> Any:
             return 0, -_TRUNCATED
         byte = np.int64(load_u8(address))
         address += 1
-        if shift == 28 and byte > 0x0F:
-            return 0, -_OVERFLOW
-        raw |= (byte & 0x7F) << shift
-        shift += 7
-    return (raw >> 1) ^ -(raw & 1), address
-
-
-@inlined
-def _load_varlong(address: Any, end: Any) -> Any:
-    if address >= end:
-        return 0, -_TRUNCATED
-    byte = np.int64(load_u8(address))
-    raw = byte & 0x7F
-    address += 1
-    shift = 7
-    while byte & 0x80:
-        if address >= end:
-            return 0, -_TRUNCATED
-        byte = np.int64(load_u8(address))
-        address += 1
-        if shift == 63 and byte > 0x01:
+        if shift + 7 > bits and byte >> (bits - shift) != 0:
             return 0, -_OVERFLOW
         raw |= (byte & 0x7F) << shift
         shift += 7
     return ((raw >> 1) & _LOW_63) ^ -(raw & 1), address
+
+
+@inlined
+def _load_varint(address: Any, end: Any) -> Any:
+    return _load_zigzag(address, end, 32)
+
+
+@inlined
+def _load_varlong(address: Any, end: Any) -> Any:
+    return _load_zigzag(address, end, 64)
 
 
 @kernel
@@ -672,7 +664,7 @@ def find_invalid_utf8(data: Any, offsets: Any, out: Any) -> Any:
 
     data uint8, offsets int32, out uint8 (zeros before). Gives how many.
     """
-    found = 0
+    invalid_count = 0
     for i in range(offsets.size - 1):
         pos: Any = np.int64(offsets[i])
         end: Any = np.int64(offsets[i + 1])
@@ -680,7 +672,7 @@ def find_invalid_utf8(data: Any, offsets: Any, out: Any) -> Any:
             size, is_good = utf8_step(data, pos, end)
             if not is_good:
                 out[i] = 1
-                found += 1
+                invalid_count += 1
                 break
             pos += size
-    return found
+    return invalid_count

@@ -294,46 +294,47 @@ def _recognise(
     pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
     asked: Any, client_side: Any, protocol: Any, header: Any, following: Any, clients: Any,
 ) -> None:  # fmt: skip
+    """Fill `protocol` and `client_side` of each connection by the first bytes that decide."""
     for connection in range(len(protocol)):
-        one = stream_of(pieces, sides, 2 * connection)
-        two = stream_of(pieces, sides, 2 * connection + 1)
-        told = connections[connection * CONNECTION_WIDTH + CLIENT_SIDE]
-        if one.start == one.stop and two.start == two.stop:
+        side_a = stream_of(pieces, sides, 2 * connection)
+        side_b = stream_of(pieces, sides, 2 * connection + 1)
+        known_client = connections[connection * CONNECTION_WIDTH + CLIENT_SIDE]
+        if side_a.start == side_a.stop and side_b.start == side_b.stop:
             protocol[connection] = _NONE
-            if told >= 0:
-                client_side[connection] = told
+            if known_client >= 0:
+                client_side[connection] = known_client
             continue
-        found = _NONE
-        zookeeper = _is_zookeeper(one) or _is_zookeeper(two)
-        guessed = client_side[connection] if told < 0 else told
+        content = _NONE
+        zookeeper = _is_zookeeper(side_a) or _is_zookeeper(side_b)
+        likely_client = client_side[connection] if known_client < 0 else known_client
         for turn in range(3):
             # The client's side if it is known. Else the guess, the other, the guess without names.
-            side = 1 - guessed if turn == 1 else guessed
-            if found or zookeeper or (told >= 0 and side != told):
+            side = 1 - likely_client if turn == 1 else likely_client
+            if content or zookeeper or (known_client >= 0 and side != known_client):
                 continue
-            stream = one if side == 0 else two
+            stream = side_a if side == 0 else side_b
             origin = has_origin[2 * connection + side] != 0
-            if _begins_with_requests(stream, kafka, origin, told < 0 and turn < 2, header):
-                found = _KAFKA
+            if _begins_with_requests(stream, kafka, origin, known_client < 0 and turn < 2, header):
+                content = _KAFKA
                 client_side[connection] = side
-        if told >= 0:
-            client_side[connection] = told
-        if not found and zookeeper:
-            found = _ZOOKEEPER
+        if known_client >= 0:
+            client_side[connection] = known_client
+        if not content and zookeeper:
+            content = _ZOOKEEPER
         for side in range(2):
-            stream = one if side == 0 else two
-            if not found and stream.start < stream.stop:
+            stream = side_a if side == 0 else side_b
+            if not content and stream.start < stream.stop:
                 pos = pieces.pos[stream.start]
                 if _is_tls(stream, stream.start, pos):
-                    found = _TLS
+                    content = _TLS
                 elif pos == 0:
-                    found = _is_text(peek(pieces, stream.start, stream.stop, 0, 4))
+                    content = _is_text(peek(pieces, stream.start, stream.stop, 0, 4))
         for turn in range(2):
             # The guess first, both ways: either direction can read like the other one.
-            client = 1 - guessed if turn == 1 else guessed
-            if found or (told >= 0 and client != told):
+            client = 1 - likely_client if turn == 1 else likely_client
+            if content or (known_client >= 0 and client != known_client):
                 continue
-            stream = one if client == 0 else two
+            stream = side_a if client == 0 else side_b
             if stream.start < stream.stop:
                 at = find_request(
                     stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0), False,
@@ -342,12 +343,12 @@ def _recognise(
                 # Against the guess by ports Produce must not stand alone: a response reads like it.
                 alone = header[KEY] == 0 and at + 4 + header[SIZE] >= stream.end
                 if at >= 0 and not (turn == 1 and alone):
-                    found = _KAFKA
-            stream = two if client == 0 else one
-            if not found and stream.start < stream.stop:
+                    content = _KAFKA
+            stream = side_b if client == 0 else side_a
+            if not content and stream.start < stream.stop:
                 origin = has_origin[2 * connection + 1 - client] != 0
                 if _begins_with_responses(stream, kafka.limit[0], origin, header):
-                    found = _KAFKA
+                    content = _KAFKA
                 else:
                     at = find_response(
                         stream, stream.start, int64(0), kafka.limit[0], asked, int64(0),
@@ -356,17 +357,17 @@ def _recognise(
                     if at >= 0:
                         index = find(pieces, stream.start, stream.stop, at)
                         is_other = _are_zookeeper_replies(stream, index, at)
-                        found = _ZOOKEEPER if is_other else _KAFKA
-            if found:
+                        content = _ZOOKEEPER if is_other else _KAFKA
+            if content:
                 client_side[connection] = client
-        if not found and hinted[connection]:
-            found = _KAFKA
+        if not content and hinted[connection]:
+            content = _KAFKA
         for side in range(2):
-            stream = one if side == 0 else two
+            stream = side_a if side == 0 else side_b
             for index in range(stream.start, min(stream.stop, stream.start + SEGMENTS_LOOKED_AT)):
-                if not found:
+                if not content:
                     pos = pieces.pos[index]
-                    found = _is_text(peek(pieces, index, stream.stop, pos, 4))
-                    if not found and _is_tls(stream, index, pos):
-                        found = _TLS
-        protocol[connection] = found if found else _OTHER
+                    content = _is_text(peek(pieces, index, stream.stop, pos, 4))
+                    if not content and _is_tls(stream, index, pos):
+                        content = _TLS
+        protocol[connection] = content if content else _OTHER

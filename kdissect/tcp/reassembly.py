@@ -455,6 +455,7 @@ def _split_connections(
             ack = int64(s["ack"])
             here = int64(s["seq"])
             if flags & SYN:
+                # RFC 9293, 3.4: a SYN takes a sequence number, the first byte has the next one.
                 here = (here + 1) & 0xFFFFFFFF
             usual = (
                 is_open
@@ -473,11 +474,13 @@ def _split_connections(
                 has_syn[:] = 0
                 syn_acked[:] = -1
             connection[row] = count - 1
+            # RFC 9293, 3.4: numbers wrap at 2^32, so a position is counted on from the last one.
             place = 0
             if has_number[side]:
                 place = last_place[side] + distance(here, last_number[side])
             elif flags & RST:
                 mark[row] = UNUSED
+            # RFC 9293, 3.5.3 and RFC 5961: the number of an RST may be 0, or anything in a window.
             if flags & RST and has_number[side] and abs(place - last_place[side]) > FAR_ONCE_CLOSED:
                 mark[row] = UNUSED
             if mark[row] == 0:
@@ -489,6 +492,7 @@ def _split_connections(
             number[row] = place
             acknowledged[row] = NO_ACK
             if flags & ACK and not flags & RST:
+                # An ACK says where the other side stands, before a segment of it was captured.
                 if not has_number[other]:
                     has_number[other] = 1
                     last_number[other] = ack
@@ -501,6 +505,7 @@ def _split_connections(
                 has_syn[side] = 1
                 syn_number[side] = here
                 syn_acked[side] = ack if flags & ACK else -1
+            # RFC 9293, 3.6: a FIN closes one direction; a RST (3.5.3) both.
             if flags & FIN:
                 closed |= 1 << side
             if flags & RST:

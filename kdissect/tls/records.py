@@ -83,11 +83,10 @@ def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
     index = start
     pos = int64(0) if has_origin[stream] else pieces.pos[start]
     if not has_origin[stream]:
-        found = _search(pieces, index, stop, pos, end)
-        table, used, index = _put(
-            pieces, index, stop, LOST, 0, pos, (end if found < 0 else found) - pos, table, used
-        )
-        pos = end if found < 0 else found
+        boundary = _search(pieces, index, stop, pos, end)
+        until = end if boundary < 0 else boundary
+        table, used, index = _put(pieces, index, stop, LOST, 0, pos, until - pos, table, used)
+        pos = until
     while pos < end:
         size = _size_at(pieces, index, stop, pos)
         if size > 0:
@@ -96,8 +95,8 @@ def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
             table, used, index = _put(pieces, index, stop, kind, version, pos, size, table, used)
             pos += size
             continue
-        found = _search(pieces, index, stop, pos + 1, end)
-        until = end if found < 0 else found
+        boundary = _search(pieces, index, stop, pos + 1, end)
+        until = end if boundary < 0 else boundary
         table, used, index = _put(pieces, index, stop, LOST, 0, pos, until - pos, table, used)
         pos = until
     return table[: used * RECORD_WIDTH]
