@@ -197,3 +197,12 @@ class SelectionOptions:
             exchanges=tuple(self.exchange or ()),
             where=self.where,
         )
+
+
+@dataclass(frozen=True)
+class ReplaySelectionOptions(SelectionOptions):
+    """The same where `--to` is the target."""
+
+    until_time: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Exchanges before this time.")
+    ] = None

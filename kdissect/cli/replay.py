@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from kdissect.cli import replay_options as opt
 from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_INTERRUPTED,
-    FromTime,
-    Hosts,
     KeyLogs,
     LimitItems,
     Payload,
@@ -21,12 +20,12 @@ from kdissect.cli.common import (
     Quiet,
     RevealSecrets,
     ShownPayload,
-    check_choice,
     checked,
     limits_of,
     say,
     with_examples,
 )
+from kdissect.cli.options import ReplaySelectionOptions, with_groups
 
 if TYPE_CHECKING:
     from kdissect.replay.model import ReplayPlan, Workload
@@ -51,8 +50,10 @@ Examples:
 
 
 @app.command("replay", cls=with_examples(REPLAY_EXAMPLES))
+@with_groups
 def replay_command(
     source: opt.Source,
+    selected: ReplaySelectionOptions,
     to: opt.To = None,
     allow: opt.Allow = None,
     create_topics: opt.CreateTopics = False,
@@ -64,13 +65,6 @@ def replay_command(
     timeout: opt.Timeout = "30s",
     connect_timeout: opt.ConnectTimeout = "10s",
     in_flight: opt.InFlight = 64,
-    api: opt.Api = None,
-    topic: opt.Topic = None,
-    group: opt.Group = None,
-    client: opt.Client = None,
-    host: Hosts = None,
-    from_time: FromTime = None,
-    until_time: opt.UntilTime = None,
     port: Ports = None,
     keylog: KeyLogs = None,
     limit: LimitItems = None,
@@ -108,8 +102,6 @@ def replay_command(
 
     Reads only, unless --allow names more. Exit code 1 when a verdict of --fail-on was found.
     """
-    from kdissect.pipeline.filters import time_ns
-    from kdissect.pipeline.selection import api_keys
     from kdissect.replay.model import PlanOptions, TranslateOptions
     from kdissect.replay.output.results import FAIL_ON_DEFAULT, parse_fail_on
     from kdissect.replay.planning.schedule import parse_pace, parse_span
@@ -120,8 +112,7 @@ def replay_command(
 
     # what can be refused is refused before anything is read or sent
     _check_combination(to, dry_run, save, against, baseline)
-    check_choice(host, from_time, until_time)
-    apis = checked("--api", api_keys, api or ())
+    selection = selected.selection()
     limits = limits_of(limit)
     allowed = parse_allow(allow or ())
     if max_gap is not None:
@@ -160,18 +151,27 @@ def replay_command(
         source,
         PlanOptions(
             allow=allowed,
-            apis=apis,
-            topics=frozenset(topic or ()),
-            groups=frozenset(group or ()),
-            client_ids=frozenset(client or ()),
+            apis=selection.apis,
+            topics=frozenset(selection.topics),
+            groups=frozenset(selection.groups),
             wait_for_data=paced.speed != 1,
         ),
         ports=port or (),
         keylog=keylog or (),
         limits=limits,
-        hosts=host or (),
-        from_ns=None if from_time is None else time_ns(from_time),
-        to_ns=None if until_time is None else time_ns(until_time),
+        hosts=selection.hosts,
+        from_ns=selection.time_from_ns,
+        to_ns=selection.time_to_ns,
+        # requests that name no topic or group are sent with any: the plan knows which
+        selection=replace(
+            selection,
+            apis=frozenset(),
+            topics=(),
+            groups=(),
+            hosts=(),
+            time_from_ns=None,
+            time_to_ns=None,
+        ),
         spool=spool,
     )
     if save is not None:

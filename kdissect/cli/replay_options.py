@@ -12,7 +12,6 @@ SPEED = "Order and time"
 ANSWERS = "Comparison"
 OUTPUT = "Output"
 ACCESS = "Access to the target"
-CHOICE = "What is replayed"
 
 
 class OffsetMode(StrEnum):
@@ -138,35 +137,6 @@ InFlight = Annotated[
 
 # What is replayed
 
-Api = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--api",
-        metavar="NAME",
-        help="An API by name (any case, * and ? too) or key; repeatable.",
-        rich_help_panel=CHOICE,
-    ),
-]
-Topic = Annotated[
-    list[str] | None,
-    typer.Option("--topic", metavar="NAME", help="A topic; * and ? too.", rich_help_panel=CHOICE),
-]
-Group = Annotated[
-    list[str] | None,
-    typer.Option("--group", metavar="NAME", help="A group; * and ? too.", rich_help_panel=CHOICE),
-]
-Client = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--client", metavar="ID", help="A client id; * and ? too.", rich_help_panel=CHOICE
-    ),
-]
-UntilTime = Annotated[
-    str | None,
-    typer.Option(
-        "--until", metavar="TIME", help="Exchanges before this time.", rich_help_panel=CHOICE
-    ),
-]
 
 # Comparison
 

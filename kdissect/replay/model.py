@@ -120,6 +120,7 @@ class Workload:
 
     source: what it was read from, as text for people. kind: "capture", "tables" or "saved".
     notes: what a user should know about the source (frames that could not be rebuilt, redaction).
+    chosen: ids of the exchanges that the user's selection lets through; None for all.
     """
 
     source: str
@@ -127,6 +128,7 @@ class Workload:
     connections: list[Connection]
     facts: WorkloadFacts
     notes: list[str] = field(default_factory=list)
+    chosen: frozenset[int] | None = None
 
     def exchanges(self) -> Iterator[Exchange]:
         for connection in self.connections:

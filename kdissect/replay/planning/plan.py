@@ -89,7 +89,10 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
         at_ns = times[exchange.connection][exchange.index] - start_ns
         step = _step(number, exchange, at_ns, options)
         mine = touches.of(exchange) if step.skipped is None else []
-        if step.skipped is None and not _is_chosen(step, mine, options):
+        if step.skipped is None and not (
+            (workload.chosen is None or step.exchange.exchange_id in workload.chosen)
+            and _is_chosen(step, mine, options)
+        ):
             step.skipped = Skipped(SkipCode.FILTERED, "the options choose other requests")
             mine = []
         steps.append(step)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from kdissect.api import open_tables
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
@@ -17,12 +19,15 @@ from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.selection import Selection
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.replay.model import Connection, Exchange, Workload
 from kdissect.replay.workload import from_tables, saved_file
 from kdissect.replay.workload.facts import gather_facts
 from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response
+from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.connections import endpoint_columns
+from kdissect.tables.schemas import FIXED_TABLES
 
 PathLike = str | os.PathLike[str]
 _GATHER_BYTES = 64 * MB
@@ -41,22 +46,31 @@ def load_workload(
     from_ns: int | None = None,
     to_ns: int | None = None,
     hosts: Sequence[str] = (),
+    selection: Selection | None = None,
 ) -> Workload:
     """Read a workload from captures (files, folders, globs), one table set or one saved file.
 
     ports, keylog, spool, limits: as for `kdissect.read`, for captures. from_ns, to_ns: only
     requests captured in this time (nanoseconds since 1970, the end excluded). hosts: only
-    connections that have this address at either end. Raises CaptureError where nothing of it can
-    be used.
+    connections that have this address at either end. selection: names the exchanges of
+    `Workload.chosen`. Raises CaptureError where nothing of it can be used.
     """
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     texts = [os.fspath(path) for path in named]
     kind = _kind(texts)
     notes: list[str] = []
+    chosen: frozenset[int] | None = None
+    if selection is not None and selection.is_empty:
+        selection = None
     if kind == "tables":
         connections, notes = from_tables.read_connections(texts[0])
+        if selection is not None:
+            exchanges = open_tables(texts[0]).select(selection).exchanges
+            chosen = frozenset(exchanges.to_arrow(["exchange_id"])["exchange_id"].to_pylist())
     elif kind == "saved":
         connections, notes = saved_file.read_connections(texts[0])
+        if selection is not None:
+            chosen = _passing_saved(connections, selection, texts[0])
     else:
         options = Options(
             ports=tuple(ports),
@@ -65,11 +79,56 @@ def load_workload(
         )
         with planned(texts, options, 1, spool) as plan:
             connections = _captured(plan)
+            if selection is not None:
+                chosen = _passing(plan, selection)
     connections = _ordered(_chosen(connections, from_ns, to_ns, hosts))
     if not connections:
         notes.append("no Kafka request was found")
     workload = Workload(", ".join(texts), kind, connections, gather_facts(connections), notes)
+    workload.chosen = chosen
     return workload
+
+
+def _passing(plan: RunPlan, selection: Selection) -> frozenset[int]:
+    """Ids of the captured exchanges that pass."""
+    found: set[int] = set()
+
+    def keep(name: str, table: pa.Table) -> None:
+        if name == "exchanges":
+            rows = plain(table, FIXED_TABLES[name])
+            passing = selection.of_table(rows)
+            ids = rows["exchange_id"]
+            found.update((ids if passing is None else ids.take(pa.array(passing))).to_pylist())
+
+    local.run(plan, keep)
+    return frozenset(found)
+
+
+def _passing_saved(
+    connections: list[Connection], selection: Selection, path: str
+) -> frozenset[int]:
+    """Ids of a saved file's exchanges that pass. Raises CaptureError for columns it has not."""
+    if selection.errors or selection.slow_ms is not None or selection.where is not None:
+        raise CaptureError(f"{path}: --errors, --slow and --where need a capture or a table set")
+    rows = [
+        {
+            "exchange_id": exchange.exchange_id,
+            "connection_id": connection.connection_id,
+            "client_ip": connection.client[0],
+            "client_port": connection.client[1],
+            "broker_ip": connection.broker[0],
+            "broker_port": connection.broker[1],
+            "client_id": exchange.client_id,
+        }
+        for connection in connections
+        for exchange in connection.exchanges
+    ]
+    names = list(rows[0]) if rows else ["exchange_id"]
+    schema = pa.schema([FIXED_TABLES["exchanges"].field(name) for name in names])
+    table = pa.Table.from_pylist(rows, schema)
+    passing = selection.of_table(table) if rows else None
+    ids = table["exchange_id"]
+    return frozenset((ids if passing is None else ids.take(pa.array(passing))).to_pylist())
 
 
 def _kind(paths: list[str]) -> str:
