@@ -389,13 +389,31 @@ class Judgement:
 
 
 @dataclass(slots=True)
+class EarlierAnswer:
+    """An answer that was not final, so that the request was sent again.
+
+    reason: why. sent_ns, answered_ns: as in `Outcome`. The comparison sets the others. differences:
+    from the captured response. is_not_ready: an error code says "not yet". is_explained: by the
+    timing of the run.
+    """
+
+    answer: bytes
+    reason: str
+    sent_ns: int
+    answered_ns: int
+    differences: list[Difference] = field(default_factory=list)
+    is_not_ready: bool = False
+    is_explained: bool = True
+
+
+@dataclass(slots=True)
 class Outcome:
     """A step after the run.
 
     sent: the frame as it went out; answer: the frame that came. sent_ns, answered_ns: nanoseconds
     since the run's start; lag_ns: behind its schedule. error: why there is no answer, or "".
     node_id: of the target. api_version: in which it was sent. attempts: how often it was sent.
-    dropped: what the request lacks in that version.
+    dropped: what the request lacks in that version. earlier: answers that were not final.
     """
 
     step: Step
@@ -408,6 +426,7 @@ class Outcome:
     api_version: int = -1
     attempts: int = 1
     dropped: Sequence[DroppedField] = ()
+    earlier: Sequence[EarlierAnswer] = ()
     error: str = ""
     skipped: Skipped | None = None
     judgement: Judgement | None = None

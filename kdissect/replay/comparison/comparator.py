@@ -21,9 +21,11 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.records import RecordLedger
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
+from kdissect.replay.comparison.timing import Timing
 from kdissect.replay.comparison.value_text import element_text, records_text, text_of
 from kdissect.replay.model import (
     Difference,
+    EarlierAnswer,
     Judgement,
     Outcome,
     ReplayPlan,
@@ -31,10 +33,18 @@ from kdissect.replay.model import (
     Step,
     Verdict,
 )
+from kdissect.replay.planning.dependencies import Touches
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.workload.field_kinds import Around, FieldKind, about, kind_of, spots
-from kdissect.replay.workload.messages import entries, request_of
+from kdissect.replay.workload.messages import (
+    SESSION_LOST,
+    TRANSIENT,
+    entries,
+    error_codes,
+    request_of,
+    response_of,
+)
 
 _FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _ABSENT = "absent"
@@ -57,6 +67,7 @@ class Comparator:
         self.named = _Named(ids)
         # Answers whose records are looked at again when all is known of where they are.
         self._kept: dict[int, tuple[Step, Message, Message]] = {}
+        self._outcomes: list[Outcome] = []
 
     def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
         found = self.ids.producers.target(Producer(producer_id, epoch))
@@ -69,6 +80,12 @@ class Comparator:
         return len(ids.captured_nodes) > 1 or len(ids.target.nodes) > 1
 
     def judge(self, outcome: Outcome) -> Judgement:
+        self._outcomes.append(outcome)
+        for earlier in outcome.earlier:
+            self._look_at(outcome, earlier)
+        return self._judge(outcome)
+
+    def _judge(self, outcome: Outcome) -> Judgement:
         step = outcome.step
         exchange = step.exchange
         skipped = outcome.skipped or step.skipped
@@ -159,7 +176,52 @@ class Comparator:
             changed[number] = replace(
                 judgement, verdict=_verdict_of(differences), differences=differences
             )
+        self._judge_earlier(changed)
         return changed
+
+    def _look_at(self, outcome: Outcome, earlier: EarlierAnswer) -> None:
+        """Note how an answer that was not final differs. Records of a Fetch are compared in the
+        final answer; here only its error codes are."""
+        exchange = outcome.step.exchange
+        captured = response_of(exchange)
+        answer = self.ids.answer_of(outcome.step, earlier.answer)
+        if captured is None or answer is None or answer.api_version != captured.api_version:
+            return
+        codes = set(error_codes(answer.body))
+        earlier.is_not_ready = bool(codes & (TRANSIENT | SESSION_LOST))
+        if exchange.api_key in _FETCH_APIS:
+            was = set(error_codes(captured.body))
+            earlier.differences = [
+                Difference("error_code", ", ".join(map(str, sorted(was))), str(code))
+                for code in sorted(codes - was)
+            ] or [Difference("records", "all", "not all")]
+            return
+        walk = TreeDiff(self, outcome.step)
+        walk.run(captured, answer)
+        earlier.differences = [each for each in walk.differences if not each.rule]
+
+    def _judge_earlier(self, changed: dict[int, Judgement]) -> None:
+        """Answers that were not final and that timing does not explain are different, whatever the
+        last one was."""
+        retried = [each for each in self._outcomes if each.earlier]
+        if not retried:
+            return
+        timing = Timing(Touches(self.ids.plan.workload.facts), self._outcomes)
+        for outcome in retried:
+            number, differences = outcome.step.number, []
+            for index, earlier in enumerate(outcome.earlier, 1):
+                earlier.is_explained = timing.explains(outcome, earlier)
+                if not earlier.is_explained:
+                    note = f"answer {index} of {len(outcome.earlier) + 1}: {earlier.reason}"
+                    found = earlier.differences or [Difference("answer", "final", "not final")]
+                    differences += [replace(each, rule="", note=note) for each in found]
+            judgement = changed.get(number) or outcome.judgement
+            if differences and judgement is not None and judgement.verdict is not Verdict.ERROR:
+                changed[number] = replace(
+                    judgement,
+                    verdict=Verdict.DIFFERENT,
+                    differences=[*differences, *judgement.differences],
+                )
 
 
 def _verdict_of(differences: Iterable[Difference]) -> Verdict:

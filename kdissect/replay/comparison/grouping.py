@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import Difference, Outcome
+from kdissect.text import plural
 
 VALUES_MAX = 5  # distinct pairs of values at one place that are shown apart
 _INDEX = re.compile(r"\[[^\]]*\]")
@@ -66,6 +67,18 @@ def dropped_notes(outcomes: Iterable[Outcome]) -> list[str]:
             f"{name} v{was} was sent as v{sent}, which has no {path}; left out: {said}{more}"
         )
     return notes
+
+
+def retry_notes(outcomes: Iterable[Outcome]) -> list[str]:
+    """A line for each reason why requests of an API were sent again."""
+    found: Counter[tuple[str, str]] = Counter()
+    for outcome in outcomes:
+        for reason in {each.reason for each in outcome.earlier}:
+            found[outcome.step.api_name, reason] += 1
+    return [
+        f"{plural(count, name + ' request')} sent again: {reason}"
+        for (name, reason), count in found.most_common()
+    ]
 
 
 def group_differences(outcomes: Iterable[Outcome]) -> list[DifferenceGroup]:

@@ -87,6 +87,19 @@ def exchange_row(outcome: Outcome, start_time_ns: int, is_timed: bool) -> dict[s
             }
             for each in judgement.differences
         ],
+        "earlier_answers": [
+            {
+                "reason": each.reason,
+                "is_explained": each.is_explained,
+                "sent_time": timestamp(start_time_ns + each.sent_ns),
+                "latency_us": (each.answered_ns - each.sent_ns) / 1000,
+                "differences": [
+                    {"path": one.path, "captured": one.captured, "answered": one.answered}
+                    for one in each.differences
+                ],
+            }
+            for each in outcome.earlier
+        ],
         "request_time": timestamp(exchange.request_time_ns),
         "sent_time": timestamp(start_time_ns + outcome.sent_ns) if was_sent else None,
         "node_id": outcome.node_id,

@@ -112,7 +112,7 @@ def _case(results: Results, outcome: Outcome, suite: Element) -> None:
         )
         if element != "skipped":
             child.text = _text(_details(outcome, judgement))
-    elif judgement.verdict is not Verdict.SAME or outcome.dropped:
+    elif judgement.verdict is not Verdict.SAME or outcome.dropped or outcome.earlier:
         SubElement(case, "system-out").text = _text(_details(outcome, judgement))
 
 
@@ -137,6 +137,9 @@ def _details(outcome: Outcome, judgement: Judgement) -> str:
         f"v{outcome.api_version} has no {each.path}: {text_of(each.value)} was not sent"
         for each in outcome.dropped
     ]
+    for index, earlier in enumerate(outcome.earlier, 1):
+        found = [f"{one.path}: {one.captured}, {one.answered}" for one in earlier.differences]
+        lines.append("; ".join([f"answer {index} was not final: {earlier.reason}", *found]))
     where = [f"exchange {exchange.exchange_id}", f"connection {outcome.step.connection}"]
     if exchange.request_packet >= 0:
         where.append(f"{exchange.capture} packet {exchange.request_packet}".strip())

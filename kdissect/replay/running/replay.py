@@ -15,7 +15,7 @@ from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.comparison.explain import explain
-from kdissect.replay.comparison.grouping import dropped_notes
+from kdissect.replay.comparison.grouping import dropped_notes, retry_notes
 from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions, Verdict
 from kdissect.replay.output import baseline as runs
 from kdissect.replay.output.results import FAIL_ON_DEFAULT, Reference, Results
@@ -113,6 +113,7 @@ async def _replay(
                 f"{missing} exchanges are not in the reference and were compared with the capture"
             )
     notes += dropped_notes(result.outcomes)
+    notes += retry_notes(result.outcomes)
     notes += explain(plan, result.outcomes, target.versions)
     results = _results(plan, target, options, result, prepared, notes)
     results.reference, results.reference_name = reference, reference_name

@@ -31,6 +31,7 @@ from typing import Any
 from kdissect.errors import Error
 from kdissect.replay.model import (
     Comparison,
+    EarlierAnswer,
     Outcome,
     ReplayPlan,
     SkipCode,
@@ -464,9 +465,13 @@ class Runner:
         assert outcome.sent is not None
         self._timeouts = script.timeouts = 0
         self.answered_count += 1
-        if outcome.attempts <= len(RETRY_PAUSES_S) and self._is_not_yet(outcome.step, frame):
+        reason = ""
+        if outcome.attempts <= len(RETRY_PAUSES_S):
+            reason = self._retry_reason(outcome.step, frame)
+        if reason:
             attempt = Attempt(link.record, outcome.sent, outcome.sent_ns, frame, now)
             self._retried.append(attempt)
+            _keep_answer(outcome, frame, reason, now)
             self._work(script, self._send_again(script, outcome))
         else:
             self._accept(script, outcome, frame, now)
@@ -524,7 +529,9 @@ class Runner:
                 self._settling.settle(step.number, outcome)
                 return
             answer = self.translation.merged(step, [each.answer for each in asked])
-            if pause_s and self._is_not_yet(step, answer):
+            reason = self._retry_reason(step, answer) if pause_s else ""
+            if reason:
+                _keep_answer(outcome, answer, reason, self._now())
                 outcome.attempts += 1
                 await asyncio.sleep(pause_s)
                 continue
@@ -532,11 +539,11 @@ class Runner:
             self._accept(script, outcome, answer, self._now())
             return
 
-    def _is_not_yet(self, step: Step, frame: bytes) -> bool:
+    def _retry_reason(self, step: Step, frame: bytes) -> str:
         try:
-            return bool(self.translation.retry(step, frame))
+            return self.translation.retry(step, frame)
         except Error:
-            return False
+            return ""
 
     def _on_lost(self, script: Script, link: Conn, reason: str) -> None:
         self._drop(script, link)
@@ -706,6 +713,11 @@ class Runner:
         self._timer_count -= 1
         self._queue(script)
         self._pump()
+
+
+def _keep_answer(outcome: Outcome, frame: bytes, reason: str, now: int) -> None:
+    """An answer that is not final stays in the outcome."""
+    outcome.earlier = [*outcome.earlier, EarlierAnswer(frame, reason, outcome.sent_ns, now)]
 
 
 def _bind(

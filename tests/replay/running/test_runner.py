@@ -323,6 +323,8 @@ def test_not_yet_is_asked_again() -> None:
     assert verdicts(result) == ["answered", "answered"]
     assert result.outcomes[0].attempts == 3
     assert len(result.retried) == 2
+    assert [each.reason for each in result.outcomes[0].earlier] == ["not yet", "not yet"]
+    assert not result.outcomes[1].earlier
 
 
 def test_the_last_request_is_asked_again_over_its_connection() -> None:

@@ -529,7 +529,7 @@ def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
     request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
     response = Message(ApiKey.SHARE_FETCH, 1, "response", {}, told)
     plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
-    translator, (step,) = Translator(plan), plan.steps
+    translator, (step,) = Translator(IdMap(plan)), plan.steps
 
     def epoch() -> int:
         frame = translator.request(step, 0)

@@ -1,0 +1,140 @@
+"""Answers that were not final are in the outcome, and findings unless timing explains them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdissect.codec.message import Message, encode_message
+from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.comparator import Comparator
+from kdissect.replay.comparison.grouping import retry_notes
+from kdissect.replay.model import (
+    Connection,
+    EarlierAnswer,
+    Exchange,
+    Judgement,
+    Outcome,
+    PlanOptions,
+    ReplayPlan,
+    Step,
+    TopicFacts,
+    Verdict,
+    Workload,
+    WorkloadFacts,
+)
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import step_class
+
+S = 1_000_000_000
+NOT_AVAILABLE = 5  # LEADER_NOT_AVAILABLE
+DESCRIBE, ALTER, METADATA, CREATE = (
+    ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.METADATA, ApiKey.CREATE_TOPICS,
+)  # fmt: skip
+
+
+def metadata(error_code: int = 0) -> dict[str, Any]:
+    return {"topics": [{"name": "t", "error_code": error_code, "partitions": []}]}
+
+
+def configs(value: str) -> dict[str, Any]:
+    config = {"name": "retention.ms", "value": value}
+    return {"results": [{"resource_type": 2, "resource_name": "t", "configs": [config]}]}
+
+
+RESOURCES = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
+BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
+    METADATA: ({"topics": [{"name": "t"}]}, metadata()),
+    DESCRIBE: (RESOURCES, configs("1")),
+    ALTER: (RESOURCES, {"responses": [{"resource_type": 2, "resource_name": "t"}]}),
+    CREATE: ({"topics": [{"name": "t"}]}, {"topics": [{"name": "t"}]}),
+}
+
+
+class Run:
+    """Requests about topic t, one a connection, that are answered as captured."""
+
+    def __init__(self) -> None:
+        self.connection = Connection(0, 0, ("10.0.0.1", 1000), ("10.0.0.2", 9092), 0, 1)
+        self.steps: list[Step] = []
+        self.outcomes: list[Outcome] = []
+
+    def add(self, api_key: int, at_s: float, *, first: dict[str, Any] | None = None) -> int:
+        """A request answered at a time; first: the body of an answer a second before."""
+        number, version = len(self.steps), min(catalog.api(api_key).request.versions[1], 2)
+        request, response = (
+            encode_message(Message(api_key, version, side, {}, body))
+            for side, body in zip(("request", "response"), BODIES[api_key], strict=True)
+        )
+        exchange = Exchange(
+            number, 0, number, api_key, version, 0, "c", request, response, number, number, number,
+            number,
+        )  # fmt: skip
+        name = catalog.api(api_key).name
+        step = Step(number, 0, exchange, name, step_class(api_key), number, True)
+        at_ns = int(at_s * S)
+        outcome = Outcome(step, request, response, at_ns - 1000, at_ns, api_version=version)
+        if first is not None:
+            answer = encode_message(Message(api_key, version, "response", {}, first))
+            outcome.earlier = [EarlierAnswer(answer, "because", at_ns - S - 1000, at_ns - S)]
+        self.steps.append(step)
+        self.outcomes.append(outcome)
+        return number
+
+    def judgements(self) -> dict[int, Judgement]:
+        facts = WorkloadFacts(topics={"t": TopicFacts("t")})
+        workload = Workload("made", "capture", [self.connection], facts)
+        scripts = [list(range(len(self.steps)))]
+        plan = ReplayPlan(workload, PlanOptions(), self.steps, scripts)
+        comparator = Comparator(IdMap(plan))
+        for outcome in self.outcomes:
+            outcome.judgement = comparator.judge(outcome)
+        found = {each.step.number: each.judgement for each in self.outcomes if each.judgement}
+        return found | comparator.finish()
+
+
+@pytest.mark.parametrize(
+    ("api_key", "first", "said"),
+    [
+        (METADATA, metadata(NOT_AVAILABLE), ("topics[0].error_code", "0", "5")),
+        (DESCRIBE, configs("2"), ("results[0].configs[0].value", "1", "2")),
+    ],
+    ids=["an error hidden by a retry", "a value hidden by a retry"],
+)
+def test_a_first_answer_that_timing_does_not_explain(
+    api_key: int, first: dict[str, Any], said: tuple[str, str, str]
+) -> None:
+    run = Run()
+    run.add(api_key, 1)
+    number = run.add(api_key, 100, first=first)
+    found = run.judgements()[number]
+    assert found.verdict is Verdict.DIFFERENT
+    [difference] = [each for each in found.differences if not each.rule]
+    assert (difference.path, difference.captured, difference.answered) == said
+    assert difference.note == "answer 1 of 2: because"
+    assert not run.outcomes[number].earlier[0].is_explained
+    assert retry_notes(run.outcomes) == [
+        f"1 {run.steps[number].api_name} request sent again: because"
+    ]
+
+
+def test_a_resource_that_was_not_ready_yet() -> None:
+    """Before the first success of the API for that topic."""
+    run = Run()
+    number = run.add(METADATA, 100, first=metadata(NOT_AVAILABLE))
+    assert run.judgements()[number].verdict is not Verdict.DIFFERENT
+    [earlier] = run.outcomes[number].earlier
+    assert earlier.is_explained
+    assert [each.path for each in earlier.differences] == ["topics[0].error_code"]
+
+
+@pytest.mark.parametrize(("written_s", "is_explained"), [(98, True), (90, False), (99.5, False)])
+def test_a_write_before_explains_a_read(written_s: float, is_explained: bool) -> None:
+    """A write of the same topic shortly before, not long before, and not after it."""
+    run = Run()
+    run.add(DESCRIBE, 1)
+    run.add(ALTER, written_s)
+    number = run.add(DESCRIBE, 100, first=configs("2"))
+    assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
