@@ -393,8 +393,7 @@ class EarlierAnswer:
     """An answer that was not final, so that the request was sent again.
 
     reason: why. sent_ns, answered_ns: as in `Outcome`. The comparison sets the others. differences:
-    from the captured response. is_not_ready: an error code says "not yet". is_explained: by the
-    timing of the run.
+    from the captured response. error_codes: without 0. is_explained: by the timing of the run.
     """
 
     answer: bytes
@@ -402,7 +401,7 @@ class EarlierAnswer:
     sent_ns: int
     answered_ns: int
     differences: list[Difference] = field(default_factory=list)
-    is_not_ready: bool = False
+    error_codes: frozenset[int] = frozenset()
     is_explained: bool = True
 
 

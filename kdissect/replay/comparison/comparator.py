@@ -38,8 +38,6 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.workload.field_kinds import Around, FieldKind, about, kind_of, spots
 from kdissect.replay.workload.messages import (
-    SESSION_LOST,
-    TRANSIENT,
     entries,
     error_codes,
     request_of,
@@ -187,8 +185,8 @@ class Comparator:
         answer = self.ids.answer_of(outcome.step, earlier.answer)
         if captured is None or answer is None or answer.api_version != captured.api_version:
             return
-        codes = set(error_codes(answer.body))
-        earlier.is_not_ready = bool(codes & (TRANSIENT | SESSION_LOST))
+        codes = frozenset(error_codes(answer.body)) - {0}
+        earlier.error_codes = codes
         if exchange.api_key in _FETCH_APIS:
             was = set(error_codes(captured.body))
             earlier.differences = [

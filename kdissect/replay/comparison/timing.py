@@ -5,7 +5,8 @@ wrong answer behind a retry could pass. An answer that is not final is explained
 
 - a write of the run that touches the same resource was under way, or had been answered a bounded
   time before: the change was not seen everywhere yet; or
-- it says "not ready", and no request of that API for that resource had succeeded before.
+- it says "not ready", and no request of that API for that resource had succeeded before; or
+- the target has lost a fetch session: sessions there are the replay's own (KIP-227).
 
 Any other is a finding, even if a later answer is right.
 """
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 
 from kdissect.replay.model import READ, EarlierAnswer, Outcome, Verdict
 from kdissect.replay.planning.dependencies import Mode, Resource, Touches
+from kdissect.replay.workload.messages import SESSION_LOST, TRANSIENT
 
 # Seconds until a write is seen everywhere. Members, transactions and locks of share groups change
 # by timers of the broker too, up to a minute after the last request.
@@ -55,12 +57,12 @@ class Timing:
     def explains(self, outcome: Outcome, answer: EarlierAnswer) -> bool:
         """Whether timing explains an answer of `outcome.earlier`."""
         step = outcome.step
-        if step.is_racing or step.expired:
+        if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
             return True
         resources = self._resources[step.number]
         if any(self._was_changing(each, step.number, answer) for each in resources):
             return True
-        if not answer.is_not_ready:
+        if not answer.error_codes & TRANSIENT:
             return False
         firsts = [self._successes.get((step.exchange.api_key, each)) for each in resources]
         return any(first is None or first > answer.sent_ns for first in firsts)
