@@ -272,17 +272,18 @@ def _comparable(database: Database, row: dict[str, Any]) -> bool:
 class Measure(NamedTuple):
     """How the values of a kind are named and judged.
 
-    A percentile has moved if it grew or shrank by `ratio` and by `difference` (in ms or bytes).
+    A percentile has moved if it grew or shrank by `ratio` and by its `least` (in ms or bytes).
     """
 
     more: str
     less: str
     ratio: float
-    difference: float
+    least: dict[str, float]
 
 
-LATENCY = Measure("slower", "faster", 1.5, 5.0)
-SIZE = Measure("larger", "smaller", 1.2, 16)
+LATENCY = Measure("slower", "faster", 1.5, {"p50": 3.0})
+TAIL = Measure("heavier tail", "lighter tail", 1.5, {"p95": 10.0, "p99": 20.0})
+SIZE = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
 
 
 def _compare_samples(database: Database) -> dict[str, list[Change]]:
@@ -305,7 +306,7 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
         "errors": [_judge_error(row) for row in errors.rows],
         "latency": [_judge_latency(row) for row in latency.rows],
         "sizes": [
-            _judge({"part": part, **row}, SIZE, ("p50", "p95"))
+            _judge({"part": part, **row}, SIZE)
             for part, samples in sizes.items()
             for row in samples.rows
         ],
@@ -399,28 +400,28 @@ def _judge_error(row: Change) -> Change:
 def _judge_latency(row: Change) -> Change:
     """Slower or faster as a whole, else at its tail."""
     test = row.pop("tail")
-    change = _judge(row, LATENCY, ("p50",))
+    change = _judge(row, LATENCY)
     if change["change"] in (None, UNDECIDED):
         share_a, share_b = (row[f"tail_{side}"] / row[f"n_{side}"] for side in SIDES)
-        moved = _moved(row, ("p95", "p99"), LATENCY)
+        moved = _moved(row, TAIL)
         if moved * (share_b - share_a) > 0 and (
             max(share_a, share_b) >= TAIL_RATIO_MIN * min(share_a, share_b)
         ):
             if test.p_value < ALPHA:
-                change["change"] = "heavier tail" if moved > 0 else "lighter tail"
+                change["change"] = TAIL.more if moved > 0 else TAIL.less
             elif not test.is_decided:
                 change["change"] = UNDECIDED
     can_worsen = row["wait"] == "answer"
     change["tail_p_value"] = test.p_value
     change["is_decided"] = change["change"] != UNDECIDED
-    change["is_worse"] = can_worsen and change["change"] in (LATENCY.more, "heavier tail")
+    change["is_worse"] = can_worsen and change["change"] in (LATENCY.more, TAIL.more)
     return change
 
 
-def _judge(row: Change, measure: Measure, percentiles: Sequence[str]) -> Change:
+def _judge(row: Change, measure: Measure) -> Change:
     """More or less, if one of the percentiles moved; else nothing."""
     test = row.pop("midrank")
-    moved = _moved(row, percentiles, measure)
+    moved = _moved(row, measure)
     change = None
     if moved * row["delta"] > 0 and test.p_value < ALPHA:
         change = measure.more if moved > 0 else measure.less
@@ -440,12 +441,12 @@ def _is_enough(row: Change) -> bool:
     return bool(min(row["n_a"], row["n_b"]) >= SAMPLE_MIN)
 
 
-def _moved(row: Change, percentiles: Sequence[str], measure: Measure) -> int:
+def _moved(row: Change, measure: Measure) -> int:
     """1 if one of the percentiles grew by as much as matters, -1 if one shrank, else 0."""
-    for name in percentiles:
+    for name, least in measure.least.items():
         a, b = (row[f"{name}_{side}"] for side in SIDES)
         low, high = sorted((a, b))
-        if high >= measure.ratio * low and high - low >= measure.difference:
+        if high >= measure.ratio * low and high - low >= least:
             return 1 if b > a else -1
     return 0
 

@@ -5,7 +5,8 @@ between that of the answered request before and that of the answered request aft
 missing or unframed there, the response may be among them. If no later response was captured, it may
 have come after the last packet, unless the connection was seen to close. But a client's FIN ends
 only its own direction: a response after it shows no hole if the broker's FIN is lost as well. So
-where packets are missing at all, the close of a connection proves nothing.
+where packets are missing at all, the close of a connection proves nothing. Nor has a stream whose
+SYN is missing a known beginning: responses before the first captured one show no hole.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def unanswered(prefix: str = "") -> str:
         )
         select exchange_id,
             exchange_id in (from among_holes)
+                or (low = 0 and not handshake_seen)
                 or (high is null and (close_reason not in ('fin', 'rst')
                     or exists (from {prefix}anomalies where kind = 'gap'))) as may_be_lost
         from due join placed using (exchange_id, connection_id)

@@ -119,7 +119,7 @@ def test_slower_answers(many: Tables) -> None:
 
 def test_a_little_slower(many: Tables) -> None:
     """Certain, and below what matters."""
-    slow = slowed(many, "Produce", 3)
+    slow = slowed(many, "Produce", 2)
     assert compare(many, slow)["changes"]["latency"] == []
 
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from tools.truth import diff, lag, latency, readiness
+from tools.truth import diff, lag, latency, lost_answers, readiness
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT.parent / "shared" / "captures"
@@ -21,8 +21,9 @@ OUT = ROOT / "reports" / "truth.md"
 SECTIONS: dict[str, ModuleType] = {
     "latency": latency,
     "lag": lag,
-    "diff": diff,
     "readiness": readiness,
+    "loss": lost_answers,
+    "diff": diff,
 }
 HEAD = """# Answers and truths
 

@@ -1,0 +1,84 @@
+"""Requests without an answer in captures of which packets were taken out.
+
+The whole capture knows whether an answer came. An answer that was taken out must not be called
+missing: such a request could not be judged.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import kdissect
+from kdissect import Tables
+from kdissect.sql import Database
+from kdissect.sql.unanswered import unanswered
+from tests.damage import lose_packets
+from tools.truth.latency import read_capture
+
+SHARE = 0.02  # of the packets
+SEEDS = (1, 2)
+LITTLE_ENDIAN = (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1")
+KEY = ("client_ip", "client_port", "correlation_id", "api_key", "request_time_ns")
+
+
+def _statuses(tables: Tables) -> dict[tuple[object, ...], tuple[int, str]]:
+    rows = tables.exchanges.to_arrow(["exchange_id", "status", *KEY]).to_pylist()
+    return {tuple(row[name] for name in KEY): (row["exchange_id"], row["status"]) for row in rows}
+
+
+def judge(whole: Tables, damaged: Tables) -> Counter[str]:
+    """Unanswered requests of the damaged capture: `lost`, `missing`, `undecided`, `wrong`."""
+    names = ("exchanges", "connections", "anomalies")
+    with Database({name: damaged[name].dataset for name in names}) as database:
+        rows = database.rows(unanswered())
+    may_be_lost = {row["exchange_id"]: row["may_be_lost"] for row in rows}
+    truth = _statuses(whole)
+    found: Counter[str] = Counter()
+    for key, (ident, _) in _statuses(damaged).items():
+        if ident in may_be_lost and key in truth:
+            was_answered = truth[key][1] == "paired"
+            if may_be_lost[ident]:
+                found["lost" if was_answered else "undecided"] += 1
+            else:
+                found["wrong" if was_answered else "missing"] += 1
+    return found
+
+
+def section(captures: Path) -> str:
+    """The section of the page."""
+    by_capture = {}
+    with tempfile.TemporaryDirectory() as folder:
+        damaged = Path(folder) / "damaged.pcap"
+        for path in sorted(captures.glob("*/*.pcap")):
+            data = path.read_bytes()
+            if path.parent.name == "shapes" or data[:4] not in LITTLE_ENDIAN:
+                continue
+            whole, found = read_capture(path), Counter[str]()
+            key_log = path.with_suffix(".keylog")
+            for seed in SEEDS:
+                lose_packets(data, damaged, SHARE, seed)
+                keys = key_log if key_log.is_file() else ()
+                found += judge(whole, kdissect.read(damaged, keylog=keys))
+            by_capture[f"{path.parent.name}/{path.stem}"] = found
+    total = sum(by_capture.values(), Counter[str]())
+    return "\n".join(
+        [
+            "## Loss",
+            "",
+            f"Requests without an answer once {SHARE:.0%} of the packets are taken out of a "
+            f"capture, {len(SEEDS)} times. The whole capture knows whether an answer came. Right: "
+            "*lost*, it came and could not be judged; *missing*, it never came and is said to be "
+            "missing. *Undecided*: it never came and could not be judged. *Wrong*: it came and is "
+            "said to be missing.",
+            "",
+            "| capture | lost | missing | undecided | wrong |",
+            "|---|---:|---:|---:|---:|",
+            *(
+                f"| {name} | {found['lost']} | {found['missing']} | {found['undecided']} | "
+                f"{found['wrong']} |"
+                for name, found in {**by_capture, "all": total}.items()
+            ),
+        ]
+    )
