@@ -222,6 +222,17 @@ class Comparator:
                 )
 
 
+def _is_in_bounds(rule: Rule, place: DiffPosition) -> bool:
+    """Whether the answered value is one that the rule's bounds allow."""
+    name = place.plain.rpartition(".")[2]
+    captured, answered = place.captured.get(name), place.answered.get(name)
+    if rule.answered_max is not None and isinstance(answered, (int, float)):
+        known = captured if isinstance(captured, (int, float)) else 0
+        if answered > max(rule.answered_max, known):
+            return False
+    return not (rule.not_emptied and captured and not answered)
+
+
 def _verdict_of(differences: Iterable[Difference]) -> Verdict:
     verdict = Verdict.SAME
     for each in differences:
@@ -641,7 +652,7 @@ class TreeDiff:
             return False
         if rule.foreign:
             return element is not None and self._is_foreign(rule.foreign, element, place)
-        return True
+        return element is not None or _is_in_bounds(rule, place)
 
     def _is_foreign(self, kind: str, element: Body, place: DiffPosition) -> bool:
         names = {

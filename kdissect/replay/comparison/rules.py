@@ -26,7 +26,7 @@ _KNOWN = frozenset(
     {
         "name", "kind", "path", "apis", "why", "where", "absolute", "relative", "key", "as",
         "modulo", "pattern", "classes", "captured", "answered", "foreign", "reencoded", "whole",
-        "several_brokers", "racing",
+        "several_brokers", "racing", "answered_max", "not_emptied",
     }
 )  # fmt: skip
 
@@ -54,6 +54,8 @@ class Rule:
     classes: tuple[frozenset[str], ...] = ()
     captured: frozenset[str] = frozenset()
     answered: frozenset[str] = frozenset()
+    answered_max: float | None = None  # or as much as captured
+    not_emptied: bool = False  # an array that had elements has some still
     foreign: str = ""
     is_whole: bool = False
     needs_brokers: bool = False  # only where the capture or the target has several
@@ -175,6 +177,8 @@ def _rule(entry: dict[str, Any], place: str, is_own: bool) -> Rule:
         classes=tuple(_texts(each) for each in entry.get("classes", ())),
         captured=_texts(entry.get("captured", ())),
         answered=_texts(entry.get("answered", ())),
+        answered_max=float(entry["answered_max"]) if "answered_max" in entry else None,
+        not_emptied=bool(entry.get("not_emptied", False)),
         foreign=entry.get("foreign", ""),
         is_whole=bool(entry.get("whole", False)),
         needs_brokers=bool(entry.get("several_brokers", False)),

@@ -219,6 +219,41 @@ def test_verdicts(plan: ReplayPlan) -> None:
     assert comparator.judge(Outcome(step, skipped=other_skip)).verdict is Verdict.SKIPPED
 
 
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda body: body.update(throttle_time_ms=30_000), "throttle_time_ms"),
+        (lambda body: body.update(brokers=[]), "brokers[0]"),
+        (lambda body: _first_partition(body).update(isr_nodes=[]), "isr_nodes"),
+        (lambda body: _first_partition(body).update(replica_nodes=[]), "replica_nodes"),
+    ],
+    ids=["throttled for 30 s", "no brokers", "nothing in sync", "no replicas"],
+)
+def test_bounds_of_rules(plan: ReplayPlan, change: Any, path: str) -> None:
+    """A rule allows a difference up to its bound."""
+    step = next(
+        each
+        for each in plan.steps
+        if each.api_name == "Metadata" and each.skipped is None and _has_partitions(each)
+    )
+    outcome, _ = answered(step, change)
+    found = Comparator(IdMap(plan)).judge(outcome)
+    assert found.verdict is Verdict.DIFFERENT
+    assert {each.path.rpartition(".")[2] for each in found.differences if not each.rule} == {path}
+
+
+def _has_partitions(step: Step) -> bool:
+    response = response_of(step.exchange)
+    return response is not None and any(each["partitions"] for each in response.body["topics"])
+
+
+def _first_partition(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        each["partitions"][0] for each in body["topics"] if each["partitions"]
+    )
+    return found
+
+
 def test_strict_tolerates_nothing_but_translated_ids(plan: ReplayPlan) -> None:
     comparator = Comparator(IdMap(plan), strict=True)
     step = step_named(plan, "Metadata")
