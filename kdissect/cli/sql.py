@@ -24,11 +24,9 @@ Examples:
 
   kdissect sql tables/ - --out slow.parquet < slow.sql
 
-  kdissect sql trace.pcap "from exchanges where error_code <> 0"
+  kdissect sql trace.pcap "from exchanges where error_code != 0"
 
   kdissect sql tables/ "from exchanges where wait = 'answer'" --format ndjson | jq .latency_ms
-
-  kdissect sql tables/
 
   kdissect sql tables/ "show tables"
 

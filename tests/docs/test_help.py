@@ -25,6 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     console.prepare(made, "```console\n$ ls tables/ tables-java_2_0_1/\n```")
     (made / "before").symlink_to(made / "tables-java_2_0_1")
     (made / "after").symlink_to(made / "tables")
+    for name in ("trace.pcap", "trace-1.pcap", "before.pcap", "after.pcap"):
+        (made / name).symlink_to(console.ROOT / "captures" / "librdkafka.pcap")
     (made / "slow.sql").write_text("from exchanges where latency_ms > 100")
     return made
 

@@ -64,6 +64,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shelf = tmp_path_factory.mktemp("examples")
     for name, capture in (
         ("trace.pcap", "librdkafka.pcap"),
+        ("trace-1.pcap", "librdkafka.pcap"),
+        ("before.pcap", "java_2_0_1.pcap"),
+        ("after.pcap", "librdkafka.pcap"),
+        ("keys.log", "tls13.keylog"),
         ("orders.pcapng", "librdkafka.pcap"),
         ("trace.pcap.gz", "sarama.pcap.gz"),
         ("data/dump-1.pcap.gz", "sarama.pcap.gz"),
