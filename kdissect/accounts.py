@@ -14,10 +14,10 @@ from typing import Any
 from kdissect.api import Tables, require_columns
 from kdissect.sql import Database, view_name
 
-FORMAT_VERSION = 1
-MANIFEST = "rows of a table are as many as the manifest says"
-LISTED_MAX = 20  # faults of an account that are listed
-DIRECTIONS = ("request", "response")
+_FORMAT_VERSION = 1
+_MANIFEST = "rows of a table are as many as the manifest says"
+_LISTED_MAX = 20  # faults of an account that are listed
+_DIRECTIONS = ("request", "response")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Fault:
 
 def accounts(tables: Tables) -> Iterator[Account]:
     """All accounts of the tables that are there."""
-    for direction in DIRECTIONS:
+    for direction in _DIRECTIONS:
         yield from _bytes(direction)
     yield Account(
         "packets of a capture are TCP packets and ignored ones",
@@ -176,21 +176,21 @@ def check(tables: Tables) -> dict[str, Any]:
     """
     require_columns(tables)
     faults = [asdict(fault) for fault in _manifest(tables)]
-    names = {MANIFEST: None}  # in order, once each
+    names = {_MANIFEST: None}  # in order, once each
     datasets = {name: tables[name].dataset for name in tables.names}
     with Database(datasets) as database:
         for account in accounts(tables):
             names[account.name] = None
             rows = database.rows(
                 f"from ({account.sql}) faults (place, left_value, right_value) "
-                f"order by all limit {LISTED_MAX}"
+                f"order by all limit {_LISTED_MAX}"
             )
             faults += [asdict(Fault(account.name, *row.values())) for row in rows]
-    return {"format_version": FORMAT_VERSION, "accounts": list(names), "faults": faults}
+    return {"format_version": _FORMAT_VERSION, "accounts": list(names), "faults": faults}
 
 
 def _manifest(tables: Tables) -> Iterator[Fault]:
     for name, entry in tables.manifest.get("tables", {}).items():
         rows = tables[name].num_rows
         if rows != entry["rows"]:
-            yield Fault(MANIFEST, name, rows, entry["rows"])
+            yield Fault(_MANIFEST, name, rows, entry["rows"])

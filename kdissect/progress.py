@@ -21,7 +21,7 @@ STAGES = ("scan", "assemble", "decode")
 # Share of the time that a stage takes, by experience: decoding writes the tables.
 WEIGHTS = (0.15, 0.15, 0.7)
 ALL_STEPS = "dissect"  # a small capture takes all of them in one task
-INTERVAL_S = 0.3
+_INTERVAL_S = 0.3
 
 
 class Progress:
@@ -66,7 +66,7 @@ class Progress:
         )
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("starting", total=self._byte_count)
-            while not self._stop.wait(INTERVAL_S):
+            while not self._stop.wait(_INTERVAL_S):
                 stage, share = self._state()
                 bar.update(task, description=stage, completed=int(share * self._byte_count))
             if self._is_done:

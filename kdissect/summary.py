@@ -21,7 +21,7 @@ from kdissect.capture.object_store import repeated
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 from kdissect.text import unread, visible
 
-LISTED_MAX = 12
+_LISTED_MAX = 12
 
 
 def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
@@ -236,12 +236,12 @@ def _print_list(console: Console, title: str, rows: list[Any], cells: Any, names
     )
     for index, name in enumerate(names):
         text.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows[:LISTED_MAX]:
+    for row in rows[:_LISTED_MAX]:
         text.add_row(*(_plain(cell) for cell in cells(row)))
     console.print()
     console.print(text)
-    if len(rows) > LISTED_MAX:
-        console.print(f"... and {len(rows) - LISTED_MAX} more", style="dim")
+    if len(rows) > _LISTED_MAX:
+        console.print(f"... and {len(rows) - _LISTED_MAX} more", style="dim")
 
 
 def _plain(cell: str) -> str:

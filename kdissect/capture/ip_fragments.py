@@ -52,7 +52,7 @@ from kdissect.jit import inlined, kernel, read_i64, read_u16
 # A row of a fragment, int64 each. ADDRESS and the three behind it: sender and receiver as
 # big-endian words; IPv4 has 4 + 4 bytes in the first one.
 (
-    TIME, PACKET, BODY, CAPTURED, LENGTH, AT, MORE, ID, PROTOCOL, IS_IPV6, NETWORK, ADDRESS,
+    TIME, PACKET, BODY, _CAPTURED, LENGTH, AT, MORE, _ID, _PROTOCOL, _IS_IPV6, _NETWORK, ADDRESS,
 ) = range(12)  # fmt: skip
 FRAGMENT_WIDTH = ADDRESS + 4
 
@@ -93,14 +93,14 @@ def note_fragment(buf: Any, headers: Any, packet: Any, number: Any, table: Any, 
     table[at + TIME] = packet[TIME_NS]
     table[at + PACKET] = number
     table[at + BODY] = body
-    table[at + CAPTURED] = captured
+    table[at + _CAPTURED] = captured
     table[at + LENGTH] = headers[link_layers.WIRE_END] - body
     table[at + AT] = headers[link_layers.FRAGMENT_OFFSET]
     table[at + MORE] = headers[link_layers.MORE_FRAGMENTS]
-    table[at + ID] = headers[link_layers.FRAGMENT_ID]
-    table[at + PROTOCOL] = protocol
-    table[at + IS_IPV6] = headers[link_layers.IS_IPV6]
-    table[at + NETWORK] = headers[link_layers.NETWORK]
+    table[at + _ID] = headers[link_layers.FRAGMENT_ID]
+    table[at + _PROTOCOL] = protocol
+    table[at + _IS_IPV6] = headers[link_layers.IS_IPV6]
+    table[at + _NETWORK] = headers[link_layers.NETWORK]
     words = 4 if headers[link_layers.IS_IPV6] else 1
     for word in range(4):
         table[at + ADDRESS + word] = 0
@@ -275,11 +275,11 @@ def _in_order(
         for row, of, address in zip(
             rows[some, :ADDRESS].tolist(), source[some].tolist(), words, strict=True
         ):
-            size = 32 if row[IS_IPV6] else 8
-            protocol = 0 if row[IS_IPV6] else row[PROTOCOL]  # of IPv6 the first fragment has it
-            key = Key(row[IS_IPV6], address.tobytes()[:size], protocol, row[ID], row[NETWORK])
-            yield key, row[PROTOCOL], Fragment(
-                row[TIME], row[PACKET], row[BODY], row[CAPTURED], row[LENGTH], row[AT], row[MORE],
+            size = 32 if row[_IS_IPV6] else 8
+            protocol = 0 if row[_IS_IPV6] else row[_PROTOCOL]  # of IPv6 the first fragment has it
+            key = Key(row[_IS_IPV6], address.tobytes()[:size], protocol, row[_ID], row[_NETWORK])
+            yield key, row[_PROTOCOL], Fragment(
+                row[TIME], row[PACKET], row[BODY], row[_CAPTURED], row[LENGTH], row[AT], row[MORE],
                 of,
             )  # fmt: skip
 

@@ -57,7 +57,7 @@ from kdissect.capture.splits import CaptureInfo, Split
 
 PIECE_BYTES_MAX = 32 << 20  # half of what a worker holds: a split's payload is read once more
 ROUNDS_MAX = 3
-NO_TIME = -(2**63) + 1  # of the packet before a piece, where nobody knows it
+_NO_TIME = -(2**63) + 1  # of the packet before a piece, where nobody knows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _guessed(walk: Any, sources: Sources, piece: Piece, head_size: int) -> ReadS
     )
     if pos < 0 or piece.begin + pos >= piece.stop:
         return None
-    return replace(found, pos=piece.begin + pos, time_ns=NO_TIME)
+    return replace(found, pos=piece.begin + pos, time_ns=_NO_TIME)
 
 
 def _error(walk: Any) -> tuple[str, str] | None:
@@ -216,7 +216,7 @@ class FarWalk:
             if before is None or before.start is None:
                 continue  # the one before it will tell
             known = replace(before.start, little=state.little, interfaces=state.interfaces)
-            if before.start.time_ns != NO_TIME or before.counts[walking._START] == NO_TIME:
+            if before.start.time_ns != _NO_TIME or before.counts[walking._START] == _NO_TIME:
                 known = replace(known, time_ns=state.time_ns)
             if known != before.start:
                 again.append((number, self._piece(number, known)))
@@ -233,7 +233,7 @@ class FarWalk:
             walked = self._waiting.get(number)
             if walked is None or not (state is None or _agree(state, walked)):
                 return
-            if state is not None and walked.end.time_ns == NO_TIME:  # it has no packet
+            if state is not None and walked.end.time_ns == _NO_TIME:  # it has no packet
                 walked = replace(walked, end=replace(walked.end, time_ns=state.time_ns))
             for passed in [other for other in self._waiting if other <= number]:
                 del self._waiting[passed]
@@ -339,7 +339,7 @@ def _agree(state: ReadState, walked: Walked) -> bool:
     start = walked.start
     if start is None:
         return False
-    if start.time_ns == NO_TIME and walked.counts[walking._START] != NO_TIME:
+    if start.time_ns == _NO_TIME and walked.counts[walking._START] != _NO_TIME:
         start = replace(start, time_ns=state.time_ns)
     return start == state
 

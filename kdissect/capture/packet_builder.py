@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 LINK_TYPE_RAW = 101
-SEGMENT_MAX = 60_000  # of payload; a packet's length has 16 bits
+_SEGMENT_MAX = 60_000  # of payload; a packet's length has 16 bits
 CLIENT, BROKER = 0, 1
 
 _TCP = 6
@@ -58,7 +58,7 @@ class Flow:
         yield self._packet(BROKER, _SYN | _ACK)
         yield self._packet(CLIENT, _ACK)
 
-    def sent(self, side: int, data: bytes, segment_max: int = SEGMENT_MAX) -> Iterator[bytes]:
+    def sent(self, side: int, data: bytes, segment_max: int = _SEGMENT_MAX) -> Iterator[bytes]:
         """`data` from one side, in as many segments as it takes."""
         for pos in range(0, len(data), segment_max):
             yield self._packet(side, _ACK | _PUSH, data[pos : pos + segment_max])

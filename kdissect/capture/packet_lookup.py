@@ -38,7 +38,7 @@ from kdissect.capture.splits import Split
 from kdissect.jit import kernel
 
 # A packet as it lies in its source; link_type -1: the capture does not say (no such interface).
-PLACE = np.dtype(
+_PLACE = np.dtype(
     [
         ("packet", "<i8"),  # Wireshark's frame.number
         ("pos", "<i8"),  # of its first byte
@@ -89,7 +89,7 @@ def pick(split: Split, sources: Sources, wanted: npt.NDArray[np.int64]) -> npt.N
     """
     behind = split.first_packet + split.packet_count + split.other_count
     within = wanted[(wanted >= split.first_packet) & (wanted < behind)]
-    places = np.zeros(len(within), PLACE)
+    places = np.zeros(len(within), _PLACE)
     if not len(within):
         return places
     buf = sources.data(split.source)

@@ -48,7 +48,7 @@ RECORD_BYTES_MAX = 256 << 20  # no packet is that large; a damaged length must n
 PIECE_BYTES = 64 << 10  # decompressed at a time
 PATIENCE_S, MUCH_BYTES = 0.005, 32 << 10  # of a pipe
 PIPE_BYTES = 1 << 20  # that a pipe may hold, where the system lets us say so
-TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
+_TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
 
 
 class WindowSources(Sources):
@@ -299,7 +299,7 @@ class WindowReader:
         self._forget_sections()
         rows = walk.secrets.reshape(-1, SECRET_SIZE)[: cursor[SECRET_COUNT]].tolist()
         texts = [
-            data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == TLS_KEY_LOG
+            data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == _TLS_KEY_LOG
         ]
         return Window(batch, buffer, filled, texts)
 

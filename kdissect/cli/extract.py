@@ -11,7 +11,7 @@ from kdissect.cli.app import app
 from kdissect.cli.common import AsJson, Quiet, limits_of, say, with_examples
 from kdissect.cli.options import ReadingOptions, SelectionOptions, Spool, with_groups
 
-EXAMPLES = """
+_EXAMPLES = """
 Examples:
 
   kdissect extract trace.pcap --exchange 4611686018427387905 --out one.pcapng
@@ -24,7 +24,7 @@ Examples:
 """
 
 
-@app.command("extract", cls=with_examples(EXAMPLES))
+@app.command("extract", cls=with_examples(_EXAMPLES))
 @with_groups
 def extract_command(
     captures: Annotated[

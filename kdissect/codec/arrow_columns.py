@@ -20,7 +20,7 @@ from kdissect.codec.string_kernel import (
 from kdissect.protocol.column_plan import ColumnPlan, Leaf, List, Node, Struct
 from kdissect.protocol.model import Type
 
-ARROW = {
+_ARROW = {
     Type.BOOL: pa.bool_(),
     Type.INT8: pa.int8(),
     Type.INT16: pa.int16(),
@@ -34,7 +34,7 @@ ARROW = {
     Type.BYTES: pa.binary(),
 }
 PRESENT = "_present"  # the only child of a struct without fields
-UNKNOWN_TAGS = pa.list_(
+_UNKNOWN_TAGS = pa.list_(
     pa.struct([("path", pa.string()), ("tag", pa.int32()), ("data", pa.binary())])
 )
 
@@ -42,7 +42,7 @@ UNKNOWN_TAGS = pa.list_(
 def arrow_type(node: Node) -> pa.DataType:
     """The Arrow type of a field's column."""
     if isinstance(node, Leaf):
-        return ARROW[node.type]
+        return _ARROW[node.type]
     if isinstance(node, List):
         return pa.list_(arrow_type(node.element))
     children = [(child.name, arrow_type(child)) for child in node.children.values()]
@@ -151,7 +151,7 @@ class Reader:
         return pa.Array.from_buffers(self.type_of(node), count, buffers, validity[1], 0, [child])
 
     def leaf(self, node: Leaf, count: int, valid: NDArray[np.uint8]) -> pa.Array:
-        kind = ARROW[node.type]
+        kind = _ARROW[node.type]
         data = self.builders.data[node.column]
         if node.type in (Type.STRING, Type.BYTES):
             array, invalid = self.texts.array(data[: 8 * count].view(np.int64), valid, kind)
@@ -201,7 +201,7 @@ def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int
     body itself, "header" for the header.
     """
     if not len(tags):
-        return pa.nulls(rows, UNKNOWN_TAGS)
+        return pa.nulls(rows, _UNKNOWN_TAGS)
     numbers = np.bincount(tags["row"], minlength=rows)
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(numbers, out=offsets[1:])
@@ -216,8 +216,8 @@ def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int
     ones = np.ones(len(tags), np.uint8)
     data, _ = Texts(buf).array(packed, ones, pa.binary())
     tag = pa.array(np.ascontiguousarray(tags["tag"]), pa.int32())
-    fields = list(UNKNOWN_TAGS.value_type)
+    fields = list(_UNKNOWN_TAGS.value_type)
     values = pa.StructArray.from_arrays([path, tag, data], fields=fields)
     bits, nulls = _bits((numbers > 0).astype(np.uint8))
     buffers = [bits, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(UNKNOWN_TAGS, rows, buffers, nulls, 0, [values])
+    return pa.Array.from_buffers(_UNKNOWN_TAGS, rows, buffers, nulls, 0, [values])

@@ -130,7 +130,7 @@ class Program(NamedTuple):
     entries: npt.NDArray[np.int32]
 
 
-class Messages(NamedTuple):
+class EncodedMessages(NamedTuple):
     """Message i lies in buf[start[i]:end[i]], which the caller checked."""
 
     buf: npt.NDArray[np.uint8]
@@ -151,7 +151,7 @@ class Columns(NamedTuple):
     saved: npt.NDArray[np.int64]
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """How each message went. error_pos: from the frame's start; error_at: FAILED_AT numbers each;
     surplus: bytes after the end of the body."""
 
@@ -638,8 +638,8 @@ def run_plan(
 ) -> int:
     """Decode messages from states[0]["row"] on; how many are done (fewer: a builder is full).
 
-    program: `Program`; messages: `Messages`; columns: `Columns`; outcome: `Outcome`, written for
-    each message. stack: OPEN[depth of the plan + 1]; states: STATE[1].
+    program: `Program`; messages: `EncodedMessages`; columns: `Columns`; outcome: `RunOutcome`,
+    written for each message. stack: OPEN[depth of the plan + 1]; states: STATE[1].
     """
     words = program.words
     buf = messages.buf

@@ -15,9 +15,9 @@ from kdissect.codec.arrow_columns import Reader, arrow_type, place_filled, unkno
 from kdissect.codec.column_buffers import Builders, give_back, take_builders
 from kdissect.codec.column_kernel import (
     FAILED_AT,
-    Messages,
-    Outcome,
+    EncodedMessages,
     Program,
+    RunOutcome,
     run_plan,
 )
 from kdissect.protocol.column_plan import ColumnPlan, Leaf
@@ -193,11 +193,11 @@ def _run(
     end: NDArray[np.int64],
     api_version: NDArray[np.int16],
     elements_max: int,
-) -> Outcome:
+) -> RunOutcome:
     rows = len(start)
     plan = builders.plan
     builders.prepare(rows)
-    outcome = Outcome(
+    outcome = RunOutcome(
         np.zeros(rows, np.int8),
         np.zeros(rows, np.int64),
         np.full(rows, -1, np.int32),
@@ -209,7 +209,7 @@ def _run(
     state["first_version"] = plan.first_version
     state["elements_max"] = elements_max
     program = Program(plan.program, plan.entries)
-    messages = Messages(buf, start, end, api_version)
+    messages = EncodedMessages(buf, start, end, api_version)
     columns = builders.columns
     while run_plan(program, messages, columns, builders.stack, outcome, builders.state) < rows:
         builders.grow()

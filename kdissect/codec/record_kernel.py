@@ -53,7 +53,7 @@ ENTRY_LENGTH_MIN = 14  # a message of magic 0 with null key and null value
 
 # Words of an item: a record section to parse, and how far that is.
 ADDRESS, LENGTH, KIND, ITEM_COUNT, OFFSET, TIME, FLAGS, ITEM_MAGIC = range(8)
-NEXT, READ, ITEM_STATUS, SHIFT, FIRST_OFFSET, IS_WALKED = range(8, 14)
+_NEXT, READ, ITEM_STATUS, SHIFT, FIRST_OFFSET, IS_WALKED = range(8, 14)
 ITEM_WORDS = 14
 
 SKIP, BATCH, MESSAGES = 0, 1, 2  # KIND
@@ -394,7 +394,7 @@ def parse_records(
         if kind == MESSAGES and items[at + IS_WALKED] == 0:
             _walk_messages(items, at, base, end)
         while kind != SKIP:
-            begin = base + items[at + NEXT]
+            begin = base + items[at + _NEXT]
             if kind == BATCH:
                 if items[at + READ] >= items[at + ITEM_COUNT] or begin >= end:
                     if items[at + READ] != items[at + ITEM_COUNT] or begin < end:
@@ -451,7 +451,7 @@ def parse_records(
             rows[ROW_HEADERS * room + row] = more
             if items[at + READ] == 0:
                 items[at + FIRST_OFFSET] = offset
-            items[at + NEXT] = after - base
+            items[at + _NEXT] = after - base
             items[at + READ] += 1
             row += 1
             header += more

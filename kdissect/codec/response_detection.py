@@ -42,13 +42,13 @@ PARTITION_MAX = 1 << 20  # a number above is no partition, Kafka's clusters end 
 COUNT_WEIGHT, COMPACT_COUNT_WEIGHT = 6, 3
 NUMBERS_WEIGHT = 3  # an array of plain values
 TEXT_WEIGHT, COMPACT_TEXT_WEIGHT = 4, 3
-LONG_TEXT, LONG_TEXT_WEIGHT = 4, 2  # text of so many characters says more
+_LONG_TEXT, LONG_TEXT_WEIGHT = 4, 2  # text of so many characters says more
 TEXTS_WEIGHT_MAX = 10  # all texts together: many protocols are lists of texts
 PORT_WEIGHT = 6
 BROKER_WEIGHT = 3
 UUID_WEIGHT = 4
 CHECKSUM_WEIGHT = 24
-CONTROL = frozenset("\t\n\r")  # what error messages may hold beside what prints
+_CONTROL = frozenset("\t\n\r")  # what error messages may hold beside what prints
 TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 TOPIC_MAX = 249
 MECHANISM_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")  # RFC 4422, 3.1
@@ -191,7 +191,7 @@ class _Scale:
         if not value:
             return 0
         if slot.name == "error_message":
-            if not all(one.isprintable() or one in CONTROL for one in value):
+            if not all(one.isprintable() or one in _CONTROL for one in value):
                 raise _Impossible
         elif not value.isprintable():
             raise _Impossible
@@ -203,7 +203,7 @@ class _Scale:
         if was_zero and not slot.compact:
             return 0  # a text with a longer length, of another protocol, reads so
         points = COMPACT_TEXT_WEIGHT if slot.compact else TEXT_WEIGHT
-        return points + (LONG_TEXT_WEIGHT if len(value) >= LONG_TEXT else 0)
+        return points + (LONG_TEXT_WEIGHT if len(value) >= _LONG_TEXT else 0)
 
     def _number(self, slot: Slot, value: int, has_host: bool) -> int:
         role = role_of(self.key, slot.field)

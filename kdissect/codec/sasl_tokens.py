@@ -23,7 +23,7 @@ from typing import Any
 
 from kdissect.protocol.model import REQUEST
 
-PLAIN, SCRAM, OAUTHBEARER, GSSAPI = "PLAIN", "SCRAM", "OAUTHBEARER", "GSSAPI"
+_PLAIN, SCRAM, OAUTHBEARER, GSSAPI = "PLAIN", "SCRAM", "OAUTHBEARER", "GSSAPI"
 _GSS_TAG = 0x60
 _SEPARATOR = "\x01"
 _GS2_HEADER = re.compile(r"(?:n|y|p=[A-Za-z0-9.-]*),(?:a=([^,\x00\x01]*))?,")
@@ -55,7 +55,7 @@ def _of_client(text: str) -> Token | None:
     if text.count("\0") == 2:
         acting_as, authcid, password = text.split("\0")
         names = {"authzid": acting_as or None, "authcid": authcid, "password": password}
-        return {"mechanism": PLAIN, "step": "initial", **names}
+        return {"mechanism": _PLAIN, "step": "initial", **names}
     if text == _SEPARATOR:
         return {"mechanism": OAUTHBEARER, "step": "client-error"}
     if text.startswith("c="):

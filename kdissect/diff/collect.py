@@ -18,7 +18,7 @@ from kdissect.sql.unanswered import unanswered
 SIDES = ("a", "b")
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 BLOCKS = 20  # of equal time, of each side
-TAIL = 0.95  # the share of both samples together that the tail begins above
+_TAIL = 0.95  # the share of both samples together that the tail begins above
 
 _CONFIG_SOURCES = {
     "DescribeConfigs": (
@@ -184,7 +184,7 @@ def distributions(
         )
         select *, dense_rank() over (order by {groups}) - 1 as number,
             (upto_a + upto_b - (a + b) / 2) / (n_a + n_b) as midrank,
-            min(v) filter (where upto_a + upto_b >= {TAIL} * (n_a + n_b))
+            min(v) filter (where upto_a + upto_b >= {_TAIL} * (n_a + n_b))
                 over (partition by {groups}) as tail_edge
         from ranked where n_a > 0 and n_b > 0
         """

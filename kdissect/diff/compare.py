@@ -29,7 +29,7 @@ from kdissect.errors import Error
 from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
 
-FORMAT_VERSION = 2
+_FORMAT_VERSION = 2
 ALPHA = 0.01  # the chance of one false alarm among all comparisons of a diff
 SAMPLE_MIN = 20  # exchanges on each side: fewer are not compared
 TAIL_SAMPLE_MIN = 100  # of these, one in twenty is in the tail
@@ -66,7 +66,7 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
             for kind in KINDS
         }
         sides = {side: _side(database, side) for side in SIDES}
-    return {"format_version": FORMAT_VERSION, **sides, "changes": changes, "compared": compared}
+    return {"format_version": _FORMAT_VERSION, **sides, "changes": changes, "compared": compared}
 
 
 def failing(document: dict[str, Any], kinds: Sequence[str]) -> list[str]:
@@ -281,8 +281,8 @@ class Measure(NamedTuple):
     least: dict[str, float]
 
 
-LATENCY = Measure("slower", "faster", 1.5, {"p50": 3.0})
-TAIL = Measure("heavier tail", "lighter tail", 1.5, {"p95": 10.0, "p99": 20.0})
+_LATENCY = Measure("slower", "faster", 1.5, {"p50": 3.0})
+_TAIL = Measure("heavier tail", "lighter tail", 1.5, {"p95": 10.0, "p99": 20.0})
 SIZE = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
 
 
@@ -400,21 +400,21 @@ def _judge_error(row: Change) -> Change:
 def _judge_latency(row: Change) -> Change:
     """Slower or faster as a whole, else at its tail."""
     test = row.pop("tail")
-    change = _judge(row, LATENCY)
+    change = _judge(row, _LATENCY)
     if change["change"] in (None, UNDECIDED):
         share_a, share_b = (row[f"tail_{side}"] / row[f"n_{side}"] for side in SIDES)
-        moved = _moved(row, TAIL)
+        moved = _moved(row, _TAIL)
         if moved * (share_b - share_a) > 0 and (
             max(share_a, share_b) >= TAIL_RATIO_MIN * min(share_a, share_b)
         ):
             if test.p_value < ALPHA:
-                change["change"] = TAIL.more if moved > 0 else TAIL.less
+                change["change"] = _TAIL.more if moved > 0 else _TAIL.less
             elif not test.is_decided:
                 change["change"] = UNDECIDED
     can_worsen = row["wait"] == "answer"
     change["tail_p_value"] = test.p_value
     change["is_decided"] = change["change"] != UNDECIDED
-    change["is_worse"] = can_worsen and change["change"] in (LATENCY.more, TAIL.more)
+    change["is_worse"] = can_worsen and change["change"] in (_LATENCY.more, _TAIL.more)
     return change
 
 

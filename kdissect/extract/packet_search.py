@@ -17,7 +17,7 @@ from kdissect.kafka.assembly import AS_CAPTURED, Assembly
 from kdissect.protocol.model import REQUEST, RESPONSE
 
 Ints = npt.NDArray[np.int64]
-SIDES = ((REQUEST, "request"), (RESPONSE, "response"))
+_SIDES = ((REQUEST, "request"), (RESPONSE, "response"))
 SIZE_PREFIX = 4
 
 
@@ -37,7 +37,7 @@ def connection_segments(
 
 def is_carried(assembly: Assembly, exchange: int) -> bool:
     """True where the exchange's bytes are in no packet as they are (TLS)."""
-    for _, side in SIDES:
+    for _, side in _SIDES:
         column = assembly.exchanges[side][exchange]
         start, count = int(column["extent_start"]), int(column["extent_count"])
         if (assembly.extents["transform"][start : start + count] != AS_CAPTURED).any():
@@ -52,7 +52,7 @@ def frame_segments(
     rows = connection_segments(batch, assembly, connection)
     client_side = int(assembly.connections["client_side"][connection])
     found = []
-    for direction, side in SIDES:
+    for direction, side in _SIDES:
         sender = client_side if direction == REQUEST else 1 - client_side
         own = rows[batch.segments["side"][rows] == sender]
         column = assembly.exchanges[side][exchanges]

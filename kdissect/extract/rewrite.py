@@ -24,7 +24,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.redaction import TEXT
 
-SEGMENT_MAX = 1448  # of an Ethernet's packet, so that the file looks like traffic
+_SEGMENT_MAX = 1448  # of an Ethernet's packet, so that the file looks like traffic
 
 
 class Packet(NamedTuple):
@@ -110,7 +110,7 @@ class Retelling:
             end = max(last, int(column["end_time_ns"][at]))
             comment = _comment(told.assembly.exchanges[exchange], side)
             data = len(frame).to_bytes(4, "big") + frame
-            size = SEGMENT_MAX
+            size = _SEGMENT_MAX
             if end > last and len(data) <= size:
                 size = (len(data) + 1) // 2
             for pos in range(0, len(data), size):

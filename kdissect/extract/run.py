@@ -29,7 +29,7 @@ from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.selection import Selection
 from kdissect.tables.connections import endpoint_columns
 
-APPLICATION = f"kdissect {__version__}"
+_APPLICATION = f"kdissect {__version__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def extract(
         _comment(plan, wanted, exchanges, connection_ids)
         secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
         with atomic_write(target) as place, open(place, "wb") as stream:
-            writer = PcapngWriter(stream, APPLICATION, _described(selection))
+            writer = PcapngWriter(stream, _APPLICATION, _described(selection))
             if secrets:
                 writer.secrets(secrets)
             count = _write(plan, wanted, writer)
@@ -113,7 +113,9 @@ def _retold(plan: RunPlan, target: Path, connection_ids: set[int], exchange_ids:
     retelling = Retelling()
     count = 0
     with atomic_write(target) as place, open(place, "wb") as stream:
-        writer = PcapngWriter(stream, APPLICATION, "names, addresses, keys and values are replaced")
+        writer = PcapngWriter(
+            stream, _APPLICATION, "names, addresses, keys and values are replaced"
+        )
         for packet in retelling.packets(conversations):
             size = len(packet.data)
             writer.packet(LINK_TYPE_RAW, packet.time_ns, packet.data, size, packet.comment)

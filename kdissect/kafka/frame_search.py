@@ -40,7 +40,7 @@ from kdissect.tcp.byte_ranges import Pieces, find, int64, peek, peek_u8
 
 # Grades of a request header. ABSENT: one of its bytes is missing. NEVER: no size of a request.
 # POOR: a size, nothing else. FAIR: also a client id that is text. GOOD: also a known API.
-ABSENT, NEVER, POOR, FAIR, GOOD = range(5)
+ABSENT, _NEVER, POOR, FAIR, GOOD = range(5)
 
 # What a header said; -1 where its bytes are missing (a correlation id is kept unsigned).
 SIZE, KEY, API_VERSION, CORRELATION, CLIENT_LENGTH, CLIENT_HASH, HEADER_WIDTH = range(7)
@@ -62,7 +62,7 @@ FALL_MAX = 4  # ids may come so much too late
 RESERVED, RESERVED_COUNT = 0x7FFFFFF8, 8  # ids that Java clients keep for SASL
 TELLING_POINTS = 4  # for an answer that tells itself, at the start of a segment
 HANDSHAKE_POINTS = 5  # for a SaslHandshake request that is a mechanism's name to its end
-TOKENS_AHEAD_MAX = 4  # requests in a row that are looked through for a token
+_TOKENS_AHEAD_MAX = 4  # requests in a row that are looked through for a token
 NAMELESS_POINTS = 2  # what a request without a client id owes: zeros read like one
 LOOKED_BEHIND, LOOKED_BEHIND_NAMELESS = 2, 4  # frames behind a place that must agree
 ENTRIES_MIN = 3  # APIs that a broker has
@@ -119,7 +119,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     if size < 0:
         return ABSENT
     if size < REQUEST_SIZE_MIN or size > kafka.limit[0]:
-        return NEVER
+        return _NEVER
     key = peek(pieces, index, stop, pos + 4, 2)
     api_version = peek(pieces, index, stop, pos + 6, 2)
     header[CORRELATION] = peek(pieces, index, stop, pos + 8, 4)
@@ -571,7 +571,7 @@ def response_points(
 @inlined
 def token_asked(asked: Any, first: int, last: int, sent_before: int) -> int:
     """The next request of [first, last) that is a bare token and was sent by then, -1 without."""
-    for row in range(first, min(last, first + TOKENS_AHEAD_MAX)):
+    for row in range(first, min(last, first + _TOKENS_AHEAD_MAX)):
         if asked.time[row] > sent_before:
             return -1
         if asked.kind[row] == 1:

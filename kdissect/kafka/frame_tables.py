@@ -32,7 +32,7 @@ FAULT_WIDTH = 12
 # Why bytes are unframed, `a` of the anomaly; `b` is the size that was read there, or -1.
 AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
 
-SHOWN_MAX = 256  # unframed bytes to show with their anomaly
+_SHOWN_MAX = 256  # unframed bytes to show with their anomaly
 FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
 
 
@@ -192,7 +192,7 @@ def put_unframed(
     )  # fmt: skip
     at = (used[FAULTS] - 1) * FAULT_WIDTH
     before = used[EXTENTS]
-    shown = min(end, first + SHOWN_MAX)
+    shown = min(end, first + _SHOWN_MAX)
     room = extents_max(pieces, index, stop, shown) * EXTENT_WIDTH
     extents = grown(extents, before * EXTENT_WIDTH, room)
     put_extents(pieces, source, index, stop, first, shown, extents, used)

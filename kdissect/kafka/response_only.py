@@ -46,8 +46,8 @@ from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH, PIECE_START, SID
 from kdissect.tcp.reassembly import Streams
 
 ID_MAX = 1 << 24  # of an answer alone: text of other protocols is above
-SIZE_MIN = 20  # shorter ones say too little
-SIZE_MAX = 1 << 20  # larger ones are not weighed
+_SIZE_MIN = 20  # shorter ones say too little
+_SIZE_MAX = 1 << 20  # larger ones are not weighed
 FRAMES_READ = 4  # of a stream
 WEIGHT_MIN = 18
 TRIED_MAX = 2048
@@ -169,7 +169,7 @@ def tell_lone(
         ends = found.reshape(-1, FRAMES_READ)
         starts = np.concatenate([np.zeros((len(some), 1), np.int64), ends[:, :-1]], 1)
         size = ends - starts - 4
-        row, number = np.nonzero((size >= SIZE_MIN) & (size <= SIZE_MAX))
+        row, number = np.nonzero((size >= _SIZE_MIN) & (size <= _SIZE_MAX))
         pos, size = starts[row, number] + 4, size[row, number]
         piece = sides[numbers[row], PIECE_START]
         tells = np.zeros(len(row), np.bool_)

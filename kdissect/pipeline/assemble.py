@@ -59,7 +59,7 @@ SEGMENTS_MAX = 1_000_000  # of a bucket whose state is saved: all of it is assem
 STATE_BYTES_MAX = 256 << 20  # of carried bytes of a bucket
 TOO_MUCH = "there are too many packets, connections or open bytes"
 
-FINAL, OPEN, WRITTEN = 0, 1, 2  # exchange rows: to stay, to be replaced, of an earlier run
+_FINAL, _OPEN, WRITTEN = 0, 1, 2  # exchange rows: to stay, to be replaced, of an earlier run
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _plain_bucket(
     bucket = AssembledBucket(
         assembly,
         sources,
-        np.broadcast_to(np.uint8(FINAL), len(paired)),
+        np.broadcast_to(np.uint8(_FINAL), len(paired)),
         np.zeros(len(assembly.connections), np.bool_),
         np.zeros(len(assembly.anomalies), np.bool_),
         notes,
@@ -222,8 +222,8 @@ def _resumed_bucket(
     window = carry.append(CarriedBytes(batch, sources, earlier), set_run)
     assembly, sources = _carrying_earlier_bytes(window.assembly, window.sources, earlier)
     lane = np.full(len(assembly.exchanges), WRITTEN, np.uint8)
-    lane[window.rows] = FINAL
-    lane[window.open.exchanges] = OPEN
+    lane[window.rows] = _FINAL
+    lane[window.open.exchanges] = _OPEN
     notes = []
     if window.late_count:
         detail = f"{window.late_count} packets of connections that were over already"
@@ -310,7 +310,7 @@ def _packed(plan: RunPlan, exchanges: Exchanges, bucket: AssembledBucket) -> Ite
         chosen &= lane != WRITTEN
         if not chosen.all():
             assembly = replace(assembly, exchanges=assembly.exchanges[chosen])
-        slots = np.where(lane[chosen] == OPEN, plan.open_slot, _slots(plan, assembly))
+        slots = np.where(lane[chosen] == _OPEN, plan.open_slot, _slots(plan, assembly))
         packed = list(packed_parts(assembly, slots, ROW_BYTES_MAX))
         return ExchangePart(learnt, assembly.exchanges["exchange_id"], packed)
 

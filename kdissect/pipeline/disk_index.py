@@ -34,7 +34,7 @@ from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import Row, RowKind
 
 STORIES = ("group_events", "transactions", "fetch_sessions")  # told by messages of many slots
-ANOMALIES = "anomalies"  # told by slots and by stories
+_ANOMALIES = "anomalies"  # told by slots and by stories
 KEPT_S = 86_400
 _PLAN = "plan"
 _HEAD = struct.Struct("<qiqq")  # key, kind, order, size
@@ -59,7 +59,7 @@ class Index:
 
     def has_stories(self, name: str) -> bool:
         """Whether a part of a table is told only by messages of many slots."""
-        return name in STORIES or name == ANOMALIES
+        return name in STORIES or name == _ANOMALIES
 
     def table(self, name: str, slot: int) -> Iterator[pa.Table]:
         """The part of a table that the messages of one slot make."""

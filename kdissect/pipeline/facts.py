@@ -47,7 +47,7 @@ from kdissect.tables.connections import ConnectionFacts, endpoint_columns
 from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from kdissect.tables.schemas import BROKERS, TOPICS
 
-SIDE_NAMES = ("request", "response")
+_SIDE_NAMES = ("request", "response")
 
 BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port, rack, cluster_id
 
@@ -231,7 +231,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
     _client_ids(assembly, sources, connection_facts)
     exchanges = assembly.exchanges
     for side, keys in enumerate(_telling_apis()):
-        column = exchanges[SIDE_NAMES[side]]
+        column = exchanges[_SIDE_NAMES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
         for chunk in _chunks(rows, column["size"], chunk_bytes):
             frames = FrameBuffer.gather(assembly, sources, chunk, (side,))
@@ -249,7 +249,7 @@ def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Capt
     exchanges = assembly.exchanges
     for side in (REQUEST, RESPONSE):
         keys = [key for key, tells in topic_tellers() if tells == side]
-        column = exchanges[SIDE_NAMES[side]]
+        column = exchanges[_SIDE_NAMES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
         for chunk in _chunks(rows, column["size"], chunk_bytes):
             frames = FrameBuffer.gather(assembly, sources, chunk, (side,))
@@ -257,7 +257,7 @@ def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Capt
                 chosen = frames.readable(api_key, side)
                 if len(chosen):
                     decoded = frames.decode(api_key, side, chosen)
-                    time_ns = frames.exchanges[SIDE_NAMES[side]]["time_ns"][chosen]
+                    time_ns = frames.exchanges[_SIDE_NAMES[side]]["time_ns"][chosen]
                     name = catalog.api(api_key).name
                     _topic_facts(frames.buf, decoded, time_ns, name, facts)
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
@@ -285,7 +285,7 @@ def _read(
     decoded = frames.decode(api_key, side, chosen)
     exchanges = take(frames.exchanges, chosen)
     if (api_key, side) in topic_tellers():
-        time_ns = exchanges[SIDE_NAMES[side]]["time_ns"]
+        time_ns = exchanges[_SIDE_NAMES[side]]["time_ns"]
         _topic_facts(frames.buf, decoded, time_ns, catalog.api(api_key).name, facts)
     if side == RESPONSE and api_key == ApiKey.METADATA:
         _topic_names(decoded.body, exchanges["response"]["time_ns"], facts)

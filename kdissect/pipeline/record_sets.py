@@ -12,7 +12,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.tables.message_facts import ChunkMarks, RecordSets
 
-RESPONSE = 1
+_RESPONSE = 1
 
 
 def record_sets(
@@ -29,7 +29,7 @@ def record_sets(
     if is_piece.any():
         told = marks.places(Role.SNAPSHOT_POSITION)
         # each partition of a response has one position and one set
-        position[is_piece] = told.start[told.side == RESPONSE]
+        position[is_piece] = told.start[told.side == _RESPONSE]
     kept = sets.length > 0
     some = RecordSets(*(_kept(sets, name, kept) for name in RecordSets.__dataclass_fields__))
     lead = np.zeros(len(some.row), np.int64)

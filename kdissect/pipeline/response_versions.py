@@ -21,10 +21,10 @@ from kdissect.codec.response_detection import Pair, every_response, fits
 from kdissect.kafka.assembly import NO_API, Assembly
 from kdissect.pipeline.frame_buffer import FrameBuffer
 
-RESPONSE = 1
-TRIED_MAX = 2048  # responses of a bucket tried with every definition; later ones with those found
-SIZE_MIN = 20  # of a response that only its bytes speak for: shorter ones fit by chance
-SIZE_MAX = 4 << 20  # larger ones are tried with what their connection is known to use only
+_RESPONSE = 1
+_TRIED_MAX = 2048  # responses of a bucket tried with every definition; later ones with those found
+_SIZE_MIN = 20  # of a response that only its bytes speak for: shorter ones fit by chance
+_SIZE_MAX = 4 << 20  # larger ones are tried with what their connection is known to use only
 CHUNK_BYTES = 1 << 20
 
 
@@ -54,8 +54,8 @@ def infer(assembly: Assembly, sources: Sources, asked: npt.NDArray[np.int64] | N
         known[connection].add((key, version))
     everything = every_response()
     used = set().union(*known.values()) & everything
-    small = rows[response["size"][rows] <= SIZE_MAX]
-    first = small[:TRIED_MAX]
+    small = rows[response["size"][rows] <= _SIZE_MAX]
+    first = small[:_TRIED_MAX]
     found = _candidates(assembly, sources, first, everything)
     _decide(exchanges, first, found, known)
     learnt = exchanges[first]
@@ -79,7 +79,7 @@ def _decide(
             is_one_api = len({key for key, _ in pairs}) == 1
             here = told[connection] if is_one_api else set()  # others tell versions, no API
             fitting = pairs & known.get(connection, here)
-            long_enough = exchanges["response"]["size"][row] >= SIZE_MIN
+            long_enough = exchanges["response"]["size"][row] >= _SIZE_MIN
             chosen = fitting if fitting else pairs if long_enough and turn == 0 else set()
             if len({key for key, _ in chosen}) != 1:
                 continue
@@ -100,9 +100,9 @@ def _candidates(
     for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(number)) + 1):
         if not len(part):
             continue
-        frames = FrameBuffer.gather(assembly, sources, rows[part], (RESPONSE,))
-        start = np.ascontiguousarray(frames.start[:, RESPONSE])
-        end = np.ascontiguousarray(frames.end[:, RESPONSE])
+        frames = FrameBuffer.gather(assembly, sources, rows[part], (_RESPONSE,))
+        start = np.ascontiguousarray(frames.start[:, _RESPONSE])
+        end = np.ascontiguousarray(frames.end[:, _RESPONSE])
         for key, version in sorted(pairs):
             for at in part[fits(key, version, frames.buf, start, end)].tolist():
                 found[at].add((key, version))

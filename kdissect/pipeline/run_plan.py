@@ -14,7 +14,7 @@ from kdissect.pipeline.options import MB, Options
 BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
 SLOT_BYTES_MAX = 64 * MB
 SLOT_BYTES_MIN = 8 * MB
-TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
+_TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
 EVENT_KEY_BYTES = 64 * MB  # of capture per key of events; a small input has one
 TASK_BYTES = 32 * MB  # of capture for each of two tasks a core that scan or assemble; else one
 
@@ -110,7 +110,7 @@ class RunPlan:
         texts = [files.data(number) for number in range(len(files))]
         for info in self.captures:
             for kind, pos, length in info.secrets:
-                if kind == TLS_KEY_LOG and info.source >= 0:
+                if kind == _TLS_KEY_LOG and info.source >= 0:
                     texts.append(sources.part(info.source, pos, pos + length).copy())
         return [text.data for text in texts]
 

@@ -28,7 +28,7 @@ from kdissect.pipeline.facts import Learnt, learn
 from kdissect.pipeline.response_versions import infer
 
 LARGE_BYTES = 24 << 20  # of segments; what has more lies in files
-ROWS_AT_ONCE = 1 << 16  # segments that are moved at a time
+_ROWS_AT_ONCE = 1 << 16  # segments that are moved at a time
 PART_ROWS = 1 << 15  # exchanges that are made at a time
 THREADS = 2
 DENSE = 16  # a bucket with one of so many bytes of the captures reads them where they lie
@@ -76,8 +76,8 @@ class Gathered:
         others = self._others.batch()
         order = np.argsort(others.segments["endpoints"], kind="stable")
         giant_count = sum(self._front.counts)
-        for first in range(0, len(order), ROWS_AT_ONCE):
-            some = take(others.segments, order[first : first + ROWS_AT_ONCE])
+        for first in range(0, len(order), _ROWS_AT_ONCE):
+            some = take(others.segments, order[first : first + _ROWS_AT_ONCE])
             some["endpoints"] += 1
             self._front.segments.append(some)
         segments = self._front.segments.array()

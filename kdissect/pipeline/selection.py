@@ -20,7 +20,7 @@ from kdissect.protocol import catalog
 from kdissect.tables.arrow_arrays import ip_text
 from kdissect.tables.waits import service_ns
 
-SASL_TOKEN = "SaslToken"
+_SASL_TOKEN = "SaslToken"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min)?")
 _UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4}
 
@@ -39,7 +39,7 @@ def api_keys(names: Sequence[str]) -> frozenset[int]:
     Raises ValueError, with names that come near, for a name that no API has.
     """
     found: set[int] = set()
-    keys = {api.name: key for key, api in catalog.apis().items()} | {SASL_TOKEN: -1}
+    keys = {api.name: key for key, api in catalog.apis().items()} | {_SASL_TOKEN: -1}
     for name in names:
         text = name.strip().lower()
         matching = {key for known, key in keys.items() if fits(known.lower(), (text,))}
@@ -188,7 +188,7 @@ class Selection:
             yield self.of_connections(table)
         if self.apis:
             is_token = np.full(table.num_rows, -1 in self.apis)
-            is_token &= bools(pc.equal(_text(table["api_name"]), SASL_TOKEN))
+            is_token &= bools(pc.equal(_text(table["api_name"]), _SASL_TOKEN))
             yield _is_in(table["api_key"], self.apis - {-1}) | is_token
         if self.time_from_ns is not None or self.time_to_ns is not None:
             time = pc.coalesce(table["request_time_ns"], table["response_time_ns"])

@@ -47,7 +47,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Api, Definition, Field, Type
 
 WORDS = 8
-END, RUN, BYTES, ARRAY, NEXT, ARRAY_OF, NULLABLE, TAGS, TAG_END, BIND = range(10)
+_END, RUN, BYTES, ARRAY, NEXT, ARRAY_OF, NULLABLE, TAGS, TAG_END, BIND = range(10)
 FORM_INT16, FORM_INT32, FORM_COMPACT = range(3)
 NULLABLE_FLAG = 4
 
@@ -521,7 +521,7 @@ def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
         compiler.message(header, header_version(api_version), head, "header.")
         compiler.message(definition, api_version, body, "")
         compiler.flush()
-        compiler.emit("", END)
+        compiler.emit("", _END)
         compiler.touched.discard(-1)
         present[index, list(compiler.touched)] = True
     return ColumnPlan(

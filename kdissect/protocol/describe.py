@@ -14,7 +14,7 @@ from uuid import UUID
 from kdissect.protocol import catalog, grammar
 from kdissect.protocol.model import SIDES, Api, Definition, Field, Type, VersionRange
 
-FORMAT_VERSION = 1  # of the JSON documents
+_FORMAT_VERSION = 1  # of the JSON documents
 
 
 class Change(NamedTuple):
@@ -55,7 +55,7 @@ def api_list_text() -> str:
 def api_list_json() -> dict[str, Any]:
     """The same as a document: ``apis`` is a list by key."""
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": _FORMAT_VERSION,
         "apis": [_api_head(api) for api in catalog.apis().values()],
     }
 
@@ -118,7 +118,7 @@ def api_json(name_or_key: int | str, api_version: int | None = None) -> dict[str
     api = catalog.api(name_or_key)
     if api_version is not None:
         check_version(api, api_version)
-    document: dict[str, Any] = {"format_version": FORMAT_VERSION, **_api_head(api)}
+    document: dict[str, Any] = {"format_version": _FORMAT_VERSION, **_api_head(api)}
     if api_version is not None:
         document["api_version"] = api_version
         document["request_header_version"] = api.request_header_version(api_version)
@@ -276,7 +276,7 @@ def comparison_json(name_or_key: int | str, before: int, after: int) -> dict[str
     api = catalog.api(name_or_key)
     changes = compare_versions(api.key, before, after)
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": _FORMAT_VERSION,
         **_api_head(api),
         "before": before,
         "after": after,

@@ -37,7 +37,7 @@ from kdissect.readiness.roles import find_roles, needed_apis
 from kdissect.readiness.software import HANDSHAKE_APIS, JAVA, Behaviour, Software, java_hint, minor
 from kdissect.sql import Database
 
-FORMAT_VERSION = 1
+_FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
 VERDICTS = (BREAKS, UNKNOWN, OK)  # worst first
 
@@ -99,7 +99,7 @@ def assess(tables: Tables, target: str) -> dict[str, Any]:
     if verdict == OK and (unseen["tls_connection_count"] or not clients):
         verdict = UNKNOWN
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": _FORMAT_VERSION,
         "target": target,
         "release": release,
         "verdict": verdict,

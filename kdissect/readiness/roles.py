@@ -17,7 +17,7 @@ CONSUMER_PROTOCOL = "consumer"  # the protocol_type of consumers; Connect's work
 
 
 @dataclass(frozen=True)
-class Role:
+class ClientRole:
     """A client that sends one of `shown_by` sends all of `needs` sooner or later."""
 
     name: str
@@ -25,12 +25,12 @@ class Role:
     needs: tuple[ApiKey, ...]
 
 
-_PRODUCER = Role(
+_PRODUCER = ClientRole(
     "producer",
     frozenset({ApiKey.PRODUCE, ApiKey.INIT_PRODUCER_ID}),
     (ApiKey.METADATA, ApiKey.PRODUCE),
 )
-_TRANSACTIONAL_PRODUCER = Role(
+_TRANSACTIONAL_PRODUCER = ClientRole(
     "transactional producer",
     frozenset(
         {
@@ -43,13 +43,13 @@ _TRANSACTIONAL_PRODUCER = Role(
         ApiKey.END_TXN,
     ),
 )  # fmt: skip
-_CONSUMER = Role("consumer", frozenset({ApiKey.FETCH}), (ApiKey.METADATA, ApiKey.FETCH))
-_MEMBER = Role(
+_CONSUMER = ClientRole("consumer", frozenset({ApiKey.FETCH}), (ApiKey.METADATA, ApiKey.FETCH))
+_MEMBER = ClientRole(
     "group member",
     frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT}),
     (ApiKey.FIND_COORDINATOR, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT),
 )
-_GROUP_CONSUMER = Role(
+_GROUP_CONSUMER = ClientRole(
     "consumer in a group",
     _MEMBER.shown_by,
     (*_CONSUMER.needs, ApiKey.OFFSET_FETCH, ApiKey.OFFSET_COMMIT),
@@ -59,23 +59,23 @@ _ROLES = (
     _TRANSACTIONAL_PRODUCER,
     _CONSUMER,
     _MEMBER,
-    Role(
+    ClientRole(
         "consumer of the KIP-848 protocol",
         frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT}),
         (ApiKey.CONSUMER_GROUP_HEARTBEAT, *_GROUP_CONSUMER.needs),
     ),
-    Role(
+    ClientRole(
         "share consumer",
         frozenset({ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE}),
         (ApiKey.METADATA, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.SHARE_FETCH),
     ),
-    Role(
+    ClientRole(
         "streams group member",
         frozenset({ApiKey.STREAMS_GROUP_HEARTBEAT}),
         (ApiKey.STREAMS_GROUP_HEARTBEAT, *_GROUP_CONSUMER.needs),
     ),
 )
-_ADMINISTRATOR = Role("administrator", frozenset(), ())
+_ADMINISTRATOR = ClientRole("administrator", frozenset(), ())
 
 # Consumers send these, and so do administrators and monitors beside requests of their own.
 _OFFSET_APIS = frozenset(
@@ -94,7 +94,7 @@ _COMMON_APIS = frozenset(
 )  # fmt: skip
 
 
-def find_roles(api_keys: Set[int], protocol_types: Set[str]) -> list[Role]:
+def find_roles(api_keys: Set[int], protocol_types: Set[str]) -> list[ClientRole]:
     """The roles of a client by the APIs that it sends and the groups that it joins."""
     roles = [role for role in _ROLES if role.shown_by & api_keys]
     if _MEMBER in roles and (not protocol_types or CONSUMER_PROTOCOL in protocol_types):
@@ -107,7 +107,7 @@ def find_roles(api_keys: Set[int], protocol_types: Set[str]) -> list[Role]:
     return roles
 
 
-def needed_apis(roles: list[Role]) -> dict[int, str | None]:
+def needed_apis(roles: list[ClientRole]) -> dict[int, str | None]:
     """API key to the role that needs it; None: no role was seen, and it may turn out to need it."""
     return {
         int(key): role.name if roles else None

@@ -36,7 +36,7 @@ from kdissect.report.sections import (
     transactions,
 )
 
-FORMAT_VERSION = 1  # of the JSON document
+_FORMAT_VERSION = 1  # of the JSON document
 
 # CSV file -> what is in it. Tables that a capture does not have are left out.
 CSV_TABLES = {
@@ -187,7 +187,7 @@ def collect(
         "broker_log": lambda: broker_log.collect(database, broker_logs),
         "readiness": assessed.result,
     }
-    document: dict[str, Any] = {"format_version": FORMAT_VERSION, "program_version": __version__}
+    document: dict[str, Any] = {"format_version": _FORMAT_VERSION, "program_version": __version__}
     for number, (name, section) in enumerate(sections.items(), _PREPARED):
         progress(name, number / (_PREPARED + len(sections)))
         document[name] = section()

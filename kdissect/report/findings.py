@@ -24,7 +24,7 @@ Finding = dict[str, Any]
 
 EVIDENCE = 5  # exchanges and packets that a finding names
 SHOWN = 3  # findings of a kind
-SLOW_FACTOR, SLOW_MS = 3, 20.0  # a client's p95 beside that of other clients of the same API
+SLOW_FACTOR, _SLOW_MS = 3, 20.0  # a client's p95 beside that of other clients of the same API
 API_SLOW_MS, API_STUCK_MS = 100.0, 1000.0  # p95 of an API that is told, and that is a warning
 RETRANSMITTED_MIN = 0.001
 UNCOMPRESSED_BYTES_MIN = 1_000_000
@@ -170,7 +170,7 @@ def _slow_clients(facts: _Facts) -> Iterator[Finding]:
           SELECT api, median(p95) AS usual_p95 FROM clients GROUP BY api HAVING count(*) >= 3
         ), slow AS (
           SELECT * FROM clients JOIN usual USING (api)
-          WHERE p95 >= {SLOW_FACTOR} * usual_p95 AND p95 - usual_p95 >= {SLOW_MS}
+          WHERE p95 >= {SLOW_FACTOR} * usual_p95 AND p95 - usual_p95 >= {_SLOW_MS}
         )
         SELECT s.*, sum(x.service_ms - s.usual_p95) AS lost_ms
         FROM slow s JOIN x ON x.api = s.api AND x.client_ip = s.client_ip

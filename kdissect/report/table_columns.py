@@ -10,9 +10,9 @@ from kdissect import text as f
 from kdissect.text import visible
 
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
-LONG_TEXT = 100  # longer texts open when asked
+_LONG_TEXT = 100  # longer texts open when asked
 
-TEXT_MAX = 1000
+_TEXT_MAX = 1000
 _HEAD_TEXT = 64
 
 Row = Mapping[str, Any]
@@ -129,11 +129,11 @@ def _cell(
         value = ", ".join(str(item) for item in value or [] if item is not None)
     if kind == "flag":
         return Cell("text", column.label if value else "", 1 if value else 0)
-    text = visible(None if value is None else str(value), TEXT_MAX)
+    text = visible(None if value is None else str(value), _TEXT_MAX)
     if kind == "level":
         return Cell("level", text, text)
     name = "code" if kind == "code" else "text"
-    if len(text) > LONG_TEXT:
+    if len(text) > _LONG_TEXT:
         return Cell(name, text[:_HEAD_TEXT], text[:80], rest=text[_HEAD_TEXT:])
     return Cell(name, text or f.NONE, text)
 
@@ -149,7 +149,7 @@ def _packet(row: Row, value: Any, captures: Mapping[Any, str]) -> Cell:
 
 C = Column
 
-LATENCY = (
+_LATENCY = (
     C("exchanges", "exchanges", "count", bar=True),
     C("answers", "answers", "count"),
     C("p50", "p50 ms", "ms"),
@@ -168,7 +168,7 @@ LATENCY = (
     C("unanswered", "unanswered", "count"),
     C("errors", "errors", "count"),
 )
-LATENCY_APIS = (C("api", "API"), *LATENCY)
+LATENCY_APIS = (C("api", "API"), *_LATENCY)
 TIME_SPENT = (
     C("api", "API"),
     C("answers", "answers", "count"),
@@ -180,9 +180,9 @@ TIME_SPENT = (
 LATENCY_CLIENTS = (
     C("client_id", "client", "client"),
     C("is_broker", "broker", "flag"),
-    *LATENCY,
+    *_LATENCY,
 )
-LATENCY_BROKERS = (C("broker", "broker"), *LATENCY)
+LATENCY_BROKERS = (C("broker", "broker"), *_LATENCY)
 SLOWEST = (
     C("api", "API"),
     C("api_version", "version"),

@@ -22,11 +22,11 @@ from kdissect.kafka.exchanges import NO_RESPONSE
 
 Ints = npt.NDArray[np.int64]
 
-SECOND_NS = 1_000_000_000
-HOLE_NS = 3 * SECOND_NS  # a lost segment comes again within a few round trips, or seldom
+_SECOND_NS = 1_000_000_000
+HOLE_NS = 3 * _SECOND_NS  # a lost segment comes again within a few round trips, or seldom
 HOLE_ACKED_NS = 10_000_000  # packets may be captured a little after their acknowledgement
 HOLE_BYTES = 4 << 20  # of data after a hole: a window that large is hardly ever open
-LINGER_NS = SECOND_NS  # after a FIN or RST segments may still be on their way
+LINGER_NS = _SECOND_NS  # after a FIN or RST segments may still be on their way
 LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognised
 TLS_BYTES_MAX = 64 << 20
 TLS_HANDSHAKE_BYTES = 64 << 10  # in which both sides have said hello and shown certificates

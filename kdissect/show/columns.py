@@ -21,7 +21,7 @@ REST_MIN = 14  # of the last column, before others are given up for it
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ShownColumn:
     """name: as in --columns. width: in characters; longer values are cut on a terminal."""
 
     name: str
@@ -33,16 +33,16 @@ class Column:
 COMPOSED = {
     column.name: column
     for column in (
-        Column("time", "TIME (UTC)", 26),
-        Column("ends", "CLIENT → BROKER", 45),
-        Column("address", "CLIENT ADDRESS", 21),
-        Column("client", "CLIENT ID", 16),
-        Column("api", "API", 24),
-        Column("sizes", "REQUEST → RESPONSE", 19, True),
-        Column("latency", "LATENCY", 12, True),
-        Column("exchange", "EXCHANGE ID", 19, True),
-        Column("packets", "PACKETS", 15, True),
-        Column("detail", "ERRORS, TOPICS, GROUP", 0),
+        ShownColumn("time", "TIME (UTC)", 26),
+        ShownColumn("ends", "CLIENT → BROKER", 45),
+        ShownColumn("address", "CLIENT ADDRESS", 21),
+        ShownColumn("client", "CLIENT ID", 16),
+        ShownColumn("api", "API", 24),
+        ShownColumn("sizes", "REQUEST → RESPONSE", 19, True),
+        ShownColumn("latency", "LATENCY", 12, True),
+        ShownColumn("exchange", "EXCHANGE ID", 19, True),
+        ShownColumn("packets", "PACKETS", 15, True),
+        ShownColumn("detail", "ERRORS, TOPICS, GROUP", 0),
     )
 }
 DEFAULT = ("time", "ends", "client", "api", "sizes", "latency", "detail")
@@ -74,10 +74,10 @@ def parse_columns(text: str, of_json: bool = False) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LineLayout:
     """columns: in order. width: of a line; None is no limit. The last column takes the rest."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ShownColumn, ...]
     clock: Clock
     width: int | None = None
 
@@ -100,7 +100,7 @@ class Layout:
         return GAP.join(cells).rstrip()[: self.width]
 
 
-def fitted(names: Sequence[str], clock: Clock | None, width: int | None) -> Layout:
+def fitted(names: Sequence[str], clock: Clock | None, width: int | None) -> LineLayout:
     """The columns as wide as they are, without what does not fit.
 
     clock: None is the time of day with its date, if there is room for it. Columns are left out of
@@ -115,9 +115,9 @@ def fitted(names: Sequence[str], clock: Clock | None, width: int | None) -> Layo
     return _within(layout)
 
 
-def _within(layout: Layout) -> Layout:
+def _within(layout: LineLayout) -> LineLayout:
     """Without the columns that begin behind the line's end; the last of the others is cut."""
-    columns: list[Column] = []
+    columns: list[ShownColumn] = []
     rest = layout.width or 0
     for column in layout.columns:
         if columns and rest <= 0:
@@ -134,7 +134,7 @@ _SHORT = {"api": 18, "client": 12, "ends": 37, "address": 17}
 
 def _layout(
     names: Sequence[str], clock: Clock | None, width: int | None, given_up: Sequence[str]
-) -> Layout:
+) -> LineLayout:
     clock = clock or (Clock.CLOCK if "date" in given_up else Clock.UTC)
     columns = []
     for name in names:
@@ -148,22 +148,22 @@ def _layout(
         if "long names" in given_up:
             column = replace(column, width=_SHORT.get(name, column.width))
         columns.append(column)
-    return Layout(tuple(columns), clock, width)
+    return LineLayout(tuple(columns), clock, width)
 
 
 _TIMES = {
-    Clock.UTC: Column("time", "TIME (UTC)", 26),
-    Clock.CLOCK: Column("time", "TIME (UTC)", 15),
-    Clock.RELATIVE: Column("time", "SECONDS", 13, True),
-    Clock.DELTA: Column("time", "SECONDS LATER", 13, True),
+    Clock.UTC: ShownColumn("time", "TIME (UTC)", 26),
+    Clock.CLOCK: ShownColumn("time", "TIME (UTC)", 15),
+    Clock.RELATIVE: ShownColumn("time", "SECONDS", 13, True),
+    Clock.DELTA: ShownColumn("time", "SECONDS LATER", 13, True),
 }
 
 
-def _stored(name: str) -> Column:
+def _stored(name: str) -> ShownColumn:
     """A column of `exchanges` as it is."""
     kind = EXCHANGES.field(name).type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     width = 19 if name.endswith("_id") and is_number else 10 if is_number else 16
     if pa.types.is_timestamp(kind):
         width = 27
-    return Column(name, name, max(width, len(name)), is_number)
+    return ShownColumn(name, name, max(width, len(name)), is_number)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from kdissect.show import text_columns
 from kdissect.show.text_columns import joined
 
-INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
+_INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
 IDS = ("exchange_id", "connection_id", "request_capture_id", "response_capture_id")
 
 
@@ -55,7 +55,7 @@ def _column(name: str, table: pa.Table) -> pa.Array:
         return pc.if_else(array.is_valid(), shown, "null")
     if name in IDS:
         shown = array.cast(pa.string())
-        is_large = pc.greater(array, INTEGER_MAX)
+        is_large = pc.greater(array, _INTEGER_MAX)
         return pc.if_else(is_large, joined('"', shown, '"'), shown).fill_null("null")
     if pa.types.is_floating(kind):
         values = array.to_pylist()
@@ -71,7 +71,7 @@ def value(item: Any) -> Any:
         return [value(each) for each in item]
     if isinstance(item, (bytes, bytearray, memoryview)):
         return base64.b64encode(item).decode("ascii")
-    if isinstance(item, int) and not isinstance(item, bool) and abs(item) > INTEGER_MAX:
+    if isinstance(item, int) and not isinstance(item, bool) and abs(item) > _INTEGER_MAX:
         return str(item)
     if hasattr(item, "isoformat"):
         return item.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.show import style, text_columns
-from kdissect.show.columns import COMPOSED, GAP, Column, Layout
+from kdissect.show.columns import COMPOSED, GAP, LineLayout, ShownColumn
 from kdissect.show.text_columns import joined
 from kdissect.text import shortened, visible
 
@@ -44,7 +44,7 @@ _COLOURS = {
 class LineMaker:
     """Turns tables into bytes to be written, with colours or without."""
 
-    def __init__(self, layout: Layout, colour: bool) -> None:
+    def __init__(self, layout: LineLayout, colour: bool) -> None:
         self._layout, self._colour = layout, colour
         self._first_ns: int | None = None  # of the first line
         self._last_ns = 0  # of the line before
@@ -76,7 +76,7 @@ class LineMaker:
             parts.append(self._cell(table, last))
         return pc.utf8_rtrim(joined(*parts), " ")
 
-    def _cell(self, table: pa.Table, column: Column) -> Any:
+    def _cell(self, table: pa.Table, column: ShownColumn) -> Any:
         """A column's text, as wide as it is; cut where the line has an end."""
         if column.name in COMPOSED:
             shown = getattr(self, f"_{column.name}")(table)

@@ -10,7 +10,7 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
 from kdissect.pipeline.selection import Selection
 from kdissect.show import json_lines
-from kdissect.show.columns import DEFAULT, Layout, fitted
+from kdissect.show.columns import DEFAULT, LineLayout, fitted
 from kdissect.show.lines import LineMaker
 from kdissect.show.listing import Listed, Lister
 from kdissect.show.reading import CaptureReading
@@ -29,7 +29,7 @@ class Style:
     raw: bool = False
     records: bool = False
     colour: bool = False
-    layout: Layout = field(default_factory=lambda: fitted(DEFAULT, None, None))
+    layout: LineLayout = field(default_factory=lambda: fitted(DEFAULT, None, None))
     header: bool = False
     names: tuple[str, ...] | None = None
 

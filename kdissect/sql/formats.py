@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 
 from kdissect.text import display_width, visible
 
-FORMAT_VERSION = 1  # of the JSON document
-INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
+_FORMAT_VERSION = 1  # of the JSON document
+_INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
 
 _QUOTED = re.compile(r'[",\r\n]|^\s|\s$')
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x5b\x5d-\x7e]")
@@ -73,7 +73,7 @@ def json_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
-        return value if -INTEGER_MAX <= value <= INTEGER_MAX else str(value)
+        return value if -_INTEGER_MAX <= value <= _INTEGER_MAX else str(value)
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, dict):
@@ -125,9 +125,9 @@ def column_text(column: pa.Array, text_of: Callable[[Any], str], is_json: bool =
         texts = pc.cast(column, pa.string())
         if not is_json or kind.bit_width < 64:
             return texts
-        is_large = pc.greater(column, INTEGER_MAX)
+        is_large = pc.greater(column, _INTEGER_MAX)
         if not pa.types.is_unsigned_integer(kind):
-            is_large = pc.or_(is_large, pc.less(column, -INTEGER_MAX))
+            is_large = pc.or_(is_large, pc.less(column, -_INTEGER_MAX))
         return _quoted_where(is_large, texts)
     if pa.types.is_boolean(kind):
         return pc.cast(column, pa.string())
@@ -224,7 +224,7 @@ def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     columns = [
         {"name": name, "type": str(field.type)} for name, field in zip(names, schema, strict=True)
     ]
-    head = json.dumps({"format_version": FORMAT_VERSION, "columns": columns})
+    head = json.dumps({"format_version": _FORMAT_VERSION, "columns": columns})
     out.write(head.removesuffix("}") + ', "rows": [')
     separator = "\n"
     for line in _objects(names, batches):

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from kdissect.tables.arrow_arrays import mix64
 
-ROW_BYTES_MAX = 4 << 20  # of one packed table
+_ROW_BYTES_MAX = 4 << 20  # of one packed table
 
 NO_TIME = -(2**63)  # end_ns of an exchange without a response
 
@@ -162,7 +162,7 @@ class Collector:
             for rows in np.split(order, bounds):
                 key = int(keys[rows[0]])
                 chosen = table if len(rows) == len(keys) else table.take(pa.array(rows))
-                step = max(1, int(chosen.num_rows * ROW_BYTES_MAX // max(chosen.nbytes, 1)))
+                step = max(1, int(chosen.num_rows * _ROW_BYTES_MAX // max(chosen.nbytes, 1)))
                 for start in range(0, chosen.num_rows, step):
                     yield Packed(key, number, _pack(name, chosen.slice(start, step)))
                     number += 1

@@ -17,7 +17,7 @@ from kdissect.stories.events import story
 from kdissect.stories.messages import Messages, Rows, flattened
 from kdissect.stories.sequences import codes
 
-FULL, FINAL = 0, -1  # session epochs that start and end a session
+_FULL, _FINAL = 0, -1  # session epochs that start and end a session
 
 
 class Ask(IntEnum):
@@ -39,19 +39,19 @@ def fetch_events(messages: Messages) -> Iterator[pa.Table]:
         return
     if given is None:  # whether others of the chunk were answered makes no difference
         given = pa.nulls(len(rows), body_type(ApiKey.FETCH, "response"))
-    epoch = pc.fill_null(asked.field("session_epoch"), FINAL).to_numpy(zero_copy_only=False)
+    epoch = pc.fill_null(asked.field("session_epoch"), _FINAL).to_numpy(zero_copy_only=False)
     old = pc.fill_null(asked.field("session_id"), 0).to_numpy(zero_copy_only=False)
     new = pc.fill_null(given.field("session_id"), 0).to_numpy(zero_copy_only=False)
     error = pc.fill_null(given.field("error_code"), 0).to_numpy(zero_copy_only=False)
-    session = np.where(epoch == FULL, new, old)
+    session = np.where(epoch == _FULL, new, old)
     kept = np.flatnonzero((session != 0) & (error == 0))
-    closed = np.flatnonzero((old != 0) & (epoch <= FULL) & ((epoch != FULL) | (old != new)))
+    closed = np.flatnonzero((old != 0) & (epoch <= _FULL) & ((epoch != _FULL) | (old != new)))
     if len(closed):
         yield _events(messages, rows[closed], Ask.CLOSE, old[closed], epoch[closed])
-    starts = kept[epoch[kept] == FULL]
+    starts = kept[epoch[kept] == _FULL]
     if len(starts):
         yield _events(messages, rows[starts], Ask.START, session[starts], epoch[starts])
-    kept = kept[epoch[kept] >= FULL]
+    kept = kept[epoch[kept] >= _FULL]
     if not len(kept):
         return
     some = asked.take(pa.array(kept))
@@ -114,7 +114,7 @@ def _changing(some: pa.StructArray, broker: Rows, epoch: Rows) -> npt.NDArray[np
     """Per fetch whether its session forgets something in this chunk, or starts behind its start."""
     forgets = pc.list_value_length(some.field("forgotten_topics_data"))
     moves = pc.fill_null(pc.greater(forgets, 0), False).to_numpy(zero_copy_only=False)
-    moves = moves | (epoch == FULL)
+    moves = moves | (epoch == _FULL)
     result: npt.NDArray[np.bool_] = np.isin(broker, broker[moves])
     return result
 

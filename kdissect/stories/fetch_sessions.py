@@ -16,7 +16,7 @@ from kdissect.stories.fetch_messages import Ask
 from kdissect.tables.arrow_arrays import times_from_ns
 from kdissect.tables.schemas import FETCH_SESSIONS
 
-KNOWN, UNKNOWN = "known", "unknown"
+KNOWN, _UNKNOWN = "known", "unknown"
 
 
 class _FetchStep(NamedTuple):
@@ -61,7 +61,7 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
         if ask == Ask.START or session is None:
             if session is not None:
                 session.end()
-            state = KNOWN if ask == Ask.START else UNKNOWN
+            state = KNOWN if ask == Ask.START else _UNKNOWN
             session = sessions[key] = _OpenSession(state, epoch, time_ns, {})
         if ask == Ask.CLOSE:
             sessions.pop(key).end()

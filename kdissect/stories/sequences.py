@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 WRAP = 1 << 31
 DUPLICATE_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 46, 59
-NOT_ANSWERED = -(2**15)
+_NOT_ANSWERED = -(2**15)
 
 
 def sequence_anomalies(events: pa.Table) -> pa.Table:
@@ -40,7 +40,7 @@ def sequence_anomalies(events: pa.Table) -> pa.Table:
     group = _groups(events, rows, step)
     base = events["base_sequence"].to_numpy()[rows].astype(np.int64)
     count = events["sequence_count"].to_numpy()[rows]
-    error = events["error_code"].fill_null(NOT_ANSWERED).to_numpy()[rows].astype(np.int64)
+    error = events["error_code"].fill_null(_NOT_ANSWERED).to_numpy()[rows].astype(np.int64)
     order = np.argsort(group, kind="stable")
     group, base, count, error = group[order], base[order], count[order], error[order]
     group = _restarted(group, base, error)
@@ -133,7 +133,7 @@ def _repeats(
     group: Ints, start: Ints, error: Ints
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """(batches that repeat another, those of them whose first copy has no answer)."""
-    refused = (error != 0) & (error != NOT_ANSWERED) & (error != DUPLICATE_SEQUENCE_NUMBER)
+    refused = (error != 0) & (error != _NOT_ANSWERED) & (error != DUPLICATE_SEQUENCE_NUMBER)
     order = np.lexsort((np.arange(len(group)), start, group))
     g, s = group[order], start[order]
     new = np.ones(len(g), bool)
@@ -149,7 +149,7 @@ def _repeats(
 
     taken = earlier(~refused)
     repeats = taken | (error == DUPLICATE_SEQUENCE_NUMBER)
-    return repeats, repeats & taken & ~earlier(~refused & (error != NOT_ANSWERED))
+    return repeats, repeats & taken & ~earlier(~refused & (error != _NOT_ANSWERED))
 
 
 _GAP, _HAS_IT, _UNANSWERED, _AGAIN = range(4)
@@ -164,7 +164,7 @@ _TEXTS = (
 
 def _anomalies(events: pa.Table, kind: Ints, number: Ints) -> pa.Table:
     """Rows for these events; number: sequence numbers of a gap, or whether a copy had no answer."""
-    error = events["error_code"].fill_null(NOT_ANSWERED).to_numpy()
+    error = events["error_code"].fill_null(_NOT_ANSWERED).to_numpy()
     code = np.where(number != 0, _UNANSWERED, _AGAIN)
     code[error == DUPLICATE_SEQUENCE_NUMBER] = _HAS_IT
     code[kind == Anomaly.SEQUENCE_GAP] = _GAP

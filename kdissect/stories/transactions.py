@@ -37,8 +37,8 @@ FENCING = (
     ErrorCode.INVALID_PRODUCER_EPOCH,
     ErrorCode.PRODUCER_FENCED,
 )  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
-NOT_ANSWERED = -(2**15)
-NEVER = 2**63 - 1
+_NOT_ANSWERED = -(2**15)
+_NEVER = 2**63 - 1
 _BEGINS = (ProducerStep.ADD, ProducerStep.ADD_OFFSETS, ProducerStep.OFFSETS, ProducerStep.PRODUCE)
 
 
@@ -56,7 +56,7 @@ class _Events:
         self.step = column("step")
         self.time_ns = column("time_ns")
         self.end_ns = column("end_ns")
-        self.error = column("error_code", NOT_ANSWERED).astype(np.int64)
+        self.error = column("error_code", _NOT_ANSWERED).astype(np.int64)
         self.flag = column("flag", False)
         self.exchange_id = column("exchange_id")
         self.record_count = column("record_count", 0)
@@ -106,9 +106,9 @@ class _Pieces:
         """Where the event before is an EndTxn that ended something, and this is no retry of it."""
         events, rows = self.events, self.rows
         is_end = events.step[rows] == ProducerStep.END
-        done = is_end & np.isin(events.error[rows], (0, NOT_ANSWERED))
+        done = is_end & np.isin(events.error[rows], (0, _NOT_ANSWERED))
         cut = np.zeros(len(rows), bool)
-        retry = is_end[1:] & (events.error[rows][:-1] == NOT_ANSWERED)
+        retry = is_end[1:] & (events.error[rows][:-1] == _NOT_ANSWERED)
         cut[1:] = done[:-1] & ~retry
         return cut & ~new
 
@@ -125,12 +125,12 @@ class _Pieces:
             column[rows[self.start]] for column in (events.producer, events.epoch, events.name_code)
         )
         step, error = events.step[rows], events.error[rows]
-        agreed = np.isin(error, (0, NOT_ANSWERED))
+        agreed = np.isin(error, (0, _NOT_ANSWERED))
         begins = np.isin(step, [int(begin) for begin in _BEGINS])
         ends = step == ProducerStep.END
         self.begin = self._edge(begins)
         self.done = self._edge(ends & (error == 0), last=True)
-        self.tried = self._edge(ends & (error == NOT_ANSWERED), last=True)
+        self.tried = self._edge(ends & (error == _NOT_ANSWERED), last=True)
         self.fenced = self._edge(np.isin(error, FENCING))
         # one of which everything was refused never began, unless the producer was fenced
         begun = self._edge(begins & agreed)
@@ -181,7 +181,7 @@ class _Pieces:
         while the markers of the last are on their way, and is told to wait.
         """
         events = self.events
-        since = np.full(len(self.start), NEVER, np.int64)
+        since = np.full(len(self.start), _NEVER, np.int64)
         np.minimum.at(since, self.piece[accepted], events.end_ns[self.rows[accepted]])
         begun: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for at in np.argsort(since, kind="stable").tolist():

@@ -34,7 +34,7 @@ from kdissect.status import REASONS, Status
 from kdissect.tables.redaction import TEXT, is_sensitive_name, redact_values
 from kdissect.tables.schemas import TIME
 
-SIDE_NAMES = ("request", "response")
+_SIDE_NAMES = ("request", "response")
 Rows = NDArray[np.int64]
 
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
@@ -338,7 +338,7 @@ def _shown(message: Message | None, side: int, reveal: bool) -> dict[str, Any] |
     """An inner message as a row, its body as JSON without record data and secrets."""
     if message is None:
         return None
-    definition = catalog.api(message.api_key).side(SIDE_NAMES[side])
+    definition = catalog.api(message.api_key).side(_SIDE_NAMES[side])
     body = without_records(definition, message.body)
     if not reveal:
         body = redact_values(body, message.api_key, side)

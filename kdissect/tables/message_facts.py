@@ -21,7 +21,7 @@ from kdissect.tables.arrow_arrays import binaries, lists, strings, uuid_texts
 
 Ints = npt.NDArray[Any]
 
-NO_TOPIC = -1
+_NO_TOPIC = -1
 METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: its id, which no message tells
 ZERO_UUID = "A" * 22
@@ -93,8 +93,8 @@ class ChunkMarks:
 
     def _resolve_topics(self, topic_names: dict[str, str]) -> None:
         """Give every topic name and id mark a code; ids get the name's code where known."""
-        self._topic_code = np.full(len(self._message), NO_TOPIC, np.int64)
-        self._topic_id_code = np.full(len(self._message), NO_TOPIC, np.int64)
+        self._topic_code = np.full(len(self._message), _NO_TOPIC, np.int64)
+        self._topic_id_code = np.full(len(self._message), _NO_TOPIC, np.int64)
         named = self._of(Role.TOPIC_NAME)
         named = named[self._b[named] >= 0]
         texts, _ = strings(self.buf, self._a[named], self._b[named])
@@ -108,7 +108,7 @@ class ChunkMarks:
         self.topic_ids: list[str] = uuid_texts(distinct.reshape(-1, 16)).to_pylist()
         self._topic_id_code[ids] = codes
         known = {name: code for code, name in enumerate(self.topics)}
-        name_of_id = np.full(len(self.topic_ids), NO_TOPIC, np.int64)
+        name_of_id = np.full(len(self.topic_ids), _NO_TOPIC, np.int64)
         for code, text in enumerate(self.topic_ids):
             name = topic_names.get(text)
             if name is not None:
@@ -194,7 +194,7 @@ class ChunkMarks:
             side=self._message[wanted] & 1,
             start=self._a[wanted],
             length=self._b[wanted],
-            topic=np.where(name >= 0, self._topic_code[name], NO_TOPIC),
-            topic_id=np.where(ident >= 0, self._topic_id_code[ident], NO_TOPIC),
+            topic=np.where(name >= 0, self._topic_code[name], _NO_TOPIC),
+            topic_id=np.where(ident >= 0, self._topic_id_code[ident], _NO_TOPIC),
             partition=np.where(part >= 0, self._a[part], -1),
         )

@@ -20,7 +20,7 @@ import xxhash
 from kdissect.codec.internal_records import Places
 from kdissect.tables.schemas import decoded_fields
 
-FULL, KEYS, HASH, NONE = "full", "keys", "hash", "none"
+FULL, KEYS, HASH, _NONE = "full", "keys", "hash", "none"
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _MAGIC_BYTE = 0  # of the Schema Registry's wire format: 0, schema id int32, data
 

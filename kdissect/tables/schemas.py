@@ -34,7 +34,7 @@ COUNTERS = (
     "gap_count",
 )
 
-CAPTURES = pa.schema(
+_CAPTURES = pa.schema(
     [
         ("capture_id", _i64),
         ("path", _string),
@@ -273,7 +273,7 @@ ANOMALIES = pa.schema(
 
 # In the order in which `names` and the summary list them; these exist even when empty.
 FIXED_TABLES: dict[str, Any] = {
-    "captures": CAPTURES,
+    "captures": _CAPTURES,
     "connections": CONNECTIONS,
     "exchanges": EXCHANGES,
     "record_batches": RECORD_BATCHES,

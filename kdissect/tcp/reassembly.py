@@ -99,7 +99,7 @@ FAR = 1 << 30  # sequence numbers further apart than this are of two connections
 FAR_ONCE_CLOSED = 1 << 24  # the same, for data after the connection was closed
 REORDERED = 1 << 20  # a SYN may arrive behind this many bytes of its own connection
 PROBES_MAX = 32  # places looked at in the table of duplicates
-ROWS_AT_ONCE = 1 << 16  # segments whose addresses are found together
+_ROWS_AT_ONCE = 1 << 16  # segments whose addresses are found together
 COPIES_MAX = 1 << 20  # packets of a pair of endpoints in that table; half as many at least
 
 
@@ -640,9 +640,9 @@ def _close_and_open(
 def _addresses(segments: Any, sources: MappedSources, scratch: Scratch) -> Any:
     """uint64[n]: where the payload of each segment can be read."""
     address = scratch.empty(len(segments), np.uint64)
-    for first in range(0, len(segments), ROWS_AT_ONCE):
-        some = segments[first : first + ROWS_AT_ONCE]
-        address[first : first + ROWS_AT_ONCE] = sources.addresses(
+    for first in range(0, len(segments), _ROWS_AT_ONCE):
+        some = segments[first : first + _ROWS_AT_ONCE]
+        address[first : first + _ROWS_AT_ONCE] = sources.addresses(
             some["source"], some["pos"], some["captured"]
         )
     return address

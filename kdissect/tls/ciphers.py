@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESCCM, AESGCM, ChaCha20
 from kdissect.tls.cipher_suites import Suite
 from kdissect.tls.key_log import Session, expand_label, prf
 
-IV_SIZE, BLOCK = 12, 16
+IV_SIZE, _BLOCK = 12, 16
 SALT_SIZE = 4  # of GCM and CCM in TLS 1.2; the other 8 bytes of the nonce are in the record
 MAC_SIZES = {"sha1": 20, "sha256": 32, "sha384": 48}
 Aead = AESGCM | AESCCM | ChaCha20Poly1305
@@ -116,9 +116,9 @@ class Cbc12:
         self._key, self._mac_key, self._mac = algorithms.AES(key), mac_key, suite.mac
         self._mac_size = MAC_SIZES[suite.mac]
         self._mac_last = is_encrypt_then_mac
-        self.overhead = BLOCK + self._mac_size + 1
+        self.overhead = _BLOCK + self._mac_size + 1
         self.is_exact = False
-        self.skipped = BLOCK
+        self.skipped = _BLOCK
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
         tag = b""
@@ -126,10 +126,10 @@ class Cbc12:
             body, tag = body[: -self._mac_size], body[-self._mac_size :]
             if not self._is_authentic(number, header, body, tag):
                 return None
-        if len(body) < 2 * BLOCK or len(body) % BLOCK:
+        if len(body) < 2 * _BLOCK or len(body) % _BLOCK:
             return None
-        decryptor = Cipher(self._key, modes.CBC(body[:BLOCK])).decryptor()
-        plain = decryptor.update(body[BLOCK:]) + decryptor.finalize()
+        decryptor = Cipher(self._key, modes.CBC(body[:_BLOCK])).decryptor()
+        plain = decryptor.update(body[_BLOCK:]) + decryptor.finalize()
         padding = plain[-1] + 1
         mac_size = 0 if self._mac_last else self._mac_size
         size = len(plain) - padding - mac_size

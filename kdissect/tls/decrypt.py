@@ -84,12 +84,12 @@ from kdissect.tls.records import HEADER_SIZE, RECORD_WIDTH, walk_records
 
 Ints = npt.NDArray[np.int64]
 
-CLIENT, SERVER = 0, 1
+_CLIENT, SERVER = 0, 1
 SERVER_HELLO_DONE = 14
 SEARCH_BYTES = 32 << 20  # of trial decryption per stream, and
 SEARCH_SHARE = 8  # times the stream's own bytes
 TRIAL_COST = 256  # bytes that a trial costs besides those of its record
-ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096
 
 # Why a connection was not decrypted, `a` of the anomaly `not_decrypted`.
 NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET = range(4)
@@ -154,8 +154,8 @@ def read_tls(
 
 def _rows(table: Ints) -> Iterator[list[int]]:
     rows = table.reshape(-1, RECORD_WIDTH)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        yield from rows[start : start + ROWS_AT_ONCE].tolist()
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        yield from rows[start : start + _ROWS_AT_ONCE].tolist()
 
 
 def _clear_handshake(streams: Streams, table: Ints, past_change: bool) -> bytes:
@@ -275,7 +275,7 @@ def _openers(hello: _Hello, secrets: Secrets) -> tuple[_Keys, _Keys] | int:
             return NO_SECRET
         one, two = openers_12(suite, master, session, server.is_encrypt_then_mac)
         return _Keys([one], False), _Keys([two], False)
-    keys = tuple(_keys_13(suite, session, secrets, side) for side in (CLIENT, SERVER))
+    keys = tuple(_keys_13(suite, session, secrets, side) for side in (_CLIENT, SERVER))
     if not (keys[0].openers or keys[1].openers):
         return NO_SECRET
     return keys[0], keys[1]

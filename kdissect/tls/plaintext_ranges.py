@@ -35,7 +35,7 @@ Ints = npt.NDArray[np.int64]
 
 # Columns of a decrypted record. PLAIN: position in the decrypted stream; PLACE: of its first byte
 # of ciphertext in the TCP stream; FIRST, LAST: segments.
-PLAIN, LENGTH, CARRIED, PLACE, FIRST, LAST = range(6)
+_PLAIN, LENGTH, _CARRIED, _PLACE, _FIRST, _LAST = range(6)
 OPENED_WIDTH = 6
 
 
@@ -89,13 +89,13 @@ class PlainStreams:
         self._turn(faults, frame_tables.FAULT_SEGMENT, frame_tables.FAULT_POS)
         last = frames[:, frame_tables.LAST]
         virtual = last >= self.real_count
-        last[virtual] = self.records[last[virtual] - self.real_count, LAST]
+        last[virtual] = self.records[last[virtual] - self.real_count, _LAST]
 
     def _turn(self, table: Any, segment: int, pos: int) -> None:
         virtual = np.flatnonzero(table[:, segment] >= self.real_count)
         record = self.records[table[virtual, segment] - self.real_count]
-        table[virtual, pos] += record[:, PLACE] - record[:, PLAIN]
-        table[virtual, segment] = record[:, FIRST]
+        table[virtual, pos] += record[:, _PLACE] - record[:, _PLAIN]
+        table[virtual, segment] = record[:, _FIRST]
 
 
 def plain_streams(
@@ -119,26 +119,26 @@ def plain_streams(
             sides[at + PIECE_START] = count
             count += len(table)
             sides[at + PIECE_STOP] = count
-            sides[at + END] = int(table[-1, PLAIN] + table[-1, LENGTH]) if len(table) else 0
+            sides[at + END] = int(table[-1, _PLAIN] + table[-1, LENGTH]) if len(table) else 0
             tables.append(table)
     records = np.concatenate(tables)
     data = tls.spool.data()
     pieces = streams.pieces
     merged = Pieces(
-        np.concatenate([pieces.pos, records[:, PLAIN]]),
+        np.concatenate([pieces.pos, records[:, _PLAIN]]),
         np.concatenate([pieces.length, records[:, LENGTH]]),
         np.concatenate(
-            [pieces.address, (records[:, CARRIED] + data.ctypes.data).astype(np.uint64)]
+            [pieces.address, (records[:, _CARRIED] + data.ctypes.data).astype(np.uint64)]
         ),
-        np.concatenate([pieces.file_pos, records[:, CARRIED]]),
+        np.concatenate([pieces.file_pos, records[:, _CARRIED]]),
         np.concatenate([pieces.segment, len(times) + np.arange(len(records))]),
     )
-    first = records[:, FIRST]
-    order = np.argsort(records[:, CARRIED])
+    first = records[:, _FIRST]
+    order = np.argsort(records[:, _CARRIED])
     carried = Carried(
         source_count,
         data,
-        records[order, CARRIED],
+        records[order, _CARRIED],
         source[first[order]],
         streams.segments["pos"][first[order]],
     )

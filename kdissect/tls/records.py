@@ -24,7 +24,7 @@ BODY_MAX = 16384 + 2048  # RFC 5246; RFC 8446 allows less
 
 # Columns of a record. SIZE: with its header; CAPTURED: bytes of these that are there; PIECE: the
 # first piece that ends behind POS; FIRST, LAST: segments of the first and last captured byte.
-TYPE, VERSION, POS, SIZE, CAPTURED, PIECE, FIRST, LAST = range(8)
+TYPE, _VERSION, POS, SIZE, CAPTURED, PIECE, FIRST, LAST = range(8)
 RECORD_WIDTH = 8
 
 
@@ -115,7 +115,7 @@ def _put(
     while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
         index += 1
     table[at + TYPE] = kind
-    table[at + VERSION] = version
+    table[at + _VERSION] = version
     table[at + POS] = pos
     table[at + SIZE] = size
     table[at + PIECE] = index

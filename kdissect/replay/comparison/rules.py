@@ -14,8 +14,8 @@ from typing import Any
 from kdissect.errors import Error
 from kdissect.protocol import catalog
 
-FORMAT_VERSION = 1
-KINDS = ("ignore", "tolerance", "unordered", "translated", "equal-modulo")
+_FORMAT_VERSION = 1
+_KINDS = ("ignore", "tolerance", "unordered", "translated", "equal-modulo")
 TRANSLATIONS = (
     "topic_id", "name", "producer_id", "producer_epoch", "member", "generation", "offset",
     "produced_offset", "leader_epoch", "node", "replication_factor", "opaque", "marked_log",
@@ -121,8 +121,8 @@ def parse_rules(text: str, source: str, *, is_own: bool = False) -> list[Rule]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RuleError(f"{source}: {error}") from None
-    if document.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-        raise RuleError(f"{source}: format_version is not {FORMAT_VERSION}")
+    if document.get("format_version", _FORMAT_VERSION) != _FORMAT_VERSION:
+        raise RuleError(f"{source}: format_version is not {_FORMAT_VERSION}")
     unknown = set(document) - {"format_version", "rule"}
     if unknown:
         raise RuleError(f"{source}: {sorted(unknown)[0]!r} is no part of a file of rules")
@@ -141,8 +141,8 @@ def _rule(entry: dict[str, Any], place: str, is_own: bool) -> Rule:
         if not isinstance(entry.get(name), str) or not entry[name]:
             raise RuleError(f"{place}: {name} is missing")
     kind = entry["kind"]
-    if kind not in KINDS:
-        raise RuleError(f"{place}: kind {kind!r} is none of {', '.join(KINDS)}")
+    if kind not in _KINDS:
+        raise RuleError(f"{place}: kind {kind!r} is none of {', '.join(_KINDS)}")
     translated_as = entry.get("as", "")
     if (kind == "translated") != bool(translated_as) or (
         translated_as and translated_as not in TRANSLATIONS

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from kdissect.replay.batch_headers import headers
 
-TEXT_MAX = 200
+_TEXT_MAX = 200
 
 
 def text_of(value: Any, null: str = "null") -> str:
@@ -30,7 +30,7 @@ def text_of(value: Any, null: str = "null") -> str:
         text = element_text(value)
     else:
         text = str(value)
-    return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "..."
+    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
 
 
 def element_text(element: dict[str, Any]) -> str:

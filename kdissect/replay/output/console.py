@@ -19,7 +19,7 @@ from kdissect.replay.target.effects import Effects
 from kdissect.replay.target.guard import not_allowed
 from kdissect.text import plural, visible
 
-SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
+_SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
 _STYLES = {
     Verdict.SAME: "green",
     Verdict.TOLERATED: "cyan",
@@ -65,10 +65,10 @@ def print_plan(
         for step in plan.steps
         if step.skipped is not None
     )
-    for (code, reason), count in reasons.most_common(SHOWN_GROUPS):
+    for (code, reason), count in reasons.most_common(_SHOWN_GROUPS):
         console.print(f"  skipped {count}: {code}: {clean(reason)}", highlight=False)
-    if len(reasons) > SHOWN_GROUPS:
-        console.print(f"  and {len(reasons) - SHOWN_GROUPS} more reasons", highlight=False)
+    if len(reasons) > _SHOWN_GROUPS:
+        console.print(f"  and {len(reasons) - _SHOWN_GROUPS} more reasons", highlight=False)
     if missing := not_allowed(plan):
         names = ",".join(missing)
         count = sum(missing.values())
@@ -161,7 +161,7 @@ def _print_differences(results: Results, console: Console) -> None:
         return
     compared = f"{results.reference.value} {results.reference_name}".strip()
     console.print(f"Differences from {clean(compared)}:", highlight=False)
-    for each in groups[:SHOWN_GROUPS]:
+    for each in groups[:_SHOWN_GROUPS]:
         note = f" ({each.note})" if each.note else ""
         console.print(
             f"  {each.count} x {each.api_name} {clean(each.path)}: "
@@ -169,8 +169,8 @@ def _print_differences(results: Results, console: Console) -> None:
             f"for example exchange {results.exchange_id(each.example)}",
             highlight=False,
         )
-    if len(groups) > SHOWN_GROUPS:
-        console.print(f"  and {len(groups) - SHOWN_GROUPS} more, see --json or --html")
+    if len(groups) > _SHOWN_GROUPS:
+        console.print(f"  and {len(groups) - _SHOWN_GROUPS} more, see --json or --html")
 
 
 def _print_reasons(results: Results, console: Console) -> None:
@@ -182,11 +182,11 @@ def _print_reasons(results: Results, console: Console) -> None:
             if judgement.verdict is verdict and not judgement.differences:
                 code = outcome.skipped.code.value if outcome.skipped else ""
                 reasons[code, headline(judgement)] += 1
-        for (code, reason), count in reasons.most_common(SHOWN_GROUPS):
+        for (code, reason), count in reasons.most_common(_SHOWN_GROUPS):
             name = f"{verdict.value} ({code})" if code else verdict.value
             console.print(f"{name} {count}: {clean(reason)}", highlight=False)
-        if len(reasons) > SHOWN_GROUPS:
-            console.print(f"{verdict.value}: and {len(reasons) - SHOWN_GROUPS} more reasons")
+        if len(reasons) > _SHOWN_GROUPS:
+            console.print(f"{verdict.value}: and {len(reasons) - _SHOWN_GROUPS} more reasons")
 
 
 def _print_run(results: Results, console: Console) -> None:

@@ -17,7 +17,7 @@ from kdissect.replay.target.topics import Prepared
 FORMAT_VERSION = 1
 _PARTS = (0.5, 0.95, 0.99)
 FAIL_ON_DEFAULT = frozenset({Verdict.DIFFERENT, Verdict.ERROR})
-EXIT_DONE, EXIT_FINDING, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 0, 1, 3, 130
+EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130
 
 
 class FailOnError(Error, ValueError):
@@ -149,10 +149,10 @@ class Results:
     @property
     def exit_code(self) -> int:
         if self.run.is_interrupted:
-            return EXIT_INTERRUPTED
+            return _EXIT_INTERRUPTED
         if self.run.ended:
-            return EXIT_ENVIRONMENT
-        return EXIT_FINDING if self.failing() else EXIT_DONE
+            return _EXIT_ENVIRONMENT
+        return _EXIT_FINDING if self.failing() else EXIT_DONE
 
 
 def _api_result(name: str, outcomes: Sequence[Outcome]) -> ApiResult:

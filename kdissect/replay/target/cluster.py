@@ -24,7 +24,7 @@ _OPEN_STATES = frozenset({"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEp
 _FIND_COORDINATOR, _ONE_COORDINATOR_MAX = 10, 3
 _LOADING = frozenset({14, 15, 16})  # the coordinator is loading, not available, elsewhere
 _EARLIEST, _LATEST = -2, -1  # timestamps of ListOffsets
-READY_S = 10.0
+_READY_S = 10.0
 ASK_TIMEOUT_S = 15.0
 
 
@@ -175,7 +175,7 @@ class Target:
         if version is None:
             return found
         version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
-        end = asyncio.get_running_loop().time() + READY_S
+        end = asyncio.get_running_loop().time() + _READY_S
         for key_type, key in keys:
             while True:
                 body = {"key": key, "key_type": key_type} if version else {"key": key}
@@ -277,7 +277,7 @@ class Target:
             return []
         api_name = catalog.api(api_key).name
         listed: list[dict[str, Any]] = []
-        end = asyncio.get_running_loop().time() + READY_S
+        end = asyncio.get_running_loop().time() + _READY_S
         for node_id in self.nodes:
             host, port = self.address(node_id)
             while True:

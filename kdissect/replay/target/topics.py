@@ -23,7 +23,7 @@ _NOT_THERE = frozenset({3, 5})  # unknown; known, and without a leader yet
 _BAD_CONFIG = 40
 _WITH_DEFAULT_COUNTS = 4  # -1 partitions and replicas: the target's own default (KIP-464)
 CREATE_TIMEOUT_MS = 30_000
-READY_S = 10.0
+_READY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _configs(topic: TopicFacts, nodes: int) -> list[dict[str, str]]:
 
 
 async def _wait_until_served(target: Target) -> None:
-    end = asyncio.get_running_loop().time() + READY_S
+    end = asyncio.get_running_loop().time() + _READY_S
     while asyncio.get_running_loop().time() < end:
         if await target.is_serving():
             return

@@ -46,7 +46,7 @@ from kdissect.replay.workload.messages import (
     response_of,
 )
 
-FRAME_SIZE_MAX = 8192
+_FRAME_SIZE_MAX = 8192
 FORMS_MAX = 8192
 FORMS_A_SIZE = 16  # of one API, version, side and size
 METADATA_MAX = 256
@@ -299,7 +299,7 @@ class Forms:
 
     def of(self, frame: bytes, side: str, api_key: int, api_version: int) -> Form | None:
         size = len(frame)
-        if size > FRAME_SIZE_MAX:
+        if size > _FRAME_SIZE_MAX:
             return None
         key = (side, api_key, api_version, size)
         known = self._known.get(key)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 
-CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
-MODES = (CAPTURED, EARLIEST, RELATIVE)
+_CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
+MODES = (_CAPTURED, EARLIEST, RELATIVE)
 
 Log = tuple[str, int]  # the capture's name of a topic, partition
 
@@ -85,13 +85,13 @@ class OffsetMap:
         if entry is None or not entry.bases:
             if entry is not None and entry.is_fresh and entry.captured_start >= 0:
                 return captured - entry.captured_start
-            return captured if self.mode == CAPTURED else None
+            return captured if self.mode == _CAPTURED else None
         place = max(0, bisect_right(entry.bases, captured) - 1)
         return captured + entry.shifts[entry.bases[place]]
 
     def to_target(self, log: Log, offset: int) -> int:
         """The target's offset of a captured one; negative ones have a meaning of their own."""
-        if offset < 0 or self.mode == CAPTURED:
+        if offset < 0 or self.mode == _CAPTURED:
             return offset
         return max(0, offset + self._shift(log, offset))
 

@@ -15,7 +15,7 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import ADMIN, GROUPS, PRODUCE, READ, TRANSACTIONS, Exchange
 
 NO_API = -1  # a raw SASL token, or a response that says nothing of its request
-SASL_TOKEN = "SaslToken"
+_SASL_TOKEN = "SaslToken"
 _NO_CLIENT_ID = b"\x00\x07\x00\x00"  # ControlledShutdown v0
 
 
@@ -114,7 +114,7 @@ def step_class(api_key: int) -> str:
 
 def api_name(api_key: int) -> str:
     if api_key == NO_API:
-        return SASL_TOKEN
+        return _SASL_TOKEN
     try:
         return catalog.api(api_key).name
     except ValueError:

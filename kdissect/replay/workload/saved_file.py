@@ -36,7 +36,7 @@ from kdissect.replay.model import Connection, Exchange, Workload
 from kdissect.replay.workload import messages
 from kdissect.replay.workload.redaction import Redaction
 
-FORMAT_VERSION = 1
+_FORMAT_VERSION = 1
 _GZIP = b"\x1f\x8b"
 _MARK = b'{"kdissect": "replay"'
 _TIMES = ("request_time_ns", "request_end_time_ns", "response_time_ns", "response_end_time_ns")
@@ -80,7 +80,7 @@ def save(
             lines.append(_text(_exchange_line(shown, connection.start_time_ns)))
     header = {
         "kdissect": "replay",
-        "format_version": FORMAT_VERSION,
+        "format_version": _FORMAT_VERSION,
         "payload": payload,
         "reveal_secrets": reveal_secrets,
         "notes": workload.notes,
@@ -146,10 +146,10 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
             data = gzip.decompress(data)
         lines = data.decode("utf-8").splitlines()
         header = json.loads(lines[0])
-        if header.get("format_version") != FORMAT_VERSION:
+        if header.get("format_version") != _FORMAT_VERSION:
             raise CaptureError(
                 f"{path}: a saved replay of format_version {header.get('format_version')}; this "
-                f"kdissect reads {FORMAT_VERSION}"
+                f"kdissect reads {_FORMAT_VERSION}"
             )
         connections: list[Connection] = []
         for text in lines[1:]:

@@ -31,7 +31,7 @@ from kdissect.tables.schemas import FIXED_TABLES
 
 PathLike = str | os.PathLike[str]
 _GATHER_BYTES = 64 * MB
-MANIFEST = "_kdissect.json"
+_MANIFEST = "_kdissect.json"
 _NOT_WHOLE = "bytes of it are missing in the capture"
 _NEVER_SEEN = "it is not in the capture"
 
@@ -133,7 +133,7 @@ def _passing_saved(
 
 def _kind(paths: list[str]) -> str:
     for path in paths:
-        if (Path(path) / MANIFEST).is_file():
+        if (Path(path) / _MANIFEST).is_file():
             if len(paths) > 1:
                 raise CaptureError(f"{path}: a table set is replayed alone, name no other source")
             return "tables"

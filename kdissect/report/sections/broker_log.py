@@ -28,7 +28,7 @@ import pyarrow as pa
 from kdissect.errors import CaptureError
 from kdissect.report.database import ReportDatabase, columns_of
 
-SLOW_MS = 20.0
+_SLOW_MS = 20.0
 CELLS_PER_DECADE = 12
 _HISTOGRAM_BINS = 48
 _CHUNK = 50_000
@@ -180,7 +180,7 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
     totals = database.row(f"SELECT {spread} FROM broker_times")
     every = database.columns("SELECT latency_ms, service_ms, total_time_ms FROM broker_times")
     service, latency, logged = every["service_ms"], every["latency_ms"], every["total_time_ms"]
-    slow = service > SLOW_MS
+    slow = service > _SLOW_MS
     cells = database.rows(
         f"""
         SELECT floor(log10(greatest(service_ms, 0.01)) * {CELLS_PER_DECADE})::INTEGER AS bin,
@@ -192,7 +192,7 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
         "files": [Path(path).name for path in paths],
         "logged": database.value("SELECT count(*) FROM broker_log"),
         "matched": totals["count"],
-        "slow_ms": SLOW_MS,
+        "slow_ms": _SLOW_MS,
         "slow_count": int(slow.sum()),
         "rank_correlation_slow": rank_correlation(service[slow], logged[slow]),
         "rank_correlation_slow_latency": rank_correlation(latency[slow], logged[slow]),

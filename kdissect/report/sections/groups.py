@@ -6,9 +6,9 @@ from typing import Any
 
 from kdissect.report.database import ReportDatabase, Row, listed
 
-SHOWN_GROUPS = 6
+_SHOWN_GROUPS = 6
 SHOWN_EVENTS = 250  # of a group on its timeline; the CSV file has all
-STORIES = 20  # rebalances of a group that are told event by event
+_STORIES = 20  # rebalances of a group that are told event by event
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     groups = listed(
         database, "groups_all", "rebalances DESC, rebalance_ms DESC NULLS LAST, group_id"
     )
-    shown = groups["rows"][:SHOWN_GROUPS]
+    shown = groups["rows"][:_SHOWN_GROUPS]
     return {
         "groups": groups,
         "rebalances": listed(
@@ -73,7 +73,7 @@ def _timeline(database: ReportDatabase, group: Row) -> dict[str, Any]:
         "group_type": group["group_type"],
         "total": group["events"],
         "events": events,
-        "stories": _stories(events)[:STORIES],
+        "stories": _stories(events)[:_STORIES],
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from kdissect.report.database import ReportDatabase, columns_of, listed
 from kdissect.report.sections.traffic import slice_of
 
-SHOWN_GROUPS = 8
+_SHOWN_GROUPS = 8
 LATEST = -1  # the timestamp in ListOffsets that asks for the end
 
 _ENDS = {
@@ -228,7 +228,7 @@ def _over_time(database: ReportDatabase, width_us: int) -> dict[str, list[Any]]:
         WITH shown AS (
           SELECT group_id FROM lag_groups ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC,
             group_id
-          LIMIT {SHOWN_GROUPS}
+          LIMIT {_SHOWN_GROUPS}
         ), parts AS (SELECT DISTINCT group_id, topic,
           partition FROM lag SEMI JOIN shown USING (group_id)),
         grid AS (SELECT group_id, topic, partition, slice FROM parts, slices),

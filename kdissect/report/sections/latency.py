@@ -12,9 +12,9 @@ from kdissect.report.database import ReportDatabase, columns_of, listed
 from kdissect.report.exchange_facts import quantile, quantiles
 
 BINS_PER_DECADE = 10
-SLOWEST = 25
+_SLOWEST = 25
 ANSWERS_MIN = 20  # fewer say little of a percentile
-QUEUED_MS = 1  # from here on a request counts as one that waited behind another
+_QUEUED_MS = 1  # from here on a request counts as one that waited behind another
 SPANS = ("upload_ms", "queued_ms", "service_ms", "download_ms")  # where the time of answers went
 BY = {
     "apis": ("api",),
@@ -62,7 +62,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
                capture_id,
                nullif(error_name, 'NONE') AS error_name, topics, group_id
         FROM x WHERE wait = 'answer'
-        ORDER BY service_ms DESC NULLS LAST, exchange_id LIMIT {SLOWEST}
+        ORDER BY service_ms DESC NULLS LAST, exchange_id LIMIT {_SLOWEST}
         """
     )
     return found
@@ -76,7 +76,7 @@ def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> N
           count(*) FILTER (wait = 'answer') AS answers,
           {quantiles(database, "service_ms", "wait = 'answer'")},
           {quantile(database, "latency_ms", 0.95, "wait = 'answer'")} AS latency_p95,
-          count(*) FILTER (wait = 'answer' AND queued_ms >= {QUEUED_MS}) AS queued,
+          count(*) FILTER (wait = 'answer' AND queued_ms >= {_QUEUED_MS}) AS queued,
           max(queued_ms) FILTER (wait = 'answer') AS queued_max,
           count(*) FILTER (wait = 'long_poll') AS long_polls,
           {quantile(database, "service_ms", 0.5, "wait = 'long_poll'")} AS poll_p50,

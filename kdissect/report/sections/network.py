@@ -7,7 +7,7 @@ from typing import Any
 from kdissect.report.database import ReportDatabase, listed
 from kdissect.report.exchange_facts import endpoint
 
-EXAMPLES = 8  # of each kind of anomaly
+_EXAMPLES = 8  # of each kind of anomaly
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         """
     )
     examples = database.rows(
-        f"SELECT * EXCLUDE (number) FROM anomalies_all WHERE number <= {EXAMPLES} "
+        f"SELECT * EXCLUDE (number) FROM anomalies_all WHERE number <= {_EXAMPLES} "
         "ORDER BY CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END, kind, number "
         "LIMIT 200"
     )

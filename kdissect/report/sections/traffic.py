@@ -9,7 +9,7 @@ from kdissect.report.exchange_facts import quantiles
 
 SLICES_MAX = 240
 SHOWN_APIS, SHOWN_ERRORS = 7, 6
-OTHER = "other"
+_OTHER = "other"
 _SECOND = 1_000_000
 _WIDTHS_US = (
     *(n * 10**power for power in range(3, 6) for n in (1, 2, 5)),
@@ -57,7 +57,7 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any]:
     exchanges = database.rows(
         f"""
         WITH counted AS (
-          SELECT {place} AS slice, coalesce(s.api, '{OTHER}') AS api, count(*) AS count
+          SELECT {place} AS slice, coalesce(s.api, '{_OTHER}') AS api, count(*) AS count
           FROM x LEFT JOIN shown_apis s ON x.api = s.api GROUP BY ALL
         ), every AS (SELECT slice, api FROM slices, (SELECT DISTINCT api FROM counted))
         SELECT {begin} AS t, api, coalesce(count, 0) * 1e6 / {width_us} AS rate
@@ -91,7 +91,7 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any]:
           SELECT error_name FROM x WHERE failed GROUP BY 1 ORDER BY count(*) DESC, 1
           LIMIT {SHOWN_ERRORS}
         )
-        SELECT {place} * {width_us} / 1000.0 AS t, coalesce(top.error_name, '{OTHER}') AS error,
+        SELECT {place} * {width_us} / 1000.0 AS t, coalesce(top.error_name, '{_OTHER}') AS error,
                count(*) AS count
         FROM x LEFT JOIN top USING (error_name) WHERE failed GROUP BY ALL ORDER BY t, error
         """

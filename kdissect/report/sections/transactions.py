@@ -7,7 +7,7 @@ from typing import Any
 from kdissect.report.database import ReportDatabase, columns_of, listed
 from kdissect.report.exchange_facts import quantiles
 
-SHOWN_MAX = 400
+_SHOWN_MAX = 400
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
           epoch_us(coalesce(begin_time, end_time)) / 1000.0 AS t,
           epoch_us(coalesce(end_time, begin_time)) / 1000.0 AS t_end, duration_ms, record_count
         FROM transactions_all WHERE coalesce(begin_time, end_time) IS NOT NULL
-        ORDER BY outcome = 'commit', duration_ms DESC NULLS LAST LIMIT {SHOWN_MAX}
+        ORDER BY outcome = 'commit', duration_ms DESC NULLS LAST LIMIT {_SHOWN_MAX}
         """
     )
     return {
