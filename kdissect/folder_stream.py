@@ -54,7 +54,7 @@ from kdissect.pipeline.plan import capture_id
 from kdissect.pipeline.selection import Selection
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
 from kdissect.show.listing import Lister
-from kdissect.show.reading import NEVER, first_packet, key_log_texts
+from kdissect.show.reading import NO_TIME_YET, first_packet, key_log_texts
 from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
 
 Offset = dict[str, Any]
@@ -69,8 +69,8 @@ _log = logging.getLogger("kdissect")
 class CaptureFile(NamedTuple):
     """A file of the folder, as it was when it was opened.
 
-    time_ns: of the first packet; NEVER if there is none. content: digest of the bytes up to the end
-    of that packet, or of the path. last_packet: number of the last packet that was read.
+    time_ns: of the first packet; NO_TIME_YET if there is none. content: digest of the bytes up to
+    the end of that packet, or of the path. last_packet: number of the last packet that was read.
     """
 
     path: str
@@ -148,7 +148,7 @@ class FolderStream:
         new = sorted(file.key for file in complete if _is_new(file, before.get(file.path)))
         if not new:
             return start
-        time_ns, path = max([_key(start), *(key for key in new if key[0] != NEVER)])
+        time_ns, path = max([_key(start), *(key for key in new if key[0] != NO_TIME_YET)])
         return {
             "query": start["query"],
             "number": start["number"] + 1,
@@ -162,14 +162,14 @@ class FolderStream:
         if self.complete_after_s is not None:
             since_ns = time.time_ns() - int(self.complete_after_s * 1e9)
             return [file for file in files if file.changed_ns <= since_ns]
-        captures = [file for file in files if file.time_ns != NEVER]
+        captures = [file for file in files if file.time_ns != NO_TIME_YET]
         newest = max((file.key for file in captures), default=(0, ""))
         changed_ns = max((file.changed_ns for file in captures), default=0)
         # a file without packets has its place by its time of change
         return [
             file
             for file in files
-            if (file.key < newest if file.time_ns != NEVER else file.changed_ns < changed_ns)
+            if (file.key < newest if file.time_ns != NO_TIME_YET else file.changed_ns < changed_ns)
         ]
 
     def _files(self) -> list[CaptureFile]:
@@ -189,7 +189,7 @@ class FolderStream:
             changed_ns, file = self._opened.get(path, (0, None))
             if file is None or (changed_ns, file.size) != (there.st_ctime_ns, there.st_size):
                 item = describe(path)
-                time_ns, head = first_packet(item) if item.is_capture else (NEVER, b"")
+                time_ns, head = first_packet(item) if item.is_capture else (NO_TIME_YET, b"")
                 content = hashlib.blake2b(head or path.encode(), digest_size=16).digest()
                 file = CaptureFile(path, there.st_size, there.st_mtime_ns, time_ns, content)
                 self._opened[path] = there.st_ctime_ns, file
@@ -298,7 +298,7 @@ class _Batch:
         for time_ns, path in end["files"]:
             key = int(time_ns), str(path)
             follows = key >= last
-            if follows and time_ns != NEVER:
+            if follows and time_ns != NO_TIME_YET:
                 last = key
             yield from self._tables_of(key, in_order if follows else late, is_late=not follows)
         if late.last_window is not None:
@@ -374,7 +374,7 @@ class _Batch:
         file = self.stream.look(path)
         if file is None or file.time_ns != time_ns:
             # a file that had no packet before and has one now is one of the next batch
-            if file is None or time_ns != NEVER:
+            if file is None or time_ns != NO_TIME_YET:
                 how = "gone" if file is None else "replaced"
                 self._tell(Anomaly.CAPTURE_MISSING, f"{path}: was {how} before it was read")
             return None
@@ -510,7 +510,7 @@ def _is_new(file: CaptureFile, before: CaptureFile | None) -> bool:
     """Whether a file, or a part of it, was not read yet. before: what was read of this path."""
     if before is None or file.content != before.content:
         return True
-    return file.size > before.size and file.time_ns != NEVER
+    return file.size > before.size and file.time_ns != NO_TIME_YET
 
 
 def _key(offset: Offset) -> Key:

@@ -1,4 +1,4 @@
-"""A class name stands for one thing in the whole package."""
+"""A name of a class or a public constant stands for one thing in the whole package."""
 
 from __future__ import annotations
 
@@ -16,3 +16,34 @@ def test_class_names_have_one_meaning() -> None:
                 modules[node.name].append(str(path.relative_to(ROOT)))
     shared = {name: places for name, places in modules.items() if len(places) > 1}
     assert not shared
+
+
+# Modules of numbers of columns: the tables of kernels. Readers meet their names with the module's.
+COLUMN_MODULES = {
+    "frame_tables", "record_kernel", "column_kernel", "packet_reader", "ip_fragments",
+    "link_layers", "columns", "plaintext_ranges", "records", "column_plan", "frame_search",
+}  # fmt: skip
+# Names of two meanings that stay, with the reason.
+TWO_MEANINGS = {
+    "SEVERITY": "the anomalies' column in a kernel's table, and their severities in the schema's",
+    "TRANSACTIONS": "the table, and what `--allow transactions` names",
+    "UNKNOWN_TAGS": "a key of decoded messages, and the Arrow type of that column",
+}
+
+
+def test_public_constants_have_one_meaning() -> None:
+    modules = defaultdict(list)
+    for path in sorted((ROOT / "kdissect").rglob("*.py")):
+        if path.stem in COLUMN_MODULES:
+            continue
+        for node in ast.parse(path.read_text("utf-8")).body:
+            targets = (
+                node.targets if isinstance(node, ast.Assign)
+                else [node.target] if isinstance(node, ast.AnnAssign) and node.value else []
+            )  # fmt: skip
+            for target in targets:
+                for name in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(name, ast.Name) and name.id.isupper() and name.id[0] != "_":
+                        modules[name.id].append(str(path.relative_to(ROOT)))
+    shared = {name: places for name, places in modules.items() if len(places) > 1}
+    assert not shared.keys() - TWO_MEANINGS.keys(), shared

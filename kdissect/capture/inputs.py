@@ -24,7 +24,7 @@ import pyarrow as pa
 from kdissect.capture import object_store
 from kdissect.capture.object_bytes import version_of
 from kdissect.capture.pcap import MAGICS
-from kdissect.capture.pcapng import MAGIC
+from kdissect.capture.pcapng import SECTION_MAGIC
 from kdissect.errors import CaptureError, EnvironmentFailed
 
 STDIN = "-"
@@ -67,7 +67,7 @@ def detect_format(head: bytes) -> str:
     """pcap, pcapng or unknown, from a file's first four bytes."""
     if head[:4] in MAGICS:
         return "pcap"
-    return "pcapng" if head[:4] == MAGIC else "unknown"
+    return "pcapng" if head[:4] == SECTION_MAGIC else "unknown"
 
 
 def detect_compression(head: bytes) -> str:

@@ -287,7 +287,7 @@ class Sources:
         base = data.ctypes.data
         if len(data) >= resident.WATCHED_SIZE_MIN and start > WALKED_BYTES:
             resident.drop(base + start - WALKED_BYTES, WALKED_BYTES)
-        first = min(start + object_bytes.RECORD_BYTES_MAX, end)
+        first = min(start + object_bytes.WHOLE_RECORD_MAX, end)
         for low, high in ((start, first), (max(first, end - mmap.PAGESIZE), end)):
             reason = resident.fault(base + low, high - low)
             if reason is not None:

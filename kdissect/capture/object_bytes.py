@@ -26,7 +26,7 @@ from kdissect.errors import CaptureError, EnvironmentFailed
 BLOCK_BYTES = 256 << 10  # a smaller request costs a store as much
 REQUEST_BYTES_MAX = 8 << 20  # of one request; more are made at a time
 BUDGET_BYTES = 64 << 20
-RECORD_BYTES_MAX = 16 << 20  # of a record that `head_and_tail` takes as a whole
+WHOLE_RECORD_MAX = 16 << 20  # of a record that `head_and_tail` takes as a whole
 _REQUESTS_AT_A_TIME = 4
 
 _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
@@ -98,10 +98,10 @@ class Ranged:
 
     def head_and_tail(self, start: int, end: int) -> None:
         """Have a record, or of one that is no packet of any network, where it begins and ends."""
-        if end - start <= RECORD_BYTES_MAX:
+        if end - start <= WHOLE_RECORD_MAX:
             self.fetch(start, end)
         else:
-            self.fetch([start, end - BLOCK_BYTES], [start + RECORD_BYTES_MAX, end])
+            self.fetch([start, end - BLOCK_BYTES], [start + WHOLE_RECORD_MAX, end])
 
     def _have(self, blocks: list[int]) -> None:
         missing = []

@@ -57,7 +57,7 @@ from kdissect.capture.packet_reader import (
 )
 from kdissect.jit import inlined, read_u8, read_u32
 
-MAGIC = b"\x0a\x0d\x0d\x0a"
+SECTION_MAGIC = b"\x0a\x0d\x0d\x0a"
 SECTION_HEADER = 0x0A0D0D0A  # reads the same in both byte orders
 INTERFACE_BLOCK, OLD_PACKET_BLOCK, SIMPLE_BLOCK, ENHANCED_BLOCK, SECRETS_BLOCK = 1, 2, 3, 6, 10
 # Entries of systemd's journal, custom blocks (to be copied or not), Sysdig's events (of all ages).

@@ -204,7 +204,7 @@ class _Walk:
     def __init__(
         self, data: npt.NDArray[np.uint8], split_bytes: int, fragment_max: int = 0
     ) -> None:
-        is_pcapng = data[:4].tobytes() == pcapng.MAGIC
+        is_pcapng = data[:4].tobytes() == pcapng.SECTION_MAGIC
         opened = pcapng.open_pcapng(data) if is_pcapng else pcap.open_pcap(data)
         self.cursor, self.interfaces = opened
         self.data = data

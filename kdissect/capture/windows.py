@@ -232,7 +232,7 @@ class WindowReader:
             raise CaptureError(f"{path}: {reason}")
         self._walk = _Walk(np.frombuffer(head, np.uint8), 2**62, FRAGMENT_MAX)
         self._left = head[int(self._walk.cursor[POS]) :]
-        if len(head) < pcap.FILE_HEADER_SIZE and head[:4] != pcapng.MAGIC:
+        if len(head) < pcap.FILE_HEADER_SIZE and head[:4] != pcapng.SECTION_MAGIC:
             self.error = f"the file header is cut: {len(head)} bytes"
         self._base = len(head) - len(self._left)  # place in the file of the next window
 

@@ -19,7 +19,7 @@ from kdissect.codec.column_kernel import (
     MARK,
     OPEN,
     STATE,
-    UNKNOWN,
+    UNKNOWN_TAG,
     Columns,
 )
 from kdissect.protocol.column_plan import ColumnPlan
@@ -56,7 +56,7 @@ class Builders:
         self.stack = np.zeros(plan.depth + 1, OPEN)
         self.state = np.zeros(1, STATE)
         self.marks: NDArray[np.void] = np.empty(0, MARK)
-        self.unknown: NDArray[np.void] = np.empty(0, UNKNOWN)
+        self.unknown: NDArray[np.void] = np.empty(0, UNKNOWN_TAG)
         self._grow_marks(FIRST_ROOM)
         self._grow_unknown(16)
         for level in range(levels):
@@ -98,7 +98,7 @@ class Builders:
         self.state["marks_room"][0], self.state["marks_at"][0] = number, _address(grown)
 
     def _grow_unknown(self, number: int) -> None:
-        grown = np.zeros(number, UNKNOWN)
+        grown = np.zeros(number, UNKNOWN_TAG)
         used = int(self.state["tags"][0])
         grown[:used] = self.unknown[:used]
         self.unknown = grown

@@ -101,9 +101,9 @@ MARK_SIZE = MARK.itemsize
 # An unknown tag: row, pc of its TAGS, tag, length, start in the frame, element indices of the
 # arrays around it.
 INDICES = 7
-UNKNOWN = np.dtype([("row", "<i4"), ("pc", "<i4"), ("tag", "<i4"), ("length", "<i4"),
+UNKNOWN_TAG = np.dtype([("row", "<i4"), ("pc", "<i4"), ("tag", "<i4"), ("length", "<i4"),
                     ("pos", "<i4"), ("index", "<i4", (INDICES,))])  # fmt: skip
-UNKNOWN_SIZE = UNKNOWN.itemsize
+UNKNOWN_SIZE = UNKNOWN_TAG.itemsize
 # Where a message failed: element of an array of plain values (-1: none), element indices around it.
 FAILED_AT = 1 + INDICES
 

@@ -29,7 +29,7 @@ from kdissect.status import Status
 __all__ = [
     "BATCHES",
     "FAULT",
-    "RECORDS",
+    "RECORD_SCHEMA",
     "DecompressionLimits",
     "FaultStage",
     "RecordChunk",
@@ -79,7 +79,7 @@ BATCHES = pa.schema(
     ]
 )
 
-RECORDS = pa.schema(
+RECORD_SCHEMA = pa.schema(
     [
         ("set_index", pa.int32()),
         ("batch_index", pa.int32()),
@@ -133,7 +133,7 @@ class RecordChunk:
     """A bounded piece of the result. `batches` are those whose records end in this chunk."""
 
     batches: pa.RecordBatch  # BATCHES
-    records: pa.RecordBatch  # RECORDS
+    records: pa.RecordBatch  # RECORD_SCHEMA
     faults: npt.NDArray[np.void]  # FAULT
 
 
@@ -473,7 +473,7 @@ class _Decoder:
             headers,
             _named(control.astype(np.int8), CONTROL_TYPES, control >= 0),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+        return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
     def _headers(self, rows: int, headers: int) -> tuple[pa.Array, Any]:
         """The list column, and (items, counts) of batches with keys that are no UTF-8, or None."""

@@ -15,7 +15,7 @@ from kdissect.api import Tables
 from kdissect.sql import Database, view_name
 from kdissect.sql.unanswered import unanswered
 
-SIDES = ("a", "b")
+COMPARED = ("a", "b")
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 BLOCKS = 20  # of equal time, of each side
 _TAIL = 0.95  # the share of both samples together that the tail begins above
@@ -70,7 +70,7 @@ def open_both(a: Tables, b: Tables, memory_limit: str | None = None) -> Database
     """One database with the views of both, ``a_exchanges`` and ``b_exchanges``."""
     sources = {
         f"{side}_{view_name(name)}": tables[name].dataset
-        for side, tables in zip(SIDES, (a, b), strict=True)
+        for side, tables in zip(COMPARED, (a, b), strict=True)
         for name in tables.names
     }
     return Database(sources, memory_limit=memory_limit)
@@ -80,16 +80,16 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
     """Make `x`, `batches` (what was produced) and `configs` (what was read or written last)."""
     names = {
         side: {view_name(name) for name in tables.names}
-        for side, tables in zip(SIDES, (a, b), strict=True)
+        for side, tables in zip(COMPARED, (a, b), strict=True)
     }
     connections = " union all ".join(
-        f"select distinct '{side}' side, connection_id from {side}_exchanges" for side in SIDES
+        f"select distinct '{side}' side, connection_id from {side}_exchanges" for side in COMPARED
     )
     database.run(
         "create temp table numbered as select *, row_number() over (order by side, connection_id) "
         f"- 1 as connection from ({connections})"
     )
-    exchanges = " union all ".join(_exchanges(side, names[side]) for side in SIDES)
+    exchanges = " union all ".join(_exchanges(side, names[side]) for side in COMPARED)
     database.run(
         f"""
         create temp table x as
@@ -104,12 +104,12 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
         f"select side, topic, size, connection, block from {side}_record_batches "
         f"join x using (exchange_id) "
         f"where source = 'produce' and not is_partial and side = '{side}'"
-        for side in SIDES
+        for side in COMPARED
     )
     database.run(f"create temp table batches as {batches}")
     configs = [
         f"select '{side}' side, '{api}' api, * from ({query.format(view=f'{side}_{view}')})"
-        for side in SIDES
+        for side in COMPARED
         for api, (view, query) in _CONFIG_SOURCES.items()
         if view in names[side]
     ]
@@ -167,7 +167,7 @@ def distributions(
     percentiles = ", ".join(
         f"min(v) filter (where upto_{side} >= {share} * n_{side}) {name}_{side}"
         for name, share in PERCENTILES.items()
-        for side in SIDES
+        for side in COMPARED
     )
     database.run(
         f"""

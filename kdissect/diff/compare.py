@@ -17,7 +17,7 @@ import numpy as np
 from kdissect.api import Tables, require_columns
 from kdissect.diff.collect import (
     BLOCKS,
-    SIDES,
+    COMPARED,
     Distributions,
     distributions,
     failures,
@@ -65,7 +65,7 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
             else [row for row in compared[kind] if row["change"] is not None]
             for kind in KINDS
         }
-        sides = {side: _side(database, side) for side in SIDES}
+        sides = {side: _side(database, side) for side in COMPARED}
     return {"format_version": _FORMAT_VERSION, **sides, "changes": changes, "compared": compared}
 
 
@@ -178,7 +178,7 @@ def _clients(database: Database) -> list[Change]:
         from x join {side}_connections c using (connection_id)
         where x.side = '{side}' and x.status <> 'request_missing'
         """
-        for side in SIDES
+        for side in COMPARED
     )
     lists = ", ".join(
         f"coalesce(list_sort(list(distinct {column}) filter (side = '{side}' and {column} <> '')), "
@@ -188,7 +188,7 @@ def _clients(database: Database) -> list[Change]:
             ("principals", "principal"),
             ("addresses", "client_ip"),
         )
-        for side in SIDES
+        for side in COMPARED
     )
     rows = database.rows(
         f"""
@@ -283,7 +283,7 @@ class Measure(NamedTuple):
 
 _LATENCY = Measure("slower", "faster", 1.5, {"p50": 3.0})
 _TAIL = Measure("heavier tail", "lighter tail", 1.5, {"p95": 10.0, "p99": 20.0})
-SIZE = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
+SIZE_EFFECT = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
 
 
 def _compare_samples(database: Database) -> dict[str, list[Change]]:
@@ -306,7 +306,7 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
         "errors": [_judge_error(row) for row in errors.rows],
         "latency": [_judge_latency(row) for row in latency.rows],
         "sizes": [
-            _judge({"part": part, **row}, SIZE)
+            _judge({"part": part, **row}, SIZE_EFFECT)
             for part, samples in sizes.items()
             for row in samples.rows
         ],
@@ -372,7 +372,7 @@ def _judge_error(row: Change) -> Change:
     test = row.pop("failed")
     code = row.pop("error_code")
     name = NO_ANSWER if code is None else error_name(code)
-    share_a, share_b = (row[f"count_{side}"] / row[f"n_{side}"] for side in SIDES)
+    share_a, share_b = (row[f"count_{side}"] / row[f"n_{side}"] for side in COMPARED)
     low, high = sorted((share_a, share_b))
     matters = high - low >= ERROR_SHARE_MIN and high >= ERROR_RATIO_MIN * low
     is_certain = matters and test.p_value < ALPHA
@@ -402,7 +402,7 @@ def _judge_latency(row: Change) -> Change:
     test = row.pop("tail")
     change = _judge(row, _LATENCY)
     if change["change"] in (None, UNDECIDED):
-        share_a, share_b = (row[f"tail_{side}"] / row[f"n_{side}"] for side in SIDES)
+        share_a, share_b = (row[f"tail_{side}"] / row[f"n_{side}"] for side in COMPARED)
         moved = _moved(row, _TAIL)
         if moved * (share_b - share_a) > 0 and (
             max(share_a, share_b) >= TAIL_RATIO_MIN * min(share_a, share_b)
@@ -444,7 +444,7 @@ def _is_enough(row: Change) -> bool:
 def _moved(row: Change, measure: Measure) -> int:
     """1 if one of the percentiles grew by as much as matters, -1 if one shrank, else 0."""
     for name, least in measure.least.items():
-        a, b = (row[f"{name}_{side}"] for side in SIDES)
+        a, b = (row[f"{name}_{side}"] for side in COMPARED)
         low, high = sorted((a, b))
         if high >= measure.ratio * low and high - low >= least:
             return 1 if b > a else -1

@@ -41,7 +41,7 @@ from kdissect.kafka.exchanges import (
     Pairs,
     late_responses,
 )
-from kdissect.kafka.frame_search import API_VERSIONS, KEYS, Asked, Kafka
+from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Asked, Kafka
 from kdissect.kafka.options import MappedSources, StreamOptions, check_batch
 from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED
 from kdissect.protocol import catalog
@@ -85,11 +85,11 @@ DRAFTS = 2  # versions above the newest known one that clients already ask for
 
 @cache
 def known_apis() -> npt.NDArray[np.uint8]:
-    """uint8[KEYS * API_VERSIONS]: 1 for each api key and version a request may have."""
-    table = np.zeros((KEYS, API_VERSIONS), np.uint8)
+    """uint8[API_KEYS * API_VERSIONS]: 1 for each api key and version a request may have."""
+    table = np.zeros((API_KEYS, API_VERSIONS), np.uint8)
     for key, api in catalog.apis().items():
         versions = api.request.versions
-        if 0 <= key < KEYS and not versions.is_empty:
+        if 0 <= key < API_KEYS and not versions.is_empty:
             table[key, max(0, versions.first) : min(versions.last + DRAFTS + 1, API_VERSIONS)] = 1
     return table.reshape(-1)
 

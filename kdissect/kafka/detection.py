@@ -30,6 +30,7 @@ from kdissect.kafka.acks import may_be_produce
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
     ABSENT,
+    API_KEYS,
     API_VERSION,
     API_VERSIONS,
     CLIENT_HASH,
@@ -40,7 +41,6 @@ from kdissect.kafka.frame_search import (  # fmt: skip
     GOOD,
     HEADER_WIDTH,
     KEY,
-    KEYS,
     REQUEST_STEP_MAX,
     RISE_MAX,
     SIZE,
@@ -234,7 +234,7 @@ def _begins_with_requests(
             return (
                 not is_named
                 and number == 0
-                and 0 <= key < KEYS
+                and 0 <= key < API_KEYS
                 and 0 <= api_version < API_VERSIONS
                 and kafka.known[key * API_VERSIONS + api_version] != 0
                 and 8 <= size <= PARTIAL_SIZE_MAX

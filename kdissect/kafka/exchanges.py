@@ -30,7 +30,7 @@ from kdissect.kafka.assembly import (
     TlsFacts,
 )
 from kdissect.kafka.frame_tables import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
-from kdissect.kafka.pairing import NO_ACK
+from kdissect.kafka.pairing import NOT_ACKNOWLEDGED
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.connection_ids import exchange_ids
@@ -94,8 +94,8 @@ class Frames:
 
     def acknowledged(self, segments: Any, origin: Ints, scratch: Scratch) -> Ints:
         """By frame: the position in the other stream, modulo 2^32, that the segment of its first
-        byte acknowledges, or NO_ACK. origin: by connection, the sequence number of position 0
-        there, or NO_ORIGIN."""
+        byte acknowledges, or NOT_ACKNOWLEDGED. origin: by connection, the sequence number of
+        position 0 there, or NO_ORIGIN."""
         found = scratch.empty(len(self.table), np.int64)
         _acknowledged(self.table.reshape(-1), segments, origin, found)
         return found
@@ -158,7 +158,7 @@ def _acknowledged(table: Any, segments: Any, origin: Any, found: Any) -> None:
         segment = segments[table[row * FRAME_WIDTH + frame_tables.FIRST]]
         first = origin[table[row * FRAME_WIDTH + frame_tables.CONNECTION]]
         has_ack = segment["flags"] & ACK and not segment["ip_id"] & FRAGMENT_PART
-        found[row] = NO_ACK
+        found[row] = NOT_ACKNOWLEDGED
         if has_ack and first != NO_ORIGIN:
             found[row] = (int64(segment["ack"]) - first) & 0xFFFFFFFF
 

@@ -48,7 +48,7 @@ SIZE, KEY, API_VERSION, CORRELATION, CLIENT_LENGTH, CLIENT_HASH, HEADER_WIDTH = 
 REQUEST_SIZE_MIN = 8  # api key, api version, correlation id
 RESPONSE_SIZE_MIN = 4  # correlation id
 CLIENT_BYTES_READ = 64  # of a client id, to tell whether it is text and which one it is
-KEYS, API_VERSIONS = 128, 64  # shape of the table of known APIs
+API_KEYS, API_VERSIONS = 128, 64  # shape of the table of known APIs
 
 CONTROLLED_SHUTDOWN = 7  # its version 0 has a header without client id
 SASL_HANDSHAKE = 17
@@ -76,7 +76,8 @@ CLIENTS_MAX = 8  # client ids remembered of a connection
 
 
 class Kafka(NamedTuple):
-    """What is known of Kafka: known uint8[KEYS * API_VERSIONS]; limit int64[1], a frame's size."""
+    """known: uint8[API_KEYS * API_VERSIONS], 1 for versions that exist. limit: int64[1], the
+    largest size of a frame."""
 
     known: npt.NDArray[np.uint8]
     limit: npt.NDArray[np.int64]
@@ -127,7 +128,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     header[API_VERSION] = api_version
     if key < 0 or api_version < 0 or header[CORRELATION] < 0:
         return ABSENT
-    known = key < KEYS and api_version < API_VERSIONS
+    known = key < API_KEYS and api_version < API_VERSIONS
     known = known and kafka.known[key * API_VERSIONS + api_version] != 0
     if key == CONTROLLED_SHUTDOWN and api_version == 0:
         header[CLIENT_HASH] = 0
@@ -173,7 +174,7 @@ def quick_request(address: Any, available: int, limit: int, known: Any, header: 
     key = load_u16(address + np.uint64(4))
     api_version = load_u16(address + np.uint64(6))
     length = load_u16(address + np.uint64(12))
-    if size < 10 or size > limit or key >= KEYS or api_version >= API_VERSIONS:
+    if size < 10 or size > limit or key >= API_KEYS or api_version >= API_VERSIONS:
         return False
     if not known[key * API_VERSIONS + api_version] or length > size - 10:
         return False
@@ -316,7 +317,7 @@ def find_request(
                     continue
                 key = load_u16(address + np.uint64(4))
                 api_version = load_u16(address + np.uint64(6))
-                if key >= KEYS or api_version >= API_VERSIONS:
+                if key >= API_KEYS or api_version >= API_VERSIONS:
                     continue
                 if not kafka.known[key * API_VERSIONS + api_version]:
                     continue
@@ -415,7 +416,7 @@ def _are_ranges(pieces: Any, index: int, stop: int, at: int, count: int, width: 
         key = peek(pieces, index, stop, at, 2)
         low = peek(pieces, index, stop, at + 2, 2)
         high = peek(pieces, index, stop, at + 4, 2)
-        if not (0 <= key < KEYS and 0 <= low <= high < API_VERSIONS):
+        if not (0 <= key < API_KEYS and 0 <= low <= high < API_VERSIONS):
             return False
         if width == 7 and peek(pieces, index, stop, at + 6, 1) != 0:
             return False  # no tagged fields
@@ -463,10 +464,10 @@ def is_api_versions(stream: Any, index: int, pos: int, size: int) -> bool:
         return False
     least = ENTRIES_MIN if error == 0 else 1
     count = peek(pieces, index, stop, pos + 10, 4)
-    if least <= count < KEYS and size in (10 + 6 * count, 14 + 6 * count):
+    if least <= count < API_KEYS and size in (10 + 6 * count, 14 + 6 * count):
         return _are_ranges(pieces, index, stop, pos + 14, count, 6)
     count = peek(pieces, index, stop, pos + 10, 1) - 1
-    if not least <= count < KEYS - 1 or size < 12 + 7 * count:
+    if not least <= count < API_KEYS - 1 or size < 12 + 7 * count:
         return False
     if not _are_ranges(pieces, index, stop, pos + 11, count, 7):
         return False

@@ -115,12 +115,12 @@ WALK = np.dtype([
 # What a place on a boundary is, if it is neither EXPECTS nor TOKEN.
 _HEADER_MISSING, _NO_FRAME = -1, -2
 
-# Bits of a stream's `has_origin`. ORIGIN: position 0 is a boundary. RESUMED: frames came before it,
-# which the caller has had (`resume/carry.py`); the last of them began bare SASL tokens (IN_TOKENS),
-# or was a request that a response may be told by (HAS_ASKED). Above them, from LAST_ID on: one more
-# than the correlation id of the last frame, 0 where that is not known.
+# Bits of a stream's `has_origin`. AT_ORIGIN: position 0 is a boundary. RESUMED: frames came before
+# it, which the caller has had (`resume/carry.py`); the last of them began bare SASL tokens
+# (IN_TOKENS), or was a request that a response may be told by (HAS_ASKED). Above them, from LAST_ID
+# on: one more than the correlation id of the last frame, 0 where that is not known.
 # YOUNG: a stream that had nothing but versions, handshakes and tokens.
-ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16
+AT_ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16
 LAST_ID = 8
 
 
@@ -128,7 +128,7 @@ class KafkaStreams(NamedTuple):
     """The streams of all connections, Kafka or not; connection c has the streams 2c and 2c + 1.
 
     times int64 and source: of the segments. sides: rows of SIDE_WIDTH, has_origin int64: of each
-    stream, 0 or bits that begin with ORIGIN if it began with a SYN. client_side, protocol uint8:
+    stream, 0 or bits that begin with AT_ORIGIN if it began with a SYN. client_side, protocol uint8:
     of each connection.
     """
 

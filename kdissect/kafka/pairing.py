@@ -95,7 +95,9 @@ IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
 # Of a request, in answer_of while a connection is paired; else -1 or a response.
 WAITING, IS_LOST, WAS_ANSWERED = -1, -2, -3
 
-NO_ACK = -1  # acknowledgement of a response whose segment has none, or one that says nothing
+NOT_ACKNOWLEDGED = (
+    -1
+)  # acknowledgement of a response whose segment has none, or one that says nothing
 
 
 @inlined
@@ -138,9 +140,9 @@ def pair(
     asked_start[c]:asked_start[c + 1]. asked_end int64: where they end in their streams. is_done
     uint8: what was answered by a response that is not among these. answer_id, answer_kind,
     answer_time, answer_start: the responses likewise; answer_ack int64: position in the request
-    stream, modulo 2^32, that the segment acknowledges, or NO_ACK. is_behind_hole uint8: bytes
-    directly before it are in no frame. is_closed, has_loss uint8: of each connection, whether it
-    was seen closing and whether bytes of its response stream are missing.
+    stream, modulo 2^32, that the segment acknowledges, or NOT_ACKNOWLEDGED. is_behind_hole
+    uint8: bytes directly before it are in no frame. is_closed, has_loss uint8: of each connection,
+    whether it was seen closing and whether bytes of its response stream are missing.
     Fills answer_of int64 (-1: none), status uint8, is_lost uint8 (its answer was in a hole) of each
     request, request_of int64 (-1: none) and came uint8 of each response.
     head, tail: int64[bucket_count(asked_start)], and behind: int64 of each request (the next one of
@@ -166,7 +168,7 @@ def pair(
         acked = int64(0)  # so far
         reach = int64(0)  # the highest of all
         for answer in range(answer_start[connection], answer_start[connection + 1]):
-            if answer_ack[answer] != NO_ACK:
+            if answer_ack[answer] != NOT_ACKNOWLEDGED:
                 acked = _unwrapped(answer_ack[answer], acked)
                 reach = max(reach, acked)
         tells_acks = start < stop and reach >= asked_end[start]
@@ -176,9 +178,9 @@ def pair(
             time = answer_time[answer]
             kind = answer_kind[answer]
             hole = is_behind_hole[answer] != 0
-            if answer_ack[answer] != NO_ACK:
+            if answer_ack[answer] != NOT_ACKNOWLEDGED:
                 acked = _unwrapped(answer_ack[answer], acked)
-            told = tells_acks and answer_ack[answer] != NO_ACK
+            told = tells_acks and answer_ack[answer] != NOT_ACKNOWLEDGED
             here = acked if told else int64(1 << 62)
             while first < stop and (
                 answer_of[first] != WAITING or asked.kind[first] == SILENT_KIND

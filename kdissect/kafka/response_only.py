@@ -40,7 +40,7 @@ from kdissect.kafka.frame_search import (  # fmt: skip
     response_header,
     step,
 )
-from kdissect.kafka.framing import ORIGIN, stream_of
+from kdissect.kafka.framing import AT_ORIGIN, stream_of
 from kdissect.tcp.byte_ranges import find, int64, read_bytes
 from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH, PIECE_START, SIDE_WIDTH
 from kdissect.tcp.reassembly import Streams
@@ -180,4 +180,4 @@ def tell_lone(
         kafka = some[np.unique(row[tells])]
         protocol[kafka] = Protocol.KAFKA
         client_side[kafka] = 1 - broker[kafka]
-        has_origin[2 * kafka + broker[kafka]] |= ORIGIN
+        has_origin[2 * kafka + broker[kafka]] |= AT_ORIGIN

@@ -27,7 +27,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
 
-BROKER, CONTROLLER = "broker", "controller"
+BROKER_ROLE, CONTROLLER = "broker", "controller"
 CONTROLLER_ENDPOINTS = 2  # DescribeCluster's endpoint_type (KIP-919)
 
 # requests with a node's id at the top: LeaderAndIsr, StopReplica, UpdateMetadata are a controller's
@@ -35,8 +35,8 @@ _BY_FIELD = {
     4: ("controller_id", CONTROLLER),
     5: ("controller_id", CONTROLLER),
     6: ("controller_id", CONTROLLER),
-    62: ("broker_id", BROKER),
-    63: ("broker_id", BROKER),
+    62: ("broker_id", BROKER_ROLE),
+    63: ("broker_id", BROKER_ROLE),
     70: ("controller_id", CONTROLLER),
 }
 ROLE_REQUESTS = frozenset((*_BY_FIELD, ApiKey.BEGIN_QUORUM_EPOCH))
@@ -71,10 +71,10 @@ def _listed(api_key: int, body: pa.StructArray) -> Iterator[Told]:
     if not len(flat):
         return
     parents = pc.list_parent_indices(brokers)
-    role = pa.array([BROKER] * len(flat))
+    role = pa.array([BROKER_ROLE] * len(flat))
     if api_key == ApiKey.DESCRIBE_CLUSTER:
         kind = pc.fill_null(body.field("endpoint_type"), 0).take(parents)
-        role = pc.if_else(pc.equal(kind, CONTROLLER_ENDPOINTS), CONTROLLER, BROKER)
+        role = pc.if_else(pc.equal(kind, CONTROLLER_ENDPOINTS), CONTROLLER, BROKER_ROLE)
     name = "broker_id" if api_key == ApiKey.DESCRIBE_CLUSTER else "node_id"
     told = pa.table(
         {"node": flat.field(name), "role": role, "cluster": body.field("cluster_id").take(parents)}

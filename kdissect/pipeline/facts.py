@@ -44,7 +44,7 @@ from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, Definition, Field
 from kdissect.tables.arrow_arrays import strings, times_from_ns, uuid_texts
 from kdissect.tables.connections import ConnectionFacts, endpoint_columns
-from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
+from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT
 from kdissect.tables.schemas import BROKERS, TOPICS
 
 _SIDE_NAMES = ("request", "response")
@@ -107,14 +107,14 @@ class CaptureFacts:
         The id of the metadata log is Kafka's, told or not.
         """
         order = sorted(self.topics.items(), key=lambda item: (item[1], item[0]), reverse=True)
-        told = {ident: name for (name, ident), _ in order if ident not in ("", ZERO_UUID)}
+        told = {ident: name for (name, ident), _ in order if ident not in ("", ZERO_UUID_TEXT)}
         return {METADATA_TOPIC_ID: METADATA_TOPIC, **told}
 
     def ids_by_name(self) -> dict[str, str]:
         """name -> topic id text, for names that had exactly one id (a recreated topic has more)."""
         found: dict[str, set[str]] = {}
         for name, ident in self.topics:
-            if ident not in ("", ZERO_UUID):
+            if ident not in ("", ZERO_UUID_TEXT):
                 found.setdefault(name, set()).add(ident)
         told = {name: next(iter(ids)) for name, ids in found.items() if len(ids) == 1}
         return {METADATA_TOPIC: METADATA_TOPIC_ID, **told}
@@ -321,7 +321,7 @@ def _topic_facts(
     told = pa.table({"name": names, "id": ids, "time_ns": time_ns[marks["row"]]})
     grouped = told.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
     for row in grouped.to_pylist():
-        if row["id"] != ZERO_UUID:
+        if row["id"] != ZERO_UUID_TEXT:
             facts.add_topic(row["name"], row["id"], row["time_ns_min"], api_name)
 
 
@@ -335,7 +335,7 @@ def _topic_names(body: pa.StructArray, time_ns: Any, facts: CaptureFacts) -> Non
     name, topic_id, error = (
         flat.field(names.index(column)) for column in ("name", "topic_id", "error_code")
     )
-    without_id = pc.or_kleene(pc.is_null(topic_id), pc.equal(topic_id, ZERO_UUID))
+    without_id = pc.or_kleene(pc.is_null(topic_id), pc.equal(topic_id, ZERO_UUID_TEXT))
     exists = pc.and_(pc.equal(error, 0), pc.fill_null(pc.not_equal(name, ""), False))
     parents = pc.list_parent_indices(topics).to_numpy()
     told = pa.table({"name": name, "time_ns": time_ns[parents]}).filter(pc.and_(without_id, exists))

@@ -33,8 +33,8 @@ from kdissect.tables.message_facts import (
 from kdissect.tables.payload import shown, with_decoded
 from kdissect.tables.records import (
     FETCH,
+    FROM_PRODUCE,
     NO_OFFSET,
-    PRODUCE,
     RAFT_FETCH,
     REPLICA_FETCH,
     SHARE_FETCH,
@@ -47,7 +47,7 @@ from kdissect.tables.redaction import TEXT
 Ints = npt.NDArray[Any]
 
 _RECORD_SOURCES = {
-    ApiKey.PRODUCE: PRODUCE,
+    ApiKey.PRODUCE: FROM_PRODUCE,
     ApiKey.FETCH: FETCH,
     ApiKey.SHARE_FETCH: SHARE_FETCH,
     ApiKey.FETCH_SNAPSHOT: SNAPSHOT,

@@ -29,8 +29,12 @@ from kdissect.resume.connection_state import ConnectionState, pack_states, unpac
 from kdissect.stories.events import Collector, Packed, unpack
 from kdissect.tables.connections import ConnectionFacts
 
-STATE = "_state"  # tables skip folders that begin so
-OPEN_FILES, EVENT_FILES, KNOWN_FILE = f"{STATE}/open", f"{STATE}/events", f"{STATE}/known"
+STATE_FOLDER = "_state"  # tables skip folders that begin so
+OPEN_FILES, EVENT_FILES, KNOWN_FILE = (
+    f"{STATE_FOLDER}/open",
+    f"{STATE_FOLDER}/events",
+    f"{STATE_FOLDER}/known",
+)
 PART_BYTES = 32 << 20  # of states that are packed together
 _MAGIC = b"kdissect state 3\n"
 

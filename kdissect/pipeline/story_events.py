@@ -19,7 +19,7 @@ from kdissect.stories.group_messages import group_events
 from kdissect.stories.messages import Messages
 from kdissect.stories.producer_messages import ProducedBatches, produce_events, producer_events
 from kdissect.tables.message_facts import ChunkMarks, RecordSets
-from kdissect.tables.records import PRODUCE as PRODUCED
+from kdissect.tables.records import FROM_PRODUCE as PRODUCED
 
 _NUMBERS = ("producer_id", "producer_epoch", "base_sequence", "record_count", "size")
 

@@ -15,7 +15,7 @@ _SPAN_AT, _SPAN = 21, struct.Struct(">hi")  # attributes, last offset delta
 _PRODUCER_AT = 43
 _PRODUCER = struct.Struct(">qhi")  # producer id, epoch, base sequence
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-HEADER_SIZE = _HEADER.size  # 61
+BATCH_HEADER_SIZE = _HEADER.size  # 61
 _LENGTH_MIN = 14
 _TRANSACTIONAL, _CONTROL = 16, 32
 
@@ -50,7 +50,7 @@ def headers(data: bytes) -> Iterator[BatchHeader]:
         size = length + _ENTRY.size
         magic = data[pos + _MAGIC_AT]
         is_partial = pos + size > len(data)
-        if magic == 2 and pos + HEADER_SIZE <= len(data) and size >= HEADER_SIZE:
+        if magic == 2 and pos + BATCH_HEADER_SIZE <= len(data) and size >= BATCH_HEADER_SIZE:
             (_, _, _, _, _, attributes, delta, _, _, producer_id, epoch, sequence, count) = (
                 _HEADER.unpack_from(data, pos)
             )
@@ -75,7 +75,7 @@ def last_data(data: bytes) -> int:
             break
         if data[pos + _MAGIC_AT] != 2:
             last = max(last, base_offset)
-        elif end - pos >= HEADER_SIZE:
+        elif end - pos >= BATCH_HEADER_SIZE:
             attributes, delta = _SPAN.unpack_from(data, pos + _SPAN_AT)
             if not attributes & _CONTROL:
                 last = max(last, base_offset + delta)
@@ -86,7 +86,7 @@ def last_data(data: bytes) -> int:
 def has_producer(data: bytes) -> bool:
     """Whether a batch tells who produced it; True also where it takes more than a look."""
     pos, size = 0, len(data)
-    while pos + HEADER_SIZE <= size:
+    while pos + BATCH_HEADER_SIZE <= size:
         _, length = _ENTRY.unpack_from(data, pos)
         if length < _LENGTH_MIN or data[pos + _MAGIC_AT] != 2 or data[pos + _PRODUCER_AT] < 0x80:
             return True

@@ -24,7 +24,7 @@ from kdissect.interrupts import interrupts
 from kdissect.sql.database import STORE_ERROR
 from kdissect.sql.views import connect, literal, make_views
 
-MEMORY_LIMIT = "512MB"
+REPORT_MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
 LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
 
@@ -41,7 +41,7 @@ class ReportDatabase:
         require_columns(self.tables)
         self.folder = tempfile.mkdtemp(prefix="kdissect-report-")
         place = os.path.join(self.folder, "work.duckdb")
-        self._connection = connect(place, self.folder, MEMORY_LIMIT)
+        self._connection = connect(place, self.folder, REPORT_MEMORY_LIMIT)
         self._connection.execute("set preserve_insertion_order = false")
         make_views(
             self._connection, {name: self.tables[name].dataset for name in self.tables.names}

@@ -255,7 +255,9 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
             table_columns.PROTOCOLS,
             d["overview"]["protocols"] if len(d["overview"]["protocols"]) > 1 else [],
         ),
-        "brokers": made("t-brokers", "Brokers", table_columns.BROKERS, d["overview"]["brokers"]),
+        "brokers": made(
+            "t-brokers", "Brokers", table_columns.BROKERS_COLUMNS, d["overview"]["brokers"]
+        ),
         "latency_apis": made(
             "t-apis", "By API", table_columns.LATENCY_APIS, latency["apis"], "latency_apis"
         ),
@@ -311,7 +313,9 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
         "readiness": made(
             "t-readiness", "Clients by verdict", table_columns.READINESS, d["readiness"]["clients"]
         ),
-        "topics": made("t-topics", "Topics", table_columns.TOPICS, topics["topics"], "topics"),
+        "topics": made(
+            "t-topics", "Topics", table_columns.TOPICS_COLUMNS, topics["topics"], "topics"
+        ),
         "topic_clients": made(
             "t-topic-clients",
             "Who writes, who reads",
@@ -326,7 +330,9 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
             topics["codecs"],
             note="Compression: bytes of the records to their bytes in the batch.",
         ),
-        "groups": made("t-groups", "Groups", table_columns.GROUPS, groups["groups"], "groups"),
+        "groups": made(
+            "t-groups", "Groups", table_columns.GROUPS_COLUMNS, groups["groups"], "groups"
+        ),
         "rebalances": made(
             "t-rebalances",
             "Longest rebalances",
@@ -350,7 +356,7 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
         "transactions": made(
             "t-transactions",
             "Transactions, those without a commit first",
-            table_columns.TRANSACTIONS,
+            table_columns.TRANSACTIONS_COLUMNS,
             transactions["transactions"],
             "transactions",
         ),
@@ -381,7 +387,7 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
         "anomalies": made(
             "t-anomalies",
             "Examples of each kind",
-            table_columns.ANOMALIES,
+            table_columns.ANOMALIES_COLUMNS,
             network["anomaly_examples"],
             "anomalies",
             "The file has every single one.",

@@ -264,7 +264,7 @@ READINESS = (
     C("why", "why"),
     C("upgrade", "what to do"),
 )
-TOPICS = (
+TOPICS_COLUMNS = (
     C("topic", "topic"),
     C("writers", "writers", "count"),
     C("readers", "readers", "count"),
@@ -309,7 +309,7 @@ CODECS = (
     C("batch_size_max", "batch max", "bytes"),
     C("record_size_mean", "record mean", "bytes"),
 )
-GROUPS = (
+GROUPS_COLUMNS = (
     C("group_id", "group"),
     C("group_type", "type"),
     C("members", "members seen", "count"),
@@ -361,7 +361,7 @@ PRODUCERS = (
     C("producer_ids", "producer ids", "count"),
     C("producer_epoch_max", "highest epoch", "count"),
 )
-TRANSACTIONS = (
+TRANSACTIONS_COLUMNS = (
     C("transactional_id", "transactional id"),
     C("outcome", "outcome", "code"),
     C("begin_time", "began (UTC)", "time"),
@@ -426,7 +426,7 @@ ANOMALY_KINDS = (
     C("bytes", "bytes", "bytes"),
     C("connections", "connections", "count"),
 )
-ANOMALIES = (
+ANOMALIES_COLUMNS = (
     C("kind", "kind", "code"),
     C("severity", "severity", "level"),
     C("detail", "what"),
@@ -457,7 +457,7 @@ PROTOCOLS = (
     C("connections", "connections", "count", bar=True),
     C("bytes", "bytes", "bytes"),
 )
-BROKERS = (
+BROKERS_COLUMNS = (
     C("node_id", "node"),
     C("host", "host"),
     C("port", "port"),

@@ -25,7 +25,7 @@ from kdissect.show import style
 from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.message_facts import METADATA_TOPIC
-from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT, redact_body, redact_values
+from kdissect.tables.redaction import ALWAYS_HIDDEN, CONFIGS, TEXT, redact_body, redact_values
 from kdissect.text import visible
 
 VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said
@@ -264,7 +264,7 @@ class _MessageView:
         if self._is_token:
             return True
         rule = (self._api_key, self._side)
-        has_rules = rule in ALWAYS or rule in CONFIGS
+        has_rules = rule in ALWAYS_HIDDEN or rule in CONFIGS
         if node.path[0] not in ("header", "body"):
             return has_rules
         if node.name.startswith(UNKNOWN_TAGS):

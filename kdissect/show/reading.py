@@ -18,7 +18,7 @@ from kdissect.pipeline.options import Options
 from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
 
 FIRST_BYTES = 64 << 10  # of a capture, that mostly hold its first packet
-NEVER = 2**63 - 1  # time of the first packet of a capture without packets
+NO_TIME_YET = 2**63 - 1  # time of the first packet of a capture without packets
 
 
 class CaptureReading:
@@ -93,11 +93,11 @@ def _in_order(found: list[InputFile]) -> list[InputFile]:
 def first_packet(item: InputFile) -> tuple[int, bytes]:
     """Time of a capture's first packet, ns since 1970, and the capture's bytes up to its end.
 
-    (NEVER, b"") if there is no packet, or if the capture cannot be read twice. Raises CaptureError
-    if it cannot be opened.
+    (NO_TIME_YET, b"") if there is no packet, or if the capture cannot be read twice. Raises
+    CaptureError if it cannot be opened.
     """
     if item.format == "stream":
-        return NEVER, b""
+        return NO_TIME_YET, b""
     head = np.zeros(0, np.uint8)
     data = open_bytes(item.path)
     try:
@@ -114,7 +114,7 @@ def first_packet(item: InputFile) -> tuple[int, bytes]:
                 break
     finally:
         data.close()
-    return NEVER, b""
+    return NO_TIME_YET, b""
 
 
 def key_log_texts(paths: Sequence[str]) -> list[Any]:

@@ -40,7 +40,7 @@ Rows = NDArray[np.int64]
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
 _ATTRIBUTES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 
-SASL_TOKEN = pa.struct(
+SASL_TOKEN_TYPE = pa.struct(
     [
         ("mechanism", pa.string()),
         ("step", pa.string()),
@@ -286,7 +286,7 @@ def _sasl_authenticate(sides: _Sides) -> None:
         if not sides.reveal_secrets:
             for token in tokens:
                 _hide_token(token)
-        found = Embedded(pa.array(tokens, SASL_TOKEN))
+        found = Embedded(pa.array(tokens, SASL_TOKEN_TYPE))
         sides.bodies[side] = sides.beside(body, "auth_bytes", found, side, _top(body))
 
 

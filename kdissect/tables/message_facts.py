@@ -24,7 +24,7 @@ Ints = npt.NDArray[Any]
 _NO_TOPIC = -1
 METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: its id, which no message tells
-ZERO_UUID = "A" * 22
+ZERO_UUID_TEXT = "A" * 22
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from kdissect.tables.message_facts import RecordSets
 from kdissect.tables.schemas import RECORD_BATCHES, RECORDS
 
 SOURCES = ("produce", "fetch", "replica_fetch", "share_fetch", "raft_fetch", "snapshot")
-PRODUCE, FETCH, REPLICA_FETCH, SHARE_FETCH, RAFT_FETCH, SNAPSHOT = range(len(SOURCES))
+FROM_PRODUCE, FETCH, REPLICA_FETCH, SHARE_FETCH, RAFT_FETCH, SNAPSHOT = range(len(SOURCES))
 
 NO_OFFSET = -1
 
@@ -158,7 +158,7 @@ class RecordRows:
 
     def _offsets(self, offsets: pa.ChunkedArray, runs: _Runs) -> pa.Array | pa.ChunkedArray:
         """Offsets as on the wire; of produced records from the response, else null."""
-        produced = self.facts.source[runs.sets] == PRODUCE
+        produced = self.facts.source[runs.sets] == FROM_PRODUCE
         if not produced.any():
             return offsets
         given = self.facts.produced_offset[runs.sets]

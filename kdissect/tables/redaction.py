@@ -20,7 +20,7 @@ from kdissect.protocol.api_keys import ApiKey
 TEXT = "[redacted]"
 
 # (api key, side) -> paths of fields that always hide.
-ALWAYS: dict[tuple[int, int], tuple[str, ...]] = {
+ALWAYS_HIDDEN: dict[tuple[int, int], tuple[str, ...]] = {
     (36, 0): ("auth_bytes",),
     (36, 1): ("auth_bytes",),
     (38, 1): ("hmac",),
@@ -80,7 +80,7 @@ def is_sensitive_name(name: str) -> bool:
 
 def redact_body(body: pa.StructArray, api_key: int, side: int) -> pa.StructArray:
     """The struct column with the rules of that API and side applied."""
-    for path in ALWAYS.get((api_key, side), ()):
+    for path in ALWAYS_HIDDEN.get((api_key, side), ()):
         body = _at(body, path.split("."), _hide_all)
     for path, name, value, flag in CONFIGS.get((api_key, side), ()):
 
@@ -99,7 +99,7 @@ def redact_values(body: dict[str, Any], api_key: int, side: int) -> dict[str, An
 
     Unknown tags of a message with secrets hide too: nobody knows what they hold.
     """
-    always = ALWAYS.get((api_key, side), ())
+    always = ALWAYS_HIDDEN.get((api_key, side), ())
     configs = CONFIGS.get((api_key, side), ())
     for path in always:
         *outer, name = path.split(".")

@@ -71,7 +71,7 @@ from kdissect.tls.handshake import (
     ServerHello,
 )
 from kdissect.tls.key_log import (
-    HANDSHAKE,
+    HANDSHAKE_SECRETS,
     TRAFFIC,
     Secrets,
     Session,
@@ -80,7 +80,7 @@ from kdissect.tls.key_log import (
     read_secrets,
 )
 from kdissect.tls.plaintext_ranges import OPENED_WIDTH, OpenedStream, TlsConnections
-from kdissect.tls.records import HEADER_SIZE, RECORD_WIDTH, walk_records
+from kdissect.tls.records import RECORD_WIDTH, TLS_HEADER_SIZE, walk_records
 
 Ints = npt.NDArray[np.int64]
 
@@ -171,7 +171,10 @@ def _clear_handshake(streams: Streams, table: Ints, past_change: bool) -> bytes:
         if kind != records.HANDSHAKE or row[records.CAPTURED] < size or len(found) > MESSAGE_MAX:
             break
         found += read_bytes(
-            streams.pieces, row[records.PIECE], row[records.POS] + HEADER_SIZE, size - HEADER_SIZE
+            streams.pieces,
+            row[records.PIECE],
+            row[records.POS] + TLS_HEADER_SIZE,
+            size - TLS_HEADER_SIZE,
         )
     return found
 
@@ -294,7 +297,7 @@ def _keys_13(suite: Suite, session: Session, secrets: Secrets, side: int) -> _Ke
     traffic = secrets.get((TRAFFIC[side], session.client_random))
     if traffic is None:
         return _Keys([], True)
-    early = secrets.get((HANDSHAKE[side], session.client_random))
+    early = secrets.get((HANDSHAKE_SECRETS[side], session.client_random))
     openers: list[Opener] = [Tls13(suite, traffic)]
     if early is not None:
         openers.insert(0, Tls13(suite, early))
@@ -343,7 +346,9 @@ class _Direction:
         is_whole = row[records.CAPTURED] == size
         if kind == records.LOST:
             self._is_on = True
-            smallest = HEADER_SIZE + (self._openers[self._epoch].overhead if self._openers else 0)
+            smallest = TLS_HEADER_SIZE + (
+                self._openers[self._epoch].overhead if self._openers else 0
+            )
             self._lose(row, size // smallest + 1, 0)
         elif kind == records.CHANGE_CIPHER:
             self._is_on = True
@@ -381,7 +386,7 @@ class _Direction:
         data = read_bytes(
             self._streams.pieces, row[records.PIECE], row[records.POS], row[records.SIZE]
         )
-        header, body = data[:HEADER_SIZE], data[HEADER_SIZE:]
+        header, body = data[:TLS_HEADER_SIZE], data[TLS_HEADER_SIZE:]
         for epoch, number in self._candidates(body):
             inner = self._openers[epoch].open(number, header, body)
             if inner is not None:
@@ -425,7 +430,7 @@ class _Direction:
                 self._lost.clear()
                 self._hole = 0
         if self._hole:
-            self._plain += max(1, self._hole - passed * (HEADER_SIZE + opener.overhead))
+            self._plain += max(1, self._hole - passed * (TLS_HEADER_SIZE + opener.overhead))
             self._hole = 0
         self.has_opened = True
         self._turn(epoch, number + 1)
@@ -436,7 +441,7 @@ class _Direction:
                         self._plain,
                         len(content),
                         self._spool.write(content),
-                        row[records.POS] + HEADER_SIZE + opener.skipped,
+                        row[records.POS] + TLS_HEADER_SIZE + opener.skipped,
                         row[records.FIRST],
                         row[records.LAST],
                     )

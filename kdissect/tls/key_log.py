@@ -20,7 +20,7 @@ Secrets = dict[tuple[str, bytes], bytes]
 MASTER = "CLIENT_RANDOM"  # the master secret of TLS 1.2
 RSA = "RSA"  # the pre-master secret, by the first 8 bytes of its encrypted form
 SESSION = "SESSION"  # the master secret, by session id
-HANDSHAKE = ("CLIENT_HANDSHAKE_TRAFFIC_SECRET", "SERVER_HANDSHAKE_TRAFFIC_SECRET")
+HANDSHAKE_SECRETS = ("CLIENT_HANDSHAKE_TRAFFIC_SECRET", "SERVER_HANDSHAKE_TRAFFIC_SECRET")
 TRAFFIC = ("CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0")
 MASTER_SIZE = 48
 

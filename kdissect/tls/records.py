@@ -19,7 +19,7 @@ from kdissect.tcp.columns import PIECE_START, PIECE_STOP, SIDE_WIDTH
 
 CHANGE_CIPHER, ALERT, HANDSHAKE, APPLICATION = 20, 21, 22, 23
 LOST = 0  # instead of a type: a stretch without known boundaries
-HEADER_SIZE = 5
+TLS_HEADER_SIZE = 5
 BODY_MAX = 16384 + 2048  # RFC 5246; RFC 8446 allows less
 
 # Columns of a record. SIZE: with its header; CAPTURED: bytes of these that are there; PIECE: the
@@ -40,7 +40,7 @@ def _size_at(pieces: Any, index: int, stop: int, pos: int) -> int:
         return int64(0)
     if length == 0 and kind != APPLICATION:
         return int64(0)
-    return HEADER_SIZE + length if length <= BODY_MAX else int64(0)
+    return TLS_HEADER_SIZE + length if length <= BODY_MAX else int64(0)
 
 
 @kernel

@@ -13,7 +13,7 @@ import pytest
 
 from kdissect.codec import compression, record_batches
 from kdissect.codec.compression import CODEC_NAMES, DecompressionLimits, compress
-from kdissect.codec.record_batches import BATCHES, RECORDS, FaultStage, iter_record_chunks
+from kdissect.codec.record_batches import BATCHES, RECORD_SCHEMA, FaultStage, iter_record_chunks
 from kdissect.codec.record_codec import (
     decode_record_set,
     encode_batch,
@@ -152,7 +152,7 @@ def test_schema_of_chunks() -> None:
     buf = np.frombuffer(encode_batch(rows(3)), np.uint8)
     (chunk,) = iter_record_chunks(buf, np.array([0]), np.array([buf.size]))
     assert chunk.batches.schema == BATCHES
-    assert chunk.records.schema == RECORDS
+    assert chunk.records.schema == RECORD_SCHEMA
 
 
 def refreshed(data: bytearray) -> bytes:

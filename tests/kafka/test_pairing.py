@@ -57,7 +57,7 @@ def kernel(
     is_lost = np.empty(len(requests), np.uint8)
     buckets = pairing.bucket_count(starts)
     table = [np.full(count, 7, np.int64) for count in (buckets, buckets, len(requests))]
-    given = [pairing.NO_ACK if one.ack is None else one.ack for one in responses]
+    given = [pairing.NOT_ACKNOWLEDGED if one.ack is None else one.ack for one in responses]
     pairing.pair(
         asked, np.array([request.end for request in requests], np.int64), starts,
         np.array([request.is_done for request in requests], np.uint8),

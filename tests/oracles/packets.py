@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kdissect.capture.pcap import MAGICS, MODIFIED
-from kdissect.capture.pcapng import MAGIC, NUMBERED
+from kdissect.capture.pcapng import NUMBERED, SECTION_MAGIC
 
 SECOND_NS = 10**9
 SECONDS_MAX = 2**62 - 1
@@ -66,7 +66,7 @@ def to_ns(ticks: int, resolution: int, offset_s: int) -> int:
 
 def read_capture(data: bytes) -> Reading:
     """All packets of a capture, up to its end or to where it cannot be read."""
-    return _read_pcapng(data) if data[:4] == MAGIC else _read_pcap(data)
+    return _read_pcapng(data) if data[:4] == SECTION_MAGIC else _read_pcap(data)
 
 
 def _read_pcap(data: bytes) -> Reading:
@@ -157,7 +157,7 @@ def _read_pcapng(data: bytes) -> Reading:
         if left < 12:
             reading.ending = "cut"
             break
-        is_section = data[pos : pos + 4] == MAGIC
+        is_section = data[pos : pos + 4] == SECTION_MAGIC
         if is_section:
             marks = {b"\x1a\x2b\x3c\x4d": ">", b"\x4d\x3c\x2b\x1a": "<"}
             if data[pos + 8 : pos + 12] not in marks:

@@ -5,7 +5,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.replay.batch_headers import HEADER_SIZE, has_producer, headers, last_data
+from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, has_producer, headers, last_data
 
 OFFSETS = st.integers(0, 1 << 40)
 
@@ -23,7 +23,7 @@ def entries(draw: st.DrawFn) -> bytes:
     producer = draw(st.sampled_from([-1, 0, 4711, 1 << 40]))
     head = struct.pack(
         ">qiibIhiqqqhii",
-        offset, HEADER_SIZE - 12 + len(content), 0, 2, 0, attributes,
+        offset, BATCH_HEADER_SIZE - 12 + len(content), 0, 2, 0, attributes,
         draw(st.integers(0, 99)), 0, 0, producer, 0, 0, 1,
     )  # fmt: skip
     return head + content
@@ -40,7 +40,9 @@ def test_quick_looks(parts: list[bytes], tail: bytes, cut: int) -> None:
 
 
 def test_batches_without_a_producer_are_seen_at_once() -> None:
-    plain = struct.pack(">qiibIhiqqqhii", 5, HEADER_SIZE - 12, 0, 2, 0, 0, 2, 0, 0, -1, -1, -1, 3)
+    plain = struct.pack(
+        ">qiibIhiqqqhii", 5, BATCH_HEADER_SIZE - 12, 0, 2, 0, 0, 2, 0, 0, -1, -1, -1, 3
+    )
     assert not has_producer(plain + plain)
     assert last_data(plain) == 7
     assert has_producer(plain[:43] + bytes(8) + plain[51:])

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.pipeline.cluster_facts import BROKER, CONTROLLER, Told
+from kdissect.pipeline.cluster_facts import BROKER_ROLE, CONTROLLER, Told
 from kdissect.pipeline.facts import CaptureFacts, brokers_table, with_owners
 from tests.truth.material import Capture, needs_material
 
@@ -49,13 +49,17 @@ def roles(brokers: list[tuple[int, str | None]], told: set[Told]) -> list[list[s
 
 def test_roles_of_one_cluster() -> None:
     """What a message says without naming the cluster counts for its only one."""
-    told: set[Told] = {(1, BROKER, "c"), (1, CONTROLLER, None), (2, BROKER, "c")}
-    assert roles([(1, "c"), (2, "c"), (3, "c")], told) == [[BROKER, CONTROLLER], [BROKER], []]
+    told: set[Told] = {(1, BROKER_ROLE, "c"), (1, CONTROLLER, None), (2, BROKER_ROLE, "c")}
+    assert roles([(1, "c"), (2, "c"), (3, "c")], told) == [
+        [BROKER_ROLE, CONTROLLER],
+        [BROKER_ROLE],
+        [],
+    ]
 
 
 def test_roles_of_two_clusters() -> None:
-    told: set[Told] = {(1, BROKER, "c"), (1, CONTROLLER, None), (1, CONTROLLER, "d")}
-    assert roles([(1, "c"), (1, "d")], told) == [[BROKER], [CONTROLLER]]
+    told: set[Told] = {(1, BROKER_ROLE, "c"), (1, CONTROLLER, None), (1, CONTROLLER, "d")}
+    assert roles([(1, "c"), (1, "d")], told) == [[BROKER_ROLE], [CONTROLLER]]
 
 
 def test_owners_of_tokens() -> None:
@@ -78,8 +82,8 @@ def test_owners_of_tokens() -> None:
 def test_roles_of_real_clusters(name: str) -> None:
     """Three combined nodes; with ZooKeeper one of two brokers is the controller."""
     found = [row["roles"] for row in Capture(name).rows("brokers")]
-    both = [BROKER, CONTROLLER]
-    assert found == ([both] * 3 if name.startswith("cluster") else [both, [BROKER]])
+    both = [BROKER_ROLE, CONTROLLER]
+    assert found == ([both] * 3 if name.startswith("cluster") else [both, [BROKER_ROLE]])
 
 
 @needs_material

@@ -15,7 +15,7 @@ from kdissect.codec.message_columns import body_type
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST
 from kdissect.status import Status
-from kdissect.tables.embedded import INNER_MESSAGE, METRICS, SASL_TOKEN, add_decoded
+from kdissect.tables.embedded import INNER_MESSAGE, METRICS, SASL_TOKEN_TYPE, add_decoded
 from kdissect.tables.redaction import TEXT, redact_values
 
 JOIN_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, SASL, ENVELOPE, PUSH_TELEMETRY = 11, 14, 15, 36, 58, 72
@@ -245,6 +245,6 @@ def test_metrics_that_break_off_are_told() -> None:
 
 def test_types_are_plain() -> None:
     """No unsigned integers, maps or dictionaries: every reader of Parquet has these types."""
-    for kind in (SASL_TOKEN, INNER_MESSAGE, METRICS):
+    for kind in (SASL_TOKEN_TYPE, INNER_MESSAGE, METRICS):
         for word in ("uint", "map<", "dictionary"):
             assert word not in str(kind)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdissect.replay.batch_headers import HEADER_SIZE, BatchHeader, headers, is_sealed
+from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers, is_sealed
 from kdissect.replay.translation.offsets import Log
 
 _ATTRIBUTES_AT, _TIMES_AT, _PRODUCER_AT, _COUNT_AT = 21, 27, 43, 57
@@ -80,7 +80,7 @@ class RecordLedger:
         if mine[_COUNT_AT:] != theirs[_COUNT_AT:]:
             if not is_own:
                 return False
-            if mine[:HEADER_SIZE][_COUNT_AT:] != theirs[:HEADER_SIZE][_COUNT_AT:]:
+            if mine[:BATCH_HEADER_SIZE][_COUNT_AT:] != theirs[:BATCH_HEADER_SIZE][_COUNT_AT:]:
                 return False
             if _control_type(mine) != _control_type(theirs):
                 return False

@@ -13,8 +13,7 @@ from typing import Any
 
 from kdissect.errors import CaptureError
 from kdissect.replay.model import Difference, Judgement, Outcome, Verdict
-from kdissect.replay.output.jsonl import FORMAT_VERSION
-from kdissect.replay.output.results import judgement_of
+from kdissect.replay.output.results import RESULTS_VERSION, judgement_of
 
 Key = tuple[int, int, int, int]
 """connection, index there, api_key, api_version: the same exchange in runs of the same source."""
@@ -42,11 +41,11 @@ def read_baseline(path: str) -> dict[Key, Judgement]:
             for number, line in enumerate(file, 1):
                 row = json.loads(line)
                 if number == 1 and (
-                    row.get("type") != "run" or row.get("format_version") != FORMAT_VERSION
+                    row.get("type") != "run" or row.get("format_version") != RESULTS_VERSION
                 ):
                     raise CaptureError(
                         f"{path}: no run that --json of `kdissect replay` kept "
-                        f"(format_version {FORMAT_VERSION})"
+                        f"(format_version {RESULTS_VERSION})"
                     )
                 is_whole = row.get("type") == "summary"
                 if row.get("type") == "exchange":

@@ -13,7 +13,7 @@ from typing import Any
 from kdissect.atomic_file import atomic_write
 from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import Outcome
-from kdissect.replay.output.results import FORMAT_VERSION, Results, judgement_of, timestamp
+from kdissect.replay.output.results import RESULTS_VERSION, Results, judgement_of, timestamp
 
 
 def write_json_lines(results: Results, path: Path) -> None:
@@ -29,7 +29,7 @@ def rows(results: Results) -> Iterator[dict[str, Any]]:
     workload, run = results.plan.workload, results.run
     yield {
         "type": "run",
-        "format_version": FORMAT_VERSION,
+        "format_version": RESULTS_VERSION,
         "source": workload.source,
         "source_kind": workload.kind,
         "target": results.target,

@@ -14,7 +14,7 @@ from kdissect.replay.model import Judgement, Outcome, ReplayPlan, Verdict
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.topics import Prepared
 
-FORMAT_VERSION = 1
+RESULTS_VERSION = 1
 _PARTS = (0.5, 0.95, 0.99)
 FAIL_ON_DEFAULT = frozenset({Verdict.DIFFERENT, Verdict.ERROR})
 EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130

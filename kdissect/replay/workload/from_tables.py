@@ -28,7 +28,7 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.model import Type
 from kdissect.replay.model import Connection, Exchange
 from kdissect.replay.workload.messages import NO_API, entries
-from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT
+from kdissect.tables.redaction import ALWAYS_HIDDEN, CONFIGS, TEXT
 
 _RECORD_APIS: dict[int, str] = {
     ApiKey.PRODUCE: "request",
@@ -207,7 +207,7 @@ def _frames(tables: Tables, records: _Records) -> _FrameRows:
 
 
 def _check_secrets(api_key: int, side: int, values: Row) -> None:
-    paths = list(ALWAYS.get((api_key, side), ()))
+    paths = list(ALWAYS_HIDDEN.get((api_key, side), ()))
     paths += [f"{path}.{value}" for path, _, value, _ in CONFIGS.get((api_key, side), ())]
     for path in paths:
         found: list[Any] = [values]

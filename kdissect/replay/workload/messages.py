@@ -9,12 +9,12 @@ from typing import Any
 from kdissect.codec.message import Message, decode_message
 from kdissect.codec.message_codec import read_int16, read_string
 from kdissect.errors import DecodeError
+from kdissect.kafka.assembly import NO_API
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import ADMIN, GROUPS, PRODUCE, READ, TRANSACTIONS, Exchange
 
-NO_API = -1  # a raw SASL token, or a response that says nothing of its request
 _SASL_TOKEN = "SaslToken"
 _NO_CLIENT_ID = b"\x00\x07\x00\x00"  # ControlledShutdown v0
 

@@ -13,7 +13,7 @@ from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange
 from kdissect.replay.workload.messages import NO_API, entries
-from kdissect.tables.redaction import ALWAYS, CONFIGS, TEXT, holders, is_sensitive_name
+from kdissect.tables.redaction import ALWAYS_HIDDEN, CONFIGS, TEXT, holders, is_sensitive_name
 
 _REQUEST_HELD = "it holds secrets, which are redacted"
 
@@ -112,7 +112,7 @@ def _nothing(value: bytes | None) -> bytes | None:
 
 
 def _may_hide(api_key: int, side: int) -> bool:
-    return (api_key, side) in ALWAYS or (api_key, side) in CONFIGS
+    return (api_key, side) in ALWAYS_HIDDEN or (api_key, side) in CONFIGS
 
 
 def _without_secrets(
@@ -123,7 +123,7 @@ def _without_secrets(
     if message is None:
         return None, True
     hidden = 0
-    for path in ALWAYS.get((exchange.api_key, number), ()):
+    for path in ALWAYS_HIDDEN.get((exchange.api_key, number), ()):
         *outer, name = path.split(".")
         for holder in holders(message.body, outer):
             value = holder.get(name)
