@@ -56,18 +56,18 @@ def dissected(name: str) -> Any:
     return kdissect.read(capture)
 
 
-def environment() -> dict[str, str]:
+def environment(width: int = 100) -> dict[str, str]:
     """One in which `kdissect` is this one, on a terminal of a known width."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "COLUMNS": "100", "TERM": "dumb"}
+    return {**os.environ, "PATH": path, "COLUMNS": str(width), "TERM": "dumb"}
 
 
-def run(command: str, folder: Path) -> str:
+def run(command: str, folder: Path, width: int = 100) -> str:
     """What a command prints, stdout and stderr in their order."""
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=environment(),
+        env=environment(width),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,

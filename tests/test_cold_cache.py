@@ -51,7 +51,7 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 def installed(tmp_path: Path) -> Path:
     """A folder with a copy of the package without machine code, and an empty home."""
     root = tmp_path / "install"
-    ignored = shutil.ignore_patterns("__pycache__")
+    ignored = shutil.ignore_patterns("__pycache__", "machine_code")
     shutil.copytree(ROOT / "kdissect", root / "kdissect", ignore=ignored)
     (root / "home").mkdir()
     (tmp_path / "tmp").mkdir()
@@ -71,7 +71,8 @@ def test_a_package_and_a_home_that_cannot_be_written(installed: Path, tmp_path: 
         TMPDIR=str(tmp_path / "tmp"),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    told = "kdissect compiles its kernels for this CPU, once"
+    assert [line.startswith(told) for line in done.stderr.splitlines()] == [True, True]
     lines = done.stdout.splitlines()
     assert lines.count("True") == 3
     assert lines.count(str(installed / "kdissect" / "__init__.py")) == 3

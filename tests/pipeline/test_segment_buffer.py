@@ -21,7 +21,7 @@ def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
     """Every limit so small that all is done in pieces."""
     patch.setattr(segment_buffer, "LARGE_BYTES", large_bytes)
     patch.setattr(segment_buffer, "PART_ROWS", 7)
-    patch.setattr(segment_buffer, "ROWS_AT_ONCE", 5)
+    patch.setattr(segment_buffer, "_ROWS_AT_ONCE", 5)
     patch.setattr(exchanges, "FRAMES_AT_ONCE", 3)
     patch.setattr(file_arrays, "FILE_BYTES_MIN", 1)
     patch.setattr(file_arrays, "MEMORY_BYTES", 9000)

@@ -118,12 +118,12 @@ def test_equal_names(database: Database) -> None:
 
 @pytest.mark.parametrize("form", TEXT_FORMATS)
 def test_no_rows(database: Database, form: str) -> None:
-    """The head alone."""
+    """The head alone, where a format has one."""
     text = written(database, form, "select 1 a where false")
     if form == "json":
         assert json.loads(text)["rows"] == []
     else:
-        assert text.splitlines()[0] == "a"
+        assert text.splitlines()[:1] == ([] if form == "ndjson" else ["a"])
 
 
 def test_many_batches(database: Database) -> None:

@@ -20,7 +20,7 @@ def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.Monke
     capture = Capture(name)
     monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 100_000)
     monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 70_000)
-    monkeypatch.setattr(events, "ROW_BYTES_MAX", 3_000)
+    monkeypatch.setattr(events, "_ROW_BYTES_MAX", 3_000)
     many = kdissect.read(str(capture.path), reveal_secrets=True)
     assert not set_differences(capture.tables, many)
 

@@ -140,7 +140,8 @@ def runnable(plan: ReplayPlan) -> bool:
         ({"apis": frozenset({ApiKey.FETCH})}, {"Fetch"}),
         ({"topics": frozenset({"?"}), "apis": frozenset({ApiKey.FETCH, ApiKey.HEARTBEAT})},
          {"Fetch", "Heartbeat"}),
-        ({"topics": frozenset({"T*"})}, {"Heartbeat", "Metadata"}),
+        ({"topics": frozenset({"T*"})}, {"Fetch", "Heartbeat", "Metadata"}),
+        ({"topics": frozenset({"x*"})}, {"Heartbeat", "Metadata"}),
         ({"groups": frozenset({"*"})}, {"Fetch", "Heartbeat", "Metadata"}),
         ({"groups": frozenset({"x*", "h"})}, {"Fetch", "Metadata"}),
         ({"client_ids": frozenset({"[a-z]"})}, set()),
@@ -148,7 +149,9 @@ def runnable(plan: ReplayPlan) -> bool:
     ],
 )  # fmt: skip
 def test_names_are_chosen_by_patterns(chosen: dict[str, frozenset[Any]], apis: set[str]) -> None:
-    """A fetch of topic "t", a heartbeat of group "g", Metadata of all topics, of client "c"."""
+    """A fetch of topic "t", a heartbeat of group "g", Metadata of all topics, of client "c".
+
+    Names match in any case."""
     made = workload(
         [exchange(0, each, at, at + 1, answer) for at, (each, answer) in enumerate([
             (fetch(0), fetched(0)),
