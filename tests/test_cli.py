@@ -1,5 +1,6 @@
 """The command line as a user meets it: exit codes, one clear line, what is left behind."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import dpkt
 import pytest
+from typer.testing import CliRunner
 
-from kdissect.cli import _is_cut_import
+import kdissect
+from kdissect.cli import _is_cut_import, app
 from kdissect.cli.common import some_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -205,6 +208,26 @@ def test_an_interrupt_that_a_compiled_module_hides() -> None:
     assert _is_cut_import(raised(ImportError, KeyboardInterrupt))
     assert not _is_cut_import(raised(ImportError, ValueError))
     assert not _is_cut_import(raised(ValueError, KeyboardInterrupt))
+
+
+def test_an_interrupt_of_the_summary(
+    tmp_path: Path, captures: Path, in_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables are written: the run succeeded, and says so."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kdissect.cli.dissect._start_spark", lambda *_: None)
+    monkeypatch.setattr("kdissect.cli.dissect._progress", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("kdissect.summary.summarise", interrupted)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        app, ["dissect", str(captures / "librdkafka.pcap"), "--out", str(out)]
+    )
+    assert done.exit_code == 0
+    assert f"interrupted; {out} is written" in done.stderr
+    assert kdissect.open(out).exchanges.num_rows > 300
 
 
 def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:

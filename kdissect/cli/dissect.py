@@ -150,10 +150,7 @@ def dissect_command(
     with _spark_log() as log_path:
         start = Background(lambda: _start_spark(master, settings, log_path))
         hash_ahead(inputs)
-        import pyarrow as pa
-
-        from kdissect import api
-        from kdissect.summary import print_summary, summarise
+        from kdissect import api, summary  # noqa: F401  (the JVM starts meanwhile)
 
         spark = start.result()
         session_start_s = time.perf_counter() - began
@@ -179,6 +176,18 @@ def dissect_command(
                 spool=spool,
                 session_start_s=session_start_s,
             )
+    try:
+        _print_result(tables, captures, out, as_json, quiet)
+    except KeyboardInterrupt:  # too late to change anything
+        say(f"interrupted; {out} is written")
+
+
+def _print_result(tables: Any, captures: list[str], out: str, as_json: bool, quiet: bool) -> None:
+    """The notes, the warnings and the summary of a run whose tables are written."""
+    import pyarrow as pa
+
+    from kdissect.summary import print_summary, summarise
+
     for note in tables.notes:
         say(f"note: {note}")
     try:
