@@ -34,7 +34,6 @@ from kdissect.sql.views import connect, literal, make_views
 MEMORY_LIMIT = "1GiB"
 BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # the values of records may be long
 INTERRUPT_S = 10  # a query that was told to end is waited for so long
-_INTERRUPT_TRIES = 50
 
 _NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
 _TABLE_FUNCTIONS = frozenset(
@@ -136,11 +135,8 @@ class Database:
             try:
                 return given.result()
             except KeyboardInterrupt:
-                # again and again: an interrupt before the query began is lost
-                for _ in range(_INTERRUPT_TRIES):
-                    self._connection.interrupt()
-                    if wait([given], INTERRUPT_S / _INTERRUPT_TRIES).done:
-                        break
+                self._connection.interrupt()
+                wait([given], INTERRUPT_S)
                 raise
 
     def query(self, query: str) -> pa.Table:
