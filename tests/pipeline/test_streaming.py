@@ -478,11 +478,11 @@ def test_a_file_that_may_be_read_now(folder, put, monkeypatch):
     )
     stream = Query(folder, complete_after_s=1e-9).stream()
     files = stream.latest(stream.first())["files"]
-    assert [time_ns for time_ns, _ in files] == [folder_stream.NEVER] * 2
+    assert [time_ns for time_ns, _ in files] == [folder_stream.NO_TIME_YET] * 2
     monkeypatch.undo()
     (folder / "part0.pcap").chmod(0o640)
     assert [
-        time_ns < folder_stream.NEVER for time_ns, _ in stream.latest(stream.first())["files"]
+        time_ns < folder_stream.NO_TIME_YET for time_ns, _ in stream.latest(stream.first())["files"]
     ] == [True, False]
 
 
