@@ -150,7 +150,7 @@ def dissect_command(
     with _spark_log() as log_path:
         start = Background(lambda: _start_spark(master, settings, log_path))
         hash_ahead(inputs)
-        from kdissect import api, summary  # noqa: F401  (the JVM starts meanwhile)
+        from kdissect import api
 
         spark = start.result()
         session_start_s = time.perf_counter() - began
