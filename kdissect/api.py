@@ -1,4 +1,4 @@
-"""The public Python API: `read`, `open`, `dissect`, and the table handles they give."""
+"""The public Python API: `read`, `open`, `dissect`, and the table sets that they return."""
 
 from __future__ import annotations
 
@@ -59,27 +59,29 @@ if TYPE_CHECKING:
     from kdissect.sql import Database
 
 PathLike = str | os.PathLike[str]
-Time = str | float | datetime  # as `kdissect.pipeline.filters.time_ns` reads it
+# a time as users write it; `kdissect.pipeline.filters.time_ns` parses it
+Time = str | float | datetime
 Filter = Any  # a pyarrow.dataset.Expression, or None
 _LISTED_ROWS = 10
 
 
 class Table:
-    """One table: a handle on rows in memory or in Parquet files, read when asked."""
+    """One table of a set: rows in memory or in Parquet files, read on first use."""
 
     def __init__(self, name: str, source: pads.Dataset | Callable[[], pads.Dataset]) -> None:
-        """source: the rows, or what opens them at the first use."""
+        """source: the rows, or a function that opens them on first use."""
         self.name = name
         self._source = source
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Files travel as their names, rows in memory as they are."""
+        """Pickle a table: file names for rows in files, the rows themselves for rows in memory."""
         if isinstance(self.dataset, pads.InMemoryDataset):
             return _unpickled, (self.name, self.dataset.to_table())
         return Table, (self.name, self.dataset)
 
     @property
     def schema(self) -> pa.Schema:
+        """The Arrow schema of the table, without reading rows."""
         return self.dataset.schema
 
     @property
@@ -91,23 +93,28 @@ class Table:
 
     @property
     def num_rows(self) -> int:
+        """The number of rows, counted from the Parquet footers if the rows are in files."""
         return int(repeated(self.dataset.count_rows))
 
     def to_arrow(self, columns: Sequence[str] | None = None, filter: Filter = None) -> pa.Table:
-        """Rows as a pyarrow.Table; `filter` is a pyarrow.dataset expression."""
+        """Read rows into memory as a pyarrow.Table.
+
+        columns: names of the columns to read (default: all). filter: a pyarrow.dataset expression.
+        """
         chosen = None if columns is None else list(columns)
         return repeated(lambda: self.dataset.to_table(columns=chosen, filter=filter))
 
     def to_pandas(
         self, columns: Sequence[str] | None = None, filter: Filter = None
     ) -> pd.DataFrame:
-        """Rows as a pandas frame."""
+        """Read rows into a pandas DataFrame; arguments as for `to_arrow`. Needs pandas."""
         return self.to_arrow(columns, filter).to_pandas()
 
     def to_batches(
         self, columns: Sequence[str] | None = None, filter: Filter = None
     ) -> Iterator[pa.RecordBatch]:
-        """Rows as record batches, in bounded memory."""
+        """Yield rows as record batches, so that memory stays bounded; arguments as for
+        `to_arrow`."""
         chosen = None if columns is None else list(columns)
         yield from self.dataset.to_batches(columns=chosen, filter=filter)
 
@@ -124,7 +131,7 @@ class Table:
 
 
 def _passing(exchanges: Table, selection: Selection) -> tuple[pa.Array, pa.Array]:
-    """The ids of the exchanges that pass, and of their connections."""
+    """(ids of the selected exchanges, ids of their connections), both int64."""
     exchange_ids, connection_ids = [], []
     for batch in exchanges.to_batches(selection.columns):
         rows = pa.Table.from_batches([batch])
@@ -139,7 +146,7 @@ def _passing(exchanges: Table, selection: Selection) -> tuple[pa.Array, pa.Array
 
 
 def _having(rows: pa.Table, column: str, values: pa.Array) -> pa.Table:
-    """The rows whose list has one of the values."""
+    """The rows whose list column `column` contains at least one of `values`."""
     lists = rows[column].combine_chunks()
     has = np.zeros(len(rows), np.bool_)
     parents = pc.list_parent_indices(lists).to_numpy()
@@ -156,10 +163,10 @@ def _unpickled(name: str, rows: pa.Table) -> Table:
 
 
 class Tables:
-    """A table set: every table by attribute, `api(name)` or `internal(name)`.
+    """A table set. Read a table as an attribute, or by `api(name)`, `internal(name)` or `[name]`.
 
-    It can be pickled, for other processes: of files their names travel, which must be there too,
-    of tables in memory all rows.
+    A set can be pickled for other processes. Rows in memory travel with it; rows in files do not,
+    so the other process must be able to open the same files.
     """
 
     captures: Table
@@ -177,14 +184,15 @@ class Tables:
     def __init__(
         self, tables: dict[str, Table], manifest: dict[str, Any], notes: Sequence[str] = ()
     ) -> None:
-        """notes: what the run that made them has to say beside the rows."""
+        """notes: messages of the run that made the tables, for the user."""
         self._tables = tables
         self.manifest = manifest
         self.notes = list(notes)
 
     @property
     def names(self) -> list[str]:
-        """Names of all tables: the fixed ones, then apis/ and internal/ as met."""
+        """Names of all tables: first the fixed ones, then those under apis/ and internal/,
+        sorted."""
         rest = sorted(name for name in self._tables if name not in FIXED_TABLES)
         return [*FIXED_TABLES, *rest]
 
@@ -201,7 +209,8 @@ class Tables:
             raise KeyError(f"no table {name!r}; {there}") from None
 
     def _near(self, name: str) -> list[str]:
-        """Tables whose last name comes near: ``apis/Fetch`` to "fetch" and "apis/Fecth"."""
+        """Names of tables that look like `name`: "fetch" and "apis/Fecth" both give
+        ``apis/Fetch``."""
         last = {each: each.rpartition("/")[2].lower() for each in self.names}
         plain = name.rpartition("/")[2].lower()
         near = difflib.get_close_matches(plain, set(last.values()), 3, 0.7)
@@ -216,34 +225,46 @@ class Tables:
         return name in self._tables
 
     def api(self, name: str) -> Table:
-        """Decoded messages of one API, by Kafka's name of it ("Fetch")."""
+        """The decoded requests and responses of one API, by Kafka's name of it ("Fetch").
+
+        Raises KeyError if the captures hold no such message.
+        """
         return self[f"apis/{name}"]
 
     def internal(self, name: str) -> Table:
-        """Decoded records of internal topics, by the definition's name ("OffsetCommit")."""
+        """The decoded records of an internal topic, by the name of their definition
+        ("OffsetCommit").
+
+        Raises KeyError if the captures hold no such record.
+        """
         return self[f"internal/{name}"]
 
     def sql(self, query: str, *, memory_limit: str | None = None) -> pa.Table:
-        """Rows of a query that DuckDB answers; every table is a view.
+        """Run one SQL query with DuckDB over the tables; returns the rows.
 
-        Views are `exchanges`, `api_fetch` for ``apis/Fetch``, `internal_offset_commit`. A query is
-        one statement that reads; anything else, and wrong SQL, raises ValueError (`QueryError`).
+        Every table is a view: `exchanges`, `api_fetch` for ``apis/Fetch``,
+        `internal_offset_commit`. A query is one statement that only reads. Raises ValueError
+        (`QueryError`) for any other statement and for wrong SQL.
+        memory_limit: DuckDB's, for example "2GB".
         """
         with self.database(memory_limit=memory_limit) as database:
             return database.query(query)
 
     def database(self, *, memory_limit: str | None = None) -> Database:
-        """The tables as views of a DuckDB database: for several queries, or streamed results."""
+        """Open a DuckDB database with every table as a view, for several queries or streamed
+        results."""
         from kdissect.sql import Database
 
         sources = {name: table.dataset for name, table in self._tables.items()}
         return Database(sources, memory_limit=memory_limit)
 
     def select(self, selection: Selection) -> Tables:
-        """The tables with the rows of the exchanges that pass, read when asked.
+        """Return a set that holds only the selected exchanges and the rows that belong to them.
 
-        Of `connections` those with such an exchange, of `anomalies` those of such a connection or
-        of none; `captures`, `topics` and `brokers` are whole. The manifest's totals count them.
+        `connections` keeps those with a selected exchange. `anomalies` keeps those of such a
+        connection and those without a connection. `captures`, `topics` and `brokers` keep all rows.
+        The manifest's totals are the counts after the selection. The ids are read now, other rows
+        on first use.
         """
         exchange_ids, connection_ids = _passing(self.exchanges, selection)
         is_exchange = pc.field("exchange_id").isin(exchange_ids)
@@ -271,13 +292,17 @@ class Tables:
 
     @property
     def plot(self) -> Plots:
-        """Plots for notebooks (Altair): timeline, latency, topics_by_client, group, sequence."""
+        """Altair charts for notebooks: timeline, latency, topics_by_client, group, sequence."""
         from kdissect.plot import Plots
 
         return Plots(self)
 
     def write(self, out: PathLike, *, overwrite: bool = False) -> Tables:
-        """Write the table set that `dissect` would write; returns it, opened."""
+        """Write the set to the folder or URL `out`, as `dissect` would; returns it opened from
+        there.
+
+        Raises OutputError if `out` exists (without `overwrite`) or cannot be written.
+        """
         target = os.fspath(out)
         with writing(target, overwrite), staging(target) as run_id:
             sink = ParquetSink(target, run_id, "w00000")
@@ -307,7 +332,7 @@ def _paths(paths: PathLike | Sequence[PathLike]) -> list[str]:
 
 
 def _ports(given: int | Sequence[int]) -> tuple[int, ...]:
-    """One port, or several. Raises ValueError for what is no number."""
+    """One port or several as a tuple. Raises ValueError if `given` is no number."""
     several = (given,) if isinstance(given, int | str) else given
     try:
         return tuple(operator.index(port) for port in several)
@@ -330,16 +355,19 @@ def read(
     split_bytes: int | None = None,
     spool: str | None = None,
 ) -> Tables:
-    """Dissect captures (files, folders, globs) in this process; the tables stay in memory.
+    """Dissect captures (files, folders, globs) in this process and keep the tables in memory.
 
-    payload: "full", "keys", "hash" or "none", how much of the records' keys and values is shown.
+    ports: TCP ports on which to expect Kafka; detection still looks at the bytes.
+    reveal_secrets: show passwords, tokens and sensitive configuration values.
+    payload: how much of the records' keys and values to show: "full", "keys", "hash" or "none".
     decode_values: "json", "string" or "schema-registry-id" adds columns to `records`.
-    keylog: files with the secrets of TLS connections, in the format of SSLKEYLOGFILE.
-    hosts: addresses; only connections of theirs. time_from, time_to: only exchanges that begin in
-    this range (datetime, RFC 3339 or seconds since 1970; the end is outside).
-    limits: how far an input may go before it is a fault, by name (docs/limits.md).
-    Raises ValueError for an option's value, CaptureError when a named file is missing or is no
-    capture.
+    keylog: files with TLS session secrets, in the format of SSLKEYLOGFILE.
+    hosts: IP addresses; keep only connections from or to one of them.
+    time_from, time_to: keep only exchanges that begin in [time_from, time_to). A time is a
+    datetime, text in RFC 3339, or seconds since 1970.
+    limits: largest values accepted from a capture, by name (docs/limits.md).
+    split_bytes: bytes of a capture per scan task. spool: folder for unpacked copies.
+    Raises ValueError for a wrong option, CaptureError if a named file is missing or is no capture.
     """
     options = Options(
         ports=_ports(ports),
@@ -367,9 +395,9 @@ def read(
 
 
 def open_tables(path: PathLike) -> Tables:
-    """Open a table set, in a folder or at a URL of an object store, lazily.
+    """Open a table set in a folder or at a URL of an object store; rows are read on first use.
 
-    Raises CaptureError where there is none. `notes` say so if an older kdissect wrote it.
+    Raises CaptureError if there is no table set. `notes` has a line if an older kdissect wrote it.
     """
     root = os.fspath(path)
     manifest = read_manifest(root)
@@ -387,7 +415,8 @@ def open_tables(path: PathLike) -> Tables:
 
 
 def require_columns(tables: Tables) -> None:
-    """Raise CaptureError if an older kdissect wrote the set, without columns that are there now."""
+    """Raise CaptureError if the set lacks columns of `exchanges` because an older kdissect wrote
+    it."""
     there = tables.exchanges.schema.names
     missing = [name for name in FIXED_TABLES["exchanges"].names if name not in there]
     if missing:
@@ -398,7 +427,7 @@ def require_columns(tables: Tables) -> None:
 
 
 def _written(root: str, manifest: dict[str, Any]) -> Tables:
-    """A set that was just written. It is not read before its rows are: writing it succeeded."""
+    """The set that was just written to `root`; its files are opened on first use only."""
     tables = {
         name: Table(name, partial(dataset, root, entry["files"]))
         for name, entry in manifest["tables"].items()
@@ -428,14 +457,19 @@ def dissect(
     spool: str | None = None,
     session_start_s: float = 0.0,
 ) -> Tables:
-    """Dissect captures on the caller's Spark session into a table set at `out`.
+    """Dissect captures on the caller's Spark session and write a table set to `out`.
 
-    The session is used, never stopped. Options as in `read`. Raises CaptureError for unusable
-    inputs, OutputError when `out` exists (without `overwrite` or `append`) or cannot be written;
-    what was there stays intact. keep_state: save what a later append needs beside the tables.
-    append: add these captures to the set at `out`, as if all had been read at once
-    (pipeline/append.py). The captures of a set without state are read again, and with `read_again`
-    always; they must be where they were then. `notes` of the result say why, and what differs.
+    The session is used and never stopped. Other options are those of `read`.
+    overwrite: replace a table set at `out`.
+    append: add the captures to the set at `out`, as if all had been read at once
+    (pipeline/append.py). If the set was written without state, its captures are read again, so they
+    must still be in place.
+    keep_state: save the state that a later append needs, beside the tables.
+    read_again: append by reading the captures of the set again in any case.
+    session_start_s: seconds that starting the session took, for the manifest's timings.
+    The `notes` of the result say why captures were read again and what differs from one run.
+    Raises CaptureError for unusable inputs, OutputError if `out` exists (without `overwrite` or
+    `append`) or cannot be written. After an error `out` is as it was before.
     """
     from kdissect.pipeline import spark as on_spark
     from kdissect.pipeline import spark_session
@@ -479,9 +513,9 @@ def dissect(
 
 @dataclass(slots=True)
 class _Run:
-    """One call of `dissect`: a run over captures, or behind those of a set.
+    """One call of `dissect`: dissects the captures, or adds them to an existing set.
 
-    manifest: what was written, empty if there was nothing new.
+    manifest: of the written set; empty if there was nothing new to add.
     """
 
     spark: SparkSession
@@ -495,7 +529,7 @@ class _Run:
     manifest: dict[str, Any] = field(default_factory=dict)
 
     def appending(self, paths: list[str], options: Options, read_again: bool) -> list[str]:
-        """Add these captures to the set at `target`; notes for the user."""
+        """Add the captures to the set at `target`; returns notes for the user."""
         notes: list[str] = []
         try:
             going = append_plan(self.target, paths, options, read_again)
@@ -511,7 +545,8 @@ class _Run:
         return notes
 
     def over(self, paths: list[str], options: Options, read_again: str | None = None) -> None:
-        """Dissect all of these captures; read_again: why those of a set are among them."""
+        """Dissect all of `paths`; read_again: the reason if captures of an existing set are
+        among them."""
         with planned(paths, options, self.cores, self.spool, self.walk_pieces) as plan:
             reason: str | None = "it was written without --keep-state"
             if self.keeps:
@@ -520,7 +555,7 @@ class _Run:
             self._done(plan, None, reason, {"read_again": read_again} if read_again else None)
 
     def after_set(self, going: AppendPlan) -> list[str]:
-        """Dissect the new captures of a set; notes of exceptions. Raises ReadAgainError."""
+        """Dissect the new captures only; returns notes on what differs. Raises ReadAgainError."""
         with planned_append(going, self.cores, self.spool) as plan:
             return self._done(plan, going, None, {"read_again": None})
 

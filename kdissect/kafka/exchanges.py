@@ -367,7 +367,7 @@ class Paired:
         """Exchanges of which only the response is there."""
         return np.flatnonzero(self.pairs.request < 0)
 
-    def asked(self) -> npt.NDArray[np.int64]:
+    def requested_versions(self) -> npt.NDArray[np.int64]:
         """int64[n, 3]: connection, api key and api version of the requests, each once."""
         found = np.zeros((0, 3), np.int64)
         columns = [frame_tables.CONNECTION, frame_tables.API_KEY, frame_tables.VERSION]
@@ -440,7 +440,7 @@ class AssembledExchanges:
         """Exchanges of which only the response was captured."""
         return np.flatnonzero(self.assembly.exchanges["request"]["size"] < 0)
 
-    def asked(self) -> Ints:
+    def requested_versions(self) -> Ints:
         """`requests`."""
         return self.requests
 

@@ -1,1 +1,1 @@
-"""The steps composed, in process and on Spark."""
+"""The steps of a run, scan to analyse, in this process and on Spark."""

@@ -1,4 +1,4 @@
-"""Analyse: all events of one key to the tables that tell stories."""
+"""Analyse: build the tables that need all events of one key, such as a consumer group's history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kdissect.stories.analyse import analyse as read_stories
 
 
 def analyse(events: list[bytes], sink: Sink) -> dict[str, Any]:
-    """Write the tables that all events of one key make; returns the timings."""
+    """Write the tables built from all events of one key; returns the timings in seconds."""
     began = time.perf_counter()
     for name, table in read_stories(events):
         sink(name, table)

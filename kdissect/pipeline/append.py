@@ -1,31 +1,31 @@
-"""``--append``: a table set and the next captures become one set.
+"""``--append``: add new captures to an existing table set.
 
 Theory of operation
 -------------------
-A run with ``--append`` or ``--keep-state`` leaves beside its tables the state that the next one
-needs, in files of ``_state/`` that the manifest lists: the open connections
-(`resume.connection_state`), events of groups, producers and fetch sessions, and one file with the
-rest: facts of topics and brokers, counts of the captures, names that rows lack.
+A run with ``--append`` or ``--keep-state`` saves the state that the next append needs. The state
+lies beside the tables, in files of ``_state/`` that the manifest lists. It has the open connections
+(`resume.connection_state`), the events of groups, producers and fetch sessions, and one file with
+the rest: facts about topics and brokers, counts of the captures, and names that rows lack.
 
-Rows come in two kinds of files. No append reads or replaces *final* ones. The others hold *open*
-rows: connections that go on and exchanges that are not complete (made of the state), the stories of
-groups, transactions and fetch sessions (made of all events), and `captures`, `topics` and
-`brokers`. Each append writes them anew and drops the earlier ones. So an append costs what the new
-captures cost, what was open, and one look at the events.
+Rows go to two kinds of files. *Final* files are never read or replaced by an append. The others are
+written anew by each append, which drops the earlier ones. They hold *open* rows: connections that
+may continue and exchanges that are not complete (built from the saved state), the tables built from
+all events (groups, transactions, fetch sessions), and `captures`, `topics` and `brokers`. So the
+cost of an append is that of the new captures, of the open rows, and of reading the events once.
 
-The steps are those of any run. The plan names the captures of the set first, without reading them.
-The files of open connections are tasks of the scan, which sends each connection to its bucket. A
-bucket is one window of `resume.carry`. Bytes that lie in no capture of this run travel with their
-exchanges (`kafka.assembly.Carried`).
+The steps are those of any run. The plan lists the captures of the set first but does not read them.
+Each file of open connections is a task of the scan, which sends every connection to its bucket. A
+bucket is one window of `resume.carry`. Bytes from captures that this run does not read travel with
+their exchanges (`kafka.assembly.Carried`).
 
-The rows are those of one run over all captures, except what `saved_state.EXCEPTIONS` names. Each
-exception is counted in a row of `anomalies`, and printed.
+The rows equal those of one run over all captures, with the exceptions that `saved_state.EXCEPTIONS`
+lists. Each exception is counted in a row of `anomalies` and printed.
 
-A set without a usable state is read again, from captures that must be where they were, and
-`read_again` of the manifest's `append` says why. ``--read-again`` always does.
+If a set has no usable state, its captures are read again and must still be in place; the manifest's
+`append.read_again` gives the reason. ``--read-again`` does this always.
 
-A run that fails leaves the old set: `table_set.commit` replaces the manifest last, and files that
-the new one lists too stay where they are.
+If a run fails, the old set stays valid: `table_set.commit` replaces the manifest last, and files
+that both manifests list do not move.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from kdissect.pipeline.table_set import absolute, has_set, read_manifest
 from kdissect.pipeline.table_writer import StagedFile
 
 STATE_VERSION = 3
-DISORDER_NS = 100_000_000  # by which a capture may begin before the end of the one before it
+DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
 
-# Options that say what is in the rows; the others say how the work is done, or only add certainty.
+# Options that change the rows. The others change how the work is done, or only add information.
 _SAME = ("reveal_secrets", "payload", "decode_values", "hosts", "time_from_ns", "time_to_ns",
          "limits")  # fmt: skip
 
@@ -64,11 +64,11 @@ _SAME = ("reveal_secrets", "payload", "decode_values", "hosts", "time_from_ns", 
 def extended(
     out: str, paths: Sequence[str], options: Options, reason: str = ""
 ) -> tuple[list[str], Options]:
-    """(the captures of the set at `out` and the new ones, options of both).
+    """(captures of the set at `out` followed by the new ones, the options merged from both).
 
-    Where there is no set yet, the new ones alone. Raises CaptureError for a capture of the set that
-    is gone or was cut, OutputError where the set was made with other options. reason: why they are
-    read again, for that error.
+    Without a set at `out`: the new captures alone. reason: why the old captures must be read again;
+    it becomes part of the error. Raises CaptureError if a capture of the set is gone or shorter
+    than it was, OutputError if the set was made with other options.
     """
     if not has_set(out):
         return list(paths), options
@@ -85,11 +85,11 @@ def extended(
 
 
 def _is_there(out: str, item: dict[str, Any], reason: str) -> bool:
-    """True for a capture that can be read again; False for what was no capture the first time."""
+    """Whether a capture can be read again. False for a file that was no capture the first time."""
     if not item.get("is_capture", True):
         return False
     if is_remote(item["path"]):
-        return True  # looked at when it is read
+        return True  # checked when it is opened
     path = Path(item["path"])
     why = f"; it must be read again: {reason}" if reason else ""
     if not path.is_file():
@@ -116,14 +116,15 @@ def _check_same(out: str, before: dict[str, Any], options: Options) -> None:
 
 
 class ReadAgainError(Exception):
-    """Why all captures of a set must be read again."""
+    """All captures of the set must be read again; the message gives the reason."""
 
 
 @dataclass(slots=True)
 class AppendPlan:
-    """A set, and the inputs that are new to it (`known` ones are in it already).
+    """An existing set, its saved state, and the inputs that are new to it.
 
-    state: of the manifest; document: of its file of what was known.
+    state: `state` of the manifest. document: content of the state's file of facts and counts.
+    known: paths that the set already contains.
     """
 
     manifest: dict[str, Any]
@@ -136,19 +137,19 @@ class AppendPlan:
 
     @property
     def final(self) -> dict[str, dict[str, Any]]:
-        """By table: rows and files that stay."""
-        found: dict[str, dict[str, Any]] = self.state["final"]
-        return found
+        """By table: row count and files that no append replaces."""
+        tables: dict[str, dict[str, Any]] = self.state["final"]
+        return tables
 
 
 def append_plan(
     out: str, paths: Sequence[str], options: Options, read_again: bool = False
 ) -> AppendPlan | None:
-    """How to append to the set at `out` by its state; None where there is no set.
+    """How to append to the set at `out` from its saved state; None if there is no set.
 
-    Raises ReadAgainError if its captures must be read again, or shall be (read_again), CaptureError
-    for a named file that is missing or no capture, OutputError if the set was made with other
-    options.
+    Raises ReadAgainError if the captures of the set must be read again, or `read_again` is set;
+    CaptureError if a named file is missing or no capture; OutputError if the set was made with
+    other options.
     """
     if not has_set(out):
         return None
@@ -202,18 +203,20 @@ def append_plan(
 
 
 def is_the_same(path: str, known: dict[str, Any], changed_ns: dict[str, int]) -> bool:
-    """Whether a file is as it was when it was read: by size and time of change, or its bytes."""
+    """Whether a file still has the bytes that were read: by size and time of change, or by its
+    hash."""
     if is_remote(path):
         return False
-    found = os.stat(path)
-    if found.st_size != known["size"]:
+    state = os.stat(path)
+    if state.st_size != known["size"]:
         return False
-    return found.st_mtime_ns == changed_ns.get(path) or hashed(path).sha256 == known["sha256"]
+    return state.st_mtime_ns == changed_ns.get(path) or hashed(path).sha256 == known["sha256"]
 
 
 @contextmanager
 def planned_append(going: AppendPlan, parallelism: int, spool_dir: str | None) -> Iterator[RunPlan]:
-    """The plan of a run over the new inputs; ReadAgainError where they do not come behind."""
+    """The plan of a run over the new inputs. Raises ReadAgainError if they begin before the set
+    ends."""
     before = going.before
     with planned_inputs(going.inputs, going.options, parallelism, spool_dir) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
@@ -223,7 +226,7 @@ def planned_append(going: AppendPlan, parallelism: int, spool_dir: str | None) -
 
 
 def after_set(plan: RunPlan, going: AppendPlan) -> RunPlan:
-    """The plan with the captures of the set before its own, which nothing reads."""
+    """The plan with the captures of the set listed first. No step reads those captures."""
     count = going.before.captures
     new = [replace(info, source=info.source + count) for info in plan.captures if info.source >= 0]
     captures = (
@@ -247,7 +250,7 @@ def after_set(plan: RunPlan, going: AppendPlan) -> RunPlan:
 
 
 def _moved(joined: Joined | None, count: int) -> Joined | None:
-    """With sources behind `count` others."""
+    """Joined IP fragments whose source numbers are increased by `count`."""
     if joined is None:
         return None
     segments, completed, faults = (
@@ -260,15 +263,15 @@ def _moved(joined: Joined | None, count: int) -> Joined | None:
     return Joined(batch, completed, faults, joined.ignored_count)
 
 
-def _info(told: dict[str, Any]) -> CaptureInfo:
-    return CaptureInfo(**{**told, "link_types": tuple(told["link_types"]), "secrets": ()})
+def _info(document: dict[str, Any]) -> CaptureInfo:
+    return CaptureInfo(**{**document, "link_types": tuple(document["link_types"]), "secrets": ()})
 
 
 # -- what a run leaves ----------------------------------------------------------------------
 
 
 def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str | None:
-    """Why a run keeps no state; None where it does."""
+    """Why a run cannot save its state; None if it can."""
     if is_remote(out):
         return "the set is in an object store"
     if any(version is not None for version in plan.versions):
@@ -287,7 +290,7 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
 def state_to_save(
     plan: RunPlan, state: dict[str, Any], going: AppendPlan | None, files: StateFiles
 ) -> tuple[dict[str, Any], list[StagedFile]]:
-    """(the manifest's `state`, files of it) of a run that kept what is needed."""
+    """(the `state` entry of the manifest, its files) of a run that saved state."""
     reason = state.get("reason")
     if plan.fragments is not None or any(info.secrets for info in plan.captures):
         reason = "the captures have IP fragments or hold secrets of TLS"
@@ -309,7 +312,7 @@ def state_to_save(
         "names_used": used.to_json(),
     }
     known = files.write(KNOWN_FILE, [json.dumps(document).encode()])
-    staged = [StagedFile(**told) for told in [*state["files"], known]]
+    staged = [StagedFile(**entry) for entry in [*state["files"], known]]
     events = going.state["events"] if going is not None else []
     return {"version": STATE_VERSION, "known": None, "open": [], "events": events}, staged
 
@@ -319,7 +322,7 @@ def _told(info: CaptureInfo) -> dict[str, Any]:
 
 
 def _changed_ns(plan: RunPlan) -> dict[str, int]:
-    """Times of change of the captures that this run read, where they are files."""
+    """Times of change (ns since 1970) of the captures that this run read, for local files."""
     infos = plan.captures[plan.earlier_count :]
     return {
         info.path: os.stat(info.path).st_mtime_ns for info in infos if os.path.isfile(info.path)
@@ -327,12 +330,12 @@ def _changed_ns(plan: RunPlan) -> dict[str, int]:
 
 
 def exception_notes(state: dict[str, Any]) -> list[str]:
-    """What a run could not make equal to one run over all captures."""
+    """One note per kind of difference between this append and one run over all captures."""
     counts = {name: state.get(name, 0) for name in EXCEPTIONS}
     return [f"{counts[name]:,} {EXCEPTIONS[name]}" for name in counts if counts[name]]
 
 
 def unread(out: str, inputs: list[InputFile]) -> list[InputFile]:
-    """The inputs that are not of the set at `out`, as far as their paths tell."""
+    """The inputs whose paths are not listed in the set at `out`."""
     listed = {item["path"] for item in read_manifest(out)["inputs"]} if has_set(out) else set()
     return [item for item in inputs if item.path not in listed]

@@ -1,8 +1,8 @@
-"""Assemble: the segments of one bucket to exchanges, keyed by the slot that decodes them.
+"""Assemble: turn the segments of one bucket into exchanges, keyed by the slot that decodes them.
 
-A plain run makes the exchanges of a bucket part by part, from frames and pairs that may lie in
-files. For a run that saves or resumes state, a bucket is one window of `resume.carry`. Both ways
-give exchanges and an `AssembledBucket`; `assemble` makes rows of these.
+A plain run builds the exchanges of a bucket part by part, from frames and pairs that may lie in
+files. A run that saves or resumes state treats a bucket as one window of `resume.carry`. Both ways
+give exchanges and an `AssembledBucket`, from which `assemble` makes rows.
 """
 
 from __future__ import annotations
@@ -55,16 +55,18 @@ from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.connections import connections_table
 from kdissect.tables.redaction import SECRET_APIS, TEXT
 
-SEGMENTS_MAX = 1_000_000  # of a bucket whose state is saved: all of it is assembled in memory
-STATE_BYTES_MAX = 256 << 20  # of carried bytes of a bucket
+SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembled in memory
+STATE_BYTES_MAX = 256 << 20  # of carried payload per bucket
 TOO_MUCH = "there are too many packets, connections or open bytes"
 
-_FINAL, _OPEN, WRITTEN = 0, 1, 2  # exchange rows: to stay, to be replaced, of an earlier run
+# exchange rows: stay; replaced by the next append; written by an earlier run
+_FINAL, _OPEN, WRITTEN = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class ResumedConnections:
-    """Connections of earlier runs, and the window of this run. requests: of `requests_seen`."""
+    """Connections of earlier runs and the window of this run. requests: result of
+    `requests_seen`."""
 
     carry: ConnectionCarry
     window: AppendedWindow
@@ -73,12 +75,14 @@ class ResumedConnections:
 
 @dataclass(frozen=True, slots=True)
 class AssembledBucket:
-    """What the segments of a bucket come to, except its exchanges.
+    """Everything that the segments of a bucket give, except its exchanges.
 
-    assembly: without exchanges; its extents are those of anomalies. sources: where these bytes are.
-    lane: uint8[exchanges], FINAL, OPEN or WRITTEN. open_connections, open_anomalies: bool by row.
-    notes: faults of no single connection. given_up: by source, packets of connections beyond the
-    limit. resumed: if the run saves its state. no_state_reason: why it cannot.
+    assembly: without exchanges; its extents are those of anomalies. sources: where the bytes are.
+    lane: uint8[exchanges], _FINAL, _OPEN or WRITTEN.
+    open_connections, open_anomalies: bool per row.
+    notes: anomalies that belong to no single connection.
+    given_up: packets of connections beyond the limit, by source number.
+    resumed: set if the run saves its state. no_state_reason: why it cannot.
     """
 
     assembly: Assembly
@@ -95,9 +99,10 @@ class AssembledBucket:
 def assemble(
     plan: RunPlan, sources: Sources, rows: Iterable[Row], files: StateFiles | None = None
 ) -> Iterator[Row]:
-    """All rows of one bucket, in order, to rows keyed by slot; files: where the state goes."""
+    """Turn all rows of one bucket, in order, into rows keyed by slot. files: receives the saved
+    state."""
     began = time.perf_counter()
-    # payload that comes along is in the order of the segments
+    # with copied payload, segments must stay in the order of that payload
     gathered = Gathered(keep_order=sources.is_far)
     states: list[ConnectionState] = []
     number = 0
@@ -117,7 +122,7 @@ def assemble(
     if sources.is_far:
         sources = sources.holding([batch.segments], payload.data())
     is_resumed = plan.keeps and (plan.before is not None or _fits_memory(plan, batch))
-    batches = [batch]  # taken out early by what assembles it
+    batches = [batch]  # a list, so that the callee can drop the batch early
     del gathered, batch
     exchanges: Exchanges
     if is_resumed:
@@ -135,7 +140,7 @@ def assemble(
         for slot, data in part.packed:
             yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
             order[slot] += 1
-    del exchanges  # frees its files
+    del exchanges  # deletes its temporary files
     learnt.finish(bucket.assembly)
     if bucket.resumed is not None:
         add_earlier_facts(bucket.resumed.window, learnt.connections)
@@ -160,7 +165,7 @@ def assemble(
 def _plain_bucket(
     plan: RunPlan, sources: Sources, batches: list[SegmentBatch], scratch: Scratch
 ) -> tuple[Paired, AssembledBucket]:
-    """A bucket that is complete in itself. batches: one, which is taken out early."""
+    """Exchanges of a bucket without state. batches: a list of one batch, which is removed early."""
     limit = plan.options.limits.connections
     followed = follow(batches.pop(), limit)
     given_up, pair_count = followed.given_up, followed.pair_count
@@ -199,7 +204,7 @@ def _paired(
 def assembled(
     plan: RunPlan, sources: Sources, batches: list[SegmentBatch]
 ) -> tuple[SegmentBatch, Assembly, Sources]:
-    """The segments of one bucket, all that they come to, and the bytes of that."""
+    """(segments of one bucket, everything assembled from them, where the bytes are)."""
     batch = follow(SegmentBatch.concat(batches), plan.options.limits.connections).batch
     paired, sources = _paired(plan, sources, [batch], MEMORY)
     return batch, paired.assembly(), sources
@@ -213,7 +218,7 @@ def _fits_memory(plan: RunPlan, batch: SegmentBatch) -> bool:
 def _resumed_bucket(
     plan: RunPlan, sources: Sources, batch: SegmentBatch, states: list[ConnectionState]
 ) -> tuple[AssembledExchanges, AssembledBucket]:
-    """A bucket whose connections go on from earlier runs, or may go on in later ones."""
+    """Exchanges of a bucket whose connections continue from earlier runs or may continue later."""
     options = plan.options
     carry = ConnectionCarry(options.stream_options, plan.key_logs(sources), SET_LIMITS, states)
     earlier = plan.earlier_count
@@ -244,10 +249,10 @@ def _resumed_bucket(
 def _carrying_earlier_bytes(
     assembly: Assembly, sources: Sources, earlier_count: int
 ) -> tuple[Assembly, Sources]:
-    """The assembly with bytes of earlier captures as carried ones: later tasks cannot read those.
+    """Copy the bytes of earlier captures into the assembly, because later tasks cannot read them.
 
-    They come after the bytes that it carries already. `exchange_index.places` finds them in the
-    first capture, so they count as bytes of an earlier one.
+    They follow the bytes that the assembly already carries. `exchange_index.places` maps them to
+    the first capture, so they count as bytes of an earlier capture.
     """
     rows = np.flatnonzero(
         (assembly.extents["source"] >= 0) & (assembly.extents["source"] < earlier_count)
@@ -274,7 +279,7 @@ def _carrying_earlier_bytes(
 def _save_state(
     plan: RunPlan, resumed: ResumedConnections, learnt: Learnt, files: StateFiles | None
 ) -> dict[str, Any]:
-    """Save the connections that go on; entries of the bucket's stats."""
+    """Save the open connections; returns entries of the bucket's stats."""
     window = resumed.window
     keep_facts(window, learnt.connections, resumed.requests)
     states = resumed.carry.states()
@@ -288,7 +293,7 @@ def _save_state(
 def _state_unavailable_reason(
     plan: RunPlan, window: AppendedWindow, states: list[ConnectionState]
 ) -> str | None:
-    """Why the state of a bucket cannot be saved, or None."""
+    """Why the state of a bucket cannot be saved; None if it can."""
     if window.is_secret:
         return "a message with secrets is not complete at the end"
     too_many = len(states) > plan.options.limits.connections
@@ -301,7 +306,7 @@ def _state_unavailable_reason(
 
 
 def _packed(plan: RunPlan, exchanges: Exchanges, bucket: AssembledBucket) -> Iterator[ExchangePart]:
-    """The exchanges, packed by slot, and what was learnt from them."""
+    """The exchanges packed by slot, with the facts learnt from them."""
     options = plan.options
 
     def pack(assembly: Assembly, learnt: Learnt, rows: slice) -> ExchangePart:
@@ -318,9 +323,9 @@ def _packed(plan: RunPlan, exchanges: Exchanges, bucket: AssembledBucket) -> Ite
 
 
 def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
-    """int64[n]: the slot of each exchange, by the place of its first captured byte.
+    """int64[n]: the slot of each exchange, from the position of its first captured byte.
 
-    Slot 0 for those that begin in no capture which this run reads.
+    Slot 0 if an exchange begins in no capture that this run reads.
     """
     place = exchange_index.places(assembly.exchanges, assembly.extents, assembly.carried)
     starts = np.array([*plan.source_start, 0], np.int64)
@@ -340,8 +345,8 @@ def _facts_rows(plan: RunPlan, number: int, learnt: Learnt) -> Iterator[Row]:
 def _tables(
     plan: RunPlan, number: int, bucket: AssembledBucket, learnt: Learnt, has_exchange: Any
 ) -> Iterator[tuple[int, str, pa.Table]]:
-    """Rows of `connections` and `anomalies`, by slot. has_exchange: bool by anomaly, its exchange
-    is a row."""
+    """Rows of `connections` and `anomalies` by slot. has_exchange: bool per anomaly, whether its
+    exchange is written."""
     assembly, options = bucket.assembly, plan.options
     overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
     stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
@@ -362,11 +367,11 @@ def _tables(
 def anomaly_tables(
     assembly: Assembly, sources: Sources, capture_ids: list[int], options: Options
 ) -> Iterator[pa.Table]:
-    """Rows of `anomalies` with the bytes that the options let show."""
+    """Rows of `anomalies`, with as many bytes of each fault as the options allow."""
     anomalies, ids = assembly.anomalies, assembly.connections["connection_id"]
     count = anomalies["extent_count"].astype(np.int64)
     if options.payload != "full":
-        count[:] = 0  # bytes of a stream may be those of records
+        count[:] = 0  # stream bytes may be those of records
     extents, owner = _shown(assembly, anomalies["extent_start"], count, options.limits.anomaly_data)
     size = np.bincount(owner, extents["length"], len(anomalies)).astype(np.int64)
     start = np.append(0, np.cumsum(np.bincount(owner, minlength=len(anomalies))))
@@ -374,7 +379,7 @@ def anomaly_tables(
         if options.reveal_secrets:
             buf = sources.gather(extents[start[part.start] : start[part.stop]])
             data = binaries(buf, np.cumsum(size[part]) - size[part], size[part])
-        else:  # or of a token, or an admin's request
+        else:  # stream bytes may be those of a token or of an administrator's request
             data = pa.array([b"", TEXT.encode()]).take(pa.array((size[part] > 0).astype(np.int8)))
         data = pc.if_else(pa.array(count[part] > 0), data, pa.scalar(None, pa.binary()))
         yield stream_anomalies(anomalies[part], ids, capture_ids, data)
@@ -383,7 +388,7 @@ def anomaly_tables(
 def _shown(
     assembly: Assembly, start: Any, count: Any, data_max: int
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
-    """Of ranges of extents those with the first `data_max` bytes, and the range that each is of."""
+    """(extents of the first `data_max` bytes of each range of extents, index of that range)."""
     indices, first = gather_ranges(start, count)
     extents = take(assembly.extents, indices)
     owner = np.repeat(np.arange(len(count)), count)

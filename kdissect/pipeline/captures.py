@@ -1,4 +1,4 @@
-"""Rows of `captures`, and the anomalies of those that could not be read to their end."""
+"""Rows of `captures`, and an anomaly for each capture that could not be read to its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kdissect.tables.schemas import FIXED_TABLES
 
 
 def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
-    """Rows of `captures`: what the split walk knew and what the scans counted."""
+    """Rows of `captures`, from the plan and the counts of all scans."""
     count = len(plan.captures)
     packets, tcp = [0] * count, [0] * count
     duplicates = [0] * count

@@ -1,11 +1,12 @@
-"""What single messages tell of a cluster beside topics: the roles of nodes and who owns tokens.
+"""Facts about the cluster in single messages: roles of nodes, owners of delegation tokens.
 
-Roles are those of KRaft's ``process.roles``. A broker is a node that clients are sent to (Metadata,
-DescribeCluster) or that registers as one; a controller one that registers, votes or leads the
-quorum, or asks brokers to change their partitions: with ZooKeeper that is one of the brokers.
+The roles are those of KRaft's ``process.roles``. A node is a broker if Metadata or DescribeCluster
+sends clients to it, or if it registers as one. A node is a controller if it registers as one, votes
+in the quorum or leads it, or asks brokers to change their partitions. With ZooKeeper the controller
+is one of the brokers.
 
-Requests that a broker forwards to the controller (KIP-590) are inside an Envelope, and so are the
-answers: on a TLS listener's capture they may be all there is of a CreateTopics.
+A broker forwards some requests to the controller inside an Envelope (KIP-590); the responses come
+back inside one too. If clients use TLS, a capture may show a CreateTopics only there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from kdissect.protocol.model import REQUEST, RESPONSE
 BROKER_ROLE, CONTROLLER = "broker", "controller"
 CONTROLLER_ENDPOINTS = 2  # DescribeCluster's endpoint_type (KIP-919)
 
-# requests with a node's id at the top: LeaderAndIsr, StopReplica, UpdateMetadata are a controller's
+# Requests that name their sender in a top-level field. Only a controller sends LeaderAndIsr (4),
+# StopReplica (5) and UpdateMetadata (6).
 _BY_FIELD = {
     4: ("controller_id", CONTROLLER),
     5: ("controller_id", CONTROLLER),
@@ -43,12 +45,12 @@ ROLE_REQUESTS = frozenset((*_BY_FIELD, ApiKey.BEGIN_QUORUM_EPOCH))
 ROLE_RESPONSES = frozenset((ApiKey.METADATA, ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_CLUSTER))
 TOKEN_RESPONSES = frozenset((ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN))
 
-Told = tuple[int, str, str | None]  # node_id, role, cluster_id where the message says it
+NodeRole = tuple[int, str, str | None]  # node_id, role, cluster_id if the message has it
 AddTopic = Callable[[str, str, int, str], None]  # name, id, time in ns, API
 
 
-def roles(api_key: int, side: int, body: pa.StructArray) -> Iterator[Told]:
-    """What messages of ROLE_REQUESTS (side 0) or ROLE_RESPONSES (side 1) tell of roles."""
+def roles(api_key: int, side: int, body: pa.StructArray) -> Iterator[NodeRole]:
+    """Roles of nodes, from messages of ROLE_REQUESTS (side 0) or ROLE_RESPONSES (side 1)."""
     if side == REQUEST and api_key in _BY_FIELD:
         name, role = _BY_FIELD[api_key]
         nodes: Iterable[int | None] = pc.unique(body.field(name)).to_pylist()
@@ -65,7 +67,7 @@ def roles(api_key: int, side: int, body: pa.StructArray) -> Iterator[Told]:
                 yield node, CONTROLLER, None
 
 
-def _listed(api_key: int, body: pa.StructArray) -> Iterator[Told]:
+def _listed(api_key: int, body: pa.StructArray) -> Iterator[NodeRole]:
     brokers = body.field("brokers")
     flat = brokers.flatten()
     if not len(flat):
@@ -76,32 +78,37 @@ def _listed(api_key: int, body: pa.StructArray) -> Iterator[Told]:
         kind = pc.fill_null(body.field("endpoint_type"), 0).take(parents)
         role = pc.if_else(pc.equal(kind, CONTROLLER_ENDPOINTS), CONTROLLER, BROKER_ROLE)
     name = "broker_id" if api_key == ApiKey.DESCRIBE_CLUSTER else "node_id"
-    told = pa.table(
+    rows = pa.table(
         {"node": flat.field(name), "role": role, "cluster": body.field("cluster_id").take(parents)}
     )
-    for row in told.group_by(told.column_names, use_threads=False).aggregate([]).to_pylist():
+    for row in rows.group_by(rows.column_names, use_threads=False).aggregate([]).to_pylist():
         yield row["node"], row["role"], row["cluster"]
 
 
 def _nested(body: pa.StructArray, *names: str) -> pa.StructArray:
-    """The elements of lists of structs inside each other."""
+    """The innermost structs of nested lists of structs, flattened."""
     for name in names:
         body = body.field(name).flatten()
     return body
 
 
-def roles_by_node(told: set[Told], clusters: set[str | None]) -> dict[tuple[int, str | None], Any]:
-    """(node, cluster) -> its roles; told without a cluster they count where there is one."""
-    found: dict[tuple[int, str | None], set[str]] = {}
+def roles_by_node(
+    node_roles: set[NodeRole], clusters: set[str | None]
+) -> dict[tuple[int, str | None], Any]:
+    """(node, cluster id) -> sorted roles.
+
+    A message without a cluster id counts for every cluster if the captures show only one.
+    """
+    role_names: dict[tuple[int, str | None], set[str]] = {}
     is_one = len(clusters - {None}) <= 1
-    for node, role, cluster in told:
-        for known in clusters if is_one else {cluster}:
-            found.setdefault((node, known), set()).add(role)
-    return {key: sorted(some) for key, some in found.items()}
+    for node, role, cluster in node_roles:
+        for cluster_id in clusters if is_one else {cluster}:
+            role_names.setdefault((node, cluster_id), set()).add(role)
+    return {key: sorted(names) for key, names in role_names.items()}
 
 
 def token_owners(api_key: int, body: pa.StructArray) -> Iterator[tuple[str, str]]:
-    """(token id, its owner as "User:alice") of answers of TOKEN_RESPONSES (KIP-48)."""
+    """(token id, owner such as "User:alice") from responses of TOKEN_RESPONSES (KIP-48)."""
     rows = (
         body.to_pylist()
         if api_key == ApiKey.CREATE_DELEGATION_TOKEN
@@ -121,9 +128,9 @@ def learn_envelopes(
     tellers: frozenset[tuple[int, int]],
     add_topic: AddTopic,
 ) -> None:
-    """Give every topic's name and id that an inner message holds to `add_topic`.
+    """Pass the name and id of every topic inside Envelopes to `add_topic`.
 
-    tellers: (api key, side) of messages that hold both.
+    tellers: (api key, side) of messages that hold both a name and an id.
     """
     exchanges = assembly.exchanges
     rows = np.flatnonzero(
@@ -148,9 +155,9 @@ def _read(frames: FrameBuffer, tellers: frozenset[tuple[int, int]], add_topic: A
     if not len(chosen):
         return
     bodies = [frames.decode(ApiKey.ENVELOPE, side, chosen).body for side in (REQUEST, RESPONSE)]
-    asked, given = bodies[0].field("request_data"), bodies[1].field("response_data")
+    request_data, response_data = bodies[0].field("request_data"), bodies[1].field("response_data")
     for at, row in enumerate(chosen.tolist()):
-        pair = _inner(asked[at].as_py(), given[at].as_py(), tellers)
+        pair = _inner(request_data[at].as_py(), response_data[at].as_py(), tellers)
         for side, message in enumerate(pair):
             if message is None or (message.api_key, side) not in tellers:
                 continue
@@ -160,28 +167,31 @@ def _read(frames: FrameBuffer, tellers: frozenset[tuple[int, int]], add_topic: A
 
 
 def _inner(
-    asked: bytes | None, given: bytes | None, tellers: frozenset[tuple[int, int]]
+    request_data: bytes | None, response_data: bytes | None, tellers: frozenset[tuple[int, int]]
 ) -> tuple[Message | None, Message | None]:
-    """Request and response inside; None for what does not decode or tells nothing."""
-    if not asked or len(asked) < 4:
+    """The request and response inside an Envelope; None if one does not decode or is not in
+    `tellers`."""
+    if not request_data or len(request_data) < 4:
         return None, None
-    key = int.from_bytes(asked[:2], "big", signed=True)
+    key = int.from_bytes(request_data[:2], "big", signed=True)
     if not {(key, REQUEST), (key, RESPONSE)} & tellers or key not in catalog.apis():
         return None, None
     request = response = None
-    version = int.from_bytes(asked[2:4], "big", signed=True)
+    version = int.from_bytes(request_data[2:4], "big", signed=True)
     try:
         if (key, REQUEST) in tellers:
-            request = decode_message(asked, side="request")
-        if (key, RESPONSE) in tellers and given:
-            response = decode_message(given, side="response", api_key=key, api_version=version)
+            request = decode_message(request_data, side="request")
+        if (key, RESPONSE) in tellers and response_data:
+            response = decode_message(
+                response_data, side="response", api_key=key, api_version=version
+            )
     except DecodeError:
         return None, None
     return request, response
 
 
 def _topics(value: Any) -> Iterator[tuple[str, str]]:
-    """Name and id of each struct that has both."""
+    """(name, id text) of each struct that has both."""
     if isinstance(value, list):
         for item in value:
             yield from _topics(item)

@@ -1,4 +1,4 @@
-"""Decode: the exchanges of one slot to tables, and events for the stories of the whole capture."""
+"""Decode: turn the exchanges of one slot into tables, and into events for the analyse step."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def decode(
     sink: Sink,
     files: StateFiles | None = None,
 ) -> Iterator[Row]:
-    """All rows of one slot to tables; gives events, and last a RESULT that the driver sums up.
+    """Write all rows of one slot to tables; yields events, and last a RESULT for the driver.
 
-    files: where events go that no later capture changes.
+    files: receives events that no later capture can change.
     """
     began = time.perf_counter()
     slot = 0
@@ -118,7 +118,7 @@ def decode(
 
 @dataclass(frozen=True, slots=True)
 class TopicNames:
-    """by_id: names by the text of the topic id; id_of: the other way."""
+    """by_id: topic id text -> name. id_of: name -> topic id text."""
 
     by_id: dict[str, str]
     id_of: dict[str, str]
@@ -131,9 +131,9 @@ def decode_exchanges(
     names: TopicNames,
     events: Collector,
 ) -> NamesUsed:
-    """Rows of the output's exchanges, chunk by chunk, to tables and events.
+    """Decode the exchanges chunk by chunk into tables and events.
 
-    Returns the topics whose name or id no message gave so far.
+    Returns topics of these rows whose name or id no message has given so far.
     """
     used = NamesUsed()
     brokers = broker_texts(output.assembly.endpoints, output.assembly.connections)
@@ -155,7 +155,7 @@ def decode_exchanges(
 def _messages(
     chunk: MessageChunk, output: TableOutput, names: TopicNames, brokers: pa.Array
 ) -> Messages:
-    """A chunk as the stories take it."""
+    """A chunk in the form that the stories take."""
     exchanges = chunk.frames.exchanges
     captures = np.array([*output.capture_ids, 0], np.int64)
     return Messages(
@@ -171,7 +171,8 @@ def _messages(
 
 
 def _late_names(plan: RunPlan, facts: CaptureFacts, sink: Sink) -> int:
-    """How many names this run knows that rows of earlier runs lack; an anomaly lists some."""
+    """How many names this run knows that rows of earlier runs lack; an anomaly lists some of
+    them."""
     if plan.before is None:
         return 0
     used = NamesUsed.from_json(json.loads(plan.before.names_used))

@@ -1,8 +1,8 @@
-"""An index of captures on disk: what `scan` and `assemble` come to, by slot, to be decoded later.
+"""An index on disk of what `scan` and `assemble` make, by slot, to be decoded on demand.
 
-For readers that cannot shuffle (the Spark data source, whose tasks only read): the index is made
-once, in one process, and holds no payload but what TLS hid. It lies in a private folder, is found
-again by what it was made of (paths, sizes, times of change, options), and is removed a day after
+It serves readers that cannot shuffle: tasks of the Spark data source only read. One process builds
+it once. It holds no payload except decrypted TLS bytes. It lies in a private folder whose name is a
+hash of what it was made from (paths, sizes, times of change, options), and is removed a day after
 its last use.
 """
 
@@ -33,8 +33,8 @@ from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import Row, RowKind
 
-STORIES = ("group_events", "transactions", "fetch_sessions")  # told by messages of many slots
-_ANOMALIES = "anomalies"  # told by slots and by stories
+STORIES = ("group_events", "transactions", "fetch_sessions")  # built from messages of many slots
+_ANOMALIES = "anomalies"  # has rows from slots and from stories
 KEPT_S = 86_400
 _PLAN = "plan"
 _HEAD = struct.Struct("<qiqq")  # key, kind, order, size
@@ -43,14 +43,14 @@ _FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A finished index: its folder, which holds the plan and a file of rows per slot."""
+    """A finished index: a folder with the plan and one file of rows per slot."""
 
     folder: str
 
     @property
     def plan(self) -> RunPlan:
         data = Path(self.folder, _PLAN).read_bytes()
-        plan: RunPlan = pickle.loads(data)  # written by `make_index` in a private folder
+        plan: RunPlan = pickle.loads(data)  # from a private folder, written by `make_index`
         return plan
 
     def slots(self) -> list[int]:
@@ -58,24 +58,24 @@ class Index:
         return sorted(int(name.partition("-")[2]) for name in names)
 
     def has_stories(self, name: str) -> bool:
-        """Whether a part of a table is told only by messages of many slots."""
+        """Whether part of a table is built from messages of many slots."""
         return name in STORIES or name == _ANOMALIES
 
     def table(self, name: str, slot: int) -> Iterator[pa.Table]:
-        """The part of a table that the messages of one slot make."""
+        """The part of a table that comes from the messages of one slot."""
         plan = self.plan
-        found: list[pa.Table] = []
+        tables: list[pa.Table] = []
 
         def sink(table: str, rows: pa.Table) -> None:
             if table == name:
-                found.append(rows)
+                tables.append(rows)
 
         for _ in decode(plan, plan.sources(), self._rows(slot), sink):
-            yield from _emptied(found)
-        yield from _emptied(found)
+            yield from _emptied(tables)
+        yield from _emptied(tables)
 
     def stories(self, name: str) -> Iterator[pa.Table]:
-        """The part of a table that only many messages together tell."""
+        """The part of a table that is built from the messages of all slots."""
         plan = self.plan
         sources = plan.sources()
         events: dict[int, list[Row]] = {}
@@ -83,15 +83,15 @@ class Index:
             for row in decode(plan, sources, self._rows(slot), lambda *_: None):
                 if row.kind != RowKind.RESULT:
                     events.setdefault(row.key, []).append(row)
-        found: list[pa.Table] = []
+        tables: list[pa.Table] = []
 
         def sink(table: str, rows: pa.Table) -> None:
             if table == name:
-                found.append(rows)
+                tables.append(rows)
 
         for key in sorted(events):
             analyse([row.data for row in local.in_order(events.pop(key))], sink)
-            yield from _emptied(found)
+            yield from _emptied(tables)
 
     def _rows(self, slot: int) -> list[Row]:
         path = Path(self.folder, f"slot-{slot}")
@@ -99,17 +99,17 @@ class Index:
             return local.in_order(list(_read(file)))
 
 
-def _emptied(found: list[pa.Table]) -> Iterator[pa.Table]:
-    yield from found
-    found.clear()
+def _emptied(tables: list[pa.Table]) -> Iterator[pa.Table]:
+    yield from tables
+    tables.clear()
 
 
 def make_index(
     paths: Sequence[str], options: Options, spool_dir: str | None, parallelism: int
 ) -> Index:
-    """The index of captures, made now or found again.
+    """Return the index of the captures; build it if there is none.
 
-    Raises CaptureError when a named file is missing or no capture, or nothing can be used.
+    Raises CaptureError if a named file is missing or no capture, or no file can be used.
     """
     inputs = find_captures(list(paths))
     home = private_folder(spool_dir)
@@ -118,7 +118,7 @@ def make_index(
     for item in inputs:
         digest.update(f"{item.path} {item.size}\n".encode())
     for path in (*(item.path for item in inputs), *options.keylog):
-        if os.path.exists(path):  # what is in an object store is told by its size alone
+        if os.path.exists(path):  # an object in a store is identified by its size alone
             state = os.stat(path)
             digest.update(f"{path} {state.st_size} {state.st_mtime_ns}\n".encode())
     folder = home / digest.hexdigest()[:32]
@@ -129,7 +129,7 @@ def make_index(
     try:
         plan = make_plan(inputs, options, parallelism, str(made))
         _fill(plan, made)
-        # copies of compressed captures move along with the folder
+        # unpacked copies of captures lie in the folder and move with it
         moved = tuple(
             str(folder / Path(path).relative_to(made)) if path.startswith(f"{made}/") else path
             for path in plan.paths
@@ -140,7 +140,7 @@ def make_index(
         except OSError:
             if not Path(folder, _PLAN).exists():
                 raise
-            shutil.rmtree(made)  # somebody else was quicker
+            shutil.rmtree(made)  # another process finished first
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
@@ -148,7 +148,7 @@ def make_index(
 
 
 def _fill(plan: RunPlan, folder: Path) -> None:
-    """Scan and assemble; rows lie on disk between the steps, a bucket in memory at a time."""
+    """Scan and assemble. Rows lie on disk between the steps; one bucket is in memory at a time."""
     sources = plan.sources()
     with _KeyedFiles(folder, "bucket") as buckets:
         buckets.touch(0)
@@ -166,7 +166,7 @@ def _fill(plan: RunPlan, folder: Path) -> None:
 
 
 class _KeyedFiles:
-    """A file of rows per key; few are open at a time."""
+    """One file of rows per key; at most 128 are open at a time."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
@@ -201,7 +201,10 @@ def _read(file: BinaryIO) -> Iterator[Row]:
 
 
 def private_folder(spool_dir: str | None, name: str = "index") -> Path:
-    """A folder of this user alone: what lies there is trusted when it is read again."""
+    """A folder that only this user can write, so that its files can be unpickled safely.
+
+    Raises PermissionError if another user owns it or may write there.
+    """
     home = Path(spool_dir or tempfile.gettempdir(), f"kdissect-{name}-{os.getuid()}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = home.stat()

@@ -1,4 +1,4 @@
-"""Assemblies in pieces: the index of exchanges cut by place, packed to bytes, put together."""
+"""Exchange indexes (`Assembly`): split by position, packed to bytes for a shuffle, concatenated."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _KINDS = (ENDPOINTS, CONNECTION, EXCHANGE, EXTENT, ANOMALY)
 
 
 def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
-    """The exchanges `rows` with the connections, extents and carried bytes they use.
+    """The exchanges `rows`, with the connections, extents and carried bytes that they use.
 
-    Without anomalies and TLS facts, which are tables by now.
+    Anomalies and TLS facts are left out: they were written to tables before.
     """
     exchanges = rows_of(assembly.exchanges, rows)
     used, connection = renumbered(exchanges["connection"], len(assembly.connections))
@@ -56,7 +56,7 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
 
 
 def _take_carried(carried: Carried, extents: npt.NDArray[np.void]) -> Carried:
-    """The carried bytes of the extents, which then point at their new places."""
+    """The carried bytes of these extents; the extents are changed to their new positions."""
     rows = np.flatnonzero(extents["transform"] == CARRIED)
     if not len(rows):
         return NO_CARRIED
@@ -69,14 +69,14 @@ def _take_carried(carried: Carried, extents: npt.NDArray[np.void]) -> Carried:
 
 
 def _carrying(source: int, data: npt.NDArray[np.uint8]) -> Carried:
-    """Bytes on their way, which tell no more where they came from."""
+    """Carried bytes without the positions that they were captured at."""
     return Carried(source, data, NO_CARRIED.start, NO_CARRIED.file_source, NO_CARRIED.file_pos)
 
 
 def carried_sizes(
     exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void]
 ) -> npt.NDArray[np.int64]:
-    """int64[n]: carried bytes of each exchange."""
+    """int64[n]: number of carried bytes of each exchange."""
     lengths = np.where(extents["transform"] == CARRIED, extents["length"], 0)
     before = np.concatenate([[0], np.cumsum(lengths)])
     sizes = np.zeros(len(exchanges), np.int64)
@@ -87,7 +87,7 @@ def carried_sizes(
 
 
 def concat(parts: list[Assembly]) -> Assembly:
-    """One assembly with the rows of all; connections are not merged, only renumbered."""
+    """One assembly with the rows of all parts. Connections are renumbered, not merged."""
     if not parts:
         empty = [np.zeros(0, kind) for kind in _KINDS]
         return Assembly(empty[0], empty[1], empty[2], empty[3], empty[4])
@@ -124,14 +124,14 @@ def concat(parts: list[Assembly]) -> Assembly:
 
 
 def to_bytes(assembly: Assembly) -> bytes:
-    """Everything but the anomalies, packed for a shuffle."""
+    """Pack an assembly, without its anomalies, for a shuffle."""
     carried = assembly.carried
     arrays = (assembly.endpoints, assembly.connections, assembly.exchanges, assembly.extents)
     return pack([*arrays, carried.data, np.array([carried.source])])
 
 
 def from_bytes(data: bytes) -> Assembly:
-    """What `to_bytes` packed."""
+    """Unpack the assembly that `to_bytes` packed."""
     arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8), np.dtype(np.int64)))
     endpoints, connections, exchanges, extents, carried, source = arrays
     return Assembly(
@@ -147,24 +147,24 @@ def from_bytes(data: bytes) -> Assembly:
 def places(
     exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void], carried: Carried = NO_CARRIED
 ) -> npt.NDArray[np.void]:
-    """Of each exchange the extent with its first captured byte (source -1 where there is none).
+    """EXTENT[n]: the extent of each exchange's first captured byte; source -1 if it has none.
 
-    That of carried bytes is the one which they came from.
+    For carried bytes it is the extent in the file that they came from.
     """
-    asked = exchanges["request"]["size"] >= 0
+    has_request = exchanges["request"]["size"] >= 0
     start = np.where(
-        asked, exchanges["request"]["extent_start"], exchanges["response"]["extent_start"]
+        has_request, exchanges["request"]["extent_start"], exchanges["response"]["extent_start"]
     )
     count = np.where(
-        asked, exchanges["request"]["extent_count"], exchanges["response"]["extent_count"]
+        has_request, exchanges["request"]["extent_count"], exchanges["response"]["extent_count"]
     )
-    found = np.zeros(len(exchanges), EXTENT)
-    found["source"] = -1
+    first = np.zeros(len(exchanges), EXTENT)
+    first["source"] = -1
     has_bytes = np.flatnonzero(count > 0)
-    found[has_bytes] = rows_of(extents, start[has_bytes])
-    rows = np.flatnonzero(found["transform"] == CARRIED)
+    first[has_bytes] = rows_of(extents, start[has_bytes])
+    rows = np.flatnonzero(first["transform"] == CARRIED)
     if len(rows):
-        record = np.searchsorted(carried.start, found["pos"][rows], "right") - 1
-        found["source"][rows] = carried.file_source[record]
-        found["pos"][rows] = carried.file_pos[record]
-    return found
+        record = np.searchsorted(carried.start, first["pos"][rows], "right") - 1
+        first["source"][rows] = carried.file_source[record]
+        first["pos"][rows] = carried.file_pos[record]
+    return first

@@ -1,7 +1,7 @@
-"""What a few messages tell of the whole capture: topics, brokers, clients and principals.
+"""Facts about the whole capture that a few messages hold: topics, brokers, clients, principals.
 
-Runs on an assembly, before the decode step, because facts learnt late apply to earlier rows.
-Only the messages that can tell something are read; which those are follows from the definitions.
+They are collected from the assembly before the decode step, because a fact that comes late applies
+to earlier rows as well. Only messages that can hold such facts are read; the definitions say which.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kdissect.pipeline.cluster_facts import (
     ROLE_REQUESTS,
     ROLE_RESPONSES,
     TOKEN_RESPONSES,
-    Told,
+    NodeRole,
     learn_envelopes,
     roles,
     roles_by_node,
@@ -54,16 +54,16 @@ BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port,
 
 @dataclass(slots=True)
 class CaptureFacts:
-    """topics: (name, id text or "") -> (first time in ns, API that told it).
+    """topics: (name, id text or "") -> (first time in ns, API of the message).
 
-    listeners: address and port of the broker's end of each Kafka connection.
-    roles: of nodes, as single messages told them. owners: of delegation tokens, by the token's id.
+    listeners: IP address and port of the broker's end of each Kafka connection.
+    roles: of nodes, one entry per role and message kind. owners: owner by delegation token id.
     """
 
     topics: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     brokers: set[BrokerKey] = field(default_factory=set)
     listeners: set[tuple[str, int]] = field(default_factory=set)
-    roles: set[Told] = field(default_factory=set)
+    roles: set[NodeRole] = field(default_factory=set)
     owners: dict[str, str] = field(default_factory=dict)
 
     def add_topic(self, name: str, topic_id: str, time_ns: int, source: str) -> None:
@@ -79,62 +79,64 @@ class CaptureFacts:
         self.roles |= other.roles
         self.add_owners(other.owners.items())
 
-    def add_owners(self, told: Iterable[tuple[str, str]]) -> None:
-        for token_id, owner in told:  # the same whatever comes first, should two be told
+    def add_owners(self, owners: Iterable[tuple[str, str]]) -> None:
+        for token_id, owner in owners:  # the smaller of two owners, whatever the order
             self.owners[token_id] = min(owner, self.owners.get(token_id, owner))
 
     def to_bytes(self) -> bytes:
         topics = [[*key, *value] for key, value in self.topics.items()]
         brokers = sorted(self.brokers, key=repr)
-        told = sorted(self.roles, key=repr)
+        roles = sorted(self.roles, key=repr)
         listeners = sorted(self.listeners)
-        return json.dumps([topics, brokers, listeners, told, sorted(self.owners.items())]).encode()
+        return json.dumps([topics, brokers, listeners, roles, sorted(self.owners.items())]).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> CaptureFacts:
-        topics, brokers, listeners, told, owners = json.loads(data)
+        topics, brokers, listeners, roles, owners = json.loads(data)
         return CaptureFacts(
             {(name, ident): (time_ns, source) for name, ident, time_ns, source in topics},
             {tuple(row) for row in brokers},
             {(ip, port) for ip, port in listeners},
-            {tuple(row) for row in told},
+            {tuple(row) for row in roles},
             dict(owners),
         )
 
     def names_by_id(self) -> dict[str, str]:
-        """topic id text -> name; the first told wins where a capture tells two.
+        """topic id text -> name; the earliest name if a capture has two for an id.
 
-        The id of the metadata log is Kafka's, told or not.
+        The metadata log's topic id is fixed in Kafka, so it is always included.
         """
         order = sorted(self.topics.items(), key=lambda item: (item[1], item[0]), reverse=True)
-        told = {ident: name for (name, ident), _ in order if ident not in ("", ZERO_UUID_TEXT)}
-        return {METADATA_TOPIC_ID: METADATA_TOPIC, **told}
+        names = {ident: name for (name, ident), _ in order if ident not in ("", ZERO_UUID_TEXT)}
+        return {METADATA_TOPIC_ID: METADATA_TOPIC, **names}
 
     def ids_by_name(self) -> dict[str, str]:
-        """name -> topic id text, for names that had exactly one id (a recreated topic has more)."""
-        found: dict[str, set[str]] = {}
+        """name -> topic id text, for names with exactly one id (a recreated topic has several)."""
+        ids_of: dict[str, set[str]] = {}
         for name, ident in self.topics:
             if ident not in ("", ZERO_UUID_TEXT):
-                found.setdefault(name, set()).add(ident)
-        told = {name: next(iter(ids)) for name, ids in found.items() if len(ids) == 1}
-        return {METADATA_TOPIC: METADATA_TOPIC_ID, **told}
+                ids_of.setdefault(name, set()).add(ident)
+        unique_ids = {name: next(iter(ids)) for name, ids in ids_of.items() if len(ids) == 1}
+        return {METADATA_TOPIC: METADATA_TOPIC_ID, **unique_ids}
 
 
 @dataclass(slots=True)
 class NamesUsed:
-    """Names in final rows that a later message may complete. ids: of topics that no message had
-    named. names: of topics whose records came by name, without an id. users: that authenticated by
-    SCRAM, who may be delegation tokens."""
+    """Names in final rows that a later message may complete.
+
+    ids: topic ids without a known name. names: topics whose records came by name, without an id.
+    users: SCRAM users, which may be ids of delegation tokens.
+    """
 
     ids: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     users: set[str] = field(default_factory=set)
 
     def add_users(self, connections: pa.Table) -> None:
-        """Those of rows of `connections`."""
+        """Add the SCRAM users in rows of `connections`."""
         is_scram = pc.fill_null(pc.starts_with(connections["sasl_mechanism"], "SCRAM"), False)
-        told = connections["principal"].filter(is_scram).unique().to_pylist()
-        self.users.update(user.removeprefix("User:") for user in told if user is not None)
+        principals = connections["principal"].filter(is_scram).unique().to_pylist()
+        self.users.update(user.removeprefix("User:") for user in principals if user is not None)
 
     def merge(self, other: NamesUsed) -> None:
         self.ids |= other.ids
@@ -149,19 +151,21 @@ class NamesUsed:
         return NamesUsed(**{name: set(values) for name, values in document.items()})
 
     def late(self, before: CaptureFacts, after: CaptureFacts) -> list[str]:
-        """Those that rows written with the facts `before` lack, and that `after` has."""
+        """Names that `after` knows and that rows written with the facts `before` lack."""
         old, new = before.names_by_id(), after.names_by_id()
-        found = [new.get(ident, ident) for ident in self.ids if old.get(ident) != new.get(ident)]
-        found += [old[ident] for ident in old if old[ident] != new.get(ident)]
+        late_names = [
+            new.get(ident, ident) for ident in self.ids if old.get(ident) != new.get(ident)
+        ]
+        late_names += [old[ident] for ident in old if old[ident] != new.get(ident)]
         old, new = before.ids_by_name(), after.ids_by_name()
-        found += [name for name in self.names if old.get(name) != new.get(name)]
+        late_names += [name for name in self.names if old.get(name) != new.get(name)]
         owners = before.owners, after.owners
-        found += [user for user in self.users if owners[0].get(user) != owners[1].get(user)]
-        return sorted(set(found))
+        late_names += [user for user in self.users if owners[0].get(user) != owners[1].get(user)]
+        return sorted(set(late_names))
 
 
 def _binds(definition: Definition) -> bool:
-    """True when some version has a struct with both a topic's name and its id."""
+    """Whether any version of the definition has a struct with both a topic's name and its id."""
 
     def roles(fields: tuple[Field, ...], api_version: int) -> bool:
         here = [item for item in fields if api_version in item.versions]
@@ -187,7 +191,7 @@ def topic_tellers() -> frozenset[tuple[int, int]]:
 
 @cache
 def _telling_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Keys of APIs whose request, whose response is read here."""
+    """(keys of APIs whose requests are read here, keys of APIs whose responses are)."""
     request = {key for key, side in topic_tellers() if side == REQUEST}
     response = {key for key, side in topic_tellers() if side == RESPONSE}
     request |= {
@@ -202,21 +206,24 @@ def _telling_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 @dataclass(slots=True)
 class Learnt:
-    """What exchanges tell: facts, those of their connections by row, and the principals that bare
-    SASL tokens name, which count where nothing else names one."""
+    """Facts found in exchanges.
+
+    facts: about the whole capture. connections: by connection row. tokens: principals of SASL
+    tokens without Kafka headers; they apply if no other message names a principal.
+    """
 
     facts: CaptureFacts = field(default_factory=CaptureFacts)
     connections: ConnectionFacts = field(default_factory=ConnectionFacts)
     tokens: ConnectionFacts = field(default_factory=ConnectionFacts)
 
     def add(self, later: Learnt) -> None:
-        """What later exchanges of the same connections tell."""
+        """Add the facts of later exchanges of the same connections."""
         self.facts.merge(later.facts)
         self.connections.add(later.connections)
         self.tokens.add(later.tokens)
 
     def finish(self, assembly: Assembly) -> None:
-        """Once all exchanges were read: what the assembly's connections tell."""
+        """Add the facts of the assembly's connections, after all its exchanges were read."""
         self.connections.add(self.tokens)
         kafka = assembly.connections[assembly.connections["protocol"] == Protocol.KAFKA]
         where = endpoint_columns(assembly.endpoints, kafka)
@@ -225,7 +232,7 @@ class Learnt:
 
 
 def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
-    """What the exchanges of an assembly tell."""
+    """Collect the facts of all exchanges of an assembly."""
     learnt = Learnt()
     facts, connection_facts = learnt.facts, learnt.connections
     _client_ids(assembly, sources, connection_facts)
@@ -244,7 +251,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
 
 
 def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> CaptureFacts:
-    """What `learn` finds out of topics: names with their ids."""
+    """Collect topic names and ids only, as `learn` does."""
     facts = CaptureFacts()
     exchanges = assembly.exchanges
     for side in (REQUEST, RESPONSE):
@@ -311,22 +318,23 @@ def _topic_facts(
     facts: CaptureFacts,
 ) -> None:
     marks = decoded.marks
-    # a request may ask by id alone, with a null name
+    # A request may name a topic by id alone, with a null name.
     named = (marks["a"] & 0x7FFFFFFF) > 0
     marks = marks[(marks["role"] == Role.TOPIC_BINDING) & named]
     if not len(marks):
         return
     names, _ = strings(buf, marks["a"] >> 31, marks["a"] & 0x7FFFFFFF)
     ids = uuid_texts(np.ascontiguousarray(buf[marks["b"][:, None] + np.arange(16)]))
-    told = pa.table({"name": names, "id": ids, "time_ns": time_ns[marks["row"]]})
-    grouped = told.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
+    bindings = pa.table({"name": names, "id": ids, "time_ns": time_ns[marks["row"]]})
+    grouped = bindings.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
     for row in grouped.to_pylist():
         if row["id"] != ZERO_UUID_TEXT:
             facts.add_topic(row["name"], row["id"], row["time_ns_min"], api_name)
 
 
 def _topic_names(body: pa.StructArray, time_ns: Any, facts: CaptureFacts) -> None:
-    """Names that Metadata told without an id: before v10, or from brokers that have no ids."""
+    """Topic names in Metadata responses that have no topic id: before v10, or from older
+    brokers."""
     topics = body.field("topics")
     flat = topics.flatten()
     if not len(flat):
@@ -338,8 +346,8 @@ def _topic_names(body: pa.StructArray, time_ns: Any, facts: CaptureFacts) -> Non
     without_id = pc.or_kleene(pc.is_null(topic_id), pc.equal(topic_id, ZERO_UUID_TEXT))
     exists = pc.and_(pc.equal(error, 0), pc.fill_null(pc.not_equal(name, ""), False))
     parents = pc.list_parent_indices(topics).to_numpy()
-    told = pa.table({"name": name, "time_ns": time_ns[parents]}).filter(pc.and_(without_id, exists))
-    grouped = told.group_by("name", use_threads=False).aggregate([("time_ns", "min")])
+    rows = pa.table({"name": name, "time_ns": time_ns[parents]}).filter(pc.and_(without_id, exists))
+    grouped = rows.group_by("name", use_threads=False).aggregate([("time_ns", "min")])
     for row in grouped.to_pylist():
         facts.add_topic(row["name"], "", row["time_ns_min"], "Metadata")
 
@@ -353,7 +361,7 @@ def _broker_facts(body: pa.StructArray, facts: CaptureFacts) -> None:
     parents = pc.list_parent_indices(brokers)
     names = [flat.type[i].name for i in range(flat.type.num_fields)]
     node = flat.field(names.index("node_id") if "node_id" in names else names.index("broker_id"))
-    told = pa.table(
+    rows = pa.table(
         {
             "node": node,
             "host": flat.field(names.index("host")),
@@ -362,17 +370,17 @@ def _broker_facts(body: pa.StructArray, facts: CaptureFacts) -> None:
             "cluster": cluster.take(parents),
         }
     )
-    for row in told.group_by(told.column_names, use_threads=False).aggregate([]).to_pylist():
+    for row in rows.group_by(rows.column_names, use_threads=False).aggregate([]).to_pylist():
         facts.brokers.add((row["node"], row["host"], row["port"], row["rack"], row["cluster"]))
 
 
-TOKENS_READ = 8  # of a connection; the user stands in the first one or two
+TOKENS_READ = 8  # per connection; one of the first two holds the user name
 
 
 def _connection_facts(
     api_key: int, body: pa.StructArray, connection: Any, facts: ConnectionFacts
 ) -> None:
-    """Client software, SASL mechanism and user: what each connection said first."""
+    """Client software, SASL mechanism and user of each connection, from its first such messages."""
     _, first = np.unique(connection, return_index=True)
     if api_key == ApiKey.API_VERSIONS:
         named = np.flatnonzero(body.field("client_software_name").is_valid())
@@ -388,8 +396,8 @@ def _connection_facts(
         if value is None:
             continue
         if api_key == ApiKey.API_VERSIONS:
-            told = (value["client_software_name"], value["client_software_version"])
-            facts.software.setdefault(row, told)
+            software = (value["client_software_name"], value["client_software_version"])
+            facts.software.setdefault(row, software)
         elif api_key == ApiKey.SASL_HANDSHAKE:
             facts.mechanism.setdefault(row, value["mechanism"])
         else:
@@ -401,14 +409,16 @@ _BEARER = re.compile(rb"auth=Bearer ([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.", re.IG
 
 
 def principal_of(token: bytes) -> str | None:
-    """The user that a client's first SASL token names, as Kafka's principal ("User:alice").
+    """The user in a client's first SASL token, as Kafka's principal ("User:alice"); None without
+    one.
 
     PLAIN (RFC 4616): authzid NUL authcid NUL password. SCRAM (RFC 5802): the n= attribute.
     OAUTHBEARER (RFC 7628): the `sub` claim of the JWT.
     """
-    found = _SCRAM_USER.match(token)
-    if found:
-        user = found[1].replace(b"=2C", b",").replace(b"=3D", b"=")
+    scram = _SCRAM_USER.match(token)
+    if scram:
+        # RFC 5802: a user name writes "," as =2C and "=" as =3D.
+        user = scram[1].replace(b"=2C", b",").replace(b"=3D", b"=")
         return "User:" + user.decode("utf-8", "replace")
     bearer = _BEARER.search(token)
     if bearer:
@@ -431,7 +441,7 @@ def _principal(row: int, token: bytes, facts: ConnectionFacts) -> None:
 
 
 def _raw_tokens(assembly: Assembly, sources: Sources, facts: ConnectionFacts) -> None:
-    """Principals of tokens without Kafka headers: the first few of each connection."""
+    """Principals in SASL tokens without Kafka headers, which SaslHandshake v0 leads to."""
     exchanges = assembly.exchanges
     rows = np.flatnonzero(
         (exchanges["is_sasl_token"] != 0)
@@ -457,15 +467,17 @@ def _client_id_kernel(
     digest: npt.NDArray[np.int64],
     length: npt.NDArray[np.int64],
 ) -> None:
-    """FNV-1a digest and length of each request's client id; length -1 null, -2 out of reach.
+    """FNV-1a digest and length of each request's client id; length -1 for null, -2 for unreadable.
 
-    Out of reach: the header is not in the `available` bytes of the first extent at `address` (rare:
-    it straddles two segments).
+    A client id is unreadable here if the header is not within the `available` bytes of the first
+    extent at `address`. This is rare: the header is split between two segments.
     """
     for row in range(address.size):
         length[row] = -2
         if available[row] < 10:
             continue
+        # Request header v1: int16 api_key, int16 api_version, int32 correlation_id, then client_id
+        # as int16 length and text. Header v2 keeps that encoding.
         size = load_u16(address[row] + np.uint64(8))
         if size > 32767:
             length[row] = -1
@@ -481,9 +493,9 @@ def _client_id_kernel(
 
 
 def _first_of_each(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Index of the first row of each distinct combination.
+    """Index of the first row of each distinct combination of column values.
 
-    Neighbours that are alike, as most are, are put together before anything is sorted.
+    Most neighbours are equal, so runs are merged before sorting.
     """
     differs = np.ones(len(columns[0]), bool)
     differs[1:] = False
@@ -500,13 +512,14 @@ def _first_of_each(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) -> None:
-    """Distinct client ids per connection, in order of appearance."""
+    """Distinct client ids of each connection, in order of appearance."""
     exchanges, extents = assembly.exchanges, assembly.extents
     request = exchanges["request"]
     rows = np.flatnonzero(
         (request["size"] >= 10)
         & (exchanges["api_key"] >= 0)
         & (exchanges["is_sasl_token"] == 0)
+        # ControlledShutdown v0 has request header v0, without client id
         & ~((exchanges["api_key"] == 7) & (exchanges["api_version"] == 0))
     )
     if not len(rows):
@@ -522,7 +535,7 @@ def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
     _client_id_kernel(address, available, digest, length)
     connection = exchanges["connection"][rows]
     far = length == -2
-    digest[far] = rows[far]  # each is looked at on its own
+    digest[far] = rows[far]  # unreadable ones are all looked at below
     index = _first_of_each(connection, length, digest)
     index = np.sort(index[length[index] != -1])
     frames = FrameBuffer.gather(assembly, sources, rows[index], (REQUEST,), prefix=10 + 32767)
@@ -534,13 +547,13 @@ def _client_ids(assembly: Assembly, sources: Sources, facts: ConnectionFacts) ->
         if not 0 <= size <= end - start - 10:
             continue
         text = frames.buf[start + 10 : start + 10 + size].tobytes().decode("utf-8", "replace")
-        known = facts.client_ids.setdefault(row, [])
-        if text not in known:
-            known.append(text)
+        client_ids = facts.client_ids.setdefault(row, [])
+        if text not in client_ids:
+            client_ids.append(text)
 
 
 def topics_table(facts: CaptureFacts) -> pa.Table:
-    """Rows of `topics`."""
+    """Rows of `topics`, sorted by the time of the first message with the name."""
     with_id = {name for name, ident in facts.topics if ident}
     rows = sorted(
         (*value, *key) for key, value in facts.topics.items() if key[1] or key[0] not in with_id
@@ -558,9 +571,10 @@ def topics_table(facts: CaptureFacts) -> pa.Table:
 
 
 def brokers_table(facts: CaptureFacts) -> pa.Table:
-    """Rows of `brokers`; ip where the host is an address, or a name that connections resolve."""
+    """Rows of `brokers`; `ip` if the host is an address, or if `_addresses` can resolve its
+    name."""
     rows = sorted(facts.brokers, key=lambda row: tuple("" if v is None else str(v) for v in row))
-    known = _addresses(facts)
+    addresses = _addresses(facts)
     roles_of = roles_by_node(facts.roles, {row[4] for row in rows})
     return pa.table(
         {
@@ -569,7 +583,7 @@ def brokers_table(facts: CaptureFacts) -> pa.Table:
             "port": [row[2] for row in rows],
             "rack": [row[3] for row in rows],
             "cluster_id": [row[4] for row in rows],
-            "ip": [known.get(row[1]) for row in rows],
+            "ip": [addresses.get(row[1]) for row in rows],
             "roles": [roles_of.get((row[0], row[4]), []) for row in rows],
         },
         schema=BROKERS,
@@ -577,16 +591,19 @@ def brokers_table(facts: CaptureFacts) -> pa.Table:
 
 
 def _addresses(facts: CaptureFacts) -> dict[str, str]:
-    """host -> ip. A name has the address that is left when only one host and one address of
-    Kafka connections share its port, those of brokers told by address taken away."""
-    found: dict[str, str] = {}
+    """host -> IP address.
+
+    A host name is resolved if its port is unambiguous: one host name and one address of Kafka
+    connections use that port. Addresses of brokers that Metadata lists by address are left out.
+    """
+    addresses: dict[str, str] = {}
     names: dict[int, set[str]] = {}  # port -> hosts that are names
     for _, host, port, _, _ in facts.brokers:
         try:
-            found[host] = str(ipaddress.ip_address(host))
+            addresses[host] = str(ipaddress.ip_address(host))
         except ValueError:
             names.setdefault(port, set()).add(host)
-    taken = {(found[host], port) for _, host, port, _, _ in facts.brokers if host in found}
+    taken = {(addresses[host], port) for _, host, port, _, _ in facts.brokers if host in addresses}
     ips: dict[int, set[str]] = {}
     for ip, port in facts.listeners - taken:
         ips.setdefault(port, set()).add(ip)
@@ -594,14 +611,15 @@ def _addresses(facts: CaptureFacts) -> dict[str, str]:
     for port, hosts in names.items():
         if len(hosts) == 1 and len(ips.get(port, ())) == 1:
             resolved.setdefault(next(iter(hosts)), set()).update(ips[port])
-    found.update({host: next(iter(some)) for host, some in resolved.items() if len(some) == 1})
-    return found
+    addresses.update({host: next(iter(some)) for host, some in resolved.items() if len(some) == 1})
+    return addresses
 
 
 def with_owners(connections: pa.Table, facts: CaptureFacts) -> pa.Table:
-    """`connections` with the owners of delegation tokens as principals, as a broker logs them.
+    """`connections` with token owners as principals, as a broker logs them.
 
-    Who authenticates with a token names its id as the SCRAM user (KIP-48).
+    A client that authenticates with a delegation token sends the token id as its SCRAM user
+    (KIP-48).
     """
     if not facts.owners:
         return connections

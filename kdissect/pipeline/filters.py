@@ -1,8 +1,8 @@
 """Filters that several verbs share: hosts, times, name patterns, and the connection limit.
 
-Hosts are chosen among segments: a connection is wanted as a whole, or not at all. Times are chosen
-among exchanges, after everything was assembled, so that a request within the range keeps a response
-behind it and no stream starts in the middle. Packets are counted in `captures` all the same.
+Hosts filter segments, so a connection is taken as a whole or not at all. Times filter exchanges
+after assembly: a request in the range keeps a later response, and no stream starts in the middle.
+`captures` counts all packets in any case.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _EPOCH = re.compile(r"(\d{1,10})(?:\.(\d{1,9}))?")
 
 
 def time_ns(value: str | float | datetime) -> int:
-    """Nanoseconds since 1970 of a time as users give it.
+    """Convert a time as users write it to nanoseconds since 1970.
 
-    Text is RFC 3339 ("2026-11-21T07:30:00.5Z"; a date alone is its first moment; without a zone it
-    is UTC) or seconds since 1970 ("1763710200.25"). Raises ValueError for anything else.
+    Text is RFC 3339 ("2026-11-21T07:30:00.5Z"; a date alone means its start; without a zone, UTC)
+    or seconds since 1970 ("1763710200.25"). Raises ValueError for anything else.
     """
     if isinstance(value, datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
@@ -59,7 +59,7 @@ def time_ns(value: str | float | datetime) -> int:
 
 
 def host_bytes(host: str) -> bytes:
-    """The 16 bytes that ENDPOINTS hold of an address. Raises ValueError for what is none."""
+    """The 16 bytes of an IP address in ENDPOINTS. Raises ValueError if `host` is no address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -70,7 +70,8 @@ def host_bytes(host: str) -> bytes:
 
 
 def of_hosts(result: ScanResult, hosts: Sequence[str]) -> ScanResult:
-    """The result with the segments of connections that one of the hosts takes part in."""
+    """The scan result with only the connections from or to one of the hosts; all if there are
+    none."""
     if not hosts:
         return result
     endpoints = result.batch.endpoints
@@ -86,7 +87,7 @@ def of_hosts(result: ScanResult, hosts: Sequence[str]) -> ScanResult:
 
 
 def is_within(times: npt.NDArray[Any], first: int | None, last: int | None) -> Any:
-    """bool[n]: the times int64[n] in [first, last); None is no bound."""
+    """bool[n]: which of the times int64[n] are in [first, last); None means no bound."""
     within = np.ones(len(times), np.bool_)
     if first is not None:
         within &= times >= first
@@ -96,9 +97,9 @@ def is_within(times: npt.NDArray[Any], first: int | None, last: int | None) -> A
 
 
 def exchanges_within(exchanges: npt.NDArray[Any], first: int | None, last: int | None) -> Any:
-    """bool[n]: exchanges in [first, last); one is where its first captured byte is."""
-    asked = exchanges["request"]["size"] >= 0
-    time = np.where(asked, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
+    """bool[n]: exchanges whose first captured byte is in [first, last)."""
+    has_request = exchanges["request"]["size"] >= 0
+    time = np.where(has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
     return is_within(time, first, last)
 
 
@@ -115,7 +116,7 @@ def connections_within(connections: npt.NDArray[Any], first: int | None, last: i
 def anomalies_within(
     anomalies: npt.NDArray[Any], with_exchange: Any, overlaps: npt.NDArray[np.bool_]
 ) -> Any:
-    """bool[n]: anomalies stay with their exchange, or else with their connection."""
+    """bool[n]: anomalies to keep: with their exchange, or else with their connection."""
     at = anomalies["connection"]
     with_connection = at < 0
     with_connection[at >= 0] = overlaps[at[at >= 0]]
@@ -123,45 +124,48 @@ def anomalies_within(
 
 
 def bools(mask: Any) -> npt.NDArray[np.bool_]:
-    """A mask of Arrow as array; null is False."""
+    """An Arrow mask as a NumPy array; null becomes False."""
     return np.asarray(pc.fill_null(mask, False), np.bool_)
 
 
 def fits(name: str | None, patterns: Iterable[str]) -> bool:
-    """Whether a name is one of the patterns, in any case; * and ? fit anything. None never does."""
+    """Whether a name matches one of the patterns: case-insensitive, with * and ? as wildcards.
+
+    None never matches.
+    """
     if name is None:
         return False
     folded = name.casefold()
-    # brackets are no pattern of ours
+    # fnmatch would read brackets as a character class
     return any(fnmatchcase(folded, pattern.casefold().replace("[", "[[]")) for pattern in patterns)
 
 
 def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
-    """bool[n]: text that one of the patterns fits; each distinct text is looked at once."""
+    """bool[n]: texts that match one of the patterns; each distinct text is tested once."""
     encoded = column.combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], pa.string())
     if not pa.types.is_dictionary(encoded.type):
         encoded = encoded.dictionary_encode()
-    found = [fits(name, patterns) for name in encoded.dictionary.to_pylist()]
-    return pa.array(found, pa.bool_()).take(encoded.indices).fill_null(False)
+    matches = [fits(name, patterns) for name in encoded.dictionary.to_pylist()]
+    return pa.array(matches, pa.bool_()).take(encoded.indices).fill_null(False)
 
 
 def any_like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
-    """bool[n]: lists with a text that one of the patterns fits."""
+    """bool[n]: lists with at least one text that matches one of the patterns."""
     lists = column.combine_chunks()
     flat = lists.flatten()
     parents = pc.list_parent_indices(lists).to_numpy()
-    found = np.zeros(len(lists), np.bool_)
+    matches = np.zeros(len(lists), np.bool_)
     if len(flat):
-        found[parents[bools(like(pa.chunked_array([flat]), patterns))]] = True
-    return pa.array(found)
+        matches[parents[bools(like(pa.chunked_array([flat]), patterns))]] = True
+    return pa.array(matches)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedConnections:
-    """batch: what is left; given_up: packets of the others by source; pair_count: how many pairs of
-    endpoints these were."""
+    """batch: segments of the followed connections. given_up: packets of the others, by source
+    number. pair_count: number of endpoint pairs that are not followed."""
 
     batch: SegmentBatch
     given_up: dict[int, int]
@@ -169,10 +173,10 @@ class SelectedConnections:
 
 
 def follow(batch: SegmentBatch, limit: int) -> SelectedConnections:
-    """At most `limit` pairs of endpoints: those with payload before others, the earliest first.
+    """Keep at most `limit` pairs of endpoints: those with payload first, then the earliest.
 
-    So a flood of SYNs takes no place from connections that say something. The choice depends on the
-    segments alone, not on the splits they came from.
+    So a flood of SYNs cannot displace connections with payload. The choice depends on the segments
+    alone, not on the splits that they came from.
     """
     count = len(batch.endpoints)
     if count <= limit:

@@ -1,4 +1,4 @@
-"""Frames of some exchanges, gathered into one buffer, ready for the kernels."""
+"""The bytes of some exchanges' frames, gathered into one buffer for the decoding kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 @cache
 def known_versions() -> npt.NDArray[np.bool_]:
-    """[api_key, api_version] -> is there a definition."""
+    """bool[api_key, api_version]: whether a definition exists."""
     apis = catalog.apis()
     table = np.zeros((max(apis) + 2, 64), bool)
     for key, api in apis.items():
@@ -35,11 +35,11 @@ def known_versions() -> npt.NDArray[np.bool_]:
 class FrameBuffer:
     """Some exchanges and the bytes of their frames.
 
-    exchanges: EXCHANGE[n]; api_key, api_version: int16[n], its columns; buf: uint8; start, end:
-    int64[n, 2], places of the request's and the response's frame in buf without the size prefix
-    (equal where there is none); a hole or a cut ends a frame early, and only `is_whole` sides are
-    decoded.
-    response_version: int16[n], which is 0 for an ApiVersions answer with error 35.
+    exchanges: EXCHANGE[n]. api_key, api_version: int16[n], copies of its columns.
+    buf: uint8, all frames. start, end: int64[n, 2], position in `buf` of the request's and the
+    response's frame without the size prefix; equal if there is none. A frame ends early at a hole
+    or a cut; only sides with `is_whole` are decoded.
+    response_version: int16[n]: api_version, or 0 for an ApiVersions response with error 35.
     """
 
     exchanges: npt.NDArray[np.void]
@@ -59,7 +59,8 @@ class FrameBuffer:
         sides: tuple[int, ...] = (REQUEST, RESPONSE),
         prefix: int | None = None,
     ) -> FrameBuffer:
-        """Copy the frames of the exchanges `rows`; with `prefix` at most that many bytes each."""
+        """Copy the frames of the exchanges `rows`; prefix: at most this many bytes of each
+        frame."""
         exchanges = take(assembly.exchanges, rows)
         count = len(rows)
         start = np.zeros((count, 2), np.int64)
@@ -73,7 +74,7 @@ class FrameBuffer:
             )
             extents = take(assembly.extents, indices)
             owner = np.repeat(np.arange(count), column["extent_count"])
-            # bytes behind a hole have no known place in the message: the frame ends there
+            # After a hole the position within the message is unknown: the frame ends there.
             holes = np.cumsum(extents["source"] < 0)
             before = np.concatenate([[0], holes])[first] if count else holes
             visible = holes == before[owner]
@@ -100,7 +101,8 @@ class FrameBuffer:
         return frames
 
     def _fall_back(self) -> None:
-        """KIP-511: ApiVersions error 35 is answered with a v0 body, whatever was asked."""
+        """KIP-511: a broker answers ApiVersions with error 35 in a v0 body, whatever the
+        request's version."""
         rows = np.flatnonzero(
             (self.api_key == ApiKey.API_VERSIONS)
             & (self.end[:, RESPONSE] - self.start[:, RESPONSE] >= 6)
@@ -110,11 +112,11 @@ class FrameBuffer:
         self.response_version[rows[code == UNSUPPORTED_VERSION]] = 0
 
     def versions(self, side: int) -> npt.NDArray[np.int16]:
-        """api_version with which to decode that side of each exchange."""
+        """int16[n]: api_version to decode that side of each exchange with."""
         return self.response_version if side == RESPONSE else self.api_version
 
     def known(self, side: int) -> npt.NDArray[np.bool_]:
-        """Where the API and the version of that side have a definition."""
+        """bool[n]: whether API and version of that side have a definition."""
         table = known_versions()
         key = self.api_key.astype(np.int64)
         version = self.versions(side).astype(np.int64)
@@ -122,11 +124,12 @@ class FrameBuffer:
         return inside & table[np.where(inside, key, 0), np.where(inside, version, 0)]
 
     def whole(self, side: int) -> npt.NDArray[np.bool_]:
+        """bool[n]: whether all bytes of that side's frame were captured."""
         return self.exchanges[SIDES[side]]["is_whole"] != 0
 
     def readable(self, api_key: int, side: int) -> npt.NDArray[np.int64]:
-        """Rows where a side of that API is there whole and its version is known, ascending."""
-        if side not in self._readable:  # asked for each API
+        """Rows, ascending, of that API whose side is whole and has a known version."""
+        if side not in self._readable:  # computed once, used for every API
             rows = np.flatnonzero(self.whole(side) & self.known(side))
             places = by_value(self.api_key[rows])
             self._readable[side] = {key: rows[some] for key, some in places.items()}
@@ -139,7 +142,7 @@ class FrameBuffer:
         rows: npt.NDArray[Any],
         elements_max: int = ELEMENTS_MAX,
     ) -> MessageColumns:
-        """The messages of `rows` (indices into exchanges) as columns."""
+        """Decode the messages of `rows` (indices into exchanges) into columns."""
         return decode_columns(
             api_key,
             SIDES[side],

@@ -1,6 +1,6 @@
-"""How far an input may go before it is a fault: each limit by name, with its default.
+"""Limits on values found in a capture, by name, with their defaults.
 
-Crossing one is an anomaly (docs/limits.md says which), never a crash and never silent.
+A value beyond its limit becomes an anomaly (docs/limits.md); it is never ignored or fatal.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kdissect.tables.anomalies import DATA_MAX
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a run, all positive.
+    """The limits of a run, all positive.
 
     frame_size: bytes that a size prefix may claim (Kafka's socket.request.max.bytes).
-    decompressed_size: bytes that the records of a batch may unpack to.
-    decompression_ratio: the same, as a multiple of their compressed size.
+    decompressed_size: bytes of the unpacked records of a batch.
+    decompression_ratio: unpacked size as a multiple of the compressed size.
     record_headers: headers of one record.
     array_elements: elements of all arrays of a message together.
-    nesting: how deep the values of pushed metrics may nest.
-    gaps: gaps that are listed one by one, of each direction of a connection.
-    connections: connections that are followed at once.
-    fragments: IP fragments that are joined, of all captures together.
+    nesting: depth of nested values in pushed metrics.
+    gaps: gaps listed one by one, for each direction of a connection.
+    connections: connections followed at once.
+    fragments: IP fragments joined, over all captures.
     anomaly_data: bytes of a fault that `anomalies.data` shows.
     """
 
@@ -57,7 +57,8 @@ class Limits:
 
     @staticmethod
     def of(given: Limits | Mapping[str, int] | None) -> Limits:
-        """Limits with those given instead of the defaults. Raises ValueError for a wrong name."""
+        """The defaults with the given values replaced. Raises ValueError for a wrong name or
+        value."""
         if given is None:
             return Limits()
         if isinstance(given, Limits):
@@ -71,7 +72,7 @@ class Limits:
 
     @staticmethod
     def parse(items: Iterable[str]) -> Limits:
-        """Limits from NAME=VALUE texts. Raises ValueError for what is none."""
+        """Limits from texts NAME=VALUE. Raises ValueError if one cannot be parsed."""
         given = {}
         for item in items:
             name, equals, text = item.partition("=")
@@ -92,7 +93,7 @@ class Limits:
         )
 
 
-# Where something else ends first: Kafka's int32 sizes, Arrow's 32-bit places, Python's own stack.
+# Upper bounds: Kafka's int32 sizes, Arrow's 32-bit offsets, Python's recursion.
 _MOST = {
     "frame_size": 2**31 - 1,
     "decompressed_size": 1 << 30,

@@ -1,6 +1,6 @@
-"""The main path, in this process: scan, assemble, decode, analyse.
+"""The main path in this process: scan, assemble, decode, analyse.
 
-Rows go from one step to the next in memory. `spark` runs the same four functions as stages.
+Rows pass from step to step in memory. `spark` runs the same four functions as stages.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def run(
     plan: RunPlan, sink: Sink, lanes: tuple[Sink, Sink] | None = None,
     files: StateFiles | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Dissect the captures of a plan, one split, bucket, slot and key of events at a time.
+    """Dissect the captures of a plan: one split, bucket, slot and event key at a time.
 
-    Tables go to the sink. lanes: the sinks of rows that later captures may change, and of the
-    stories over all events. files: where the state goes. Returns what `summed` does.
+    sink: receives tables. lanes: sinks for rows that later captures may change, and for tables
+    built from all events. files: receives the saved state. Returns the result of `summed`.
     """
     for_open, for_stories = lanes or (sink, sink)
     sources = plan.sources()
@@ -52,7 +52,8 @@ def run(
 
 
 class _KeyedRows:
-    """Rows between two steps, by key. Key 0 is always there: a run without rows has results too."""
+    """Rows between two steps, by key. Key 0 always exists, so that a run without rows has a
+    result."""
 
     def __init__(self) -> None:
         self._rows: dict[int, list[Row]] = defaultdict(list, {0: []})
@@ -62,25 +63,25 @@ class _KeyedRows:
             self._rows[row.key].append(row)
 
     def drain(self) -> Iterator[tuple[int, list[Row]]]:
-        """Each key with its rows in order; they are dropped here."""
+        """Yield each key with its rows in order, and drop them."""
         for key in sorted(self._rows):
             yield key, in_order(self._rows.pop(key))
 
 
 def in_order(rows: list[Row]) -> list[Row]:
-    """Rows of one key as a step expects them: by kind, then by order."""
+    """Rows of one key in the order that a step expects: by kind, then by order."""
     return sorted(rows, key=lambda row: (row.kind, row.order))
 
 
 def earlier_events(plan: RunPlan, number: int) -> Iterator[Row]:
-    """The events in file `number` of the state that the plan continues, by key of this run."""
+    """The events in file `number` of the saved state, keyed for this run."""
     assert plan.before is not None
     for packed in event_pieces(plan.before.event_files[number], plan.event_key_count):
         yield Row(packed.key, RowKind.EVENTS, -1, packed.data)
 
 
 def summed(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The results of all tasks as one: sums of `timings`, and `state` of a plan that keeps one."""
+    """Merge the results of all tasks: `timings` summed in seconds, `state` merged."""
     timings: dict[str, float] = defaultdict(float)
     for result in results:
         for name, value in result["timings"].items():
@@ -92,7 +93,7 @@ def summed(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]]:
-    """The segments of each bucket, what they come to, and where its bytes are: no decoding."""
+    """Yield (segments, assembly, sources) of each bucket, without decoding messages."""
     sources = plan.sources()
     parts: dict[int, list[Row]] = defaultdict(list)
     for number in range(len(plan.splits)):

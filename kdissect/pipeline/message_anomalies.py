@@ -1,4 +1,4 @@
-"""Faults of single messages as rows of `anomalies`, with the bytes that the options let show."""
+"""Anomalies of single messages, with as many bytes as the options allow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Ints = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class TableOutput:
-    """Where rows of exchanges go, and what all of these rows share."""
+    """Where the rows of exchanges go, and the data that all these rows share."""
 
     assembly: Assembly
     capture_ids: list[int]
@@ -41,13 +41,13 @@ class TableOutput:
     sink: Sink
 
     def connection_ids(self, exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-        """int64[n]: those of EXCHANGE rows."""
+        """int64[n]: connection ids of EXCHANGE rows."""
         ids: npt.NDArray[np.int64] = self.assembly.connections["connection_id"]
         return ids[exchanges["connection"]]
 
 
 def write_message_anomalies(chunk: MessageChunk, output: TableOutput) -> None:
-    """Rows for messages that did not decode, hold more than they should, or have no definition."""
+    """Write rows for messages that do not decode, have surplus bytes, or have no definition."""
     frames = chunk.frames
     for (api_key, side), decoded in chunk.decoded.items():
         rows, columns = decoded.rows, decoded.columns
@@ -74,7 +74,7 @@ def write_message_anomalies(chunk: MessageChunk, output: TableOutput) -> None:
 
 
 def _malformed(chunk: MessageChunk, api_key: int, side: int, failed: Ints) -> pa.Array:
-    """Why each of the `failed` messages of an API and side did not decode, and at which field."""
+    """Text per failed message of an API and side: the reason, the field and the position."""
     decoded = chunk.decoded[api_key, side]
     columns = decoded.columns
     path = columns.error_paths(failed)
@@ -91,16 +91,16 @@ def _malformed(chunk: MessageChunk, api_key: int, side: int, failed: Ints) -> pa
 
 
 def _without_definition(chunk: MessageChunk, output: TableOutput) -> None:
-    """Rows for messages without a definition; they show the messages' bytes."""
+    """Write rows for messages whose API or version has no definition."""
     exchanges = chunk.frames.exchanges
     for state, kind in (
         (DecodeStatus.UNKNOWN_API, Anomaly.UNKNOWN_API),
         (DecodeStatus.UNKNOWN_VERSION, Anomaly.UNKNOWN_VERSION),
     ):
-        # a response without its request has an anomaly already
+        # a response without a request has another anomaly already
         has_request = exchanges["request"]["size"] >= 0
-        # KIP-511: a client probes with its newest ApiVersions version, and a broker that does not
-        # know it answers in version 0 which ones it takes; nothing is wrong with that
+        # KIP-511: a client probes with its newest ApiVersions version; a broker that does not know
+        # it answers in v0 with the versions that it supports. That is no fault.
         probe = (chunk.version_source == VersionSource.FALLBACK_V0) & (
             chunk.status[:, RESPONSE] == DecodeStatus.OK
         )
@@ -129,10 +129,10 @@ def add_anomalies(
     packet_pos: Ints | None = None,
     data: pa.Array | None = None,
 ) -> None:
-    """Write anomalies of a side of the exchanges `rows` of `frames` (a row may come repeatedly).
+    """Write anomalies of one side of the exchanges `rows` of `frames`; a row may occur repeatedly.
 
-    place: start and end of their bytes in the buffer, if not those of the message. packet_pos: what
-    to add to its stream position. data: bytes to show, where not null.
+    place: start and end of the faulty bytes in the buffer; default: the whole message. packet_pos:
+    added to the message's stream position. data: bytes to show instead, where not null.
     """
     options = output.options
     start, end = place or (frames.start[rows, side], frames.end[rows, side])

@@ -1,7 +1,7 @@
-"""Some exchanges with their messages decoded: what tables, records and stories are made of.
+"""Chunks of decoded exchanges, from which tables, records and stories are built.
 
-A chunk has about `chunk_bytes` of frames, so that what one kernel wrote is still in the cache when
-the next one reads it.
+A chunk has about `chunk_bytes` of frames, so that the output of one kernel is still in the cache
+when the next one reads it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kdissect.tables.exchanges import DecodeStatus, VersionSource
 from kdissect.tables.message_facts import ChunkMarks, message_marks
 
 CHUNK_ROWS = 1 << 16
-LARGE_FRAME = 4096  # bytes beyond count a quarter
+LARGE_FRAME = 4096  # bytes beyond this size count a quarter
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedMessages:
-    """Messages of one API and side: rows (of the chunk) and their columns."""
+    """Messages of one API and side: their rows in the chunk, and their columns."""
 
     rows: npt.NDArray[np.int64]
     columns: MessageColumns
@@ -40,7 +40,7 @@ class MessageChunk:
     """Decoded exchanges.
 
     status: int8[n, 2], DecodeStatus of request and response. version_source: int8[n]. decoded: by
-    api key and side. client_ids: text[n], of the request headers.
+    (api key, side). client_ids: text[n], from the request headers.
     """
 
     frames: FrameBuffer
@@ -54,15 +54,17 @@ class MessageChunk:
 def iter_chunks(
     exchanges: npt.NDArray[np.void], chunk_bytes: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Rows of the exchanges by chunk, in order of time."""
-    asked = exchanges["request"]["size"] >= 0
-    time_ns = np.where(asked, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
+    """Yield the rows of each chunk, in order of time."""
+    has_request = exchanges["request"]["size"] >= 0
+    time_ns = np.where(
+        has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"]
+    )
     order = in_order_of_time(time_ns, exchanges["exchange_id"])
     sizes = np.zeros(len(exchanges), np.int64)
     for side in SIDES:
         column = exchanges[side]
         size = np.where(column["is_whole"] != 0, column["size"], 64)
-        # large frames are full of records, which are decoded in smaller pieces anyway
+        # large frames are mostly records, which are decoded in smaller pieces
         sizes += np.minimum(size, LARGE_FRAME) + np.maximum(size - LARGE_FRAME, 0) // 4
     filled = (np.cumsum(sizes[order]) - sizes[order]) // chunk_bytes
     number = filled + np.arange(len(order)) // CHUNK_ROWS
@@ -75,7 +77,8 @@ def decode_messages(
 ) -> MessageChunk:
     """Decode each whole message whose version has a definition.
 
-    topic_names: by topic id. elements_max: elements of all arrays of a message.
+    topic_names: name by topic id text. elements_max: limit on the elements of all arrays of a
+    message.
     """
     status, version_source = _status_by_version(frames)
     decoded = {}
@@ -97,7 +100,7 @@ def decode_messages(
 def _status_by_version(
     frames: FrameBuffer,
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
-    """(DecodeStatus [n, 2] of messages that decode without a fault, VersionSource [n])."""
+    """(DecodeStatus[n, 2] before decoding, VersionSource[n])."""
     exchanges = frames.exchanges
     has_api = np.isin(frames.api_key, sorted(catalog.apis()))
     token = exchanges["is_sasl_token"] != 0
@@ -124,7 +127,7 @@ def _status_by_version(
 
 
 def _client_ids(frames: FrameBuffer) -> pa.Array:
-    """client_id of every request whose header was captured, known version or not."""
+    """client_id of each request whose header was captured, even if its version is unknown."""
     exchanges = frames.exchanges
     start, end = frames.start[:, REQUEST], frames.end[:, REQUEST]
     has_header = (

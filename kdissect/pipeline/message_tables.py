@@ -1,4 +1,4 @@
-"""Decoded exchanges to `exchanges` and the tables of each API, and their messages for `stories`."""
+"""Write decoded exchanges to `exchanges` and to the table of each API."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ _EMBEDDED_FAULTS = {
 
 
 def write_tables(chunk: MessageChunk, output: TableOutput) -> None:
-    """Rows of `exchanges` and of the tables of the APIs."""
+    """Write the rows of `exchanges` and of the API tables."""
     write_exchanges(chunk, output)
     _write_apis(chunk, output)
     _write_tokens(chunk, output)
 
 
 def write_exchanges(chunk: MessageChunk, output: TableOutput) -> None:
-    """Rows of `exchanges`."""
     has_error = np.zeros(len(chunk.status), bool)
     for (api_key, side), decoded in chunk.decoded.items():
         if side == RESPONSE:
@@ -71,7 +70,7 @@ def write_exchanges(chunk: MessageChunk, output: TableOutput) -> None:
 
 @cache
 def _error_versions(api_key: int) -> npt.NDArray[np.bool_]:
-    """Per api_version: whether the response's definition has an error code anywhere."""
+    """bool by api_version: whether the response's definition has an error code."""
 
     def has(fields: tuple[Field, ...], api_version: int) -> bool:
         return any(
@@ -103,7 +102,7 @@ def _write_apis(chunk: MessageChunk, output: TableOutput) -> None:
 def _side_columns(
     chunk: MessageChunk, api_key: int, side: int, rows: Ints
 ) -> tuple[pa.Array, pa.Array]:
-    """(bodies, unknown tags) of that side of the rows; null where it was not decoded."""
+    """(bodies, unknown tags) of one side of the rows; null if a row's side was not decoded."""
     decoded = chunk.decoded.get((api_key, side))
     if decoded is None:
         kind = body_type(api_key, SIDES[side])
@@ -120,7 +119,7 @@ def _side_columns(
 
 
 def _write_tokens(chunk: MessageChunk, output: TableOutput) -> None:
-    """Raw SASL tokens, as SaslAuthenticate's; they have no version."""
+    """Write SASL tokens without Kafka headers as rows of SaslAuthenticate; they have no version."""
     frames = chunk.frames
     is_token = frames.exchanges["is_sasl_token"] != 0
     sides = REQUEST, RESPONSE
@@ -145,7 +144,8 @@ def _write_api(
     chunk: MessageChunk, output: TableOutput, api_key: int, name: str, rows: Ints,
     api_version: pa.Array, bodies: list[pa.Array], tags: list[pa.Array],
 ) -> None:  # fmt: skip
-    """The table of one API, with what is inside its bytes."""
+    """Write the table of one API, with decoded columns for messages embedded in its bytes
+    fields."""
     bodies = _with_embedded(chunk, output, api_key, bodies, rows)
     some = take(chunk.frames.exchanges, rows)
     request, response = some["request"], some["response"]
@@ -165,7 +165,7 @@ def _write_api(
 def _with_embedded(
     chunk: MessageChunk, output: TableOutput, api_key: int, bodies: list[pa.Array], rows: Ints
 ) -> list[pa.Array]:
-    """Both sides with what is inside their bytes decoded, and without secrets."""
+    """Both sides' bodies with embedded messages decoded and secrets removed."""
     reveal = output.options.reveal_secrets
     nesting = output.options.limits.nesting
     request, response, faults = add_decoded(api_key, bodies[0], bodies[1], reveal, nesting)

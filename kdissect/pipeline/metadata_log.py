@@ -1,9 +1,9 @@
-"""Topics that only the metadata log tells: TopicRecords in fetches of ``__cluster_metadata``.
+"""Topic names from TopicRecords in fetches of ``__cluster_metadata``.
 
-Brokers learn of topics by fetching that log from the controllers, so a capture of a cluster may
-name a topic nowhere else. Fetches are most of a capture: only those are read whose request names
-the log, by name or by its fixed id, and whose response is larger than one without records. A batch
-that is cut between two responses of a snapshot names no topics.
+Brokers learn topics by fetching that log from the controllers, so a capture of a cluster may name a
+topic nowhere else. Most of a capture is fetches, so only a few are read: the request must contain
+the log's name or its fixed id, and the response must be large enough to hold a batch. A batch that
+is split between two responses of a snapshot is not read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AddTopic = Callable[[str, str, int, str], None]  # name, id, time in ns, API
 def learn_metadata(
     assembly: Assembly, sources: Sources, chunk_bytes: int, add_topic: AddTopic
 ) -> None:
-    """Give every topic of the metadata log's records in the assembly to `add_topic`."""
+    """Pass every topic in records of the metadata log to `add_topic`."""
     exchanges = assembly.exchanges
     rows = np.flatnonzero(
         np.isin(exchanges["api_key"], (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT))
@@ -72,23 +72,23 @@ def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int6
 
 
 def _naming(assembly: Assembly, sources: Sources, rows: Any) -> npt.NDArray[np.int64]:
-    """Which of these requests hold the log's name or id somewhere."""
+    """Rows of the requests that contain the log's name or id."""
     frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,))
     data = frames.buf.tobytes()
     ends = frames.end[:, REQUEST]
-    found = set()
+    matching = set()
     for mark in _MARKS:
         at = data.find(mark)
         while at >= 0:
             row = int(np.searchsorted(ends, at, side="right"))
-            found.add(row)
-            # on to the next request: one place in each is enough
+            matching.add(row)
+            # continue at the next request: one match per request is enough
             at = data.find(mark, max(at + 1, int(ends[row])))
-    return np.array(sorted(found), np.int64)
+    return np.array(sorted(matching), np.int64)
 
 
 def _read(frames: FrameBuffer, api_key: int, add_topic: AddTopic) -> None:
-    """Give the topics that whole batches in these responses name to `add_topic`."""
+    """Pass the topics in whole batches of these responses to `add_topic`."""
     chosen = frames.readable(api_key, RESPONSE)
     if not len(chosen):
         return
@@ -105,7 +105,7 @@ def _read(frames: FrameBuffer, api_key: int, add_topic: AddTopic) -> None:
 
 
 def _tell(part: RecordChunk, time_ns: Rows, api_key: int, add_topic: AddTopic) -> None:
-    """Give the topics of metadata records to `add_topic`; time_ns: of each record set."""
+    """Pass the topics of TopicRecords to `add_topic`; time_ns: of each record set."""
     records = pa.table(part.records)
     records = records.filter(records["control_type"].is_null())
     set_index = records["set_index"].to_numpy()

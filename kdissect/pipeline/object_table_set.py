@@ -1,10 +1,10 @@
-"""A table set in an object store: nothing is renamed, and the manifest comes last.
+"""A table set in an object store: no file is renamed, and the manifest is written last.
 
-A store shows an object when all of it is there, but cannot rename. So an attempt writes its files
-under their final names, which hold the attempt and the run, and readers go by the manifest, which
-lists the files of the attempts that succeeded. A run that ends removes its files that no manifest
-lists. Files have names that only runs give, so the next run removes what a killed one left.
-``_staging/<run>`` is there while a run may write: attempts that come too late do not start.
+A store shows an object only when it is complete, but cannot rename it. So an attempt writes files
+under their final names, which contain the attempt and the run. Readers follow the manifest, which
+lists the files of successful attempts. At its end a run removes its files that no manifest lists.
+Only runs give such file names, so the next run can remove what a killed one left.
+The object ``_staging/<run>`` exists while a run may write: an attempt that starts later stops.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.tables.schemas import FIXED_TABLES
 
 STAGING = "_staging"
-LOCK = "lock"  # in it (`write_lock`)
+LOCK = "lock"  # in STAGING (`write_lock`)
 FOLDERS = frozenset((*FIXED_TABLES, "apis", "internal", "_state", STAGING))
 _BY_A_RUN = re.compile(r"(.*/part-[\w-]+|_state/\w+-\d+)-[0-9a-f]{12}(\.parquet)?")
-LAST_FILES_S = 10.0  # at most, for files that tasks of a failed run were writing
+LAST_FILES_S = 10.0  # longest wait for files that tasks of a failed run were writing
 _PAUSE_S, _QUIET_LISTINGS = 0.5, 3
 _FAILURES = (pa.ArrowException, OSError)
 
 
 class StoreFolder:
-    """The folder at a URL. Methods raise EnvironmentFailed where the store fails."""
+    """The folder at a URL. Methods raise EnvironmentFailed if the store fails."""
 
     def __init__(self, out: str) -> None:
         self.out = out
@@ -43,12 +43,12 @@ class StoreFolder:
         return f"{self.root}/{name}"
 
     def names(self, under: str = "", *, recursive: bool = True) -> dict[str, bool]:
-        """Names below the folder, and whether each is a file."""
+        """Names below the folder -> whether it is a file."""
         infos = self._infos(under, recursive=recursive)
         return {name: bool(info.is_file) for name, info in infos.items()}
 
     def modified(self, under: str) -> dict[str, float]:
-        """When each file below the folder was written, in seconds of the store's clock."""
+        """Time of change of each file below `under`, in seconds of the store's clock."""
         infos = self._infos(under, recursive=True)
         return {name: info.mtime_ns / 1e9 for name, info in infos.items() if info.is_file}
 
@@ -64,7 +64,7 @@ class StoreFolder:
         return {info.path[len(self.root) + 1 :]: info for info in infos}
 
     def has(self, names: Iterable[str]) -> list[bool]:
-        """Whether each of them is a file."""
+        """Whether each name is a file."""
         try:
             infos = self.store.get_file_info([self.path(name) for name in names])
         except _FAILURES as error:
@@ -78,7 +78,7 @@ class StoreFolder:
             raise self._failed(error) from None
 
     def read(self, name: str) -> bytes | None:
-        """All bytes of a small file; None where there is none."""
+        """All bytes of a small file; None if it does not exist."""
         try:
             file = self.store.open_input_file(self.path(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -89,7 +89,7 @@ class StoreFolder:
             return opened.read_at(opened.size(), 0)
 
     def open_output(self, name: str) -> Any:
-        """A stream; the file is there once it is closed."""
+        """A stream to write a file; the file exists after the stream is closed."""
         path = self.path(name)
         if self.store.type_name not in ("s3", "gcs"):  # these have no folders
             self.store.create_dir(path.rpartition("/")[0], recursive=True)
@@ -103,7 +103,7 @@ class StoreFolder:
             raise self._failed(error) from None
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files, and the folders of them that are empty then."""
+        """Remove files, and folders that become empty."""
         folders: dict[str, None] = {}
         for name in names:
             try:
@@ -119,7 +119,8 @@ class StoreFolder:
             self._remove_empty(folder)
 
     def _remove_empty(self, folder: str) -> None:
-        """Some stores mark folders by an object of no bytes; it goes when nothing else is there."""
+        """Remove the object of no bytes that marks a folder in some stores, if the folder is
+        empty."""
         if any(self.names(folder).values()):
             return
         try:
@@ -154,7 +155,7 @@ def check(out: str, manifest: str, overwrite: bool) -> None:
 
 
 def _is_free(place: StoreFolder) -> bool:
-    """Whether nothing is there but what interrupted runs of ours left."""
+    """Whether the folder holds nothing except leftovers of interrupted runs of kdissect."""
     return all(
         not is_file
         and name in FOLDERS
@@ -170,7 +171,7 @@ def is_by_a_run(name: str) -> bool:
 
 
 def begin(out: str, run_id: str) -> None:
-    """Let attempts of this run write."""
+    """Allow attempts of this run to write."""
     try:
         StoreFolder(out).write(f"{STAGING}/{run_id}", b"")
     except EnvironmentFailed as error:
@@ -178,15 +179,15 @@ def begin(out: str, run_id: str) -> None:
 
 
 def is_open(place: StoreFolder, run_id: str) -> bool:
-    """Whether attempts of this run may write."""
+    """Whether attempts of this run may still write."""
     return place.has([f"{STAGING}/{run_id}"])[0]
 
 
 def end(out: str, run_id: str, listed: set[str], *, is_failed: bool = False) -> None:
-    """Remove what the run wrote and is not `listed` in the manifest.
+    """Remove the files of the run that the manifest does not list.
 
-    is_failed: tasks may still be at work. None of them begins another file, but those that they
-    were writing appear a moment later.
+    is_failed: tasks may still be running. They start no new file, but a file that they were writing
+    may appear a moment later, so the listing is repeated.
     """
     place = StoreFolder(out)
     place.remove([f"{STAGING}/{run_id}"])
@@ -206,7 +207,7 @@ def end(out: str, run_id: str, listed: set[str], *, is_failed: bool = False) -> 
 
 
 def remove_unlisted(place: StoreFolder, listed: set[str]) -> None:
-    """Remove what runs wrote and is not `listed` in the manifest. Locks stay."""
+    """Remove files of earlier runs that the manifest does not list. Locks stay."""
     lock = f"{STAGING}/{LOCK}-"
     place.remove(
         name

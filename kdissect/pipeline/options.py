@@ -1,4 +1,4 @@
-"""Options of a run: what the command line and the Python API share. Plain data, picklable."""
+"""Options of a run, shared by the command line and the Python API; picklable."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PAYLOADS = ("full", "keys", "hash", "none")
 class Options:
     """How to dissect.
 
-    ports: hints that a port speaks Kafka (recognition stays by content).
-    reveal_secrets: show passwords, tokens and sensitive config values.
-    split_bytes: of a capture per scan task; None chooses from the input and the cores.
-    payload: how much of the records' own bytes is shown (kdissect/tables/payload.py).
-    decode_values: a reading of values that adds columns to `records`, one of DECODE_VALUES.
-    keylog: files with the secrets of TLS connections (SSLKEYLOGFILE); every worker reads them.
-    limits: how far an input may go before it is a fault (kdissect/pipeline/limits.py).
-    hosts: addresses; only connections of theirs, or all (kdissect/pipeline/filters.py).
-    time_from_ns, time_to_ns: ns since 1970; only exchanges that begin in this range, or all.
-    chunk_bytes: of frames decoded at a time; fits the caches of a core.
+    ports: TCP ports on which to expect Kafka; detection still looks at the bytes.
+    reveal_secrets: show passwords, tokens and sensitive configuration values.
+    split_bytes: bytes of a capture per scan task; None chooses from input size and cores.
+    payload: how much of the records' keys and values to show (kdissect/tables/payload.py).
+    decode_values: adds columns to `records`, one of DECODE_VALUES.
+    keylog: files with TLS session secrets (SSLKEYLOGFILE); every worker reads them.
+    limits: largest values accepted from a capture (kdissect/pipeline/limits.py).
+    hosts: IP addresses; keep only connections from or to them. Empty: all.
+    time_from_ns, time_to_ns: ns since 1970; keep only exchanges that begin in this range.
+    chunk_bytes: bytes of frames decoded at a time; fits the caches of a core.
     """
 
     ports: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class Options:
 
     @property
     def stream_options(self) -> StreamOptions:
-        """What reassembly and framing need to know of them."""
+        """The options that reassembly and framing use."""
         return StreamOptions(self.ports, self.limits.frame_size, self.limits.gaps)
 
     def to_json(self) -> dict[str, Any]:

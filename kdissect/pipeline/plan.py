@@ -1,4 +1,4 @@
-"""From what the user named to a `RunPlan`: inputs found, spooled where needed, cut into splits."""
+"""Plan a run: find the inputs, spool them if needed, and cut them into splits."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kdissect.tls.key_log import holds_secrets, is_blank
 
 SPLIT_BYTES_MAX = 128 * MB
 SPLIT_BYTES_MIN = 4 * MB
-HASHED_BYTES = 256 << 10  # at a time, into one buffer: they stay in the cache
+HASHED_BYTES = 256 << 10  # read at a time into one buffer that stays in the cache
 
 
 class Hashed(NamedTuple):
-    """size and sha256 of a file; state: its size and time of change when that was begun."""
+    """Size and sha256 of a file; state: its (size, time of change) before hashing."""
 
     size: int
     sha256: str
@@ -42,11 +42,11 @@ def planned(
     spool_dir: str | None = None,
     walk_pieces: object_splits.Runner | None = None,
 ) -> Iterator[RunPlan]:
-    """The plan of a run; spooled copies live as long as the context.
+    """The plan of a run over `paths`; spooled copies are deleted when the context ends.
 
-    walk_pieces: walks through pieces of objects in stores, which are read where they are then;
-    without it they are spooled.
-    Raises CaptureError when a named file is missing or no capture, or nothing can be used.
+    walk_pieces: runs walks over pieces of objects in stores; such objects are then read in place.
+    Without it they are copied to disk first.
+    Raises CaptureError if a named file is missing or no capture, or no file can be used.
     """
     inputs = find_captures([os.fspath(path) for path in paths])
     with planned_inputs(inputs, options, parallelism, spool_dir, walk_pieces) as plan:
@@ -61,7 +61,7 @@ def planned_inputs(
     spool_dir: str | None = None,
     walk_pieces: object_splits.Runner | None = None,
 ) -> Iterator[RunPlan]:
-    """`planned` for inputs that were found already."""
+    """Like `planned`, for inputs that were found already."""
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
         yield make_plan(inputs, options, parallelism, folder, walk_pieces)
 
@@ -73,9 +73,9 @@ def make_plan(
     spool_dir: str,
     walk_pieces: object_splits.Runner | None = None,
 ) -> RunPlan:
-    """Split the inputs; those that cannot be read at a position are spooled first.
+    """Cut the inputs into splits; inputs that cannot be read at a position are spooled first.
 
-    walk_pieces: as of `planned`. Raises CaptureError when none of them is a capture.
+    walk_pieces: as for `planned`. Raises CaptureError if none of the inputs is a capture.
     """
     check_key_logs(options.keylog)
     files = [
@@ -102,16 +102,16 @@ def make_plan(
         walks = object_splits.walk_all(
             far_files, piece_bytes, options.limits.fragments, walk_pieces
         )
-    found = plan_splits(files, split_bytes, options.limits.fragments, walks)
-    sources = found.sources
+    split_plan = plan_splits(files, split_bytes, options.limits.fragments, walks)
+    sources = split_plan.sources
     bucket_count, slot_bytes = sized(byte_count, parallelism)
     return RunPlan(
         paths=tuple(sources.paths),
         sizes=tuple(int(size) for size in sources.sizes),
-        captures=tuple(found.captures),
-        capture_ids=tuple(capture_id(info.path) for info in found.captures),
-        splits=tuple(found.splits),
-        fragments=found.fragments,
+        captures=tuple(split_plan.captures),
+        capture_ids=tuple(capture_id(info.path) for info in split_plan.captures),
+        splits=tuple(split_plan.splits),
+        fragments=split_plan.fragments,
         bucket_count=bucket_count,
         slot_bytes=slot_bytes,
         options=options,
@@ -120,7 +120,7 @@ def make_plan(
 
 
 def check_key_logs(paths: Sequence[str]) -> None:
-    """Raise CaptureError for a key log that cannot be read, or has other lines only."""
+    """Raise CaptureError if a key log cannot be read or has no line of a key log."""
     files = Sources(list(paths))
     for number, path in enumerate(paths):
         text = memoryview(files.data(number))  # type: ignore[arg-type]
@@ -129,28 +129,30 @@ def check_key_logs(paths: Sequence[str]) -> None:
 
 
 def capture_id(path: str) -> int:
-    """Positive id of an input file: a hash of its path as it was named or found."""
+    """Positive id of an input file: a hash of its path as the user named it or as it was found."""
     digest = hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
 def hash_ahead(inputs: Sequence[InputFile]) -> None:
-    """Start to hash these files, for `manifest_inputs` to find it done: while Spark starts, which
-    takes seconds, a core is idle."""
+    """Start to hash these files in the background; `manifest_inputs` uses the result.
+
+    Starting Spark takes seconds and leaves a core idle meanwhile.
+    """
     paths = [item.path for item in inputs]
     _ahead[:] = [Background(lambda: {path: hashed(path) for path in paths if _is_file(path)})]
 
 
-_ahead: list[Background[dict[str, Hashed]]] = []  # at most one, until it is taken
+_ahead: list[Background[dict[str, Hashed]]] = []  # at most one, until `manifest_inputs` takes it
 
 
 def _is_file(path: str) -> bool:
-    """Whether it can be read twice, and at all: what cannot is told of where it is read."""
+    """Whether the path is a readable regular file. Errors are reported when the file is read."""
     return os.path.isfile(path) and os.access(path, os.R_OK)
 
 
 def hashed(path: str) -> Hashed:
-    """Size and digest of a file."""
+    """Hash a file; returns its size, digest and state."""
     state = _state(path)
     digest = hashlib.sha256()
     size = 0
@@ -163,12 +165,12 @@ def hashed(path: str) -> Hashed:
 
 
 def _state(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns
+    state = os.stat(path)
+    return state.st_size, state.st_mtime_ns
 
 
 def check_unchanged(plan: RunPlan) -> None:
-    """Raise EnvironmentFailed where an object is another one than when the run began.
+    """Raise EnvironmentFailed if an object in a store was replaced during the run.
 
     Requests by range do not say which version of an object they want.
     """
@@ -181,13 +183,12 @@ def check_unchanged(plan: RunPlan) -> None:
 
 
 def manifest_inputs(plan: RunPlan, known: Container[str] = ()) -> list[dict[str, Any]]:
-    """`inputs` of the manifest: path, size and sha256 of each file as the user has it, and whether
-    it was read as a capture.
+    """`inputs` of the manifest: path, size, sha256 of each file, and whether it is a capture.
 
-    Of a stream, which cannot be read twice, those of its spooled bytes. Of an object that was read
-    where it is, nobody reads all bytes in order: `sha256` is null, and `etag` is the store's. What
-    was hashed ahead counts where the file is still the same by size and time of change. known:
-    paths to leave out.
+    For a stream, size and sha256 are those of its spooled copy. For an object read in place,
+    `sha256` is null and `etag` is the store's, because no task reads all its bytes in order. A hash
+    computed ahead is used if the file's size and time of change are the same. known: paths to leave
+    out.
     """
     ahead = _ahead.pop().result() if _ahead else {}
     listed = []
@@ -203,9 +204,9 @@ def manifest_inputs(plan: RunPlan, known: Container[str] = ()) -> list[dict[str,
             item |= {"size": version.size, "sha256": None, "etag": version.tag}
         else:
             path = info.path if os.path.isfile(info.path) else plan.paths[info.source]
-            found = ahead.get(path)
-            if found is None or found.state != _state(path):
-                found = hashed(path)
-            item |= {"size": found.size, "sha256": found.sha256}
+            digest = ahead.get(path)
+            if digest is None or digest.state != _state(path):
+                digest = hashed(path)
+            item |= {"size": digest.size, "sha256": digest.sha256}
         listed.append({**item, "is_capture": info.source >= 0})
     return listed

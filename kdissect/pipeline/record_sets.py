@@ -1,4 +1,4 @@
-"""Which bytes of a chunk's frames are record sets, and where in them the first batch begins."""
+"""Find the record sets in a chunk's frames, and the first batch in each."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _RESPONSE = 1
 def record_sets(
     marks: ChunkMarks, api_key: npt.NDArray[np.int16], buf: npt.NDArray[np.uint8]
 ) -> tuple[RecordSets, npt.NDArray[np.int64]]:
-    """(the record sets that hold something, bytes in front of the first batch of each).
+    """(record sets that are not empty, bytes before the first batch of each).
 
-    api_key: that of each exchange of the chunk. Pieces of a snapshot from a position behind its
-    begin start anywhere; all other sets start with a batch.
+    api_key: of each exchange of the chunk. FetchSnapshot (KIP-630) sends a snapshot in pieces; a
+    piece with a position above 0 may start inside a batch. Other sets start with a batch.
     """
     sets = marks.places(Role.RECORDS)
     is_piece = api_key[sets.row] == ApiKey.FETCH_SNAPSHOT
     position = np.zeros(len(sets.row), np.int64)
     if is_piece.any():
-        told = marks.places(Role.SNAPSHOT_POSITION)
-        # each partition of a response has one position and one set
-        position[is_piece] = told.start[told.side == _RESPONSE]
+        positions = marks.places(Role.SNAPSHOT_POSITION)
+        # a FetchSnapshot response has one position and one record set per partition
+        position[is_piece] = positions.start[positions.side == _RESPONSE]
     kept = sets.length > 0
     some = RecordSets(*(_kept(sets, name, kept) for name in RecordSets.__dataclass_fields__))
     lead = np.zeros(len(some.row), np.int64)

@@ -1,4 +1,4 @@
-"""The record sets of decoded messages to `record_batches`, `records` and the internal tables."""
+"""Write the record sets of decoded messages to `record_batches`, `records` and internal tables."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def decode_records(
     names_used: NamesUsed,
     stories: ChunkStories,
 ) -> None:
-    """Write the records of a chunk, and their faults; produced batches are also events.
+    """Write the records of a chunk and their anomalies; produced batches also become events.
 
-    ids_by_name: topic ids. names_used: gets the topics that have a name only.
+    ids_by_name: topic id text by name. names_used: receives topics that are known by name only.
     """
     frames, marks = chunk.frames, chunk.marks
     sets, lead = record_sets(marks, frames.api_key, frames.buf)
@@ -113,10 +113,11 @@ def decode_records(
 def _record_source(
     api_key: npt.NDArray[Any], sets: RecordSets, marks: ChunkMarks
 ) -> npt.NDArray[np.int8]:
-    """int8[sets]: which kind of message brought each set."""
+    """int8[sets]: kind of message that each record set came in."""
     source = np.zeros(len(sets.row), np.int8)
     for key, code in _RECORD_SOURCES.items():
         source[api_key == key] = code
+    # Fetch: a follower sets its broker id as replica_id, a consumer sends -1.
     replica, has_replica = marks.first_number(Role.REPLICA_ID)
     follower = has_replica[sets.row] & (replica[sets.row] >= 0)
     source[(source == FETCH) & follower] = REPLICA_FETCH
@@ -128,7 +129,8 @@ def _record_source(
 
 
 def _produced_offset(sets: RecordSets, marks: ChunkMarks) -> npt.NDArray[np.int64]:
-    """Base offset that the response gave for each produced set, by topic and partition."""
+    """int64[sets]: base offset that the Produce response assigned, matched by topic and
+    partition."""
     given = marks.places(Role.BASE_OFFSET)
     offset = np.full(len(sets.row), NO_OFFSET, np.int64)
     produced = np.flatnonzero(sets.side == REQUEST)
@@ -138,12 +140,12 @@ def _produced_offset(sets: RecordSets, marks: ChunkMarks) -> npt.NDArray[np.int6
     width = len(marks.topics) + id_count + 1
 
     def messages_topics(rows: RecordSets) -> npt.NDArray[np.int64]:
-        # an id without a name counts before the names, so that it never equals a name's code
+        # ids without a name get codes below those of names, so the two never collide
         topic = np.where(rows.topic >= 0, rows.topic + id_count, rows.topic_id)
         return rows.row * width + topic + 1
 
     pairs = np.concatenate([messages_topics(given), messages_topics(sets)[produced]])
-    # with their index, since that sorts by merging runs: they are nearly in order
+    # with return_index NumPy sorts stably, which is faster here: the pairs are nearly sorted
     _, _, pairs = np.unique(pairs, return_index=True, return_inverse=True)
     partition = np.concatenate([given.partition, sets.partition[produced]])
     keys = (pairs << 32) | (partition & 0xFFFFFFFF)
@@ -155,8 +157,8 @@ def _produced_offset(sets: RecordSets, marks: ChunkMarks) -> npt.NDArray[np.int6
 
 
 def _as_shown(records: pa.Table, output: TableOutput) -> tuple[pa.Table, list[RecordFault]]:
-    """Rows of `records` as the options show them; those of internal topics also go to tables of
-    their own."""
+    """(rows of `records` as the options allow, faults). Writes rows of internal topics to their
+    tables."""
     options = output.options
     faults: list[RecordFault] = []
     internal = internal_rows(records, options.payload, options.reveal_secrets)
@@ -174,7 +176,7 @@ def _as_shown(records: pa.Table, output: TableOutput) -> tuple[pa.Table, list[Re
 def _record_anomalies(
     chunk: MessageChunk, output: TableOutput, sets: RecordSets, faults: npt.NDArray[np.void]
 ) -> None:
-    """Anomalies of record batches. They show no bytes."""
+    """Write anomalies of record batches, without bytes."""
     topics = chunk.marks.topics
     metadata = [code for code, name in enumerate(topics) if name == METADATA_TOPIC]
     for some, side, kind, reason in _by_reason(faults, sets.side[faults["set_index"]]):
@@ -197,9 +199,9 @@ def _record_anomalies(
 def _by_reason(
     faults: npt.NDArray[np.void], side: npt.NDArray[Any]
 ) -> Iterator[tuple[npt.NDArray[np.void], int, Anomaly, str]]:
-    """FAULT rows with the same reason and side[n]: (these, side, kind, reason).
+    """Yield FAULT rows by reason and side: (rows, side, kind, reason).
 
-    The reason may name {number}, which is `a`.
+    side: int[n]. The reason may contain {number}, which stands for the row's `a`.
     """
     codes = (faults["stage"].astype(np.int64) << 16) | (faults["kind"].astype(np.int64) << 8) | side
     for code in np.unique(codes).tolist():
@@ -215,7 +217,7 @@ def _internal_anomalies(
     chunk: MessageChunk, output: TableOutput, sets: RecordSets, faults: Sequence[RecordFault],
     set_index: Ints,
 ) -> None:  # fmt: skip
-    """Anomalies of records of internal topics; each shows its own value."""
+    """Write anomalies of internal topics' records; each shows the record's value."""
     by_kind: dict[tuple[Anomaly, int], list[RecordFault]] = defaultdict(list)
     for fault in faults:
         by_kind[fault.kind, int(sets.side[set_index[fault.row]])].append(fault)

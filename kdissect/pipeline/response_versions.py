@@ -1,10 +1,10 @@
-"""What a response is whose request was not captured, by what its bytes can be.
+"""Infer API and version of responses whose request was not captured.
 
-A response says neither its API nor its version. Every definition that decodes it to its last byte,
-with error codes that Kafka has, a throttle time that can be and text that is text, is a candidate.
-Requests of the same connection decide first. Where more than one API is left nothing is said. Of
-versions of one API that read alike, one that another response of the connection told counts, else
-the newest, and `confidence` is one by their number.
+A response contains neither. Candidates are all definitions that decode it to its last byte, with
+error codes that Kafka has, a plausible throttle time and valid text. Candidates that the same
+connection requested elsewhere are preferred. If more than one API remains, nothing is inferred. If
+several versions of one API remain, the one that another response of the connection has is taken,
+else the newest; `confidence` is one divided by their number.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from kdissect.kafka.assembly import NO_API, Assembly
 from kdissect.pipeline.frame_buffer import FrameBuffer
 
 _RESPONSE = 1
-_TRIED_MAX = 2048  # responses of a bucket tried with every definition; later ones with those found
-_SIZE_MIN = 20  # of a response that only its bytes speak for: shorter ones fit by chance
-_SIZE_MAX = 4 << 20  # larger ones are tried with what their connection is known to use only
+# responses of a bucket tried with every definition; later ones only with those found
+_TRIED_MAX = 2048
+_SIZE_MIN = 20  # bytes of a response without other evidence: shorter ones match by chance
+_SIZE_MAX = 4 << 20  # bytes; larger ones are tried only with APIs that their connection uses
 CHUNK_BYTES = 1 << 20
 
 
-def infer(assembly: Assembly, sources: Sources, asked: npt.NDArray[np.int64] | None = None) -> None:
-    """Fill api_key, api_version and confidence of exchanges without a request where it is clear.
+def infer(
+    assembly: Assembly, sources: Sources, requests: npt.NDArray[np.int64] | None = None
+) -> None:
+    """Set api_key, api_version and confidence of responses without a request, if they are clear.
 
-    asked: int64[n, 3], connection, api key and api version of requests, where they are not in the
-    assembly.
+    requests: int64[n, 3], (connection, api key, api version) of requests, if the assembly lacks
+    them.
     """
     exchanges = assembly.exchanges
     response = exchanges["response"]
@@ -45,56 +48,62 @@ def infer(assembly: Assembly, sources: Sources, asked: npt.NDArray[np.int64] | N
     )
     if not len(rows):
         return
-    if asked is None:
+    if requests is None:
         some = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
         columns = [some[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
-        asked = np.unique(np.stack(columns, 1), axis=0)
-    known: dict[int, set[Pair]] = defaultdict(set)
-    for connection, key, version in asked.tolist():
-        known[connection].add((key, version))
+        requests = np.unique(np.stack(columns, 1), axis=0)
+    requested: dict[int, set[Pair]] = defaultdict(set)
+    for connection, key, version in requests.tolist():
+        requested[connection].add((key, version))
     everything = every_response()
-    used = set().union(*known.values()) & everything
+    used = set().union(*requested.values()) & everything
     small = rows[response["size"][rows] <= _SIZE_MAX]
     first = small[:_TRIED_MAX]
-    found = _candidates(assembly, sources, first, everything)
-    _decide(exchanges, first, found, known)
-    learnt = exchanges[first]
-    learnt = learnt[learnt["api_key"] != NO_API]
-    used |= set(zip(learnt["api_key"].tolist(), learnt["api_version"].tolist(), strict=True))
+    candidates = _candidates(assembly, sources, first, everything)
+    _decide(exchanges, first, candidates, requested)
+    inferred = exchanges[first]
+    inferred = inferred[inferred["api_key"] != NO_API]
+    used |= set(zip(inferred["api_key"].tolist(), inferred["api_version"].tolist(), strict=True))
     rest = np.setdiff1d(rows, first)
     if len(rest) and used:
-        _decide(exchanges, rest, _candidates(assembly, sources, rest, used), known)
+        _decide(exchanges, rest, _candidates(assembly, sources, rest, used), requested)
 
 
 def _decide(
-    exchanges: Any, rows: npt.NDArray[Any], found: list[set[Pair]], known: dict[int, set[Pair]]
+    exchanges: Any,
+    rows: npt.NDArray[Any],
+    candidates: list[set[Pair]],
+    requested: dict[int, set[Pair]],
 ) -> None:
-    """Two turns: what is clear by itself or by requests, then what the clear ones make clear."""
-    told: dict[int, set[Pair]] = defaultdict(set)
+    """Set what is clear from candidates and requests; then what is clear from the first results."""
+    inferred: dict[int, set[Pair]] = defaultdict(set)
     for turn in range(2):
-        for row, pairs in zip(rows.tolist(), found, strict=True):
+        for row, pairs in zip(rows.tolist(), candidates, strict=True):
             if not pairs or exchanges["api_key"][row] != NO_API:
                 continue
             connection = int(exchanges["connection"][row])
             is_one_api = len({key for key, _ in pairs}) == 1
-            here = told[connection] if is_one_api else set()  # others tell versions, no API
-            fitting = pairs & known.get(connection, here)
+            # another response helps choose a version, not an API
+            here = inferred[connection] if is_one_api else set()
+            fitting = pairs & requested.get(connection, here)
             long_enough = exchanges["response"]["size"][row] >= _SIZE_MIN
             chosen = fitting if fitting else pairs if long_enough and turn == 0 else set()
             if len({key for key, _ in chosen}) != 1:
                 continue
             key, version = max(chosen)
             exchanges["api_key"][row], exchanges["api_version"][row] = key, version
-            alike = chosen if connection in known else {pair for pair in pairs if pair[0] == key}
+            alike = (
+                chosen if connection in requested else {pair for pair in pairs if pair[0] == key}
+            )
             exchanges["confidence"][row] = 1 / len(alike)
-            told[connection].add((key, version))
+            inferred[connection].add((key, version))
 
 
 def _candidates(
     assembly: Assembly, sources: Sources, rows: npt.NDArray[Any], pairs: AbstractSet[Pair]
 ) -> list[set[Pair]]:
-    """The pairs of each row whose definition reads its response to the end."""
-    found: list[set[Pair]] = [set() for _ in rows]
+    """The (api key, version) pairs of each row whose definition decodes its response to the end."""
+    fitting: list[set[Pair]] = [set() for _ in rows]
     sizes = assembly.exchanges["response"]["size"][rows]
     number = (np.cumsum(sizes) - sizes) // CHUNK_BYTES
     for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(number)) + 1):
@@ -105,5 +114,5 @@ def _candidates(
         end = np.ascontiguousarray(frames.end[:, _RESPONSE])
         for key, version in sorted(pairs):
             for at in part[fits(key, version, frames.buf, start, end)].tolist():
-                found[at].add((key, version))
-    return found
+                fitting[at].add((key, version))
+    return fitting

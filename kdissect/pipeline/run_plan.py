@@ -1,4 +1,4 @@
-"""What every task of a run needs to know, and how its work is cut into tasks."""
+"""The plan of a run, which every task receives, and how work is cut into tasks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from kdissect.capture.object_bytes import Version
 from kdissect.capture.splits import CaptureInfo, Split
 from kdissect.pipeline.options import MB, Options
 
-BUCKET_BYTES = 32 * MB  # of capture per bucket, on average
+BUCKET_BYTES = 32 * MB  # average bytes of captures per bucket
 SLOT_BYTES_MAX = 64 * MB
 SLOT_BYTES_MIN = 8 * MB
 _TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
-EVENT_KEY_BYTES = 64 * MB  # of capture per key of events; a small input has one
-TASK_BYTES = 32 * MB  # of capture for each of two tasks a core that scan or assemble; else one
+EVENT_KEY_BYTES = 64 * MB  # bytes of captures per key of events; a small input has one key
+# bytes of captures per task from which scan and assemble use two tasks per core
+TASK_BYTES = 32 * MB
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The set that a run goes on from.
+    """The set that a run continues.
 
-    captures: how many of the plan's are of it; the plan does not read them. open_files,
-    event_files: absolute paths. stats: JSON of what was counted of its captures, as assemble and
-    scan count. facts: packed `Facts`. names_used: JSON of `NamesUsed`. end_ns: of its latest
-    packet. byte_count: of its captures.
+    captures: how many of the plan's captures belong to it; the plan does not read them.
+    open_files, event_files: absolute paths. stats: JSON of counts, as scan and assemble give them.
+    facts: packed `CaptureFacts`. names_used: JSON of `NamesUsed`. end_ns: time of its latest
+    packet. byte_count: bytes of its captures.
     """
 
     captures: int
@@ -41,10 +42,10 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Everything a task needs to know; made once, picklable."""
+    """All that a task needs to know; made once per run, picklable."""
 
-    paths: tuple[str, ...]  # what is read: the captures, or their spooled copies
-    sizes: tuple[int, ...]  # of these, in bytes
+    paths: tuple[str, ...]  # files to read: the captures, or their spooled copies
+    sizes: tuple[int, ...]  # of `paths`, in bytes
     captures: tuple[CaptureInfo, ...]  # in the order of `source` numbers
     capture_ids: tuple[int, ...]
     splits: tuple[Split, ...]
@@ -53,17 +54,18 @@ class RunPlan:
     slot_bytes: int
     options: Options
     versions: tuple[Version | None, ...] = ()  # of the paths that are objects in stores
-    keeps: bool = False  # saves the state for a later append
-    before: Before | None = None  # the first captures are of it, and are not read
+    keeps: bool = False  # the run saves state for a later append
+    # set if the first captures belong to an existing set; they are not read
+    before: Before | None = None
 
     @property
     def earlier_count(self) -> int:
-        """Captures of earlier runs; they come first."""
+        """Number of captures of earlier runs; they come first."""
         return self.before.captures if self.before else 0
 
     @property
     def source_start(self) -> list[int]:
-        """Position of each source's first byte in the run's bytes."""
+        """Position of each source's first byte in the concatenated bytes of all sources."""
         return [0, *itertools.accumulate(self.sizes)][: len(self.sizes)]
 
     @property
@@ -76,28 +78,28 @@ class RunPlan:
 
     @property
     def open_slot(self) -> int:
-        """The slot of rows that later captures may change; the last one."""
+        """The slot of rows that later captures may change: the last one, or -1 without state."""
         return self.slot_count if self.keeps else -1
 
     @property
     def key_count(self) -> int:
-        """Of slots, with that one."""
+        """Number of slots, with the open one."""
         return self.slot_count + self.keeps
 
     @property
     def split_count(self) -> int:
-        """Of captures, and of what is kept: the scan's tasks."""
+        """Number of scan tasks: splits of captures, and files of saved connections."""
         return len(self.splits) + (len(self.before.open_files) if self.before else 0)
 
     @property
     def end_ns(self) -> int:
-        """The latest packet's time."""
+        """Time of the latest packet, in ns since 1970; 0 without packets."""
         times = [info.last_time_ns for info in self.captures if info.last_time_ns is not None]
         return max(times, default=0)
 
     @property
     def event_key_count(self) -> int:
-        """Keys over which events of groups and producers are spread."""
+        """Number of keys over which events of groups and producers are spread."""
         byte_count = self.byte_count + (self.before.byte_count if self.before else 0)
         return max(1, min(4096, -(-byte_count // EVENT_KEY_BYTES)))
 
@@ -105,7 +107,7 @@ class RunPlan:
         return Sources(list(self.paths), list(self.versions))
 
     def key_logs(self, sources: Sources) -> list[memoryview]:
-        """The texts of key log files and of the secrets inside captures."""
+        """The text of each key log file and of each secrets block inside a capture."""
         files = Sources(list(self.options.keylog))
         texts = [files.data(number) for number in range(len(files))]
         for info in self.captures:
@@ -116,16 +118,19 @@ class RunPlan:
 
 
 def tasks(byte_count: int, parallelism: int) -> int:
-    """Tasks that scan or assemble an input of that size: two a core, which even out, if each has
-    enough to do. One takes Spark and its worker 20 ms, whatever it does."""
+    """Number of scan or assemble tasks for an input of `byte_count` bytes.
+
+    Two tasks per core even out the load if each has enough to do. A task costs Spark and its worker
+    20 ms.
+    """
     return parallelism * (2 if byte_count >= 2 * parallelism * TASK_BYTES else 1)
 
 
 def sized(byte_count: int, parallelism: int) -> tuple[int, int]:
-    """(bucket_count, slot_bytes) for an input of that size on so many cores.
+    """(bucket_count, slot_bytes) for an input of `byte_count` bytes on so many cores.
 
-    Slots are alike and a multiple of the cores, so that none waits for the others at the end. Fewer
-    and larger ones would save tasks, but what is fresh in memory costs more than that.
+    Slots have equal bytes and their number is a multiple of the cores, so that all cores end
+    together. Fewer, larger slots would save tasks, but page faults on fresh memory would cost more.
     """
     slot_count = min(2 * parallelism, byte_count // SLOT_BYTES_MIN)
     slot_count = max(1, slot_count, -(-byte_count // SLOT_BYTES_MAX))

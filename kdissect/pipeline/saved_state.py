@@ -1,6 +1,6 @@
-"""The saved state of a table set: what a run leaves for a later `--append`, in files of `_state/`.
+"""The saved state of a table set, from which a later `--append` continues; files in `_state/`.
 
-See `append` for the whole.
+`append` describes the whole.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from kdissect.resume.connection_state import ConnectionState, pack_states, unpac
 from kdissect.stories.events import Collector, Packed, unpack
 from kdissect.tables.connections import ConnectionFacts
 
-STATE_FOLDER = "_state"  # tables skip folders that begin so
+STATE_FOLDER = "_state"  # readers of tables skip folders with a leading underscore
 OPEN_FILES, EVENT_FILES, KNOWN_FILE = (
     f"{STATE_FOLDER}/open",
     f"{STATE_FOLDER}/events",
     f"{STATE_FOLDER}/known",
 )
-PART_BYTES = 32 << 20  # of states that are packed together
+PART_BYTES = 32 << 20  # bytes of states packed together
 _MAGIC = b"kdissect state 3\n"
 
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """Where the tasks of a run leave files of the state; picklable."""
+    """Where the tasks of a run write files of the state; picklable."""
 
     out: str
     run_id: str
 
     def write(self, kind: str, parts: Iterable[bytes]) -> dict[str, Any]:
-        """A file of OPEN_FILES, EVENT_FILES or KNOWN_FILE; the fields of its StagedFile.
+        """Write a file of kind OPEN_FILES, EVENT_FILES or KNOWN_FILE; returns the fields of its
+        StagedFile.
 
-        Only its owner may read it: it holds captured bytes.
+        Only the user may read it (mode 0600), because it holds captured bytes.
         """
         name = f"state-{uuid.uuid4().hex}"
         path = Path(self.out) / STAGING / self.run_id / name
@@ -65,7 +66,7 @@ class StateFiles:
 
 
 def read_state(path: str) -> Iterator[bytes]:
-    """The parts of a file of the state. Raises CaptureError if it is another file, or cut."""
+    """Yield the parts of a state file. Raises CaptureError if it is another file or incomplete."""
     try:
         with open(path, "rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
@@ -84,14 +85,14 @@ def read_state(path: str) -> Iterator[bytes]:
 
 
 def write_connections(files: StateFiles, states: Sequence[ConnectionState]) -> dict[str, Any]:
-    """A file of OPEN_FILES."""
+    """Write a file of OPEN_FILES; returns the fields of its StagedFile."""
     return files.write(OPEN_FILES, (pack_states(some) for some in _in_pieces(states, PART_BYTES)))
 
 
 def connection_pieces(
     path: str, bucket_of: Any, bucket_count: int, bytes_max: int
 ) -> Iterator[tuple[int, bytes]]:
-    """The packed states of a file of OPEN_FILES, by bucket of this run."""
+    """Yield (bucket of this run, packed states) from a file of OPEN_FILES."""
     for data in read_state(path):
         try:
             states = unpack_states(data)
@@ -100,8 +101,8 @@ def connection_pieces(
         endpoints = np.frombuffer(b"".join(state.endpoints for state in states), ENDPOINTS)
         key = bucket_of(SegmentBatch(endpoints, no_segments().segments), bucket_count)
         for bucket in np.unique(key).tolist():
-            mine = [states[row] for row in np.flatnonzero(key == bucket).tolist()]
-            for some in _in_pieces(mine, bytes_max):
+            in_bucket = [states[row] for row in np.flatnonzero(key == bucket).tolist()]
+            for some in _in_pieces(in_bucket, bytes_max):
                 yield bucket, pack_states(some)
 
 
@@ -117,9 +118,16 @@ def _in_pieces(
 
 
 def add_earlier_facts(appended: AppendedWindow, facts: ConnectionFacts) -> None:
-    """Add what earlier runs knew of connections; it came first."""
+    """Add facts that earlier runs found about the connections; earlier values come first."""
     tls = appended.assembly.tls
-    for row, (ids, software, mechanism, principal, told_tls, _) in appended.earlier_facts.items():
+    for row, (
+        ids,
+        software,
+        mechanism,
+        principal,
+        earlier_tls,
+        _,
+    ) in appended.earlier_facts.items():
         now = facts.client_ids.get(row, [])
         if ids or now:
             facts.client_ids[row] = [*ids, *(text for text in now if text not in ids)]
@@ -129,13 +137,14 @@ def add_earlier_facts(appended: AppendedWindow, facts: ConnectionFacts) -> None:
             facts.mechanism[row] = mechanism
         if principal is not None:
             facts.principal[row] = principal
-        if told_tls is not None:
-            version, sni, cipher, names, subject = told_tls
+        if earlier_tls is not None:
+            version, sni, cipher, names, subject = earlier_tls
             tls.setdefault(row, TlsFacts(version, sni, cipher, tuple(names), subject))
 
 
 def requests_seen(appended: AppendedWindow) -> Any:
-    """int64[n, 3]: connection, api key and api version of requests, those of earlier runs too."""
+    """int64[n, 3]: distinct (connection, api key, api version) of requests, also of earlier
+    runs."""
     exchanges = appended.assembly.exchanges
     some = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
     columns = [some[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
@@ -147,7 +156,7 @@ def requests_seen(appended: AppendedWindow) -> Any:
 
 
 def keep_facts(appended: AppendedWindow, facts: ConnectionFacts, seen: Any) -> None:
-    """Set the facts of the connections that go on. seen: of `requests_seen`."""
+    """Store facts of the open connections in their states. seen: result of `requests_seen`."""
     bounds = np.searchsorted(seen[:, 0], np.arange(len(appended.assembly.connections) + 1))
     for row, state in appended.states.items():
         tls = appended.assembly.tls.get(row)
@@ -165,7 +174,7 @@ def keep_facts(appended: AppendedWindow, facts: ConnectionFacts, seen: Any) -> N
 
 
 def event_pieces(path: str, key_count: int) -> Iterator[Packed]:
-    """The events of a file of EVENT_FILES, by key of this run."""
+    """Yield the events of a file of EVENT_FILES, by key of this run."""
     collector = Collector(key_count)
     for name, table in unpack(list(read_state(path))).items():
         collector.add(name, table)
@@ -173,7 +182,7 @@ def event_pieces(path: str, key_count: int) -> Iterator[Packed]:
 
 
 def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: CaptureFacts) -> dict[str, Any]:
-    """The state that the entries of all buckets and splits make, for the first slot's RESULT."""
+    """The state built from the stats of all buckets and splits, for the first slot's RESULT."""
     if not plan.keeps:
         return {}
     before = json.loads(plan.before.stats) if plan.before else []
@@ -202,19 +211,19 @@ def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: CaptureFacts) -
 
 
 def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The `state` of all results of a run as one."""
-    found: dict[str, Any] = {}
+    """Merge the `state` of all results of a run."""
+    state_of_run: dict[str, Any] = {}
     used = NamesUsed()
     for state in states:
-        files = [*found.get("files", ()), *state.get("files", ())]
-        counts = {name: found.get(name, 0) + state.get(name, 0) for name in EXCEPTIONS}
+        files = [*state_of_run.get("files", ()), *state.get("files", ())]
+        counts = {name: state_of_run.get(name, 0) + state.get(name, 0) for name in EXCEPTIONS}
         used.merge(NamesUsed.from_json(state.get("names_used", {})))
-        found |= {**state, "reason": found.get("reason") or state.get("reason")}
-        found |= {"files": files, **counts}
-    return found | {"names_used": used.to_json()}
+        state_of_run |= {**state, "reason": state_of_run.get("reason") or state.get("reason")}
+        state_of_run |= {"files": files, **counts}
+    return state_of_run | {"names_used": used.to_json()}
 
 
-# Counts of what an append could not make equal to one run over all, and what to say of them.
+# Counts of differences between an append and one run over all captures, and the text for each.
 EXCEPTIONS = {
     "late_packets": "packets came when the rows that they belong to were complete",
     "late_names": "names of topics or users became known that earlier rows lack",
@@ -223,7 +232,7 @@ EXCEPTIONS = {
 
 
 def exceptions_of(assembly: Assembly, late_count: int) -> dict[str, int]:
-    """EXCEPTIONS among the anomalies of an assembly. late_count: packets without a connection."""
+    """Counts of EXCEPTIONS in an assembly's anomalies. late_count: packets without a connection."""
     anomalies = assembly.anomalies
     late = anomalies["a"][anomalies["kind"] == Anomaly.LATE_PACKETS]
     limits = int((anomalies["kind"] == Anomaly.CARRY_LIMIT).sum())

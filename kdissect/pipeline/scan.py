@@ -1,4 +1,4 @@
-"""Scan: the packets of one split to segments, keyed by the bucket of their endpoints."""
+"""Scan: turn the packets of one split into segments, keyed by the bucket of their endpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from kdissect.tables.arrow_arrays import ints
 
 
 def scan(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
-    """Split `number` to rows keyed by bucket; after the splits, a file of the saved state."""
+    """Yield the rows of split `number`, keyed by bucket; larger numbers are files of saved
+    state."""
     began = time.perf_counter()
     if plan.before is not None and number >= len(plan.splits):
         path = plan.before.open_files[number - len(plan.splits)]
@@ -89,7 +90,7 @@ def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:
 
 
 def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
-    """Anomalies of IP fragments that never came, or differ where they overlap."""
+    """Anomalies of IP fragments that are missing, or differ where they overlap."""
     options = plan.options
     faults = result.fragment_faults
     times = np.array([fault.time_ns for fault in faults], np.int64)
@@ -115,10 +116,10 @@ def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
 def _bucket_rows(
     batch: SegmentBatch, bucket_count: int, number: int, sources: Sources
 ) -> Iterator[Row]:
-    """Segments by bucket; of objects in stores their payload travels along, piece by piece.
+    """Yield segments by bucket; for objects in stores their payload follows, piece by piece.
 
-    What a bucket needs lies all over the captures: in a store that would be a request for every few
-    packets, or all of the captures for every bucket.
+    A bucket needs bytes from all over the captures. Reading those from a store later would take a
+    request for every few packets, or all captures for every bucket.
     """
     if not len(batch.segments):
         return
@@ -142,7 +143,8 @@ def _bucket_rows(
 
 
 def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
-    """Bucket per endpoint pair: a hash of its 40 bytes, the same in every process."""
+    """int64[pairs]: bucket of each endpoint pair, a hash of its 40 bytes, the same in every
+    process."""
     words = np.frombuffer(batch.endpoints.tobytes(), "<u8").reshape(len(batch.endpoints), 5)
     digest = np.zeros(len(words), np.uint64)
     for column in range(5):

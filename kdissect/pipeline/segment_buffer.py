@@ -1,9 +1,9 @@
-"""A bucket of any size: its segments gathered, its exchanges made and packed some at a time.
+"""A bucket of any size: gathers its segments, and builds its exchanges part by part.
 
-A bucket may be one connection with most of the capture. Its segments, the streams and frames then
-lie in files (`capture.file_arrays`), and exchanges are made part by part, so that the memory of the
-task does not grow with the connection. Parts of a large bucket are made by THREADS at a time: the
-kernels leave the interpreter to others, and while one task has the giant other cores idle.
+A bucket may be one connection with most of the capture. Its segments, streams and frames then lie
+in files (`capture.file_arrays`) and its exchanges are built part by part, so the task's memory does
+not grow with the connection. THREADS parts of a large bucket are built at a time: kernels release
+the interpreter lock, and other cores are idle while one task has the large connection.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from kdissect.pipeline import exchange_index
 from kdissect.pipeline.facts import Learnt, learn
 from kdissect.pipeline.response_versions import infer
 
-LARGE_BYTES = 24 << 20  # of segments; what has more lies in files
-_ROWS_AT_ONCE = 1 << 16  # segments that are moved at a time
-PART_ROWS = 1 << 15  # exchanges that are made at a time
+LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files
+_ROWS_AT_ONCE = 1 << 16  # segments moved at a time
+PART_ROWS = 1 << 15  # exchanges built at a time
 THREADS = 2
-DENSE = 16  # a bucket with one of so many bytes of the captures reads them where they lie
+DENSE = 16  # if the bucket has at least 1/16 of the captures' bytes, they are read in place
 T = TypeVar("T")
 _INFERRED = ("api_key", "api_version", "confidence")
 
 
 class Gathered:
-    """The segments of a bucket, as their rows come: in the order of the splits.
+    """The segments of a bucket, in the order of the splits.
 
-    Of a large bucket the pair of endpoints with most of the first LARGE_BYTES, if it has more than
-    half of these, is put in front of the others: then nothing that large has to be sorted.
-    keep_order: not so, all segments stay as they come.
+    If the bucket is large and one pair of endpoints has more than half of the first LARGE_BYTES,
+    that pair is put in front of the others, so that its segments need not be sorted.
+    keep_order: leave all segments in their order.
     """
 
     def __init__(self, *, keep_order: bool = False) -> None:
@@ -65,7 +65,7 @@ class Gathered:
             self._begin_files()
 
     def batch(self) -> tuple[SegmentBatch, Scratch]:
-        """All of them, and where what is made of them has room. To be asked for once."""
+        """(all segments, where arrays derived from them can be stored). Call it once."""
         if self._front is None:
             batch = SegmentBatch.concat(self._batches)
             self._batches.clear()
@@ -103,7 +103,7 @@ class Gathered:
         self._batches.clear()
 
     def _divide(self, batch: SegmentBatch) -> None:
-        """The giant's rows to the front, all others to where they are waited for."""
+        """Write the large pair's segments to the front, the others to a file of their own."""
         assert self._front is not None
         if self._giant is None:
             self._front.add(batch)
@@ -125,7 +125,7 @@ class Gathered:
 
 
 class _Written:
-    """Segments in a file, with the pairs of each batch that they came in."""
+    """Segments in a file, with the endpoint pairs of each batch."""
 
     def __init__(self, scratch: Scratch) -> None:
         self.pairs: list[npt.NDArray[np.void]] = []
@@ -133,7 +133,7 @@ class _Written:
         self.segments = Written(SEGMENT, scratch)
 
     def add(self, batch: SegmentBatch) -> None:
-        self.pairs.append(batch.endpoints.copy())  # not all of the row that they are a part of
+        self.pairs.append(batch.endpoints.copy())  # a copy, so that the received row can be freed
         self.counts.append(len(batch.segments))
         self.segments.append(batch.segments)
 
@@ -142,7 +142,8 @@ class _Written:
 
 
 def at_hand(sources: Sources, segments: npt.NDArray[np.void]) -> Sources:
-    """The sources for a reader of these segments: copies of them, unless they lie dense."""
+    """The sources to read these segments with: copies of their bytes, unless the segments are
+    dense."""
     captured = int(segments["captured"].sum(dtype=np.int64))
     is_dense = captured * DENSE >= int(sources.sizes.sum())
     return sources if is_dense else sources.staged(segments)
@@ -150,8 +151,10 @@ def at_hand(sources: Sources, segments: npt.NDArray[np.void]) -> Sources:
 
 @dataclass(slots=True)
 class ExchangePart:
-    """What came of some exchanges. kept: ids of those in the range of times, where there is one;
-    packed: (slot, bytes) in order."""
+    """Some exchanges of a bucket: their facts and their packed rows.
+
+    kept: ids of the exchanges in the range of times. packed: (slot, bytes), in order.
+    """
 
     learnt: Learnt
     kept: npt.NDArray[np.int64]
@@ -164,16 +167,16 @@ Pack = Callable[[Assembly, Learnt, slice], ExchangePart]
 def parts(
     exchanges: Exchanges, sources: Sources, chunk_bytes: int, pack: Pack
 ) -> Iterator[ExchangePart]:
-    """All exchanges of a bucket, a part after the other: learnt from, then packed.
+    """Yield all exchanges of a bucket part by part: collect facts, then pack.
 
-    pack: gets the part, what it tells, and which of the exchanges it has.
+    pack: called with the assembly of a part, its facts, and the slice of the exchanges that it has.
     """
     lacking = exchanges.without_request()
-    told: Any = None
+    inferred: Any = None
     if len(lacking):
         alone = exchanges.part(lacking)
-        infer(alone, sources, exchanges.asked())
-        told = alone.exchanges[list(_INFERRED)].copy()
+        infer(alone, sources, exchanges.requested_versions())
+        inferred = alone.exchanges[list(_INFERRED)].copy()
         del alone
 
     def make(first: int) -> ExchangePart:
@@ -181,16 +184,16 @@ def parts(
         assembly = exchanges.part(slice(first, stop))
         low, high = np.searchsorted(lacking, (first, stop))
         for name in _INFERRED if low < high else ():
-            assembly.exchanges[name][lacking[low:high] - first] = told[name][low:high]
+            assembly.exchanges[name][lacking[low:high] - first] = inferred[name][low:high]
         here = sources.beside()  # its buffers are this thread's
         return pack(assembly, learn(assembly, here, chunk_bytes), slice(first, stop))
 
-    starts = range(0, len(exchanges), PART_ROWS)
+    starts = range(0, len(exchanges), PART_ROWS)  # a handle of its own: buffers are per thread
     return in_turn(make, starts, THREADS if len(starts) > THREADS else 1)
 
 
 def in_turn(make: Callable[[int], T], starts: range, threads: int) -> Iterator[T]:
-    """What `make` makes of each, in order; so many at a time."""
+    """Yield the results of `make` for each start, in order, computed by so many threads."""
     if threads == 1:
         yield from map(make, starts)
         return
@@ -207,7 +210,7 @@ def in_turn(make: Callable[[int], T], starts: range, threads: int) -> Iterator[T
 def packed_parts(
     assembly: Assembly, slot: npt.NDArray[np.int64], row_bytes_max: int
 ) -> Iterator[tuple[int, bytes]]:
-    """The exchanges of an assembly by slot int64[n], packed into rows of so many bytes at most."""
+    """Yield (slot, packed exchanges) by slot int64[n], each at most about `row_bytes_max` bytes."""
     exchanges = assembly.exchanges
     if not len(exchanges):
         return

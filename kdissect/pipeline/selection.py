@@ -1,4 +1,4 @@
-"""Which exchanges a verb works on: `Selection`, the same filters in every verb that has them."""
+"""`Selection`: which exchanges a verb works on. All verbs share these filters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4,
 
 
 def duration_ms(text: str) -> float:
-    """Milliseconds of "50ms", "1.5 s", "200us"; a bare number is milliseconds."""
+    """Milliseconds of "50ms", "1.5 s" or "200us"; a bare number is milliseconds.
+
+    Raises ValueError for any other text.
+    """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no duration: give 50ms, 1.5s or 200us")
@@ -34,27 +37,28 @@ def duration_ms(text: str) -> float:
 
 
 def api_keys(names: Sequence[str]) -> frozenset[int]:
-    """Keys of APIs by name (any case, unique beginnings, * and ?) or key; -1 for raw SASL tokens.
+    """Keys of APIs by name or number; -1 stands for SASL tokens without Kafka headers.
 
-    Raises ValueError, with names that come near, for a name that no API has.
+    A name matches in any case, by a unique beginning, or with * and ?. Raises ValueError, with
+    similar names, if no API matches.
     """
-    found: set[int] = set()
+    selected: set[int] = set()
     keys = {api.name: key for key, api in catalog.apis().items()} | {_SASL_TOKEN: -1}
     for name in names:
         text = name.strip().lower()
         matching = {key for known, key in keys.items() if fits(known.lower(), (text,))}
         begun = sorted(known for known in keys if text and known.lower().startswith(text))
         if re.fullmatch(r"\d{1,5}", text):
-            found.add(int(text))
+            selected.add(int(text))
         elif matching:
-            found |= matching
+            selected |= matching
         elif len(begun) == 1:
-            found.add(keys[begun[0]])
+            selected.add(keys[begun[0]])
         elif begun:
             raise ValueError(f"{name!r} may be {', '.join(begun)}")
         else:
-            catalog.api(name)  # says which names are near
-    return frozenset(found)
+            catalog.api(name)  # raises an error with similar names
+    return frozenset(selected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,12 @@ class ConnectionName:
     """A connection by its id, or by the address and port of one of its ends."""
 
     connection_id: int | None = None
-    address: bytes | None = None  # of 16 bytes
+    address: bytes | None = None  # 16 bytes; IPv4 as ::ffff:a.b.c.d
     port: int | None = None
 
     @staticmethod
     def of(text: str) -> ConnectionName:
-        """Raises ValueError for what is neither an id nor IP:PORT."""
+        """Parse a connection id or IP:PORT. Raises ValueError for any other text."""
         bare = text.strip()
         host, colon, port = bare.rpartition(":")
         if colon and port.isdigit() and 0 < int(port) < 65536:
@@ -86,14 +90,17 @@ class ConnectionName:
 
 @dataclass(slots=True)
 class Selection:
-    """What must hold of an exchange; an empty filter lets every exchange through.
+    """Conditions on an exchange; an empty selection passes every exchange.
 
-    Values of one filter are alternatives; different filters must all hold.
-    apis: keys, -1 for raw SASL tokens. clients, topics, groups: names in any case, or patterns with
-    * and ?; a client may be an address or IP:PORT too, a group a transactional id. hosts: addresses
-    of either end. time_from_ns, time_to_ns: of the first byte, ns since 1970, the end excluded.
-    errors: an error code anywhere in the response. slow_ms: least `service_ms`. connections,
-    exchanges: by name and id. where: a SQL expression on the columns of `exchanges`.
+    Values of one filter are alternatives; all filters must hold.
+    apis: keys, -1 for SASL tokens without Kafka headers.
+    clients, topics, groups: names in any case, or patterns with * and ?. A client may also be an IP
+    address or IP:PORT, a group also a transactional id.
+    hosts: IP addresses of either end.
+    time_from_ns, time_to_ns: ns since 1970; the first byte lies in [from, to).
+    errors: the response has an error code other than 0. slow_ms: smallest `service_ms`.
+    connections, exchanges: by name and by id. where: an SQL expression on the columns of
+    `exchanges`.
     """
 
     apis: frozenset[int] = frozenset()
@@ -116,38 +123,38 @@ class Selection:
 
     @property
     def is_of_connections(self) -> bool:
-        """True if nothing chooses among the exchanges of a connection."""
+        """Whether the selection takes whole connections only."""
         return replace(self, hosts=(), connections=()).is_empty
 
     @property
     def columns(self) -> list[str] | None:
-        """The columns of `exchanges` that `of_table` reads; None for all of them."""
+        """The columns of `exchanges` that `of_table` reads; None for all."""
         return list(_READ) if self.where is None else None
 
     def of_index(self, assembly: Assembly) -> npt.NDArray[np.int64]:
         """Rows of the assembly's exchanges that may pass, before anything is decoded.
 
-        It spares decoding; `of_table` decides.
+        This only saves decoding: `of_table` makes the final choice.
         """
         exchanges = assembly.exchanges
         request, response = exchanges["request"], exchanges["response"]
-        asked, answered = request["size"] >= 0, response["size"] >= 0
+        has_request, has_response = request["size"] >= 0, response["size"] >= 0
         kept = np.ones(len(exchanges), np.bool_)
         if self.apis:
             is_token = exchanges["is_sasl_token"] != 0
             key = exchanges["api_key"].astype(np.int64)
             kept &= np.where(is_token, -1 in self.apis, np.isin(key, list(self.apis - {-1})))
         if self.slow_ms is not None:
-            kept &= asked & answered & (service_ns(exchanges) >= self.slow_ms * 1e6)
+            kept &= has_request & has_response & (service_ns(exchanges) >= self.slow_ms * 1e6)
         if self.time_from_ns is not None or self.time_to_ns is not None:
-            time = np.where(asked, request["time_ns"], response["time_ns"])
+            time = np.where(has_request, request["time_ns"], response["time_ns"])
             kept &= is_within(time, self.time_from_ns, self.time_to_ns)
         if self.hosts or self.connections:
             kept &= self.of_assembled(assembly)[exchanges["connection"]]
         return np.flatnonzero(kept)
 
     def of_assembled(self, assembly: Assembly) -> npt.NDArray[np.bool_]:
-        """`of_connections` of the assembly's connections."""
+        """bool[n]: connections of the assembly that pass `hosts` and `connections`."""
         connections = assembly.connections
         pair = assembly.endpoints[connections["endpoints"]]
 
@@ -173,7 +180,7 @@ class Selection:
         return kept
 
     def of_table(self, table: pa.Table) -> npt.NDArray[np.int64] | None:
-        """Rows of `exchanges` that pass; None for all of them. Raises WhereError."""
+        """int64[n]: rows of `exchanges` that pass; None for all. Raises WhereError."""
         masks = list(self._masks(table))
         rows = np.flatnonzero(np.logical_and.reduce(masks)) if masks else None
         if self.where is not None:
@@ -207,7 +214,7 @@ class Selection:
             yield bools(any_like(table["topics"], self.topics))
 
     def of_connections(self, table: pa.Table) -> npt.NDArray[np.bool_]:
-        """bool[n]: rows of `connections` or `exchanges` whose hosts and connection are wanted."""
+        """bool[n]: rows of `connections` or `exchanges` that pass `hosts` and `connections`."""
         kept = np.ones(table.num_rows, np.bool_)
         if self.hosts:
             addresses = [ip_text(host_bytes(host)) for host in self.hosts]
@@ -224,11 +231,12 @@ class Selection:
         return kept
 
     def _by_address(self, table: pa.Table) -> npt.NDArray[np.bool_]:
-        """bool[n]: exchanges of a client whose address, or address and port, was given."""
-        found = np.zeros(table.num_rows, np.bool_)
+        """bool[n]: exchanges whose client has one of the given addresses, or addresses and
+        ports."""
+        matches = np.zeros(table.num_rows, np.bool_)
         for client in self.clients:
             try:
-                found |= bools(pc.equal(_text(table["client_ip"]), ip_text(host_bytes(client))))
+                matches |= bools(pc.equal(_text(table["client_ip"]), ip_text(host_bytes(client))))
                 continue
             except ValueError:
                 pass
@@ -237,14 +245,14 @@ class Selection:
             except ValueError:
                 continue
             if end.address is not None:
-                found |= _is_end(table, "client", end)
-        return found
+                matches |= _is_end(table, "client", end)
+        return matches
 
     def _sql_rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
         if self._sql is None:
             self._sql = Where(self.where or "true")
-        found: npt.NDArray[np.int64] = self._sql.rows(table)
-        return found
+        rows: npt.NDArray[np.int64] = self._sql.rows(table)
+        return rows
 
 
 _READ = (
@@ -269,13 +277,13 @@ def _is_end(table: pa.Table, end: str, name: ConnectionName) -> npt.NDArray[np.b
 
 
 class WhereError(Error):
-    """The expression cannot be read, or names a column that there is not."""
+    """The `--where` expression is no valid SQL, or names a column that does not exist."""
 
 
 class Where:
-    """An expression, applied to one batch of rows after the other.
+    """An SQL expression that is applied to one batch of rows after the other.
 
-    DuckDB sees the rows and nothing else: no file, no network, no setting.
+    DuckDB can read the rows only: no files, no network, no settings.
     """
 
     def __init__(self, expression: str) -> None:
@@ -290,14 +298,14 @@ class Where:
         self._connection.execute("SET lock_configuration=true")
 
     def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """int64[n]: the rows for which the expression is true. Raises WhereError."""
+        """int64[n]: rows for which the expression is true. Raises WhereError."""
         number = pa.array(np.arange(table.num_rows, dtype=np.int64))
         numbered = table.append_column("_row", number)
         try:
             with interrupts():
                 relation = self._connection.from_arrow(numbered).filter(self._expression)
-                found = relation.project("_row").fetchnumpy()["_row"]
+                numbers = relation.project("_row").fetchnumpy()["_row"]
         except self._errors as error:
             reason = str(error).splitlines()[0]
             raise WhereError(f"--where {self._expression}: {reason}") from None
-        return np.sort(np.asarray(found, np.int64))
+        return np.sort(np.asarray(numbers, np.int64))

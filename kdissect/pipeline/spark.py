@@ -6,9 +6,10 @@
       -> repartition by key of events  -> mapInArrow(analyse, writes staged Parquet)
       -> collect: one small row of file names per task
 
-What is shuffled is an index, packed into binary values of at most 4 MB. A capture that is one split
-and one slot takes all steps in one task: a stage costs more than its work there. Works in the
-caller's session: needs no launch-time settings and no SparkContext, so Spark Connect is fine too.
+The shuffle moves an index of the exchanges, packed into binary values of at most 4 MB. If a capture
+is one split and one slot, one task does all steps, because a stage would cost more than its work.
+The run uses the caller's session. It needs no launch-time settings and no SparkContext, so Spark
+Connect works too.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Stage = Callable[[Batches], Batches]
 def run(
     spark: SparkSession, plan: RunPlan, out: str, run_id: str
 ) -> tuple[list[StagedFile], dict[str, Any]]:
-    """Run all stages; (staged files of the successful attempts, sums of the timings)."""
+    """Run all stages; returns (staged files of successful attempts, sums of the timings)."""
     began = time.perf_counter()
     with job_errors(spark, plan):
         results = [json.loads(row.result) for row in _stages(spark, plan, out, run_id).collect()]
@@ -63,7 +64,7 @@ def run(
 
 
 def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFrame:
-    """The job: a row of its last stage is the result of a task, as JSON."""
+    """The whole job. Each row of its last stage is the result of a task, as JSON."""
     places = (*plan.paths, out)
     if len(plan.splits) <= 1 and plan.slot_count == 1:
         whole_stage = _far(_whole_stage(plan, out, run_id), *places)
@@ -104,7 +105,8 @@ def _assemble_stage(plan: RunPlan, files: StateFiles) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("assemble")
         for group in _groups(_rows(batches)):
-            # mapped for each bucket alone: a task may have many, anywhere in the captures
+            # a mapping per bucket: a task may have many buckets, with bytes from all over the
+            # captures
             yield from _batches(assemble(plan, plan.sources(), group, files))
         _settle("assemble")
 
@@ -125,7 +127,7 @@ def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
 def _decoded(
     plan: RunPlan, rows: Iterator[Row], is_open: bool, out: str, run_id: str
 ) -> Iterator[Row]:
-    """The rows of the decode step; its result also names the files that it staged."""
+    """Rows of the decode step; its result also names the files that it staged."""
     first = next(rows)
     label = "o00000" if is_open else f"s{first.key:05d}"
     sink = ParquetSink(out, run_id, label, is_final=not is_open)
@@ -140,7 +142,7 @@ def _decoded(
 
 
 def _events_stage(plan: RunPlan) -> Stage:
-    """Events of the captures before, for stories that go on."""
+    """Yield the events of the set's earlier captures."""
 
     def stage(batches: Batches) -> Batches:
         for batch in batches:
@@ -173,7 +175,7 @@ def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
 
 
 def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
-    """All steps in one task, for a capture that is one split and one slot."""
+    """All steps in one task, for a capture with one split and one slot."""
 
     def stage(batches: Batches) -> Batches:
         for _ in batches:
@@ -192,7 +194,7 @@ def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
 
 
 def _far(stage: Stage, *places: str) -> Stage:
-    """A stage that reads or writes at `places`; its tasks get to stores as the driver does."""
+    """Let a stage read and write object stores with the driver's settings, if `places` has any."""
     if not any(map(object_store.is_remote, places)):
         return stage
     settings = object_store.settings()
@@ -205,7 +207,7 @@ def _far(stage: Stage, *places: str) -> Stage:
 
 
 def _by_key(frame: DataFrame, count: int) -> DataFrame:
-    """Rows of a key in one partition, keys spread evenly, sorted as the steps expect."""
+    """Repartition by key, with keys spread evenly and rows sorted as the steps expect."""
     if count == 1:
         placed = frame.repartition(1)
     elif hasattr(frame, "repartitionById"):
@@ -218,7 +220,7 @@ def _by_key(frame: DataFrame, count: int) -> DataFrame:
 def _rows(batches: Batches) -> Iterator[Row]:
     for batch in batches:
         columns = [batch.column(name) for name in _SCHEMA.names]
-        for row in range(batch.num_rows):  # one at a time: they are megabytes
+        for row in range(batch.num_rows):  # one at a time, because they are megabytes
             yield Row(*(column[row].as_py() for column in columns))
 
 
@@ -236,27 +238,27 @@ def _batches(rows: Iterator[Row]) -> Batches:
 
 
 def _groups(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
-    """Consecutive rows of one key, without holding them."""
+    """Yield the consecutive rows of one key, without collecting them."""
     for _, group in groupby(rows, key=lambda row: row.key):
         yield group
 
 
 _settled: set[str] = set()
-_stage_here = [""]  # of this process's last task
+_stage_here = [""]  # name of the last stage in this process
 
 
 def _enter(stage: str) -> None:
-    """Before a task: what the stage before left free is of other sizes than this one needs."""
+    """Free memory that an earlier stage left: its blocks have other sizes than this stage needs."""
     if _stage_here[0] != stage:
         _stage_here[0] = stage
         resident.release()
 
 
 def _settle(stage: str) -> None:
-    """After a process's first task of a stage: keep what it loaded out of the collector's sight.
+    """After the first task of a stage, exclude loaded objects from garbage collection.
 
-    Spark's daemon runs a full collection after every task, which walks through all objects of
-    numba, pyarrow and our definitions each time: 60 ms on a task of 100.
+    Spark's daemon runs a full collection after every task, which visits all objects of numba,
+    pyarrow and the definitions: 60 ms of a task of 100 ms.
     """
     if stage not in _settled:
         _settled.add(stage)
@@ -265,7 +267,7 @@ def _settle(stage: str) -> None:
 
 
 def walk_pieces(spark: SparkSession) -> Runner:
-    """Walks through pieces of objects in stores as tasks of a job."""
+    """A function that walks through pieces of objects in stores, as tasks of a Spark job."""
 
     def run(pieces: Sequence[Piece]) -> list[Walked]:
         def stage(batches: Batches) -> Batches:
@@ -278,7 +280,7 @@ def walk_pieces(spark: SparkSession) -> Runner:
         numbers = spark.range(0, len(pieces), 1, len(pieces))
         walked = _far(stage, *(piece.url for piece in pieces))
         with job_errors(spark):
-            found = numbers.mapInArrow(walked, "number long, data binary").collect()
-        return [pickle.loads(row.data) for row in sorted(found, key=lambda row: row.number)]
+            rows = numbers.mapInArrow(walked, "number long, data binary").collect()
+        return [pickle.loads(row.data) for row in sorted(rows, key=lambda row: row.number)]
 
     return run

@@ -1,4 +1,4 @@
-"""What a failed or interrupted Spark job means to the user."""
+"""Turn a failed or interrupted Spark job into an error for the user."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from kdissect.pipeline.run_plan import RunPlan
 
 @contextmanager
 def job_errors(spark: SparkSession, plan: RunPlan | None = None) -> Iterator[None]:
-    """Errors of a job as ours; an interrupt also ends its tasks. plan: of the captures it reads."""
+    """Raise errors of a job as kdissect's own; after an interrupt, also cancel its tasks.
+
+    plan: of the captures that the job reads.
+    """
     try:
         yield
     except BaseException as error:
-        # PySpark calls the JVM once more as an interrupt leaves a job, and that may fail in turn
+        # after an interrupt PySpark calls the JVM once more, and that call may fail as well
         if is_interrupt(error):
             _cancel(spark)
             raise error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt from error
@@ -37,12 +40,12 @@ def _cancel(spark: SparkSession) -> None:
     """Stop the tasks of an interrupted run, so that none writes after the clean-up."""
     try:
         context = spark.sparkContext
-    except Exception:  # Spark Connect has none; the server ends the query with the call
+    except Exception:  # no SparkContext with Spark Connect; its server ends the query itself
         return
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
-        # The interrupt cut a call short: the JVM may drop that connection's successor too, and
-        # takes the next one.
+        # An interrupted call breaks the connection to the JVM. The next call may fail too; the one
+        # after that gets a new connection.
         with suppress(Py4JError, OSError):
             context.cancelAllJobs()
             if not context.statusTracker().getActiveStageIds():
@@ -53,7 +56,7 @@ def _cancel(spark: SparkSession) -> None:
 _RAISED = re.compile(r"^((?:\w+\.)*\w+(?:Error|Failed|Exception|Interrupt)): (.*)$", re.MULTILINE)
 
 
-# a module that a worker's Python lacks, a Python that is not there, one of another version
+# a module that a worker lacks; a Python that does not exist; a Python of another version
 _UNFIT_WORKER = (
     (re.compile(r"^ModuleNotFoundError: (No module named '[^'\n]+')$", re.MULTILINE), "{}"),
     (re.compile(r'Cannot run program "([^"\n]+)"'), "there is no program {}"),
@@ -62,7 +65,7 @@ _UNFIT_WORKER = (
 
 
 def _unfit_worker(text: str) -> str | None:
-    """What to do about workers that cannot run our tasks; None for any other fault."""
+    """Advice if workers cannot run kdissect's tasks; None for other errors."""
     for pattern, reason in _UNFIT_WORKER:
         if found := pattern.search(text):
             version = "{}.{}".format(*sys.version_info)
@@ -75,7 +78,7 @@ def _unfit_worker(text: str) -> str | None:
 
 
 def _job_error(error: Exception) -> Exception:
-    """What a failed job means to the user: no room, an input that went away, or a bug of ours."""
+    """Error for the user: a full disk, a capture that vanished, or a bug in kdissect."""
     text = str(error)
     if "No space left on device" in text:
         return EnvironmentFailed("no space left on the device; what was there is as it was")
@@ -94,9 +97,9 @@ def _job_error(error: Exception) -> Exception:
 
 
 def _cut_input(plan: RunPlan) -> EnvironmentFailed | None:
-    """Of a capture that was cut while it was mapped, the workers that read on there are dead."""
+    """The error for a capture that was truncated while mapped; workers that read it are killed."""
     for path, size, version in zip(plan.paths, plan.sizes, plan.sources().versions, strict=True):
-        found = was_cut(path, size) if version is None else None
-        if found is not None:
-            return found
+        error = was_cut(path, size) if version is None else None
+        if error is not None:
+            return error
     return None

@@ -1,4 +1,4 @@
-"""A Spark session of our own, and what a run needs to know of the caller's."""
+"""Start a Spark session for the command line, and inspect a caller's session."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kdissect.errors import EnvironmentFailed
 
 
 def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str]) -> SparkSession:
-    """A session of our own: quick to start, four tries per task.
+    """Start a session that starts quickly and tries each task four times.
 
-    What the JVM and its workers print goes to the file `log_path`. Raises EnvironmentFailed where
-    Spark does not start.
+    Output of the JVM and its workers goes to the file `log_path`. Raises EnvironmentFailed if Spark
+    does not start.
     """
     os.environ["PYSPARK_PYTHON"] = worker_python(master, conf)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -24,7 +24,7 @@ def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str])
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
-        # a short run is over before the optimising compiler pays
+        # a short run ends before the optimising compiler pays off
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.adaptive.enabled": "false",
@@ -50,10 +50,10 @@ def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str])
 
 
 def worker_python(master: str, conf: dict[str, str]) -> str:
-    """The Python that a session's workers run: `spark.pyspark.python`, else PYSPARK_PYTHON, else
-    the driver's.
+    """The Python of a session's workers: `spark.pyspark.python`, else PYSPARK_PYTHON, else the
+    driver's.
 
-    A local master does not look at PYSPARK_PYTHON: its workers run where the driver's Python is.
+    A local master ignores PYSPARK_PYTHON, because its workers run on the driver's machine.
     """
     named = conf.get("spark.pyspark.python")
     if named is None and not master.startswith("local"):
@@ -63,7 +63,7 @@ def worker_python(master: str, conf: dict[str, str]) -> str:
 
 @contextmanager
 def _stderr_to(descriptor: int) -> Iterator[None]:
-    """The JVM inherits our stderr, and writes there what no setting silences: give it a file."""
+    """Redirect stderr to a file: the JVM inherits it and writes there in spite of all settings."""
     sys.stderr.flush()
     saved = os.dup(2)
     os.dup2(descriptor, 2)
@@ -75,7 +75,7 @@ def _stderr_to(descriptor: int) -> Iterator[None]:
 
 
 def _with_retries(master: str) -> str:
-    """local[N] gives a task one try only; local[N,4] retries as clusters do."""
+    """local[N] tries a task once; local[N,4] retries it, as clusters do."""
     if master == "local":
         return "local[1,4]"
     if master.startswith("local[") and "," not in master:
@@ -84,11 +84,11 @@ def _with_retries(master: str) -> str:
 
 
 def use_this_python(spark: SparkSession) -> None:
-    """Workers of a local session run the caller's Python, unless the caller named another.
+    """Let workers of a local session run the caller's Python, unless the caller chose another.
 
-    By itself Spark takes the first python3 of PATH, which need not have kdissect.
+    Spark's default is the first python3 on PATH, which need not have kdissect.
     """
-    context = getattr(spark, "_sc", None)  # none with Spark Connect
+    context = getattr(spark, "_sc", None)  # absent with Spark Connect
     if (
         context is not None
         and context.master.startswith("local")
@@ -99,7 +99,7 @@ def use_this_python(spark: SparkSession) -> None:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Cores that the session's tasks can use at a time."""
+    """Number of tasks that the session can run at a time."""
     try:
         return int(spark.sparkContext.defaultParallelism)
     except Exception:  # Spark Connect has no SparkContext

@@ -5,10 +5,10 @@ assemble  one bucket     -> EXCHANGES rows keyed by slot (a range of the capture
                             FACTS to every slot, TABLE rows (connections, anomalies), STATS;
                             rows that later captures may change go to a slot of their own
 decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT
-analyse   one such key   -> tables into a sink (stories over many messages)
+analyse   one such key   -> tables into a sink (built from many messages)
 
-Each step is a plain function over rows, in a module of its name. A bucket holds whole connections,
-a slot about equal bytes whatever the connections; both depend on the input and the options alone,
+Each step is a plain function over rows, in a module of its name. A bucket holds whole connections.
+A slot holds about equal bytes of any connections. Both depend on the input and the options alone,
 so the rows are the same however many workers there are.
 """
 
@@ -24,9 +24,9 @@ from kdissect.pipeline.options import MB
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.schemas import FIXED_TABLES
 
-Sink = Callable[[str, pa.Table], None]  # takes rows of a table, by its name
+Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
 
-ROW_BYTES_MAX = 4 * MB  # of one shuffled row; Spark's Arrow batches hold several
+ROW_BYTES_MAX = 4 * MB  # bytes of one shuffled row; Spark's Arrow batches hold several
 
 
 class RowKind(IntEnum):
@@ -39,12 +39,12 @@ class RowKind(IntEnum):
     EXCHANGES = 4
     EVENTS = 5
     RESULT = 6
-    STATES = 7  # of connections that go on
-    PAYLOAD = 8  # of the SEGMENTS rows of a bucket, in their order
+    STATES = 7  # of open connections of earlier runs
+    PAYLOAD = 8  # of the segments in a bucket's SEGMENTS rows, in their order
 
 
 class Row(NamedTuple):
-    """A row between steps: key is the bucket, the slot or the events' key."""
+    """A row between steps. key: the bucket, the slot or the key of events."""
 
     key: int
     kind: int

@@ -1,4 +1,4 @@
-"""Events of a decoded chunk for `stories`: its messages as that layer takes them."""
+"""Turn the messages of a decoded chunk into events for `stories`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBERS = ("producer_id", "producer_epoch", "base_sequence", "record_count", "s
 
 
 class ChunkStories:
-    """Adds the events of one chunk to the collector of its task."""
+    """Adds the events of one chunk to its task's collector."""
 
     def __init__(
         self, collector: Collector, messages: Messages, frames: FrameBuffer, marks: ChunkMarks
@@ -36,7 +36,7 @@ class ChunkStories:
         self.marks = marks
 
     def add_messages(self) -> None:
-        """Events of all messages but Produce."""
+        """Add the events of all messages except Produce."""
         for table in group_events(self.messages):
             self.collector.add("groups", table)
         for table in producer_events(self.messages):
@@ -47,7 +47,8 @@ class ChunkStories:
     def add_batches(
         self, sets: RecordSets, source: npt.NDArray[Any], raw: pa.Table, shown: pa.Table
     ) -> None:
-        """Events of produced batches; raw: `wire.records.BATCHES`, shown: `record_batches`."""
+        """Add the events of produced batches; raw: rows of BATCHES, shown: rows of
+        `record_batches`."""
         if not raw.num_rows:
             return
         at = raw["set_index"].to_numpy()
@@ -59,7 +60,7 @@ class ChunkStories:
         some, places = shown.take(via), raw["pos"].to_numpy()[chosen]
         at = at[chosen]
         row = sets.row[at]
-        answered, error_code = self._answers(sets)
+        has_response, error_code = self._answers(sets)
         number = {name: some[name].fill_null(-1).to_numpy().astype(np.int64) for name in _NUMBERS}
         delta = pc.fill_null(pc.subtract(some["last_offset"], some["base_offset"]), 0)
         request = self.frames.exchanges["request"]
@@ -68,7 +69,7 @@ class ChunkStories:
             batch_index=some["batch_index"].to_numpy(),
             topic=pc.coalesce(_plain(some["topic"]), _plain(some["topic_id"])).combine_chunks(),
             partition=some["partition"].to_numpy(),
-            answered=answered[at],
+            answered=has_response[at],
             error_code=error_code[at],
             last_delta=delta.to_numpy(),
             is_transactional=some["is_transactional"].fill_null(False).to_numpy(),
@@ -78,16 +79,16 @@ class ChunkStories:
         self.collector.add("producers", produce_events(self.messages, batches))
 
     def _answers(self, sets: RecordSets) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Per record set whether its Produce was answered, and the error of its partition."""
-        answered = self.messages.answered(ApiKey.PRODUCE, sets.row)
-        given = self.marks.places(Role.ERROR_CODE)
-        keys, wanted = _keys(given), _keys(sets)
+        """(bool: its Produce has a response, int64: its partition's error code), per record set."""
+        has_response = self.messages.answered(ApiKey.PRODUCE, sets.row)
+        error_places = self.marks.places(Role.ERROR_CODE)
+        keys, wanted = _keys(error_places), _keys(sets)
         codes = np.zeros(len(sets.row), np.int64)
         if len(keys):
-            known, first = np.unique(keys, return_index=True)
-            at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-            codes = np.where(known[at] == wanted, given.start[first[at]], 0)
-        return answered, codes
+            distinct, first = np.unique(keys, return_index=True)
+            at = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
+            codes = np.where(distinct[at] == wanted, error_places.start[first[at]], 0)
+        return has_response, codes
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -95,10 +96,10 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _keys(rows: RecordSets) -> npt.NDArray[np.void]:
-    """Exchange, topic and partition of each place."""
+    """(exchange row, topic, partition) of each record set."""
     key = np.zeros(len(rows.row), [("row", "<i8"), ("topic", "<i8"), ("part", "<i8")])
     key["row"] = rows.row
-    # an id without a name counts from below, so that it never equals a name's code
+    # ids without a name get codes below -1, so they never equal a name's code
     key["topic"] = np.where(rows.topic >= 0, rows.topic, -2 - rows.topic_id)
     key["part"] = rows.partition
     return key

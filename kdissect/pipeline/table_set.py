@@ -1,10 +1,10 @@
-"""A table set on disk: staged files become visible together, `_kdissect.json` last.
+"""A table set in a folder: files are staged, then published together by writing `_kdissect.json`.
 
-The manifest names every file that counts. A new set is staged beside the old one; committing
-moves its files under fresh names, replaces the manifest in one rename, and only then removes files
-that the new manifest does not list. A run that fails removes its own staging and nothing else. What
-a killed run left is removed by the next one, which holds the set's lock (`write_lock`). A set whose
-folder is a URL is in an object store, which knows no renames: see `object_table_set`.
+The manifest names every file of the set. A run stages its files beside the old set. Committing
+moves them to fresh names, replaces the manifest by one rename, and only then removes files that the
+new manifest does not list. A run that fails removes its own staged files only. The next run removes
+what a killed one left; it holds the set's lock meanwhile (`write_lock`). For a set at a URL of an
+object store, which cannot rename, see `object_table_set`.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ MANIFEST = "_kdissect.json"
 
 
 class NoTableSetError(CaptureError):
-    """There is no manifest: a file, another folder, or nothing."""
+    """There is no manifest: the path is a file, another folder, or does not exist."""
 
 
 def check_out(out: str, overwrite: bool) -> None:
-    """Raise OutputError unless a new table set may be written to `out` now, a folder or a URL."""
+    """Raise OutputError unless a new table set may be written to the folder or URL `out` now."""
     with writing(out, overwrite):
         pass
 
 
 @contextmanager
 def writing(out: str, overwrite: bool) -> Iterator[None]:
-    """Hold the lock of the set at `out`, a folder or a URL. What killed runs left there is removed.
+    """Hold the lock of the set at `out`, and remove what killed runs left there.
 
-    Raises OutputError if there is a set and not `overwrite`, if the place cannot be used, or if
+    Raises OutputError if there is a set and not `overwrite`, if `out` cannot be written, or if
     another run holds the lock.
     """
     _check_place(out, overwrite)
     with write_lock(out) as is_held:
-        _check_place(out, overwrite)  # another run may have been quicker
+        # again, because another run may have written there before the lock was held
+        _check_place(out, overwrite)
         if is_held:
             _remove_leftovers(out)
         yield
@@ -77,14 +78,14 @@ def _check_place(out: str, overwrite: bool) -> None:
     while not place.exists():
         place = place.parent
     try:
-        # asking for permissions is not enough: some file systems refuse even root
+        # Try it: permissions are not enough, because some file systems refuse even root.
         os.rmdir(tempfile.mkdtemp(prefix=".kdissect-", dir=place))
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({place}: {error.strerror})") from error
 
 
 def _is_free(root: Path) -> bool:
-    """Whether nothing is there but what killed runs left."""
+    """Whether the folder holds only leftovers of killed runs."""
     return all(entry.name in FOLDERS for entry in root.iterdir()) and all(
         is_by_a_run(path.relative_to(root).as_posix()) for path in root.rglob("*") if path.is_file()
     )
@@ -94,7 +95,7 @@ def _remove_leftovers(out: str) -> None:
     try:
         listed = _listed(read_manifest(out)) if has_set(out) else set()
     except CaptureError:
-        return  # which files belong to the set is not known
+        return  # without a manifest it is unknown which files belong to the set
     if is_remote(out):
         object_table_set.remove_unlisted(object_table_set.StoreFolder(out), listed)
     else:
@@ -104,14 +105,14 @@ def _remove_leftovers(out: str) -> None:
 
 @contextmanager
 def staging(out: str) -> Iterator[str]:
-    """A run's id; whatever it staged is gone afterwards, also when it failed."""
+    """Yield the id of a new run; its staged files are removed at the end, also after an error."""
     run_id = uuid.uuid4().hex[:12]
     if is_remote(out):
         object_table_set.begin(out, run_id)
         try:
             yield run_id
         except BaseException:
-            with suppress(EnvironmentFailed):  # no manifest lists what stays then
+            with suppress(EnvironmentFailed):  # files that stay are in no manifest
                 object_table_set.end(out, run_id, _listed(_document(out)), is_failed=True)
             raise
         with suppress(EnvironmentFailed):
@@ -126,11 +127,11 @@ def staging(out: str) -> Iterator[str]:
         yield run_id
     finally:
         shutil.rmtree(root / run_id, ignore_errors=True)
-        with suppress(OSError):  # the lock is there
+        with suppress(OSError):  # not empty while the lock is there
             root.rmdir()
 
 
-Entries = dict[str, dict[str, Any]]  # by table: rows and files
+Entries = dict[str, dict[str, Any]]  # by table: row count and files
 
 
 def commit(
@@ -140,14 +141,14 @@ def commit(
     manifest: dict[str, Any],
     kept: Entries | None = None,
 ) -> dict[str, Any]:
-    """Move the staged files into place and publish them by writing the manifest, which is returned.
+    """Move the staged files into place, write the manifest and return it.
 
-    Once the manifest is written nothing fails: what cannot be removed goes with the next run.
-
-    `manifest` gets `format_version` and `tables` here; fixed tables without rows get an empty
-    file, so that every reader finds their schema. kept: rows and files of the old set that belong
-    to the new one too. Files of "tables" that begin with an underscore are the state's, which
-    `manifest` describes (`append`).
+    After the manifest is written nothing can fail; files that cannot be removed stay until the next
+    run.
+    `manifest` gets `format_version` and `tables` here. Fixed tables without rows get an empty file,
+    so that every reader finds their schema. kept: row counts and files of the old set that stay in
+    the new one. Files of "tables" with a leading underscore belong to the state, which `manifest`
+    describes (`append`).
     """
     if is_remote(out):
         return _commit_far(out, run_id, files, manifest)
@@ -197,7 +198,7 @@ def _enter_state(state: dict[str, Any], table: str, name: str) -> None:
 def _commit_far(
     out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]
 ) -> dict[str, Any]:
-    """As `commit`, where files have their names already."""
+    """`commit` for an object store, in which files have their final names already."""
     place = object_table_set.StoreFolder(out)
     tables: dict[str, dict[str, Any]] = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
     for file in sorted(files, key=lambda file: (file.table, file.path)):
@@ -210,13 +211,15 @@ def _commit_far(
         place.write(name, buffer.getvalue().to_pybytes())
     document = _document_of(tables, manifest)
     listed = _listed(document)
+    # The manifest must not list a file that another run removed.
     if not object_table_set.is_open(place, run_id) or not all(place.has(sorted(listed))):
         raise EnvironmentFailed(f"{out}: files of this run were removed by another one")
     text = _text(document).encode()
     try:
         place.write(MANIFEST, text)
     except EnvironmentFailed:
-        if place.read(MANIFEST) != text:  # the response may be lost, and the request done
+        # the write may have succeeded although its response was lost
+        if place.read(MANIFEST) != text:
             raise
     with suppress(EnvironmentFailed):
         object_table_set.remove_unlisted(place, listed)
@@ -226,7 +229,7 @@ def _commit_far(
 def _empty_files(
     tables: dict[str, dict[str, Any]], run_id: str, manifest: dict[str, Any]
 ) -> Iterator[tuple[str, pa.Schema]]:
-    """(name, schema) of the files that tables without rows get; they are entered in `tables`."""
+    """(name, schema) of an empty file for each table without rows; also entered in `tables`."""
     for table, schema in fixed_tables(manifest.get("options", {}).get("decode_values")).items():
         if not tables[table]["files"]:
             name = f"{table}/part-00000-{run_id}.parquet"
@@ -243,7 +246,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def _listed(document: dict[str, Any] | None) -> set[str]:
-    """The files that a manifest lists, those of the state too."""
+    """The files that a manifest lists, including those of the state."""
     if not document:
         return set()
     state = document.get("state") or {}
@@ -263,50 +266,51 @@ def _write_empty(target: Any, schema: pa.Schema) -> None:
 
 
 def _remove_unlisted(root: Path, listed: set[str]) -> None:
-    """Remove what runs wrote and is not `listed`, and empty folders. `_staging` stays."""
+    """Remove files of runs that are not `listed`, and empty folders; `_staging` stays."""
     for path in sorted(root.rglob("*"), reverse=True):
         name = path.relative_to(root).as_posix()
         if name.startswith(STAGING):
             continue
         if path.is_dir():
-            with suppress(OSError):  # it holds files that count
+            with suppress(OSError):  # not empty
                 path.rmdir()
         elif is_by_a_run(name) and name not in listed:
             path.unlink(missing_ok=True)
 
 
 def has_set(out: str) -> bool:
-    """Whether there is a table set at `out`, as far as its manifest tells."""
+    """Whether there is a manifest of a table set at `out`."""
     if is_remote(out):
         return object_table_set.StoreFolder(out).read(MANIFEST) is not None
     return (Path(out) / MANIFEST).exists()
 
 
 def absolute(out: str) -> str:
-    """`out` as tasks anywhere can use it."""
+    """`out` as an absolute path, or the URL unchanged."""
     return out if is_remote(out) else os.path.abspath(out)
 
 
 def dataset(out: str, names: list[str]) -> pads.Dataset:
-    """The rows of a table's files, which the manifest lists; CaptureError where one is gone."""
+    """The rows of a table's files as a dataset. Raises CaptureError if one of the files is gone."""
     files = [f"{out.rstrip('/')}/{name}" for name in names]
     if not is_remote(out):
         is_there = [os.path.exists(file) for file in files]
-        found = [os.path.abspath(file) for file in files]  # for processes in other folders too
+        # absolute, so that processes in other folders can open them
+        paths = [os.path.abspath(file) for file in files]
         store = None
     else:
         place = object_table_set.StoreFolder(out)
         is_there = place.has(names)
-        found = [place.path(name) for name in names]
+        paths = [place.path(name) for name in names]
         store = place.store
     if not all(is_there):
         gone = files[is_there.index(False)]
         raise CaptureError(f"{gone}: listed in the manifest, but not there")
-    return pads.dataset(found, format="parquet", filesystem=store)
+    return pads.dataset(paths, format="parquet", filesystem=store)
 
 
 def _document(out: str) -> dict[str, Any] | None:
-    """The manifest at a URL; None where there is none that can be used."""
+    """The manifest at a URL; None if there is no valid one."""
     try:
         return read_manifest(out)
     except CaptureError:
@@ -323,9 +327,9 @@ def _manifest_text(out: str) -> str:
 
 
 def read_manifest(out: str) -> dict[str, Any]:
-    """The manifest of a table set.
+    """Read the manifest of a table set.
 
-    Raises NoTableSetError if there is none, CaptureError if it is not readable.
+    Raises NoTableSetError if there is none, CaptureError if it is not valid.
     """
     path = f"{out.rstrip('/')}/{MANIFEST}"
     try:

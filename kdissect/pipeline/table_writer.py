@@ -1,8 +1,8 @@
-"""Where tables go: memory, or Parquet files staged for one task attempt.
+"""Sinks for tables: in memory, or Parquet files staged by one task attempt.
 
-Files of an attempt have unique names under ``_staging``; nothing is visible until `commit` moves
-the files of successful attempts into place and writes the manifest last. In an object store they
-have their final names at once, and only the manifest makes them visible (`object_table_set`).
+The files of an attempt have unique names under ``_staging`` and are invisible until `commit` moves
+those of successful attempts into place and writes the manifest. In an object store they get their
+final names at once, and only the manifest makes them visible (`object_table_set`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
-# of a page before compression: zstd sees further back than the default of 1 MB, and begins less
-# often with nothing behind it
+# Bytes of a page before compression. zstd looks back further than the default of 1 MB, and each
+# page starts with an empty window.
 PAGE_BYTES = 4 << 20
-REWRITTEN = ("captures", "topics", "brokers")  # with every run that adds to a set
-# rows of the others come in the order of their exchanges' times already
+REWRITTEN = ("captures", "topics", "brokers")  # written anew by every run that adds to a set
+# the rows of other tables arrive in the order of their exchanges' times
 ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
 
 
 class MemorySink:
-    """Collects tables by name, as plain Arrow types in Arrow's own memory.
+    """Collects tables by name in Arrow's own memory, with plain types (no dictionaries).
 
-    fixed: schemas of the tables that exist even when empty (schemas.fixed_tables).
+    fixed: schemas of tables that exist even if they are empty (schemas.fixed_tables).
     """
 
     def __init__(self, fixed: dict[str, Any] = FIXED_TABLES) -> None:
@@ -51,7 +51,7 @@ class MemorySink:
         self.parts.setdefault(name, []).append(rows)
 
     def tables(self) -> dict[str, pa.Table]:
-        """Every fixed table (empty ones too) and those met."""
+        """Every fixed table, also empty ones, and all others that got rows."""
         tables = {name: schema.empty_table() for name, schema in self.fixed.items()}
         for name, parts in self.parts.items():
             tables[name] = pa.concat_tables(parts)
@@ -60,10 +60,10 @@ class MemorySink:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A finished file of an attempt: its table, path, rows, bytes.
+    """A finished file of an attempt.
 
-    path: under the run's staging folder; in an object store, under the set's. is_final: no later
-    capture changes its rows.
+    path: below the run's staging folder; in an object store, below the set's folder. is_final: no
+    later capture changes its rows.
     """
 
     table: str
@@ -74,9 +74,10 @@ class StagedFile:
 
 
 class _Writer:
-    """One table's file of one attempt: buffers rows into row groups.
+    """Writes one table's file of one attempt, and buffers rows into row groups.
 
-    path: of the file, relative to the store's folder where `open_far` is given, which opens it.
+    path: of the file. open_far: opens it in an object store; then `path` is relative to the set's
+    folder.
     """
 
     def __init__(self, name: str, path: str, open_far: Callable[[str], Any] | None = None) -> None:
@@ -114,9 +115,9 @@ class _Writer:
                 column_encoding=_delta_columns(table.schema),
                 write_statistics=_statistics_columns(table.schema),
                 data_page_size=PAGE_BYTES,
-                # rows between two looks at a page's size; large ones would overshoot it far
+                # rows between two checks of the page size; many large rows would exceed it by far
                 write_batch_size=4096 if table.nbytes < 4096 * table.num_rows else 1024,
-                # plain Parquet types: a dictionary stays an encoding, unseen by readers
+                # plain Parquet types: readers do not see that a column was dictionary-encoded
                 store_schema=False,
             )
         self._writer.write_table(table.cast(self._writer.schema), row_group_size=ROW_GROUP_ROWS)
@@ -163,7 +164,7 @@ def _plain_type(kinds: set[Any]) -> Any:
 
 
 def _dictionary_columns(table: pa.Table) -> list[str]:
-    """Columns (by path) that get a Parquet dictionary; struct bodies of apis/ keep it off."""
+    """Paths of columns that get a Parquet dictionary; none inside struct bodies of apis/."""
     return [
         path
         for field in table.schema
@@ -173,13 +174,14 @@ def _dictionary_columns(table: pa.Table) -> list[str]:
 
 
 def _hardly_repeats(table: pa.Table) -> bool:
-    """Whether a dictionary of the exchanges' ids would be longer than the ids."""
+    """Whether a dictionary of exchange ids would be larger than the ids themselves."""
     ids = table["exchange_id"].fill_null(0).to_numpy()
     return bool(2 * np.count_nonzero(ids[1:] != ids[:-1]) > len(ids))
 
 
 def _delta_columns(schema: pa.Schema) -> dict[str, str]:
-    """Whole numbers without a dictionary are counters and times: differences say them shorter."""
+    """Delta encoding for integers without a dictionary: counters and times have small
+    differences."""
     return {
         field.name: "DELTA_BINARY_PACKED"
         for field in schema
@@ -189,15 +191,19 @@ def _delta_columns(schema: pa.Schema) -> dict[str, str]:
 
 
 def _statistics_columns(schema: pa.Schema) -> bool | list[str]:
-    """Nobody looks for the least value of a record: its bytes are not compared with all others."""
+    """Columns with statistics: not the bytes of records, whose minimum and maximum serve no
+    query."""
     if "value" not in schema.names or not pa.types.is_binary(schema.field("value").type):
         return True
     return [field.name for field in schema if field.name not in ("value", "headers")]
 
 
 class ParquetSink:
-    """Files of one attempt: out/_staging/<run>/<attempt>/<table>/part-<attempt>.parquet, or
-    out/<table>/part-<attempt>-<run>.parquet where `out` is in an object store."""
+    """Writes the files of one attempt.
+
+    In a folder: out/_staging/<run>/<attempt>/<table>/part-<attempt>.parquet. In an object store:
+    out/<table>/part-<attempt>-<run>.parquet.
+    """
 
     def __init__(self, out: str, run_id: str, label: str, is_final: bool = True) -> None:
         self.label = label
@@ -206,7 +212,7 @@ class ParquetSink:
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
         self.root = Path(out) / STAGING / run_id
         self.place = StoreFolder(out) if is_remote(out) else None
-        # fails when the run is over and its staging gone, as it should
+        # fails if the run is over and its staging folder removed, as it should
         if self.place is None:
             (self.root / self.attempt).mkdir()
         else:
@@ -225,7 +231,7 @@ class ParquetSink:
 
     def _open_far(self, path: str) -> Any:
         assert self.place is not None
-        self._check_open()  # nobody stops a task at once whose run was interrupted
+        self._check_open()  # the task of an interrupted run may still be running
         return self.place.open_output(path)
 
     def _path(self, name: str) -> str:

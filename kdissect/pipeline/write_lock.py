@@ -1,18 +1,18 @@
-"""The lock of a table set: at most one run writes to it, and a run that was killed holds nothing.
+"""The lock of a table set: one run writes at a time, and a killed run leaves no lock.
 
-In a folder it is an flock on ``_staging/lock``, which the system gives up with the process. A file
-system without flock has no lock.
+In a folder the lock is an flock on ``_staging/lock``, which ends with the process. On a file system
+without flock there is no lock.
 
-In an object store it is an object ``_staging/lock-<id>``, which its owner writes anew every
-RENEW_S. `pyarrow.fs` has no conditional writes. So each run writes an object of its own, then lists
-all of them. It holds the lock if there is no other. Otherwise it removes its own and watches the
-others: one that is renewed belongs to a live run; one that is DEAD_S old belongs to a killed one,
-and is removed. Two runs that list at the same time both step back and try again after random
-pauses. All times are the store's. This needs listings that show at once what was written, as those
-of S3, GCS and ABFS do.
+In an object store the lock is an object ``_staging/lock-<id>``, which its owner rewrites every
+RENEW_S seconds. `pyarrow.fs` has no conditional writes, so each run writes an object of its own and
+lists all of them. It holds the lock if there is no other. Otherwise it removes its own object and
+watches the others. One that is rewritten belongs to a live run. One that is DEAD_S seconds old
+belongs to a killed run, and is removed. If two runs list at the same time, both step back and try
+again after random pauses. All times are the store's. Listings must show new objects at once, as
+those of S3, GCS and ABFS do.
 
-A run that is suspended for longer than DEAD_S loses the lock, and finds its files gone when it
-commits (`table_set`). The moment between that look and the write of the manifest stays unguarded.
+A run that is suspended for longer than DEAD_S loses the lock; at its commit it finds its files gone
+(`table_set`). Between that check and the write of the manifest there is no protection.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from kdissect.errors import EnvironmentFailed, OutputError
 from kdissect.pipeline.object_table_set import LOCK, STAGING, StoreFolder
 
 RENEW_S, DEAD_S = 5.0, 30.0
-LOOK_S = 1.0  # between two looks at the locks of others, and as much again at random
+LOOK_S = 1.0  # seconds between checks of other locks, plus as much again at random
 _RUN = re.compile("[0-9a-f]{12}")
-_RACES_MAX = 1000  # with owners that remove the folder while it is made
+_RACES_MAX = 1000  # attempts against owners that remove the folder while it is made
 
 
 @contextmanager
 def write_lock(out: str) -> Iterator[bool]:
-    """Hold the lock of the set at `out`, a folder or a URL. The value: False if there is no lock.
+    """Hold the lock of the set at the folder or URL `out`. Yields False if no lock is possible.
 
-    Raises OutputError if another run holds it.
+    Raises OutputError if another run holds the lock.
     """
     lock = _StoreLock(out) if is_remote(out) else _FolderLock(out)
     is_held = lock.acquire()
@@ -63,7 +63,7 @@ def _busy(out: str, owner: str) -> OutputError:
 
 
 class _FolderLock:
-    """An flock on a file. The folder `_staging` comes and goes with it."""
+    """An flock on a file in the folder `_staging`, which exists while the lock does."""
 
     def __init__(self, out: str) -> None:
         self.out = out
@@ -81,6 +81,7 @@ class _FolderLock:
             except (FileNotFoundError, FileExistsError):
                 continue  # the owner before has just removed the folder
             except OSError as error:
+                # the previous owner has just removed the folder
                 raise OutputError(f"{self.out}: cannot be written ({error.strerror})") from error
             if self._lock(descriptor):
                 self._descriptor = descriptor
@@ -89,7 +90,7 @@ class _FolderLock:
         raise OutputError(f"{self.staging}: cannot be made")
 
     def _lock(self, descriptor: int) -> bool:
-        """False if the owner before has removed the file in between."""
+        """False if the previous owner removed the file in the meantime."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -109,7 +110,7 @@ class _FolderLock:
         return is_there
 
     def release(self) -> None:
-        """Remove what is in `_staging`, the lock last, while it is held."""
+        """Remove the contents of `_staging`, the lock file last, while the lock is held."""
         with suppress(OSError):  # other files are there, or the folder is gone
             if self.is_held:
                 remove_staged(self.staging)
@@ -121,14 +122,16 @@ class _FolderLock:
 
 
 def remove_staged(staging: Path) -> None:
-    """Remove what runs staged in the folder `_staging`, each in a folder with its id."""
+    # other files are there, or the folder is gone
+    """Remove staged files of all runs from the folder `_staging`; each run has a folder with its
+    id."""
     for path in staging.iterdir():
         if _RUN.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
 
 
 class _StoreLock:
-    """An object that a thread renews until the lock is released."""
+    """An object that a thread rewrites until the lock is released."""
 
     def __init__(self, out: str) -> None:
         self.out = out
@@ -155,14 +158,15 @@ class _StoreLock:
         return True
 
     def _locks(self) -> dict[str, float]:
-        """When each lock of the set was written, in seconds of the store's clock."""
+        """Time of change of each lock of the set, in seconds of the store's clock."""
         modified = self.place.modified(STAGING)
         return {name: at for name, at in modified.items() if name.startswith(f"{STAGING}/{LOCK}-")}
 
     def _watch(self, locks: dict[str, float], now: float | None) -> None:
-        """Return once none of `locks` is there. Raises OutputError if one of them is renewed.
+        """Return when none of `locks` exists any more. Raises OutputError if one of them is
+        renewed.
 
-        now: by the store's clock, if it is known.
+        now: time by the store's clock, if known.
         """
         began = time.monotonic()
         while True:
@@ -182,13 +186,13 @@ class _StoreLock:
 
     def _renew(self) -> None:
         while not self._over.wait(RENEW_S):
-            with suppress(EnvironmentFailed):  # the next time, then
+            with suppress(EnvironmentFailed):  # the next renewal may succeed
                 if not self.place.has([self.name])[0]:
-                    return  # another run took this one for dead
+                    return  # another run took this lock for one of a killed run
                 self.place.write(self.name, _owner().encode())
 
     def release(self) -> None:
         self._over.set()
         self._renewal.join()
-        with suppress(EnvironmentFailed):  # it is dead in DEAD_S
+        with suppress(EnvironmentFailed):  # it expires after DEAD_S
             self.place.remove([self.name])
