@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.charts import EVENT_NAMES, Spec, event_detail, load
+
 if TYPE_CHECKING:
     import altair as alt
 
@@ -45,6 +47,14 @@ def _altair() -> Any:
     if altair.renderers.active == "default":  # it fetches scripts from the network
         altair.renderers.enable("svg")
     return altair
+
+
+def _chart(title: str, rows: list[dict[str, Any]], spec: Spec) -> Any:
+    """The chart of a specification and its rows."""
+    alt = _altair()
+    chart = alt.Chart.from_dict({**spec, "width": 640, "title": title})
+    chart.data = alt.InlineData(values=rows)
+    return chart
 
 
 class Plots:
@@ -80,24 +90,27 @@ class Plots:
         counted = table.group_by(["time", "series"], use_threads=False).aggregate(
             [("amount", "sum")]
         )
-        alt = _altair()
-        name = f"{measure} per {_span(step)}"
-        return (
-            alt.Chart(_frame(counted), title=f"{measure} by {by}")
-            .mark_bar()
-            .encode(
-                x=alt.X("time:T", scale=alt.Scale(type="utc"), title="time (UTC)"),
-                y=alt.Y("amount_sum:Q", title=name),
-                color=alt.Color("series:N", title=by, sort="-y"),
-                tooltip=["time:T", alt.Tooltip("series:N", title=by),
-                         alt.Tooltip("amount_sum:Q", title=name)],
-            )
-            .properties(width=640, height=240)
-            .interactive(bind_y=False)
-        )  # fmt: skip
+        rows = [
+            {
+                "t": row["time"].timestamp() * 1000,
+                "series": row["series"],
+                "value": row["amount_sum"],
+            }
+            for row in counted.sort_by("time").to_pylist()
+        ]
+        return _chart(
+            f"{measure} by {by}",
+            rows,
+            load(
+                "stack_over_time",
+                slice_ms=step / 1e6,
+                value_title=f"{measure} per {_span(step)}",
+                series_title=by,
+            ),
+        )
 
     def latency(self, by: str = "api_name") -> alt.Chart:
-        """`service_ms` of answers: a row of the 5th to 95th percentile, quartiles and median.
+        """`service_ms` of answers: a row with the median, the 95th and the 99th percentile.
 
         by: a column of `exchanges`. Long polls and requests that waited for other members of their
         group are rows of their own, as `wait` says.
@@ -115,26 +128,13 @@ class Plots:
         summary = []
         for name in sorted(set(series.tolist())):
             of_one = latency[series == name]
-            low, first, middle, third, high = np.percentile(of_one, (5, 25, 50, 75, 95))
+            p50, p95, p99, top = np.percentile(of_one, (50, 95, 99, 100)).tolist()
             summary.append(
-                {"series": name, "p5": low, "p25": first, "p50": middle, "p75": third, "p95": high,
-                 "max": of_one.max(), "count": len(of_one)}
+                {"name": name, "p50": p50, "p95": p95, "p99": p99, "max": top,
+                 "answers": len(of_one)}
             )  # fmt: skip
-        alt = _altair()
-        fields = ("p5", "p25", "p50", "p75", "p95", "max", "count")
-        order = [row["series"] for row in sorted(summary, key=lambda row: -row["p95"])]
-        base = alt.Chart(_frame(pa.Table.from_pylist(summary, _LATENCY))).encode(
-            y=alt.Y("series:N", title=by, sort=order),
-            tooltip=[alt.Tooltip("series:N", title=by), *(f"{name}:Q" for name in fields)],
-        )
-        scale = alt.Scale(type="log")
-        title = "service time (ms), 5th to 95th percentile"
-        whole = base.mark_rule().encode(x=alt.X("p5:Q", scale=scale, title=title), x2="p95:Q")
-        half = base.mark_bar(size=10, opacity=0.6).encode(x=alt.X("p25:Q", scale=scale), x2="p75:Q")
-        middle = base.mark_tick(thickness=2, size=14, color="black").encode(
-            x=alt.X("p50:Q", scale=scale)
-        )
-        return (whole + half + middle).properties(width=560, title=f"service time by {by}")
+        summary.sort(key=lambda row: -row["p95"])
+        return _chart(f"service time by {by}", summary, load("ranges", height=20 * len(summary)))
 
     def topics_by_client(self, measure: str = "records") -> alt.Chart:
         """A heat map of who writes to which topic: clients by topics.
@@ -143,35 +143,29 @@ class Plots:
         """
         if measure not in ("records", "bytes"):
             raise ValueError(f"measure must be records or bytes, not {measure!r}")
-        column = "record_count" if measure == "records" else "size"
         batches = self._tables.record_batches.to_arrow(
-            ["exchange_id", "topic", column], pc.field("source") == "produce"
+            ["exchange_id", "topic", "record_count", "size"], pc.field("source") == "produce"
         )
         clients = self._exchanges(["exchange_id", "client_id"])
         joined = batches.join(clients, "exchange_id", join_type="left outer", use_threads=False)
-        amount = pc.fill_null(joined[column], 0)
+        sums = {
+            "records": pc.fill_null(joined["record_count"], 0),
+            "bytes": pc.fill_null(joined["size"], 0),
+        }
         table = pa.table(
             {
-                "client": _top(joined["client_id"], amount),
-                "topic": _top(joined["topic"], amount),
-                "amount": amount,
+                "client": _top(joined["client_id"], sums[measure]),
+                "topic": _top(joined["topic"], sums[measure]),
+                **sums,
             }
         )
         counted = table.group_by(["client", "topic"], use_threads=False).aggregate(
-            [("amount", "sum")]
+            [(name, "sum") for name in sums]
         )
-        alt = _altair()
-        return (
-            alt.Chart(_frame(counted), title=f"{measure} written, by client and topic")
-            .mark_rect()
-            .encode(
-                x=alt.X("topic:N"),
-                y=alt.Y("client:N"),
-                color=alt.Color("amount_sum:Q", title=measure, scale=alt.Scale(type="symlog")),
-                tooltip=["client:N", "topic:N", alt.Tooltip("amount_sum:Q", title=measure)],
-            )
-            .properties(width=alt.Step(40), height=alt.Step(24))
-        )
+        rows = counted.rename_columns(["client", "topic", *sums]).to_pylist()
+        height = 20 * len({row["topic"] for row in rows})
+        title = f"{measure} written, by client and topic"
+        return _chart(title, rows, load("heat_map", measure=measure, height=height))
 
     def group(self, group_id: str | None = None) -> alt.Chart:
         """What happened in a group, a row per member: joins, syncs, errors, leaves.
@@ -189,33 +183,31 @@ class Plots:
         if not len(rows):
             known = ", ".join(sorted(str(entry["values"]) for entry in counts))
             raise KeyError(f"no group {group_id!r}; there are {known}")
-        shown = rows.slice(0, EVENTS_MAX)
+        count, shown = len(rows), rows.slice(0, EVENTS_MAX)
         member = pc.if_else(
             pc.fill_null(pc.equal(shown["member_id"], ""), True),
             pc.fill_null(shown["client_id"], "(group)"),
             shown["member_id"],
         )
-        millis = pc.cast(
-            pc.multiply(pc.fill_null(shown["duration_ms"], 0.0), 1000.0), pa.int64(), safe=False
+        rows = [
+            {
+                "lane": lane,
+                "event": EVENT_NAMES.get(row["event"], row["event"]),
+                "t": row["time"].timestamp() * 1000,
+                "t_end": row["time"].timestamp() * 1000 + (row["duration_ms"] or 0),
+                "ms": row["duration_ms"],
+                "detail": event_detail(row["generation"], row["detail"]),
+            }
+            for lane, row in zip(member.to_pylist(), shown.to_pylist(), strict=True)
+        ]
+        part = f" (first {EVENTS_MAX} of {count} events)" if count > EVENTS_MAX else ""
+        spec = load(
+            "events",
+            events=list(EVENT_NAMES.values()),
+            lane_title="member",
+            height=22 * len({row["lane"] for row in rows}),
         )
-        end = pc.add(shown["time"], pc.cast(millis, pa.duration("us")))
-        columns = ["time", "event", "generation", "duration_ms", "detail", "client_id"]
-        table = shown.select(columns)
-        table = table.append_column("member", member).append_column("end", end)
-        alt = _altair()
-        part = f" (first {EVENTS_MAX} of {len(rows)} events)" if len(rows) > EVENTS_MAX else ""
-        base = alt.Chart(_frame(table), title=f"group {group_id}{part}").encode(
-            y=alt.Y("member:N", title="member"),
-            color=alt.Color("event:N"),
-            tooltip=["time:T", "member:N", "client_id:N", "event:N", "generation:Q",
-                     "duration_ms:Q", "detail:N"],
-        )  # fmt: skip
-        scale, axis = alt.Scale(type="utc"), alt.Axis(format="%H:%M:%S.%L", labelOverlap=True)
-        spans = base.mark_bar(opacity=0.5, height=8).encode(
-            x=alt.X("time:T", scale=scale, axis=axis, title="time (UTC)"), x2="end:T"
-        )
-        ticks = base.mark_tick(thickness=2, size=16).encode(x=alt.X("time:T", scale=scale))
-        return (spans + ticks).properties(width=640, height=alt.Step(22)).interactive(bind_y=False)
+        return _chart(f"group {group_id}{part}", rows, spec)
 
     def sequence(self, connection_id: int | None = None, start: int = 0) -> alt.Chart:
         """The exchanges of a connection as a sequence diagram: client left, broker right.
@@ -248,20 +240,7 @@ class Plots:
             f"{one['client_ip']}:{one['client_port']} to {one['broker_ip']}:{one['broker_port']}, "
             f"exchanges {start + 1} to {start + len(shown)} of {len(rows)}"
         )
-        alt = _altair()
-        height = max(60, 18 * len(arrows))
-        base = alt.Chart(_frame(pa.Table.from_pylist(arrows, _ARROWS)), title=title).encode(
-            y=alt.Y("order:Q", axis=None, scale=alt.Scale(reverse=True, nice=False)),
-            color=alt.Color("kind:N", title=None),
-            tooltip=["label:N", "kind:N", "exchange_id:N"],
-        )
-        across = alt.X("from:Q", axis=None, scale=alt.Scale(domain=[0, 1]))
-        lines = base.mark_rule().encode(x=across, x2="to:Q")
-        heads = base.mark_point(filled=True, size=60).encode(
-            x=alt.X("to:Q"), shape=alt.Shape("head:N", scale=None, legend=None)
-        )
-        labels = base.mark_text(dy=-6, fontSize=11).encode(x=alt.value(320), text="label:N")
-        return (lines + heads + labels).properties(width=640, height=height)
+        return _chart(title, arrows, load("sequence"))
 
     def _exchanges(self, columns: list[str]) -> pa.Table:
         schema = self._tables.exchanges.schema
@@ -269,19 +248,6 @@ class Plots:
         if missing:
             raise KeyError(f"exchanges has no column {missing[0]!r}")
         return self._tables.exchanges.to_arrow(list(dict.fromkeys(columns)))
-
-
-_LATENCY = pa.schema(
-    [("series", pa.string())]
-    + [(name, pa.float64()) for name in ("p5", "p25", "p50", "p75", "p95", "max")]
-    + [("count", pa.int64())]
-)
-_ARROWS = pa.schema(
-    [
-        ("order", pa.int64()), ("from", pa.float64()), ("to", pa.float64()), ("head", pa.string()),
-        ("kind", pa.string()), ("label", pa.string()), ("exchange_id", pa.string()),
-    ]
-)  # fmt: skip
 
 
 def _arrows(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -332,7 +298,3 @@ def _top(names: Any, amount: Any) -> Any:
     kept = sums.sort_by([("amount_sum", "descending")])["name"].slice(0, SERIES_MAX)
     is_kept = pc.is_in(named, value_set=kept.combine_chunks())
     return pc.if_else(is_kept, named, "other")
-
-
-def _frame(table: pa.Table) -> Any:
-    return table.to_pandas()

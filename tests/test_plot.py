@@ -33,12 +33,12 @@ def _rows(chart) -> list[dict]:
 def test_a_timeline_counts_every_request_once(tables, by):
     chart = tables.plot.timeline(by)
     _drawn(chart)
-    assert sum(row["amount_sum"] for row in _rows(chart)) == tables.exchanges.num_rows
+    assert sum(row["value"] for row in _rows(chart)) == tables.exchanges.num_rows
     exchanges = tables.exchanges.to_pandas()
     moved = exchanges.request_size.fillna(0).sum() + exchanges.response_size.fillna(0).sum()
-    assert sum(row["amount_sum"] for row in _rows(tables.plot.timeline(by, "bytes"))) == moved
+    assert sum(row["value"] for row in _rows(tables.plot.timeline(by, "bytes"))) == moved
     errors = int((exchanges.error_code.fillna(0) != 0).sum())
-    assert sum(row["amount_sum"] for row in _rows(tables.plot.timeline(by, "errors"))) == errors > 0
+    assert sum(row["value"] for row in _rows(tables.plot.timeline(by, "errors"))) == errors > 0
 
 
 def test_latency_has_a_row_per_api_with_its_percentiles(tables):
@@ -47,8 +47,8 @@ def test_latency_has_a_row_per_api_with_its_percentiles(tables):
     answered = tables.exchanges.to_pandas().dropna(subset=["service_ms"])
     fetches = answered[(answered.api_name == "Fetch") & (answered.wait == "long_poll")]
     of_fetch = fetches[fetches.service_ms > 0].service_ms
-    row = next(row for row in _rows(chart) if row["series"] == "Fetch (long poll)")
-    assert row["count"] == len(of_fetch)
+    row = next(row for row in _rows(chart) if row["name"] == "Fetch (long poll)")
+    assert row["answers"] == len(of_fetch)
     assert row["p50"] == pytest.approx(of_fetch.median())
     assert row["p95"] == pytest.approx(of_fetch.quantile(0.95))
 
@@ -58,7 +58,8 @@ def test_who_writes_to_which_topic(tables):
     _drawn(chart)
     batches = tables.record_batches.to_pandas()
     produced = batches[batches.source == "produce"]
-    assert sum(row["amount_sum"] for row in _rows(chart)) == produced.record_count.sum()
+    assert sum(row["records"] for row in _rows(chart)) == produced.record_count.sum()
+    assert sum(row["bytes"] for row in _rows(chart)) == produced["size"].sum()
     assert {row["topic"] for row in _rows(chart)} == set(produced.topic)
     with pytest.raises(ValueError, match="records or bytes"):
         tables.plot.topics_by_client("weight")
@@ -70,7 +71,7 @@ def test_a_group_has_a_row_per_member(tables):
     events = tables.group_events.to_pandas()
     events = events[events.group_id == "rd-classic"]
     assert len(_rows(chart)) == len(events)
-    assert set(events.member_id.dropna()) - {""} <= {row["member"] for row in _rows(chart)}
+    assert set(events.member_id.dropna()) - {""} <= {row["lane"] for row in _rows(chart)}
     _drawn(tables.plot.group())
     with pytest.raises(KeyError, match="no group 'absent'; there are"):
         tables.plot.group("absent")

@@ -19,7 +19,7 @@ from kdissect.api import Tables
 from kdissect.atomic_file import atomic_write
 from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
-from kdissect.report import charting, exchange_facts, findings, page
+from kdissect.report import charts, exchange_facts, findings, page
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import (
     broker_log,
@@ -108,7 +108,7 @@ def build(
     if name is None:
         name = name_of(_first_input(source) if isinstance(source, Tables) else source)
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
-    library = Background(charting.library)
+    library = Background(charts.library)
     with ReportDatabase(source) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)

@@ -1,370 +1,240 @@
-"""The charts of traffic, latency and topics: what each shows, its columns, its specification, its
-words."""
+"""The charts of the page: the rows of each, its words, and which specification draws it.
+
+Colours and legends are the page's, which knows its theme and wraps legends on a phone: marks name
+their series, and the series come in the order of their colours.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
+from kdissect import kernel_cache
 from kdissect import text as f
-from kdissect.report.charting import (
-    NEUTRAL,
-    ZOOM,
-    Chart,
-    Columns,
-    Spec,
-    hover,
-    lines,
-    number_axis,
-    rounded,
-    series_color,
-    shown_texts,
-    stacked,
-    time_axis,
-)
+from kdissect.atomic_file import atomic_write
+from kdissect.charts import EVENT_NAMES, VEGA_LITE, Spec, event_detail, load
+from kdissect.text import visible
 
-WAIT_NAMES = {
-    "answer": "answer",
-    "long_poll": "long poll",
-    "group": "waiting for members",
-}
+Columns = dict[str, list[Any]]
+Series = tuple[str, ...]
+
+WAIT_NAMES = {"answer": "answer", "long_poll": "long poll", "group": "waiting for members"}
+DIRECTION_NAMES = {"write": "written", "read": "read", "replicate": "replicated"}
+OUTCOME_NAMES = ("commit", "abort", "open", "fenced")
+LATENCY_LINES = ("p50", "p95", "p99")
+_CLIENTS_MAX = 15  # of the chart of clients
+_LANES_MAX = 40  # of the timeline of transactions; beyond that a table is easier to read
+_MILLIS_MIN = 0.001  # a logarithm has no zero
+
+
+@dataclass(slots=True)
+class Chart:
+    """A chart: its words, its rows and what draws them.
+
+    text: what the picture shows, for readers who do not see it. height: in pixels. series: the
+    legend, in the order of colours. choose: a column that a menu narrows to one value. labels: the
+    headings of the columns in the table of the chart's data.
+    """
+
+    id: str
+    title: str
+    text: str
+    data: Columns
+    spec: Spec
+    height: int = 200
+    series: Iterable[str] = ()
+    choose: str | None = None
+    choose_label: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script draws it from."""
+        present = set().union(*(self.data.get(name, ()) for name in ("series", "event", "group")))
+        legend = [
+            [name, number]
+            for number, name in enumerate(self.series)
+            if name in present or not present
+        ]
+        data = {
+            name: [round(value, 3) if isinstance(value, float) else value for value in values]
+            for name, values in self.data.items()
+        }
+        return {
+            "spec": self.spec,
+            "data": data,
+            "choose": self.choose,
+            "legend": legend,
+            "labels": {"t": "from (UTC)", "t_end": "until (UTC)", **self.labels},
+        }
+
+
+def library() -> str:
+    """Vega, Vega-Lite and their embedder as one script that sets `window.vegaEmbed`.
+
+    Bundling takes seconds, so the script is kept beside the compiled kernels.
+    """
+    import vl_convert
+
+    folder = kernel_cache.folder()
+    file = folder and folder / f"vega-embed-{VEGA_LITE}-{version('vl-convert-python')}.js"
+    if file is not None:
+        with suppress(OSError, UnicodeDecodeError):
+            return file.read_text("utf-8")
+    script: str = vl_convert.javascript_bundle(
+        "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
+    )
+    # of an editor, of a tracker in an error message, of a schema: none is used, none stays
+    script = re.sub(r"https://(github\.com|vega\.github\.io)", "about:blank#", script)
+    if file is not None:
+        with (
+            suppress(OSError),
+            atomic_write(file) as part,
+            open(part, "w", encoding="utf-8") as out,
+        ):
+            out.write(script)
+    return script
 
 
 def traffic(data: Columns, slice_ms: float) -> Chart | None:
     """Exchanges per second, stacked by API."""
     if not data["t"]:
         return None
-    names = sorted(set(data["api"]), key=lambda name: (name == "other", name or ""))
-    totals: dict[float, float] = {}
-    sums = dict.fromkeys(names, 0.0)
-    wide: dict[float, dict[str, float]] = {}
-    for t, api, rate in zip(data["t"], data["api"], data["rate"], strict=True):
-        totals[t] = totals.get(t, 0) + rate
-        sums[api] += rate
-        wide.setdefault(t, {})[api] = rate
-    peak = max(totals, key=lambda t: totals[t])
-    names.sort(key=lambda name: (name == "other", -sums[name]))
-    times = sorted(totals)
-    columns: Columns = {"t": times, "total": [round(totals[t], 3) for t in times]}
-    for index, name in enumerate(names):
-        columns[f"s{index}"] = [round(wide[t].get(name, 0), 3) for t in times]
-    fields = [f"s{index}" for index in range(len(names))]
-    titles = [name or "unknown" for name in names]  # of our definitions, not of the capture
-    labels = dict(zip(fields, titles, strict=True))
-    tooltip = [
-        {"field": "t_text", "title": "from"},
-        *({"field": key, "title": labels[key], "format": ",.3~r"} for key in fields),
-        {"field": "total", "title": "all", "format": ",.3~r"},
-    ]
-    x = time_axis(times)
-    area = {
-        "transform": [{"fold": fields, "as": ["key", "rate"]}],
-        "mark": {"type": "area", "interpolate": "step-after", "line": False},
-        "params": [ZOOM],
-        "encoding": {
-            "x": {"field": "t", **x},
-            "y": {"field": "rate", "stack": True, **number_axis("exchanges per second", "~s")},
-            "color": series_color("key", fields),
-            "order": {"field": "key", "type": "nominal"},
-        },
-    }
+    stack = _stack(data["t"], [api or "unknown" for api in data["api"]], data["rate"])
+    totals = dict.fromkeys(data["t"], 0.0)
+    for t, rate in zip(data["t"], data["rate"], strict=True):
+        totals[t] += rate
+    names = list(dict.fromkeys(stack["series"]))
     return Chart(
         "traffic",
         "Exchanges per second, by API",
-        f"Highest {f.rate(totals[peak])}; mean {f.rate(sum(totals.values()) / len(totals))}; "
-        f"slices of {f.width(slice_ms)}. Most frequent: {', '.join(titles[:3])}.",
-        columns,
-        {"layer": [area, hover(tooltip, x)], "height": 220},
-        series=titles,
-        zooms=True,
-        labels={"t": "from", "total": "all", **labels},
-    )
-
-
-def sizes(data: Columns) -> Chart | None:
-    """Bytes per second in both directions."""
-    if not data["t"]:
-        return None
-    tooltip = [
-        {"field": "t_text", "title": "from"},
-        {"field": "requests", "title": "requests, B/s", "format": ",.3~s"},
-        {"field": "responses", "title": "responses, B/s", "format": ",.3~s"},
-    ]
-    mean = sum(data["requests"]) / len(data["t"]), sum(data["responses"]) / len(data["t"])
-    return Chart(
-        "bytes",
-        "Bytes per second",
-        f"Requests {f.byte_size(mean[0])}/s and responses {f.byte_size(mean[1])}/s on average.",
-        {name: [rounded(value) for value in values] for name, values in data.items()},
-        lines(["requests", "responses"], tooltip, number_axis("bytes per second", "~s"), data["t"]),
-        series=["requests", "responses"],
-        zooms=True,
-        labels={"t": "from", "requests": "requests, B/s", "responses": "responses, B/s"},
-    )
-
-
-def latency_over_time(data: Columns) -> Chart | None:
-    """Percentiles of each slice."""
-    said = [value for value in data["p95"] if value is not None]
-    if not said:
-        return None
-    tooltip = [
-        {"field": "t_text", "title": "from"},
-        {"field": "count", "title": "answers", "format": ",d"},
-        *(
-            {"field": name, "title": f"{name}, ms", "format": ",.3~r"}
-            for name in ("p50", "p95", "p99", "max")
+        f"Highest {f.rate(max(totals.values()))}; mean "
+        f"{f.rate(sum(totals.values()) / len(totals))}; slices of {f.width(slice_ms)}. "
+        f"Most frequent: {', '.join(names[:3])}.",
+        stack,
+        load(
+            "stack_over_time",
+            slice_ms=slice_ms,
+            value_title="exchanges per second",
+            series_title="API",
         ),
-    ]
-    data = {name: [_positive(name, value) for value in values] for name, values in data.items()}
-    return Chart(
-        "latency-time",
-        "Service time of answers",
-        f"p95 of a slice between {f.duration(min(said))} and {f.duration(max(said))}.",
-        data,
-        lines(
-            ["p50", "p95", "p99"], tooltip, number_axis("service time, ms", type="log"), data["t"]
-        ),
-        series=["p50", "p95", "p99"],
-        zooms=True,
-        labels={"t": "from", "count": "answers"},
+        series=names,
+        labels={"series": "API", "value": "exchanges per second"},
     )
-
-
-def _positive(name: str, value: Any) -> Any:
-    """A logarithm has no zero."""
-    if name in ("t", "count") or value is None:
-        return value
-    return max(round(value, 3), 0.001)
 
 
 def errors_over_time(data: Columns, slice_ms: float) -> Chart | None:
     """Answers with an error, stacked by their first code."""
     if not data["t"]:
         return None
-    totals: dict[str, int] = {}
-    for error, count in zip(data["error"], data["count"], strict=True):
-        totals[error] = totals.get(error, 0) + count
-    names = sorted(totals, key=lambda name: (name == "other", -totals[name], name))
-    spec = {
-        "mark": {"type": "rect", "clip": True},
-        "params": [ZOOM],
-        "transform": [
-            {"calculate": f"datum.t + {slice_ms}", "as": "t_end"},
-            stacked("count", "t", "error"),
-        ],
-        "encoding": {
-            "x": {"field": "t", **time_axis(data["t"])},
-            "x2": {"field": "t_end"},
-            "y": {"field": "y0", **number_axis("answers", ",d")},
-            "y2": {"field": "y1"},
-            "color": series_color("error", names),
-            "tooltip": [
-                {"field": "t_text", "title": "from"},
-                {"field": "error", "title": "error"},
-                {"field": "count", "title": "answers", "format": ",d"},
-            ],
-        },
-        "height": 150,
-    }
+    stack = _stack(data["t"], data["error"], data["count"])
     return Chart(
         "errors-time",
         "Answers with an error over time",
         f"{f.plural(sum(data['count']), 'answer')} in slices of {f.width(slice_ms)}.",
-        data,
-        spec,
-        150,
-        series=names,
-        zooms=True,
-        labels={"t": "from"},
+        stack,
+        load("stack_over_time", slice_ms=slice_ms, value_title="answers", series_title="error"),
+        series=dict.fromkeys(stack["series"]),
+        labels={"series": "error", "value": "answers"},
     )
 
 
+def _stack(times: list[float], names: list[str], values: list[float]) -> Columns:
+    """Rows that are not zero, by series: the largest first, "other" last."""
+    sums = dict.fromkeys(names, 0.0)
+    for name, value in zip(names, values, strict=True):
+        sums[name] += value
+    order = sorted(sums, key=lambda name: (name == "other", -sums[name], name))
+    place = {name: number for number, name in enumerate(order)}
+    rows = sorted(
+        (place[name], t, value)
+        for t, name, value in zip(times, names, values, strict=True)
+        if value
+    )
+    return {
+        "t": [t for _, t, _ in rows],
+        "series": [order[number] for number, _, _ in rows],
+        "value": [value for _, _, value in rows],
+    }
+
+
+def sizes(data: Columns, slice_ms: float) -> Chart | None:
+    """Bytes per second in both directions."""
+    if not data["t"]:
+        return None
+    series = ("requests", "responses")
+    requests, responses = (sum(data[name]) / len(data["t"]) for name in series)
+    title = "bytes per second"
+    return Chart(
+        "bytes",
+        "Bytes per second",
+        f"Requests {f.byte_size(requests)}/s and responses {f.byte_size(responses)}/s on average.",
+        data,
+        load(
+            "lines_over_time",
+            slice_ms=slice_ms,
+            series=list(series),
+            value_title=title,
+            scale="linear",
+            format="~s",
+        ),
+        series=series,
+        labels={name: f"{name}, bytes per second" for name in series},
+    )
+
+
+def latency_over_time(data: Columns, slice_ms: float) -> Chart | None:
+    """Percentiles of each slice."""
+    p95 = [value for value in data["p95"] if value is not None]
+    if not p95:
+        return None
+    return Chart(
+        "latency-time",
+        "Service time of answers",
+        f"p95 of a slice between {f.duration(min(p95))} and {f.duration(max(p95))}.",
+        {**data, **{name: _positive(data[name]) for name in (*LATENCY_LINES, "max")}},
+        load(
+            "lines_over_time",
+            slice_ms=slice_ms,
+            series=list(LATENCY_LINES),
+            value_title="service time, ms",
+            scale="log",
+            format=",~r",
+        ),
+        series=LATENCY_LINES,
+        labels={"count": "answers"},
+    )
+
+
+def _positive(values: list[float | None]) -> list[float | None]:
+    return [None if value is None else max(value, _MILLIS_MIN) for value in values]
+
+
 def latency_histogram(data: dict[str, Any]) -> Chart | None:
-    """Counts by service time, long polls apart, for all APIs or one."""
+    """Counts by service time and wait, for all APIs or one."""
     if not data["bin"]:
         return None
-    per_decade = data["bins_per_decade"]
-    names = [name for wait, name in WAIT_NAMES.items() if wait in data["wait"]]
-    columns: Columns = {
-        "api": [api or "unknown" for api in data["api"]],
-        "wait": [WAIT_NAMES[wait] for wait in data["wait"]],
-        "from": [float(f"{10 ** (bin_ / per_decade):.4g}") for bin_ in data["bin"]],
-        "to": [float(f"{10 ** ((bin_ + 1) / per_decade):.4g}") for bin_ in data["bin"]],
-        "count": data["count"],
-    }
-    spec = {
-        "mark": {"type": "rect"},
-        "transform": [
-            {
-                "aggregate": [{"op": "sum", "field": "count", "as": "count"}],
-                "groupby": ["wait", "from", "to"],
-            },
-            stacked("count", "from", "wait"),
-        ],
-        "encoding": {
-            "x": {"field": "from", **number_axis("service time, ms", type="log", nice=False)},
-            "x2": {"field": "to"},
-            "y": {"field": "y0", **number_axis("exchanges", "~s")},
-            "y2": {"field": "y1"},
-            "color": series_color("wait", list(WAIT_NAMES.values())),
-            "tooltip": [
-                {"field": "wait", "title": "kind"},
-                {"field": "from", "title": "from, ms", "format": ",.3~r"},
-                {"field": "to", "title": "to, ms", "format": ",.3~r"},
-                {"field": "count", "title": "exchanges", "format": ",d"},
-            ],
-        },
-        "height": 200,
-    }
     polls = sum(n for n, w in zip(data["count"], data["wait"], strict=True) if w == "long_poll")
-    return Chart(
+    return _histogram(
         "latency-histogram",
         "Service time, long polls apart",
         f"{f.plural(sum(data['count']), 'answered exchange')}, "
         f"{f.count(polls)} of them long polls.",
-        columns,
-        spec,
-        200,
-        series=list(WAIT_NAMES.values()),
-        shown=names,
+        {
+            "api": [api or "unknown" for api in data["api"]],
+            "series": [WAIT_NAMES[wait] for wait in data["wait"]],
+            **_edges(data["bin"], data["bins_per_decade"]),
+            "count": data["count"],
+        },
+        tuple(WAIT_NAMES.values()),
+        x_title="service time, ms",
+        x_scale={"type": "log", "nice": False},
+        count_title="exchanges",
         choose="api",
         choose_label="API",
-        labels={"from": "from, ms", "to": "to, ms"},
-    )
-
-
-def latency_ranges(rows: list[dict[str, Any]]) -> Chart | None:
-    """p50 to p99 of the clients with the highest p95."""
-    shown = [row for row in rows if not row["is_broker"] and row["p50"] is not None][:15]
-    if len(shown) < 2:
-        return None
-    ids = [row["client_id"] for row in shown]
-    columns: Columns = {
-        "client": shown_texts(
-            [row["client_id"] or "(none)" for row in shown]
-            if len(set(ids)) == len(ids)
-            else [f.client(row) for row in shown]
-        )
-    }
-    for name in ("p50", "p95", "p99", "max"):
-        columns[name] = [max(round(row[name], 3), 0.001) for row in shown]
-    columns["answers"] = [row["answers"] for row in shown]
-    y = {
-        "field": "client",
-        "type": "nominal",
-        "sort": None,
-        "axis": {"title": None, "labelLimit": {"expr": "width < 500 ? 110 : 260"}, "ticks": False},
-    }
-    tooltip = [
-        {"field": "client", "title": "client"},
-        *(
-            {"field": name, "title": f"{name}, ms", "format": ",.3~r"}
-            for name in ("p50", "p95", "p99", "max")
-        ),
-        {"field": "answers", "title": "answers", "format": ",d"},
-    ]
-    x = number_axis("service time, ms", type="log", nice=False)
-    layers: list[Spec] = [
-        {
-            "mark": {"type": "bar", "height": 4, "opacity": 0.5, "color": NEUTRAL},
-            "encoding": {
-                "x": {"field": "p50", **x},
-                "x2": {"field": "p99"},
-                "y": y,
-                "tooltip": tooltip,
-            },
-        }
-    ]
-    for name in ("p50", "p95", "p99"):
-        layers.append(
-            {
-                "mark": {"type": "point", "filled": True, "size": 50, "opacity": 1},
-                "encoding": {
-                    "x": {"field": name, **x},
-                    "y": y,
-                    "color": {
-                        "datum": name,
-                        "type": "nominal",
-                        "scale": {"domain": ["p50", "p95", "p99"]},
-                        "legend": None,
-                    },
-                    "tooltip": tooltip,
-                },
-            }
-        )
-    return Chart(
-        "latency-clients",
-        "Clients with the highest p95",
-        f"{columns['client'][0]}: p95 {f.duration(shown[0]['p95'])}.",
-        columns,
-        {"layer": layers, "height": {"step": 20}},
-        20 * len(shown) + 40,
-        series=["p50", "p95", "p99"],
-        labels={name: f"{name}, ms" for name in ("p50", "p95", "p99", "max")},
-    )
-
-
-def heat_map(data: Columns, direction: str, title: str, verb: str) -> Chart | None:
-    """Topics by clients, bytes as colour."""
-    chosen = [i for i, value in enumerate(data["direction"]) if value == direction]
-    if not chosen:
-        return None
-    columns: Columns = {
-        name: shown_texts([data[name][i] for i in chosen])
-        for name in ("topic", "client", "bytes", "records")
-    }
-    topics, clients = len(set(columns["topic"])), len(set(columns["client"]))
-    spec = {
-        "mark": {"type": "rect", "cornerRadius": 2},
-        "encoding": {
-            "y": {
-                "field": "topic",
-                "type": "nominal",
-                "axis": {
-                    "title": None,
-                    "labelLimit": {"expr": "width < 500 ? 100 : 160"},
-                    "ticks": False,
-                },
-            },
-            "x": {
-                "field": "client",
-                "type": "nominal",
-                "axis": {
-                    "title": None,
-                    "labelAngle": -40,
-                    "labelLimit": 130,
-                    "labelOverlap": False,
-                    "ticks": False,
-                },
-            },
-            "color": {
-                "field": "bytes",
-                "type": "quantitative",
-                "scale": {"type": "log", "range": "heatmap"},
-                "legend": {
-                    "orient": "top",
-                    "title": "bytes",
-                    "format": ".0s",
-                    "gradientLength": 160,
-                    "tickCount": 3,
-                },
-            },
-            "tooltip": [
-                {"field": "topic", "title": "topic"},
-                {"field": "client", "title": "client"},
-                {"field": "bytes", "title": "bytes", "format": ",d"},
-                {"field": "records", "title": "records", "format": ",d"},
-            ],
-        },
-        "height": {"step": 20},
-    }
-    return Chart(
-        f"heat-{direction}",
-        title,
-        f"{f.plural(clients, 'client')} {verb} {f.plural(topics, 'topic')}.",
-        columns,
-        spec,
-        20 * topics + 190,
     )
 
 
@@ -372,45 +242,227 @@ def batch_sizes(data: Columns) -> Chart | None:
     """How large batches are, in powers of two."""
     if not data["bin"]:
         return None
-    names = {"write": "written", "read": "read", "replicate": "replicated"}
-    seen = [name for key, name in names.items() if key in data["direction"]]
-    columns: Columns = {
-        "direction": [names[value] for value in data["direction"]],
-        "from": [2**bin_ for bin_ in data["bin"]],
-        "to": [2 ** (bin_ + 1) for bin_ in data["bin"]],
-        "count": data["count"],
-    }
-    x = number_axis("bytes of a batch", ",d", type="log", base=2)
-    x["axis"]["labelExpr"] = (
-        "datum.value >= 1048576 ? format(datum.value / 1048576, ',d') + ' Mi' : "
-        "datum.value >= 1024 ? datum.value / 1024 + ' Ki' : datum.label"
-    )
-    spec = {
-        "mark": {"type": "rect"},
-        "transform": [stacked("count", "from", "direction")],
-        "encoding": {
-            "x": {"field": "from", **x},
-            "x2": {"field": "to"},
-            "y": {"field": "y0", **number_axis("batches", "~s")},
-            "y2": {"field": "y1"},
-            "color": series_color("direction", list(names.values())),
-            "tooltip": [
-                {"field": "direction", "title": "direction"},
-                {"field": "from", "title": "from, bytes", "format": ",d"},
-                {"field": "to", "title": "below, bytes", "format": ",d"},
-                {"field": "count", "title": "batches", "format": ",d"},
-            ],
-        },
-        "height": 180,
-    }
-    return Chart(
+    return _histogram(
         "batch-sizes",
         "Sizes of record batches",
         f"{f.plural(sum(data['count']), 'batch', 'batches')} of whole size, in powers of two.",
-        columns,
-        spec,
-        180,
-        series=list(names.values()),
-        shown=seen,
-        labels={"from": "from, bytes", "to": "below, bytes"},
+        {
+            "series": [DIRECTION_NAMES[value] for value in data["direction"]],
+            "from": [2**bin_ for bin_ in data["bin"]],
+            "to": [2 ** (bin_ + 1) for bin_ in data["bin"]],
+            "count": data["count"],
+        },
+        tuple(DIRECTION_NAMES.values()),
+        x_title="bytes of a batch",
+        x_scale={"type": "log", "base": 2},
+        x_label="datum.value >= 1048576 ? format(datum.value / 1048576, ',d') + ' Mi' : "
+        "datum.value >= 1024 ? datum.value / 1024 + ' Ki' : datum.label",
+        count_title="batches",
     )
+
+
+def broker_difference(histogram: dict[str, Any]) -> Chart | None:
+    """Broker's time less the capture's."""
+    edges = histogram["edges"]
+    if not edges:
+        return None
+    return _histogram(
+        "broker-difference",
+        "How the broker's times differ",
+        f"The middle 98 %; {f.count(histogram['below'])} lie below and "
+        f"{f.count(histogram['above'])} above.",
+        {
+            "series": ["exchanges"] * len(histogram["counts"]),
+            "from": edges[:-1],
+            "to": edges[1:],
+            "count": histogram["counts"],
+        },
+        ("exchanges",),
+        x_title="broker's time less the capture's, ms",
+        x_scale={"type": "linear"},
+        count_title="exchanges",
+        count_scale="symlog",
+    )
+
+
+def _histogram(
+    id_: str,
+    title: str,
+    text: str,
+    data: Columns,
+    series: Series,
+    *,
+    x_title: str,
+    x_scale: dict[str, Any],
+    count_title: str,
+    x_label: str = "datum.label",
+    count_scale: str = "linear",
+    choose: str | None = None,
+    choose_label: str = "",
+) -> Chart:
+    spec = load(
+        "histogram",
+        x_title=x_title,
+        x_scale=x_scale,
+        x_label=x_label,
+        count_title=count_title,
+        count_scale=count_scale,
+        series=list(series),
+    )
+    labels = {"api": "API", "series": "kind", "to": "below", "count": count_title}
+    return Chart(id_, title, text, data, spec, 200, series, choose, choose_label, labels)
+
+
+def _edges(bins: list[int], per_decade: int, names: Series = ("from", "to")) -> Columns:
+    """Where logarithmic bins begin and end, with four digits."""
+    return {
+        name: [float(f"{10 ** ((bin_ + after) / per_decade):.4g}") for bin_ in bins]
+        for after, name in enumerate(names)
+    }
+
+
+def latency_ranges(rows: list[dict[str, Any]]) -> Chart | None:
+    """p50 to p99 of the clients with the highest p95."""
+    shown = [row for row in rows if not row["is_broker"] and row["p50"] is not None]
+    shown = shown[:_CLIENTS_MAX]
+    if len(shown) < 2:
+        return None
+    ids = {row["client_id"] for row in shown}
+    names = [
+        (row["client_id"] or "(none)") if len(ids) == len(shown) else f.client(row) for row in shown
+    ]
+    columns: Columns = {"name": shown_texts(names)}
+    for name in (*LATENCY_LINES, "max"):
+        columns[name] = _positive([row[name] for row in shown])
+    columns["answers"] = [row["answers"] for row in shown]
+    return Chart(
+        "latency-clients",
+        "Clients with the highest p95",
+        f"{columns['name'][0]}: p95 {f.duration(shown[0]['p95'])}.",
+        columns,
+        load("ranges", height=20 * len(shown)),
+        20 * len(shown) + 40,
+        series=LATENCY_LINES,
+        labels={"name": "client", **{name: f"{name}, ms" for name in (*LATENCY_LINES, "max")}},
+    )
+
+
+def heat_map(data: Columns, direction: str, title: str, verb: str) -> Chart | None:
+    """Topics by clients, bytes as colour."""
+    rows = [i for i, value in enumerate(data["direction"]) if value == direction]
+    if not rows:
+        return None
+    columns: Columns = {
+        name: shown_texts([data[name][i] for i in rows])
+        for name in ("topic", "client", "bytes", "records")
+    }
+    topics, clients = len(set(columns["topic"])), len(set(columns["client"]))
+    return Chart(
+        f"heat-{direction}",
+        title,
+        f"{f.plural(clients, 'client')} {verb} {f.plural(topics, 'topic')}.",
+        columns,
+        load("heat_map", measure="bytes", height=20 * topics),
+        20 * topics + 190,
+    )
+
+
+def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
+    """A lane for the group and each member: what happened when, and how long it took."""
+    events = sorted(timeline["events"], key=lambda event: event["lane"] != "group")
+    lanes = list(dict.fromkeys(["group", *(event["lane"] for event in events)]))
+    rebalances = sum(event["event"] == "rebalance" for event in events)
+    details = [event_detail(event["generation"], event["detail"]) for event in events]
+    return Chart(
+        f"group-{number}",
+        f"Timeline of {visible(timeline['group_id'], 300)}",
+        f"{f.plural(len(lanes) - 1, 'member')}, {f.plural(rebalances, 'rebalance')}.",
+        {
+            "lane": shown_texts([event["lane"] for event in events]),
+            "event": [EVENT_NAMES.get(event["event"], event["event"]) for event in events],
+            "t": [event["t"] for event in events],
+            "t_end": [event["t_end"] for event in events],
+            "ms": [event["duration_ms"] for event in events],
+            "detail": shown_texts(details),
+        },
+        load(
+            "events",
+            events=list(EVENT_NAMES.values()),
+            lane_title="member",
+            height=22 * len(lanes),
+        ),
+        22 * len(lanes) + 40,
+        series=EVENT_NAMES.values(),
+        labels={"lane": "member", "ms": "took, ms"},
+    )
+
+
+def transaction_timeline(data: Columns) -> Chart | None:
+    """A lane for each transactional id, a bar for each transaction."""
+    ids = set(data["id"])
+    if not ids or len(ids) > _LANES_MAX:
+        return None
+    return Chart(
+        "transactions",
+        "Transactions over time",
+        f"{f.plural(len(data['t']), 'transaction')} of {f.plural(len(ids), 'transactional id')}.",
+        {
+            "lane": shown_texts(data["id"]),
+            "event": data["outcome"],
+            "t": data["t"],
+            "t_end": data["t_end"],
+            "ms": data["duration_ms"],
+            "detail": ["" if n is None else f.plural(n, "record") for n in data["record_count"]],
+        },
+        load(
+            "events",
+            events=list(OUTCOME_NAMES),
+            lane_title="transactional id",
+            height=22 * len(ids),
+        ),
+        22 * len(ids) + 40,
+        series=OUTCOME_NAMES,
+        labels={"lane": "transactional id", "event": "outcome", "ms": "took, ms"},
+    )
+
+
+def lag_over_time(data: Columns) -> Chart | None:
+    """Records that groups were behind."""
+    if not data["t"]:
+        return None
+    groups = shown_texts(data["group"])
+    worst = max(range(len(groups)), key=lambda i: data["lag"][i])
+    return Chart(
+        "lag",
+        "Consumer lag of committed offsets",
+        f"Highest: {groups[worst]}, {f.count(data['lag'][worst])} records behind.",
+        {**data, "group": groups},
+        load("lag"),
+        series=dict.fromkeys(groups),
+        labels={"t": "at (UTC)", "lag": "records behind"},
+    )
+
+
+def broker_times(cells: dict[str, Any]) -> Chart | None:
+    """The capture's time against the broker's, on logarithmic axes."""
+    if not cells["bin"]:
+        return None
+    per_decade = cells["bins_per_decade"]
+    return Chart(
+        "broker-cells",
+        "The capture's time beside the broker's",
+        "On the diagonal both agree.",
+        {
+            **_edges(cells["bin"], per_decade, ("capture", "capture_to")),
+            **_edges(cells["log_bin"], per_decade, ("broker", "broker_to")),
+            "count": cells["count"],
+        },
+        load("broker_times"),
+        260,
+        labels={"capture": "capture, from ms", "broker": "broker, from ms"},
+    )
+
+
+def shown_texts(values: list[Any]) -> list[Any]:
+    """Texts of the capture as they may be drawn."""
+    return [visible(value, 300) if isinstance(value, str) else value for value in values]

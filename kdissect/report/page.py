@@ -12,8 +12,8 @@ import jinja2
 from markupsafe import Markup
 
 from kdissect import text as f
-from kdissect.report import charts, story_charts, table_columns
-from kdissect.report.charting import Chart
+from kdissect.report import charts, table_columns
+from kdissect.report.charts import Chart
 from kdissect.report.sections import readiness
 from kdissect.report.table_columns import View, view
 from kdissect.text import visible
@@ -186,20 +186,20 @@ def _charts(d: Document) -> list[Chart]:
     log = d["broker_log"]
     found = [
         charts.traffic(traffic["exchanges"], traffic["slice_ms"]),
-        charts.sizes(traffic["bytes"]),
-        charts.latency_over_time(traffic["latency"]),
+        charts.sizes(traffic["bytes"], traffic["slice_ms"]),
+        charts.latency_over_time(traffic["latency"], traffic["slice_ms"]),
         charts.errors_over_time(traffic["errors"], traffic["slice_ms"]),
         charts.latency_histogram(d["latency"]["histogram"]),
         charts.latency_ranges(d["latency"]["clients"]["rows"]),
         charts.heat_map(d["topics"]["heat_map"], "write", "Who writes what", "write"),
         charts.heat_map(d["topics"]["heat_map"], "read", "Who reads what", "read"),
         charts.batch_sizes(d["topics"]["batch_sizes"]),
-        story_charts.transaction_timeline(d["transactions"]["timeline"]),
-        story_charts.lag_over_time(d["lag"]["over_time"]) if d["lag"] else None,
-        story_charts.broker_difference(log["histogram"]) if log else None,
-        story_charts.broker_cells(log["cells"]) if log else None,
+        charts.transaction_timeline(d["transactions"]["timeline"]),
+        charts.lag_over_time(d["lag"]["over_time"]) if d["lag"] else None,
+        charts.broker_difference(log["histogram"]) if log else None,
+        charts.broker_times(log["cells"]) if log else None,
         *(
-            story_charts.group_timeline(timeline, number)
+            charts.group_timeline(timeline, number)
             for number, timeline in enumerate(d["groups"]["timelines"])
         ),
     ]

@@ -45,7 +45,7 @@
       range: { category: PALETTE[which], heatmap: HEAT[which], ramp: HEAT[which] },
       axis: { ...label, gridColor: get("--line"), domainColor: get("--line"), tickColor: get("--line"),
         labelOverlap: true, labelSeparation: 8, gridOpacity: .6 },
-      legend: { ...label, labelLimit: 220, symbolType: "square" },
+      legend: { ...label, disable: true, labelLimit: 220 },  // the page's own wrap on a phone
       title: { color: get("--text") },
     };
   };
@@ -57,7 +57,7 @@
     tip.replaceChildren();
     const lines = typeof value === "object" ? Object.entries(value) : [["", value]];
     for (const [name, text] of lines) {
-      if (text === "null" || text === "" || text === "undefined") continue;
+      if (text === null || text === "null" || text === "" || text === "undefined" || TIMES.has(name)) continue;
       const line = document.createElement("div");
       for (const part of [name, text]) {
         const span = document.createElement("span");
@@ -78,7 +78,7 @@
 
   // --- charts ---------------------------------------------------------------------------------
   const TIMES = new Set(["t", "t_end"]);
-  const clock = (ms) => new Date(ms).toISOString().slice(11, 23);
+  const clock = (ms) => new Date(ms).toISOString().slice(0, 23).replace("T", " ");
   const rowsOf = (chart, only) => {
     const names = Object.keys(chart.data);
     const count = names.length ? chart.data[names[0]].length : 0;
@@ -86,14 +86,12 @@
     for (let i = 0; i < count; i++) {
       if (only && chart.data[chart.choose][i] !== only) continue;
       const row = {};
-      for (const name of names) {
-        row[name] = chart.data[name][i];
-        if (TIMES.has(name)) row[`${name}_text`] = clock(row[name]);
-      }
+      for (const name of names) row[name] = chart.data[name][i];
       rows.push(row);
     }
     return rows;
   };
+  const SIZE = { width: "container", autosize: { type: "fit-x", contains: "padding" }, background: null };
   const drawLegend = (figure, names) => {
     const list = figure.querySelector(".legend");
     const colors = PALETTE[isDark() ? "dark" : "light"];
@@ -112,11 +110,10 @@
     drawLegend(figure, chart.legend);
     drawn.get(id)?.finalize();
     drawn.set(id, null);
-    const spec = structuredClone(chart.spec);
-    spec.data.find((source) => source.name === "d").values = rowsOf(chart, menu?.value);
+    const spec = { ...chart.spec, ...SIZE, data: { name: "d", values: rowsOf(chart, menu?.value) } };
     // ast: expressions are interpreted, the page's policy lets nothing be evaluated
     return vegaEmbed(place, spec, {
-      mode: "vega", renderer: "svg", ast: true, actions: false, defaultStyle: false,
+      mode: "vega-lite", renderer: "svg", ast: true, actions: false, defaultStyle: false,
       config: chartTheme(), tooltip: showTip,
     }).then((embedded) => {
       drawn.set(id, embedded);
@@ -150,9 +147,9 @@
     for (const figure of document.querySelectorAll("[data-chart]:not([data-drawn])")) draw(figure);
   });
 
-  const LISTED = 1000;
+  const LISTED = 2000;
   const fillTable = (details, chart) => {
-    const names = Object.keys(chart.data).filter((name) => !name.startsWith("_"));
+    const names = Object.keys(chart.data);
     const rows = rowsOf(chart).slice(0, LISTED);
     const table = document.createElement("table");
     table.createCaption().textContent = details.querySelector("summary").textContent;

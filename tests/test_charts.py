@@ -1,0 +1,61 @@
+"""Specifications of charts as files: whole, with all their parameters, drawn by the report too."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from kdissect import charts
+from tests.conftest import ROOT
+
+FILES = sorted(
+    file.name.removesuffix(".vl.json")
+    for file in resources.files(charts).iterdir()
+    if file.name.endswith(".vl.json")
+)
+VALUES: dict[str, Any] = {
+    "slice_ms": 1000,
+    "series": ["a", "b"],
+    "events": ["a", "b"],
+    "height": 100,
+    "scale": "log",
+    "count_scale": "symlog",
+    "x_scale": {"type": "log"},
+    "x_label": "datum.label",
+    "measure": "bytes",
+    "format": "~s",
+}
+
+
+def _parameters(name: str) -> dict[str, Any]:
+    text = (resources.files(charts) / f"{name}.vl.json").read_text("utf-8")
+    names = set(re.findall(r'"\$(\w+)"', text))
+    return {key: VALUES.get(key, "a title") for key in names}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_specification_compiles_to_marks(name: str) -> None:
+    vl_convert = pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
+    spec = charts.load(name, **_parameters(name))
+    assert "$" not in json.dumps(spec)
+    vega = vl_convert.vegalite_to_vega({**spec, "width": 300}, vl_version=charts.VEGA_LITE)
+    assert vega["marks"]
+
+
+def test_parameters_are_complete_and_known() -> None:
+    with pytest.raises(KeyError, match="height"):
+        charts.load("ranges")
+    with pytest.raises(TypeError, match="ranges has no parameter colour"):
+        charts.load("ranges", height=1, colour=2)
+
+
+def test_each_file_is_drawn() -> None:
+    """By the report or by notebooks; most by both."""
+    sources = [ROOT / "kdissect" / "report" / "charts.py", ROOT / "kdissect" / "plot.py"]
+    loaded = [set(re.findall(r'load\(\s*"(\w+)"', path.read_text())) for path in sources]
+    assert set().union(*loaded) == set(FILES)
+    assert len(set.intersection(*loaded)) >= 4
