@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the wheel of dist/ in an empty environment and runs it; $1: the Python to make it with.
 set -euo pipefail
+unset PYTHONPATH  # else pip finds the clone and installs nothing
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 wheel="$(ls dist/*.whl)"
