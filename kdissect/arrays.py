@@ -17,6 +17,13 @@ def _raw(array: Rows) -> Any:
     return array.view(np.dtype((np.void, array.dtype.itemsize)))
 
 
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory, read-only, as mapped captures are: else Numba compiles kernels for both."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def take(array: Rows, rows: npt.NDArray[Any]) -> Rows:
     """array[rows], for indices; a copy."""
     if len(rows) and 0 <= rows[0] <= rows[-1] < len(array) and (rows[1:] == rows[:-1] + 1).all():

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import read_only
 from kdissect.capture import pcap, pcapng
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.ip_fragments import FRAGMENT_WIDTH, Joined, join, note_fragment
@@ -207,7 +208,7 @@ class _Walk:
         is_pcapng = data[:4].tobytes() == pcapng.SECTION_MAGIC
         opened = pcapng.open_pcapng(data) if is_pcapng else pcap.open_pcap(data)
         self.cursor, self.interfaces = opened
-        self.data = data
+        self.data = read_only(data)
         self.split_bytes = split_bytes
         self.secrets = np.zeros(4 * SECRET_SIZE, np.int64)
         self.fragment_max = fragment_max

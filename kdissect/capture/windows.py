@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import read_only
 from kdissect.capture import inputs, object_store, pcap, pcapng
 from kdissect.capture.ip_fragments import PACKET, Joined, join
 from kdissect.capture.mapped_files import Sources
@@ -280,7 +281,7 @@ class WindowReader:
 
     def _window(self, buffer: npt.NDArray[np.uint8], filled: int) -> Window:
         """The packets that are whole among the buffer's first bytes."""
-        data = buffer[:filled]
+        data = read_only(buffer[:filled])
         walk, cursor = self._walk, self._walk.cursor
         walk.data = data
         cursor[[POS, END, SECRET_COUNT, OTHER_COUNT]] = 0, filled, 0, 0
