@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint bench lock java wheel release-check clean
+.PHONY: setup demo test test-all lint bench lock java wheel release-check site clean
 
 setup: $(STAMP) java
 
@@ -51,6 +51,10 @@ wheel: $(STAMP)
 
 release-check: wheel
 	tools/release_check.sh $(PY)
+
+# The documentation as one site, in out/site.
+site: $(STAMP)
+	$(PY) -m mkdocs build --strict --quiet
 
 # Versions and hashes only: lines that name where packages come from belong to a machine.
 lock: $(STAMP)

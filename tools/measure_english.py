@@ -41,7 +41,7 @@ SENTENCE_WORDS_MAX = 40
 _TELL = re.compile(r"\b(?:tell|tells|told)\b", re.IGNORECASE)
 _WHAT_IS = re.compile(r"\bwhat (?:is|was|are|were)\b", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z0-9][\w'’.,/-]*")
-_SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'*_]*\s+(?=[\"'(*_`A-Z0-9])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'*_]*\s+(?=[\"'(*_`A-Z0-9]|kdissect\b)")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc)\.\s")
 _FENCE = re.compile(r"^\s*```")
 _ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
@@ -108,7 +108,7 @@ def markdown_blocks(text: str, first_line: int = 1) -> Iterator[Block]:
 def seen_text(text: str) -> str:
     """The words that a reader sees: links without addresses, a code span as one word."""
     text = re.sub(r"<!--.*?-->", "", text)
-    text = re.sub(r"``[^`]+``|`[^`]*`", "code", text)
+    text = re.sub(r"``[^`]+``|`[^`]*`", "Code", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return _ABBREVIATION.sub(" ", text)
 

@@ -10,17 +10,17 @@ from tests.conftest import ROOT
 # questions.md is run by test_questions.py where the logs are that it is compared with
 ELSEWHERE = {"questions"} if (ROOT.parent / "shared" / "captures").exists() else set()
 ON_SPARK = {"dissect"}
-PAGES = [
-    page.stem
-    for page in sorted((ROOT / "docs").glob("*.md"))
+PAGES = {
+    page.stem: page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if page.stem not in ELSEWHERE and any(console.commands(page.read_text()))
-]
+}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_SPARK])
 def test_a_page(page: str, tmp_path: Path) -> None:
     """Each command of the page, run where the page says; `python -m tests.console` renews them."""
-    text = (ROOT / "docs" / f"{page}.md").read_text()
+    text = PAGES[page].read_text()
     console.prepare(tmp_path, text)
     for command, output in console.commands(text):
         assert console.run_here(command, tmp_path) == output, command
@@ -30,7 +30,7 @@ def test_a_page(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_in_a_shell(page: str, tmp_path: Path) -> None:
     """The same, each command a process of its own."""
-    text = (ROOT / "docs" / f"{page}.md").read_text()
+    text = PAGES[page].read_text()
     console.prepare(tmp_path, text)
     for command, output in console.commands(text):
         assert console.run(command, tmp_path) == output, command

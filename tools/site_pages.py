@@ -1,0 +1,34 @@
+"""The pages of the documentation site, as a hook of MkDocs (`mkdocs.yml`).
+
+The site has the layout of the project: `docs/`, `reports/` and the pages beside them keep their
+paths, so that a link works on the site as it does in the repository. README.md is the first page.
+Files that pages link to and that are no pages (notebooks, examples, pictures) are copied.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("*.md", "docs/*.md", "reports/*.md", "captures/*.md")
+LINKED = ("docs/images/*", "reports/plots/*", "notebooks/*.ipynb", "examples/ci/*", "LICENSE")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """All pages and linked files under their paths in the project, with the files of the theme."""
+    theme = [file for file in files if file.src_uri not in _under_docs(config)]
+    own = [
+        File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path))
+        for pattern in (*PAGES, *LINKED)
+        for path in sorted(ROOT.glob(pattern))
+    ]
+    return Files([*theme, *own])
+
+
+def _under_docs(config: MkDocsConfig) -> set[str]:
+    """Paths that MkDocs gave the files of `docs/`: relative to that folder."""
+    folder = Path(config.docs_dir)
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
