@@ -6,7 +6,7 @@ them (tolerated), or leaves them different. See `rules.toml`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -18,7 +18,10 @@ from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.equivalence import Meaning
+from kdissect.replay.comparison.group_state import GroupState
+from kdissect.replay.comparison.log_state import LogState
 from kdissect.replay.comparison.records import RecordLedger
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
 from kdissect.replay.comparison.timing import Timing
@@ -46,6 +49,7 @@ from kdissect.replay.workload.messages import (
 
 _FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _ABSENT = "absent"
+IN_RUN = "other answers of this run show it"
 
 Body = dict[str, Any]
 
@@ -175,6 +179,7 @@ class Comparator:
                 judgement, verdict=_verdict_of(differences), differences=differences
             )
         self._judge_earlier(changed)
+        self._judge_contradictions(changed)
         return changed
 
     def _look_at(self, outcome: Outcome, earlier: EarlierAnswer) -> None:
@@ -220,6 +225,33 @@ class Comparator:
                     verdict=Verdict.DIFFERENT,
                     differences=[*differences, *judgement.differences],
                 )
+
+    def _judge_contradictions(self, changed: dict[int, Judgement]) -> None:
+        """Answers that contradict what the run knows to be true of the target are different,
+        whatever the capture has and whichever rule allows it."""
+        found: dict[int, list[Difference]] = defaultdict(list)
+
+        def add(outcome: Outcome, path: str, expected: Any, answered: Any, note: str) -> None:
+            each = Difference(path, text_of(expected), text_of(answered), note=f"{note} ({IN_RUN})")
+            found[outcome.step.number].append(each)
+
+        for state in (LogState, GroupState, ClusterState):
+            state(self.ids, self._outcomes).check(add)
+        by_number = {outcome.step.number: outcome for outcome in self._outcomes}
+        for number, contradictions in found.items():
+            judgement = changed.get(number) or by_number[number].judgement
+            if judgement is None or judgement.verdict is Verdict.ERROR:
+                continue
+            known = {each.path for each in judgement.differences if not each.rule}
+            new = {each.path: each for each in contradictions if each.path not in known}
+            changed[number] = replace(
+                judgement,
+                verdict=Verdict.DIFFERENT,
+                differences=[
+                    *(new.pop(each.path, each) for each in judgement.differences),
+                    *new.values(),
+                ],
+            )
 
 
 def _is_in_bounds(rule: Rule, place: DiffPosition) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class RecordLedger:
         mine = [each for each in headers(captured) if not each.is_partial]
         theirs = [each for each in headers(answered) if not each.is_partial]
         for each in theirs:
-            self._seen[log].append((each.base_offset, each.last_offset))
+            self._seen[log] += _offset_ranges(answered, each)
         by_offset = {each.base_offset: each for each in theirs if each.magic == 2}
         left_mine, used = [], set()
         for each in mine:
@@ -143,7 +143,7 @@ class RecordLedger:
     def finish(self) -> dict[int, list[tuple[str, int, int, bool]]]:
         """By step number: (path, records that no answer brought, first of them, are some other
         records than the captured ones) of those that had fewer records."""
-        merged = {log: _merged(ranges) for log, ranges in self._seen.items()}
+        merged = {log: merged_ranges(ranges) for log, ranges in self._seen.items()}
         result: dict[int, list[tuple[str, int, int, bool]]] = defaultdict(list)
         for each in self._missing:
             ranges = merged.get(each.log, [])
@@ -160,7 +160,15 @@ class RecordLedger:
         return result
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _offset_ranges(data: bytes, batch: BatchHeader) -> list[tuple[int, int]]:
+    """(first, last) of the offsets that a batch has records of: a compacted one leaves some out."""
+    if batch.record_count == batch.last_offset - batch.base_offset + 1:
+        return [(batch.base_offset, batch.last_offset)]
+    return merged_ranges((row["offset"], row["offset"]) for row in _records(data, [batch], None))
+
+
+def merged_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges (first, last) in order, those that meet as one."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:
@@ -180,6 +188,11 @@ def _control_type(batch: bytes) -> bytes:
     for row in _records(batch, list(headers(batch)), None):
         return bytes(row["key"] or b"")
     return b""
+
+
+def is_abort_marker(batch: bytes) -> bool:
+    """Whether a control batch ends an aborted transaction (its key is version, type: 0 abort)."""
+    return _control_type(batch)[2:4] == b"\0\0"
 
 
 def _records(data: bytes, batches: list[BatchHeader], found: list[Found] | None) -> list[Row]:

@@ -1,0 +1,263 @@
+"""What a run knows of the target's brokers, topics and transactions, and the answers that
+contradict it.
+
+- A node that answers the run is in Metadata and DescribeCluster, at one address.
+- Leaders, replicas and controllers are brokers of the same answer; a leader is no offline replica.
+- A coordinator is a broker of Metadata, at its address.
+- A topic that the run made is in Metadata a bounded time later, with its partitions.
+- A transaction is Ongoing only until its end, or until its timeout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.comparison.timing import WRITE_S
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded, entries
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+Body = dict[str, Any]
+Address = tuple[str, int]
+
+_BOUND_NS = int(WRITE_S * 1e9)
+_EXPIRY_NS = 15_000_000_000  # coordinators look for expired transactions every ten seconds
+_ENDED = frozenset({"CompleteCommit", "CompleteAbort", "Empty", "Dead"})
+_ENDING = frozenset({"PrepareCommit", "PrepareAbort"})
+_APIS = frozenset(
+    {
+        ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER, ApiKey.FIND_COORDINATOR, ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS, ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN, ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.PRODUCE, ApiKey.CREATE_PARTITIONS,
+    }
+)  # fmt: skip
+_Decoded = tuple[Outcome, Body, Body]  # with the request and the answer
+
+
+class ClusterState:
+    """Facts of a finished run; `check` reports contradictions."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._ids = ids
+        self._by_api: dict[int, list[_Decoded]] = defaultdict(list)
+        self._active: dict[int, list[int]] = defaultdict(list)  # node -> when it answered
+        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
+            if outcome.answer is None or outcome.sent is None:
+                continue
+            if outcome.node_id is not None:
+                self._active[outcome.node_id].append(outcome.answered_ns)
+            api_key = outcome.step.exchange.api_key
+            if api_key in _APIS:
+                request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+                answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+                if request is None or answer is None:
+                    continue
+                if api_key != ApiKey.PRODUCE or _transactional_ids(request.body):
+                    self._by_api[api_key].append((outcome, request.body, answer.body))
+        self._addresses = self._known_addresses()
+
+    def _known_addresses(self) -> dict[int, Address]:
+        """Node -> the address that most answers of Metadata and DescribeCluster give."""
+        counts: dict[int, Counter[Address]] = defaultdict(Counter)
+        for node, address in self._ids.target.nodes.items():
+            counts[node][address] += 1
+        for api_key in (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER):
+            for _, _, answer in self._by_api[api_key]:
+                for broker in entries(answer.get("brokers")):
+                    node = broker["node_id"] if "node_id" in broker else broker["broker_id"]
+                    counts[node][broker["host"], broker["port"]] += 1
+        return {node: each.most_common(1)[0][0] for node, each in counts.items()}
+
+    def _is_up(self, node: int, outcome: Outcome) -> bool:
+        """Whether a node answered the run shortly before and after this exchange."""
+        if len(self._ids.target.nodes) == 1:
+            return node in self._ids.target.nodes
+        times = self._active.get(node, ())
+        begin, end = outcome.sent_ns, outcome.answered_ns
+        return any(begin - _BOUND_NS < at < begin for at in times) and any(
+            end < at < end + _BOUND_NS for at in times
+        )
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        made = self._topics_made()
+        for outcome, request, answer in self._by_api[ApiKey.METADATA]:
+            brokers = self._check_brokers(outcome, answer, "node_id", add)
+            _check_placement(outcome, answer, brokers, add)
+            _check_topics_made(outcome, request, answer, made, add)
+        for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_CLUSTER]:
+            if not answer["error_code"] and answer.get("endpoint_type", 1) == 1:
+                self._check_brokers(outcome, answer, "broker_id", add)
+        for outcome, _, answer in self._by_api[ApiKey.FIND_COORDINATOR]:
+            self._check_coordinator(outcome, answer, add)
+        self._check_transactions(add)
+
+    def _check_brokers(self, outcome: Outcome, answer: Body, id_name: str, add: Add) -> set[int]:
+        listed = set()
+        for at, broker in enumerate(entries(answer["brokers"])):
+            node, path = broker[id_name], f"brokers[{at}]"
+            address = broker["host"], broker["port"]
+            if node in listed:
+                add(outcome, f"{path}.{id_name}", "each broker once", node, "it is listed twice")
+            listed.add(node)
+            known = self._addresses.get(node)
+            for name, wanted, found in zip(
+                ("host", "port"), known or address, address, strict=True
+            ):
+                if wanted != found:
+                    add(outcome, f"{path}.{name}", wanted, found, "other answers say otherwise")
+        for node in self._addresses:
+            if node not in listed and self._is_up(node, outcome):
+                add(outcome, "brokers", f"broker {node}", "not listed", "it answers the run")
+        return listed
+
+    def _check_coordinator(self, outcome: Outcome, answer: Body, add: Add) -> None:
+        found = [(f"coordinators[{at}].", each) for at, each in
+                 enumerate(entries(answer.get("coordinators")))]  # fmt: skip
+        for path, each in found or [("", answer)]:
+            if each["error_code"]:
+                continue
+            known = self._addresses.get(each["node_id"])
+            if known is None:
+                note = "Metadata has no such broker"
+                add(outcome, f"{path}node_id", "a broker", each["node_id"], note)
+                continue
+            for name, wanted in zip(("host", "port"), known, strict=True):
+                if each[name] != wanted:
+                    note = f"the address of broker {each['node_id']} in Metadata"
+                    add(outcome, f"{path}{name}", wanted, each[name], note)
+
+    def _topics_made(self) -> dict[str, tuple[int, int]]:
+        """Topics that CreateTopics of the run made, and nothing of it deletes: when that was
+        answered, and with how many partitions (-1 unknown)."""
+        deleted = {
+            name
+            for _, request, _ in self._by_api[ApiKey.DELETE_TOPICS]
+            for name in [*entries(request.get("topic_names")),
+                         *(each["name"] for each in entries(request.get("topics")))]
+        }  # fmt: skip
+        if None in deleted:
+            return {}  # by id
+        grown = {
+            topic["name"]
+            for _, request, _ in self._by_api[ApiKey.CREATE_PARTITIONS]
+            for topic in entries(request["topics"])
+        }
+        made: dict[str, tuple[int, int]] = {}
+        for outcome, request, answer in self._by_api[ApiKey.CREATE_TOPICS]:
+            for topic in entries(answer["topics"]):
+                name = topic["name"]
+                if topic["error_code"] or request.get("validate_only") or name in deleted:
+                    continue
+                count = -1 if name in grown else topic.get("num_partitions", -1)
+                made.setdefault(name, (outcome.answered_ns, count))
+        return made
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def _check_transactions(self, add: Add) -> None:
+        timeouts: dict[str, int] = {}
+        for _, request, _ in self._by_api[ApiKey.INIT_PRODUCER_ID]:
+            if request["transactional_id"]:
+                timeouts[request["transactional_id"]] = (
+                    request["transaction_timeout_ms"] * 1_000_000
+                )
+        used: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)  # sent, answered, ends
+        for api_key in _USING:
+            for outcome, request, answer in self._by_api[api_key]:
+                ends = api_key == ApiKey.END_TXN and not answer["error_code"]
+                for name in _transactional_ids(request):
+                    used[name].append((outcome.sent_ns, outcome.answered_ns, ends))
+        for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_TRANSACTIONS]:
+            for at, each in enumerate(entries(answer["transaction_states"])):
+                if each["error_code"] or each["transaction_state"] in _ENDED:
+                    continue
+                events = sorted(used[each["transactional_id"]])
+                before = [event for event in events if event[0] <= outcome.answered_ns]
+                if not before:
+                    continue
+                _, answered_ns, has_ended = before[-1]
+                limit_ns = _BOUND_NS if has_ended else timeouts.get(each["transactional_id"])
+                is_wrong = has_ended and each["transaction_state"] not in _ENDING
+                if limit_ns is not None and not has_ended:
+                    limit_ns += _EXPIRY_NS
+                if is_wrong or (limit_ns is not None and outcome.sent_ns > answered_ns + limit_ns):
+                    path = f"transaction_states[{at}].transaction_state"
+                    note = "EndTxn was answered" if has_ended else "its timeout is over"
+                    add(outcome, path, "an ended transaction", each["transaction_state"], note)
+
+
+_USING = (
+    ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT, ApiKey.PRODUCE,
+)  # fmt: skip
+
+
+def _transactional_ids(request: Body) -> list[str]:
+    """Those of a request; AddPartitionsToTxn has several, or one."""
+    several = [each["transactional_id"] for each in entries(request.get("transactions"))]
+    single = request.get("transactional_id") or request.get("v3_and_below_transactional_id")
+    return several or ([single] if single else [])
+
+
+def _check_placement(outcome: Outcome, answer: Body, brokers: set[int], add: Add) -> None:
+    """Of each partition: its leader is a broker and a replica in sync, replicas are listed once."""
+    controller = answer.get("controller_id", -1)
+    if controller >= 0 and controller not in brokers:
+        add(outcome, "controller_id", "a broker", controller, "it is not in the list of brokers")
+    for i, topic in enumerate(entries(answer["topics"])):
+        for j, partition in enumerate(entries(topic["partitions"])):
+            path = f"topics[{i}].partitions[{j}]"
+            leader = partition["leader_id"]
+            if partition["error_code"] or leader < 0:
+                continue
+            if leader not in brokers:
+                note = "it is not in the list of brokers"
+                add(outcome, f"{path}.leader_id", "a broker", leader, note)
+            _check_replicas(outcome, path, partition, add)
+
+
+def _check_replicas(outcome: Outcome, path: str, partition: Body, add: Add) -> None:
+    leader, replicas = partition["leader_id"], partition["replica_nodes"]
+    for name in ("replica_nodes", "isr_nodes"):
+        nodes = partition[name]
+        if leader not in nodes:
+            add(outcome, f"{path}.{name}", f"leader {leader}", nodes, "the leader is not in it")
+        if len(set(nodes)) < len(nodes):
+            add(outcome, f"{path}.{name}", "each broker once", nodes, "a broker is in it twice")
+        if not set(nodes) <= set(replicas):
+            add(outcome, f"{path}.{name}", f"of {replicas}", nodes, "a broker has no replica")
+    offline = partition.get("offline_replicas", [])
+    if leader in offline:
+        add(outcome, f"{path}.offline_replicas", f"not {leader}", offline, "the leader is in it")
+    elif not set(offline) <= set(replicas):
+        note = "a broker has no replica"
+        add(outcome, f"{path}.offline_replicas", f"of {replicas}", offline, note)
+
+
+def _check_topics_made(
+    outcome: Outcome, request: Body, answer: Body, made: dict[str, tuple[int, int]], add: Add
+) -> None:
+    names = request["topics"]
+    asked: Sequence[Any] | None = None if names is None else [each.get("name") for each in names]
+    listed = {topic.get("name"): (at, topic) for at, topic in enumerate(entries(answer["topics"]))}
+    for name, (made_ns, count) in made.items():
+        if outcome.sent_ns < made_ns + _BOUND_NS or (asked is not None and name not in asked):
+            continue
+        at, topic = listed.get(name, (-1, None))
+        if topic is None:
+            add(outcome, "topics", f"topic {name}", "not listed", "the run has made it")
+        elif topic["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            path = f"topics[{at}].error_code"
+            add(outcome, path, 0, topic["error_code"], "the run has made the topic")
+        elif not topic["error_code"] and 0 <= count != len(topic["partitions"]):
+            said = f"{len(topic['partitions'])} partitions"
+            path = f"topics[{at}].partitions"
+            add(outcome, path, f"{count} partitions", said, "as CreateTopics has answered")

@@ -1,0 +1,225 @@
+"""What a run knows of the target's groups, and the answers that contradict it.
+
+- A classic group rebalances from a JoinGroup, a LeaveGroup or the end of a member's session until
+  its members have their assignments. REBALANCE_IN_PROGRESS (27) at any other time is wrong.
+- The leader of a generation gets its members, among them all that joined it; others get none.
+- Members of the same generation have the same leader and protocol.
+- Members that the captured coordinator gave partitions get some, and only those that exist.
+- A member's epoch does not fall before it joins again (KIP-848).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded, entries, response_of
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+Body = dict[str, Any]
+
+# An answer and the event that it follows from are seen a moment apart.
+_SLACK_NS = 1_000_000_000
+_FOREVER = 1 << 62
+_HEARTBEATS = frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT})
+
+
+@dataclass(slots=True)
+class _Exchange:
+    outcome: Outcome
+    request: Body
+    answer: Body | None
+
+    @property
+    def end_ns(self) -> int:
+        """When it was answered, far away if it was not."""
+        return self.outcome.answered_ns if self.answer is not None else _FOREVER
+
+    @property
+    def is_taken(self) -> bool:
+        return self.answer is not None and not self.answer["error_code"]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests of one classic group by their API, in order of sending. seen: member -> when its
+    last request was sent; timeouts_ns: of its session."""
+
+    by_api: dict[int, list[_Exchange]] = field(default_factory=lambda: defaultdict(list))
+    seen: dict[str, int] = field(default_factory=dict)
+    timeouts_ns: dict[str, int] = field(default_factory=dict)
+
+
+class GroupState:
+    """Facts of all groups of a finished run; `check` reports contradictions."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._ids = ids
+        self._groups: dict[str, _Group] = defaultdict(_Group)
+        # of groups whose broker assigns: (API, group, member) -> exchanges with captured answers
+        self._members: dict[tuple[int, str, str], list[tuple[_Exchange, Body | None]]] = (
+            defaultdict(list)
+        )
+        self._requests: dict[str, int] = defaultdict(int)
+        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
+            api_key = outcome.step.exchange.api_key
+            if outcome.sent is None or api_key not in _GROUP_APIS:
+                continue
+            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+            if request is not None:
+                self._collect(outcome, api_key, request)
+
+    def _collect(self, outcome: Outcome, api_key: int, request: Message) -> None:
+        body, answer = request.body, None
+        if outcome.answer is not None:
+            answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+        exchange = _Exchange(outcome, body, None if answer is None else answer.body)
+        group = self._groups[body["group_id"]]
+        self._requests[body["group_id"]] += 1
+        member = body.get("member_id") or ""
+        if api_key in _HEARTBEATS:
+            captured = response_of(outcome.step.exchange)
+            member = member or (exchange.answer or {}).get("member_id") or ""
+            self._members[api_key, body["group_id"], member].append(
+                (exchange, None if captured is None else captured.body)
+            )
+            return
+        group.by_api[api_key].append(exchange)
+        if api_key == ApiKey.JOIN_GROUP and exchange.is_taken and exchange.answer is not None:
+            member = exchange.answer["member_id"]
+            group.timeouts_ns[member] = body["session_timeout_ms"] * 1_000_000
+        if member:
+            group.seen[member] = outcome.sent_ns
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        for group in self._groups.values():
+            rebalances = list(_rebalances(group))
+            for exchange in group.by_api[ApiKey.HEARTBEAT]:
+                _check_heartbeat(exchange, rebalances, add)
+            _check_generations(group, add)
+        for (_, group_id, _), told in self._members.items():
+            self._check_member(group_id, told, add)
+
+    def _check_member(
+        self, group_id: str, told: list[tuple[_Exchange, Body | None]], add: Add
+    ) -> None:
+        epoch = 0
+        was = now = False
+        known = self._ids.target
+        for exchange, captured in told:
+            answer = exchange.answer
+            was |= bool(_assigned(captured))
+            if answer is None or answer["error_code"]:
+                continue
+            if exchange.request["member_epoch"] <= 0:
+                epoch = 0
+            if exchange.request["member_epoch"] >= 0:
+                limit = self._requests[group_id] + 1
+                if not epoch <= answer["member_epoch"] <= limit:
+                    wanted = f"{epoch} to {limit}"
+                    note = "more than the group's requests can have caused, or less than before"
+                    add(exchange.outcome, "member_epoch", wanted, answer["member_epoch"], note)
+                else:
+                    epoch = answer["member_epoch"]
+            for topic_id, number in _assigned(answer):
+                now = True
+                name = known.names.get(topic_id)
+                if name is None or (known.has_topic(name) and (name, number) not in known.leaders):
+                    path = "assignment.topic_partitions"
+                    text = f"{name or topic_id} partition {number}"
+                    note = "Metadata has no such partition"
+                    add(exchange.outcome, path, "a partition of a topic", text, note)
+        if was and not now and told[-1][0].answer is not None:
+            note = "no heartbeat of this member brings any"
+            add(told[-1][0].outcome, "assignment", "partitions", "none", note)
+
+
+_GROUP_APIS = _HEARTBEATS | {
+    ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
+    ApiKey.OFFSET_COMMIT,
+}  # fmt: skip
+
+
+def _assigned(answer: Body | None) -> list[tuple[Any, int]]:
+    """(topic id, partition) of a heartbeat's answer."""
+    assignment = None if answer is None else answer.get("assignment")
+    return [
+        (topic["topic_id"], number)
+        for topic in entries(None if assignment is None else assignment["topic_partitions"])
+        for number in entries(topic["partitions"])
+    ]
+
+
+def _rebalances(group: _Group) -> Iterator[tuple[int, int]]:
+    """(first, last) moments in which the group may be rebalancing."""
+    joins, syncs = group.by_api[ApiKey.JOIN_GROUP], group.by_api[ApiKey.SYNC_GROUP]
+    synced: dict[int, int] = defaultdict(int)  # generation -> when its last member was assigned
+    for exchange in syncs:
+        if exchange.is_taken:
+            number = exchange.request["generation_id"]
+            synced[number] = max(synced[number], exchange.end_ns)
+    starts = sorted(each.outcome.sent_ns for each in joins)
+    for exchange in joins:
+        begin = exchange.outcome.earlier[0].sent_ns if exchange.outcome.earlier else (
+            exchange.outcome.sent_ns
+        )  # fmt: skip
+        if exchange.answer is None or exchange.answer["error_code"]:
+            yield begin, _FOREVER if exchange.answer is None else exchange.end_ns
+        else:
+            yield begin, synced.get(exchange.answer["generation_id"], _FOREVER)
+    ends = [each.outcome.sent_ns for each in group.by_api[ApiKey.LEAVE_GROUP]]
+    ends += [seen + group.timeouts_ns.get(member, 0) // 2 for member, seen in group.seen.items()]
+    for begin in ends:
+        yield begin, next((start for start in starts if start > begin), _FOREVER)
+
+
+def _check_heartbeat(exchange: _Exchange, rebalances: list[tuple[int, int]], add: Add) -> None:
+    if exchange.answer is None:
+        return
+    if exchange.answer["error_code"] != ErrorCode.REBALANCE_IN_PROGRESS:
+        return
+    begin, end = exchange.outcome.sent_ns - _SLACK_NS, exchange.end_ns + _SLACK_NS
+    if not any(first <= end and begin <= last for first, last in rebalances):
+        code = int(ErrorCode.REBALANCE_IN_PROGRESS)
+        add(exchange.outcome, "error_code", 0, code, "no member joins or leaves at that time")
+
+
+def _check_generations(group: _Group, add: Add) -> None:
+    """Who joined a generation agrees on its leader, its protocol and its members."""
+    joined: dict[int, list[_Exchange]] = defaultdict(list)
+    for exchange in group.by_api[ApiKey.JOIN_GROUP]:
+        if exchange.is_taken and exchange.answer is not None:
+            joined[exchange.answer["generation_id"]].append(exchange)
+    for exchanges in joined.values():
+        answers = [each.answer for each in exchanges if each.answer is not None]
+        everyone = {answer["member_id"] for answer in answers}
+        leaders = [answer["leader"] for answer in answers]
+        leader = max(set(leaders), key=leaders.count)
+        protocols = [answer["protocol_name"] for answer in answers]
+        protocol = max(set(protocols), key=protocols.count)
+        for exchange, answer in zip(exchanges, answers, strict=True):
+            listed = {each["member_id"] for each in answer["members"]}
+            offered = {each["name"] for each in exchange.request["protocols"]}
+            if answer["leader"] != leader:
+                note = "other members of this generation have another leader"
+                add(exchange.outcome, "leader", leader, answer["leader"], note)
+            if answer["protocol_name"] != protocol or protocol not in offered:
+                note = "not the protocol of this generation"
+                add(exchange.outcome, "protocol_name", protocol, answer["protocol_name"], note)
+            if answer["member_id"] != leader:
+                if listed:
+                    note = "only the leader gets the members"
+                    add(exchange.outcome, "members", "none", f"{len(listed)} members", note)
+            elif not answer.get("skip_assignment") and not everyone <= listed:
+                note = "members that joined this generation are not listed"
+                said = f"{len(listed)} of {len(everyone)}"
+                add(exchange.outcome, "members", f"{len(everyone)} members", said, note)

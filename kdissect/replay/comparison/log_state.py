@@ -1,0 +1,468 @@
+"""What a run knows of the target's logs, and the answers that contradict it.
+
+A captured response says what another broker answered at another moment. This module compares the
+target's answers with each other, and with what the target acknowledged:
+
+- Batches of an answer begin at the fetched offset, ascend, and leave no offset out unless the topic
+  is compacted. What was produced in this run comes back unchanged.
+- An answer has records if the high watermark says that there are some and no limit forbids them.
+- A high watermark never falls, is not below delivered or acknowledged records, and not above the
+  last offset that anything else shows. The last stable offset is never above the high watermark.
+- A read_committed answer lists each aborted transaction that it has data of (KIP-98).
+- An epoch ends at an offset that the log can have (KIP-101).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers
+from kdissect.replay.comparison.records import is_abort_marker, merged_ranges
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded, entries, response_of
+
+_LATEST, _READ_COMMITTED, _ACKS_ALL = -1, 1, -1
+_MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
+_BATCH_MAX = 1 << 20  # max.message.bytes by default: a smaller limit may leave any batch out
+_POLICY, _LEFT_OUT = "cleanup.policy", "are left out"
+_CODEC_AT, _CODEC_MASK, _COUNT_AT = 22, 7, 57
+_MARKER_APIS = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+TargetLog = tuple[str, int]  # the target's name of a topic, partition
+Body = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Fetched:
+    """A partition of a Fetch response. fetch_offset: -1 unknown. bytes_left: of the request's
+    limit, without this partition; partition_limit: of the partition."""
+
+    outcome: Outcome
+    path: str
+    body: Body
+    batches: list[BatchHeader]
+    fetch_offset: int
+    is_committed: bool
+    bytes_left: int
+    partition_limit: int
+
+    @property
+    def end(self) -> int:
+        """The offset after the last delivered record; -1 if there is none."""
+        return self.batches[-1].last_offset + 1 if self.batches else -1
+
+    @property
+    def readable_end(self) -> int:
+        """The first offset that the broker must not deliver."""
+        end: int = self.body["high_watermark"]
+        stable: int = self.body.get("last_stable_offset", -1)
+        return min(end, stable) if self.is_committed and stable >= 0 else end
+
+
+@dataclass(slots=True)
+class _Log:
+    """Facts of one log. acknowledged: base offset -> the batch, or b"" of several.
+    floors: (answered_ns, offset) that the log end had reached, visible to consumers. stated:
+    (API, offset): log ends by answers. unknown_records: written without an offset in an answer.
+    """
+
+    acknowledged: dict[int, bytes] = field(default_factory=dict)
+    fetched: list[_Fetched] = field(default_factory=list)
+    floors: list[tuple[int, int]] = field(default_factory=list)
+    stated: list[tuple[int, int]] = field(default_factory=list)
+    ends: list[tuple[Outcome, str, int]] = field(default_factory=list)  # to be checked
+    batches: dict[int, tuple[BatchHeader, bytes]] = field(default_factory=dict)
+    unknown_records: int = 0
+    is_transactional: bool = False
+
+
+class LogState:
+    """Facts of all logs of a finished run; `check` reports contradictions."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._ids = ids
+        self._logs: dict[TargetLog, _Log] = defaultdict(_Log)
+        self._sessions: dict[tuple[int | None, int], dict[tuple[Any, int], Body]] = {}
+        self._removed: set[str] = set()  # topics that the run deletes, or whose records
+        self._sparse: set[str] | None = None
+        self._shared: list[tuple[Outcome, str, Body]] = []  # partitions of ShareFetch responses
+        self._marker_count = 0
+        self._has_one_node = len(ids.target.nodes) == 1
+        collect: dict[int, Callable[[Outcome, Message, Message | None], None]] = {
+            ApiKey.PRODUCE: self._produce,
+            ApiKey.FETCH: self._fetch,
+            ApiKey.SHARE_FETCH: self._share_fetch,
+            ApiKey.LIST_OFFSETS: self._list_offsets,
+            ApiKey.OFFSET_FOR_LEADER_EPOCH: self._epoch_end,
+            ApiKey.DELETE_TOPICS: self._remove,
+            ApiKey.DELETE_RECORDS: self._remove,
+        }
+        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
+            api_key = outcome.step.exchange.api_key
+            self._marker_count += api_key in _MARKER_APIS and outcome.sent is not None
+            if api_key in collect and outcome.sent is not None:
+                request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+                answer = (
+                    decoded(outcome.answer, "response", api_key, outcome.api_version)
+                    if outcome.answer is not None
+                    else None
+                )
+                if request is not None:
+                    collect[api_key](outcome, request, answer)
+
+    def _topic(self, topic: Body) -> str:
+        name = topic.get("topic") or topic.get("name") or topic.get("topic_name") or ""
+        return name or self._ids.target.names.get(topic.get("topic_id"), "")  # type: ignore[arg-type]
+
+    # -- facts ----------------------------------------------------------------------------------
+
+    def _produce(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
+        answered = {
+            (self._topic(topic), partition["index"]): partition
+            for topic in entries(answer.body["responses"] if answer is not None else None)
+            for partition in entries(topic["partition_responses"])
+        }
+        for topic in entries(request.body["topic_data"]):
+            for partition in entries(topic["partition_data"]):
+                key = self._topic(topic), partition["index"]
+                log, data = self._logs[key], partition["records"] or b""
+                batches = list(headers(data))
+                count = sum(max(each.record_count, 0) for each in batches)
+                log.is_transactional |= any(each.is_transactional for each in batches)
+                response = answered.get(key)
+                base = -1 if response is None or response["error_code"] else response["base_offset"]
+                if base < 0 or any(each.magic != 2 for each in batches):
+                    log.unknown_records += count if base < 0 else _MANY
+                    continue
+                log.acknowledged[base] = data if len(batches) == 1 else b""
+                log.stated.append((ApiKey.PRODUCE, base + count))
+                if request.body["acks"] == _ACKS_ALL or self._has_one_node:
+                    log.floors.append((outcome.answered_ns, base + count))
+
+    def _fetch(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
+        body = request.body
+        named = {
+            (self._topic(topic), partition["partition"]): partition
+            for topic in entries(body["topics"])
+            for partition in entries(topic["partitions"])
+        }
+        session_id, epoch = body.get("session_id", 0), body.get("session_epoch", FINAL_EPOCH)
+        if epoch not in (FINAL_EPOCH, INITIAL_EPOCH):
+            known = self._sessions.setdefault((outcome.node_id, session_id), {})
+            known.update(named)
+            named = known
+        if answer is None or answer.body.get("error_code", 0):
+            return
+        if epoch == INITIAL_EPOCH and answer.body.get("session_id", 0):
+            self._sessions[outcome.node_id, answer.body["session_id"]] = named
+        partitions = [
+            (f"responses[{i}].partitions[{j}]", (self._topic(topic), partition["partition_index"]),
+             partition)
+            for i, topic in enumerate(entries(answer.body["responses"]))
+            for j, partition in enumerate(entries(topic["partitions"]))
+        ]  # fmt: skip
+        size = sum(len(partition["records"] or b"") for _, _, partition in partitions)
+        for path, key, partition in partitions:
+            if partition["error_code"]:
+                continue
+            log, data = self._logs[key], partition["records"] or b""
+            batches = [each for each in headers(data) if not each.is_partial]
+            told = named.get(key, {})
+            fetched = _Fetched(
+                outcome, path, partition, batches, told.get("fetch_offset", -1),
+                request.body.get("isolation_level", 0) == _READ_COMMITTED,
+                body.get("max_bytes", 0x7FFFFFFF) - size, told.get("partition_max_bytes", 0),
+            )  # fmt: skip
+            log.fetched.append(fetched)
+            for each in batches:
+                log.batches.setdefault(
+                    each.base_offset, (each, data[each.pos : each.pos + each.size])
+                )
+            if batches:
+                log.stated.append((-1, fetched.end))
+                log.floors.append((outcome.answered_ns, fetched.end))
+            log.stated.append((ApiKey.FETCH, partition["high_watermark"]))
+            log.ends.append((outcome, f"{path}.high_watermark", partition["high_watermark"]))
+
+    def _share_fetch(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
+        body = {} if answer is None else answer.body
+        for i, topic in enumerate(entries(body.get("responses"))):
+            for j, partition in enumerate(entries(topic["partitions"])):
+                if not partition["error_code"]:
+                    path = f"responses[{i}].partitions[{j}]"
+                    self._shared.append((outcome, path, partition))
+
+    def _list_offsets(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
+        wanted = {
+            (self._topic(topic), partition["partition_index"]): partition["timestamp"]
+            for topic in entries(request.body["topics"])
+            for partition in entries(topic["partitions"])
+        }
+        for i, topic in enumerate(entries(answer.body["topics"] if answer is not None else None)):
+            for j, partition in enumerate(entries(topic["partitions"])):
+                key = self._topic(topic), partition["partition_index"]
+                offset = partition.get("offset", -1)
+                if partition["error_code"] or offset < 0:
+                    continue
+                path = f"topics[{i}].partitions[{j}].offset"
+                self._logs[key].ends.append((outcome, path, offset))
+                if wanted.get(key) == _LATEST:
+                    self._logs[key].stated.append((ApiKey.LIST_OFFSETS, offset))
+
+    def _epoch_end(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
+        for i, topic in enumerate(entries(answer.body["topics"] if answer is not None else None)):
+            for j, partition in enumerate(entries(topic["partitions"])):
+                if not partition["error_code"] and partition["end_offset"] >= 0:
+                    key = self._topic(topic), partition["partition"]
+                    path = f"topics[{i}].partitions[{j}].end_offset"
+                    self._logs[key].ends.append((outcome, path, partition["end_offset"]))
+
+    def _remove(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
+        self._removed.update(entries(request.body.get("topic_names")))
+        self._removed.update(self._topic(each) for each in entries(request.body.get("topics")))
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        for (topic, _), log in self._logs.items():
+            if not topic or topic in self._removed:
+                continue
+            self._check_ends(log, add)
+            aborted, committed = _transactions(log)
+            for fetched in log.fetched:
+                self._check_order(topic, fetched, add)
+                _check_unchanged(log, fetched, add)
+                self._check_not_withheld(topic, log, fetched, add)
+                _check_aborted(fetched, aborted, committed, log, add)
+
+        for outcome, path, partition in self._shared:
+            _check_acquired(outcome, path, partition, add)
+
+    def _is_dense(self, topic: str) -> bool:
+        """Whether a log leaves no offset out. Compacted ones may; the capture shows which."""
+        name = self._ids.captured_topic_name(topic)
+        facts = self._ids.plan.workload.facts.topics.get(name)
+        if facts is None or facts.is_internal or "compact" in facts.configs.get(_POLICY, ""):
+            return False
+        if self._sparse is None:
+            self._sparse = _sparse_topics(self._ids)
+        return name not in self._sparse
+
+    def _check_ends(self, log: _Log, add: Add) -> None:
+        """Ends that answers state lie between what was visible before and what can be there."""
+        is_fresh = 0 in log.acknowledged
+        markers = self._marker_count if log.is_transactional else 0
+        tops: dict[int, int] = {}
+        for api_key, offset in log.stated:
+            tops[api_key] = max(tops.get(api_key, 0), offset)
+        credible: list[tuple[int, int]] = list(log.floors)
+        excess: set[tuple[int, str]] = set()
+        for outcome, path, offset in log.ends:
+            own = outcome.step.exchange.api_key
+            top = max((end for api_key, end in tops.items() if api_key != own), default=-1)
+            possible = top + markers + log.unknown_records
+            if is_fresh and offset > possible:
+                note = "nothing else shows that the log is so long"
+                add(outcome, path, f"at most {possible}", offset, note)
+                excess.add((outcome.step.number, path))
+            elif own == ApiKey.FETCH and self._has_one_node:
+                credible.append((outcome.answered_ns, offset))
+        credible.sort()
+        times = [answered_ns for answered_ns, _ in credible]
+        floors: list[int] = []
+        for _, offset in credible:
+            floors.append(max(offset, floors[-1] if floors else offset))
+        for fetched in log.fetched:
+            self._check_watermarks(fetched, times, floors, add)
+
+    def _check_watermarks(
+        self, fetched: _Fetched, times: Sequence[int], floors: Sequence[int], add: Add
+    ) -> None:
+        outcome, body = fetched.outcome, fetched.body
+        watermark, stable = body["high_watermark"], body.get("last_stable_offset", -1)
+        path = f"{fetched.path}.high_watermark"
+        if fetched.end > watermark:
+            add(outcome, path, f"at least {fetched.end}", watermark, "records after it are here")
+        else:
+            place = bisect_left(times, outcome.sent_ns) - 1
+            if self._has_one_node and place >= 0 and watermark < floors[place]:
+                note = "an earlier answer showed more"
+                add(outcome, path, f"at least {floors[place]}", watermark, note)
+        if stable > watermark:
+            note = "it is above the high watermark"
+            add(outcome, f"{fetched.path}.last_stable_offset", f"at most {watermark}", stable, note)
+        if fetched.is_committed and 0 <= stable < fetched.end:
+            note = "records after it are here"
+            path = f"{fetched.path}.last_stable_offset"
+            add(outcome, path, f"at least {fetched.end}", stable, note)
+        start = body.get("log_start_offset", -1)
+        if start > watermark:
+            note = "it is above the high watermark"
+            add(outcome, f"{fetched.path}.log_start_offset", f"at most {watermark}", start, note)
+
+    def _check_order(self, topic: str, fetched: _Fetched, add: Add) -> None:
+        for inside, expected, answered, note in _disorder(fetched.batches, fetched.fetch_offset):
+            if _LEFT_OUT not in note or self._is_dense(topic):
+                path = f"{fetched.path}.records{inside}"
+                add(fetched.outcome, path, expected, answered, note)
+
+    def _check_not_withheld(self, topic: str, log: _Log, fetched: _Fetched, add: Add) -> None:
+        """Records that the answer itself says are there, and that no limit keeps back."""
+        outcome, body = fetched.outcome, fetched.body
+        begin = fetched.end if fetched.batches else fetched.fetch_offset
+        if (
+            begin < 0
+            or begin >= fetched.readable_end
+            or outcome.api_version < 4
+            or begin < body.get("log_start_offset", -1)
+            or body.get("preferred_read_replica", -1) >= 0
+            or not self._has_one_node
+        ):
+            return
+        size = sum(each.size for each in fetched.batches)
+        allowed = min(fetched.bytes_left, fetched.partition_limit - size)
+        following = log.batches.get(begin)
+        wanted = following[0].size if following is not None else _BATCH_MAX
+        if fetched.batches and following is None:
+            return  # the next batch may be larger than what is left
+        facts = self._ids.plan.workload.facts.topics.get(self._ids.captured_topic_name(topic))
+        if fetched.batches and facts is not None and facts.configs.keys() & _SEGMENT_CONFIGS:
+            return  # an answer ends with its segment
+        if allowed >= wanted:
+            note = f"it says that records go on to offset {fetched.readable_end - 1}"
+            answered = f"ends before offset {begin}"
+            add(outcome, f"{fetched.path}.records", "records", answered, note)
+
+
+_SEGMENT_CONFIGS = frozenset({"segment.bytes", "segment.ms"})
+
+
+def _disorder(batches: Sequence[BatchHeader], due: int) -> Iterator[tuple[str, str, str, str]]:
+    """(path after "records", expected, answered, note) where batches do not begin at the offset
+    `due` (-1 unknown), ascend and follow each other."""
+    for at, each in enumerate(batches):
+        span = each.last_offset - each.base_offset + 1
+        here = f"offset {each.base_offset}"
+        if due >= 0 and (each.last_offset < due or (at and each.base_offset < due)):
+            yield "", f"offset {due}", here, "twice or out of order"
+        elif each.magic == 2 and 0 <= due < each.base_offset:
+            yield "", f"offset {due}", here, f"{each.base_offset - due} offsets {_LEFT_OUT}"
+        if each.magic == 2 and each.record_count != span:
+            said = f"{each.record_count} records"
+            yield f"[{here}]", f"{span} records", said, f"some offsets {_LEFT_OUT}"
+        due = max(due, each.last_offset + 1)
+
+
+def _sparse_topics(ids: IdMap) -> set[str]:
+    """Topics whose captured answers leave offsets out."""
+    found = set()
+    for exchange in ids.plan.workload.exchanges():
+        response = response_of(exchange) if exchange.api_key == ApiKey.FETCH else None
+        for topic in entries(response.body["responses"] if response is not None else None):
+            for partition in entries(topic["partitions"]):
+                batches = list(headers(partition["records"] or b""))
+                whole = [each for each in batches if not each.is_partial]
+                if any(_LEFT_OUT in note for *_, note in _disorder(whole, -1)):
+                    found.add(ids.topic_name(topic.get("topic") or "", topic.get("topic_id")))
+    return found
+
+
+def _check_unchanged(log: _Log, fetched: _Fetched, add: Add) -> None:
+    """Batches that this run produced come back as they were sent, unless they are compressed in
+    another way."""
+    data = fetched.body["records"] or b""
+    for each in fetched.batches:
+        sent = log.acknowledged.get(each.base_offset, b"")
+        if each.magic != 2 or len(sent) < BATCH_HEADER_SIZE or each.is_control:
+            continue
+        batch = data[each.pos : each.pos + each.size]
+        if (sent[_CODEC_AT] ^ batch[_CODEC_AT]) & _CODEC_MASK:
+            continue
+        if sent[_COUNT_AT : each.size] != batch[_COUNT_AT:]:
+            here = f"{fetched.path}.records[offset {each.base_offset}]"
+            note = "not the batch that was produced there"
+            add(fetched.outcome, here, "as produced", "other records", note)
+
+
+def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> None:
+    """A member of a share group gets just the records that it acquires, in whole batches."""
+    ranges = merged_ranges(
+        (each.base_offset, each.last_offset) for each in headers(partition["records"] or b"")
+    )
+    acquired = entries(partition["acquired_records"])
+    if ranges and not acquired:
+        note = "records without any that is acquired"
+        add(outcome, f"{path}.acquired_records", "offsets of the records", "none", note)
+    last = -1
+    for each in acquired:
+        first, end = each["first_offset"], each["last_offset"]
+        if first <= last or not any(low <= first and end <= high for low, high in ranges):
+            note = "no records of these offsets are here" if first > last else "acquired twice"
+            here = f"{path}.acquired_records"
+            add(outcome, here, "offsets of the records", f"{first} to {end}", note)
+        last = max(last, end)
+
+
+def _transactions(log: _Log) -> tuple[list[tuple[int, int, int]], set[tuple[int, int]]]:
+    """Aborted transactions as (producer id, first offset, marker's offset), and committed ones as
+    (producer id, first offset), of those that are known from first batch to marker."""
+    ranges = merged_ranges((each.base_offset, each.last_offset) for each, _ in log.batches.values())
+    starts = [first for first, _ in ranges]
+    open_since: dict[int, int] = {}
+    aborted, committed = [], set()
+    for base in sorted(log.batches):
+        each, data = log.batches[base]
+        if not each.is_transactional:
+            continue
+        if not each.is_control:
+            open_since.setdefault(each.producer_id, base)
+            continue
+        first = open_since.pop(each.producer_id, -1)
+        if first < 0 or ranges[bisect_right(starts, first) - 1][1] < base:
+            continue  # its marker may be one that no answer brought
+        if is_abort_marker(data):
+            aborted.append((each.producer_id, first, base))
+        else:
+            committed.add((each.producer_id, first))
+    return aborted, committed
+
+
+def _check_aborted(
+    fetched: _Fetched,
+    aborted: Sequence[tuple[int, int, int]],
+    committed: set[tuple[int, int]],
+    log: _Log,
+    add: Add,
+) -> None:
+    if not fetched.is_committed:
+        return
+    path = f"{fetched.path}.aborted_transactions"
+    rows = entries(fetched.body.get("aborted_transactions"))
+    listed = {(each["producer_id"], each["first_offset"]) for each in rows}
+    if len(listed) < len(rows):
+        add(fetched.outcome, path, "each once", "one twice", "a transaction is listed twice")
+    for producer_id, first, marker in aborted:
+        has_data = any(
+            each.producer_id == producer_id
+            and not each.is_control
+            and first <= each.base_offset < marker
+            for each in fetched.batches
+        )
+        if has_data and (producer_id, first) not in listed:
+            name = f"producer {producer_id} from offset {first}"
+            add(fetched.outcome, path, name, "not listed", "its records are here, and were aborted")
+    for producer_id, first in listed:
+        known = log.batches.get(first)
+        is_other = known is not None and known[0].producer_id != producer_id
+        if (producer_id, first) in committed or is_other:
+            name = f"producer {producer_id} from offset {first}"
+            add(fetched.outcome, path, "not listed", name, "no such transaction was aborted")

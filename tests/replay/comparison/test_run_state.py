@@ -1,0 +1,377 @@
+"""Answers that contradict what the run knows of the target, whatever the capture has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kdissect.codec.record_codec import encode_batch
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.cluster_state import ClusterState
+from kdissect.replay.comparison.group_state import GroupState
+from kdissect.replay.comparison.log_state import LogState
+from kdissect.replay.model import (
+    Connection,
+    Exchange,
+    Outcome,
+    PlanOptions,
+    ReplayPlan,
+    Step,
+    TopicFacts,
+    Workload,
+    WorkloadFacts,
+)
+from kdissect.replay.translation.id_map import IdMap
+from tests.replay.made import request, response
+
+S = 1_000_000_000
+ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
+Body = dict[str, Any]
+Said = list[tuple[int, str, str]]  # exchange, path, answered
+
+
+class Run:
+    """Exchanges of one connection with one broker. policy: of topic t."""
+
+    def __init__(self, policy: str = "delete") -> None:
+        self.connection = Connection(0, 0, ("10.0.0.1", 1000), ("10.0.0.2", 9092), 0, 1)
+        self.outcomes: list[Outcome] = []
+        topic = TopicFacts("t", configs={"cleanup.policy": policy})
+        facts = WorkloadFacts(topics={"t": topic})
+        self.plan = ReplayPlan(
+            Workload("made", "capture", [self.connection], facts), PlanOptions(), [], [[]]
+        )
+
+    def add(self, at_s: float, api_key: int, version: int, sent: Body, answered: Body,
+            captured: Body | None = None) -> int:  # fmt: skip
+        """An exchange that takes a millisecond; its number."""
+        number = len(self.outcomes)
+        frames = request(api_key, version, **sent), response(api_key, version, **answered)
+        before = frames[1] if captured is None else response(api_key, version, **captured)
+        exchange = Exchange(
+            number, 0, number, api_key, version, 7, "c", frames[0], before, 0, 0, 0, 0
+        )
+        self.connection.exchanges.append(exchange)
+        step = Step(number, 0, exchange, ApiKey(api_key).name, "read", number, True)
+        begin = int(at_s * S)
+        self.outcomes.append(
+            Outcome(step, *frames, begin, begin + S // 1000, node_id=1, api_version=version)
+        )
+        return number
+
+    def said(self, state: type[LogState] | type[GroupState] | type[ClusterState]) -> Said:
+        ids = IdMap(self.plan)
+        ids.target.nodes = {1: ("broker", 9092)}
+        found: Said = []
+        state(ids, self.outcomes).check(
+            lambda outcome, path, _, answered, __: found.append(
+                (outcome.step.number, path, str(answered))
+            )
+        )
+        return found
+
+    # -- logs -------------------------------------------------------------------------------
+
+    def produce(self, at_s: float, base: int, records: bytes) -> int:
+        partition = {"index": 0, "records": records}
+        answered = {"index": 0, "error_code": 0, "base_offset": base}
+        return self.add(
+            at_s, ApiKey.PRODUCE, 8,
+            {"acks": -1, "topic_data": [{"name": "t", "partition_data": [partition]}]},
+            {"responses": [{"name": "t", "partition_responses": [answered]}]},
+        )  # fmt: skip
+
+    def fetch(self, at_s: float, offset: int, records: bytes, high: int, **more: Any) -> int:
+        """A Fetch with the limits that clients have; more: fields of the partition's answer."""
+        asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 21}
+        answered = {
+            "partition_index": 0, "error_code": 0, "high_watermark": high,
+            "last_stable_offset": high, "records": records, **more,
+        }  # fmt: skip
+        return self.add(
+            at_s, ApiKey.FETCH, 11,
+            {"max_bytes": 1 << 25, "isolation_level": 1, "session_epoch": -1,
+             "topics": [{"topic": "t", "partitions": [asked]}]},
+            {"responses": [{"topic": "t", "partitions": [answered]}]}, {"responses": []},
+        )  # fmt: skip
+
+
+def batch(first: int, count: int = 2, skipped: Sequence[int] = (), **more: Any) -> bytes:
+    """Records with offsets from `first`, without those that are skipped."""
+    return encode_batch(
+        [
+            {"offset": at, "timestamp_ms": 5, "key": b"k", "value": b"%d" % at, "headers": []}
+            for at in range(first, first + count)
+            if at not in skipped
+        ],
+        **more,
+    )
+
+
+def marker(offset: int, key: bytes) -> bytes:
+    """Of producer 9."""
+    record = {"offset": offset, "timestamp_ms": 5, "key": key, "value": b"\0" * 6, "headers": []}
+    return encode_batch([record], producer_id=9, producer_epoch=0, is_transactional=True,
+                        is_control=True)  # fmt: skip
+
+
+RECORDS = "responses[0].partitions[0].records"
+HIGH = "responses[0].partitions[0].high_watermark"
+
+
+@pytest.mark.parametrize(
+    ("records", "said", "is_disorder"),
+    [
+        (batch(0) + batch(2) + batch(4), [], False),
+        (batch(2) + batch(4), [(RECORDS, "offset 2")], False),
+        (batch(0) + batch(4), [(RECORDS, "offset 4")], False),
+        (batch(0) + batch(2) + batch(2) + batch(4), [(RECORDS, "offset 2")], True),
+        (batch(2) + batch(0) + batch(4), [(RECORDS, "offset 0"), (RECORDS, "offset 2")], True),
+        (batch(0, 6, skipped=[2]), [(f"{RECORDS}[offset 0]", "5 records")], False),
+    ],
+    ids=["whole", "first lost", "middle lost", "doubled", "swapped", "record lost"],
+)
+def test_records_of_an_answer(
+    records: bytes, said: list[tuple[str, str]], is_disorder: bool
+) -> None:
+    """is_disorder: whether a compacted log, which may leave offsets out, is at fault too."""
+    run = Run()
+    run.fetch(1, 0, records, 6)
+    assert sorted(each[1:] for each in run.said(LogState)) == said
+    compacted = Run("compact")
+    compacted.fetch(1, 0, records, 6)
+    twice = [each for each in compacted.said(LogState) if each[1:] not in said]
+    assert not twice
+    assert len(compacted.said(LogState)) == is_disorder
+
+
+def test_records_that_were_produced_come_back() -> None:
+    run = Run()
+    run.produce(1, 0, batch(0))
+    run.fetch(2, 0, batch(0), 2)
+    assert run.said(LogState) == []
+    changed = bytearray(batch(0))
+    changed[-2] ^= 1
+    number = run.fetch(3, 0, bytes(changed), 2)
+    assert run.said(LogState) == [(number, f"{RECORDS}[offset 0]", "other records")]
+
+
+def test_records_that_an_answer_withholds() -> None:
+    """The high watermark says that there is more, and there was room for it."""
+    run = Run()
+    run.fetch(1, 0, batch(0) + batch(2), 4)
+    assert run.said(LogState) == []
+    number = run.fetch(2, 0, batch(0), 4)
+    empty = run.fetch(3, 2, b"", 4)
+    assert run.said(LogState) == [
+        (number, RECORDS, "ends before offset 2"), (empty, RECORDS, "ends before offset 2"),
+    ]  # fmt: skip
+
+
+def test_high_watermarks() -> None:
+    """Not below delivered or acknowledged records, and not above what can be there."""
+    run = Run()
+    run.produce(1, 0, batch(0, 4))
+    good = run.fetch(2, 4, b"", 4)
+    assert run.said(LogState) == []
+    below = run.fetch(3, 4, b"", 3)
+    delivered = run.fetch(4, 0, batch(0, 4), 2)
+    above = run.fetch(5, 9, b"", 9)
+    stable = HIGH.replace("high_watermark", "last_stable_offset")
+    assert run.said(LogState) == [
+        (above, HIGH, "9"), (below, HIGH, "3"), (delivered, HIGH, "2"), (delivered, stable, "2"),
+    ]  # fmt: skip
+    assert good not in {number for number, *_ in run.said(LogState)}
+
+
+def test_the_end_of_an_epoch() -> None:
+    run = Run()
+    run.produce(1, 0, batch(0, 4))
+    asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": 0}]}]}
+
+    def told(at_s: float, offset: int) -> int:
+        partition = {"error_code": 0, "partition": 0, "leader_epoch": 0, "end_offset": offset}
+        answered = {"topics": [{"topic": "t", "partitions": [partition]}]}
+        return run.add(at_s, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked, answered)
+
+    told(2, 4)
+    number = told(3, 9)
+    path = "topics[0].partitions[0].end_offset"
+    assert run.said(LogState) == [(number, path, "9")]
+
+
+@pytest.mark.parametrize("key", [ABORT, COMMIT])
+def test_aborted_transactions(key: bytes) -> None:
+    """Listed if they were aborted, and only then."""
+    records = batch(0, producer_id=9, producer_epoch=0, is_transactional=True) + marker(2, key)
+    listed = [{"producer_id": 9, "first_offset": 0}]
+    run = Run()
+    without = run.fetch(1, 0, records, 3, aborted_transactions=[])
+    with_it = run.fetch(2, 0, records, 3, aborted_transactions=listed)
+    path = "responses[0].partitions[0].aborted_transactions"
+    wrong = (without, path, "not listed") if key == ABORT else (
+        (with_it, path, "producer 9 from offset 0")
+    )  # fmt: skip
+    assert run.said(LogState) == [wrong]
+
+
+# -- groups -----------------------------------------------------------------------------------
+
+
+def join(run: Run, at_s: float, member: str, members: Sequence[str], leader: str = "a") -> int:
+    return run.add(
+        at_s, ApiKey.JOIN_GROUP, 5,
+        {"group_id": "g", "member_id": member, "session_timeout_ms": 40_000,
+         "protocols": [{"name": "range", "metadata": b""}]},
+        {"generation_id": 1, "protocol_name": "range", "leader": leader, "member_id": member,
+         "members": [{"member_id": each, "metadata": b""} for each in members]},
+    )  # fmt: skip
+
+
+def sync(run: Run, at_s: float, member: str) -> int:
+    sent = {"group_id": "g", "generation_id": 1, "member_id": member}
+    return run.add(at_s, ApiKey.SYNC_GROUP, 3, sent, {"assignment": b""})
+
+
+def heartbeat(run: Run, at_s: float, member: str, code: int) -> int:
+    sent = {"group_id": "g", "generation_id": 1, "member_id": member}
+    return run.add(at_s, ApiKey.HEARTBEAT, 3, sent, {"error_code": code})
+
+
+def test_rebalances_end() -> None:
+    """27 while members join or after one has left; never in between."""
+    run = Run()
+    join(run, 1, "a", ["a", "b"])
+    join(run, 1, "b", [])
+    heartbeat(run, 1.5, "a", 27)
+    sync(run, 2, "a")
+    sync(run, 2, "b")
+    assert run.said(GroupState) == []
+    number = heartbeat(run, 10, "a", 27)
+    assert run.said(GroupState) == [(number, "error_code", "27")]
+    run.add(9, ApiKey.LEAVE_GROUP, 1, {"group_id": "g", "member_id": "b"}, {})
+    assert run.said(GroupState) == []
+
+
+def test_members_of_a_generation() -> None:
+    run = Run()
+    leader = join(run, 1, "a", [])
+    join(run, 1, "b", [])
+    assert run.said(GroupState) == [(leader, "members", "0 of 2")]
+    other = Run()
+    join(other, 1, "a", ["a", "b", "c"])
+    number = join(other, 1, "b", ["a"])
+    join(other, 1, "c", [])
+    assert other.said(GroupState) == [(number, "members", "1 members")]
+    two = Run()
+    join(two, 1, "a", ["a", "b", "c"])
+    number = join(two, 1, "b", [], leader="b")
+    join(two, 1, "c", [])
+    assert two.said(GroupState) == [(number, "leader", "b")]
+
+
+def test_a_member_that_gets_no_partitions() -> None:
+    run = Run()
+    partitions = [{"topic_id": UUID(int=5), "partitions": [0]}]
+    sent = {"group_id": "g", "member_id": "m", "member_epoch": 0}
+    answered = {"member_id": "m", "member_epoch": 1, "assignment": None}
+    captured = answered | {"assignment": {"topic_partitions": partitions}}
+    number = run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered, captured)
+    assert run.said(GroupState) == [(number, "assignment", "none")]
+    run.outcomes.clear()
+    high = answered | {"member_epoch": 1000}
+    number = run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, high)
+    assert run.said(GroupState) == [(0, "member_epoch", "1000")]
+
+
+# -- the cluster --------------------------------------------------------------------------------
+
+
+def metadata(run: Run, at_s: float, **more: Any) -> int:
+    """Of topic t with one partition, led by broker 1; more: fields of its partition, or of the
+    whole response."""
+    partition = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1],
+                 "offline_replicas": []}  # fmt: skip
+    partition |= {name: more.pop(name) for name in list(more) if name in partition}
+    broker = {"node_id": 1, "host": "broker", "port": 9092}
+    topics = [{"name": "t", "partitions": [partition]}]
+    body = {"brokers": [broker], "controller_id": 1, "topics": topics, **more}
+    return run.add(at_s, ApiKey.METADATA, 8, {"topics": None}, body)
+
+
+@pytest.mark.parametrize(
+    ("more", "paths"),
+    [
+        ({}, []),
+        ({"brokers": []}, ["brokers", "controller_id", "leader_id"]),
+        ({"isr_nodes": []}, ["isr_nodes"]),
+        ({"isr_nodes": [1, 2]}, ["isr_nodes"]),
+        ({"replica_nodes": [1, 1]}, ["replica_nodes"]),
+        ({"offline_replicas": [1]}, ["offline_replicas"]),
+        ({"controller_id": 7}, ["controller_id"]),
+        ({"leader_id": 7}, ["isr_nodes", "leader_id", "replica_nodes"]),
+        ({"brokers": [{"node_id": 1, "host": "other", "port": 9092}]}, ["host"]),
+    ],
+)
+def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
+    run = Run()
+    metadata(run, 1)
+    number = metadata(run, 2, **more)
+    found = run.said(ClusterState)
+    assert {each[0] for each in found} <= {number}
+    assert sorted(each[1].rpartition(".")[2] for each in found) == paths
+
+
+def test_a_coordinator_is_a_broker() -> None:
+    run = Run()
+    metadata(run, 1)
+
+    def coordinator(**answered: Any) -> int:
+        body = {"node_id": 1, "host": "broker", "port": 9092} | answered
+        return run.add(2, ApiKey.FIND_COORDINATOR, 2, {"key": "g"}, body)
+
+    coordinator()
+    numbers = [coordinator(port=1), coordinator(host="x"), coordinator(node_id=5)]
+    assert [each[:2] for each in run.said(ClusterState)] == list(
+        zip(numbers, ("port", "host", "node_id"), strict=True)
+    )
+
+
+def test_topics_that_the_run_made() -> None:
+    """Are in Metadata five seconds later, with their partitions."""
+    run = Run()
+    topic = {"name": "t", "num_partitions": 1, "replication_factor": 1}
+    run.add(1, ApiKey.CREATE_TOPICS, 5, {"topics": [topic]}, {"topics": [topic]})
+    metadata(run, 2, topics=[])
+    metadata(run, 9)
+    number = metadata(run, 10, topics=[])
+    fewer = metadata(run, 11, topics=[{"name": "t", "partitions": []}])
+    assert run.said(ClusterState) == [
+        (number, "topics", "not listed"), (fewer, "topics[0].partitions", "0 partitions"),
+    ]  # fmt: skip
+
+
+def test_a_transaction_that_does_not_end() -> None:
+    run = Run()
+    wanted = {"transactional_id": "x", "transaction_timeout_ms": 10_000}
+    run.add(1, ApiKey.INIT_PRODUCER_ID, 1, wanted, {"producer_id": 9})
+    run.add(2, ApiKey.ADD_PARTITIONS_TO_TXN, 1, {"v3_and_below_transactional_id": "x"}, {})
+
+    def describe(at_s: float, state: str) -> int:
+        told = {"transactional_id": "x", "transaction_state": state}
+        return run.add(at_s, ApiKey.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["x"]},
+                       {"transaction_states": [told]})  # fmt: skip
+
+    describe(20, "Ongoing")
+    assert run.said(ClusterState) == []
+    late = describe(40, "Ongoing")
+    path = "transaction_states[0].transaction_state"
+    assert run.said(ClusterState) == [(late, path, "Ongoing")]
+    run.add(50, ApiKey.END_TXN, 1, {"transactional_id": "x", "committed": True}, {})
+    describe(51, "PrepareCommit")
+    ended = describe(52, "Ongoing")
+    stuck = describe(60, "PrepareCommit")
+    assert run.said(ClusterState)[1:] == [(ended, path, "Ongoing"), (stuck, path, "PrepareCommit")]
