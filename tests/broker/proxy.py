@@ -10,17 +10,19 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from tests.replay.made import end_loop
 
+_OWN = b"kdissect"  # client id of requests that are not of the workload
 Alter = Callable[[Message], bool]
 """Changes a decoded response in place; whether it did."""
 
 
 class Proxy:
-    """Frames to `upstream` and back; every response goes through `alter`."""
+    """Frames to `upstream` and back; responses to the workload go through `alter`, those to the
+    replay's own requests do not."""
 
     def __init__(self, port: int, upstream: int, alter: Alter | None = None) -> None:
         self.port, self._upstream, self.alter = port, upstream, alter
@@ -29,7 +31,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, out = await asyncio.open_connection("127.0.0.1", self._upstream)
-        asked: deque[tuple[int, int]] = deque()
+        asked: deque[tuple[int, int, bool]] = deque()
 
         async def requests() -> None:
             while True:
@@ -37,18 +39,20 @@ class Proxy:
                 api_key = int.from_bytes(frame[:2], "big")
                 is_quiet = api_key == 0 and not _wants_answer(frame)
                 if not is_quiet:
-                    asked.append((api_key, int.from_bytes(frame[2:4], "big")))
+                    asked.append((api_key, int.from_bytes(frame[2:4], "big"), _OWN in frame[:40]))
                 out.write(len(frame).to_bytes(4, "big") + frame)
 
         async def responses() -> None:
             while True:
                 frame = await _frame(there)
-                api_key, api_version = asked.popleft()
-                frame = self._altered(frame, api_key, api_version)
+                api_key, api_version, is_own = asked.popleft()
+                if not is_own:
+                    frame = self._altered(frame, api_key, api_version)
                 writer.write(len(frame).to_bytes(4, "big") + frame)
 
         tasks = [asyncio.ensure_future(requests()), asyncio.ensure_future(responses())]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        with suppress(asyncio.CancelledError):  # at the end of the proxy
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

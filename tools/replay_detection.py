@@ -1,0 +1,201 @@
+"""Write `reports/replay-detection.md`: which lies of a broker a replay reports.
+
+    python -m tools.replay_detection [--capture NAME] [--budget MINUTES] [--once]
+
+A proxy in front of an empty broker changes its answers (`tests/broker/lies.py`). An honest run
+shows which lies a capture has room for. Lies about different APIs share a run: one counts as
+reported there if an exchange of its API differs at its field. A lie that is not reported so is told
+again in a run of its own, and counts as reported if that run does not end with exit code 0. Results
+are stored in `reports/replay-detection.json`; a later run goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from kdissect.replay.comparison.grouping import plain_path
+from tests.broker.clients import RECORDED, Recorded
+from tests.broker.kafka_broker import Broker, free_ports
+from tests.broker.lies import RECORD_KINDS, Lie, LyingProxy
+from tests.broker.replaying import EVERYTHING, Replayed, replay
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "reports" / "replay-detection.json"
+PAGE = ROOT / "reports" / "replay-detection.md"
+ROOTS = frozenset({"CreateTopics", "FindCoordinator", "InitProducerId", "JoinGroup", "Metadata"})
+Result = dict[str, Any]
+# Lies that may pass, by the end of their field's path, with the reason.
+EXCUSED: dict[str, str] = {}
+
+
+def run(
+    recorded: Recorded, lies: list[Lie], *, is_looking: bool = False
+) -> tuple[Replayed, LyingProxy]:
+    """A capture against an empty broker through the proxy."""
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_ports(1)[0]
+        options = recorded.broker()
+        settings = options.pop("settings")
+        settings |= {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
+        folders = Path(folder)
+        with Broker(
+            folders / "broker", recorded.kafka_version, settings=settings, **options
+        ) as broker:
+            liar = LyingProxy(port, broker.ports["PLAINTEXT"], lies, is_looking=is_looking)
+            with liar.running() as proxy:
+                done = replay(
+                    recorded.path, f"127.0.0.1:{port}", folders / "replay.jsonl", *EVERYTHING,
+                    *recorded.options(), "--timeout", "10s", timeout=600,
+                )  # fmt: skip
+    assert isinstance(proxy, LyingProxy)
+    return done, proxy
+
+
+def is_reported(lie: Lie, done: Replayed) -> bool:
+    """Whether an exchange of the lie's API differs at its field, above or below it."""
+    wanted = lie.path.replace("_ms", "")
+    leaf = wanted.rpartition(".")[2]
+    for row in done.rows:
+        if row["api_name"] != lie.api:
+            continue
+        for each in row["differences"]:
+            path = plain_path(each["path"]).replace("_ms", "")
+            is_near = path.startswith(wanted) or wanted.startswith(path) or leaf in path
+            if not each["rule"] and is_near:
+                return True
+    return False
+
+
+def rounds(lies: list[Lie]) -> list[list[Lie]]:
+    """Lies that share a run: one of each API. What the answers of `ROOTS` say decides whether other
+    requests are sent at all, so they have runs apart from the others."""
+    shared: list[list[Lie]] = []
+    for is_root in (False, True):
+        by_api: dict[str, list[Lie]] = defaultdict(list)
+        for lie in lies:
+            if (lie.api in ROOTS) == is_root:
+                by_api[lie.api].append(lie)
+        count = max(map(len, by_api.values()), default=0)
+        shared += [[each[n] for each in by_api.values() if n < len(each)] for n in range(count)]
+    return shared
+
+
+def measure(recorded: Recorded, is_once: bool, end: float, results: dict[str, Result]) -> None:
+    """All lies of a capture that have no result yet, until `end` (time.monotonic())."""
+    known = results.setdefault(recorded.name, {"honest": {}, "lies": {}})
+    if not known["honest"]:
+        done, proxy = run(recorded, [], is_looking=True)
+        known["honest"] = {"status": done.status, "verdicts": dict(done.verdicts)}
+        known["seen"] = {api: sorted(map(list, seen)) for api, seen in proxy.seen.items() if seen}
+        save(results)
+    lies = [
+        Lie(api, path, kind, is_once)
+        for api, seen in known["seen"].items()
+        for path, kind in seen
+        if str(Lie(api, path, kind, is_once)) not in known["lies"]
+    ]
+    again: list[Lie] = []
+    for shared in rounds(lies):
+        if time.monotonic() > end:
+            return
+        done, proxy = run(recorded, shared)
+        for lie in shared:
+            if proxy.told[lie] and is_reported(lie, done):
+                known["lies"][str(lie)] = {"told": proxy.told[lie], "reported": "in its exchange"}
+            else:
+                again.append(lie)
+        save(results)
+        said = f"{len(known['lies'])} reported, {len(again)} to be told alone"
+        sys.stderr.write(f"{recorded.name}: {said}\n")
+    for lie in again:
+        if time.monotonic() > end:
+            return
+        done, proxy = run(recorded, [lie])
+        said = "in its exchange" if is_reported(lie, done) else "by the run" if done.status else ""
+        if not proxy.told[lie]:
+            said = "not told"
+        known["lies"][str(lie)] = {"told": proxy.told[lie], "reported": said}
+        sys.stderr.write(f"{lie}: {said or 'NOT REPORTED'}\n")
+        save(results)
+
+
+# -- the page -------------------------------------------------------------------------------
+
+
+def save(results: dict[str, Result]) -> None:
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(page(results))
+
+
+def page(results: dict[str, Result]) -> str:
+    """The report."""
+    lines = [HEAD, "| capture | lies | told | reported | excused | not reported |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    missed: list[tuple[str, str]] = []
+    for name, known in sorted(results.items()):
+        told = {lie: each for lie, each in known["lies"].items() if each["reported"] != "not told"}
+        silent = [lie for lie, each in told.items() if not each["reported"]]
+        excused = [lie for lie in silent if excuse(lie)]
+        missed += [(name, lie) for lie in silent]
+        reported = len(told) - len(silent)
+        lines.append(
+            f"| {name} | {len(known['lies'])} | {len(told)} | {reported} | {len(excused)} "
+            f"| {len(silent) - len(excused)} |"
+        )
+    lines += ["", "## Lies that pass", ""]
+    lines += ["| capture | API, field, kind | why it may |", "|---|---|---|"]
+    lines += [f"| {name} | {lie} | {excuse(lie) or '**none**'} |" for name, lie in sorted(missed)]
+    lines += ["", "## By kind", "", "| kind | told | reported |", "|---|---:|---:|"]
+    kinds: dict[str, list[bool]] = defaultdict(list)
+    for known in results.values():
+        for lie, each in known["lies"].items():
+            if each["reported"] != "not told":
+                kinds[kind_of(lie)].append(bool(each["reported"]))
+    lines += [f"| {kind} | {len(each)} | {sum(each)} |" for kind, each in sorted(kinds.items())]
+    return "\n".join(lines) + "\n"
+
+
+def kind_of(lie: str) -> str:
+    """The kind in a lie's text, which may be several words."""
+    return " ".join(lie.removesuffix(" once").split(" ")[2:])
+
+
+def excuse(lie: str) -> str:
+    """Why a lie may pass; never for lies about record data."""
+    path = lie.split(" ")[1]
+    if kind_of(lie) in RECORD_KINDS:
+        return ""
+    return next((why for end, why in EXCUSED.items() if path.endswith(end)), "")
+
+
+HEAD = """# Lies that a replay reports
+
+Made by `python -m tools.replay_detection`; do not edit. A proxy in front of a real broker changes
+one field of the answers of one API (`tests/broker/lies.py`; kio encodes them), in every answer or,
+as *once*, in the first that has room for it. Each lie is told in a replay of a capture that an
+honest broker passes.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--capture", action="append", help="its name; sarama if left out")
+    parser.add_argument("--budget", type=float, default=60, help="minutes")
+    parser.add_argument("--once", action="store_true", help="each lie in one answer only")
+    given = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    end = time.monotonic() + given.budget * 60
+    for recorded in RECORDED:
+        if recorded.name in (given.capture or ["sarama"]):
+            measure(recorded, given.once, end, results)
+
+
+if __name__ == "__main__":
+    main()
