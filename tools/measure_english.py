@@ -16,14 +16,16 @@ question mark or the end of its paragraph, list item or table cell. Headings, li
 without a full stop are mostly names, so they count for the rates and for the longest sentence but
 not for the mean: short fragments would hide long sentences.
 
-Pages in `reports/` hold output of programs and are not measured. `docs/cli.md` and `docs/python.md`
-are made from help texts and docstrings, which are measured in the code.
+Pages in `reports/` hold output of programs and are not measured. `docs/cli.md`, `docs/python.md`
+and `docs/replay-rules.md` are made from help texts, docstrings and the rules of the comparison. The
+script measures these at their source: docstrings in modules, `why` and `text` in TOML files.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import os
 import re
 import textwrap
 from collections.abc import Iterator
@@ -31,7 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-GENERATED = {"cli.md", "python.md"}
+KINDS = {".md": "pages", ".py": "docstrings", ".toml": "rules"}
+GENERATED = {"cli.md", "python.md", "replay-rules.md"}
 
 TELL_PER_1000_MAX = 0.3
 WHAT_IS_PER_1000_MAX = 0.5
@@ -122,6 +125,11 @@ def sentences(path: Path, text: str, first_line: int = 1) -> Iterator[Sentence]:
                 yield Sentence(path, block.line, part.strip(), is_fragment)
 
 
+def page_sentences(path: Path) -> Iterator[Sentence]:
+    """Sentences of a Markdown page."""
+    return sentences(path, path.read_text("utf-8"))
+
+
 def docstring_sentences(path: Path) -> Iterator[Sentence]:
     """Sentences of all docstrings of a module."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -133,12 +141,19 @@ def docstring_sentences(path: Path) -> Iterator[Sentence]:
             yield from sentences(path, f"{head.strip()}\n{textwrap.dedent(rest)}", first_line)
 
 
+def rule_sentences(path: Path) -> Iterator[Sentence]:
+    """Sentences of the explanations in a TOML file of rules."""
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if text := re.match(r'(?:why|text) = "(.*)"', line):
+            yield from sentences(path, text[1], number)
+
+
 def measured_files(paths: list[Path]) -> Iterator[Path]:
-    """Pages and modules that the arguments name; folders are searched."""
+    """Pages, modules and rules that the arguments name; folders are searched."""
     for path in paths:
         if path.is_dir():
-            for file in sorted([*path.rglob("*.md"), *path.rglob("*.py")]):
-                if file.name not in GENERATED:
+            for file in sorted(path.rglob("*")):
+                if file.suffix in KINDS and file.name not in GENERATED:
                     yield file
         else:
             yield path
@@ -172,7 +187,8 @@ def report(kind: str, measured: list[Sentence], shows_offenders: bool) -> bool:
             strict=True,
         ):
             for each in offenders if exceeds else ():
-                print(f"  {each.path}:{each.line}: {label}: {each.text[:160]}")
+                shown = os.path.relpath(each.path)
+                print(f"  {shown}:{each.line}: {label}: {each.text[:160]}")
     return any(passed)
 
 
@@ -182,16 +198,10 @@ def main() -> None:
     parser.add_argument("--offenders", action="store_true", help="list sentences that pass a limit")
     arguments = parser.parse_args()
     default = [*sorted(ROOT.glob("*.md")), ROOT / "docs", ROOT / "kdissect"]
-    kinds: dict[str, list[Sentence]] = {"pages": [], "docstrings": []}
+    readers = {".md": page_sentences, ".py": docstring_sentences, ".toml": rule_sentences}
+    kinds: dict[str, list[Sentence]] = {kind: [] for kind in KINDS.values()}
     for path in measured_files(arguments.paths or default):
-        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        if path.suffix == ".py":
-            kinds["docstrings"] += [
-                Sentence(shown, each.line, each.text, each.is_fragment)
-                for each in docstring_sentences(path)
-            ]
-        else:
-            kinds["pages"] += sentences(shown, path.read_text("utf-8"))
+        kinds[KINDS[path.suffix]] += readers[path.suffix](path)
     print("kind           words  sentences    tell   what is   mean  longest  too long")
     failed = [report(kind, found, arguments.offenders) for kind, found in kinds.items() if found]
     raise SystemExit(any(failed))

@@ -1,4 +1,4 @@
-"""Make `docs/replay-rules.md` from the built-in rules: python -m tools.replay_rules"""
+"""Writes `docs/replay-rules.md` from the built-in rules: python -m tools.replay_rules"""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ OUT = Path(__file__).parent.parent / "docs" / "replay-rules.md"
 
 HEAD = """# Rules of the comparison
 
-What `kdissect replay` lets differ between a captured response and the answer to its replay, one
-rule after the other, as they are in `kdissect/replay/comparison/rules.toml`. The first rule that
-fits a place and allows the difference wins; rules of `--rules FILE` come before these. A difference
-that a rule allows makes a verdict *tolerated*; ids that are only called otherwise at the target
-(*translated*) leave it *same*. `--strict` leaves only the translated ones and those of `--rules`.
+`kdissect replay` compares each response of the target with the captured one. These rules permit
+certain differences. The first rule that matches a field and permits its difference wins; rules of
+`--rules FILE` come before the built-in ones.
+
+- A difference that a rule permits makes the verdict *tolerated*.
+- A translated ID (rules of the kind *translated*) leaves the verdict *same*.
+- `--strict` uses only the translated rules and those of `--rules`.
 
 ## A file of your own
 
@@ -23,47 +25,55 @@ that a rule allows makes a verdict *tolerated*; ids that are only called otherwi
 format_version = 1
 
 [[rule]]
-name = "ours"                     # shown beside each difference that it allows
+name = "ours"                     # shown beside each difference that it permits
 kind = "tolerance"                # ignore, tolerance, unordered, translated, equal-modulo
-path = "api_keys[].max_version"   # a name alone: at any depth; [] any index; * any part of a name
-apis = ["ApiVersions"]            # all, where left out
+path = "api_keys[].max_version"   # a name alone: at any depth; []: any index; *: any part of a name
+apis = ["ApiVersions"]            # without it: all APIs
 absolute = 2                      # or relative = 0.1
 why = "An upgrade by two versions is fine."
 ```
 
-The kinds, and the fields that go with them:
+The kinds and their fields:
 
-- **ignore**: any difference there or below; of `topics[]`, that one side has no such element.
-- **tolerance**: numbers that differ by no more than `absolute`, or the share `relative` of the
-  captured one.
-- **unordered**: elements of an array in another order. `key` names the fields that tell elements
-  apart; of `a|b` the first that has a value.
-- **translated**: what the target calls the captured thing. `as` is one of {translations}.
-- **equal-modulo**: values that mean the same. `modulo = "presence"`: both set, or both null, empty
-  or -1; `modulo = "text"` with a `pattern` that is cut out; `classes`, lists of equal values;
-  `captured` and `answered`, what may become what; `whole = true`: the rest of the struct goes with
-  it, and is not compared.
+- **ignore**: permits any difference at the path or below it. For `topics[]`, it permits that one
+  side lacks the element.
+- **tolerance**: permits numbers that differ by at most `absolute`, or by the share `relative` of
+  the captured number.
+- **unordered**: permits another order of the elements. `key` names the fields that identify an
+  element; `a|b` uses the first of them that has a value.
+- **translated**: permits the target's ID in place of the captured one. `as` is one of
+  {translations}.
+- **equal-modulo**: permits values with the same meaning. `modulo = "presence"`: both sides are
+  set, or both are null, empty or -1. `modulo = "text"`: equal after removing a `pattern`.
+  `classes`: lists of equal values. `captured` and `answered`: a captured value and its permitted
+  responses. `whole = true`: the rest of the struct is not compared either.
 
-Any rule may have `where = {{ field = "regular expression" }}`, which looks at fields of the same
-struct; `foreign = "topic" | "group" | "transactional_id"`, for elements that the capture's requests
-do not name; `several_brokers = true`, for captures or targets with more than one broker;
-`racing = true`, for reads of what another request was changing at that moment.
+Each rule can also have these conditions:
+
+- `where = {{ field = "regular expression" }}`: fields of the same struct match.
+- `foreign = "topic" | "group" | "transactional_id"`: the captured requests do not name the
+  element.
+- `several_brokers = true`: the capture or the target has more than one broker.
+- `racing = true`: another request was changing the data during this read.
 
 ## The built-in rules
 
 """
 
 
-MEANING = """## What other differences mean
+MEANING = """## Notes on other differences
 
-A difference that no rule allows stays one. Where something is known about it, a note beside it
-says so, in every output: the names of error codes; which releases speak a version that the target
-does not offer; the texts of this table (`{then}` and `{now}` are the releases of the captured
-broker and of the target, told by the versions that they offer); and *may follow from exchange N*,
-where an earlier request that changed the same topic, partition, group, transaction or producer was
-not taken by the target, or was not sent.
+A difference that no rule permits counts. If kdissect knows more about it, every output has a note
+beside it:
 
-| where | note |
+- the name of an error code;
+- the releases that support a version that the target lacks;
+- a text of the table below. `{then}` and `{now}` are the releases of the captured broker and of
+  the target, from the versions that they offer;
+- *may follow from exchange N*: an earlier request changed the same topic, partition, group,
+  transaction or producer, and the target refused it or the replay did not send it.
+
+| difference | note |
 |---|---|
 """
 
@@ -95,7 +105,7 @@ def _place(one: Explanation) -> str:
 
 
 def _what(rule: Rule) -> str:
-    where = f"`{rule.path}`" if rule.path != "*" else "any field of that kind"
+    where = f"`{rule.path}`" if rule.path != "*" else "any such field"
     if rule.apis:
         where += " of " + ", ".join(sorted(rule.apis))
     parts = [f"*{rule.kind}*: {where}"]
@@ -119,7 +129,7 @@ def _what(rule: Rule) -> str:
     if rule.needs_brokers:
         parts.append("with several brokers")
     if rule.needs_race:
-        parts.append("read while somebody was changing it")
+        parts.append("read while another request changed it")
     return ", ".join(parts)
 
 

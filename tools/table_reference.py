@@ -6,6 +6,7 @@ python -m tools.table_reference [--check]
 from __future__ import annotations
 
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def rows(name: str, schema: pa.Schema, said: dict[str, str]) -> list[str]:
         if name == "connections" and key in counted:
             key = key.split("_", 1)[1]
         if key not in said:
-            raise SystemExit(f"docs/columns.toml says nothing of {name}.{key}")
+            raise SystemExit(f"docs/columns.toml has no text for {name}.{key}")
         used.add(key)
         lines.append(f"| `{field.name}` | {type_name(field.type)} | {said[key]} |")
     if extra := set(said) - used:
@@ -61,10 +62,10 @@ def reference() -> str:
     if set(columns) != set(FIXED_TABLES):
         raise SystemExit("docs/columns.toml does not have the tables of the schemas")
     lines = [
-        "# Table reference",
+        "# Columns",
         "",
-        "Made by `python -m tools.table_reference` from `kdissect/tables/schemas.py` and",
-        "`docs/columns.toml`. [tables.md](tables.md) says more of the values and how they add up.",
+        "Every column of every table. [tables.md](tables.md) explains the values.",
+        "This page is made by `python -m tools.table_reference` from the schemas of the tables.",
         "",
     ]
     for name, schema in FIXED_TABLES.items():
@@ -77,15 +78,21 @@ def reference() -> str:
     lines += [
         "## apis/&lt;ApiName&gt;",
         "",
-        f"Columns {', '.join(f'`{name}`' for name in api)}. `request` and `response` are structs "
-        "with the fields of all versions (`kdissect definitions NAME` lists them), null where "
-        "a version lacks one. A table exists where an exchange of its API was met: "
-        f"{', '.join(names)}, and SaslToken for raw SASL tokens.",
+        f"Columns {', '.join(f'`{name}`' for name in api)}.",
+        "",
+        "`request` and `response` are structs with the fields of all versions "
+        "(`kdissect definitions NAME` lists them). A field is null if the version lacks it. A "
+        "table exists if the captures have an exchange of its API. The names, with SaslToken for raw "
+        "SASL tokens:",
+        "",
+        "```",
+        *textwrap.wrap(" ".join([*names, "SaslToken"]), 100),
+        "```",
         "",
         "## internal/&lt;Name&gt;",
         "",
         f"Columns {', '.join(f'`{name}`' for name in internal)}; records of the metadata log have "
-        "no `key`. A table exists where such a record was met.",
+        "no `key`. A table exists if the captures have such a record.",
         "",
         "## Columns on request",
         "",
