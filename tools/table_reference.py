@@ -82,8 +82,8 @@ def reference() -> str:
         "",
         "`request` and `response` are structs with the fields of all versions "
         "(`kdissect definitions NAME` lists them). A field is null if the version lacks it. A "
-        "table exists if the captures have an exchange of its API. The names, with SaslToken for raw "
-        "SASL tokens:",
+        "table exists if the captures have an exchange of its API. The names, with SaslToken for "
+        "raw SASL tokens:",
         "",
         "```",
         *textwrap.wrap(" ".join([*names, "SaslToken"]), 100),
