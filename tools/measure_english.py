@@ -47,7 +47,8 @@ _WORD = re.compile(r"[A-Za-z0-9][\w'’.,/-]*")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'*_]*\s+(?=[\"'(*_`A-Z0-9]|kdissect\b)")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc)\.\s")
 _FENCE = re.compile(r"^\s*```")
-_ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
+# An item of a list; in docstrings also a line that explains a name: `buf, pos: where to read`.
+_ITEM = re.compile(r"^\s*(?:[-*+]\s+|\d+\.\s+|[a-z_]\w*(?:, [a-z_]\w*)*: )")
 
 
 @dataclass(frozen=True)
