@@ -60,7 +60,7 @@ from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
 Offset = dict[str, Any]
 Key = tuple[int, str]  # the place of a file in the order: time of its first packet, path
 
-STATE_FORMAT = 4  # to be raised when a class that is saved changes its fields
+STATE_FORMAT = 5  # to be raised when a class that is saved changes its fields
 SECRET_FILES_MAX = 1024  # captures whose TLS secrets are read again for a batch
 
 _log = logging.getLogger("kdissect")

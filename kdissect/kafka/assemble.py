@@ -79,6 +79,7 @@ from kdissect.tls.plaintext_ranges import (
     plain_streams,
     recognise_plain,
 )
+from kdissect.tls.session import TlsState
 
 DRAFTS = 2  # versions above the newest known one that clients already ask for
 
@@ -125,7 +126,8 @@ class Known:
     done_pair, done_pos int64: requests of the batch that were answered before it, by pair and
     position. has_loss: uint8[pairs], whether bytes of responses are missing before. is_certain:
     uint8[2 * pairs], whether a frame begins where the stream begins here. last_response: int64
-    [pairs, 2], where and when the last response before the batch ended (NO_RESPONSE: none).
+    [pairs, 2], where and when the last response before the batch ended (NO_RESPONSE: none). tls:
+    by pair, for connections that begin at a TLS record; their positions count plaintext.
     """
 
     has_origin: Ints
@@ -136,6 +138,7 @@ class Known:
     has_loss: npt.NDArray[np.uint8]
     is_certain: npt.NDArray[np.uint8]
     last_response: Ints
+    tls: dict[int, TlsState]
 
 
 def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
@@ -215,12 +218,12 @@ def assemble_streams(
     options: StreamOptions,
     key_logs: Sequence[Any] = (),
     known: Known | None = None,
-) -> tuple[Assembly, Streams, npt.NDArray[np.bool_]]:
-    """`assemble`, the streams behind it, and by exchange whether its answer is known to be lost;
-    `known` where a batch goes on with connections."""
+) -> tuple[Assembly, Streams, npt.NDArray[np.bool_], TlsConnections]:
+    """`assemble`, its streams, by exchange whether its response is known to be lost, and its TLS
+    connections. known: if the batch resumes connections."""
     batches = [batch]
-    paired, streams = _paired(batches, sources, options, key_logs, known, MEMORY)
-    return paired.assembly(), streams, paired.pairs.lost()
+    paired, streams, tls = _paired(batches, sources, options, key_logs, known, MEMORY)
+    return paired.assembly(), streams, paired.pairs.lost(), tls
 
 
 def paired_frames(
@@ -241,7 +244,7 @@ def _paired(
     key_logs: Sequence[Any],
     known: Known | None,
     scratch: Scratch,
-) -> tuple[Paired, Streams]:
+) -> tuple[Paired, Streams, TlsConnections]:
     endpoints = batches[0].endpoints
     check_batch(batches[0], sources)
     streams = reassemble(batches, sources, options.duplicate_window_ns, scratch)
@@ -260,6 +263,7 @@ def _paired(
     origin = has_origin.astype(np.int64)
     had_loss = np.zeros(len(connections), np.bool_)
     earlier = np.full((len(connections), 2), NO_RESPONSE, np.int64)
+    resumed_tls: dict[int, TlsState] = {}
     if known is not None:
         first = np.flatnonzero(connections[:, INCARNATION] == 0)
         for side in (0, 1):
@@ -272,6 +276,11 @@ def _paired(
         first = first[known.protocol[pair[first]] != Protocol.NONE]
         protocol[first] = known.protocol[pair[first]]
         client_side[first] = known.client_side[pair[first]]
+        if known.tls:
+            pair_of = dict(zip(first.tolist(), pair[first].tolist(), strict=True))
+            resumed_tls = {
+                row: known.tls[number] for row, number in pair_of.items() if number in known.tls
+            }
     is_known = protocol != Protocol.NONE
     _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol, scratch)
     begins = (streams.begins_at() == 0).reshape(-1, 2)
@@ -283,11 +292,18 @@ def _paired(
 
         tell_lone(streams, alone, options.frame_size_max, client_side, protocol, origin)
     is_tls = protocol == Protocol.TLS
+    is_tls[list(resumed_tls)] = True
     tls = TlsConnections()
     if is_tls.any():
         from kdissect.tls.decrypt import read_tls  # its ciphers take a while to load
 
-        tls = read_tls(streams, has_origin, np.flatnonzero(is_tls).tolist(), key_logs)
+        tls = read_tls(streams, has_origin, np.flatnonzero(is_tls).tolist(), key_logs, resumed_tls)
+    for connection in resumed_tls:
+        if connection in tls.opened:
+            responses_of = tls.opened[connection][1 - int(client_side[connection])]
+            earlier[connection, 0] = responses_of.tcp_pos(int(earlier[connection, 0]))
+        else:
+            protocol[connection] = Protocol.TLS
     for connection, side in tls.hello_side.items():
         if connections[connection, CLIENT_SIDE] < 0:
             client_side[connection] = side
@@ -366,7 +382,7 @@ def _paired(
         tls.facts,
         plain.carried,
     )
-    return paired, streams
+    return paired, streams, tls
 
 
 def _times(times: Ints, frames: Frames, scratch: Scratch) -> Ints:

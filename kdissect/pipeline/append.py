@@ -53,7 +53,7 @@ from kdissect.pipeline.saved_state import EXCEPTIONS, KNOWN_FILE, StateFiles, re
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
 from kdissect.pipeline.table_writer import StagedFile
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
 
 # Options that change the rows. The others change how the work is done, or only add information.
@@ -78,6 +78,8 @@ def extended(
     kept = [str(item["path"]) for item in manifest["inputs"] if _is_there(out, item, reason)]
     ports = dict.fromkeys([*before.get("ports", ()), *options.ports])
     keylog = dict.fromkeys([*before.get("keylog", ()), *options.keylog])
+    if options.keylog:  # those named now may stand for earlier ones
+        keylog = {path: None for path in keylog if path in options.keylog or os.path.isfile(path)}
     return (
         [*kept, *(path for path in paths if path not in kept)],
         replace(options, ports=tuple(ports), keylog=tuple(keylog)),
@@ -188,7 +190,12 @@ def append_plan(
             end_ns=document["end_ns"],
             byte_count=document["byte_count"],
         ),
-        replace(options, ports=tuple(before["ports"]), keylog=tuple(before["keylog"])),
+        replace(
+            options,
+            ports=tuple(before["ports"]),
+            # connections whose secrets are gone count as `carry_limit`
+            keylog=tuple(path for path in before["keylog"] if os.path.isfile(path)),
+        ),
         [],
     )
     listed = {item["path"]: item for item in manifest["inputs"]}

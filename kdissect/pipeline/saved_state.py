@@ -36,7 +36,7 @@ OPEN_FILES, EVENT_FILES, KNOWN_FILE = (
     f"{STATE_FOLDER}/known",
 )
 PART_BYTES = 32 << 20  # bytes of states packed together
-_MAGIC = b"kdissect state 3\n"
+_MAGIC = b"kdissect state 4\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,8 @@ def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 EXCEPTIONS = {
     "late_packets": "packets came when the rows that they belong to were complete",
     "late_names": "names of topics or users became known that earlier rows lack",
-    "carry_limits": "connections go on that a limit of the saved state had ended",
+    "carry_limits": "connections go on that a limit of the saved state ended, or for which there "
+    "are no TLS secrets any more",
 }
 
 

@@ -21,8 +21,9 @@ A connection that is not recognised yet is carried whole and looked at again eac
 by half, up to LOOKED_AT_MAX bytes; then it is ignored until its next SYN. So Kafka that starts
 later than that on a connection which begins with something else is not found.
 
-TLS with a key log is carried whole too, up to TLS_BYTES_MAX, because only the first record's number
-is known.
+Kafka over TLS is carried from the record with the first open frame on, as ciphertext, with what
+`tls.session` needs to decrypt it; the secrets come from the key log each time. A TLS connection
+without secrets is not read, and one whose records cannot be decrypted any more is given up.
 
 What exceeds the limits is completed as it is, the connection that was quiet for longest first, and
 counted in `given_up`.
@@ -373,11 +374,11 @@ class ConnectionCarry:
     ) -> CompletionTracker:  # fmt: skip
         """Assemble carried and new segments of these connections."""
         nothing = np.zeros(len(states), np.bool_)
-        assembly, streams, lost = assemble_streams(
+        assembly, streams, lost, tls = assemble_streams(
             batch, sources, self.options, self.key_logs, _known(states)
         )
         return CompletionTracker(
-            assembly, streams, lost, states, nothing if is_due is None else is_due,
+            assembly, streams, lost, tls, states, nothing if is_due is None else is_due,
             nothing if is_forced is None else is_forced, bool(self.key_logs), self.limits, set_run,
             with_anomalies=self.with_anomalies,
         )  # fmt: skip
@@ -450,6 +451,7 @@ def _known(states: list[ConnectionState]) -> Known:
             np.uint8,
         ),
         np.array([_last_response(state) for state in states], np.int64).reshape(-1, 2),
+        {number: state.tls for number, state in enumerate(states) if state.tls is not None},
     )
 
 
@@ -462,7 +464,8 @@ def _last_response(state: ConnectionState) -> tuple[int, int]:
 
 
 def _spoken(state: ConnectionState) -> int:
-    """The protocol that a connection is known to speak. TLS records begin anywhere by now."""
+    """The protocol that a connection is known to speak. TLS that is not read is just OTHER: where
+    its next record begins is not known."""
     if state.phase is OTHER:
         spoken = int(state.before["protocol"][0])
         return Spoken.OTHER if spoken in (Spoken.NONE, Spoken.KAFKA, Spoken.TLS) else spoken

@@ -5,6 +5,7 @@ See `carry` for the terms and the theory of operation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,8 +48,6 @@ from kdissect.resume.connection_state import (
     PHASES,
     REST,
     TAIL_KEPT,
-    TLS,
-    TLS_BYTES_MAX,
     TLS_HANDSHAKE_BYTES,
     UNASKED_BEHIND,
     WHOLE,
@@ -82,12 +81,14 @@ from kdissect.tcp.columns import (
 )
 from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 from kdissect.tcp.reassembly import Streams
+from kdissect.tls.plaintext_ranges import OpenedStream, TlsConnections
+from kdissect.tls.session import TlsState
 
 Bools = npt.NDArray[np.bool_]
 RESERVED_IDS = np.arange(RESERVED, RESERVED + RESERVED_COUNT)
 # Protocols that the first bytes of a connection tell, whatever comes later.
 _TOLD_AT_ONCE = np.array([Protocol.HTTP, Protocol.HTTP2, Protocol.ZOOKEEPER])
-_MODES = {LOOKING: WHOLE, TLS: WHOLE, KAFKA: REST, OTHER: REST, OVER: NOTHING}
+_MODES = {LOOKING: WHOLE, KAFKA: REST, OTHER: REST, OVER: NOTHING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class CompletionTracker:
         assembly: Assembly,
         streams: Streams,
         lost: Bools,
+        tls: TlsConnections,
         states: list[ConnectionState],
         is_due: Any,
         is_forced: Any,
@@ -129,7 +131,7 @@ class CompletionTracker:
     ) -> None:
         self.with_anomalies = with_anomalies or set_run is not None
         self.assembly, self.streams, self.states = assembly, streams, states
-        self.lost, self.limits, self.set_run = lost, limits, set_run
+        self.lost, self.tls, self.limits, self.set_run = lost, tls, limits, set_run
         self.has_key_logs = has_key_logs
         self.connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
         self.sides = streams.sides.reshape(-1, SIDE_WIDTH)
@@ -140,6 +142,8 @@ class CompletionTracker:
         self.client = assembly.connections["client_side"].astype(np.int64)
         self.is_kafka = assembly.connections["protocol"] == Protocol.KAFKA
         self.is_tls = assembly.connections["is_tls"] != 0
+        self.is_opened = np.zeros(self.count, np.bool_)  # TLS that is decrypted
+        self.is_opened[list(tls.opened)] = True
         phase = np.array([state.phase for state in states], np.int64)
         self.phase = np.where(self.is_first, phase[self.pair], LOOKING)  # before this window
         last_time = np.array([state.last_time for state in states], np.int64)[self.pair]
@@ -150,6 +154,13 @@ class CompletionTracker:
         self.is_over = ~self.is_last | is_forced[self.pair] | (is_due[self.pair] & self.is_first)
         if set_run is not None:
             self.is_over |= self.is_closed & (self.last_time < set_run.end_ns - LINGER_NS)
+        # Kafka over TLS whose rest cannot be decrypted: for want of its secrets, or after damage
+        self.is_stuck = self.is_tls & (self.is_kafka | (self.phase == KAFKA))
+        for row, opened in tls.opened.items():
+            self.is_stuck[row] &= not all(stream.can_resume for stream in opened)
+        self.captured = self.sides[:, BYTE_COUNT].reshape(-1, 2).sum(axis=1)
+        was_read = (self.phase == KAFKA) | (self.captured > LOOKED_AT_MAX)
+        self.is_given_up = self.is_stuck & was_read
         # by stream, 2 * connection + side
         rows = np.arange(self.count)
         self.stream_of = [2 * rows + self.client, 2 * rows + 1 - self.client]
@@ -182,8 +193,9 @@ class CompletionTracker:
             column = exchanges[name]
             self.has.append(column["size"] >= 0)
             self.pos.append(column["pos"].copy())
-            self.end.append(column["pos"] + 4 + column["size"])
-            moved = self.pos[way] + self.base[self.number[way]]
+            self._count_plaintext(way)
+            self.end.append(self.pos[way] + 4 + column["size"])
+            moved = column["pos"] + self.base[self.number[way]]
             column["pos"] = np.where(self.has[way], moved, -1)
         asked = self.has[REQUEST]
         position = np.where(asked, exchanges["request"]["pos"], exchanges["response"]["pos"])
@@ -199,6 +211,17 @@ class CompletionTracker:
             self._restate_connections()
         if self.with_anomalies:
             self._restate_anomalies(old_ids)
+
+    def _count_plaintext(self, way: int) -> None:
+        """Positions of decrypted frames as of the plaintext, in which their sizes count."""
+        for row, sides in self.tls.opened.items():
+            low, high = np.searchsorted(self.of, [row, row + 1]).tolist()
+            frames = low + np.flatnonzero(self.has[way][low:high])
+            if len(frames):
+                table = sides[int(self.client[row]) ^ way].table
+                pos = self.pos[way][frames]
+                record = table[np.searchsorted(table["tcp_pos"], pos, "right") - 1]
+                self.pos[way][frames] = pos - record["tcp_pos"] + record["pos"]
 
     def _restate_connections(self) -> None:
         connections = self.assembly.connections
@@ -233,8 +256,8 @@ class CompletionTracker:
         self.assembly = replace(self.assembly, anomalies=anomalies[~is_orphan])
 
     def _find_last_packets(self) -> None:
-        """By stream: last_packet int64[2], source and packet of its last byte, and where it ends
-        in this window."""
+        """By stream: last_packet int64[2], source and packet of its last byte; last_end, where it
+        ends in this window, of decrypted ones as of the plaintext."""
         pieces, segments = self.streams.pieces, self.streams.segments
         before = np.array([state.last_packets for state in self.states], np.int64)
         self.last_packet = np.where(self.is_first[:, None, None], before[self.pair], -1)
@@ -243,6 +266,8 @@ class CompletionTracker:
         some = np.flatnonzero(self.sides[:, PIECE_STOP] > self.sides[:, PIECE_START])
         last = self.sides[some, PIECE_STOP] - 1
         self.last_end[some] = pieces.pos[last] + pieces.length[last]
+        for connection, opened in self.tls.opened.items():
+            self.last_end[2 * connection : 2 * connection + 2] = [one.end for one in opened]
         row = pieces.segment[last]
         self.last_packet[some] = np.stack([segments["source"][row], segments["packet"][row]], 1)
 
@@ -255,13 +280,10 @@ class CompletionTracker:
         limit = self._limits()
         has, end, number = self.has, self.end, self.number
         asked, answered = has
-        over = self.is_over[of]
+        over = (self.is_over | self.is_given_up)[of]
         settled = []
-        for way, name in enumerate(SIDES):
-            inside = np.where(
-                self.is_tls[of], exchanges[name]["is_whole"] != 0, end[way] <= limit[number[way]]
-            )
-            settled.append(~has[way] | inside | over)
+        for way in (REQUEST, RESPONSE):
+            settled.append(~has[way] | (end[way] <= limit[number[way]]) | over)
 
         is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~answered
         done = asked & answered & settled[0] & settled[1]
@@ -270,7 +292,7 @@ class CompletionTracker:
         is_followed = end[1] + UNASKED_BEHIND <= limit[number[1]]
         # a request in a hole that may still be filled could be the one
         has_all = ~np.isin(number[0], self.open_holes)
-        done |= ~asked & settled[1] & ((is_followed & has_all) | self.is_tls[of])
+        done |= ~asked & settled[1] & is_followed & has_all
         waiting = asked & ~answered & ~is_silent
         done |= waiting & settled[0] & self._passed(is_answered, waiting)
         done |= over
@@ -279,6 +301,7 @@ class CompletionTracker:
         confirmed = (self.phase != LOOKING) | self.is_over
         confirmed[of[is_answered]] = True
         confirmed |= np.bincount(of[done], minlength=self.count) >= CONFIRMED_BY
+        confirmed &= ~self.is_stuck | self.is_given_up | self.is_over
         self.confirmed = confirmed
         done &= confirmed[of]
         self.rows = np.flatnonzero(done & ~before)
@@ -292,18 +315,27 @@ class CompletionTracker:
         self._resume_positions(self.is_done, gone, limit)
 
     def _limits(self) -> Ints:
-        """By stream: up to which position its bytes are settled."""
+        """By stream: up to which position its bytes are settled; of decrypted ones, plaintext."""
         sides = self.sides
         self.ends = np.where(sides[:, HAS_DATA] != 0, sides[:, HIGH] - sides[:, ORIGIN], 0)
         limit = self.ends.copy()
-        may_fill = self.is_kafka & ~self.is_tls
-        if self.set_run is not None:
-            may_fill |= ~self.is_kafka
+        may_fill = self.is_kafka | (self.set_run is not None)
         is_open = np.repeat(may_fill & ~self.is_over, 2)
         for stream in np.flatnonzero((sides[:, GAP_COUNT] > 0) & is_open).tolist():
             limit[stream] = self._settled_end(stream)
         self.open_holes = np.flatnonzero(limit < self.ends)
+        self.frame_ends = self.ends.copy()
+        for stream, opened in self._opened_streams():
+            is_settled = limit[stream] == self.ends[stream]
+            self.frame_ends[stream] = opened.end
+            limit[stream] = opened.end if is_settled else opened.settled(int(limit[stream]))
         return limit
+
+    def _opened_streams(self) -> Iterator[tuple[int, OpenedStream]]:
+        """The decrypted streams of Kafka connections that go on."""
+        for row, opened in self.tls.opened.items():
+            if self.is_kafka[row] and not self.is_given_up[row]:
+                yield from ((2 * row + side, opened[side]) for side in (0, 1))
 
     def _settled_end(self, stream: int) -> int:
         """Where the first hole of a stream begins that may still be filled."""
@@ -379,7 +411,7 @@ class CompletionTracker:
         lost = (hold == none) & (limit - covered > tail_max) & np.repeat(self.is_kafka, 2)
         resume[lost] = limit[lost] - TAIL_KEPT
         is_certain[lost] = False
-        self.missing = np.where(is_framed, framed - self.ends, 0)
+        self.missing = np.where(is_framed, framed - self.frame_ends, 0)
 
         bits = np.where(first < resume, RESUMED, self.bits & RESUMED)
         bits |= self.bits & HAS_ASKED
@@ -387,26 +419,22 @@ class CompletionTracker:
         bits = bits | self._are_young(done)
         answers = np.unique(of[has[0] & done])
         bits[self.stream_of[1][answers]] |= HAS_ASKED
-        self._find_last_frames(done)
         self.new_bits = np.where(bits & RESUMED, bits, bits & HAS_ASKED)
         if self.set_run is not None:
-            others = np.repeat(~self.is_kafka | self.is_tls | (self.phase == OTHER), 2)
+            others = np.repeat(~self.is_kafka | self.is_given_up | (self.phase == OTHER), 2)
             resume[others] = limit[others]
-
+        self._find_records()
+        self._find_last_frames(done)
         kept = np.flatnonzero(
             done
-            & (
-                (has[0] & (pos[0] >= resume[number[0]]))
-                | (has[1] & (pos[1] >= resume[number[1]]))
-                | self.is_tls[of]
-            )
+            & ((has[0] & (pos[0] >= resume[number[0]])) | (has[1] & (pos[1] >= resume[number[1]])))
         )
         again = np.flatnonzero(gone & (pos[0] >= resume[number[0]]))
         self.gone_of = of[again]
-        self.gone_pos = pos[0][again] + self.base[number[0][again]]
+        exchanges = self.assembly.exchanges
+        self.gone_pos = exchanges["request"]["pos"][again]
         both = kept[has[0][kept] & has[1][kept]]
         self.kept_of = np.concatenate([of[kept], of[both]])
-        exchanges = self.assembly.exchanges
         ids = self.assembly.connections["connection_id"]
         response = exchanges["response"]["pos"][both]
         self.kept_ids = np.concatenate(
@@ -416,6 +444,15 @@ class CompletionTracker:
             ]
         )
         self.open_count = np.bincount(of[~done], minlength=self.count)
+
+    def _find_records(self) -> None:
+        """By stream: the TCP position to carry it from; of decrypted ones, also the record."""
+        self.carried_from, self.points = self.resume.copy(), {}
+        for stream, opened in self._opened_streams():
+            if opened.can_resume:
+                self.carried_from[stream], self.points[stream] = opened.point(
+                    int(self.resume[stream])
+                )
 
     def _are_young(self, done: Any) -> Ints:
         """By stream: YOUNG and IN_TOKENS as of the position where it goes on."""
@@ -447,7 +484,9 @@ class CompletionTracker:
         )
         self.last_response = np.where(self.is_first[:, None], responses[self.pair], NO_RESPONSE)
         some = self._before_resume(RESPONSE, done)
-        end = self.end[RESPONSE][some] + self.base[self.number[RESPONSE][some]]
+        number = self.number[RESPONSE][some]
+        end = self.end[RESPONSE][some] - self.resume[number]
+        end += self.carried_from[number] + self.base[number]
         end_time = self.assembly.exchanges["response"]["end_time_ns"][some]
         self.last_response[self.of[some]] = np.stack([end, end_time], 1)
 
@@ -477,7 +516,7 @@ class CompletionTracker:
         for connection in np.flatnonzero(self.is_last).tolist():
             state = self.states[self.pair[connection]]
             phase = phases[connection]
-            found += phase in (KAFKA, TLS) and state.phase is LOOKING
+            found += phase is KAFKA and state.phase is LOOKING
             update.apply(state, connection, phase)
             state.parts, state.size = [], 0
             if at[connection] < at[connection + 1]:
@@ -488,26 +527,27 @@ class CompletionTracker:
 
     def _unread(self, phases: list[Phase]) -> Ints:
         """int64[len(Protocol)]: connections that this window ends unread, by their protocol."""
-        was_open = (self.phase == LOOKING) | (self.phase == TLS)
-        ended = was_open & (np.array(phases, np.int64) == OVER) & ~self.is_kafka
+        ended = (self.phase == LOOKING) & (np.array(phases, np.int64) == OVER) & ~self.is_kafka
         protocols = self.assembly.connections["protocol"][ended]
         return np.bincount(protocols, minlength=len(Protocol))
 
     def _phases(self) -> list[Phase]:
         """By connection: its phase after this window."""
-        captured = self.sides[:, BYTE_COUNT].reshape(-1, 2).sum(axis=1)
         ignored = OVER if self.set_run is None else OTHER  # a table set counts all segments
-        phases = np.where(captured <= LOOKED_AT_MAX, LOOKING, ignored)
+        most = np.full(self.count, LOOKED_AT_MAX)
+        # a table set has all of its key logs; in a stream they may come a little later
+        is_unread = self.is_tls & ~self.is_opened
+        most[is_unread] = TLS_HANDSHAKE_BYTES
+        if self.set_run is None:
+            most[is_unread] *= self.has_key_logs
+        else:
+            most[self.tls.past_handshake] *= ~is_unread[self.tls.past_handshake]
+        phases = np.where(self.captured <= most, LOOKING, ignored)
         if self.set_run is not None:
             told = np.isin(self.assembly.connections["protocol"], _TOLD_AT_ONCE)
             phases[told | (self.phase == OTHER)] = OTHER
         phases = np.where(self.is_kafka, np.where(self.confirmed, KAFKA, LOOKING), phases)
-        is_kept = (captured <= TLS_BYTES_MAX) & self.has_key_logs
-        without_keys: Any = OVER
-        if self.set_run is not None:
-            without_keys = np.where(captured <= TLS_HANDSHAKE_BYTES, LOOKING, OTHER)
-        tls = np.where(is_kept & (self.phase != OTHER), TLS, without_keys)
-        phases = np.where(self.is_tls & (self.phase != OTHER), tls, phases)
+        phases[self.is_given_up] = ignored
         phases = np.where(self.is_over, OVER, phases)
         return [PHASES[phase] for phase in phases.tolist()]
 
@@ -540,7 +580,7 @@ class CompletionTracker:
         if self.set_run is None:
             whole &= (length > 0) | ((flags & (SYN | FIN | RST)) != 0)
         rest = (mode[connection] == REST) & is_real
-        wanted = (seq_of_start + self.resume) & 0xFFFFFFFF
+        wanted = (seq_of_start + self.carried_from) & 0xFFFFFFFF
         number = segments["seq"].astype(np.int64) + ((flags & SYN) != 0)
         ahead = ((number - wanted[stream] + 0x80000000) & 0xFFFFFFFF) - 0x80000000
         is_known = seq_of_start[stream] != NO_NUMBER
@@ -605,7 +645,8 @@ class _StateUpdate:
         self.client = tracker.client.tolist()
         self.has_loss = tracker.has_loss.tolist()
         self.open_count = tracker.open_count.tolist()
-        self.resume = tracker.resume.tolist()
+        self.resume = tracker.carried_from.tolist()
+        self.tls = _tls_states(tracker)
         self.base = tracker.base.tolist()
         self.seq = tracker.seq_of_start.tolist()
         self.has_syn = (sides[:, HAS_SYN] != 0).tolist()
@@ -615,7 +656,7 @@ class _StateUpdate:
         self.bits = tracker.new_bits.tolist()
         self.missing = tracker.missing.tolist()
         told = np.isin(tracker.assembly.connections["protocol"], _TOLD_AT_ONCE)
-        told |= tracker.is_tls & (not tracker.has_key_logs)
+        told |= tracker.is_tls & ~tracker.is_opened & (tracker.phase != KAFKA)
         self.is_told = told.tolist()
         self.limited_count = tracker.limited_count.tolist()
         self.is_closed = tracker.is_closed.tolist()
@@ -643,6 +684,7 @@ class _StateUpdate:
         elif state.closed_at is None or not is_first:
             state.closed_at = state.last_time
         state.phase = phase
+        state.tls = self.tls.get(connection) if phase is KAFKA else None
         ids = self.emitted.get(connection)
         state.emitted_ids = NO_IDS if ids is None else np.array(ids, np.int64)
         gone = self.gone.get(connection)
@@ -674,6 +716,16 @@ class _StateUpdate:
             state.last_ids[side] = self.last_ids[stream] if phase is KAFKA else NO_NUMBER
             if phase is KAFKA and self.missing[stream] >= DEFERRED_MIN:
                 state.needed, state.needed_side = self.missing[stream], side
+
+
+def _tls_states(tracker: CompletionTracker) -> dict[int, TlsState]:
+    """By connection, where its decryption resumes."""
+    points = tracker.points
+    return {
+        row: TlsState(session, (points[2 * row], points[2 * row + 1]))
+        for row, session in tracker.tls.sessions.items()
+        if 2 * row in points and 2 * row + 1 in points
+    }
 
 
 def _by_connection(of: Ints, values: Ints) -> dict[int, list[int]]:

@@ -1,7 +1,7 @@
 """The state of a connection between two windows: what is known of it, and the bytes it still needs.
 
 A state is a Python object while windows are read. `pack_states` makes bytes of many, which a table
-set keeps for a later append. They hold captured payload, and never a TLS secret.
+set keeps for a later append. They hold captured payload: of TLS its ciphertext, never a secret.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kdissect.capture.segments import ENDPOINTS, SEGMENT
 from kdissect.kafka.assembly import CONNECTION
 from kdissect.kafka.exchanges import NO_RESPONSE
+from kdissect.tls.session import TlsState
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,7 +29,6 @@ HOLE_ACKED_NS = 10_000_000  # packets may be captured a little after their ackno
 HOLE_BYTES = 4 << 20  # of data after a hole: a window that large is hardly ever open
 LINGER_NS = _SECOND_NS  # after a FIN or RST segments may still be on their way
 LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognised
-TLS_BYTES_MAX = 64 << 20
 TLS_HANDSHAKE_BYTES = 64 << 10  # in which both sides have said hello and shown certificates
 TAIL_KEPT = 64 << 10  # bytes in no frame, of `tail_max`, that a search goes over again
 DEFERRED_MIN = 256 << 10  # of a frame that are missing, so that the connection waits for them
@@ -69,13 +69,12 @@ class Phase(IntEnum):
     """Of a connection between windows."""
 
     LOOKING = 0  # not recognised yet: all of it is carried
-    KAFKA = 1
-    TLS = 2  # with key logs: all of it is carried
-    OVER = 3  # closed, or not of interest: nothing is carried, a SYN begins anew
-    OTHER = 4  # not Kafka: its segments are counted, for `connections`
+    KAFKA = 1  # in clear, or decrypted
+    OVER = 2  # closed, or not of interest: nothing is carried, a SYN begins anew
+    OTHER = 3  # not Kafka: its segments are counted, for `connections`
 
 
-LOOKING, KAFKA, TLS, OVER, OTHER = PHASES = tuple(Phase)
+LOOKING, KAFKA, OVER, OTHER = PHASES = tuple(Phase)
 OPENING = ("time_ns", "seq", "ack", "endpoints", "flags", "side")  # fields of the SYNs we make
 
 
@@ -93,7 +92,8 @@ class ConnectionState:
     segments (packed SEGMENT), whose `pos` is a position in the bytes beside them.
     emitted_ids: of completed exchanges that have carried bytes; closed_request_positions: of
     requests among them that no response to come can answer. last_response: the stream position and
-    the time (ns) at which the last response before the carried bytes ended.
+    the time (ns) at which the last response before the carried bytes ended. tls: of Kafka over TLS,
+    with which the carried bytes are decrypted: they begin at a record.
     Of a table set also: before, CONNECTION[1], the row of what lies before the carried bytes;
     last_packets, source and packet of the last byte of each side; facts, what messages and
     handshakes said; limited_count: exchanges that a limit completed.
@@ -126,6 +126,7 @@ class ConnectionState:
     before: npt.NDArray[np.void] = field(default_factory=no_counts)
     facts: Any = None
     limited_count: int = 0
+    tls: TlsState | None = None
 
     @property
     def is_resumed(self) -> bool:
@@ -193,7 +194,9 @@ def pack_states(states: Sequence[ConnectionState]) -> bytes:
         ids = state.emitted_ids.tobytes(), state.closed_request_positions.tobytes()
         for block, part in zip(blocks, (segments, data, *ids), strict=True):
             block.append(part)
-    facts = json.dumps([state.facts for state in states]).encode()
+    facts = json.dumps(
+        [[state.facts, state.tls and state.tls.to_json()] for state in states]
+    ).encode()
     parts = [rows.tobytes(), *(b"".join(block) for block in blocks), facts]
     return b"".join([np.array([len(part) for part in parts], "<i8").tobytes(), *parts])
 
@@ -216,7 +219,10 @@ def unpack_states(data: bytes) -> list[ConnectionState]:
         starts = ends - rows[name] * width
         blocks.append([part[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
     states = []
-    for number, (row, facts) in enumerate(zip(rows, json.loads(parts[5]), strict=True)):
+    told = json.loads(parts[5])
+    if not isinstance(told, list) or any(len(pair) != 2 for pair in told):
+        raise ValueError("states of connections: their facts have another form")
+    for number, (row, (facts, tls)) in enumerate(zip(rows, told, strict=True)):
         state = ConnectionState(row["endpoints"].tobytes(), Phase(int(row["phase"])))
         for name in _AS_THEY_ARE:
             setattr(state, name, row[name].tolist())
@@ -229,5 +235,6 @@ def unpack_states(data: bytes) -> list[ConnectionState]:
         state.emitted_ids = np.frombuffer(emitted, np.int64)
         state.closed_request_positions = np.frombuffer(closed, np.int64)
         state.facts = facts
+        state.tls = None if tls is None else TlsState.from_json(tls)
         states.append(state)
     return states

@@ -22,6 +22,7 @@ from kdissect.resume.connection_state import KAFKA, NO_NUMBER, OTHER, OVER, Conn
 from kdissect.tcp.connection_ids import mixed
 
 BLANK = 0xFF  # reads as no request: its api key is none
+WITHOUT_SECRETS = 2  # `b` of a CARRY_LIMIT: this run has no secrets of a connection over TLS
 RESPONSE_HEAD = 9  # size, correlation id, and a byte that a search for responses looks at
 
 
@@ -117,12 +118,15 @@ def late_and_limited(tracker: CompletionTracker) -> Any:
         late["a"] = np.bincount(number, minlength=len(first))
         late["byte_count"] = np.bincount(number, segments["length"][rows], len(first))
         made.append(late)
-    limited = []
+    limited: list[tuple[int, int, int]] = []
     for row in np.unique(connection[is_new]).tolist():
         state = tracker.states[tracker.pair[row]]
         if tracker.is_first[row] and state.limited_count:
-            limited.append((row, state.limited_count, state.phase is OTHER))
+            limited.append((row, state.limited_count, int(state.phase is OTHER)))
             state.limited_count = 0
+    is_without_secrets = tracker.is_first & (tracker.phase == KAFKA) & ~tracker.is_kafka
+    for row in np.flatnonzero(is_without_secrets).tolist():
+        limited.append((row, tracker.states[tracker.pair[row]].open_count, WITHOUT_SECRETS))
     if limited:
         ended = np.zeros(len(limited), ANOMALY)
         ended["kind"], ended["severity"], ended["direction"] = Kind.CARRY_LIMIT, INFO, NO_DIRECTION

@@ -91,10 +91,12 @@ _NOT_DECRYPTED = (
     "the key log's secret does not fit this TLS connection",
 )
 
-# What a limit of the saved state completed before an append, by `b` of its ANOMALY row.
+# Why an append does not read a connection as one run would, by `b` of its ANOMALY row.
 _CARRY_LIMIT = (
     "an earlier run stopped waiting for answers of this connection, which goes on",
     "an earlier run stopped looking for Kafka in this connection, which goes on",
+    "no key log has the secrets of this TLS connection any more: its open exchanges and what "
+    "follows are not read",
 )
 
 

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESCCM, AESGCM, ChaCha20Poly1305
 
 from kdissect.tls.cipher_suites import Suite
-from kdissect.tls.key_log import Session, expand_label, prf
+from kdissect.tls.key_log import expand_label, prf
+from kdissect.tls.session import Session
 
 IV_SIZE, _BLOCK = 12, 16
 SALT_SIZE = 4  # of GCM and CCM in TLS 1.2; the other 8 bytes of the nonce are in the record
@@ -149,9 +150,7 @@ class Cbc12:
         return -1
 
 
-def openers_12(
-    suite: Suite, master: bytes, session: Session, is_encrypt_then_mac: bool
-) -> tuple[Opener, Opener]:
+def openers_12(suite: Suite, master: bytes, session: Session) -> tuple[Opener, Opener]:
     """Of the client's and of the server's records, from the key block (RFC 5246 section 6.3)."""
     mac_size = MAC_SIZES.get(suite.mac, 0)
     iv_size = {"chacha": IV_SIZE, "cbc": 0}.get(suite.mode, SALT_SIZE)
@@ -166,7 +165,7 @@ def openers_12(
     for side in (0, 1):
         mac_key, key, iv = parts[side], parts[2 + side], parts[4 + side]
         if suite.mode == "cbc":
-            made.append(Cbc12(suite, key, mac_key, is_encrypt_then_mac))
+            made.append(Cbc12(suite, key, mac_key, session.is_encrypt_then_mac))
         else:
             made.append(Aead12(suite, key, iv))
     return made[0], made[1]

@@ -1,40 +1,44 @@
-"""TLS connections: what their handshakes say and, with a key log, their plaintext as pieces.
+"""Decrypts TLS connections: facts of their handshakes and, with a key log, their plaintext.
 
 Theory of operation
 -------------------
-*Where it sits.* Behind reassembly and recognition, in front of framing. For each connection that
-speaks TLS the readable handshake is parsed. Where a key log has its secrets, its records are
-decrypted once, here, into a spool (an unnamed temporary file, mapped), and each decrypted record
-of application data becomes a piece of the stream at that spool's address. So recognition, framing
-and pairing run on TLS by the same kernels as on bytes that were captured in clear. Payload in
-memory is one record; what is kept of a record is 48 bytes of index.
+*Position in the pipeline.* After reassembly and detection, before framing. The readable part of
+each TLS connection's handshake is parsed. If a key log has its secrets, its records are decrypted
+once, here, into a spool (an unnamed temporary file, mapped). Each decrypted record of application
+data becomes a piece of the stream at its address in the spool. So detection, framing and pairing
+run the same kernels on TLS as on clear text. Memory holds the payload of one record, and an OPENED
+row for each.
 
-*Why decrypted bytes travel.* An exchange's extents elsewhere point into captures that every worker
-can read. Plaintext is in no capture, so the plaintext of an exchange's frames travels with its
-row to the task that decodes it (EXTENT.transform 1, `pipeline.exchange_index`), cut into rows of
-bounded size like all of the index. Sending keys and record numbers instead would decrypt everything
-twice and put secrets into every later step. The price, shuffled payload, is paid by TLS alone.
+*Decrypted bytes travel.* The extents of other exchanges point into captures that every worker can
+read. Plaintext is in no capture, so the plaintext of an exchange's frames travels with its row to
+the task that decodes it (EXTENT.transform 1, `pipeline.exchange_index`), cut into rows of bounded
+size. Sending keys and record numbers would decrypt everything twice and put secrets into every
+later step. Only TLS pays the price, shuffled payload.
 
-*Numbers.* A record is authentic only with its number, which is not in it (but see `Opener.hint`).
-While nothing is lost the numbers count up. Behind lost or damaged bytes the number is searched
-forward, within what the lost bytes can have held; the right one authenticates. The search has a
-budget of bytes per stream, so that hostile streams cost linear time. TLS 1.3 changes keys behind
-Finished and KeyUpdate; where such a message is lost, the next keys are tried too.
+*Record numbers.* A record is authentic only with its number, which is not in it (but see
+`Opener.hint`). While nothing is lost the numbers count up. After lost or damaged bytes the number
+is searched forward, within what the lost bytes can have held; the right one authenticates. The
+search has a budget of bytes per stream, so hostile streams cost linear time. TLS 1.3 changes keys
+after Finished and KeyUpdate; if such a message is lost, the next keys are tried too.
+
+*Resuming.* A direction resumes before any record with its number, its count of KeyUpdates and the
+facts of the handshake (`tls.session`). `OpenedStream.point` finds the record for a position of the
+plaintext. The secrets come from the key log each time.
 
 *Holes.* k lost records of n bytes held n - k * (5 + overhead) bytes of plaintext with an AEAD
-suite, so a frame that spans them keeps its end. With CBC padding that is an estimate, and framing
-searches on where it fails.
+suite, so the end of a frame that spans them is known. With CBC padding that is an estimate, and
+framing searches on if it fails.
 
-*Places.* A plaintext byte is told by the place of its ciphertext byte in the TCP stream, and by the
-packet and the time of its record's segments: the first segment for first bytes, the last for
-last ones, as a record can be read only when all of it has arrived.
+*Positions.* The position of a plaintext byte is that of its ciphertext byte in the TCP stream. Its
+packet and time are those of its record's segments: of the first segment for first bytes, of the
+last for last ones, since a record can be read only after all of it arrived.
 
 *Accounts.* byte_count counts ciphertext. Unframed are decrypted bytes in no frame and the bytes of
-records that could not be decrypted; everything else, handshake and record headers included, lies
+records that could not be decrypted. Everything else, handshake and record headers included, lies
 within known boundaries: framed.
 
-*Not decrypted*: records behind a renegotiation of TLS 1.2, early data of TLS 1.3 (no Kafka client
-uses either), versions before 1.2; they are reported like other records without a key.
+*Not decrypted*: records after a renegotiation of TLS 1.2, early data of TLS 1.3 (no Kafka client
+uses either), versions before 1.2. They are reported like other records without a key.
 
 The cipher library takes one call per record, so this loop is Python; records of TLS connections
 with keys are the only bytes that pay for it.
@@ -42,8 +46,9 @@ with keys are the only bytes that pay for it.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,13 +79,18 @@ from kdissect.tls.key_log import (
     HANDSHAKE_SECRETS,
     TRAFFIC,
     Secrets,
-    Session,
     master_secret,
-    names_of,
     read_secrets,
 )
-from kdissect.tls.plaintext_ranges import OPENED_WIDTH, OpenedStream, TlsConnections
+from kdissect.tls.plaintext_ranges import OPENED, OpenedStream, TlsConnections
 from kdissect.tls.records import RECORD_WIDTH, TLS_HEADER_SIZE, walk_records
+from kdissect.tls.session import (
+    SECRET_NAME_SIZE,
+    SESSION_ID_MAX,
+    RecordPoint,
+    Session,
+    TlsState,
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -97,12 +107,13 @@ NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET = range(4)
 
 @dataclass(frozen=True, slots=True)
 class _Hello:
-    """A connection's readable handshake."""
+    """A readable handshake. client_side, session: None if a hello is missing. is_over: both sides
+    sent records of application data, which TLS 1.3 uses for the rest of the handshake too."""
 
-    client_side: int
-    client: ClientHello | None
-    server: ServerHello | None
+    client_side: int | None
     session: Session | None
+    facts: TlsFacts
+    is_over: bool
 
 
 def read_tls(
@@ -110,43 +121,56 @@ def read_tls(
     has_origin: npt.NDArray[np.uint8],
     connections: Iterable[int],
     key_logs: Sequence[Any],
+    resumed: Mapping[int, TlsState],
 ) -> TlsConnections:
-    """Handshakes of the given TLS connections; with key logs (buffers of text) their plaintext."""
-    told = TlsConnections()
-    hellos: dict[int, _Hello] = {}
+    """Handshakes of the given TLS connections; with key logs (buffers of text) their plaintext.
+
+    resumed: those whose streams begin at a record (`RecordPoint`), instead of a handshake.
+    """
+    tls = TlsConnections()
+    sessions: dict[int, Session | None] = {}
     for connection in connections:
-        hello, facts = _read_hello(streams, has_origin, connection)
-        told.facts[connection] = facts
-        if hello.client is not None:
-            told.hello_side[connection] = hello.client_side
+        if connection in resumed:
+            sessions[connection] = resumed[connection].session
+            continue
+        hello = _read_hello(streams, has_origin, connection)
+        tls.facts[connection] = hello.facts
+        if hello.client_side is not None:
+            tls.hello_side[connection] = hello.client_side
+        if hello.is_over:
+            tls.past_handshake.append(connection)
         if key_logs:
-            hellos[connection] = hello
-    wanted: set[bytes] = set()
-    for hello in hellos.values():
-        if hello.session is not None:
-            wanted |= names_of(hello.session)
-    secrets = read_secrets(key_logs, wanted) if wanted else {}
-    for connection, hello in hellos.items():
-        found = _openers(hello, secrets)
-        if isinstance(found, int):
-            told.failed[connection] = found
+            sessions[connection] = hello.session
+    names = {name for session in sessions.values() if session for name in session.names()}
+    secrets = read_secrets(key_logs, names) if names else {}
+    for connection, session in sessions.items():
+        state = resumed.get(connection)
+        if session is None:
+            tls.failed[connection] = NO_HELLO
             continue
-        one, two = (
-            _Direction(streams, 2 * connection + side, found[side ^ hello.client_side], told.spool)
+        keys = _keys(session, secrets)
+        if isinstance(keys, int):
+            if key_logs:
+                tls.failed[connection] = keys
+            continue
+        sides = [
+            _Direction(
+                streams, 2 * connection + side, keys[side ^ session.client_side], tls.spool,
+                state.points[side] if state else None,
+            )
             for side in (0, 1)
-        )
-        opened = one.run(has_origin), two.run(has_origin)
-        if not (one.has_opened or two.has_opened):
-            told.failed[connection] = WRONG_SECRET
+        ]  # fmt: skip
+        opened = sides[0].run(has_origin), sides[1].run(has_origin)
+        if state is None and not any(side.has_opened for side in sides):
+            tls.failed[connection] = WRONG_SECRET
             continue
-        told.opened[connection] = opened
-        server = two if hello.client_side == 0 else one
-        client = one if hello.client_side == 0 else two
-        told.facts[connection] = replace(
-            told.facts[connection],
-            **_certificate_facts(server.certificate, client.certificate),
-        )
-    return told
+        tls.opened[connection] = opened
+        tls.sessions[connection] = session
+        if state is None:
+            client, server = sides[session.client_side], sides[1 - session.client_side]
+            facts = _certificate_facts(server.certificate, client.certificate)
+            tls.facts[connection] = replace(tls.facts[connection], **facts)
+    return tls
 
 
 # -- handshakes -----------------------------------------------------------------------------
@@ -179,9 +203,7 @@ def _clear_handshake(streams: Streams, table: Ints, past_change: bool) -> bytes:
     return found
 
 
-def _read_hello(
-    streams: Streams, has_origin: npt.NDArray[np.uint8], connection: int
-) -> tuple[_Hello, TlsFacts]:
+def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection: int) -> _Hello:
     tables = [
         walk_records(streams.pieces, streams.sides, 2 * connection + side, has_origin)
         for side in (0, 1)
@@ -213,8 +235,10 @@ def _read_hello(
     )
     session = None
     if client is not None and server is not None:
-        session = _session(client, server, client_flight, server_flight)
-    return _Hello(client_side, client, server, session), facts
+        session = _session(client_side, client, server, client_flight, server_flight)
+    kinds = [table[records.TYPE :: RECORD_WIDTH] for table in tables]
+    is_over = all((kind == records.APPLICATION).any() for kind in kinds)
+    return _Hello(None if client is None else client_side, session, facts, is_over)
 
 
 def _server_hello(flight: bytes) -> ServerHello | None:
@@ -236,9 +260,9 @@ def _certificate_facts(server: bytes | None, client: bytes | None) -> dict[str, 
 
 
 def _session(
-    client: ClientHello, server: ServerHello, client_flight: bytes, server_flight: bytes
-) -> Session:
-    """What names the session's secret; the transcript is that of RFC 7627 section 3."""
+    client_side: int, client: ClientHello, server: ServerHello, client_flight: bytes,
+    server_flight: bytes,
+) -> Session:  # fmt: skip
     secret = b""
     hello_end = exchange_end = done_end = 0
     for kind, end, body in handshake.messages(client_flight):
@@ -250,33 +274,38 @@ def _session(
     for kind, end, _ in handshake.messages(server_flight):
         if kind == SERVER_HELLO_DONE:
             done_end = end
+    suite = suite_of(server.suite)
+    transcript_hash = b""
+    if server.is_extended and secret and suite is not None:
+        # RFC 7627 section 3: the messages up to the client's key exchange
+        transcript = client_flight[:hello_end] + server_flight[:done_end]
+        transcript += client_flight[hello_end:exchange_end]
+        transcript_hash = hashlib.new(suite.hash_name, transcript).digest()
     return Session(
-        client_random=client.random,
-        server_random=server.random,
-        session_id=server.session_id,
-        encrypted_secret=secret,
-        transcript=client_flight[:hello_end]
-        + server_flight[:done_end]
-        + client_flight[hello_end:exchange_end],
-        is_extended=server.is_extended,
+        client_side,
+        server.version,
+        server.suite,
+        client.random,
+        server.random,
+        server.session_id if len(server.session_id) <= SESSION_ID_MAX else b"",
+        secret[:SECRET_NAME_SIZE],
+        transcript_hash,
+        server.is_encrypt_then_mac,
     )
 
 
-def _openers(hello: _Hello, secrets: Secrets) -> tuple[_Keys, _Keys] | int:
+def _keys(session: Session, secrets: Secrets) -> tuple[_Keys, _Keys] | int:
     """Keys of the client's and the server's records, or why there are none."""
-    server, session = hello.server, hello.session
-    if server is None or session is None:
-        return NO_HELLO
-    suite = suite_of(server.suite)
-    if suite is None or server.version not in (TLS_12, TLS_13):
+    suite = suite_of(session.suite)
+    if suite is None or session.version not in (TLS_12, TLS_13):
         return NO_SUITE
-    if suite.is_13 != (server.version == TLS_13):
+    if suite.is_13 != (session.version == TLS_13):
         return NO_SUITE
     if not suite.is_13:
         master = master_secret(session, secrets, suite.hash_name)
         if master is None:
             return NO_SECRET
-        one, two = openers_12(suite, master, session, server.is_encrypt_then_mac)
+        one, two = openers_12(suite, master, session)
         return _Keys([one], False), _Keys([two], False)
     keys = tuple(_keys_13(suite, session, secrets, side) for side in (_CLIENT, SERVER))
     if not (keys[0].openers or keys[1].openers):
@@ -304,26 +333,49 @@ def _keys_13(suite: Suite, session: Session, secrets: Secrets, side: int) -> _Ke
     return _Keys(openers, True, early is not None)
 
 
+def _advanced(keys: _Keys, generation: int) -> list[Opener]:
+    """The opener after that many KeyUpdates (RFC 8446 section 7.2), if there is one."""
+    last = keys.openers[-1:]
+    for _ in range(generation):
+        last = [opener.updated() for opener in last if isinstance(opener, Tls13)]
+    return list(last)
+
+
 # -- records --------------------------------------------------------------------------------
 
 
 class _Direction:
-    """One stream's records, opened in order."""
+    """One stream's records, opened in order; from a handshake on, or from a point."""
 
-    def __init__(self, streams: Streams, stream: int, keys: _Keys, spool: Spool) -> None:
+    def __init__(
+        self, streams: Streams, stream: int, keys: _Keys, spool: Spool, point: RecordPoint | None
+    ) -> None:
         self._streams, self._stream, self._spool = streams, stream, spool
         self._is_13, self._has_handshake = keys.is_13, keys.has_handshake
         self._openers = keys.openers
         self._epoch = 0  # index of the opener in use
-        self._next = 0  # number behind the last opened record
-        self._low = 0  # the next record's number is in low .. high
-        self._high = 0
+        self._first_generation = 0  # of openers[0]; the handshake's own keys come before 0
+        self._next = 0  # number after the last opened record
         self._is_on = keys.is_13  # records are encrypted from here on
-        # Without the handshake's own keys nothing tells which records are the handshake's.
+        # Without the handshake's own keys nothing says which records are the handshake's.
         self._is_hunting = keys.is_13 and not keys.has_handshake
+        self._skip = 0  # bytes of the first record, from its header on, that are not needed
+        self._start: tuple[int, RecordPoint] | None = None  # of plaintext position 0
+        if keys.has_handshake:
+            self._first_generation = -1
+        if point is not None:
+            self._openers = _advanced(keys, point.generation)
+            self._has_handshake = self._is_hunting = False
+            self._first_generation = point.generation
+            self._next, self._skip = point.number, point.skip
+            self._is_on = True
+            self._start = 0, point
+        self._after = self._start  # of the plaintext position after the last record
+        self._low = self._high = self._next  # the next record's number is in low .. high
         self._budget = 0
-        self._plain = 0
+        self._plain = self._end = 0  # of the next record, and after the last one
         self._hole = 0  # ciphertext bytes since the last opened record that were not opened
+        self._closed = 0  # those of them that were captured
         self._opened = array("q")
         self._lost: list[tuple[int, int, int]] = []
         self._messages = b""
@@ -338,8 +390,8 @@ class _Direction:
         )
         for row in _rows(table):
             self._record(row)
-        opened = np.array(self._opened, np.int64).reshape(-1, OPENED_WIDTH)
-        return OpenedStream(opened, self._lost)
+        opened = np.frombuffer(self._opened, OPENED) if self._opened else np.zeros(0, OPENED)
+        return OpenedStream(opened, self._lost, self._start, self._after, self._closed)
 
     def _record(self, row: list[int]) -> None:
         kind, size = row[records.TYPE], row[records.SIZE]
@@ -376,6 +428,7 @@ class _Direction:
         pos, count = row[records.POS], row[records.CAPTURED]
         if not count:
             return
+        self._closed += count
         if self._lost and self._lost[-1][0] + self._lost[-1][1] == pos:
             before, so_far, segment = self._lost[-1]
             self._lost[-1] = before, so_far + count, segment
@@ -432,23 +485,45 @@ class _Direction:
         if self._hole:
             self._plain += max(1, self._hole - passed * (TLS_HEADER_SIZE + opener.overhead))
             self._hole = 0
+        self._closed = 0
         self.has_opened = True
         self._turn(epoch, number + 1)
         if kind == records.APPLICATION:
-            if content:
-                self._opened.extend(
-                    (
-                        self._plain,
-                        len(content),
-                        self._spool.write(content),
-                        row[records.POS] + TLS_HEADER_SIZE + opener.skipped,
-                        row[records.FIRST],
-                        row[records.LAST],
-                    )
-                )
-                self._plain += len(content)
+            self._add(row, number, content, opener.skipped)
         elif kind == records.HANDSHAKE and self._is_13:
             self._read_messages(content)
+        generation = self._first_generation + self._epoch
+        if generation >= 0 and not self._messages and self._plain == self._end:
+            end = row[records.POS] + row[records.SIZE]
+            self._after = end, RecordPoint(self._next, generation)
+            if not self._end:
+                self._start = self._after
+
+    def _add(self, row: list[int], number: int, content: bytes, skipped: int) -> None:
+        """An OPENED row of application data, without what a resumed stream does not need."""
+        pos, tcp_pos = row[records.POS], row[records.POS] + TLS_HEADER_SIZE + skipped
+        if pos == 0 and self._skip:
+            needed = max(tcp_pos, self._skip)
+            content, tcp_pos = content[needed - tcp_pos :], needed
+        generation = self._first_generation + self._epoch
+        if self._start is None and not self._plain:
+            self._start = pos, RecordPoint(number, generation)
+        if content:
+            self._opened.extend(
+                (
+                    self._plain,
+                    len(content),
+                    self._spool.write(content),
+                    tcp_pos,
+                    row[records.FIRST],
+                    row[records.LAST],
+                    pos,
+                    pos + row[records.SIZE],
+                    number,
+                    generation,
+                )
+            )
+            self._plain = self._end = self._plain + len(content)
 
     def _turn(self, epoch: int, number: int) -> None:
         self._epoch = epoch

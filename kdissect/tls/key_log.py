@@ -7,12 +7,12 @@ is RFC 5246 and RFC 7627 (extended master secret), TLS 1.3 RFC 8446 section 7.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
+
+from kdissect.tls.session import Session
 
 # (label, what names the session) -> secret
 Secrets = dict[tuple[str, bytes], bytes]
@@ -92,35 +92,18 @@ def expand_label(secret: bytes, label: bytes, size: int, hash_name: str) -> byte
     return made[:size]
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What the handshake says of the keys; `encrypted_secret` is the client's key exchange."""
-
-    client_random: bytes
-    server_random: bytes
-    session_id: bytes = b""
-    encrypted_secret: bytes = b""
-    transcript: bytes = field(default=b"", repr=False)  # up to the client's key exchange
-    is_extended: bool = False  # extended master secret
-
-
-def names_of(session: Session) -> set[bytes]:
-    """What may name the session in a key log."""
-    return {session.client_random, session.session_id, session.encrypted_secret[:8]} - {b""}
-
-
 def master_secret(session: Session, secrets: Secrets, hash_name: str) -> bytes | None:
-    """The master secret of a TLS 1.2 session, None where the key log does not tell."""
+    """The master secret of a TLS 1.2 session, or None if the key log does not have it."""
     known = secrets.get((MASTER, session.client_random))
     if known is None:
         known = secrets.get((SESSION, session.session_id))
     if known is not None:
         return known if len(known) == MASTER_SIZE else None
-    early = secrets.get((RSA, session.encrypted_secret[:8]))
+    early = secrets.get((RSA, session.secret_name))
     if early is None:
         return None
-    if session.is_extended:
-        digest = hashlib.new(hash_name, session.transcript).digest()
-        return prf(early, b"extended master secret", digest, MASTER_SIZE, hash_name)
+    if session.transcript_hash:
+        seed = session.transcript_hash
+        return prf(early, b"extended master secret", seed, MASTER_SIZE, hash_name)
     randoms = session.client_random + session.server_random
     return prf(early, b"master secret", randoms, MASTER_SIZE, hash_name)

@@ -1,8 +1,9 @@
-"""Decrypted streams among the others: their pieces for the framing kernels, and the way back.
+"""Decrypted streams among the others: pieces for the framing kernels, and their real positions.
 
-A decrypted record is a piece whose segment is a *virtual* one, numbered behind the real segments;
-its source is the one behind the captures. So the kernels need not know of TLS, and what they found
-is turned back into packets and places of the TCP stream here.
+A decrypted record is a piece of a *virtual* segment, numbered after the real segments. Its source
+is numbered after the captures. So the kernels do not know about TLS; `PlainStreams.settle` replaces
+virtual segments and plaintext positions in their results by packets and positions of the TCP
+stream.
 """
 
 from __future__ import annotations
@@ -30,44 +31,113 @@ from kdissect.tcp.columns import (
     SIDE_WIDTH,
 )
 from kdissect.tcp.reassembly import Streams
+from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session
 
 Ints = npt.NDArray[np.int64]
 
-# Columns of a decrypted record. PLAIN: position in the decrypted stream; PLACE: of its first byte
-# of ciphertext in the TCP stream; FIRST, LAST: segments.
-_PLAIN, LENGTH, _CARRIED, _PLACE, _FIRST, _LAST = range(6)
-OPENED_WIDTH = 6
+# A decrypted record of application data. pos: in the decrypted stream; tcp_pos: that of its first
+# byte of ciphertext in the TCP stream; record_start, record_end: there too, header included.
+OPENED = np.dtype(
+    [
+        ("pos", "<i8"),
+        ("length", "<i8"),
+        ("spool_pos", "<i8"),
+        ("tcp_pos", "<i8"),
+        ("first_segment", "<i8"),
+        ("last_segment", "<i8"),
+        ("record_start", "<i8"),
+        ("record_end", "<i8"),
+        ("number", "<i8"),
+        ("generation", "<i8"),
+    ]
+)
+CLOSED_MAX = 256 << 10  # bytes after the last opened record that make a stream unreadable
 
 
 @dataclass(slots=True)
 class OpenedStream:
-    """What came of a stream: table int64[n, OPENED_WIDTH]; lost: (pos, bytes, segment) runs."""
+    """The decrypted records of a stream. table: OPENED[n]; lost: (pos, bytes, segment) runs.
 
-    table: Ints
+    start, after: TCP position and point of plaintext position 0, and of the one after the last
+    record; None if it is not known which keys apply there. closed_byte_count: captured bytes
+    after the last opened record.
+    """
+
+    table: npt.NDArray[np.void]
     lost: list[tuple[int, int, int]]
+    start: tuple[int, RecordPoint] | None = None
+    after: tuple[int, RecordPoint] | None = None
+    closed_byte_count: int = 0
 
     @property
     def lost_byte_count(self) -> int:
         return sum(count for _, count, _ in self.lost)
 
+    @property
+    def end(self) -> int:
+        """The position after the last decrypted byte."""
+        return int(self.table["pos"][-1] + self.table["length"][-1]) if len(self.table) else 0
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether `point` gives a point for each position, from which the rest can be decrypted."""
+        if self.start is None or self.after is None or self.closed_byte_count > CLOSED_MAX:
+            return False
+        return self.start[1].generation >= 0 and self.after[1].generation <= GENERATION_MAX
+
+    def point(self, pos: int) -> tuple[int, RecordPoint]:
+        """TCP position and point of the record with a plaintext position.
+
+        For a position between two records it is the end of the first, so that the next run reads
+        the lost ones again.
+        """
+        assert self.start is not None
+        assert self.after is not None
+        if pos >= self.end:
+            return self.after
+        index = int(np.searchsorted(self.table["pos"], pos, "right")) - 1
+        if index < 0:
+            return self.start
+        row = self.table[index]
+        number, generation = int(row["number"]), int(row["generation"])
+        inside, start = pos - int(row["pos"]), int(row["record_start"])
+        if inside >= row["length"]:
+            return int(row["record_end"]), RecordPoint(number + 1, generation)
+        return start, RecordPoint(number, generation, int(row["tcp_pos"]) + inside - start)
+
+    def tcp_pos(self, pos: int) -> int:
+        """The TCP position of a plaintext position; `pos` itself if no record begins with it."""
+        index = int(np.searchsorted(self.table["pos"], pos))
+        is_there = index < len(self.table) and self.table["pos"][index] == pos
+        return int(self.table["tcp_pos"][index]) if is_there else pos
+
+    def settled(self, tcp_pos: int) -> int:
+        """The position up to which all records end before `tcp_pos`."""
+        count = int(np.searchsorted(self.table["record_end"], tcp_pos, "right"))
+        return OpenedStream(self.table[:count], []).end
+
 
 @dataclass(slots=True)
 class TlsConnections:
-    """What the TLS connections of a batch told; keys are rows of the connections.
+    """What the TLS connections of a batch say; keys are rows of the connections.
 
-    hello_side: who sent the ClientHello. opened: both streams, by side. failed: reasons.
+    hello_side: the side that sent the ClientHello. opened: both streams, by side, of connections
+    with keys, and sessions: their facts. failed: why others have none, with a key log.
+    past_handshake: those that sent application data.
     """
 
     facts: dict[int, TlsFacts] = field(default_factory=dict)
     hello_side: dict[int, int] = field(default_factory=dict)
     opened: dict[int, tuple[OpenedStream, OpenedStream]] = field(default_factory=dict)
+    sessions: dict[int, Session] = field(default_factory=dict)
     failed: dict[int, int] = field(default_factory=dict)
+    past_handshake: list[int] = field(default_factory=list)
     spool: Spool = field(default_factory=Spool)
 
 
 @dataclass(frozen=True, slots=True)
 class PlainStreams:
-    """All streams as framing shall see them: the decrypted ones instead of their ciphertext.
+    """All streams for framing: decrypted ones instead of their ciphertext.
 
     times, source: of real and virtual segments. opened: by connection, both sides.
     """
@@ -77,7 +147,7 @@ class PlainStreams:
     times: Ints
     source: npt.NDArray[np.int32]
     carried: Carried
-    records: Ints  # [n, OPENED_WIDTH], of virtual segment real_count + row
+    records: npt.NDArray[np.void]  # OPENED, of virtual segment real_count + row
     real_count: int
     opened: dict[int, tuple[OpenedStream, OpenedStream]]
 
@@ -89,23 +159,23 @@ class PlainStreams:
         self._turn(faults, frame_tables.FAULT_SEGMENT, frame_tables.FAULT_POS)
         last = frames[:, frame_tables.LAST]
         virtual = last >= self.real_count
-        last[virtual] = self.records[last[virtual] - self.real_count, _LAST]
+        last[virtual] = self.records["last_segment"][last[virtual] - self.real_count]
 
     def _turn(self, table: Any, segment: int, pos: int) -> None:
         virtual = np.flatnonzero(table[:, segment] >= self.real_count)
         record = self.records[table[virtual, segment] - self.real_count]
-        table[virtual, pos] += record[:, _PLACE] - record[:, _PLAIN]
-        table[virtual, segment] = record[:, _FIRST]
+        table[virtual, pos] += record["tcp_pos"] - record["pos"]
+        table[virtual, segment] = record["first_segment"]
 
 
 def plain_streams(
     streams: Streams, tls: TlsConnections, source_count: int, scratch: Scratch = MEMORY
 ) -> PlainStreams:
-    """Put the decrypted records of `tls` behind the pieces of the captures."""
+    """All streams, with the decrypted records of `tls` after the pieces of the captures."""
     times = scratch.copied(streams.segments["time_ns"])
     source = scratch.copied(streams.segments["source"])
     if not tls.opened:
-        none = np.zeros((0, OPENED_WIDTH), np.int64)
+        none = np.zeros(0, OPENED)
         return PlainStreams(
             streams.pieces, streams.sides, times, source, NO_CARRIED, none, len(times), {}
         )
@@ -119,26 +189,26 @@ def plain_streams(
             sides[at + PIECE_START] = count
             count += len(table)
             sides[at + PIECE_STOP] = count
-            sides[at + END] = int(table[-1, _PLAIN] + table[-1, LENGTH]) if len(table) else 0
+            sides[at + END] = opened[side].end
             tables.append(table)
     records = np.concatenate(tables)
     data = tls.spool.data()
     pieces = streams.pieces
     merged = Pieces(
-        np.concatenate([pieces.pos, records[:, _PLAIN]]),
-        np.concatenate([pieces.length, records[:, LENGTH]]),
+        np.concatenate([pieces.pos, records["pos"]]),
+        np.concatenate([pieces.length, records["length"]]),
         np.concatenate(
-            [pieces.address, (records[:, _CARRIED] + data.ctypes.data).astype(np.uint64)]
+            [pieces.address, (records["spool_pos"] + data.ctypes.data).astype(np.uint64)]
         ),
-        np.concatenate([pieces.file_pos, records[:, _CARRIED]]),
+        np.concatenate([pieces.file_pos, records["spool_pos"]]),
         np.concatenate([pieces.segment, len(times) + np.arange(len(records))]),
     )
-    first = records[:, _FIRST]
-    order = np.argsort(records[:, _CARRIED])
+    first = records["first_segment"]
+    order = np.argsort(records["spool_pos"])
     carried = Carried(
         source_count,
         data,
-        records[order, _CARRIED],
+        records["spool_pos"][order],
         source[first[order]],
         streams.segments["pos"][first[order]],
     )
@@ -164,8 +234,9 @@ def recognise_plain(
     client_side: npt.NDArray[np.uint8],
     protocol: npt.NDArray[np.uint8],
 ) -> None:
-    """What decrypted connections speak; those that do not speak Kafka stay TLS."""
+    """Detect the protocol of decrypted connections, if it is not known; others stay TLS."""
     rows = np.array(sorted(plain.opened), np.int64)
+    rows = rows[protocol[rows] != Protocol.KAFKA]
     if not len(rows):
         return
     both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
@@ -196,7 +267,7 @@ def account(
 ) -> tuple[int, int]:
     """(framed, unframed) bytes of a decrypted stream, `framed` of whose plaintext is in frames."""
     opened = plain.opened[number >> 1][number & 1]
-    inside = int(opened.table[:, LENGTH].sum())
+    inside = int(opened.table["length"].sum())
     unframed = inside - framed + opened.lost_byte_count
     return int(sides[number * SIDE_WIDTH + BYTE_COUNT]) - unframed, unframed
 
@@ -209,8 +280,8 @@ def faults_of(
     protocol: npt.NDArray[np.uint8],
     faults: Ints,
 ) -> Ints:
-    """A direction's faults, those of decrypted streams told of the TCP stream: the gaps that it
-    has, and records that could not be decrypted."""
+    """A direction's faults. Those of decrypted streams are gaps of the TCP stream, and records that
+    could not be decrypted."""
     if not plain.opened:
         return faults
     is_opened = np.isin(faults[:, frame_tables.FAULT_CONNECTION], list(plain.opened))

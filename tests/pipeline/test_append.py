@@ -354,6 +354,7 @@ def test_what_comes_before_the_end_is_read_with_all(tmp_path, in_process):
         ({"ports": [9092]}, "new port hints"),
         ("state", "is gone"),
         ("version", "another version"),
+        ("older state", "another version"),
         ("old", "without --keep-state"),
         ({"read_again": True}, "--read-again"),
     ],
@@ -366,6 +367,8 @@ def test_why_captures_are_read_again(change, reason, halves):
         shutil.rmtree(out / "_state")
     if change == "version":
         manifest["program_version"] = "0.0"
+    if change == "older state":
+        manifest["state"]["version"] -= 1
     if change == "old":
         del manifest["state"]
     (out / MANIFEST).write_text(json.dumps(manifest))

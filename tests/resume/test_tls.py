@@ -1,0 +1,324 @@
+"""TLS over a cut: decryption resumes by record number, and no state has a secret."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kdissect
+from kdissect.capture import windows
+from kdissect.capture.segments import ENDPOINTS
+from kdissect.capture.windows import WindowReader
+from kdissect.kafka.options import StreamOptions
+from kdissect.pipeline.saved_state import read_state
+from kdissect.resume.carry import ConnectionCarry
+from kdissect.resume.connection_state import (
+    KAFKA,
+    LOOKED_AT_MAX,
+    OVER,
+    ConnectionState,
+    pack_states,
+    unpack_states,
+)
+from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
+from tests.capture.build import ethernet, ipv4, pcap, tcp
+from tests.kafka.playbook import BROKER, CLIENT, Playbook, request, response
+from tests.pipeline.test_append import _check, _counted, _rotated
+from tests.tls.test_decrypt import _Sealer
+from tests.tls.tls_talk import Parties, Talk
+
+SIZES = (5, 100, 2000, 20_000)
+RECORD_MAX = 5 + 16384 + 256
+KINDS = {
+    "1.3": ("TLSv1_3", None),
+    "1.3 traffic secrets": ("TLSv1_3", None),
+    "1.3 key updates": ("TLSv1_3", None),
+    "1.3 mutual": ("TLSv1_3", None),
+    "1.3 resumed": ("TLSv1_3", None),
+    "1.2": ("TLSv1_2", None),
+    "1.2 mutual": ("TLSv1_2", None),
+    "1.2 resumed": ("TLSv1_2", None),
+    "1.2 CBC, pre-master secrets": ("TLSv1_2", "AES128-SHA"),
+    "1.2 GCM, pre-master secrets": ("TLSv1_2", "AES128-GCM-SHA256"),
+    "1.2 encrypt then MAC": ("TLSv1_2", "ECDHE-RSA-AES256-SHA384"),
+}
+
+
+def _exchange(number: int) -> tuple[bytes, bytes]:
+    size = SIZES[number % 4]
+    return request(number, body=b"?" * size), response(number, body=b"!" * (20_005 - size))
+
+
+def _made(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, bytes]:
+    """A conversation of requests, each after the response before, and its key log."""
+    version, ciphers = KINDS[kind]
+    ciphers = ciphers and ciphers + ":@SECLEVEL=0"
+    parties = Parties(folder, version, ciphers, is_mutual="mutual" in kind)
+    session = None
+    if "resumed" in kind:
+        first = Talk(parties)
+        first.say(CLIENT, request(0))
+        first.say(BROKER, response(0))
+        session = first.client.session
+    talk = Talk(parties, session)
+    assert "resumed" not in kind or talk.client.session_reused
+    if "updates" in kind:
+        return _with_key_updates(talk, parties.key_log(), count), parties.key_log()
+    for number in range(count):
+        asked, answered = _exchange(number)
+        talk.say(CLIENT, asked)
+        talk.say(BROKER, answered)
+    lines = parties.key_log().splitlines(keepends=True)
+    if "traffic" in kind:
+        lines = [line for line in lines if b"HANDSHAKE" not in line]
+    if "pre-master" in kind:
+        lines = [line for line in lines if line.startswith(b"RSA ")]
+    return talk.playbook(size=1400), b"".join(lines)
+
+
+def _with_key_updates(talk: Talk, log: bytes, count: int) -> Playbook:
+    """Each side changes its key after every second and third message."""
+    book = talk.playbook()
+    sealers = [_Sealer(log, label, 0) for label in (b"CLIENT_TRAFFIC_SECRET_0",
+                                                    b"SERVER_TRAFFIC_SECRET_0")]  # fmt: skip
+    sealers[BROKER].number = 2  # after the session tickets
+    for number in range(count):
+        for side, message in zip((CLIENT, BROKER), _exchange(number), strict=True):
+            data = b"".join(
+                sealers[side].seal(message[at : at + 9000]) for at in range(0, len(message), 9000)
+            )
+            if number % (2 + side) == 0:
+                data += sealers[side].update()
+            for at in range(0, len(data), 1400):
+                part = data[at : at + 1400]
+                book = book >> part if side == CLIENT else book << part
+    return book
+
+
+def _capture(book: Playbook, path: Path) -> Path:
+    packets, times = [], []
+    for number, (time, side, flags, payload, seq, ack) in enumerate(book.rows):
+        ports, hosts = book.ports, ("10.0.0.1", "10.0.0.2")
+        if side == BROKER:
+            ports, hosts = ports[::-1], hosts[::-1]
+        segment = tcp(payload, ports=ports, seq=seq, ack=ack, flags=flags)
+        packets.append(ethernet(ipv4(segment, addresses=hosts, ip_id=number + 1)))
+        times.append((time // 10**9, time % 10**9 // 1000))
+    path.write_bytes(pcap(packets, times=times))
+    return path
+
+
+def _secrets(log: bytes) -> list[bytes]:
+    """The secrets of a key log, in hexadecimal and as they are."""
+    found = [line.split()[-1] for line in log.splitlines() if not line.startswith(b"#")]
+    return found + [bytes.fromhex(secret.decode()) for secret in found]
+
+
+class Run:
+    """Windows of a packet each, and the state after each of them, saved and read again."""
+
+    def __init__(self, path: Path, key_log: bytes) -> None:
+        self.paths = [str(path)]
+        self.resumed = ConnectionCarry(StreamOptions(), [key_log] if key_log else [])
+
+    def rows(self) -> Iterator[tuple[int, list[tuple[int, ...]], ConnectionState | None, bytes]]:
+        """After each window: packets so far, complete exchanges, the state, and it as bytes."""
+        reader = WindowReader(self.paths[0], 0, self.paths)
+        last, count = None, 0
+        for last in reader.windows():
+            found = self.resumed.add(last, self.paths)
+            rows = [] if found is None else _rows(found.assembly.exchanges[found.rows])
+            state = next(iter(self.resumed.states()), None)
+            packed = b""
+            if state is not None and state.phase is KAFKA:
+                packed = pack_states([state])
+                (again,) = unpack_states(packed)
+                assert (again.tls, again.parts) == (state.tls, state.parts)
+            count = max(count, int(last.batch.segments["packet"].max(initial=0)))
+            yield count, rows, state, packed
+        assert last is not None
+        for found in self.resumed.finish(last, self.paths):
+            yield 0, _rows(found.assembly.exchanges[found.rows]), None, b""
+
+
+def _rows(exchanges) -> list[tuple[int, ...]]:
+    sides = exchanges["request"], exchanges["response"]
+    return sorted(
+        zip(
+            exchanges["exchange_id"].tolist(), exchanges["correlation_id"].tolist(),
+            exchanges["status"].tolist(), exchanges["queued_ns"].tolist(),
+            *(side[name].tolist() for side in sides
+              for name in ("pos", "size", "time_ns", "end_time_ns", "packet", "is_whole")),
+            strict=True,
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture
+def one_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", 40)
+    monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", 40)
+
+
+@pytest.mark.usefixtures("one_packet")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
+    """The exchanges are those of one run; a state has the open frame's records and no secret."""
+    from kdissect.kafka.assemble import assemble
+
+    book, log = _made(kind, tmp_path)
+    batch, memory = book.batch()
+    whole = assemble(batch, memory, book.options, [log])
+    expected = _rows(whole.exchanges)
+    assert len(expected) == 8
+    found: list[tuple[int, ...]] = []
+    resumed_count = 0
+    generations = set()
+    for count, rows, state, packed in Run(_capture(book, tmp_path / "talk.pcap"), log).rows():
+        found += rows
+        if not packed:
+            continue
+        resumed_count += 1
+        assert state is not None
+        assert state.tls is not None
+        generations |= {point.generation for point in state.tls.points}
+        assert not any(secret in packed for secret in _secrets(log))
+        # what the segments brought since the last exchange was complete
+        since = whole.exchanges["response"]["end_time_ns"]
+        end = max((int(time) for time in since if time < book.rows[count - 1][0]), default=0)
+        sent = [row[3] for row in book.rows[:count] if row[0] > end]
+        assert state.size <= sum(map(len, sent))
+        assert len(packed) <= state.size + 2000 + 60 * len(sent)
+    assert sorted(found) == expected
+    assert resumed_count > 30
+    assert (generations == {0}) == ("updates" not in kind)
+
+
+@pytest.mark.parametrize("kind", ["1.3 key updates", "1.3 traffic secrets", "1.2 mutual",
+                                  "1.2 CBC, pre-master secrets"])  # fmt: skip
+def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_process) -> None:
+    book, log = _made(kind, tmp_path)
+    capture = _capture(book, tmp_path / "talk.pcap")
+    keylog = tmp_path / "talk.keylog"
+    keylog.write_bytes(log)
+    for place in (len(book.rows) // 3, len(book.rows) * 2 // 3 + 3):
+        parts = _rotated(capture, [place], tmp_path / "parts")
+        out = tmp_path / "tables"
+        kdissect.dissect(None, parts[0], out, overwrite=True, keep_state=True, keylog=keylog)
+        _check_state(out, log)
+        tables = kdissect.dissect(None, parts[1], out, append=True, keylog=keylog)
+        assert tables.manifest["append"] == {"read_again": None}
+        assert not _counted(tables)
+        _check(tables, parts, keylog=keylog)
+
+
+def _check_state(out: Path, log: bytes) -> None:
+    """No saved file has a secret of the key log, and the state stays small."""
+    saved = b"".join(part for file in (out / "_state").glob("*") for part in read_state(str(file)))
+    assert saved
+    assert not any(secret in saved for secret in _secrets(log))
+    assert len(saved) < 2 * RECORD_MAX + 20_005 + 10_000
+
+
+def test_a_key_log_that_is_gone_is_said(tmp_path: Path, in_process) -> None:
+    book, log = _made("1.3", tmp_path)
+    capture = _capture(book, tmp_path / "talk.pcap")
+    keylog = tmp_path / "talk.keylog"
+    keylog.write_bytes(log)
+    part, *rest = _rotated(capture, [len(book.rows) // 2, len(book.rows) // 2 + 20], tmp_path)
+    out = tmp_path / "tables"
+    kdissect.dissect(None, part, out, keep_state=True, keylog=keylog)
+    keylog.unlink()
+    tables = kdissect.dissect(None, rest[0], out, append=True)
+    assert tables.manifest["append"] == {"read_again": None}
+    (note,) = tables.notes
+    assert "no TLS secrets any more" in note
+    details = tables.anomalies.to_arrow()["detail"].to_pylist()
+    assert sum("no key log has the secrets" in detail for detail in details) == 1
+    again = kdissect.dissect(None, rest[1], out, append=True)
+    assert again.manifest["append"] == {"read_again": None}
+    (row,) = again.connections.to_arrow().to_pylist()
+    data = [sum(len(row[3]) for row in book.rows if row[1] == side) for side in (CLIENT, BROKER)]
+    assert [row["request_byte_count"], row["response_byte_count"]] == data
+    other = tmp_path / "moved.keylog"
+    other.write_bytes(log)
+    last = kdissect.dissect(None, rest[1], out, append=True, keylog=other)
+    assert last.manifest["append"] == {"read_again": "there are new port hints or key logs"}
+    _check(last, [part, *rest], keylog=other)
+
+
+@pytest.mark.parametrize("kind", ["1.3", "1.2"])
+def test_connections_without_keys_are_counted(kind: str, tmp_path: Path, in_process) -> None:
+    """A key log of others: each part counts the bytes, and says once that they are encrypted."""
+    book, _ = _made(kind, tmp_path)
+    (tmp_path / "other").mkdir()
+    keylog = tmp_path / "talk.keylog"
+    keylog.write_bytes(_made(kind, tmp_path / "other")[1])
+    capture = _capture(book, tmp_path / "talk.pcap")
+    parts = _rotated(capture, [len(book.rows) // 3, len(book.rows) * 2 // 3], tmp_path)
+    out = tmp_path / "tables"
+    for part in parts:
+        tables = kdissect.dissect(None, part, out, append=True, keylog=keylog)
+        assert not any(file.stat().st_size > 20_000 for file in (out / "_state").iterdir())
+    assert not _counted(tables)
+    _check(tables, parts, keylog=keylog)
+
+
+@pytest.mark.usefixtures("one_packet")
+@pytest.mark.parametrize("damage", ["bytes", "updates"])
+def test_a_stream_that_cannot_be_decrypted_any_more_is_given_up(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its open request is complete as it is, and it is carried no longer."""
+    if damage == "updates":
+        monkeypatch.setattr("kdissect.tls.plaintext_ranges.GENERATION_MAX", 1)
+    book, log = _made("1.3 key updates" if damage == "updates" else "1.3", tmp_path)
+    book = book >> b"\x17\x03\x03\x40\0" + bytes(16)
+    for _ in range(20):
+        book = book >> bytes(16368) + b"\x17\x03\x03\x40\0" + bytes(16)
+    found, sizes, phases = [], [], []
+    for _, rows, state, _ in Run(_capture(book, tmp_path / "talk.pcap"), log).rows():
+        found += rows
+        if state is not None:
+            sizes.append(state.size)
+            phases.append(state.phase)
+    assert phases[-1] is OVER
+    assert sizes[-1] == 0
+    assert max(sizes) < LOOKED_AT_MAX + 2 * RECORD_MAX
+    assert len(found) == (8 if damage == "bytes" else len(set(found)))
+
+
+def test_states_of_other_bytes_are_refused() -> None:
+    """Whatever a file says: a state within its limits, or a ValueError."""
+    session = Session(0, 0x304, 0x1302, b"c" * 32, b"s" * 32, b"i" * 32)
+    state = ConnectionState(bytes(ENDPOINTS.itemsize), KAFKA)
+    state.tls = TlsState(session, (RecordPoint(7, 2, 5), RecordPoint(0)))
+    packed = pack_states([state])
+    (again,) = unpack_states(packed)
+    assert again.tls == state.tls
+    saved = json.loads(json.dumps(state.tls.to_json()))
+    assert TlsState.from_json(saved) == state.tls
+    bad = [None, [], {}, {"session": {}, "points": []}, saved | {"points": saved["points"][:1]}]
+    for name, value in [("client_random", "00"), ("client_random", 5), ("suite", -1),
+                        ("version", "x"), ("client_side", 2), ("session_id", "00" * 33),
+                        ("secret_name", "00" * 9), ("transcript_hash", "00"),
+                        ("more", 1)]:  # fmt: skip
+        bad.append(saved | {"session": saved["session"] | {name: value}})
+    for name, value in [("number", -1), ("number", 1 << 63), ("generation", GENERATION_MAX + 1),
+                        ("generation", None), ("skip", 1 << 15), ("skip", -1)]:  # fmt: skip
+        bad.append(saved | {"points": [saved["points"][0] | {name: value}, saved["points"][1]]})
+    for each in bad:
+        with pytest.raises(ValueError, match="TLS connection"):
+            TlsState.from_json(each)
+    for old, new in (
+        (b'"number": 7', b'"number":-7'),
+        (b'"suite"', b'"Suite"'),
+        (b"[[", b"[{"),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            unpack_states(packed.replace(old, new))
+    with pytest.raises(ValueError, match="sizes"):
+        unpack_states(packed[:-1])
