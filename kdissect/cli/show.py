@@ -19,6 +19,7 @@ from kdissect.cli.common import (
     with_examples,
 )
 from kdissect.cli.options import CaptureOptions, SelectionOptions, with_groups
+from kdissect.cli.rows import format_of, write_file
 from kdissect.show.style import Clock
 
 SHOW_EXAMPLES = """
@@ -33,6 +34,8 @@ Examples:
   kdissect show trace.pcap --follow 10.0.0.7:51234 -x
 
   kdissect show trace.pcap --where "client_id like 'app-%' and response_size > 1e6" --json
+
+  kdissect show trace.pcap --slow 1s --out slow.csv
 
   tcpdump -i any -U -w - port 9092 | kdissect show -
 """
@@ -77,6 +80,14 @@ def show_command(
             "line), delta (since the line before).",
         ),
     ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write the columns of exchanges to FILE: .csv, .json, .ndjson, .parquet, .arrow.",
+        ),
+    ] = None,
     header: Annotated[
         bool | None,
         typer.Option("--header/--no-header", help="A line of titles (default: on a terminal)."),
@@ -97,13 +108,22 @@ def show_command(
     """
     if as_json and (verbose or raw):
         raise typer.BadParameter("it shows columns; -v and -x are text", param_hint="--json")
+    form = format_of(out)
+    if out is not None and (as_json or verbose or raw or records):
+        raise typer.BadParameter(
+            "it writes columns; no --json, -v, -x, --records", param_hint="--out"
+        )
     if os.path.basename(sys.argv[0]) == "kdissect" or sys.argv[0].endswith("__main__.py"):
         from kdissect.startup import light
 
         light()  # this process shows, and nothing else
+    import pyarrow as pa
+
     from kdissect.pipeline.options import Options
     from kdissect.show.columns import DEFAULT, fitted, parse_columns
-    from kdissect.show.loop import Style, show
+    from kdissect.show.loop import Exchanges, Style, show
+    from kdissect.tables.schemas import EXCHANGES
+    from kdissect.text import plural, unread
 
     selection = selected.selection()
     options = Options(
@@ -113,37 +133,46 @@ def show_command(
         reveal_secrets=capture.reveal_secrets,
         limits=limits_of(capture.limit),
     )
-    names: tuple[str, ...] = DEFAULT
+    is_stored = as_json or out is not None
+    names: tuple[str, ...] = EXCHANGES.names if out is not None else DEFAULT
     if columns is not None:
-        names = checked("--columns", lambda text: parse_columns(text, as_json), columns)
+        names = checked("--columns", lambda text: parse_columns(text, is_stored), columns)
     style = Style(
         as_json,
         verbose,
         raw,
         records,
         _has_colour(colour),
-        fitted(DEFAULT if as_json else names, time, _line_width()),
+        fitted(DEFAULT if is_stored else names, time, _line_width()),
         header=sys.stdout.isatty() if header is None else header,
         names=None if columns is None else names,
     )
-    out = _Output()
+    stdout = _Output()
 
     def note(line: str) -> None:
         if not quiet:
             say(f"warning: {line}")
 
+    exchanges = Exchanges(captures, options, selection, note, style.detail)
     try:
-        reading = show(captures, options, selection, style, out.write, note)
-        out.flush()
+        if out is not None:
+            schema = pa.schema([EXCHANGES.field(name) for name in names])
+            write_file(form, schema, exchanges.batches(schema), out)
+            if not quiet:
+                say(f"{plural(exchanges.count, 'exchange')} in {out}")
+            if exchanges.is_interrupted:
+                raise KeyboardInterrupt
+        else:
+            show(exchanges, options, style, stdout.write)
+            stdout.flush()
     except BrokenPipeError:
-        out.drop()
+        stdout.drop()
         return
     except KeyboardInterrupt:
-        # how a live capture ends; what was shown is shown
+        # how a live capture ends; lines shown so far stay, and a file has the rows so far
         say("interrupted")
         os._exit(EXIT_INTERRUPTED)
-    from kdissect.text import unread
-
+    reading = exchanges.reading
     left = unread(reading.unread)
     if left is not None and not quiet:
         say(left)

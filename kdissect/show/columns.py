@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from kdissect.show.style import Clock
 from kdissect.tables.schemas import EXCHANGES
+from kdissect.text import shortened
 
 GAP = "  "
 REST_MIN = 14  # of the last column, before others are given up for it
@@ -97,7 +98,8 @@ class LineLayout:
             else column.title.ljust(column.width)
             for column in self.columns
         ]
-        return GAP.join(cells).rstrip()[: self.width]
+        header = GAP.join(cells).rstrip()
+        return header if self.width is None else shortened(header, self.width)
 
 
 def fitted(names: Sequence[str], clock: Clock | None, width: int | None) -> LineLayout:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import pyarrow as pa
 
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
@@ -14,6 +17,7 @@ from kdissect.show.columns import DEFAULT, LineLayout, fitted
 from kdissect.show.lines import LineMaker
 from kdissect.show.listing import Listed, Lister
 from kdissect.show.reading import CaptureReading
+from kdissect.text import display_width, shortened
 
 Write = Callable[[bytes], object]
 
@@ -38,27 +42,53 @@ class Style:
         return "records" if self.records else "frames" if self.tree or self.raw else ""
 
 
-def show(
-    paths: Sequence[str],
-    options: Options,
-    selection: Selection,
-    style: Style,
-    write: Write,
-    note: Callable[[str], None],
-) -> CaptureReading:
-    """Write the exchanges of the captures that pass, as they are completed; note if none does."""
-    reading = CaptureReading(paths, options, note)
-    ids = [capture_id(path) for path in reading.paths]
-    lister = Lister(options, ids, selection, style.detail)
+class Exchanges:
+    """The exchanges of captures that pass a selection, as they are completed.
+
+    reading: how far the captures are read. count: exchanges that passed so far. is_interrupted:
+    an interrupt ended `batches`.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        options: Options,
+        selection: Selection,
+        note: Callable[[str], None],
+        detail: str = "",
+    ) -> None:
+        self.reading = CaptureReading(paths, options, note)
+        ids = [capture_id(path) for path in self.reading.paths]
+        self._lister = Lister(options, ids, selection, detail)
+        self._note = note
+        self.count = 0
+        self.is_interrupted = False
+
+    def __iter__(self) -> Iterator[Listed]:
+        for finished in self.reading:
+            for listed in self._lister.listed(finished):
+                self.count += listed.table.num_rows
+                yield listed
+        if self.reading.exchange_count and not self.count:
+            self._note(f"0 of {self.reading.exchange_count:,} exchanges pass the filters")
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Their rows with the columns of the schema; an interrupt ends a live capture."""
+        try:
+            for listed in self:
+                yield from listed.table.select(schema.names).cast(schema).to_batches()
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+
+
+def show(exchanges: Exchanges, options: Options, style: Style, write: Write) -> None:
+    """Write the exchanges in this style."""
     shower = _Shower(style, options, write)
-    for finished in reading:
-        for listed in lister.listed(finished):
-            shower.show(listed)
-    if reading.exchange_count and not shower.count:
-        note(f"0 of {reading.exchange_count:,} exchanges pass the filters")
-    return reading
+    for listed in exchanges:
+        shower.show(listed)
 
 
+_COLOUR = re.compile("\x1b\\[[0-9]*m")
 _TIMES = ("upload_ms", "queued_ms", "service_ms", "download_ms")
 
 
@@ -77,14 +107,14 @@ class _Shower:
     def __init__(self, style: Style, options: Options, write: Write) -> None:
         self._style, self._options, self._write = style, options, write
         self._lines = LineMaker(style.layout, style.colour)
-        self.count = 0
+        self._is_first = True
 
     def show(self, listed: Listed) -> None:
         if not listed.table.num_rows:
             return
-        if self._style.header and not self._style.as_json and not self.count:
+        if self._style.header and not self._style.as_json and self._is_first:
             self._write(self._lines.header())
-        self.count += listed.table.num_rows
+        self._is_first = False
         if self._style.as_json:
             self._write_json(listed)
         elif self._style.detail:
@@ -127,4 +157,12 @@ class _Shower:
                 out += [
                     shown.encode("utf-8", "replace") for shown in records.lines(ident, style.colour)
                 ]
-            self._write(b"\n".join(out) + b"\n")
+            self._write(b"\n".join(self._cut(line) for line in out) + b"\n")
+
+    def _cut(self, line: bytes) -> bytes:
+        """The line as wide as the terminal; a line that is cut loses its colours."""
+        width = self._style.layout.width
+        if width is None or len(line) <= width:
+            return line
+        plain = _COLOUR.sub("", line.decode())
+        return line if display_width(plain) <= width else shortened(plain, width).encode()

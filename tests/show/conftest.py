@@ -10,7 +10,7 @@ import pytest
 from kdissect.capture import windows
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
-from kdissect.show.loop import Style, show
+from kdissect.show.loop import Exchanges, Style, show
 from tests.conftest import CAPTURES, ROOT
 
 SHARED = ROOT.parent / "shared" / "captures"
@@ -57,5 +57,7 @@ def shown(
     """The lines that `show` writes."""
     out: list[bytes] = []
     named = [os.fspath(path) for path in ([paths] if isinstance(paths, Path) else paths)]
-    show(named, Options(**options), selection or Selection(), style or Style(), out.append, str)
+    style, made = style or Style(), Options(**options)
+    exchanges = Exchanges(named, made, selection or Selection(), str, style.detail)
+    show(exchanges, made, style, out.append)
     return b"".join(out).decode().splitlines()

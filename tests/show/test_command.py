@@ -11,10 +11,13 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import kdissect
@@ -173,6 +176,75 @@ def test_lines_fit_the_terminal(width: int, captures: Path, tmp_path: Path) -> N
         assert sum("ms" in line for line in lines) > 300
         assert any("! NOT_COORDIN" in line for line in lines)
         assert any("FindCoordinator v2" in line for line in lines)
+
+
+@pytest.mark.parametrize("flags", [["-v"], ["-x"], ["--records"]])
+def test_messages_and_records_fit_the_terminal(flags: list[str], captures: Path) -> None:
+    """Long values end with …; the colours of a line that is cut go."""
+    done = subprocess.run(
+        [*COMMAND, os.fspath(captures / "librdkafka.pcap"), "--colour", *flags],
+        env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in done.stdout.splitlines()]
+    assert len(lines) > 4000
+    assert max(map(display_width, lines)) == 80
+    assert any(line.endswith("…") for line in lines)
+
+
+def test_rows_to_files(kdissect: Run, captures: Path, tmp_path: Path) -> None:
+    """By the file's ending, the rows of `exchanges`; sql writes the same."""
+    path = os.fspath(captures / "librdkafka.pcap")
+    names = ["exchange_id", "api_name", "latency_ms", "topics", "request_time"]
+    for ending in ("csv", "json", "ndjson", "parquet", "arrow"):
+        file, expected = tmp_path / f"shown.{ending}", tmp_path / f"expected.{ending}"
+        done = kdissect("show", path, "--api", "Fetch", "--columns", ",".join(names),
+                        "--out", os.fspath(file))  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == f"kdissect: 39 exchanges in {file}\n"
+        query = f"select {','.join(names)} from exchanges where api_name = 'Fetch'"
+        kdissect("sql", path, query, "--out", os.fspath(expected))
+        if ending == "parquet":
+            rows, rows_of_sql = (pq.read_table(each).to_pylist() for each in (file, expected))
+        elif ending == "arrow":
+            rows, rows_of_sql = (
+                pa.ipc.open_file(each).read_all().to_pylist() for each in (file, expected)
+            )
+        else:
+            rows, rows_of_sql = (
+                [line.rstrip(",") for line in each.read_text().splitlines()[1:]]
+                for each in (file, expected)
+            )
+        assert len(rows) >= 38
+        assert sorted(map(str, rows)) == sorted(map(str, rows_of_sql))
+    for args, reason in (
+        (["--out", "x.doc"], "x.doc: no format has this ending"),
+        (["--out", "x.csv", "-v"], "it writes columns"),
+        (["--out", "x.csv", "--columns", "ends"], "no column 'ends'"),
+    ):
+        done = kdissect("show", path, *args)
+        assert done.returncode == 2
+        assert reason in done.stderr
+
+
+def test_an_interrupted_capture_leaves_a_whole_file(captures: Path, tmp_path: Path) -> None:
+    """A live capture ends by Ctrl-C: the file has the rows until then."""
+    file = tmp_path / "live.csv"
+    with start("-", "--out", os.fspath(file)) as process:
+        assert process.stdin
+        assert process.stderr
+        process.stdin.write((captures / "java_2_0_1.pcap").read_bytes())
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not any(part.stat().st_size > 10_000 for part in tmp_path.iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        said = process.stderr.read().decode()
+    assert said.endswith("kdissect: interrupted\n")
+    rows = file.read_text().splitlines()
+    assert len(rows) > 50
+    assert {row.count(",") >= 44 for row in rows} == {True}
 
 
 def test_a_terminal_gets_titles_and_a_pipe_whole_lines(captures: Path) -> None:
