@@ -57,8 +57,9 @@ def command_line_page() -> str:
             spelling, meaning, default = (_one_line(cell).replace("|", r"\|") for cell in row)
             parts.append(f"| `{spelling}` | {meaning} | {default} |")
         parts.append("")
-        if examples := str(getattr(command, "examples_text", "")).strip():
-            parts.append(f"```\n{inspect.cleandoc(examples)}\n```\n")
+        lines = str(getattr(command, "examples_text", "")).splitlines()
+        if examples := [line.strip() for line in lines if "kdissect" in line]:
+            parts += ["```", *examples, "```\n"]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -112,13 +113,13 @@ def _with_lists(docstring: str) -> str:
 
 
 def _spelling(option: Any) -> str:
-    """All names of an option with its value: `--payload full|keys|hash|none`."""
+    """All names of an option with its value: `--payload full/keys/hash/none`."""
     names = ", ".join([*option.opts, *option.secondary_opts])
     if option.is_flag:
         return names
     kind = option.type_descriptor.annotation
     if inspect.isclass(kind) and issubclass(kind, Enum):
-        return f"{names} {'|'.join(str(each.value) for each in kind)}"
+        return f"{names} {'/'.join(str(each.value) for each in kind)}"
     return f"{names} {option.metavar or 'VALUE'}"
 
 

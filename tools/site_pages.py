@@ -14,7 +14,14 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("*.md", "docs/*.md", "reports/*.md", "captures/*.md")
-LINKED = ("docs/images/*", "reports/plots/*", "notebooks/*.ipynb", "examples/ci/*", "LICENSE")
+LINKED = (
+    "docs/site.css",
+    "docs/images/*",
+    "reports/plots/*",
+    "notebooks/*.ipynb",
+    "examples/ci/*",
+    "LICENSE",
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
