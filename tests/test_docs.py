@@ -167,6 +167,13 @@ def test_every_verb_has_a_page() -> None:
         assert f"kdissect {command.name}" in (ROOT / "docs" / f"{command.name}.md").read_text()
 
 
+def test_the_glossary_has_at_most_forty_terms() -> None:
+    """A reader does not learn more, and each term stands once."""
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"^\| (?!term)([^|]+) \|", text, re.MULTILINE)
+    assert 30 <= len(terms) == len(set(terms)) <= 40
+
+
 def test_the_readme_is_short() -> None:
     """It is for someone who has five minutes."""
     assert len(README.splitlines()) < 120
