@@ -37,6 +37,7 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(PY) -m tools.measure_english --offenders *.md docs
 
 bench: $(STAMP) java
 	$(PY) bench/run.py

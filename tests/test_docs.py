@@ -228,6 +228,13 @@ def test_the_questions_of_the_readme(tmp_path: Path) -> None:
         assert output.count("\n") > 1
 
 
+def test_references_made_from_the_code_are_up_to_date() -> None:
+    """docs/cli.md and docs/python.md are the help texts and docstrings of today."""
+    command = [sys.executable, "-m", "tools.api_reference", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.name)
 def test_the_page_of_a_verb_has_its_options(command: typer.models.CommandInfo) -> None:
     """Each of them by its long name; other spellings and opposites need not be there.
