@@ -30,7 +30,7 @@ test: $(STAMP) java
 	$(PY) -m pytest -n 2 --dist loadfile
 
 test-all: $(STAMP) java
-	$(PY) -m pytest -m "heavy or not heavy"
+	$(PY) -m pytest --timeout 0 -m "heavy or not heavy"
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
@@ -59,6 +59,7 @@ site: $(STAMP)
 
 # Versions and hashes only: lines that name where packages come from belong to a machine.
 lock: $(STAMP)
+	cp requirements.lock requirements.new
 	$(VENV)/bin/pip-compile --quiet --generate-hashes --strip-extras --no-header --no-annotate \
 	  --allow-unsafe --extra dev -o requirements.new pyproject.toml
 	sed '/^--/d' requirements.new > requirements.lock

@@ -1,5 +1,6 @@
 """What several folders of tests share."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTURES = ROOT / "captures"
+
+# A job that a shell started in the background ignores SIGINT, and so would the commands under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
