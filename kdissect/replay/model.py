@@ -318,6 +318,9 @@ class Translation(Protocol):
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
         """What the last `request` of a step lacks, in another api_version than the captured."""
 
+    def member_request(self, join: Step, api_key: int) -> bytes:
+        """Of the member that a JoinGroup step made: a Heartbeat v1, or the JoinGroup again."""
+
     def retry(self, step: Step, response: bytes) -> str:
         """Why the request should be sent again, "" where the answer is final.
 

@@ -143,6 +143,9 @@ class Counting:
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
         return ()
 
+    def member_request(self, join: Step, api_key: int) -> bytes:
+        raise AssertionError
+
     def retry(self, step: Step, response: bytes) -> str:
         left = self.retries.get(step.number, 0)
         self.retries[step.number] = left - 1

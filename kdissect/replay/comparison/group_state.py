@@ -68,6 +68,7 @@ class GroupState:
             defaultdict(list)
         )
         self._requests: dict[str, int] = defaultdict(int)
+        self._first_epochs: dict[str, int] = {}
         for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
             api_key = outcome.step.exchange.api_key
             if outcome.sent is None or api_key not in _GROUP_APIS:
@@ -123,7 +124,8 @@ class GroupState:
             if exchange.request["member_epoch"] <= 0:
                 epoch = 0
             if exchange.request["member_epoch"] >= 0:
-                limit = self._requests[group_id] + 1
+                first = self._first_epochs.setdefault(group_id, answer["member_epoch"])
+                limit = first + self._requests[group_id] + 1
                 if not epoch <= answer["member_epoch"] <= limit:
                     wanted = f"{epoch} to {limit}"
                     note = "more than the group's requests can have caused, or less than before"
@@ -194,11 +196,20 @@ def _check_heartbeat(exchange: _Exchange, rebalances: list[tuple[int, int]], add
 
 
 def _check_generations(group: _Group, add: Add) -> None:
-    """Who joined a generation agrees on its leader, its protocol and its members."""
+    """Generations do not fall. Who joined one agrees on its leader, its protocol and members."""
     joined: dict[int, list[_Exchange]] = defaultdict(list)
     for exchange in group.by_api[ApiKey.JOIN_GROUP]:
         if exchange.is_taken and exchange.answer is not None:
-            joined[exchange.answer["generation_id"]].append(exchange)
+            number = exchange.answer["generation_id"]
+            joined[number].append(exchange)
+            told = [
+                each.answer["generation_id"]
+                for each in group.by_api[ApiKey.JOIN_GROUP]
+                if each.is_taken and each.answer and each.end_ns < exchange.outcome.sent_ns
+            ]
+            if number < max(told, default=0):
+                note = "an earlier answer had a later one"
+                add(exchange.outcome, "generation_id", f"at least {max(told)}", number, note)
     for exchanges in joined.values():
         answers = [each.answer for each in exchanges if each.answer is not None]
         everyone = {answer["member_id"] for answer in answers}

@@ -34,6 +34,7 @@ _MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
 _BATCH_MAX = 1 << 20  # max.message.bytes by default: a smaller limit may leave any batch out
 _POLICY, _LEFT_OUT = "cleanup.policy", "are left out"
 _CODEC_AT, _CODEC_MASK, _COUNT_AT = 22, 7, 57
+_READING_NS, _UNANSWERED_NS = 2_000_000_000, 5_000_000_000
 _MARKER_APIS = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
@@ -72,7 +73,8 @@ class _Fetched:
 class _Log:
     """Facts of one log. acknowledged: base offset -> the batch, or b"" of several.
     floors: (answered_ns, offset) that the log end had reached, visible to consumers. stated:
-    (API, offset): log ends by answers. unknown_records: written without an offset in an answer.
+    (API, offset): log ends by answers. appends: (sent_ns, answered_ns, record count). batches: by
+    base offset, delivered. unknown_records: written without an offset in an answer.
     """
 
     acknowledged: dict[int, bytes] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class _Log:
     floors: list[tuple[int, int]] = field(default_factory=list)
     stated: list[tuple[int, int]] = field(default_factory=list)
     ends: list[tuple[Outcome, str, int]] = field(default_factory=list)  # to be checked
+    appends: list[tuple[int, int, int]] = field(default_factory=list)
     batches: dict[int, tuple[BatchHeader, bytes]] = field(default_factory=dict)
     unknown_records: int = 0
     is_transactional: bool = False
@@ -95,7 +98,7 @@ class LogState:
         self._removed: set[str] = set()  # topics that the run deletes, or whose records
         self._sparse: set[str] | None = None
         self._shared: list[tuple[Outcome, str, Body]] = []  # partitions of ShareFetch responses
-        self._marker_count = 0
+        self._markers: list[tuple[int, int, int]] = []  # as appends, of any transactional log
         self._has_one_node = len(ids.target.nodes) == 1
         collect: dict[int, Callable[[Outcome, Message, Message | None], None]] = {
             ApiKey.PRODUCE: self._produce,
@@ -108,7 +111,9 @@ class LogState:
         }
         for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
             api_key = outcome.step.exchange.api_key
-            self._marker_count += api_key in _MARKER_APIS and outcome.sent is not None
+            if api_key in _MARKER_APIS and outcome.sent is not None:
+                begin_ns = outcome.sent_ns
+                self._markers.append((begin_ns, begin_ns + _UNANSWERED_NS, 1))
             if api_key in collect and outcome.sent is not None:
                 request = decoded(outcome.sent, "request", api_key, outcome.api_version)
                 answer = (
@@ -137,6 +142,9 @@ class LogState:
                 log, data = self._logs[key], partition["records"] or b""
                 batches = list(headers(data))
                 count = sum(max(each.record_count, 0) for each in batches)
+                sent_ns, answered_ns = outcome.sent_ns, outcome.answered_ns
+                done_ns = answered_ns if answered_ns >= 0 else sent_ns + _UNANSWERED_NS
+                log.appends.append((sent_ns, done_ns, count))
                 log.is_transactional |= any(each.is_transactional for each in batches)
                 response = answered.get(key)
                 base = -1 if response is None or response["error_code"] else response["base_offset"]
@@ -260,7 +268,7 @@ class LogState:
     def _check_ends(self, log: _Log, add: Add) -> None:
         """Ends that answers state lie between what was visible before and what can be there."""
         is_fresh = 0 in log.acknowledged
-        markers = self._marker_count if log.is_transactional else 0
+        markers = len(self._markers) if log.is_transactional else 0
         tops: dict[int, int] = {}
         for api_key, offset in log.stated:
             tops[api_key] = max(tops.get(api_key, 0), offset)
@@ -282,30 +290,33 @@ class LogState:
         for _, offset in credible:
             floors.append(max(offset, floors[-1] if floors else offset))
         for fetched in log.fetched:
-            self._check_watermarks(fetched, times, floors, add)
+            self._check_watermarks(log, fetched, times, floors, add)
 
     def _check_watermarks(
-        self, fetched: _Fetched, times: Sequence[int], floors: Sequence[int], add: Add
+        self, log: _Log, fetched: _Fetched, times: Sequence[int], floors: Sequence[int], add: Add
     ) -> None:
         outcome, body = fetched.outcome, fetched.body
         watermark, stable = body["high_watermark"], body.get("last_stable_offset", -1)
+        start = body.get("log_start_offset", -1)
+        ends_late = fetched.is_committed and 0 <= stable < fetched.end
+        is_plain = max(fetched.end, stable, start) <= watermark and not ends_late
+        appended = 0 if is_plain else self._appended_meanwhile(log, outcome)
         path = f"{fetched.path}.high_watermark"
-        if fetched.end > watermark:
+        if fetched.end > watermark + appended:
             add(outcome, path, f"at least {fetched.end}", watermark, "records after it are here")
         else:
             place = bisect_left(times, outcome.sent_ns) - 1
             if self._has_one_node and place >= 0 and watermark < floors[place]:
                 note = "an earlier answer showed more"
                 add(outcome, path, f"at least {floors[place]}", watermark, note)
-        if stable > watermark:
+        if stable > watermark + appended:
             note = "it is above the high watermark"
             add(outcome, f"{fetched.path}.last_stable_offset", f"at most {watermark}", stable, note)
-        if fetched.is_committed and 0 <= stable < fetched.end:
+        if ends_late and stable < fetched.end - appended:
             note = "records after it are here"
             path = f"{fetched.path}.last_stable_offset"
             add(outcome, path, f"at least {fetched.end}", stable, note)
-        start = body.get("log_start_offset", -1)
-        if start > watermark:
+        if start > watermark + appended:
             note = "it is above the high watermark"
             add(outcome, f"{fetched.path}.log_start_offset", f"at most {watermark}", start, note)
 
@@ -314,6 +325,16 @@ class LogState:
             if _LEFT_OUT not in note or self._is_dense(topic):
                 path = f"{fetched.path}.records{inside}"
                 add(fetched.outcome, path, expected, answered, note)
+
+    def _appended_meanwhile(self, log: _Log, outcome: Outcome) -> int:
+        """Records that may have been appended while a broker made its answer. It reads the high
+        watermark, the last stable offset and the records one after the other."""
+        begin_ns = max(outcome.sent_ns, outcome.answered_ns - _READING_NS)
+        return sum(
+            count
+            for sent_ns, done_ns, count in [*log.appends, *self._markers]
+            if sent_ns <= outcome.answered_ns and done_ns >= begin_ns
+        )
 
     def _check_not_withheld(self, topic: str, log: _Log, fetched: _Fetched, add: Add) -> None:
         """Records that the answer itself says are there, and that no limit keeps back."""

@@ -14,19 +14,14 @@ from uuid import UUID
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, WorkloadFacts
 from kdissect.replay.workload.field_kinds import FieldKind, spots
-from kdissect.replay.workload.messages import entries, request_of, response_of
+from kdissect.replay.workload.messages import NOT_MADE_YET, entries, request_of, response_of
 
 Resource = tuple[Any, ...]
 _TOPIC_RESOURCE = 2  # resource type of configs
 _GROUP_KEY = 0  # key type of FindCoordinator
-_CREATING_ERRORS = (
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    ErrorCode.LEADER_NOT_AVAILABLE,
-)  # a Metadata that makes a topic answers so at first
 
 
 class Mode(Enum):
@@ -169,7 +164,7 @@ class Touches:
             yield ("topics",), Mode.READ
         response = response_of(exchange)
         for entry in entries(response.body["topics"]) if response is not None else []:
-            if entry["error_code"] in _CREATING_ERRORS and entry.get("name") in topics:
+            if entry["error_code"] in NOT_MADE_YET and entry.get("name") in topics:
                 yield ("topic", entry["name"]), Mode.WRITE
 
     def _group(self, exchange: Exchange, request: Message, groups: list[str]) -> Iterable[Touch]:

@@ -21,10 +21,10 @@ class SideLinks:
 
     def __init__(self, target: Target, records: list[LinkRecord], now: Callable[[], int]) -> None:
         self._target, self._records, self._now = target, records, now
-        self._links: dict[tuple[int, int], tuple[Link, int]] = {}  # (script, node)
+        self._links: dict[tuple[int, int | None], tuple[Link, int]] = {}  # (script, node)
 
     async def ask(
-        self, script: int, frames: Sequence[tuple[int, bytes]], expects_response: bool
+        self, script: int, frames: Sequence[tuple[int | None, bytes]], expects_response: bool
     ) -> list[Attempt]:
         """Send each node its frame, wait for all answers. Without responses, until an ApiVersions
         behind each frame is answered. Raises ConnectFailed; links are closed then."""
@@ -36,7 +36,9 @@ class SideLinks:
             self.close(script)  # answers that still come would be taken for others'
             raise
 
-    async def _ask(self, script: int, node: int, frame: bytes, expects_response: bool) -> Attempt:
+    async def _ask(
+        self, script: int, node: int | None, frame: bytes, expects_response: bool
+    ) -> Attempt:
         link, record = await self._open(script, node)
         sent_ns = self._now()
         try:
@@ -54,7 +56,7 @@ class SideLinks:
             raise ConnectFailed("unreachable", f"an answer has correlation id {found}")
         return Attempt(record, frame, sent_ns, answer, self._now())
 
-    async def _open(self, script: int, node: int) -> tuple[Link, int]:
+    async def _open(self, script: int, node: int | None) -> tuple[Link, int]:
         known = self._links.get((script, node))
         if known is not None and known[0].lost is None:
             return known

@@ -41,6 +41,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.schedule import schedule
 from kdissect.replay.running.completion import Settling
+from kdissect.replay.running.group_members import GroupMembers
 from kdissect.replay.running.judge_queue import Judging
 from kdissect.replay.running.lane import Conn, Script
 from kdissect.replay.running.multi_node import SideLinks
@@ -48,6 +49,7 @@ from kdissect.replay.running.result import Attempt, LinkRecord, RunOptions, RunR
 from kdissect.replay.running.waits import ask_metadata, await_expiry, await_leaders
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed, allow_many_files, connect_as
+from kdissect.replay.workload.messages import REJOINING_APIS
 
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
 CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
@@ -90,7 +92,7 @@ class Runner:
         self._live: set[Conn] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._judging = Judging(comparison)
-        self._settling = Settling(plan, self._scripts, self._queue, self._judging.add)
+        self._settling = Settling(plan, self._scripts, self._queue, self._settled)
         self.outcomes = self._settling.outcomes
         self._is_pumping = self._is_pump_due = False
         self._in_flight_bytes = 0
@@ -104,6 +106,7 @@ class Runner:
         self._began_ns = 0
         self._idle_since = 0
         self._side = SideLinks(target, self._links, self._now)
+        self._members = GroupMembers(translation, self._side, self._has_ended, self._retried)
 
     @property
     def left(self) -> int:
@@ -126,9 +129,14 @@ class Runner:
         try:
             start_time_ns, send_cpu_ns = time.time_ns() + lead_ns, time.process_time_ns()
             self._begin(lead_ns)
-            sweeper = self._loop.create_task(self._sweep())
+            watchers = [
+                self._loop.create_task(each)
+                for each in (self._sweep(), self._members.keep(self._now))
+            ]
             await self._done.wait()
-            sweeper.cancel()
+            for watcher in watchers:
+                watcher.cancel()
+            self._members.cancel()
             elapsed_ns = max(self._now(), 0)
             send_cpu_ns = time.process_time_ns() - send_cpu_ns
             await self._end()
@@ -311,6 +319,7 @@ class Runner:
             outcome.lag_ns = max(now - due, 0)
             self._own_lag[number] = max(now - max(due, script.ready_ns), 0)
         self._settling.sent(number)
+        self._members.sent(step, now)
         if step.expects_response:
             self._expect(link, number, len(frame), now)
         elif step.needs_fence:
@@ -372,6 +381,8 @@ class Runner:
         step = outcome.step
         await asyncio.sleep(RETRY_PAUSES_S[outcome.attempts - 1])
         outcome.attempts += 1
+        if step.exchange.api_key in REJOINING_APIS:
+            await self._members.rejoin(step)
         node_id = self.translation.target_node(step)
         if node_id not in script.links:
             await self._open(script, node_id, step.number)
@@ -419,7 +430,16 @@ class Runner:
         script.links.clear()
         self._pump()
 
+    def _has_ended(self, connection: int) -> bool:
+        """Whether all requests of a connection were sent."""
+        script = self._scripts[connection]
+        return script.pos >= len(script.numbers)
+
     # -- settling ---------------------------------------------------------------------------
+
+    def _settled(self, outcome: Outcome) -> None:
+        self._members.done(outcome)
+        self._judging.add(outcome)
 
     def _skip(self, step: Step, skipped: Skipped) -> None:
         self._settling.settle(step.number, Outcome(step, skipped=skipped))

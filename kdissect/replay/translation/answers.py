@@ -14,7 +14,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key
-from kdissect.replay.workload.messages import entries, request_of, response_of
+from kdissect.replay.workload.messages import NOT_MADE_YET, entries, request_of, response_of
 
 Body = dict[str, Any]
 _EARLIEST = -2  # timestamp of ListOffsets
@@ -93,6 +93,13 @@ def from_failure(ids: IdMap, step: Step) -> None:
 
 def _metadata(ids: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     ids.target.learn_metadata(answer.body)
+    request = request_of(step.exchange)
+    if request is not None and request.body.get("allow_auto_topic_creation", True):
+        ids.target.being_made.update(
+            topic["name"]
+            for topic in entries(answer.body["topics"])
+            if topic["error_code"] in NOT_MADE_YET and topic.get("name")
+        )
     _bind_topics(ids, captured, answer, "topics")
 
 

@@ -40,6 +40,8 @@ from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.field_kinds import Around, FieldKind, Spot, spots
 from kdissect.replay.workload.messages import (
     OUT_OF_SEQUENCE,
+    REBALANCING,
+    REJOINING_APIS,
     SESSION_LOST,
     TRANSIENT,
     entries,
@@ -584,6 +586,8 @@ def pair_of(step: Step, answer: bytes) -> Pair | None:
 def is_final(ids: IdMap, step: Step, pair: Pair) -> bool:
     """Whether `Retry.reason` is certainly ""."""
     if pair.codes & (TRANSIENT - pair.captured_codes):
+        return False
+    if step.exchange.api_key in REJOINING_APIS and pair.codes & REBALANCING:
         return False
     if OUT_OF_SEQUENCE in pair.codes or step.exchange.api_key == ApiKey.SHARE_FETCH:
         return False

@@ -19,9 +19,12 @@ from kdissect.replay.translation import answers
 from kdissect.replay.translation.fetch_sessions import AcquiredOffsets
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.routing import share_key
+from kdissect.replay.workload.field_kinds import FieldKind, spots
 from kdissect.replay.workload.messages import (
     NO_TOPIC,
     OUT_OF_SEQUENCE,
+    REBALANCING,
+    REJOINING_APIS,
     SESSION_LOST,
     TRANSIENT,
     entries,
@@ -69,6 +72,8 @@ class Retry:
         again = set(codes) & (TRANSIENT - set(error_codes(captured.body)))
         if OUT_OF_SEQUENCE in codes and self._follows_retried_produce(step):
             again.add(OUT_OF_SEQUENCE)
+        if api_key in REJOINING_APIS:
+            again |= set(codes) & (REBALANCING - set(error_codes(captured.body)))
         if again & NO_TOPIC and not _has_topics(ids, step):
             again -= NO_TOPIC
         if not again and api_key == ApiKey.FETCH:
@@ -201,16 +206,18 @@ def _with_data(response: Message) -> Iterator[tuple[Body, Body]]:
 
 
 def _has_topics(ids: IdMap, step: Step) -> bool:
-    """Whether the target should know the topics of a request."""
+    """Whether the target has the topics of a request, or was asked to make them."""
     request = request_of(step.exchange)
-    if request is None:
-        return False
-    names = set()
-    for holder in ("topics", "topic_data", "topic_names"):
-        for topic in entries(request.body.get(holder)):
-            if isinstance(topic, str):
-                names.add(topic)
-            else:
-                name = topic.get("name") or topic.get("topic") or ""
-                names.add(ids.topic_name(name, topic.get("topic_id")))
-    return bool(names) and all(ids.target.has_topic(ids.topic(name)) for name in names)
+    names: set[str] = set()
+    for kind, slot, holder, _ in spots(request) if request is not None else ():
+        value = holder[slot.name]
+        listed = value if isinstance(value, list) else [value]
+        if kind is FieldKind.TOPIC:
+            names.update(name for name in listed if name)
+        elif kind is FieldKind.TOPIC_ID:
+            names.update(ids.topic_name("", each) for each in listed)
+    names.discard("")
+    target = ids.target
+    return bool(names) and all(
+        target.has_topic(name) or name in target.being_made for name in map(ids.topic, names)
+    )

@@ -22,6 +22,7 @@ class TargetFacts:
         self.names: dict[UUID, str] = {}  # of topics that are gone, too
         self.leaders: dict[tuple[str, int], tuple[int, int]] = {}
         self.missing: set[str] = set()  # topics that the target said it has not
+        self.being_made: set[str] = set()  # topics that Metadata requests make
         self.coordinators: dict[tuple[int, str], int] = {}
         self.changes = 0  # how often something else was told than before
 
@@ -48,6 +49,7 @@ class TargetFacts:
                     self.changes += 1
 
     def _found(self, name: str, topic_id: UUID | None) -> None:
+        self.being_made.discard(name)
         if name in self.missing:
             self.missing.discard(name)
             self.changes += 1

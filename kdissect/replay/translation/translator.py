@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kdissect.codec.message import decode_message, encode_message
+from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import taken
@@ -26,7 +26,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.retry import Differs, Retry
-from kdissect.replay.workload.messages import DELETING_APIS
+from kdissect.replay.workload.messages import DELETING_APIS, response_of
 
 
 class Translator:
@@ -133,6 +133,23 @@ class Translator:
         if not is_changed:
             return _numbered(frame, correlation_id)
         request.header["correlation_id"] = correlation_id
+        return encode_message(request)
+
+    def member_request(self, join: Step, api_key: int) -> bytes:
+        exchange = join.exchange
+        request = decode_message(exchange.request or b"", side="request")
+        captured = response_of(exchange)
+        told = {} if captured is None else captured.body
+        groups, group = self.ids.groups, request.body["group_id"]
+        member = groups.member(group, told.get("member_id", ""))
+        if api_key == ApiKey.HEARTBEAT:
+            generation = groups.generation(group, "", told.get("generation_id", -1))
+            header = {"correlation_id": 0, "client_id": exchange.client_id}
+            name = self.ids.group(group)
+            body = {"group_id": name, "generation_id": generation, "member_id": member}
+            return encode_message(Message(api_key, 1, "request", header, body))
+        requests.translate(self.ids, join, request)
+        request.body["member_id"] = member
         return encode_message(request)
 
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:

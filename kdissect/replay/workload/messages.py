@@ -95,6 +95,8 @@ NO_TOPIC = frozenset(
         ErrorCode.INCONSISTENT_TOPIC_ID,
     }
 )  # when the target has just made it
+# Of a topic in Metadata, if the request makes it.
+NOT_MADE_YET = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 TRANSIENT = REFUSED | NO_TOPIC | {ErrorCode.REPLICA_NOT_AVAILABLE, ErrorCode.KAFKA_STORAGE_ERROR}
 # Of a Fetch: session id not found, wrong epoch, a topic id changed; a client opens another session.
 SESSION_LOST = frozenset(
@@ -104,6 +106,9 @@ SESSION_LOST = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
+# Of a member: its group has another generation by now, or will have one.
+REBALANCING = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION})
+REJOINING_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.OFFSET_COMMIT})  # a member joins before
 OUT_OF_SEQUENCE = 45  # of a Produce: batches before it did not come
 
 

@@ -218,6 +218,15 @@ def test_aborted_transactions(key: bytes) -> None:
     assert run.said(LogState) == [wrong]
 
 
+def test_a_high_watermark_while_somebody_writes() -> None:
+    """The broker reads it before the records: one that is appended meanwhile may be above it."""
+    run = Run()
+    run.fetch(2, 0, batch(0, 4), 3)
+    assert [each[1] for each in run.said(LogState)][:1] == [HIGH]
+    run.produce(2, 3, batch(3, 1))
+    assert run.said(LogState) == []
+
+
 # -- groups -----------------------------------------------------------------------------------
 
 
@@ -282,9 +291,10 @@ def test_a_member_that_gets_no_partitions() -> None:
     number = run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered, captured)
     assert run.said(GroupState) == [(number, "assignment", "none")]
     run.outcomes.clear()
+    run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered)
     high = answered | {"member_epoch": 1000}
-    number = run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, high)
-    assert run.said(GroupState) == [(0, "member_epoch", "1000")]
+    number = run.add(2, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, high)
+    assert run.said(GroupState) == [(number, "member_epoch", "1000")]
 
 
 # -- the cluster --------------------------------------------------------------------------------

@@ -453,6 +453,29 @@ def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) ->
     assert translator.retry(plan.steps[0], encode_message(response))
 
 
+def test_a_topic_that_metadata_makes_is_awaited() -> None:
+    """The target makes it later than the captured broker: "no such topic" is not final then."""
+    asked = Message(3, 9, "request", {}, {"topics": [{"name": "new"}]})
+
+    def told(code: int) -> Message:
+        return Message(3, 9, "response", {}, {"topics": [{"name": "new", "error_code": code}]})
+
+    pairs = [(asked, told(3)), (asked, told(0))]
+    plan = make_plan(
+        workload(
+            [exchange(0, one, 2 * n, 2 * n + 1, other) for n, (one, other) in enumerate(pairs)]
+        ),
+        everything(),
+    )
+    translator = Translator(IdMap(plan))
+    missing = encode_message(told(3))
+    assert not translator.retry(plan.steps[1], missing)
+    translator.learn(plan.steps[0], missing)
+    assert translator.retry(plan.steps[1], missing)
+    translator.learn(plan.steps[1], encode_message(told(0)))
+    assert "new" not in translator.ids.target.being_made
+
+
 def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
     records = [{"offset": 0, "timestamp_ms": 1, "key": b"k", "value": b"v" * 40, "headers": []}]
     data = encode_batch(records, codec="zstd", producer_id=5, producer_epoch=1, base_sequence=9)

@@ -1,0 +1,160 @@
+"""Members of the target's classic groups do what their clients would do there.
+
+A captured script has the rebalances of the captured coordinator. The target may need others. Two
+members that joined one generation in the capture may join two at the target. The first one then has
+to join again, but its script has no request for that, and the second one's JoinGroup stays without
+an answer. So while a JoinGroup waits for long, each other member of its group sends a Heartbeat of
+the replay's own, and joins again if the answer is REBALANCE_IN_PROGRESS. Before a SyncGroup or an
+OffsetCommit that was answered so is sent again, its member does the same. These requests use
+connections of their own: Kafka does not bind a member to a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kdissect.errors import Error
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.model import Outcome, Skipped, Step, Translation
+from kdissect.replay.running.multi_node import SideLinks
+from kdissect.replay.running.result import Attempt
+from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.workload.messages import decoded, request_of, response_of
+
+WAIT_NS = 2_000_000_000  # longer than rebalances take in which every script has its JoinGroup
+CHECK_S = 0.25
+_CODE_AT = 8  # of a Heartbeat response v1: after correlation id and throttle time
+_MEMBER_APIS = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP})
+
+Member = tuple[str, str]  # captured group and member id
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A member that joined at the target. sync: its SyncGroup, if that was answered."""
+
+    join: Step
+    sync: Step | None = None
+    is_followed: bool = False
+
+
+class GroupMembers:
+    """The members of one run. is_over: whether a connection's script has ended; attempts: where
+    exchanges of the replay's own are added."""
+
+    def __init__(
+        self,
+        translation: Translation,
+        side: SideLinks,
+        is_over: Callable[[int], bool],
+        attempts: list[Attempt],
+    ) -> None:
+        self._translation, self._side, self._is_over = translation, side, is_over
+        self._attempts = attempts
+        self._members: dict[Member, _Joined] = {}
+        self._link_numbers: dict[Member, int] = {}  # of connections beside the scripts
+        self._waiting: dict[int, tuple[str, int]] = {}  # JoinGroup step -> group, sent_ns
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def sent(self, step: Step, now: int) -> None:
+        """A request has gone out."""
+        if step.exchange.api_key not in _MEMBER_APIS:
+            return
+        request = request_of(step.exchange)
+        if request is None:
+            return
+        group = request.body["group_id"]
+        if step.exchange.api_key == ApiKey.JOIN_GROUP:
+            self._waiting[step.number] = group, now
+            self._members.pop((group, request.body["member_id"]), None)
+        elif step.exchange.api_key == ApiKey.LEAVE_GROUP:
+            left = [request.body.get("member_id")]
+            left += [each["member_id"] for each in request.body.get("members") or ()]
+            for member in left:
+                self._members.pop((group, member or ""), None)
+
+    def done(self, outcome: Outcome) -> None:
+        """A step is complete."""
+        step = outcome.step
+        self._waiting.pop(step.number, None)
+        if step.exchange.api_key not in _MEMBER_APIS or outcome.answer is None:
+            return
+        request, captured = request_of(step.exchange), response_of(step.exchange)
+        if request is None or captured is None or captured.body["error_code"]:
+            return
+        answer = decoded(outcome.answer, "response", step.exchange.api_key, outcome.api_version)
+        if answer is None or answer.body["error_code"]:
+            return
+        group = request.body["group_id"]
+        if step.exchange.api_key == ApiKey.JOIN_GROUP:
+            self._members[group, captured.body["member_id"]] = _Joined(step)
+        elif step.exchange.api_key == ApiKey.SYNC_GROUP:
+            joined = self._members.get((group, request.body["member_id"]))
+            if joined is not None:
+                joined.sync = step
+
+    async def keep(self, now: Callable[[], int]) -> None:
+        """Until cancelled: in groups with a JoinGroup that waits for long, members follow the
+        target's state."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            late = {group for group, sent_ns in self._waiting.values() if now() - sent_ns > WAIT_NS}
+            for member, joined in self._others(late):
+                task = asyncio.get_running_loop().create_task(self._follow(member, joined))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _others(self, groups: set[str]) -> Iterator[tuple[Member, _Joined]]:
+        for member, joined in list(self._members.items()):
+            if member[0] not in groups or joined.is_followed:
+                continue
+            if self._is_over(joined.join.connection):
+                del self._members[member]  # its client was gone in the capture, too
+            else:
+                yield member, joined
+
+    async def rejoin(self, step: Step) -> None:
+        """Before a request of a member is sent again: it joins the group's next generation."""
+        request = request_of(step.exchange)
+        if request is not None:
+            member = request.body["group_id"], request.body["member_id"]
+            joined = self._members.get(member)
+            if joined is not None and not joined.is_followed:
+                is_synced = step.exchange.api_key == ApiKey.SYNC_GROUP
+                await self._follow(member, joined, but=step if is_synced else None)
+
+    async def _follow(self, member: Member, joined: _Joined, but: Step | None = None) -> None:
+        """Heartbeat; JoinGroup and SyncGroup if the group rebalances. but: a SyncGroup that its
+        script sends."""
+        joined.is_followed = True
+        translation = self._translation
+        try:
+            with suppress(ConnectFailed, Error):
+                node = translation.target_node(joined.join)
+                heartbeat = translation.member_request(joined.join, ApiKey.HEARTBEAT)
+                answer = await self._ask(member, node, heartbeat)
+                if int.from_bytes(answer[_CODE_AT:], "big") != ErrorCode.REBALANCE_IN_PROGRESS:
+                    return
+                frame = translation.member_request(joined.join, ApiKey.JOIN_GROUP)
+                translation.learn(joined.join, await self._ask(member, node, frame))
+                if joined.sync not in (None, but) and self._members.get(member) is joined:
+                    assert joined.sync is not None
+                    again = translation.request(joined.sync, 0)
+                    if not isinstance(again, Skipped):
+                        await self._ask(member, node, again)
+        finally:
+            joined.is_followed = False
+
+    async def _ask(self, member: Member, node: int | None, frame: bytes) -> bytes:
+        number = self._link_numbers.setdefault(member, -1 - len(self._link_numbers))
+        [attempt] = await self._side.ask(number, [(node, frame)], True)
+        self._attempts.append(attempt)
+        return attempt.answer
