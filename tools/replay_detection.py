@@ -1,6 +1,6 @@
 """Write `reports/replay-detection.md`: which lies of a broker a replay reports.
 
-    python -m tools.replay_detection [--capture NAME] [--budget MINUTES] [--once]
+    python -m tools.replay_detection [--capture NAME] [--budget MINUTES] [--pace P] [--once]
 
 A proxy in front of an empty broker changes its answers (`tests/broker/lies.py`). An honest run
 shows which lies a capture has room for. Lies about different APIs share a run: one counts as
@@ -30,13 +30,18 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "reports" / "replay-detection.json"
 PAGE = ROOT / "reports" / "replay-detection.md"
 ROOTS = frozenset({"CreateTopics", "FindCoordinator", "InitProducerId", "JoinGroup", "Metadata"})
+# The worst lies are told first: a budget may end before all are.
+ORDER = [
+    *RECORD_KINDS, "emptied", "error", "zero", "shortened", "doubled", "plus 1", "30 s", "other id",
+    "no error", "other text", "plus 5000", "no text", "flipped", "other bytes",
+]  # fmt: skip
 Result = dict[str, Any]
 # Lies that may pass, by the end of their field's path, with the reason.
 EXCUSED: dict[str, str] = {}
 
 
 def run(
-    recorded: Recorded, lies: list[Lie], *, is_looking: bool = False
+    recorded: Recorded, lies: list[Lie], pace: str, *, is_looking: bool = False
 ) -> tuple[Replayed, LyingProxy]:
     """A capture against an empty broker through the proxy."""
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +57,7 @@ def run(
             with liar.running() as proxy:
                 done = replay(
                     recorded.path, f"127.0.0.1:{port}", folders / "replay.jsonl", *EVERYTHING,
-                    *recorded.options(), "--timeout", "10s", timeout=600,
+                    *recorded.options(), "--pace", pace, "--timeout", "10s", timeout=600,
                 )  # fmt: skip
     assert isinstance(proxy, LyingProxy)
     return done, proxy
@@ -87,12 +92,15 @@ def rounds(lies: list[Lie]) -> list[list[Lie]]:
     return shared
 
 
-def measure(recorded: Recorded, is_once: bool, end: float, results: dict[str, Result]) -> None:
+def measure(
+    recorded: Recorded, pace: str, is_once: bool, end: float, results: dict[str, Result]
+) -> None:
     """All lies of a capture that have no result yet, until `end` (time.monotonic())."""
     known = results.setdefault(recorded.name, {"honest": {}, "lies": {}})
     if not known["honest"]:
-        done, proxy = run(recorded, [], is_looking=True)
-        known["honest"] = {"status": done.status, "verdicts": dict(done.verdicts)}
+        done, proxy = run(recorded, [], pace, is_looking=True)
+        verdicts = dict(done.verdicts)
+        known["honest"] = {"status": done.status, "pace": pace, "verdicts": verdicts}
         known["seen"] = {api: sorted(map(list, seen)) for api, seen in proxy.seen.items() if seen}
         save(results)
     lies = [
@@ -101,11 +109,12 @@ def measure(recorded: Recorded, is_once: bool, end: float, results: dict[str, Re
         for path, kind in seen
         if str(Lie(api, path, kind, is_once)) not in known["lies"]
     ]
+    lies.sort(key=lambda lie: (ORDER.index(lie.kind), lie.path))
     again: list[Lie] = []
     for shared in rounds(lies):
         if time.monotonic() > end:
             return
-        done, proxy = run(recorded, shared)
+        done, proxy = run(recorded, shared, pace)
         for lie in shared:
             if proxy.told[lie] and is_reported(lie, done):
                 known["lies"][str(lie)] = {"told": proxy.told[lie], "reported": "in its exchange"}
@@ -117,7 +126,7 @@ def measure(recorded: Recorded, is_once: bool, end: float, results: dict[str, Re
     for lie in again:
         if time.monotonic() > end:
             return
-        done, proxy = run(recorded, [lie])
+        done, proxy = run(recorded, [lie], pace)
         said = "in its exchange" if is_reported(lie, done) else "by the run" if done.status else ""
         if not proxy.told[lie]:
             said = "not told"
@@ -136,8 +145,8 @@ def save(results: dict[str, Result]) -> None:
 
 def page(results: dict[str, Result]) -> str:
     """The report."""
-    lines = [HEAD, "| capture | lies | told | reported | excused | not reported |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
+    lines = [HEAD, "| capture | pace | honest | lies | told | reported | excused | not reported |"]
+    lines.append("|---|---|---|---:|---:|---:|---:|---:|")
     missed: list[tuple[str, str]] = []
     for name, known in sorted(results.items()):
         told = {lie: each for lie, each in known["lies"].items() if each["reported"] != "not told"}
@@ -146,7 +155,8 @@ def page(results: dict[str, Result]) -> str:
         missed += [(name, lie) for lie in silent]
         reported = len(told) - len(silent)
         lines.append(
-            f"| {name} | {len(known['lies'])} | {len(told)} | {reported} | {len(excused)} "
+            f"| {name} | {known['honest']['pace']} | exit {known['honest']['status']} "
+            f"| {len(known['lies'])} | {len(told)} | {reported} | {len(excused)} "
             f"| {len(silent) - len(excused)} |"
         )
     lines += ["", "## Lies that pass", ""]
@@ -180,7 +190,8 @@ HEAD = """# Lies that a replay reports
 Made by `python -m tools.replay_detection`; do not edit. A proxy in front of a real broker changes
 one field of the answers of one API (`tests/broker/lies.py`; kio encodes them), in every answer or,
 as *once*, in the first that has room for it. Each lie is told in a replay of a capture that an
-honest broker passes.
+honest broker passes (*honest* is the exit code then). A lie is not *told* if no answer of its run has
+room for it.
 """
 
 
@@ -188,13 +199,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capture", action="append", help="its name; sarama if left out")
     parser.add_argument("--budget", type=float, default=60, help="minutes")
+    parser.add_argument("--pace", default="recorded", help="of the replays")
     parser.add_argument("--once", action="store_true", help="each lie in one answer only")
     given = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     end = time.monotonic() + given.budget * 60
     for recorded in RECORDED:
         if recorded.name in (given.capture or ["sarama"]):
-            measure(recorded, given.once, end, results)
+            measure(recorded, given.pace, given.once, end, results)
 
 
 if __name__ == "__main__":
