@@ -190,8 +190,8 @@ HEAD = """# Lies that a replay reports
 Made by `python -m tools.replay_detection`; do not edit. A proxy in front of a real broker changes
 one field of the answers of one API (`tests/broker/lies.py`; kio encodes them), in every answer or,
 as *once*, in the first that has room for it. Each lie is told in a replay of a capture that an
-honest broker passes (*honest* is the exit code then). A lie is not *told* if no answer of its run has
-room for it.
+honest broker passes (*honest* is the exit code then). A lie is not *told* if no answer of its run
+has room for it.
 """
 
 
