@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from kdissect.resume.connection_state import (
 )
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
 from tests.capture.build import ethernet, ipv4, pcap, tcp
+from tests.damage import lose_packets
 from tests.kafka.playbook import BROKER, CLIENT, Playbook, request, response
-from tests.pipeline.test_append import _check, _counted, _rotated
+from tests.pipeline.test_append import SHARED, _check, _check_cuts, _counted, _rotated
 from tests.tls.test_decrypt import _Sealer
 from tests.tls.tls_talk import Parties, Talk
 
@@ -213,6 +215,18 @@ def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_proc
         assert tables.manifest["append"] == {"read_again": None}
         assert not _counted(tables)
         _check(tables, parts, keylog=keylog)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["tls12", "tls13"])
+def test_cuts_of_captures_with_lost_packets(name: str, tmp_path: Path, in_process) -> None:
+    """Record numbers are searched after each hole, in whichever part it is filled or given up."""
+    whole = SHARED / "tls" / f"{name}.pcap"
+    if not whole.exists():
+        pytest.skip("no shared captures on this machine")
+    shutil.copy(whole.with_suffix(".keylog"), tmp_path)
+    lose_packets(whole.read_bytes(), tmp_path / whole.name, 0.02)
+    assert _check_cuts(tmp_path / whole.name, 5, tmp_path) == {None: 5}
 
 
 def _check_state(out: Path, log: bytes) -> None:
