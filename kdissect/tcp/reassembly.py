@@ -39,7 +39,7 @@ header is not there (`NO_HEADER`) are counted with the connection that is open, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +122,30 @@ class Streams:
         has_bytes = sides[:, PIECE_STOP] > sides[:, PIECE_START]
         first[has_bytes] = self.pieces.pos[sides[has_bytes, PIECE_START]]
         return first
+
+
+class Numbered(NamedTuple):
+    """By segment: its connection, its unwrapped numbers (of its first payload byte, and of what it
+    acknowledges, or NO_ACK), and a mark: DUPLICATE, PROBE, UNUSED or 0."""
+
+    connection: npt.NDArray[np.int32]
+    number: npt.NDArray[np.int64]
+    acknowledged: npt.NDArray[np.int64]
+    mark: npt.NDArray[np.uint8]
+
+
+# What the walk over the segments of a connection knows of a side. number: the last one, modulo
+# 2^32; pos, low: the last and the lowest one, unwrapped. syn_number: of the byte after its SYN;
+# syn_acked: what a SYN-ACK acknowledged, else -1.
+_SIDE_WALK = np.dtype([
+    ("has_number", "i8"),
+    ("number", "i8"),
+    ("pos", "i8"),
+    ("low", "i8"),
+    ("has_syn", "i8"),
+    ("syn_number", "i8"),
+    ("syn_acked", "i8"),
+])  # fmt: skip
 
 
 @making_kernel
@@ -352,49 +376,37 @@ def _home_of(segments: Any, row: int) -> int:
 
 
 @inlined
-def _starts_anew(
-    flags: int, side: int, number: int, ack: int, length: int, has_number: Any, last_number: Any,
-    last_place: Any, lowest: Any, has_syn: Any, syn_number: Any, syn_acked: Any, closed: int,
-) -> bool:  # fmt: skip
-    """Whether a segment belongs to a new connection; `number` is behind the SYN, if it has one."""
+def _starts_anew(walk: Any, flags: int, side: int, number: int, ack: int, length: int,
+                 closed: int) -> bool:  # fmt: skip
+    """Whether a segment begins a new connection; `number` is after the SYN, if it has one."""
     other = 1 - side
     if flags & SYN:
-        if has_syn[side]:
-            return number != syn_number[side]
-        if flags & ACK and has_syn[other]:
-            return not 0 <= distance(ack, syn_number[other]) < REORDERED
-        if has_syn[other]:
-            if syn_acked[other] >= 0:
-                return syn_acked[other] != number
+        if walk[side]["has_syn"]:
+            return number != walk[side]["syn_number"]
+        if flags & ACK and walk[other]["has_syn"]:
+            return not 0 <= distance(ack, walk[other]["syn_number"]) < REORDERED
+        if walk[other]["has_syn"]:
+            if walk[other]["syn_acked"] >= 0:
+                return walk[other]["syn_acked"] != number
             return closed != 0  # both sides opened at once
-        if not has_number[side] or closed:
+        if not walk[side]["has_number"] or closed:
             return closed != 0
-        place = last_place[side] + distance(number, last_number[side])
-        return not 0 <= lowest[side] - place < REORDERED
-    if flags & RST or not has_number[side]:
+        pos = walk[side]["pos"] + distance(number, walk[side]["number"])
+        return not 0 <= walk[side]["low"] - pos < REORDERED
+    if flags & RST or not walk[side]["has_number"]:
         return False
-    away = abs(distance(number, last_number[side]))
+    away = abs(distance(number, walk[side]["number"]))
     return away > FAR or (closed == 3 and length > 0 and away > FAR_ONCE_CLOSED)
 
 
 def split_connections(
-    segments: Any, pair_start: Any, address: Any, window_ns: int, connection: Any, number: Any,
-    acknowledged: Any, mark: Any,
-) -> int:  # fmt: skip
-    """Give each segment its connection and its unwrapped numbers; the count of connections.
-
-    Fills connection int32[n], number and acknowledged int64[n] (of the first payload byte; NO_ACK
-    where there is none) and mark uint8[n].
-    """
+    segments: Any, pair_start: Any, address: Any, window_ns: int, numbered: Numbered
+) -> int:
+    """Fill `numbered`; the count of connections."""
     longest = int(np.diff(pair_start).max(initial=0))
-    table = np.empty(_table_size(longest), np.int32)
-    of_sides = [np.zeros(2, np.int64) for _ in range(7)]
-    return int(
-        _split_connections(
-            segments, pair_start, address, window_ns, connection, number, acknowledged, mark, table,
-            *of_sides,
-        )
-    )  # fmt: skip
+    copies = np.empty(_table_size(longest), np.int32)
+    walk = np.zeros(2, _SIDE_WALK)
+    return int(_split_connections(segments, pair_start, address, window_ns, numbered, copies, walk))
 
 
 @inlined
@@ -408,17 +420,17 @@ def _table_size(count: int) -> int:
 
 @kernel
 def _split_connections(
-    segments: Any, pair_start: Any, address: Any, window_ns: int, connection: Any, number: Any,
-    acknowledged: Any, mark: Any, table: Any, has_number: Any, last_number: Any, last_place: Any,
-    lowest: Any, has_syn: Any, syn_number: Any, syn_acked: Any,
+    segments: Any, pair_start: Any, address: Any, window_ns: int, numbered: Any, copies: Any,
+    walk: Any,
 ) -> int:  # fmt: skip
-    """The arrays behind `mark` are scratch: of copies, and seven with a number of each side."""
+    """copies: room for the table of copies of packets. walk: _SIDE_WALK[2]."""
+    connection, number, acknowledged, mark = numbered
     count = 0
     for pair in range(len(pair_start) - 1):
         start = pair_start[pair]
         stop = pair_start[pair + 1]
         size = _table_size(stop - start)
-        table[:size] = -1
+        copies[:size] = -1
         known_from = start  # the first packet in the table
         is_open = False
         closed = 0  # bit 0, 1: FIN of that side; both also after an RST
@@ -434,13 +446,13 @@ def _split_connections(
                 continue
             if row - known_from >= COPIES_MAX:
                 known_from = row - COPIES_MAX // 2
-                _begin_table(segments, mark, known_from, row, table[:size])
+                _begin_table(segments, mark, known_from, row, copies[:size])
             home = (size - 1) & _home_of(segments, row)
             copy_of = int64(-1)
-            if table[home] < 0:
-                table[home] = row
+            if copies[home] < 0:
+                copies[home] = row
             else:
-                copy_of = _earlier_copy(segments, address, row, home, table, size - 1, window_ns)
+                copy_of = _earlier_copy(segments, address, row, home, copies, size - 1, window_ns)
             if copy_of >= 0:
                 mark[row] = DUPLICATE
                 connection[row] = connection[copy_of]
@@ -460,51 +472,52 @@ def _split_connections(
             usual = (
                 is_open
                 and not flags & (SYN | RST)
-                and has_number[side]
-                and abs(distance(here, last_number[side])) <= FAR_ONCE_CLOSED
+                and walk[side]["has_number"]
+                and abs(distance(here, walk[side]["number"])) <= FAR_ONCE_CLOSED
             )
-            if not usual and (not is_open or _starts_anew(
-                flags, side, here, ack, length, has_number, last_number, last_place, lowest,
-                has_syn, syn_number, syn_acked, closed,
-            )):  # fmt: skip
+            if not usual and (
+                not is_open or _starts_anew(walk, flags, side, here, ack, length, closed)
+            ):
                 count += 1
                 is_open = True
                 closed = 0
-                has_number[:] = 0
-                has_syn[:] = 0
-                syn_acked[:] = -1
+                for one in range(2):
+                    walk[one]["has_number"] = 0
+                    walk[one]["has_syn"] = 0
+                    walk[one]["syn_acked"] = -1
             connection[row] = count - 1
             # RFC 9293, 3.4: numbers wrap at 2^32, so a position is counted on from the last one.
-            place = 0
-            if has_number[side]:
-                place = last_place[side] + distance(here, last_number[side])
+            pos = int64(0)
+            if walk[side]["has_number"]:
+                pos = walk[side]["pos"] + distance(here, walk[side]["number"])
             elif flags & RST:
                 mark[row] = UNUSED
             # RFC 9293, 3.5.3 and RFC 5961: the number of an RST may be 0, or anything in a window.
-            if flags & RST and has_number[side] and abs(place - last_place[side]) > FAR_ONCE_CLOSED:
+            is_far = abs(pos - walk[side]["pos"]) > FAR_ONCE_CLOSED
+            if flags & RST and walk[side]["has_number"] and is_far:
                 mark[row] = UNUSED
             if mark[row] == 0:
-                if not has_number[side] or place < lowest[side]:
-                    lowest[side] = place
-                has_number[side] = 1
-                last_number[side] = here
-                last_place[side] = place
-            number[row] = place
+                if not walk[side]["has_number"] or pos < walk[side]["low"]:
+                    walk[side]["low"] = pos
+                walk[side]["has_number"] = 1
+                walk[side]["number"] = here
+                walk[side]["pos"] = pos
+            number[row] = pos
             acknowledged[row] = NO_ACK
             if flags & ACK and not flags & RST:
                 # An ACK says where the other side stands, before a segment of it was captured.
-                if not has_number[other]:
-                    has_number[other] = 1
-                    last_number[other] = ack
-                    last_place[other] = 0
-                    lowest[other] = 0
-                away = distance(ack, last_number[other])
+                if not walk[other]["has_number"]:
+                    walk[other]["has_number"] = 1
+                    walk[other]["number"] = ack
+                    walk[other]["pos"] = 0
+                    walk[other]["low"] = 0
+                away = distance(ack, walk[other]["number"])
                 if abs(away) <= FAR:
-                    acknowledged[row] = last_place[other] + away
+                    acknowledged[row] = walk[other]["pos"] + away
             if flags & SYN:
-                has_syn[side] = 1
-                syn_number[side] = here
-                syn_acked[side] = ack if flags & ACK else -1
+                walk[side]["has_syn"] = 1
+                walk[side]["syn_number"] = here
+                walk[side]["syn_acked"] = ack if flags & ACK else -1
             # RFC 9293, 3.6: a FIN closes one direction; a RST (3.5.3) both.
             if flags & FIN:
                 closed |= 1 << side
@@ -514,14 +527,12 @@ def _split_connections(
 
 
 @kernel
-def measure(
-    segments: Any, connection: Any, number: Any, acknowledged: Any, mark: Any, connections: Any,
-    sides: Any,
-) -> None:  # fmt: skip
-    """Fill the facts of connections and sides that one walk over the segments tells.
+def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
+    """Fill the facts of connections and sides that one walk over the segments gives.
 
-    Also marks keep-alive probes, and finds out which streams are messy.
+    Also marks keep-alive probes, and streams that are messy.
     """
+    connection, number, acknowledged, mark = numbered
     for row in range(len(sides) // SIDE_WIDTH):
         at = row * SIDE_WIDTH
         sides[at + FIN_AT] = NO_ACK
@@ -659,17 +670,18 @@ def reassemble(
     segments, pair_start = ordered(batches, scratch)
     count = len(segments)
     address = _addresses(segments, sources, scratch)
-    connection = scratch.empty(count, np.int32)
-    number = scratch.empty(count, np.int64)
-    acknowledged = scratch.empty(count, np.int64)
-    mark = scratch.zeros(count, np.uint8)
-    connection_count = split_connections(
-        segments, pair_start, address, window_ns, connection, number, acknowledged, mark
+    numbered = Numbered(
+        scratch.empty(count, np.int32),
+        scratch.empty(count, np.int64),
+        scratch.empty(count, np.int64),
+        scratch.zeros(count, np.uint8),
     )
+    connection_count = split_connections(segments, pair_start, address, window_ns, numbered)
     connections = np.zeros(connection_count * CONNECTION_WIDTH, np.int64)
     sides = np.zeros(2 * connection_count * SIDE_WIDTH, np.int64)
-    measure(segments, connection, number, acknowledged, mark, connections, sides)
-    del acknowledged
+    measure(segments, numbered, connections, sides)
+    connection, number, mark = numbered.connection, numbered.number, numbered.mark
+    del numbered  # frees the acknowledgements
     table = sides.reshape(-1, SIDE_WIDTH)
     rows = scratch.empty(int(table[:, DATA_COUNT].sum()), np.int64)
     start = listed(segments, connection, mark, sides, rows)
