@@ -43,7 +43,7 @@ from kdissect.kafka.exchanges import (
 )
 from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Asked, Kafka
 from kdissect.kafka.options import MappedSources, StreamOptions, check_batch
-from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED
+from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED, RequestRows, ResponseRows
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.columns import (
@@ -399,32 +399,36 @@ def _pairs(
     behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
 ) -> Pairs:  # fmt: skip
     request_count, response_count = len(requests.table), len(responses.table)
-    answer_of = scratch.empty(request_count, np.int64)
-    status = scratch.empty(request_count, np.uint8)
-    request_of = scratch.empty(response_count, np.int64)
-    came = scratch.empty(response_count, np.uint8)
-    is_lost = scratch.empty(request_count, np.uint8)
-    asked_end = requests.column(frame_tables.POS, scratch)
-    asked_end += 4
-    asked_end += requests.table[:, frame_tables.FRAME_SIZE]
-    buckets = pairing.bucket_count(requests.start)
-    table = [scratch.empty(count, np.int64) for count in (buckets, buckets, request_count)]
-    pairing.pair(
-        asked, asked_end, requests.start, is_done, responses.column(frame_tables.ID, scratch),
-        responses.column(frame_tables.KIND, scratch), _times(times, responses, scratch),
-        acknowledged,
-        behind_hole, responses.start, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
-        answer_of, request_of, status, came, is_lost, *table,
+    end = requests.column(frame_tables.POS, scratch)
+    end += 4
+    end += requests.table[:, frame_tables.FRAME_SIZE]
+    request_rows = RequestRows(
+        *asked, end, requests.start, is_done,
+        scratch.empty(request_count, np.int64),
+        scratch.empty(request_count, np.uint8),
+        scratch.empty(request_count, np.uint8),
     )  # fmt: skip
-    del table
+    response_rows = ResponseRows(
+        responses.column(frame_tables.ID, scratch),
+        _times(times, responses, scratch),
+        responses.column(frame_tables.KIND, scratch),
+        acknowledged, behind_hole, responses.start,
+        scratch.empty(response_count, np.int64),
+        scratch.empty(response_count, np.uint8),
+    )  # fmt: skip
+    pairing.pair(
+        request_rows, response_rows, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
+        pairing.buckets_for(requests.start, scratch),
+    )  # fmt: skip
     room = request_count + response_count
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
     count = pairing.in_order(
-        requests.start, responses.start, requests.column(frame_tables.FIRST, scratch),
-        responses.column(frame_tables.FIRST, scratch), request_of, answer_of, request, response,
+        request_rows, response_rows, requests.column(frame_tables.FIRST, scratch),
+        responses.column(frame_tables.FIRST, scratch), request, response,
     )  # fmt: skip
     return Pairs(
-        answer_of, status, is_lost, request_of, came, behind_hole, request[:count],
+        request_rows.answer_of, request_rows.status, request_rows.is_lost,
+        response_rows.request_of, response_rows.came, behind_hole, request[:count],
         response[:count],
     )  # fmt: skip
 

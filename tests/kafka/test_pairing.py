@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kdissect.capture.file_arrays import MEMORY
 from kdissect.kafka import pairing
 from kdissect.kafka.assembly import PairStatus
-from kdissect.kafka.frame_search import Asked
 from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
+from kdissect.kafka.pairing import RequestRows, ResponseRows
 from tests.oracles import pairing as oracle
 from tests.oracles.pairing import Request, Response
 
@@ -47,29 +48,37 @@ def kernel(
     responses = [response for connection in many for response in connection[1]]
     starts = np.cumsum([0] + [len(connection[0]) for connection in many])
     answers = np.cumsum([0] + [len(connection[1]) for connection in many])
-    asked = Asked(
+    given = [pairing.NOT_ACKNOWLEDGED if one.ack is None else one.ack for one in responses]
+    asked = RequestRows(
         np.array([request.correlation_id for request in requests], np.int64),
         np.array([request.time_ns for request in requests], np.int64),
         np.array([request.kind for request in requests], np.int64),
-    )
-    answer_of, request_of = np.empty(len(requests), np.int64), np.empty(len(responses), np.int64)
-    status, came = np.empty(len(requests), np.uint8), np.empty(len(responses), np.uint8)
-    is_lost = np.empty(len(requests), np.uint8)
-    buckets = pairing.bucket_count(starts)
-    table = [np.full(count, 7, np.int64) for count in (buckets, buckets, len(requests))]
-    given = [pairing.NOT_ACKNOWLEDGED if one.ack is None else one.ack for one in responses]
-    pairing.pair(
-        asked, np.array([request.end for request in requests], np.int64), starts,
+        np.array([request.end for request in requests], np.int64),
+        starts,
         np.array([request.is_done for request in requests], np.uint8),
+        np.empty(len(requests), np.int64),
+        np.empty(len(requests), np.uint8),
+        np.empty(len(requests), np.uint8),
+    )
+    answered = ResponseRows(
         np.array([response.correlation_id for response in responses], np.int64),
-        np.array([response.kind for response in responses], np.int64),
         np.array([response.time_ns for response in responses], np.int64),
+        np.array([response.kind for response in responses], np.int64),
         np.array(given, np.int64),
-        np.array([response.is_behind_hole for response in responses], np.uint8), answers,
-        np.array([connection[2] for connection in many], np.uint8),
-        np.array([connection[3] for connection in many], np.uint8),
-        answer_of, request_of, status, came, is_lost, *table,
+        np.array([response.is_behind_hole for response in responses], np.uint8),
+        answers,
+        np.empty(len(responses), np.int64),
+        np.empty(len(responses), np.uint8),
+    )
+    buckets = pairing.buckets_for(starts, MEMORY)
+    for part in buckets:
+        part[:] = 7
+    pairing.pair(
+        asked, answered, np.array([connection[2] for connection in many], np.uint8),
+        np.array([connection[3] for connection in many], np.uint8), buckets,
     )  # fmt: skip
+    answer_of, status, is_lost = asked.answer_of, asked.status, asked.is_lost
+    request_of, came = answered.request_of, answered.came
     for answer, row in enumerate(request_of):
         assert row < 0 or answer_of[row] == answer
     found = []
