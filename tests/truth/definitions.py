@@ -1,20 +1,27 @@
 """Kafka's own definitions, as published in its jars: which field exists in which version.
 
-They guide the comparison and come from ../shared, not from the product, so that a field which the
-product forgot, or reads at the wrong version, is missed here and not forgiven.
+They guide the comparison and do not come from the product, so that a field that the product forgot,
+or reads at the wrong version, shows as a difference. Kafka's files lie in ../shared. `LAYOUTS` has
+what the shipped captures need of them, in a form of our own; `python -m tests.truth.definitions`
+writes it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tests.truth.material import DEFINITIONS
+from tests.truth.material import DEFINITIONS, SHIPPED
 
+LAYOUTS = SHIPPED / "truth" / "layouts.json.gz"
+FETCH_18 = (1, 18)  # `test_request_logs` compares what it leaves out
 RELEASES = ("4.3.1", "3.9.1")  # a pair of both has the field names of the newer one
 PRIMITIVES = {
     *("bool", "int8", "int16", "uint16", "int32", "uint32", "int64", "float64"),
@@ -91,8 +98,15 @@ def definition(release: str, name: str) -> dict[str, Any] | None:
 
 
 @functools.cache
+def _shipped() -> dict[str, Any]:
+    return json.loads(gzip.decompress(LAYOUTS.read_bytes()))
+
+
+@functools.cache
 def api_names() -> dict[int, str]:
     """API key -> name, the newest release's."""
+    if not DEFINITIONS.is_dir():
+        return {int(key): name for key, name in _shipped()["api_names"].items()}
     names: dict[int, str] = {}
     for release in RELEASES:
         for path in (DEFINITIONS / release).glob("*Request.json"):
@@ -103,12 +117,59 @@ def api_names() -> dict[int, str]:
 
 def has_version(api_key: int, api_version: int) -> bool:
     name = api_names().get(api_key)
+    if not DEFINITIONS.is_dir():
+        return f"{name}Request {api_version}" in _shipped()["layouts"]
     return name is not None and _release_of(name + "Request", api_version) is not None
 
 
 def layout(api_key: int, side: str, api_version: int) -> Layout:
     """The body of a message, `side` being "Request" or "Response"."""
-    return _message_layout(api_names()[api_key] + side, api_version)
+    name = api_names()[api_key] + side
+    if not DEFINITIONS.is_dir():
+        return _shipped_layout(name, api_version)
+    return _message_layout(name, api_version)
+
+
+@functools.cache
+def _shipped_layout(name: str, api_version: int) -> Layout:
+    return _from_json(_shipped()["layouts"][f"{name} {api_version}"])
+
+
+def _to_json(layout: Layout | None) -> Any:
+    """A layout as [[its fields, each as a list], [its absent columns]]; null for none."""
+    if layout is None:
+        return None
+    fields = [
+        [
+            *(getattr(field, item.name) for item in dataclasses.fields(field)[:-1]),
+            _to_json(field.children),
+        ]
+        for field in layout.fields
+    ]
+    return [fields, sorted(layout.absent)]
+
+
+def _from_json(value: Any) -> Layout:
+    fields, absent = value
+    return Layout(
+        tuple(Field(*plain, _from_json(inner) if inner else None) for *plain, inner in fields),
+        frozenset(absent),
+    )
+
+
+def write_shipped(logs: Iterable[Path]) -> None:
+    """Write `LAYOUTS`: the messages in these request logs."""
+    lines = [line for log in logs for line in gzip.decompress(log.read_bytes()).splitlines()]
+    entries = [json.loads(line) for line in lines]
+    used = sorted({FETCH_18, *((entry["api_key"], entry["api_version"]) for entry in entries)})
+    layouts = {
+        f"{api_names()[key]}{side} {version}": _to_json(layout(key, side, version))
+        for key, version in used
+        for side in ("Request", "Response")
+    }
+    document = {"api_names": api_names(), "layouts": layouts}
+    text = json.dumps(document, separators=(",", ":"))
+    LAYOUTS.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def _release_of(name: str, api_version: int) -> str | None:
@@ -203,3 +264,7 @@ def _default(value: Any, element: str, is_array: bool, children: Layout | None) 
     if element == "uuid":
         return "A" * 22
     return value or ""  # strings; bytes too, in base64
+
+
+if __name__ == "__main__":
+    write_shipped(sorted(LAYOUTS.parent.glob("*/*.requests.jsonl.gz")))

@@ -1,7 +1,8 @@
-"""Where the captures with ground truth lie, what their manifests say, and reading each once.
+"""Captures with ground truth: their files, their manifests, and reading each once.
 
-The captures are not part of this repository: they lie beside it, in `../shared`. Every test that
-needs them skips, with the reason printed, where they are missing.
+Five captures ship with the project; their request logs, lists of produced records and manifests lie
+in `captures/truth`. Many more lie beside the repository, in `../shared`. A test that needs one of
+those skips, with the reason printed, if it is missing.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import pytest
 
 import kdissect
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared"
 ROW_TABLES_KEPT = 64  # a capture has about forty
 CAPTURES = SHARED / "captures"
 DEFINITIONS = SHARED / "kafka" / "definitions"
+SHIPPED = ROOT / "captures"
+REQUEST_LOG, PRODUCED_LIST = "requests.jsonl.gz", "produced.jsonl.gz"
+TRUTH = CAPTURES if CAPTURES.is_dir() else SHIPPED / "truth"  # manifests and logs
 
 needs_material = pytest.mark.skipif(
     not CAPTURES.is_dir() or not DEFINITIONS.is_dir(),
@@ -38,15 +43,29 @@ class Capture:
 
     @property
     def path(self) -> Path:
-        return CAPTURES / f"{self.name}.pcap"
+        """The capture's file; the test skips if it is neither beside the project nor in it."""
+        stem = self.name.rpartition("/")[2]
+        shipped = (SHIPPED / f"{stem}.pcap", SHIPPED / f"{stem}.pcap.gz")
+        for path in (CAPTURES / f"{self.name}.pcap", *shipped):
+            if path.is_file():
+                return path
+        pytest.skip(f"no capture {self.name} (../shared beside the repository)")
+
+    def has(self, ending: str) -> bool:
+        return (TRUTH / f"{self.name}.{ending}").is_file()
+
+    def _truth(self, ending: str) -> Path:
+        if not self.has(ending):
+            pytest.skip(f"no {self.name}.{ending} (../shared beside the repository)")
+        return TRUTH / f"{self.name}.{ending}"
 
     @property
     def request_log_path(self) -> Path:
-        return CAPTURES / f"{self.name}.requests.jsonl.gz"
+        return self._truth(REQUEST_LOG)
 
     @property
     def produced_path(self) -> Path:
-        return CAPTURES / f"{self.name}.produced.jsonl.gz"
+        return self._truth(PRODUCED_LIST)
 
     @property
     def is_tls(self) -> bool:
@@ -54,7 +73,7 @@ class Capture:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return _json(CAPTURES / f"{self.name}.json")
+        return _json(self._truth("json"))
 
     @property
     def check(self) -> dict[str, Any]:
@@ -81,21 +100,26 @@ def shapes() -> dict[str, dict[str, Any]]:
 
 
 def _all_captures() -> list[Capture]:
-    stems = sorted(path.relative_to(CAPTURES) for path in CAPTURES.glob("*/*.pcap"))
-    captures = [Capture(str(stem.with_suffix(""))) for stem in stems]
-    return [c for c in captures if (CAPTURES / f"{c.name}.json").is_file()]
+    manifests = sorted(path.relative_to(TRUTH) for path in TRUTH.glob("*/*.json"))
+    captures = [Capture(str(path.with_suffix(""))) for path in manifests]
+    return [c for c in captures if (CAPTURES / f"{c.name}.pcap").is_file() or TRUTH != CAPTURES]
 
 
 ALL = _all_captures()
-LOGGED = [c for c in ALL if c.request_log_path.is_file()]
+LOGGED = [c for c in ALL if c.has(REQUEST_LOG)]
 CHECKED = [c for c in LOGGED if not c.is_tls]  # the independent check has no keys
-PRODUCED = [c for c in ALL if c.produced_path.is_file()]
+PRODUCED = [c for c in ALL if c.has(PRODUCED_LIST)]
 SHAPES_BASE = Capture("other_clients/librdkafka")
 
 
 def each(name: str, things: list[Any]) -> pytest.MarkDecorator:
     """A test for each of them; all tests of a module for one come together, and its rows go."""
     return pytest.mark.parametrize(name, things, ids=str, scope="module")
+
+
+def key_log(path: Path) -> Path:
+    """The key log beside a capture, if there is one."""
+    return path.with_name(path.name.partition(".")[0] + ".keylog")
 
 
 @functools.cache
@@ -105,7 +129,7 @@ def read(*paths: Path) -> Any:
     TLS is decrypted where a key log lies beside the capture.
     """
     names = [str(path) for path in paths]
-    key_logs = [log for path in paths if (log := path.with_suffix(".keylog")).is_file()]
+    key_logs = [log for path in paths if (log := key_log(path)).is_file()]
     return kdissect.read(
         names[0] if len(names) == 1 else names, reveal_secrets=True, keylog=key_logs
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import ipaddress
 import struct
 from collections import defaultdict
@@ -34,8 +35,10 @@ class TcpPacket:
 
 @functools.lru_cache(maxsize=2)
 def tcp_packets(path: Path) -> list[TcpPacket]:
-    """All of a little-endian microsecond pcap, as tcpdump writes it."""
+    """All of a little-endian microsecond pcap, as tcpdump writes it; it may be gzipped."""
     data = path.read_bytes()
+    if path.suffix == ".gz":
+        data = gzip.decompress(data)
     magic, link_type = struct.unpack_from("<I16xI", data)
     assert magic == 0xA1B2C3D4, path
     layer, _ = LAYERS[link_type]

@@ -13,9 +13,7 @@ import pytest
 
 from kdissect.protocol.model import SIDES
 from tests.truth import packets
-from tests.truth.material import ALL, CAPTURES, Capture, each, needs_material, read, rows, shapes
-
-pytestmark = needs_material
+from tests.truth.material import ALL, CAPTURES, Capture, each, read, rows, shapes
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOLES = ("gap", "packet_cut")  # anomalies of bytes that are not in the capture
@@ -38,7 +36,7 @@ class Input:
     stream_problems: frozenset[tuple[int, int]]  # (client port, broker port) of odd streams
 
     def __str__(self) -> str:
-        return str(self.path.relative_to(CAPTURES))
+        return f"{self.path.parent.name}/{self.path.name}"
 
     def rows(self, table: str) -> list[Row]:
         return rows(read(self.path), table)

@@ -20,8 +20,6 @@ from tests.truth import request_log
 from tests.truth.hidden import secrets_of, token_rows
 from tests.truth.material import ALL, LOGGED, Capture, needs_material
 
-pytestmark = needs_material
-
 ADMIN = Capture("admin/admin")
 STREAMS = Capture("share_streams/streams")
 WITH_SECRETS = [Capture(f"sasl/{name}") for name in ("sasl", "sasl_handshake_v0")] + [ADMIN]
@@ -50,6 +48,7 @@ def differences(log: Any, ours: Any, path: str) -> Iterator[str]:
         yield f"{path}: {ours!r}, log {log!r}"
 
 
+@needs_material
 def test_inner_requests_are_those_that_the_controller_logged(say: Callable[[str], None]) -> None:
     """An Envelope's inner request and response, by client id, correlation id and API."""
     compared = 0
@@ -83,6 +82,7 @@ def test_inner_requests_are_those_that_the_controller_logged(say: Callable[[str]
     say(f"{compared} inner requests of envelopes and their answers are those of the logs")
 
 
+@needs_material
 def test_members_subscribe_and_get_what_is_there(say: Callable[[str], None]) -> None:
     """Every consumer's metadata decodes; assigned topics are subscribed, each partition once."""
     counts = defaultdict(int)

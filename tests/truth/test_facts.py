@@ -13,11 +13,9 @@ import pytest
 from tests.truth import definitions, request_log
 from tests.truth.definitions import Layout
 from tests.truth.matching import direct, match
-from tests.truth.material import ALL, LOGGED, Capture, each, needs_material
+from tests.truth.material import ALL, LOGGED, Capture, each
 from tests.truth.request_log import Entry
 from tests.truth.rows import Row
-
-pytestmark = needs_material
 
 SHOWN = 8
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

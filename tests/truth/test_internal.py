@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.truth import request_log
-from tests.truth.material import Capture, needs_material
+from tests.truth.material import Capture
 from tests.truth.rows import Row
-
-pytestmark = needs_material
 
 CLUSTER = Capture("cluster/cluster")  # three nodes: whatever one writes, the others fetch
 OFFSET_COMMIT, TXN_OFFSET_COMMIT, INIT_PRODUCER_ID, JOIN_GROUP = 8, 28, 22, 11

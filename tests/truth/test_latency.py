@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.truth.material import LOGGED, Capture, each, needs_material
+from tests.truth.material import LOGGED, Capture, each
 from tools.truth import latency
-
-pytestmark = needs_material
 
 _compared: list[latency.Compared] = []
 
 
 @each("capture", LOGGED)
 def test_service_ms_is_the_brokers_total_time(capture: Capture) -> None:
-    compared = latency.compare(str(capture), capture.tables, latency.log_of(capture.path))
+    compared = latency.compare(str(capture), capture.tables, capture.request_log_path)
     _compared.append(compared)
     assert len(compared.service) >= 30
     assert compared.share >= latency.SHARE_OF_EACH

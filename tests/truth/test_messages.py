@@ -8,10 +8,8 @@ import kdissect
 from tests.truth import definitions, packets
 from tests.truth.compare import Comparison, plain
 from tests.truth.matching import match
-from tests.truth.material import CHECKED, Capture, each, needs_material
+from tests.truth.material import CHECKED, Capture, each
 from tests.truth.rows import Row
-
-pytestmark = needs_material
 
 SHOWN = 8
 API_VERSIONS = 18

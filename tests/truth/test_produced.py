@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.truth import produced, request_log
-from tests.truth.material import LOGGED, PRODUCED, Capture, each, needs_material
+from tests.truth.material import LOGGED, PRODUCED, Capture, each
 from tests.truth.produced import FETCHES
 
-pytestmark = needs_material
 every_capture_with_a_list = each("capture", PRODUCED)
 
 PRODUCE = 0

@@ -9,11 +9,10 @@ import kdissect
 from tests.truth import definitions, request_log
 from tests.truth.compare import Comparison, plain, records_sizes, text_records_sizes
 from tests.truth.matching import direct, match
-from tests.truth.material import CHECKED, LOGGED, Capture, each, needs_material
+from tests.truth.material import CHECKED, LOGGED, Capture, each
 from tests.truth.request_log import Entry
 from tests.truth.rows import Row
 
-pytestmark = needs_material
 every_logged_capture = each("capture", LOGGED)
 every_checked_capture = each("capture", CHECKED)
 

@@ -20,9 +20,7 @@ from kdissect.pipeline.saved_state import read_state
 from tests.replay.made import FakeBroker
 from tests.show.test_details import raw_text
 from tests.truth.hidden import secrets_of
-from tests.truth.material import Capture, needs_material
-
-pytestmark = needs_material
+from tests.truth.material import Capture
 
 ADMIN, SASL, TOKENS = (
     Capture(name) for name in ("admin/admin", "sasl/sasl", "sasl/sasl_handshake_v0")

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 import kdissect
-from tests.truth.material import CAPTURES, Capture, each, needs_material, read
+from tests.truth.material import CAPTURES, Capture, each, key_log, needs_material, read
 from tests.truth.rows import Row, as_rows, set_differences, without
-
-pytestmark = needs_material
 
 TLS_12, TLS_13 = Capture("tls/tls12"), Capture("tls/tls13")
 both = each("capture", [TLS_12, TLS_13])
@@ -22,7 +20,7 @@ CAPTURE_IDS = ("capture_id", "request_capture_id", "response_capture_id")
 
 
 def _key_log(capture: Capture) -> Path:
-    return capture.path.with_suffix(".keylog")
+    return key_log(capture.path)
 
 
 def _rows(tables: Any, name: str) -> list[Row]:
@@ -52,6 +50,7 @@ def _lines(capture: Capture) -> list[str]:
     return _key_log(capture).read_text().splitlines()
 
 
+@needs_material
 def test_secrets_inside_a_pcapng_are_used() -> None:
     """tls_dsb.pcapng is tls13.pcap with its key log inside: the same rows."""
     inside = read(CAPTURES / "shapes" / "tls_dsb.pcapng")
