@@ -3,19 +3,19 @@ memory.
 
 Theory of operation
 -------------------
-The steps of `assemble` see all segments of a connection at once. Here a connection's segments come
-in windows, and what a window leaves open is *carried* to the next one: the segments from the first
-frame on that belongs to no complete exchange, with their bytes. The same kernels then run over the
-carried and the new segments together. A SYN made for the purpose marks where the carried bytes
-begin (`_openings`), and `Known` has what the kernels would have learnt from the bytes before. So
-the rows are those of `assemble`; positions and ids are restated as of the whole connection.
+The steps of `assemble` see all segments of a connection at once. Here the segments come in windows.
+The segments from the first frame of an open exchange on are *carried* to the next window, with
+their bytes. The same kernels then run over the carried and the new segments together. A made SYN
+marks the first carried byte (`_openings`), and `Known` has the facts that the kernels would have
+found in the bytes before. So the rows are those of `assemble`; positions and ids are restated as
+of the whole connection.
 
 An exchange is *complete* when both of its frames are whole and *settled*, its request wants no
-answer, or nothing more can come: the connection was closed a while ago, its endpoints were used
+response, or nothing more can come: the connection was closed a while ago, its endpoints were used
 again, the capture ended, a limit was reached. Bytes are settled up to the first hole that may
 still be filled. A hole is given up when the peer acknowledged it (then the capture lost it), after
 HOLE_NS, or when much came after it. A request that was passed over is complete when `passed_max`
-later ones were answered, since an answer out of order may be late.
+later ones were answered, since a response out of order may be late.
 
 A connection that is not recognised yet is carried whole and looked at again each time it has grown
 by half, up to LOOKED_AT_MAX bytes; then it is ignored until its next SYN. So Kafka that starts
@@ -25,8 +25,8 @@ Kafka over TLS is carried from the record with the first open frame on, as ciphe
 `tls.session` needs to decrypt it; the secrets come from the key log each time. A TLS connection
 without secrets is not read, and one whose records cannot be decrypted any more is given up.
 
-What exceeds the limits is completed as it is, the connection that was quiet for longest first, and
-counted in `given_up`.
+Connections beyond the limits are completed as they are, the one that was quiet for longest first,
+and counted in `given_up`.
 
 *Table sets.* `ConnectionCarry.append` takes all packets of some captures as one window, and the
 states that an earlier run saved (`connection_state.pack_states`). It also says which rows of
@@ -125,7 +125,7 @@ class AppendedWindow:
     rows: the complete exchanges that earlier runs did not write. open: the rows that a later packet
     may change. earlier_facts: by connection, `facts` of its state; states: by connection, those
     that go on. late_count: packets of connections that were over already. is_secret: a message that
-    must not be saved as it is is not complete.
+    must not be saved is incomplete.
     """
 
     assembly: Assembly
@@ -221,7 +221,7 @@ class ConnectionCarry:
         live = np.flatnonzero(opened.connections).tolist()
         return AppendedWindow(
             tracker.assembly, sources, tracker.rows, opened,
-            {row: told for row, told in earlier_facts.items() if told is not None},
+            {row: facts for row, facts in earlier_facts.items() if facts is not None},
             {row: states[tracker.pair[row]] for row in live}, self._late_count, is_secret,
         )  # fmt: skip
 
@@ -386,7 +386,7 @@ class ConnectionCarry:
     def _assembled_again(
         self, states: list[ConnectionState], sources: Sources, set_run: SetRun | None = None
     ) -> CompletionTracker | None:
-        """What the carried segments of resumed connections make by themselves."""
+        """The carried segments of resumed connections, assembled by themselves."""
         states = [state for state in states if state.is_resumed and state.parts]
         if not states:
             return None
@@ -427,7 +427,7 @@ def no_segments() -> SegmentBatch:
 
 
 def _known(states: list[ConnectionState]) -> Known:
-    """What the kernels would have learnt from bytes that are gone."""
+    """Facts that the kernels would have found in the bytes before the carried ones."""
     bits = np.array([state.bits for state in states], np.int64).reshape(-1)
     bits |= np.array([state.last_ids for state in states], np.int64).reshape(-1) + 1 << LAST_ID
     closed = [state.closed_request_positions for state in states]
@@ -456,7 +456,7 @@ def _known(states: list[ConnectionState]) -> Known:
 
 
 def _last_response(state: ConnectionState) -> tuple[int, int]:
-    """Where, in positions of the carried bytes, and when the last response before them ended."""
+    """End of the last response before the carried bytes: position in these, and time (ns)."""
     pos, time_ns = state.last_response
     if not state.is_resumed or pos == NO_RESPONSE:
         return NO_RESPONSE, NO_RESPONSE
@@ -464,8 +464,8 @@ def _last_response(state: ConnectionState) -> tuple[int, int]:
 
 
 def _spoken(state: ConnectionState) -> int:
-    """The protocol that a connection is known to speak. TLS that is not read is just OTHER: where
-    its next record begins is not known."""
+    """The known protocol of a connection. TLS that is not read is OTHER: the position of its next
+    record is unknown."""
     if state.phase is OTHER:
         spoken = int(state.before["protocol"][0])
         return Spoken.OTHER if spoken in (Spoken.NONE, Spoken.KAFKA, Spoken.TLS) else spoken

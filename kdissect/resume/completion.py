@@ -86,8 +86,8 @@ from kdissect.tls.session import TlsState
 
 Bools = npt.NDArray[np.bool_]
 RESERVED_IDS = np.arange(RESERVED, RESERVED + RESERVED_COUNT)
-# Protocols that the first bytes of a connection tell, whatever comes later.
-_TOLD_AT_ONCE = np.array([Protocol.HTTP, Protocol.HTTP2, Protocol.ZOOKEEPER])
+# Protocols that the first bytes of a connection decide, whatever comes later.
+_DECIDED_AT_ONCE = np.array([Protocol.HTTP, Protocol.HTTP2, Protocol.ZOOKEEPER])
 _MODES = {LOOKING: WHOLE, KAFKA: REST, OTHER: REST, OVER: NOTHING}
 
 
@@ -107,7 +107,7 @@ class SetRun:
 
 
 class CompletionTracker:
-    """Which exchanges of a batch are complete, and what of its connections is carried on.
+    """Decides which exchanges of a batch are complete, and which segments are carried on.
 
     lost: bool by exchange, see `assemble_streams`; is_due, is_forced: bool by state. `rows` are the
     complete exchanges that were not emitted before. `unread` counts the connections that ended
@@ -274,7 +274,7 @@ class CompletionTracker:
     # -- complete exchanges -----------------------------------------------------------------
 
     def run(self) -> None:
-        """`restate`, then `rows`, and the positions where the streams go on."""
+        """`restate`, then find `rows`, and the positions where the streams resume."""
         self.restate()
         exchanges, of = self.assembly.exchanges, self.of
         limit = self._limits()
@@ -332,13 +332,13 @@ class CompletionTracker:
         return limit
 
     def _opened_streams(self) -> Iterator[tuple[int, OpenedStream]]:
-        """The decrypted streams of Kafka connections that go on."""
+        """The decrypted streams of Kafka connections that continue."""
         for row, opened in self.tls.opened.items():
             if self.is_kafka[row] and not self.is_given_up[row]:
                 yield from ((2 * row + side, opened[side]) for side in (0, 1))
 
     def _settled_end(self, stream: int) -> int:
-        """Where the first hole of a stream begins that may still be filled."""
+        """The position of a stream's first hole that may still be filled, or its end."""
         side = self.sides[stream]
         pieces, segments = self.streams.pieces, self.streams.segments
         rows = slice(int(side[PIECE_START]), int(side[PIECE_STOP]))
@@ -363,7 +363,7 @@ class CompletionTracker:
         return int(self.ends[stream])
 
     def _passed(self, is_answered: Any, waiting: Any) -> Bools:
-        """Requests whose answer is not waited for any longer."""
+        """Requests whose response is not expected any longer."""
         of, limits = self.of, self.limits
         index = np.arange(len(of))
         last = np.full(self.count, -1, np.int64)
@@ -383,7 +383,7 @@ class CompletionTracker:
         return passed | is_lost
 
     def _resume_positions(self, done: Any, gone: Any, limit: Ints) -> None:
-        """Where each stream goes on, and what the kernels must know there.
+        """The positions where the streams resume, and the facts that the kernels need there.
 
         gone: requests that no response to come can answer.
         """
@@ -455,7 +455,7 @@ class CompletionTracker:
                 )
 
     def _are_young(self, done: Any) -> Ints:
-        """By stream: YOUNG and IN_TOKENS as of the position where it goes on."""
+        """By stream: YOUNG and IN_TOKENS as of the position where it resumes."""
         exchanges = self.assembly.exchanges
         key, version = exchanges["api_key"], exchanges["api_version"]
         is_token = exchanges["is_sasl_token"] != 0
@@ -470,8 +470,8 @@ class CompletionTracker:
         return YOUNG * young.astype(np.int64) | IN_TOKENS * tokens.astype(np.int64)
 
     def _find_last_frames(self, done: Any) -> None:
-        """By stream: the correlation id of the last frame before the position where it goes on. By
-        connection: where and when the last response before that position ended."""
+        """By stream: the correlation id of the last frame before the position where it resumes. By
+        connection: end position and end time of the last response before it."""
         before = np.array([state.last_ids for state in self.states], np.int64)
         self.last_ids = np.where(self.is_first[:, None], before[self.pair], NO_NUMBER).reshape(-1)
         ids = self.assembly.exchanges["correlation_id"].astype(np.int64) & 0xFFFFFFFF
@@ -491,12 +491,12 @@ class CompletionTracker:
         self.last_response[self.of[some]] = np.stack([end, end_time], 1)
 
     def _before_resume(self, side: int, chosen: Any) -> Ints:
-        """Chosen exchanges with a frame before the position where its stream goes on, in order."""
+        """Chosen exchanges with a frame before the position where its stream resumes, in order."""
         pos = self.pos[side]
         some = np.flatnonzero(chosen & self.has[side] & (pos < self.resume[self.number[side]]))
         return some[np.argsort(pos[some], kind="stable")]
 
-    # -- what is carried on -----------------------------------------------------------------
+    # -- carried segments and states --------------------------------------------------------
 
     def carry_on(self, sources: Sources) -> int:
         """Bring the states up to date; how many of them turned out to be Kafka's."""
@@ -544,15 +544,15 @@ class CompletionTracker:
             most[self.tls.past_handshake] *= ~is_unread[self.tls.past_handshake]
         phases = np.where(self.captured <= most, LOOKING, ignored)
         if self.set_run is not None:
-            told = np.isin(self.assembly.connections["protocol"], _TOLD_AT_ONCE)
-            phases[told | (self.phase == OTHER)] = OTHER
+            is_decided = np.isin(self.assembly.connections["protocol"], _DECIDED_AT_ONCE)
+            phases[is_decided | (self.phase == OTHER)] = OTHER
         phases = np.where(self.is_kafka, np.where(self.confirmed, KAFKA, LOOKING), phases)
         phases[self.is_given_up] = ignored
         phases = np.where(self.is_over, OVER, phases)
         return [PHASES[phase] for phase in phases.tolist()]
 
     def _numbers(self) -> Ints:
-        """By stream: the sequence number of its position 0, NO_NUMBER if nothing tells it."""
+        """By stream: the sequence number of its position 0, or NO_NUMBER if it is unknown."""
         segments, pieces = self.streams.segments, self.streams.pieces
         stream = 2 * self.streams.connection.astype(np.int64) + segments["side"]
         numbers = np.full(2 * self.count, NO_NUMBER, np.int64)
@@ -588,7 +588,7 @@ class CompletionTracker:
         is_head = np.zeros(len(segments), np.bool_)  # carried without bytes, as it is else
         is_end = rest & ((flags & (FIN | RST)) != 0) & (mark == 0)  # as a segment without bytes
         if self.set_run is not None:
-            # a second copy of a packet is told by its header
+            # a second copy of a packet is recognised by its header
             is_young = segments["time_ns"] >= self.set_run.end_ns - 2 * (
                 self.set_run.duplicate_window_ns
             )
@@ -634,7 +634,7 @@ class CompletionTracker:
 
 
 class _StateUpdate:
-    """What a `CompletionTracker` found, as plain numbers for the states."""
+    """Results of a `CompletionTracker` for the states, as Python numbers."""
 
     def __init__(self, tracker: CompletionTracker) -> None:
         sides = tracker.sides
@@ -655,9 +655,9 @@ class _StateUpdate:
         self.last_response = tracker.last_response.tolist()
         self.bits = tracker.new_bits.tolist()
         self.missing = tracker.missing.tolist()
-        told = np.isin(tracker.assembly.connections["protocol"], _TOLD_AT_ONCE)
-        told |= tracker.is_tls & ~tracker.is_opened & (tracker.phase != KAFKA)
-        self.is_told = told.tolist()
+        is_decided = np.isin(tracker.assembly.connections["protocol"], _DECIDED_AT_ONCE)
+        is_decided |= tracker.is_tls & ~tracker.is_opened & (tracker.phase != KAFKA)
+        self.is_decided = is_decided.tolist()
         self.limited_count = tracker.limited_count.tolist()
         self.is_closed = tracker.is_closed.tolist()
         self.end = tracker.ends.tolist()
@@ -677,7 +677,7 @@ class _StateUpdate:
         if not is_first:
             state.before, state.facts, state.limited_count = no_counts(), None, 0
         state.limited_count += self.limited_count[connection]
-        if phase is OTHER and state.phase is not OTHER and not self.is_told[connection]:
+        if phase is OTHER and state.phase is not OTHER and not self.is_decided[connection]:
             state.limited_count += 1
         if not self.is_closed[connection]:
             state.closed_at = None
@@ -719,7 +719,7 @@ class _StateUpdate:
 
 
 def _tls_states(tracker: CompletionTracker) -> dict[int, TlsState]:
-    """By connection, where its decryption resumes."""
+    """By connection: the state from which its decryption resumes."""
     points = tracker.points
     return {
         row: TlsState(session, (points[2 * row], points[2 * row + 1]))

@@ -1,4 +1,4 @@
-"""The state of a connection between two windows: what is known of it, and the bytes it still needs.
+"""The state of a connection between two windows: its facts, and the bytes of its open frames.
 
 A state is a Python object while windows are read. `pack_states` makes bytes of many, which a table
 set keeps for a later append. They hold captured payload: of TLS its ciphertext, never a secret.
@@ -88,15 +88,15 @@ class ConnectionState:
     """A connection between windows; lists of two are by side.
 
     base: stream position of the first carried byte; seq: its sequence number; syn: that of position
-    0, if a SYN told it; certain: the first carried byte is that of a frame. parts: carried
+    0, if a SYN was captured; certain: a frame begins with the first carried byte. parts: carried
     segments (packed SEGMENT), whose `pos` is a position in the bytes beside them.
     emitted_ids: of completed exchanges that have carried bytes; closed_request_positions: of
     requests among them that no response to come can answer. last_response: the stream position and
     the time (ns) at which the last response before the carried bytes ended. tls: of Kafka over TLS,
     with which the carried bytes are decrypted: they begin at a record.
     Of a table set also: before, CONNECTION[1], the row of what lies before the carried bytes;
-    last_packets, source and packet of the last byte of each side; facts, what messages and
-    handshakes said; limited_count: exchanges that a limit completed.
+    last_packets, source and packet of the last byte of each side; facts from messages and
+    handshakes; limited_count: exchanges that a limit completed.
     """
 
     endpoints: bytes
@@ -130,7 +130,7 @@ class ConnectionState:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the carried bytes begin where a SYN of ours says."""
+        """Whether a made SYN marks the first carried byte."""
         return self.phase is KAFKA or self.phase is OTHER
 
     def carry(self, segments: bytes, data: bytes) -> None:
@@ -219,10 +219,10 @@ def unpack_states(data: bytes) -> list[ConnectionState]:
         starts = ends - rows[name] * width
         blocks.append([part[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
     states = []
-    told = json.loads(parts[5])
-    if not isinstance(told, list) or any(len(pair) != 2 for pair in told):
+    pairs = json.loads(parts[5])
+    if not isinstance(pairs, list) or any(len(pair) != 2 for pair in pairs):
         raise ValueError("states of connections: their facts have another form")
-    for number, (row, (facts, tls)) in enumerate(zip(rows, told, strict=True)):
+    for number, (row, (facts, tls)) in enumerate(zip(rows, pairs, strict=True)):
         state = ConnectionState(row["endpoints"].tobytes(), Phase(int(row["phase"])))
         for name in _AS_THEY_ARE:
             setattr(state, name, row[name].tolist())

@@ -1,8 +1,8 @@
 """Rows of a table set that a later packet may change, and the counts that a later run adds to.
 
-A connection that goes on keeps the segments from its open frames on. Assembled by themselves, these
-make exactly the counts and anomalies that the next run will make of them again. So those anomalies
-are open, and what is left of the connection's counts without them is what lies before.
+A connection that continues carries the segments from its open frames on. Assembled by themselves,
+they make exactly the counts and anomalies that the next run makes of them again. So those anomalies
+are open, and the connection's other counts are those of the bytes before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OpenRows:
 
 
 def open_rows(tracker: CompletionTracker, again: CompletionTracker | None) -> OpenRows:
-    """The open rows of a window. again: what the carried segments make by themselves."""
+    """The open rows of a window. again: the carried segments, assembled by themselves."""
     is_ignored = np.array([state.phase is OVER for state in tracker.states], np.bool_)
     is_open = tracker.is_last & ~tracker.is_over & ~is_ignored[tracker.pair]
     of = tracker.assembly.anomalies["connection"]
@@ -81,12 +81,12 @@ def digests(tracker: CompletionTracker) -> Ints:
     return state.view(np.int64)
 
 
-# -- what a later packet should have changed ------------------------------------------------
+# -- late packets and limits ----------------------------------------------------------------
 
 
 def late_and_limited(tracker: CompletionTracker) -> Any:
-    """ANOMALY rows of packets that came after what they belong to was complete, and of connections
-    that go on after a limit completed some of it. Before the states are brought up to date."""
+    """ANOMALY rows of packets whose exchanges were complete already, and of connections that
+    continue after a limit or without TLS secrets. To be called before the states are updated."""
     assert tracker.set_run is not None
     segments, stream = tracker.streams.segments, tracker.stream
     connection = tracker.streams.connection.astype(np.int64)

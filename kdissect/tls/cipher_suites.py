@@ -1,4 +1,4 @@
-"""Cipher suites of TLS: their code points (IANA's registry) and what the names say of each."""
+"""Cipher suites of TLS: code points (IANA's registry), and the ciphers that the names stand for."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def suite_name(code: int) -> str:
 
 
 def suite_of(code: int) -> Suite | None:
-    """The suite, None where it is not known or its records cannot be decrypted here."""
+    """The suite, or None if it is unknown or kdissect cannot decrypt its records."""
     name = NAMES.get(code)
     if name is None:
         return None

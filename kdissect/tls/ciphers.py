@@ -1,7 +1,7 @@
-"""One TLS record to its plaintext: AEAD and CBC suites of TLS 1.2, AEAD suites of TLS 1.3.
+"""Decrypts TLS records: AEAD and CBC suites of TLS 1.2, AEAD suites of TLS 1.3.
 
-An opener belongs to one direction and one set of keys. Records are independent of each other: all
-that one needs besides its own bytes is its number, so a record can be opened when others are lost.
+An opener belongs to one direction and one set of keys. A record needs only its own bytes and its
+number, so it can be decrypted if others are lost.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Opener(Protocol):
     skipped: int
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
-        """(content type, plaintext) of record `number`, None where it is not authentic."""
+        """(content type, plaintext) of record `number`, or None if it is not authentic."""
 
     def hint(self, body: bytes) -> int:
-        """The number that the record seems to have, -1 where it does not tell."""
+        """The number that the record seems to have, or -1 if it has none in it."""
 
 
 def _aead(suite: Suite, key: bytes) -> Aead:
@@ -53,7 +53,7 @@ def _nonce(iv: bytes, number: int) -> bytes:
 
 
 class Tls13:
-    """RFC 8446 section 5.2: the type is the last byte that is not zero, behind the content."""
+    """RFC 8446 section 5.2: the type is the last byte that is not zero, after the content."""
 
     def __init__(self, suite: Suite, secret: bytes) -> None:
         key = expand_label(secret, b"key", suite.key_size, suite.hash_name)
@@ -61,7 +61,7 @@ class Tls13:
         self._aead = _aead(suite, key)
         self._suite, self._secret = suite, secret
         self.overhead = suite.tag_size + 1
-        self.is_exact = True  # nobody is known to pad
+        self.is_exact = True  # no Kafka client pads records
         self.skipped = 0
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
@@ -78,7 +78,7 @@ class Tls13:
         return -1
 
     def updated(self) -> Tls13:
-        """The opener behind a KeyUpdate (RFC 8446 section 7.2)."""
+        """The opener after a KeyUpdate (RFC 8446 section 7.2)."""
         size = len(self._secret)
         secret = expand_label(self._secret, b"traffic upd", size, self._suite.hash_name)
         return Tls13(self._suite, secret)
@@ -111,7 +111,7 @@ class Aead12:
 
 
 class Cbc12:
-    """RFC 5246 section 6.2.3.2, and RFC 7366 where both sides agreed on encrypt-then-MAC."""
+    """RFC 5246 section 6.2.3.2, and RFC 7366 if both sides agreed on encrypt-then-MAC."""
 
     def __init__(self, suite: Suite, key: bytes, mac_key: bytes, is_encrypt_then_mac: bool) -> None:
         self._key, self._mac_key, self._mac = algorithms.AES(key), mac_key, suite.mac

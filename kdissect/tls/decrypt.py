@@ -185,7 +185,7 @@ def _rows(table: Ints) -> Iterator[list[int]]:
 def _clear_handshake(streams: Streams, table: Ints, past_change: bool) -> bytes:
     """The handshake bytes at the start of a stream that are not encrypted.
 
-    past_change: also behind ChangeCipherSpec, which means nothing in TLS 1.3.
+    past_change: also after ChangeCipherSpec, which means nothing in TLS 1.3.
     """
     found = b""
     for row in _rows(table):
@@ -242,7 +242,7 @@ def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection:
 
 
 def _server_hello(flight: bytes) -> ServerHello | None:
-    """The last one: behind a retry request comes the real one."""
+    """The last one: a HelloRetryRequest (RFC 8446 section 4.1.4) comes before the real one."""
     found = None
     for kind, _, body in handshake.messages(flight):
         if kind == SERVER_HELLO:

@@ -1,7 +1,7 @@
-"""What the readable part of a TLS handshake says: versions, names, cipher suite, certificates.
+"""Parses the readable part of a TLS handshake: versions, names, cipher suite, certificates.
 
 RFC 5246 section 7.4, RFC 8446 section 4, RFC 6066 (server name). Every length is compared with the
-bytes that are left; a message that does not make sense tells nothing.
+bytes that are left; an invalid message gives None.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ServerHello:
         return self.random == RETRY_RANDOM
 
 
-# What the library raises on certificates that are none, when they are loaded or looked into.
+# Exceptions of the library for invalid certificates, at loading or at access.
 _BAD_CERTIFICATE = (
     ValueError, TypeError, OverflowError, UnsupportedAlgorithm, x509.InvalidVersion,
     x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType,
@@ -77,7 +77,7 @@ class _HandshakeReader:
         return int.from_bytes(self.take(size), "big")
 
     def vector(self, size: int) -> _HandshakeReader:
-        """The bytes behind a length of that many bytes."""
+        """The bytes after a length field of `size` bytes."""
         return _HandshakeReader(self.take(self.number(size)))
 
     def rest(self) -> bytes:

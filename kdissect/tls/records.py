@@ -1,10 +1,10 @@
-"""The records of TLS streams: walked by their headers, found again behind a gap.
+"""Finds the records of TLS streams by their headers, and resynchronises after a gap.
 
-A record is a type (20 to 23), a version (0x0300 to 0x0304), a length and as many bytes. From a
-certain boundary each header tells the next one, also over missing bytes. Where a header is missing
-or makes no sense, the walk looks for a place whose header is good and is followed by a good header,
-by missing bytes or by the end of the stream; the bytes in between are *lost*: how many records they
-were is not known.
+A record is a type (20 to 23), a version (0x0300 to 0x0304), a length and as many bytes (RFC 8446
+section 5.1). From a certain boundary on, each header gives the next boundary, also over missing
+bytes. If a header is missing or invalid, the walk searches for a valid header that is followed by
+another one, by missing bytes or by the end of the stream. The bytes in between are *lost*: the
+number of records in them is unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TLS_HEADER_SIZE = 5
 BODY_MAX = 16384 + 2048  # RFC 5246; RFC 8446 allows less
 
 # Columns of a record. SIZE: with its header; CAPTURED: bytes of these that are there; PIECE: the
-# first piece that ends behind POS; FIRST, LAST: segments of the first and last captured byte.
+# first piece that ends after POS; FIRST, LAST: segments of the first and last captured byte.
 TYPE, _VERSION, POS, SIZE, CAPTURED, PIECE, FIRST, LAST = range(8)
 RECORD_WIDTH = 8
 
@@ -45,7 +45,7 @@ def _size_at(pieces: Any, index: int, stop: int, pos: int) -> int:
 
 @kernel
 def _search(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
-    """The first boundary of a record at or behind `pos`, or -1."""
+    """The first boundary of a record at or after `pos`, or -1."""
     while index < stop:
         here = max(pos, pieces.pos[index])
         until = pieces.pos[index] + pieces.length[index]
@@ -107,7 +107,7 @@ def _put(
     pieces: Any, index: int, stop: int, kind: int, version: int, pos: int, size: int, table: Any,
     used: int,
 ) -> Any:  # fmt: skip
-    """Append a row, nothing where size is 0; (table, rows, first piece behind the record)."""
+    """Append a row, unless size is 0; (table, rows, first piece after the record)."""
     if size <= 0:
         return table, used, index
     table = grown(table, used * RECORD_WIDTH, RECORD_WIDTH)
