@@ -119,6 +119,7 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
             "stack_over_time",
             slice_ms=slice_ms,
             value_title="exchanges per second",
+            tick_step=0.001,
             series_title="API",
         ),
         series=names,
@@ -136,7 +137,13 @@ def errors_over_time(data: Columns, slice_ms: float) -> Chart | None:
         "Answers with an error over time",
         f"{f.plural(sum(data['count']), 'answer')} in slices of {f.width(slice_ms)}.",
         stack,
-        load("stack_over_time", slice_ms=slice_ms, value_title="answers", series_title="error"),
+        load(
+            "stack_over_time",
+            slice_ms=slice_ms,
+            value_title="answers",
+            tick_step=1,
+            series_title="error",
+        ),
         series=dict.fromkeys(stack["series"]),
         labels={"series": "error", "value": "answers"},
     )

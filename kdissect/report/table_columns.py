@@ -9,6 +9,7 @@ from typing import Any
 from kdissect import text as f
 from kdissect.text import visible
 
+WORD_MAX = 28  # characters; longer words may be broken
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
 _LONG_TEXT = 100  # longer texts open when asked
 
@@ -33,7 +34,11 @@ NUMBERS = frozenset(_FORMATS) - _TIMES
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """key: of the row; kind: how it is said; bar: shown as a share of the column's largest too."""
+    """A column of a table.
+
+    key: of the row. kind: how values are written. bar: each value also as a share of the largest.
+    help: what the number is, if the key means something else here than in other tables.
+    """
 
     key: str
     label: str
@@ -44,6 +49,11 @@ class Column:
     @property
     def is_number(self) -> bool:
         return self.kind in NUMBERS
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for the heading's tooltip."""
+        return self.help or _MEANINGS[self.key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +67,38 @@ class Cell:
     rest: str = ""  # what a long text goes on with
     note: str = ""
 
+    @property
+    def word_length(self) -> int:
+        """Characters of the longest word."""
+        return max(map(len, f"{self.text} {self.rest} {self.note}".split()), default=0)
+
+    @property
+    def is_long(self) -> bool:
+        """It has a word that is broken where the column ends."""
+        return self.kind != "packet" and self.word_length > WORD_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A table of the page."""
+    """A table of the page.
+
+    levels: per column, the narrowest window that shows it: 1 any, 2 from 700 pixels, 3 from 1400;
+    columns of level 4 are only in a row's details.
+    """
 
     id: str
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    levels: tuple[int, ...]
     total: int
     csv: str | None = None
     note: str = ""
+
+    @property
+    def cut_levels(self) -> list[int]:
+        """Levels of windows that do not show all columns."""
+        return [level for level in (1, 2, 3) if max(self.levels) > level]
 
 
 def view(
@@ -102,7 +132,44 @@ def view(
         tuple(_cell(row, column, tops.get(column.key), captures or {}, dated) for column in kept)
         for row in shown
     )
-    return View(id_, caption, tuple(kept), cells, len(every) if total is None else total, csv, note)
+    count = len(every) if total is None else total
+    return View(id_, caption, tuple(kept), cells, _levels(kept, cells), count, csv, note)
+
+
+# Per level: pixels of a table in the narrowest window, those that a text column takes at most, and
+# estimates of a character's and of a cell's padding. Texts wrap where they are wider.
+_ROOMS = ((375, 120, 7.0, 14), (640, 180, 7.5, 20), (1140, 260, 7.5, 20))
+_BUTTON = 24
+
+
+def _levels(columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> tuple[int, ...]:
+    """Columns in the order of importance get the room that there is; the first has always some."""
+    levels = [len(_ROOMS) + 1] * len(columns)
+    for level, (room, *sizes) in enumerate(_ROOMS, 1):
+        widths = [
+            _width(column, [row[place] for row in rows], *sizes)
+            for place, column in enumerate(columns)
+        ]
+        left = room - _BUTTON - sum(w for w, of in zip(widths, levels, strict=True) if of < level)
+        for place, width in enumerate(widths):
+            if levels[place] > level and (width <= left or place == 0):
+                levels[place] = level
+                left -= width
+    return tuple(levels)
+
+
+def _width(
+    column: Column, cells: list[Cell], text_max: float, character: float, padding: float
+) -> float:
+    """Pixels that a column needs: its longest heading word and its values."""
+    value = max(len(cell.text) + len(cell.note) + bool(cell.note) for cell in cells) * character
+    if column.kind == "packet":
+        value += padding
+    elif not column.is_number and column.kind not in _TIMES:
+        words = max(min(cell.word_length, WORD_MAX) for cell in cells) * character
+        value = max(min(value, text_max), words)
+    heading = max(map(len, column.label.split())) * (character + 1)
+    return max(value, heading) + padding
 
 
 def _has(value: Any) -> bool:
@@ -118,7 +185,7 @@ def _cell(
         return _packet(row, value, captures)
     if kind == "client":
         name = visible(row.get("client_id"), 300) or "(none)"
-        return Cell("text", name, name, note=visible(row.get("client_ip")))
+        return _text_cell("text", name, visible(row.get("client_ip")))
     if kind in _FORMATS:
         if kind in _TIMES:
             said = f.dated if dated and kind == "time" else _FORMATS[kind]
@@ -132,10 +199,13 @@ def _cell(
     text = visible(None if value is None else str(value), _TEXT_MAX)
     if kind == "level":
         return Cell("level", text, text)
-    name = "code" if kind == "code" else "text"
+    return _text_cell("code" if kind == "code" else "text", text)
+
+
+def _text_cell(kind: str, text: str, note: str = "") -> Cell:
     if len(text) > _LONG_TEXT:
-        return Cell(name, text[:_HEAD_TEXT], text[:80], rest=text[_HEAD_TEXT:])
-    return Cell(name, text or f.NONE, text)
+        return Cell(kind, text[:_HEAD_TEXT], text[:80], rest=text[_HEAD_TEXT:], note=note)
+    return Cell(kind, text or f.NONE, text, note=note)
 
 
 def _packet(row: Row, value: Any, captures: Mapping[Any, str]) -> Cell:
@@ -147,135 +217,233 @@ def _packet(row: Row, value: Any, captures: Mapping[Any, str]) -> Cell:
     return Cell("packet", f"frame.number == {value}", value, note=note)
 
 
+# What the columns say: one sentence a number, the same in every table that has it.
+_MEANINGS = {
+    "answers": "Responses that the broker sent without holding them back.",
+    "api": "The kind of request, by Kafka's name.",
+    "api_version": "The version of the request.",
+    "api_versions": "The versions of each kind of request that the client sent.",
+    "batch_size_max": "Size of the largest record batch.",
+    "batch_size_p50": "Median size of a record batch.",
+    "batch_size_p95": "95 % of the record batches are smaller.",
+    "batches": "Number of record batches.",
+    "begin_time": "Time of the first request, UTC.",
+    "broker": "Address and port of the broker.",
+    "byte_count": "Bytes, without the headers of packets.",
+    "bytes": "Size of the record batches, as sent.",
+    "cluster_id": "Id of the cluster, as the broker gave it.",
+    "client_address": "Address and port of the client.",
+    "client_id": "Name that the client gives itself, and its address.",
+    "client_ids": "Names that the clients of the connection give themselves.",
+    "clients": "Client ids, each at each of its addresses.",
+    "close_reason": "What ended the connection.",
+    "codec": "Compression of the record batches.",
+    "codecs": "Compression of the record batches.",
+    "commit_errors": "OffsetCommit requests that got an error.",
+    "commits": "Commits of this group and partition.",
+    "compression_ratio": "Bytes of the records divided by their bytes in the batch.",
+    "connection_count": "Number of TCP connections.",
+    "connections": "Number of TCP connections.",
+    "detail": "What happened, in words.",
+    "direction": "Whether records were written, read or replicated.",
+    "download_ms": "Time in ms from the first to the last byte of the response.",
+    "duration_ms": "Time in ms from begin to end.",
+    "error": "Kafka's name of the error code.",
+    "error_name": "Kafka's name of the error code.",
+    "errors": "Responses with an error code that is no normal step of the protocol.",
+    "event": "What happened.",
+    "exchange_id": "Id of the exchange, for kdissect show --exchange.",
+    "exchanges": "Requests with their responses, or either alone.",
+    "first_time": "Time of the first one, UTC.",
+    "gap_count": "Places in the stream where bytes are missing.",
+    "generation": "Number of the group's generation.",
+    "group_id": "Name of the consumer group.",
+    "group_p50": "Median time in ms that JoinGroup and SyncGroup waited for other members.",
+    "groups": "Groups that the client is a member of or commits for.",
+    "handshake_rtt_ms": "Time in ms of the TCP handshake.",
+    "heartbeat_errors": "Heartbeats that got an error.",
+    "joins": "Number of JoinGroup requests.",
+    "kind": "The fault, by its name in the table anomalies.",
+    "lane": "The group, or the member.",
+    "latency_p95": "95th percentile in ms of service time and the wait for earlier requests of "
+    "the connection.",
+    "leaves": "Members that left.",
+    "long_polls": "Fetches that the broker held until there was data or the client's time was up.",
+    "max": "Longest service time of an answer, in ms.",
+    "members": "Member ids in the capture.",
+    "missing_byte_count": "Bytes of the streams that the capture does not have.",
+    "out_of_order_segment_count": "TCP segments that came after a later one.",
+    "outcome": "How the transaction ended.",
+    "p50": "Median service time in ms: half of the answers took less.",
+    "p95": "95 % of the answers had a shorter service time, in ms.",
+    "p99": "99 % of the answers had a shorter service time, in ms.",
+    "packet": "Wireshark's display filter of the packet; a click copies it.",
+    "partition": "Number of the partition.",
+    "partitions": "Partitions in the capture.",
+    "poll_p50": "Median time in ms that the broker held a long poll.",
+    "principal": "User that the client authenticated as.",
+    "producer_id": "Number that the broker gave the producer.",
+    "protocol": "What the connection carries.",
+    "queued_ms": "Wait in ms for the responses to earlier requests of the connection.",
+    "read_bytes": "Size of the record batches that consumers read.",
+    "read_records": "Records that consumers read.",
+    "rebalances": "Rebalances of the group in the capture.",
+    "record_size_mean": "Mean size of a record, uncompressed.",
+    "records": "Number of records.",
+    "records_per_batch": "Mean number of records in a batch.",
+    "request_bytes": "Size of the requests.",
+    "request_packet": "Wireshark's display filter of the packet; a click copies it.",
+    "request_time": "Time of the request, UTC.",
+    "response_bytes": "Size of the responses.",
+    "retransmitted_segment_count": "TCP segments that were sent again.",
+    "retransmitted_share": "Retransmitted segments, of all segments of the connection.",
+    "role": "broker: one of its connections carries requests that only brokers send.",
+    "sasl_mechanism": "How the client authenticated.",
+    "segment_count": "Number of TCP segments.",
+    "service_ms": "Time in ms that the broker took, from the end of the request or of the "
+    "previous response to the first byte of the response.",
+    "severity": "How bad the fault is.",
+    "software": "Client library and its version, as the client gives them.",
+    "status": "Why there is no response.",
+    "tls_sni": "Host name in the TLS handshake.",
+    "tls_version": "Version of TLS.",
+    "topic": "Name of the topic.",
+    "topics": "Names of the topics.",
+    "transactional_id": "Name of the transactional producer.",
+    "transactional_ids": "Names of the client's transactional producers.",
+    "transactions": "Transactions in the capture.",
+    "unanswered": "Requests without a response, of which the capture misses no byte.",
+    "uncompressed_bytes": "Size of the records, uncompressed.",
+    "upload_ms": "Time in ms from the first to the last byte of the request.",
+    "why": "The reason, in words.",
+    "write_bytes": "Size of the record batches that producers wrote.",
+    "write_records": "Records that producers wrote.",
+}
+
 C = Column
 
 _LATENCY = (
     C("exchanges", "exchanges", "count", bar=True),
-    C("answers", "answers", "count"),
     C("p50", "p50 ms", "ms"),
     C("p95", "p95 ms", "ms", bar=True),
+    C("errors", "errors", "count"),
     C("p99", "p99 ms", "ms"),
     C("max", "max ms", "ms"),
-    C(
-        "latency_p95",
-        "p95 with queue ms",
-        "ms",
-        help="latency_ms: with the wait behind earlier requests of the connection",
-    ),
+    C("answers", "answers", "count"),
+    C("unanswered", "unanswered", "count"),
     C("long_polls", "long polls", "count"),
+    C("latency_p95", "p95 with queue ms", "ms"),
     C("poll_p50", "poll p50 ms", "ms"),
     C("group_p50", "member wait p50 ms", "ms"),
-    C("unanswered", "unanswered", "count"),
-    C("errors", "errors", "count"),
 )
 LATENCY_APIS = (C("api", "API"), *_LATENCY)
 TIME_SPENT = (
     C("api", "API"),
+    C("service_ms", "service ms", "ms", bar=True, help="Sum of the answers' service time, in ms."),
     C("answers", "answers", "count"),
-    C("upload_ms", "upload ms", "ms", help="requests, first to last byte"),
-    C("queued_ms", "queued ms", "ms", help="behind earlier requests of the connection"),
-    C("service_ms", "service ms", "ms", bar=True, help="at the broker"),
-    C("download_ms", "download ms", "ms", help="responses, first to last byte"),
+    C("queued_ms", "queued ms", "ms"),
+    C("upload_ms", "upload ms", "ms"),
+    C("download_ms", "download ms", "ms"),
 )
 LATENCY_CLIENTS = (
     C("client_id", "client", "client"),
-    C("is_broker", "broker", "flag"),
     *_LATENCY,
+    C("is_broker", "broker", "flag", help="The client is a broker of the cluster."),
 )
 LATENCY_BROKERS = (C("broker", "broker"), *_LATENCY)
 SLOWEST = (
     C("api", "API"),
-    C("api_version", "version"),
-    C("client_id", "client", "client"),
-    C("broker", "broker"),
     C("service_ms", "service ms", "ms", bar=True),
+    C("client_id", "client", "client"),
+    C("request_packet", "packet", "packet"),
+    C("topics", "topics", "list"),
+    C("error_name", "error"),
+    C("request_time", "sent at (UTC)", "time"),
+    C("group_id", "group"),
+    C("broker", "broker"),
     C("queued_ms", "queued before ms", "ms"),
     C("upload_ms", "upload ms", "ms"),
     C("download_ms", "download ms", "ms"),
-    C("request_time", "asked at (UTC)", "time"),
-    C("topics", "topics", "list"),
-    C("group_id", "group"),
-    C("error_name", "error"),
-    C("request_packet", "packet", "packet"),
+    C("api_version", "version"),
     C("exchange_id", "exchange", "code"),
 )
 ERROR_CODES = (
     C("error", "error", "code"),
+    C("count", "count", "count", bar=True, help="How often the code is in a response."),
     C("api", "API"),
-    C("count", "count", "count", bar=True),
-    C("exchanges", "answers", "count"),
     C("clients", "clients", "count"),
-    C("topics", "topics", "list"),
-    C("is_retriable", "retriable", "flag"),
-    C("routine", "why it is routine"),
     C("packet", "first packet", "packet"),
+    C("topics", "topics", "list"),
+    C("routine", "why it is routine", help="Why the code is a normal step of the protocol."),
+    C("is_retriable", "retriable", "flag", help="The client may send the request again."),
+    C("exchanges", "answers", "count", help="Responses that have the code."),
 )
 ERROR_PLACES = (
     C("error", "error", "code"),
+    C("count", "count", "count", bar=True, help="How often the code is in this field."),
     C("api", "API"),
-    C("path", "where", "code"),
     C("topic", "topic"),
-    C("partitions", "partitions", "list"),
-    C("subject", "about"),
-    C("message", "message"),
-    C("clients", "clients", "list"),
-    C("count", "count", "count", bar=True),
-    C("first_time", "first at (UTC)", "time"),
     C("packet", "first packet", "packet"),
+    C("clients", "clients", "list", help="Client ids that got it."),
+    C("subject", "about", help="What the code is about, if not a topic."),
+    C("message", "message", help="The broker's message."),
+    C("path", "where", "code", help="The field of the response that has the code."),
+    C("partitions", "partitions", "list", help="Numbers of the partitions."),
+    C("first_time", "first at (UTC)", "time"),
     C("exchange_id", "first exchange", "code"),
 )
 UNANSWERED = (
     C("api", "API"),
+    C("count", "requests", "count", bar=True, help="Requests without a response."),
     C("client_id", "client", "client"),
-    C("broker", "broker"),
     C("status", "why", "code"),
-    C("count", "requests", "count", bar=True),
-    C("first_time", "first at (UTC)", "time"),
     C("packet", "first packet", "packet"),
+    C("broker", "broker"),
+    C("first_time", "first at (UTC)", "time"),
 )
 CLIENTS = (
     C("client_id", "client", "client"),
+    C("exchanges", "exchanges", "count", bar=True),
+    C("errors", "errors", "count"),
+    C("p95", "p95 ms", "ms"),
     C("role", "role"),
     C("software", "software"),
     C("principal", "principal"),
-    C("sasl_mechanism", "SASL"),
-    C("tls_version", "TLS"),
-    C("connections", "connections", "count"),
-    C("exchanges", "exchanges", "count", bar=True),
-    C("errors", "errors", "count"),
     C("unanswered", "unanswered", "count"),
-    C("p50", "p50 ms", "ms"),
-    C("p95", "p95 ms", "ms"),
     C("request_bytes", "sent", "bytes"),
     C("response_bytes", "received", "bytes"),
+    C("connections", "connections", "count"),
+    C("p50", "p50 ms", "ms"),
+    C("sasl_mechanism", "SASL"),
+    C("tls_version", "TLS"),
     C("groups", "groups", "list"),
     C("transactional_ids", "transactional ids", "list"),
     C("api_versions", "API versions", "list"),
 )
 READINESS = (
-    C("verdict", "verdict", "level"),
     C("client_id", "client", "client"),
+    C("verdict", "verdict", "level", help="Whether the client works with that release."),
+    C("request_count", "requests", "count", bar=True, help="Requests in the capture."),
+    C("why", "why"),
+    C("upgrade", "what to do", help="The release of the client library that works."),
+    C("requests", "not taken", "list", help="Requests that the release does not take."),
+    C("old_formats", "formats not taken", "list", help="Record formats that it does not take."),
     C("software", "software"),
     C("principal", "principal"),
     C("connection_count", "connections", "count"),
-    C("request_count", "requests", "count", bar=True),
-    C("requests", "not taken", "list"),
-    C("old_formats", "formats not taken", "list"),
-    C("why", "why"),
-    C("upgrade", "what to do"),
 )
 TOPICS_COLUMNS = (
     C("topic", "topic"),
-    C("writers", "writers", "count"),
-    C("readers", "readers", "count"),
-    C("partitions", "partitions seen", "count"),
     C("write_bytes", "written", "bytes", bar=True),
-    C("write_records", "records written", "count"),
     C("read_bytes", "read", "bytes", bar=True),
+    C("writers", "writers", "count", help="Clients that wrote."),
+    C("readers", "readers", "count", help="Clients that read."),
+    C("partitions", "partitions seen", "count"),
+    C("write_records", "records written", "count"),
     C("read_records", "records read", "count"),
-    C("replicate_bytes", "replicated", "bytes"),
     C("codecs", "codecs", "list"),
     C("compression_ratio", "compression", "ratio"),
+    C("replicate_bytes", "replicated", "bytes", help="Size of the batches that brokers copied."),
     C("batch_size_p50", "batch p50", "bytes"),
     C("batch_size_max", "batch max", "bytes"),
     C("records_per_batch", "records a batch", "decimal"),
@@ -285,196 +453,202 @@ TOPIC_CLIENTS = (
     C("topic", "topic"),
     C("direction", "does"),
     C("client_id", "client", "client"),
-    C("records", "records", "count"),
     C("bytes", "bytes", "bytes", bar=True),
+    C("records", "records", "count"),
+    C("packet", "first packet", "packet"),
     C("batches", "batches", "count"),
     C("partitions", "partitions", "count"),
-    C("exchanges", "requests", "count"),
     C("codecs", "codecs", "list"),
-    C("magics", "formats", "list", help="magic: 0 and 1 are old message sets"),
+    C("exchanges", "requests", "count", help="Requests for the topic."),
+    C("magics", "formats", "list", help="Record formats: 0 and 1 are old message sets."),
     C("first_time", "first at (UTC)", "time"),
-    C("packet", "first packet", "packet"),
 )
 CODECS = (
     C("direction", "direction"),
     C("codec", "codec", "code"),
+    C("bytes", "bytes", "bytes", bar=True),
+    C("compression_ratio", "compression", "ratio"),
     C("batches", "batches", "count"),
     C("records", "records", "count"),
-    C("bytes", "bytes", "bytes", bar=True),
-    C("uncompressed_bytes", "uncompressed", "bytes"),
-    C("compression_ratio", "compression", "ratio"),
     C("records_per_batch", "records a batch", "decimal"),
     C("batch_size_p50", "batch p50", "bytes"),
+    C("record_size_mean", "record mean", "bytes"),
+    C("uncompressed_bytes", "uncompressed", "bytes"),
     C("batch_size_p95", "batch p95", "bytes"),
     C("batch_size_max", "batch max", "bytes"),
-    C("record_size_mean", "record mean", "bytes"),
 )
 GROUPS_COLUMNS = (
     C("group_id", "group"),
-    C("group_type", "type"),
+    C("rebalances", "rebalances", "count", bar=True),
+    C("rebalance_ms", "in all ms", "ms", help="Sum of the time of all rebalances, in ms."),
+    C("rebalance_ms_max", "longest ms", "ms", help="Time of the longest rebalance, in ms."),
     C("members", "members seen", "count"),
     C("clients", "clients", "count"),
-    C("rebalances", "rebalances", "count", bar=True),
-    C("rebalance_ms", "in all ms", "ms"),
-    C("rebalance_ms_max", "longest ms", "ms"),
-    C("joins", "joins", "count"),
-    C("leaves", "leaves", "count"),
     C("heartbeat_errors", "heartbeats refused", "count"),
     C("commit_errors", "commits refused", "count"),
+    C("group_type", "type", help="The protocol of the group."),
+    C("joins", "joins", "count"),
+    C("leaves", "leaves", "count"),
 )
 REBALANCES = (
     C("group_id", "group"),
-    C("generation", "generation", "count"),
-    C("begin_time", "began (UTC)", "time"),
     C("duration_ms", "took ms", "ms", bar=True),
     C("why", "why"),
-    C("detail", "who took part"),
+    C("begin_time", "began (UTC)", "time"),
     C("packet", "packet", "packet"),
+    C("generation", "generation", "count"),
+    C("detail", "who took part", help="Members that took part."),
 )
 STORY = (
-    C("time", "at (UTC)", "time"),
     C("event", "event", "code"),
+    C("time", "at (UTC)", "time", help="Time of the event, UTC."),
     C("lane", "who"),
-    C("generation", "generation", "count"),
     C("duration_ms", "took ms", "ms"),
     C("detail", "detail"),
     C("packet", "packet", "packet"),
+    C("generation", "generation", "count"),
+)
+_TRANSACTION_TIMES = (
+    C("p50", "p50 ms", "ms", help="Median time in ms of a transaction."),
+    C("p95", "p95 ms", "ms", help="95 % of the transactions took less, in ms."),
+    C("max", "max ms", "ms", help="Time in ms of the longest transaction."),
 )
 OUTCOMES = (
     C("outcome", "outcome", "code"),
-    C("count", "transactions", "count", bar=True),
+    C("count", "transactions", "count", bar=True, help="Transactions that ended so."),
     C("records", "records", "count"),
-    C("p50", "p50 ms", "ms"),
-    C("p95", "p95 ms", "ms"),
-    C("max", "max ms", "ms"),
+    *_TRANSACTION_TIMES,
 )
 PRODUCERS = (
     C("transactional_id", "transactional id"),
     C("transactions", "transactions", "count", bar=True),
-    C("commits", "commit", "count"),
-    C("aborts", "abort", "count"),
-    C("fenced", "fenced", "count"),
-    C("open", "open", "count"),
+    C("commits", "commit", "count", help="Transactions that were committed."),
+    C("aborts", "abort", "count", help="Transactions that were aborted."),
+    C("fenced", "fenced", "count", help="Transactions whose producer was replaced by a newer one."),
+    C("open", "open", "count", help="Transactions whose end the capture does not have."),
     C("records", "records", "count"),
-    C("p50", "p50 ms", "ms"),
-    C("max", "max ms", "ms"),
-    C("producer_ids", "producer ids", "count"),
-    C("producer_epoch_max", "highest epoch", "count"),
+    *_TRANSACTION_TIMES[::2],
+    C("producer_ids", "producer ids", "count", help="Different producer ids."),
+    C("producer_epoch_max", "highest epoch", "count", help="Highest epoch of the producer."),
 )
 TRANSACTIONS_COLUMNS = (
     C("transactional_id", "transactional id"),
     C("outcome", "outcome", "code"),
-    C("begin_time", "began (UTC)", "time"),
     C("duration_ms", "took ms", "ms", bar=True),
-    C("record_count", "records", "count"),
-    C("partitions", "partitions", "list"),
-    C("producer_id", "producer id"),
-    C("producer_epoch", "epoch"),
+    C("record_count", "records", "count", help="Records of the transaction."),
+    C("begin_time", "began (UTC)", "time"),
     C("client_id", "client", "client"),
     C("packet", "first packet", "packet"),
+    C("partitions", "partitions", "list", help="Partitions that the transaction wrote to."),
+    C("producer_id", "producer id"),
+    C("producer_epoch", "epoch", help="Epoch of the producer."),
 )
 THROTTLING = (
     C("client_id", "client", "client"),
+    C("throttle_ms", "throttled ms", "ms", bar=True, help="Sum of the throttle times, in ms."),
     C("api", "API"),
-    C("broker", "broker"),
-    C("responses", "answers", "count"),
-    C("throttle_ms", "throttled ms", "ms", bar=True),
-    C("throttle_ms_max", "longest ms", "ms"),
-    C("first_time", "first at (UTC)", "time"),
+    C("responses", "answers", "count", help="Responses with a throttle time."),
+    C("throttle_ms_max", "longest ms", "ms", help="Longest throttle time, in ms."),
     C("packet", "longest, packet", "packet"),
+    C("broker", "broker"),
+    C("first_time", "first at (UTC)", "time"),
 )
 LAG = (
     C("group_id", "group"),
+    C("lag_at_end", "at the end", "count", bar=True, help="Records behind at the capture's end."),
     C("topic", "topic"),
     C("partition", "partition", "count"),
+    C("lag_max", "highest lag", "count", help="Records behind at the worst commit."),
+    C("lag_at_last_commit", "at last commit", "count", help="Records behind at the last commit."),
+    C("log_end", "log end", "count", help="Highest end of the log in any response."),
+    C("last_committed", "last committed", "count", help="Offset of the last commit."),
     C("commits", "commits", "count"),
-    C("undecided_commits", "undecided", "count"),
-    C("first_committed", "first committed", "count"),
-    C("last_committed", "last committed", "count"),
-    C("log_end", "log end", "count"),
-    C("lag_max", "highest lag", "count"),
-    C("lag_at_last_commit", "at last commit", "count"),
-    C("lag_at_end", "at the end", "count", bar=True),
+    C("first_committed", "first committed", "count", help="Offset of the first commit."),
+    C("undecided_commits", "undecided", "count", help="Commits whose end the capture lacks."),
 )
 LOSSY = (
     C("client_address", "client"),
-    C("broker", "broker"),
-    C("client_ids", "client ids"),
-    C("segment_count", "segments", "count"),
     C("retransmitted_segment_count", "retransmitted", "count", bar=True),
     C("retransmitted_share", "share", "share"),
-    C("out_of_order_segment_count", "out of order", "count"),
-    C("gap_count", "gaps", "count"),
+    C("broker", "broker"),
     C("missing_byte_count", "missing", "bytes"),
+    C("gap_count", "gaps", "count"),
+    C("out_of_order_segment_count", "out of order", "count"),
+    C("client_ids", "client ids"),
+    C("segment_count", "segments", "count"),
     C("handshake_rtt_ms", "handshake ms", "ms"),
     C("close_reason", "closed by", "code"),
 )
 OTHERS = (
     C("client_address", "client"),
-    C("broker", "server"),
     C("protocol", "protocol", "code"),
-    C("tls_version", "TLS"),
-    C("tls_sni", "server name"),
     C("byte_count", "bytes", "bytes", bar=True),
+    C("broker", "server", help="Address and port of the server."),
+    C("tls_sni", "server name"),
+    C("tls_version", "TLS"),
     C("first_time", "first at (UTC)", "time"),
     C("close_reason", "closed by", "code"),
 )
 ANOMALY_KINDS = (
     C("kind", "kind", "code"),
     C("severity", "severity", "level"),
-    C("count", "count", "count", bar=True),
-    C("bytes", "bytes", "bytes"),
+    C("count", "count", "count", bar=True, help="How often the fault was found."),
+    C("bytes", "bytes", "bytes", help="Bytes that the faults cover."),
     C("connections", "connections", "count"),
 )
 ANOMALIES_COLUMNS = (
     C("kind", "kind", "code"),
     C("severity", "severity", "level"),
+    C("packet", "packet", "packet"),
     C("detail", "what"),
     C("client_address", "client"),
     C("broker", "broker"),
     C("api", "API"),
-    C("direction", "direction"),
-    C("byte_count", "bytes", "bytes"),
-    C("packet", "packet", "packet"),
+    C("direction", "direction", help="Whether the request or the response has the fault."),
+    C("byte_count", "bytes", "bytes", help="Bytes that the fault covers."),
     C("exchange_id", "exchange", "code"),
 )
 CAPTURES = (
-    C("file", "file"),
-    C("format", "format"),
-    C("compression", "compression"),
-    C("packet_count", "packets", "count", bar=True),
-    C("byte_count", "bytes", "bytes"),
-    C("first_time", "first packet (UTC)", "day"),
-    C("last_time", "last packet (UTC)", "day"),
-    C("truncated_packet_count", "cut packets", "count"),
-    C("duplicate_packet_count", "duplicates", "count"),
-    C("ignored_packet_count", "ignored", "count"),
-    C("ignored", "why ignored"),
-    C("error", "error"),
+    C("file", "file", help="Name of the capture file."),
+    C("packet_count", "packets", "count", bar=True, help="Packets in the file."),
+    C("byte_count", "bytes", "bytes", help="Size of the packets."),
+    C("first_time", "first packet (UTC)", "day", help="Time of the first packet, UTC."),
+    C("error", "error", help="Why the file could not be read to its end."),
+    C("truncated_packet_count", "cut packets", "count", help="Packets that were saved in part."),
+    C("duplicate_packet_count", "duplicates", "count", help="Packets that are there twice."),
+    C("ignored_packet_count", "ignored", "count", help="Packets that carry no TCP to be read."),
+    C("last_time", "last packet (UTC)", "day", help="Time of the last packet, UTC."),
+    C("ignored", "why ignored", help="Why packets were ignored, with their numbers."),
+    C("format", "format", help="pcap or pcapng."),
+    C("compression", "compression", help="Compression of the file."),
 )
 PROTOCOLS = (
     C("protocol", "protocol", "code"),
     C("connections", "connections", "count", bar=True),
-    C("bytes", "bytes", "bytes"),
+    C("bytes", "bytes", "bytes", help="Bytes of the connections, both ways."),
 )
 BROKERS_COLUMNS = (
-    C("node_id", "node"),
-    C("host", "host"),
-    C("port", "port"),
-    C("rack", "rack"),
-    C("ip", "address"),
+    C("node_id", "node", help="Id of the broker in its cluster."),
+    C("host", "host", help="Host name that the broker advertises."),
+    C("port", "port", help="Port that the broker advertises."),
+    C("ip", "address", help="Address of the broker in the capture."),
+    C("rack", "rack", help="Rack of the broker."),
     C("cluster_id", "cluster id", "code"),
 )
+
+
+def _differences(*names: str) -> tuple[Column, ...]:
+    """Percentiles of the broker's time less the capture's."""
+    return tuple(
+        C(name, f"{name} ms", "ms", help=f"Broker's time less the capture's in ms: {meaning}.")
+        for name in names
+        for meaning in [_SHARES.get(name) or f"{name[1:]} % of the exchanges are below"]
+    )
+
+
+_SHARES = {"p50": "median", "min": "least", "max": "most"}
 BROKER_TIMES = (
     C("api", "API"),
-    C("count", "exchanges", "count", bar=True),
-    C("p1", "p1 ms", "ms"),
-    C("p5", "p5 ms", "ms"),
-    C("p25", "p25 ms", "ms"),
-    C("p50", "p50 ms", "ms"),
-    C("p75", "p75 ms", "ms"),
-    C("p95", "p95 ms", "ms"),
-    C("p99", "p99 ms", "ms"),
-    C("min", "min ms", "ms"),
-    C("max", "max ms", "ms"),
+    C("count", "exchanges", "count", bar=True, help="Exchanges that capture and log have."),
+    *_differences("p50", "p99", "p1", "p5", "p25", "p75", "p95", "min", "max"),
 )

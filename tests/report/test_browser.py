@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import kdissect
 from kdissect.api import Tables
 from kdissect.report import build
-from tests.report.made import hostile, tables
+from tests.report.conftest import SHARED
+from tests.report.made import HOSTILE, hostile, tables
 
 READY_MS_MAX = 1000
 DESK, PHONE = (1280, 900), (390, 800)
@@ -103,6 +105,66 @@ def test_quiet_and_whole(
     assert state["svg"] == state["charts"]
     dark = sum(int(part) for part in state["background"][4:-1].split(",")) < 3 * 128
     assert dark == (scheme == "dark")
+
+
+@pytest.fixture(scope="module")
+def long_names(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Names of 250 characters without a space, with markup and characters that reorder text."""
+    tables_of = hostile(librdkafka, "W" * 60 + "x" * 180 + HOSTILE)
+    return build(tables_of, tmp_path_factory.mktemp("long") / "x.html", csv=False).html
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cluster of three brokers: all sections have rows."""
+    capture = SHARED / "cluster" / "cluster.pcap"
+    if not capture.exists():
+        pytest.skip(f"{capture} is not there")
+    out = tmp_path_factory.mktemp("large") / "x.html"
+    return build(kdissect.read(capture), out, csv=False).html
+
+
+@pytest.mark.parametrize("which", ["page", "long_names", "large"])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1000, "dark"), (420, "dark")])
+def test_nothing_scrolls_sideways(
+    browser: Any, which: str, width: int, scheme: str, request: pytest.FixtureRequest
+) -> None:
+    """Neither the page nor a table, with the details of rows open too; each cell is in one."""
+    page = request.getfixturevalue(which)
+    _open(browser, page, (width, 900), scheme)
+    measure = (
+        "const wide = (e) => e.scrollWidth > e.clientWidth;"
+        "return [...(wide(document.documentElement) ? ['page'] : []),"
+        "...[...document.querySelectorAll('.scroll')].filter(wide)"
+        ".map((e) => e.querySelector('table').id || e.textContent.slice(0, 40))]"
+    )
+    assert browser.execute_script(measure) == []
+    opened = browser.execute_script(
+        "const buttons = [...document.querySelectorAll('tbody tr:first-child .more')]"
+        ".filter((b) => b.offsetParent !== null);"
+        "for (const b of buttons) b.click();"
+        "return buttons.length"
+    )
+    assert opened >= (1 if width == 1400 else 10)
+    assert browser.execute_script(measure) == []
+    hidden = browser.execute_script(
+        "return [...document.querySelectorAll('tr.detail')].filter((detail) => {"
+        "const cells = [...detail.previousElementSibling.cells]"
+        ".filter((c) => getComputedStyle(c).display === 'none')"
+        ".filter((c) => !['–', ''].includes(c.textContent));"
+        "return cells.length !== detail.querySelectorAll('dd').length}).length"
+    )
+    assert hidden == 0
+
+
+def test_each_heading_says_what_it_is(browser: Any, page: Path) -> None:
+    """A sentence; the same for the same column wherever its tables mean the same."""
+    _open(browser, page)
+    titles = browser.execute_script(
+        "return [...document.querySelectorAll('thead button')].map((b) => b.title)"
+    )
+    assert len(titles) > 100
+    assert all(title.endswith(".") and len(title) > 10 for title in titles)
 
 
 def test_a_capture_without_kafka_opens_too(browser: Any, tmp_path: Path) -> None:

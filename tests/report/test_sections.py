@@ -12,7 +12,7 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.protocol.error_codes import error_name
-from kdissect.report import collect, exchange_facts
+from kdissect.report import collect, exchange_facts, table_columns
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import errors, traffic
 from tests.conftest import CAPTURES
@@ -254,3 +254,17 @@ def test_slices_are_round_and_few(span_s: float, width_ms: int) -> None:
     width = traffic.slice_width_us(int(span_s * 1e6))
     assert width == width_ms * 1000
     assert span_s * 1e6 <= width * traffic.SLICES_MAX
+
+
+def test_each_column_has_one_meaning() -> None:
+    """A key that every table uses alike is defined once; a table's own meaning differs from it."""
+    tables_of_columns = [
+        value
+        for name, value in vars(table_columns).items()
+        if isinstance(value, tuple) and value and isinstance(value[0], table_columns.Column)
+    ]
+    assert len(tables_of_columns) > 25
+    for column in (column for columns in tables_of_columns for column in columns):
+        assert column.meaning.endswith(".")
+        assert len(column.meaning.split()) <= 25, column
+        assert column.help != table_columns._MEANINGS.get(column.key)

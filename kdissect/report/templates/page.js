@@ -1,4 +1,5 @@
-// The page's own behaviour: theme, charts when they come into view, sorting, narrowing, copying.
+// The page's own behaviour: theme, charts when they come into view, sorting, narrowing, details of
+// rows, copying.
 "use strict";
 (() => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
@@ -188,6 +189,33 @@
     const number = Number(value);
     return value === "" ? null : Number.isNaN(number) ? value : number;
   };
+  // columns that the window has no room for are in a row below, on request
+  const closeDetails = (within) => {
+    for (const row of within.querySelectorAll("tr.detail")) row.remove();
+    for (const button of within.querySelectorAll(".more")) button.setAttribute("aria-expanded", "false");
+  };
+  const toggleDetails = (button) => {
+    const row = button.closest("tr"), titles = row.closest("table").tHead.rows[0].cells;
+    const isOpen = button.getAttribute("aria-expanded") === "true";
+    button.setAttribute("aria-expanded", String(!isOpen));
+    if (isOpen) { row.nextElementSibling.remove(); return; }
+    const list = document.createElement("dl");
+    for (const cell of row.cells) {
+      if (getComputedStyle(cell).display !== "none" || ["–", ""].includes(cell.textContent)) continue;
+      const group = document.createElement("div"), term = document.createElement("dt"), value = document.createElement("dd");
+      term.textContent = titles[cell.cellIndex].textContent;
+      term.title = titles[cell.cellIndex].firstElementChild.title;
+      value.append(...[...cell.childNodes].map((node) => node.cloneNode(true)));
+      group.append(term, value);
+      list.append(group);
+    }
+    const detail = document.createElement("tr"), cell = detail.insertCell();
+    detail.className = "detail";
+    cell.colSpan = [...row.cells].filter((other) => getComputedStyle(other).display !== "none").length;
+    cell.append(list.childElementCount ? list : "No other column has a value.");
+    row.after(detail);
+  };
+  for (const width of [700, 1400]) matchMedia(`(min-width: ${width}px)`).addEventListener("change", () => closeDetails(document));
   document.addEventListener("click", (event) => {
     const heading = event.target.closest("thead button");
     if (heading) {
@@ -195,6 +223,7 @@
       const down = th.getAttribute("aria-sort") ? th.getAttribute("aria-sort") === "ascending" : th.classList.contains("number");
       for (const other of th.parentElement.cells) other.removeAttribute("aria-sort");
       th.setAttribute("aria-sort", down ? "descending" : "ascending");
+      closeDetails(table);
       const rows = [...table.tBodies[0].rows].map((row) => [sortKey(row, index), row]);
       rows.sort(([a], [b]) => {
         if (a === null || b === null) return (a === null) - (b === null);
@@ -204,6 +233,8 @@
       table.tBodies[0].append(...rows.map(([, row]) => row));
       return;
     }
+    const more = event.target.closest("button.more");
+    if (more) toggleDetails(more);
     const packet = event.target.closest("button.packet");
     if (packet) copy(packet.textContent);
   });
@@ -212,6 +243,7 @@
     const wanted = event.target.value.toLowerCase();
     const table = document.getElementById(event.target.dataset.table);
     let left = 0;
+    closeDetails(table);
     for (const row of table.tBodies[0].rows) {
       row.hidden = wanted !== "" && !row.textContent.toLowerCase().includes(wanted);
       left += !row.hidden;
