@@ -55,6 +55,7 @@ Each rule can also have these conditions:
   element.
 - `several_brokers = true`: the capture or the target has more than one broker.
 - `racing = true`: another request was changing the data during this read.
+- `unacknowledged = true`: records of Produce requests with acks 0 that only changed their places.
 
 ## The built-in rules
 

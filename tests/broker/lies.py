@@ -24,7 +24,7 @@ from kio.schema import index
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from kdissect.protocol.api_keys import INTER_BROKER_APIS
+from kdissect.replay.workload.messages import INTERNAL_APIS
 from tests.broker.proxy import Proxy
 
 ERROR = ErrorCode.unknown_server_error
@@ -347,7 +347,7 @@ class LyingProxy(Proxy):
 
     def _altered(self, frame: bytes, api_key: int, api_version: int) -> bytes:
         name = api_name(api_key) if api_key in index.api_key_map else ""
-        if api_key in INTER_BROKER_APIS:
+        if api_key in INTERNAL_APIS:
             return frame
         if not self._is_looking and name not in self._lies:
             return frame

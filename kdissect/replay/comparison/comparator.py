@@ -22,7 +22,7 @@ from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.log_state import LogState
-from kdissect.replay.comparison.records import RecordLedger
+from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
 from kdissect.replay.comparison.timing import Timing
 from kdissect.replay.comparison.value_text import element_text, records_text, text_of
@@ -38,6 +38,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.dependencies import Touches
 from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.workload.field_kinds import Around, FieldKind, about, kind_of, spots
 from kdissect.replay.workload.messages import (
@@ -70,6 +71,7 @@ class Comparator:
         # Answers whose records are looked at again when all is known of where they are.
         self._kept: dict[int, tuple[Step, Message, Message]] = {}
         self._outcomes: list[Outcome] = []
+        self._acks_0: dict[Log, set[int]] | None = None  # digests of records, if they were needed
 
     def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
         found = self.ids.producers.target(Producer(producer_id, epoch))
@@ -178,9 +180,42 @@ class Comparator:
             changed[number] = replace(
                 judgement, verdict=_verdict_of(differences), differences=differences
             )
+        self._allow_reordered(changed)
         self._judge_earlier(changed)
         self._judge_contradictions(changed)
         return changed
+
+    def _allow_reordered(self, changed: dict[int, Judgement]) -> None:
+        """Apply the rule `unacknowledged-order`: records of Produce requests with acks 0 may have
+        another order, since no response says where they are."""
+        rule = next((each for each in self.rules.rules if each.is_unacknowledged), None)
+        reordered = set() if rule is None else self.ledger.reordered(self._unacknowledged)
+        for number, _ in list(reordered):
+            assert rule is not None
+            differences = [
+                replace(each, rule=rule.name)
+                if not each.rule and (number, _record_path(each.path)) in reordered
+                else each
+                for each in changed[number].differences
+            ]
+            changed[number] = replace(
+                changed[number], verdict=_verdict_of(differences), differences=differences
+            )
+
+    def _unacknowledged(self, log: Log) -> set[int]:
+        """Digests of the records that Produce requests with acks 0 write to a log."""
+        if self._acks_0 is None:
+            self._acks_0 = defaultdict(set)
+            for step in self.ids.plan.steps:
+                if step.exchange.api_key != ApiKey.PRODUCE or step.expects_response:
+                    continue
+                request = request_of(step.exchange)
+                for topic in entries(request.body["topic_data"] if request is not None else None):
+                    name = self.ids.topic_name(topic.get("name") or "", topic.get("topic_id"))
+                    for partition in entries(topic["partition_data"]):
+                        digests = digests_of(partition["records"] or b"")
+                        self._acks_0[name, partition["index"]] |= digests
+        return self._acks_0[log]
 
     def _look_at(self, outcome: Outcome, earlier: EarlierAnswer) -> None:
         """Note how an answer that was not final differs. Records of a Fetch are compared in the
@@ -252,6 +287,11 @@ class Comparator:
                     *new.values(),
                 ],
             )
+
+
+def _record_path(path: str) -> str:
+    """``...records[offset 5].key`` without the field of the record."""
+    return path if path.endswith("records") else path.rpartition(".")[0]
 
 
 def _is_in_bounds(rule: Rule, place: DiffPosition) -> bool:
@@ -674,6 +714,8 @@ class TreeDiff:
         )
 
     def _applies(self, rule: Rule, place: DiffPosition, element: Body | None = None) -> bool:
+        if rule.is_unacknowledged:
+            return False  # after the run: `Comparator._allow_reordered`
         if rule.needs_race and not self.step.is_racing:
             return False
         holder: Mapping[str, Any] = element or place.captured or place.answered

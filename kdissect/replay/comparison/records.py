@@ -8,7 +8,7 @@ captured answer had and this one has not are looked for in all answers at the en
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +43,11 @@ class RecordLedger:
     _seen: dict[Log, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     _extra: dict[tuple[Log, int], int] = field(default_factory=dict)
     _missing: list[_Missing] = field(default_factory=list)
+    # by log and target offset: digests of the captured and of another record there, and where
+    _replaced: dict[Log, dict[int, tuple[int, int]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    _replaced_at: dict[tuple[int, str], Log] = field(default_factory=dict)
 
     def compare(
         self, number: int, path: str, log: Log, captured: bytes, answered: bytes
@@ -119,6 +124,10 @@ class RecordLedger:
             other = theirs.get(offset)
             if other is not None and record["is_control"] == other["is_control"]:
                 found += _record_differences(record, other)
+                digests = _digest(record), _digest(other)
+                if digests[0] != digests[1]:
+                    self._replaced[log][offset] = digests
+                    self._replaced_at[number, f"{path}[offset {record['offset']}]"] = log
         # Markers come some time after their transactions: where exactly is no matter.
         missing = {
             offset: _digest(record)
@@ -140,6 +149,17 @@ class RecordLedger:
         """Before the records of some answers are compared once more."""
         self._missing.clear()
 
+    def reordered(self, unacknowledged: Callable[[Log], set[int]]) -> set[tuple[int, str]]:
+        """(step number, path of a record) of records that only changed their places. Call it after
+        `finish`. unacknowledged: digests of what Produce requests with acks 0 wrote to a log; those
+        in flight at the same time have no order."""
+        logs = set()
+        for log, replaced in self._replaced.items():
+            captured, answered = zip(*replaced.values(), strict=True)
+            if Counter(captured) == Counter(answered) and set(captured) <= unacknowledged(log):
+                logs.add(log)
+        return {where for where, log in self._replaced_at.items() if log in logs}
+
     def finish(self) -> dict[int, list[tuple[str, int, int, bool]]]:
         """By step number: (path, records that no answer brought, first of them, are some other
         records than the captured ones) of those that had fewer records."""
@@ -153,6 +173,12 @@ class RecordLedger:
                 for offset, digest in each.digests.items()
                 if self._extra.get((each.log, offset), digest) != digest
             ]
+            for offset in changed:
+                self._replaced[each.log][offset] = (
+                    each.digests[offset], self._extra[each.log, offset]
+                )  # fmt: skip
+            if changed and not lost:
+                self._replaced_at[each.number, each.path] = each.log
             bad = lost or changed
             result[each.number].append(
                 (each.path, len(bad), min(bad, default=-1), bool(changed and not lost))
@@ -232,6 +258,11 @@ def _shown(value: Any) -> str:
         pairs = (f"{one['key']}={_shown(one['value'])}" for one in value)
         return "[" + ", ".join(pairs) + "]"
     return "null" if value is None else str(value)
+
+
+def digests_of(data: bytes) -> set[int]:
+    """One for each record of a record set (in this process)."""
+    return {_digest(row) for row in _records(data, list(headers(data)), None)}
 
 
 def _digest(record: Row) -> int:

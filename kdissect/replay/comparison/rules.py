@@ -26,7 +26,7 @@ _KNOWN = frozenset(
     {
         "name", "kind", "path", "apis", "why", "where", "absolute", "relative", "key", "as",
         "modulo", "pattern", "classes", "captured", "answered", "foreign", "reencoded", "whole",
-        "several_brokers", "racing", "answered_max", "not_emptied",
+        "several_brokers", "racing", "answered_max", "not_emptied", "unacknowledged",
     }
 )  # fmt: skip
 
@@ -60,6 +60,7 @@ class Rule:
     is_whole: bool = False
     needs_brokers: bool = False  # only where the capture or the target has several
     needs_race: bool = False  # only where the request reads what was just changing
+    is_unacknowledged: bool = False  # only records of Produce with acks 0, in another order
     is_own: bool = False  # from a file of the user
     matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
 
@@ -183,6 +184,7 @@ def _rule(entry: dict[str, Any], place: str, is_own: bool) -> Rule:
         is_whole=bool(entry.get("whole", False)),
         needs_brokers=bool(entry.get("several_brokers", False)),
         needs_race=bool(entry.get("racing", False)),
+        is_unacknowledged=bool(entry.get("unacknowledged", False)),
         is_own=is_own,
         matches=path_pattern(entry["path"]),
     )

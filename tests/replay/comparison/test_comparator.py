@@ -17,7 +17,7 @@ from kdissect.protocol.model import Type
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.comparison.comparator import Comparator
 from kdissect.replay.comparison.grouping import VALUES_MAX, group_differences
-from kdissect.replay.comparison.records import RecordLedger
+from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import RuleError, built_in_rules, load_rules, parse_rules
 from kdissect.replay.model import (
     Difference,
@@ -354,6 +354,23 @@ def test_records_that_come_with_another_answer_are_no_difference() -> None:
     other_book.compare(1, "records", LOG, batch(0, [b"a", b"b"]), b"")
     other_book.compare(2, "records", LOG, b"", batch(0, [b"a", b"X"]))
     assert other_book.finish() == {1: [("records", 1, 1, True)]}
+
+
+def test_records_without_an_order() -> None:
+    """Of Produce requests with acks 0: the same records at other offsets, and no others."""
+    unacknowledged = digests_of(batch(0, [b"a", b"b", b"c"]))
+
+    def places(answered_data: bytes, known: set[int]) -> list[str]:
+        book = ledger()
+        book.compare(1, "records", LOG, batch(0, [b"a", b"b", b"c"]), answered_data)
+        book.finish()
+        return sorted(path for _, path in book.reordered(lambda log: known))
+
+    swapped = batch(0, [b"b", b"a", b"c"])
+    assert places(swapped, unacknowledged) == ["records[offset 0]", "records[offset 1]"]
+    assert places(swapped, digests_of(batch(0, [b"a"]))) == []
+    assert places(batch(0, [b"b", b"b", b"c"]), unacknowledged) == []
+    assert places(batch(0, [b"b", b"X", b"c"]), unacknowledged) == []
 
 
 def test_a_damaged_batch_and_another_producer_are_told() -> None:
