@@ -47,12 +47,18 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         port = free_ports(1)[0]
         options = recorded.broker()
-        settings = options.pop("settings")
-        settings |= {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
         folders = Path(folder)
-        with Broker(
-            folders / "broker", recorded.kafka_version, settings=settings, **options
-        ) as broker:
+        # The broker's own connections do not go through the proxy.
+        broker = Broker(
+            folders / "broker",
+            recorded.kafka_version,
+            listeners={"INTERNAL": "PLAINTEXT"},
+            **options,
+        )
+        own = broker.address_of("INTERNAL")
+        broker.settings["inter.broker.listener.name"] = "INTERNAL"
+        broker.settings["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{port},INTERNAL://{own}"
+        with broker:
             liar = LyingProxy(port, broker.ports["PLAINTEXT"], lies, is_looking=is_looking)
             with liar.running() as proxy:
                 done = replay(

@@ -356,16 +356,14 @@ class LyingProxy(Proxy):
             return frame
         if self._is_looking:
             self.seen[name] |= lies_in(body)
-        changed = body
         for lie in self._lies[name]:
             if lie.is_once and self.told[lie]:
                 continue
             try:
-                changed = alter(changed, lie.path, lie.kind)
-            except (ValueError, AttributeError):
-                continue
+                body = alter(body, lie.path, lie.kind)
+                frame = encode(frame, body)
+            except (ValueError, AttributeError, TypeError, struct.error):
+                continue  # not there, or no value that the field can have
             self.told[lie] += 1
-        if changed is body:
-            return frame
-        self.altered += 1
-        return encode(frame, changed)
+            self.altered += 1
+        return frame
