@@ -15,7 +15,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.model import Workload
-from kdissect.replay.workload.field_kinds import FieldKind, spots
+from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import request_of, response_of
 
 _TOPIC_ID = 0xABCDEF << 40
@@ -72,7 +72,7 @@ def _topic_id(value: UUID) -> UUID:
 
 def _moved(message: Message) -> bytes:
     message = copy.deepcopy(message)
-    for kind, slot, holder, _ in list(spots(message)):
+    for kind, slot, holder, _ in list(iter_fields(message)):
         value = holder[slot.name]
         if kind is FieldKind.TOPIC_ID:
             many = isinstance(value, list)

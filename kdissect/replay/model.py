@@ -176,16 +176,16 @@ class Step:
 
     number: its place in `Plan.steps`, which is in order of captured request times.
     skipped: why it is not sent at all, or None.
-    depends_on: steps that must be *settled* before this is sent: answered, failed, timed out or
-        skipped; a step that expects no response is settled when it is sent, or its fence passed.
-    follows: steps that must have been *sent* (or settled) before this is sent.
+    depends_on: steps that must be *complete* before this is sent: answered, failed, timed out or
+        skipped; a step that expects no response is complete when it is sent, or its fence passed.
+    follows: steps that must have been *sent* (or be complete) before this is sent.
         Order within the connection is not in either list where requests were pipelined: the runner
-        sends a connection's steps in the order of `Plan.scripts` always.
+        sends a connection's steps in the order of `ReplayPlan.lanes` always.
     at_ns: captured time of sending since the workload's first request.
     blocks: the answer may wait for other steps (Fetch with max_wait, JoinGroup, SyncGroup).
     needs_fence: it expects no response (Produce with acks 0), and other steps wait for what it
         does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
-        runner's own behind it, answered, says that it is done: only then it is settled.
+        runner's own behind it, answered, says that it is done: only then it is complete.
     is_racing: it reads what another request was changing at that moment; either order is right.
     expired: the transactional id whose transaction had run out of time, so that the captured broker
         refused this request; "" none. The target has to have ended its transaction before.
@@ -241,12 +241,12 @@ class ApiCount:
 
 @dataclass(slots=True)
 class ReplayPlan:
-    """steps in order of time; scripts: for each connection the numbers of its steps, in order."""
+    """steps in order of time; lanes: for each connection the numbers of its steps, in order."""
 
     workload: Workload
     options: PlanOptions
     steps: list[Step]
-    scripts: list[list[int]]
+    lanes: list[list[int]]
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -90,11 +90,11 @@ class PlanMaker:
         return number
 
     def plan(self) -> ReplayPlan:
-        scripts: list[list[int]] = [[] for _ in self.connections]
+        lanes: list[list[int]] = [[] for _ in self.connections]
         for step in self.steps:
-            scripts[step.connection].append(step.number)
+            lanes[step.connection].append(step.number)
         workload = Workload("made", "capture", self.connections, WorkloadFacts())
-        return ReplayPlan(workload, PlanOptions(), self.steps, scripts)
+        return ReplayPlan(workload, PlanOptions(), self.steps, lanes)
 
 
 class Counting:

@@ -36,11 +36,17 @@ from kdissect.replay.model import (
     Step,
     Verdict,
 )
-from kdissect.replay.planning.dependencies import Touches
+from kdissect.replay.planning.dependencies import ResourceAccesses
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
-from kdissect.replay.workload.field_kinds import Around, FieldKind, about, kind_of, spots
+from kdissect.replay.workload.field_kinds import (
+    FieldContext,
+    FieldKind,
+    about,
+    iter_fields,
+    kind_of,
+)
 from kdissect.replay.workload.messages import (
     entries,
     error_codes,
@@ -244,7 +250,7 @@ class Comparator:
         retried = [each for each in self._outcomes if each.earlier]
         if not retried:
             return
-        timing = Timing(Touches(self.ids.plan.workload.facts), self._outcomes)
+        timing = Timing(ResourceAccesses(self.ids.plan.workload.facts), self._outcomes)
         for outcome in retried:
             number, differences = outcome.step.number, []
             for index, earlier in enumerate(outcome.earlier, 1):
@@ -341,7 +347,7 @@ class _Named:
         names: dict[str, set[str]] = {"topic": set(), "group": set(), "transactional_id": set()}
         for step in plan.steps:
             request = request_of(step.exchange) if step.skipped is None else None
-            for kind, slot, holder, _ in spots(request) if request is not None else ():
+            for kind, slot, holder, _ in iter_fields(request) if request is not None else ():
                 if kind is FieldKind.TOPIC:
                     names["topic"].update(ids.topic(each) for each in _listed(holder[slot.name]))
                 elif kind is FieldKind.TOPIC_ID:
@@ -400,7 +406,7 @@ class DiffPosition(NamedTuple):
 
     path: str
     plain: str
-    around: Around
+    around: FieldContext
     captured: Body
     answered: Body
     forced: Rule | None
@@ -424,7 +430,7 @@ class TreeDiff:
         self.api_name = step.api_name
         self.differences: list[Difference] = []
         self.has_other_records = False
-        self._around: Around | None = None
+        self._around: FieldContext | None = None
 
     def run(self, captured: Message, answer: Message) -> None:
         definition = catalog.api(self.api_key).response
@@ -435,12 +441,12 @@ class TreeDiff:
         if captured.surplus != answer.surplus:
             self.leaf(place.field("surplus"), captured.surplus, answer.surplus, None, None)
 
-    def request_around(self) -> Around:
+    def request_around(self) -> FieldContext:
         """Group and transactional id that only the request names."""
         if self._around is None:
             request = request_of(self.step.exchange)
             body = {} if request is None else request.body
-            self._around = Around(
+            self._around = FieldContext(
                 group=body.get("group_id") or "",
                 transactional_id=body.get("transactional_id") or "",
             )

@@ -12,7 +12,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.requests import acl_resource, config_resource, renamed_protocol
 from kdissect.replay.translation.target_facts import ZERO_UUID
-from kdissect.replay.workload.field_kinds import Around, FieldKind
+from kdissect.replay.workload.field_kinds import FieldContext, FieldKind
 
 Body = dict[str, Any]
 
@@ -31,7 +31,7 @@ class Meaning:
 
     def __init__(self, ids: IdMap) -> None:
         self.ids = ids
-        self._checks: dict[str, Callable[[Any, Any, Around, Body], bool]] = {
+        self._checks: dict[str, Callable[[Any, Any, FieldContext, Body], bool]] = {
             "topic_id": self._topic_id,
             "producer_id": self._producer_id,
             "producer_epoch": self._producer_epoch,
@@ -65,7 +65,7 @@ class Meaning:
         kind: FieldKind | None,
         c: Any,
         a: Any,
-        around: Around,
+        around: FieldContext,
         holder: Body,
         step: Step,
         path: str,
@@ -106,7 +106,7 @@ class Meaning:
         return renamed_protocol(self.ids, definition, data)
 
     def key(
-        self, kind: FieldKind | None, value: Any, holder: Body, around: Around, name: str
+        self, kind: FieldKind | None, value: Any, holder: Body, around: FieldContext, name: str
     ) -> Any:
         """What the target calls a captured value, to find the element that is about it. holder: the
         captured struct that has it, under `name`."""
@@ -153,22 +153,22 @@ class Meaning:
                     return self.ids.names[captured], captured
         return self.ids.captured_topic_name(name), topic_id
 
-    def _log(self, around: Around) -> tuple[str, int]:
+    def _log(self, around: FieldContext) -> tuple[str, int]:
         return self.ids.topic_name(around.topic, around.topic_id), around.partition
 
-    def _topic_id(self, c: UUID, a: UUID, around: Around, holder: Body) -> bool:
+    def _topic_id(self, c: UUID, a: UUID, around: FieldContext, holder: Body) -> bool:
         found = self.ids.topic_id(c)
         if found is None:
             return c != ZERO_UUID and a != ZERO_UUID  # nobody told its name
         return found == a
 
-    def _producer_id(self, c: int, a: int, around: Around, holder: Body) -> bool:
+    def _producer_id(self, c: int, a: int, around: FieldContext, holder: Body) -> bool:
         if c < 0 or a < 0:
             return c == a
         found = self.ids.producers.target_id(c)
         return found is None or found == a
 
-    def _producer_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
+    def _producer_epoch(self, c: int, a: int, around: FieldContext, holder: Body) -> bool:
         if c < 0 or a < 0:
             return c == a
         for name, value in holder.items():
@@ -177,39 +177,39 @@ class Meaning:
                 return found is None or found.epoch == a
         return False
 
-    def _member(self, c: str, a: str, around: Around, holder: Body) -> bool:
+    def _member(self, c: str, a: str, around: FieldContext, holder: Body) -> bool:
         if not c or not a:
             return c == a
         return not self.ids.groups.knows_member(around.group, c) or (
             self.ids.groups.member(around.group, c) == a
         )
 
-    def _generation(self, c: int, a: int, around: Around, holder: Body) -> bool:
+    def _generation(self, c: int, a: int, around: FieldContext, holder: Body) -> bool:
         member = holder.get("member_id") or ""
         return self.ids.groups.generation(around.group, member, c) == a
 
-    def _offset(self, c: int, a: int, around: Around, holder: Body) -> bool:
+    def _offset(self, c: int, a: int, around: FieldContext, holder: Body) -> bool:
         return self.ids.offsets.to_target(self._log(around), c) == a
 
-    def _produced_offset(self, c: int, a: int, around: Around, step: Step) -> bool:
+    def _produced_offset(self, c: int, a: int, around: FieldContext, step: Step) -> bool:
         if c < 0 or a < 0:
             return c == a
         expected = self.ids.expected_offset(step, self._log(around))
         return expected is None or expected == a
 
-    def _leader_epoch(self, c: int, a: int, around: Around, holder: Body) -> bool:
+    def _leader_epoch(self, c: int, a: int, around: FieldContext, holder: Body) -> bool:
         if c < 0 or a < 0:
             return c == a
         name, partition = self._log(around)
         known = self.ids.leader_epoch(name, partition)
         return known < 0 or known == a
 
-    def _node(self, c: int, a: int, around: Around, holder: Body) -> bool:
+    def _node(self, c: int, a: int, around: FieldContext, holder: Body) -> bool:
         if c < 0 or a < 0:
             return c == a
         return not self.ids.target.nodes or a in self.ids.target.nodes
 
-    def _replication_factor(self, c: Any, a: Any, around: Around, holder: Body) -> bool:
+    def _replication_factor(self, c: Any, a: Any, around: FieldContext, holder: Body) -> bool:
         """As many as there are nodes, where the capture's cluster had more; as a number or text."""
         count = len(self.ids.target.nodes)
         text = str(c)

@@ -25,7 +25,7 @@ from kdissect.protocol.releases import (
 from kdissect.replay.comparison.grouping import plain_path
 from kdissect.replay.comparison.rules import path_pattern
 from kdissect.replay.model import Difference, Outcome, ReplayPlan, Step, Verdict, Workload
-from kdissect.replay.planning.dependencies import Mode, Resource, Touches
+from kdissect.replay.planning.dependencies import Mode, Resource, ResourceAccesses
 from kdissect.replay.workload.messages import entries, response_of
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -221,7 +221,7 @@ def _since(step: Step) -> list[str]:
 
 def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> dict[int, str]:
     """For steps, what earlier request the target did not do, of those on the same thing."""
-    touches = Touches(plan.workload.facts)
+    touches = ResourceAccesses(plan.workload.facts)
     untaken: dict[Resource, str] = {}
     found: dict[int, str] = {}
     for step, outcome in zip(plan.steps, outcomes, strict=True):
@@ -244,7 +244,7 @@ def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> 
             f"v{step.exchange.api_version} {why}"
         )
         for resource, mode in mine:
-            if mode in (Mode.WRITE, Mode.ADD):
+            if mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
                 untaken.setdefault(resource, text)
     return found
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kdissect.replay.model import READ, EarlierAnswer, Outcome, Verdict
-from kdissect.replay.planning.dependencies import Mode, Resource, Touches
+from kdissect.replay.planning.dependencies import Mode, Resource, ResourceAccesses
 from kdissect.replay.workload.messages import SESSION_LOST, TRANSIENT
 
 # Seconds until a write is seen everywhere. Members, transactions and locks of share groups change
@@ -31,7 +31,7 @@ Interval = tuple[int, int]  # sent_ns, answered_ns
 class Timing:
     """Writes and successes of a finished run, for its retried requests."""
 
-    def __init__(self, touches: Touches, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, touches: ResourceAccesses, outcomes: Sequence[Outcome]) -> None:
         retried_apis = {each.step.exchange.api_key for each in outcomes if each.earlier}
         self._resources: dict[int, list[Resource]] = {}  # by step
         self._writes: dict[Resource, list[tuple[int, Interval]]] = {}  # with the step
@@ -46,7 +46,7 @@ class Timing:
             self._resources[step.number] = resources
             interval = _interval(outcome)
             for resource, mode in touched:
-                if step.step_class != READ and mode in (Mode.WRITE, Mode.ADD):
+                if step.step_class != READ and mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
                     self._writes.setdefault(resource, []).append((step.number, interval))
             if outcome.answer is not None and _is_as_captured(outcome):
                 for resource in resources:

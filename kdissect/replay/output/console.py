@@ -44,7 +44,7 @@ def print_plan(
     planned = sum(each.planned for each in counts)
     console.print(
         f"Plan for {clean(workload.source)}: {planned} of {len(plan.steps)} requests on "
-        f"{len(plan.scripts)} connections",
+        f"{len(plan.lanes)} connections",
         highlight=False,
     )
     table = Table(box=None, pad_edge=False)

@@ -39,7 +39,7 @@ def rows(results: Results) -> Iterator[dict[str, Any]]:
         "reference": results.reference_name or None,
         "start_time": timestamp(run.start_time_ns),
         "steps": len(results.plan.steps),
-        "connections": len(results.plan.scripts),
+        "connections": len(results.plan.lanes),
         "notes": [*workload.notes, *results.plan.notes, *results.notes],
         "topics": [
             {"name": each.name, "made": each.is_made, "note": each.note}

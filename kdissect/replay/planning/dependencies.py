@@ -16,7 +16,7 @@ from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, WorkloadFacts
-from kdissect.replay.workload.field_kinds import FieldKind, spots
+from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import NOT_MADE_YET, entries, request_of, response_of
 
 Resource = tuple[Any, ...]
@@ -28,15 +28,15 @@ class Mode(Enum):
     """How a request touches a resource."""
 
     READ = "read"  # after writes that were answered before; writes wait for it in turn
-    PEEK = "peek"  # as READ, but no write waits for it: it may wait for the write (Fetch)
+    READ_NO_BLOCK = "peek"  # as READ, but no write waits for it: it may wait for the write (Fetch)
     WRITE = "write"
-    ADD = "add"  # a write that commutes with other ADDs
+    COMMUTING_WRITE = "commuting write"  # a write that commutes with others
 
 
-Touch = tuple[Resource, Mode]
+ResourceAccess = tuple[Resource, Mode]
 
 
-class Touches:
+class ResourceAccesses:
     """Tells what requests touch; called in order of their times, because sessions and transactions
     are known by what came before."""
 
@@ -49,7 +49,7 @@ class Touches:
         self.in_transaction: dict[str, set[Resource]] = {}
         self.has_acls = False
 
-    def of(self, exchange: Exchange) -> list[Touch]:
+    def of(self, exchange: Exchange) -> list[ResourceAccess]:
         """The resources of a request, each once (the stronger mode wins)."""
         request = request_of(exchange)
         if request is None:
@@ -66,7 +66,7 @@ class Touches:
             return name
         return self.names.get(topic_id, str(topic_id))
 
-    def _touches(self, exchange: Exchange, request: Message) -> Iterable[Touch]:
+    def _touches(self, exchange: Exchange, request: Message) -> Iterable[ResourceAccess]:
         key = exchange.api_key
         topics, logs, groups, transactions = self._named(request)
         for name in topics:
@@ -77,7 +77,7 @@ class Touches:
             yield from self._produce(request, logs)
         elif key == ApiKey.FETCH:
             for log in self._fetched(exchange, logs):
-                yield log, Mode.PEEK
+                yield log, Mode.READ_NO_BLOCK
         elif key in (
             ApiKey.LIST_OFFSETS,
             ApiKey.OFFSET_FOR_LEADER_EPOCH,
@@ -93,7 +93,7 @@ class Touches:
         elif key in _TOPIC_WRITERS:
             for name in topics:
                 yield ("topic", name), Mode.WRITE
-            yield ("topics",), Mode.ADD
+            yield ("topics",), Mode.COMMUTING_WRITE
         elif key in _GROUP_APIS:
             yield from self._group(exchange, request, groups)
         elif key in _TXN_APIS:
@@ -107,7 +107,7 @@ class Touches:
         logs: dict[Resource, None] = {}
         groups: dict[str, None] = {}
         transactions: dict[str, None] = {}
-        for kind, slot, holder, around in spots(request):
+        for kind, slot, holder, around in iter_fields(request):
             value = holder[slot.name]
             if kind is FieldKind.TOPIC or kind is FieldKind.TOPIC_ID:
                 for each in value if isinstance(value, list) else [value]:
@@ -126,7 +126,7 @@ class Touches:
                     transactions[each] = None
         return list(topics), list(logs), list(groups), list(transactions)
 
-    def _produce(self, request: Message, logs: list[Resource]) -> Iterable[Touch]:
+    def _produce(self, request: Message, logs: list[Resource]) -> Iterable[ResourceAccess]:
         for log in logs:
             yield log, Mode.WRITE
         transactional_id = request.body.get("transactional_id")
@@ -159,7 +159,7 @@ class Touches:
             for partition in entries(topic["partitions"])
         ]
 
-    def _metadata(self, exchange: Exchange, topics: list[str]) -> Iterable[Touch]:
+    def _metadata(self, exchange: Exchange, topics: list[str]) -> Iterable[ResourceAccess]:
         if not topics:
             yield ("topics",), Mode.READ
         response = response_of(exchange)
@@ -167,7 +167,9 @@ class Touches:
             if entry["error_code"] in NOT_MADE_YET and entry.get("name") in topics:
                 yield ("topic", entry["name"]), Mode.WRITE
 
-    def _group(self, exchange: Exchange, request: Message, groups: list[str]) -> Iterable[Touch]:
+    def _group(
+        self, exchange: Exchange, request: Message, groups: list[str]
+    ) -> Iterable[ResourceAccess]:
         key = exchange.api_key
         if key == ApiKey.LIST_GROUPS:
             yield ("groups",), Mode.READ
@@ -178,7 +180,7 @@ class Touches:
             if key == ApiKey.OFFSET_COMMIT:
                 yield ("group", group), Mode.READ
                 yield ("commits", group), Mode.WRITE
-                yield ("groups",), Mode.ADD
+                yield ("groups",), Mode.COMMUTING_WRITE
             elif key == ApiKey.OFFSET_FETCH:
                 yield ("group", group), Mode.READ
                 yield ("commits", group), Mode.READ
@@ -188,10 +190,10 @@ class Touches:
                 yield ("group", group), Mode.READ
                 yield ("share", group), Mode.WRITE
                 for log in self._named(request)[1]:
-                    yield log, Mode.PEEK
+                    yield log, Mode.READ_NO_BLOCK
             else:
                 yield ("group", group), Mode.WRITE
-                yield ("groups",), Mode.ADD
+                yield ("groups",), Mode.COMMUTING_WRITE
                 if key in (ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE):
                     yield ("commits", group), Mode.WRITE
                 if key in _SHARE_OFFSETS:
@@ -204,7 +206,7 @@ class Touches:
         logs: list[Resource],
         groups: list[str],
         transactions: list[str],
-    ) -> Iterable[Touch]:
+    ) -> Iterable[ResourceAccess]:
         key = exchange.api_key
         if key in (ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS):
             yield ("txns",), Mode.READ
@@ -213,7 +215,7 @@ class Touches:
             return
         for name in transactions:
             yield ("txn", name), Mode.WRITE
-            yield ("txns",), Mode.ADD
+            yield ("txns",), Mode.COMMUTING_WRITE
             held = self.in_transaction.setdefault(name, set())
             if key == ApiKey.ADD_PARTITIONS_TO_TXN:
                 held.update(logs)
@@ -233,7 +235,7 @@ class Touches:
             if producer_id >= 0:
                 yield ("pid", producer_id), Mode.WRITE
 
-    def _cluster(self, key: int, request: Message) -> Iterable[Touch]:
+    def _cluster(self, key: int, request: Message) -> Iterable[ResourceAccess]:
         for name, readers, writers in _SINGLE:
             if key in readers:
                 yield (name,), Mode.READ
@@ -251,7 +253,7 @@ class Touches:
             keys = request.body.get("coordinator_keys") or [request.body.get("key")]
             is_group = request.body.get("key_type", _GROUP_KEY) == _GROUP_KEY
             for name in keys:
-                yield ("group" if is_group else "txn", name), Mode.PEEK
+                yield ("group" if is_group else "txn", name), Mode.READ_NO_BLOCK
 
 
 _TOPIC_WRITERS = frozenset(

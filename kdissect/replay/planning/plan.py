@@ -53,8 +53,8 @@ from kdissect.replay.planning.dependencies import (
     BLOCKING_GROUP_APIS,
     Mode,
     Resource,
-    Touch,
-    Touches,
+    ResourceAccess,
+    ResourceAccesses,
 )
 from kdissect.replay.planning.expired_transactions import mark_expired
 from kdissect.replay.workload import messages as api
@@ -80,11 +80,11 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
         workload.exchanges(),
         key=lambda each: (times[each.connection][each.index], each.connection, each.index),
     )
-    scripts: list[list[int]] = [[] for _ in workload.connections]
+    lanes: list[list[int]] = [[] for _ in workload.connections]
     start_ns = times[order[0].connection][order[0].index] if order else 0
     steps = []
-    touches = Touches(workload.facts)
-    touched: list[list[Touch]] = []
+    touches = ResourceAccesses(workload.facts)
+    touched: list[list[ResourceAccess]] = []
     for number, exchange in enumerate(order):
         at_ns = times[exchange.connection][exchange.index] - start_ns
         step = _step(number, exchange, at_ns, options)
@@ -97,9 +97,9 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
             mine = []
         steps.append(step)
         touched.append(mine)
-        scripts[exchange.connection].append(number)
+        lanes[exchange.connection].append(number)
     mark_expired(steps)
-    plan = ReplayPlan(workload, options, steps, scripts)
+    plan = ReplayPlan(workload, options, steps, lanes)
     _Ordering(plan, touched, touches, start_ns).run()
     return plan
 
@@ -186,7 +186,7 @@ def _had_no_effect(exchange: Exchange) -> bool:
     return bool(codes) and codes <= api.REFUSED
 
 
-def _is_chosen(step: Step, touched: list[Touch], options: PlanOptions) -> bool:
+def _is_chosen(step: Step, touched: list[ResourceAccess], options: PlanOptions) -> bool:
     """Whether the options' filters keep a step; what names no topic or group passes those."""
     if options.apis and step.exchange.api_key not in options.apis:
         return False
@@ -229,20 +229,26 @@ class _Frontier:
 
     def waits(self, mode: Mode) -> list[int]:
         found = list(self.writes.values())
-        if mode is not Mode.ADD:
+        if mode is not Mode.COMMUTING_WRITE:
             found += self.adds.values()
-        if mode in (Mode.WRITE, Mode.ADD):
+        if mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
             found += self.reads.values()
         return found
 
     def answered(self, step: Step, mode: Mode, waited_for: set[int]) -> None:
-        if mode is Mode.PEEK:
+        if mode is Mode.READ_NO_BLOCK:
             return
-        mine = {Mode.READ: self.reads, Mode.ADD: self.adds, Mode.WRITE: self.writes}[mode]
+        mine = {Mode.READ: self.reads, Mode.COMMUTING_WRITE: self.adds, Mode.WRITE: self.writes}[
+            mode
+        ]
         if mode is not Mode.READ:
             # who waits for this one need not wait for those that it waited for; other adds do not
             # wait for an add, so it speaks only for adds
-            spoken_for = (self.adds,) if mode is Mode.ADD else (self.writes, self.adds, self.reads)
+            spoken_for = (
+                (self.adds,)
+                if mode is Mode.COMMUTING_WRITE
+                else (self.writes, self.adds, self.reads)
+            )
             for held in spoken_for:
                 for connection, number in list(held.items()):
                     if number in waited_for:
@@ -254,7 +260,11 @@ class _Ordering:
     """Fills `depends_on` and `follows` of a plan's steps."""
 
     def __init__(
-        self, plan: ReplayPlan, touched: list[list[Touch]], touches: Touches, start_ns: int
+        self,
+        plan: ReplayPlan,
+        touched: list[list[ResourceAccess]],
+        touches: ResourceAccesses,
+        start_ns: int,
     ) -> None:
         self.plan = plan
         self.steps = plan.steps
@@ -300,7 +310,7 @@ class _Ordering:
         """When the response was there, after the request however clocks ran; None: it never was."""
         exchange = step.exchange
         if not step.expects_response:
-            return step.at_ns + 1  # settled when sent
+            return step.at_ns + 1  # complete when sent
         if exchange.response_time_ns < 0:
             return None
         seen_ns = max(exchange.response_time_ns, exchange.response_end_time_ns) - self.start_ns
@@ -346,9 +356,9 @@ class _Ordering:
 
     def _note_races(self, step: Step, mode: Mode, others: dict[int, Mode]) -> None:
         """A read and a write of one thing that were open at once."""
-        is_read = mode in (Mode.READ, Mode.PEEK)
+        is_read = mode in (Mode.READ, Mode.READ_NO_BLOCK)
         for number, other in others.items():
-            if is_read != (other in (Mode.READ, Mode.PEEK)):
+            if is_read != (other in (Mode.READ, Mode.READ_NO_BLOCK)):
                 (step if is_read else self.steps[number]).is_racing = True
         others[step.number] = mode
 

@@ -64,7 +64,7 @@ def schedule(plan: ReplayPlan, pace: Pace) -> tuple[list[int], list[int]]:
     The first list is by step number (steps that are not sent take no time; at pace max all are 0),
     the second by connection: its captured end on the same time scale.
     """
-    ends = [0] * len(plan.scripts)
+    ends = [0] * len(plan.lanes)
     if pace.is_max:
         return [0] * len(plan.steps), ends
     max_gap_ns = math.inf if pace.max_gap_s is None else pace.max_gap_s * 1e9

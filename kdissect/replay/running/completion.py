@@ -1,9 +1,9 @@
-"""Which steps of a run are settled, in which order, and what each of the others waits for.
+"""Which steps of a run are complete, in which order, and for what each of the others waits.
 
-A step is *settled* when nothing more will happen to it: answered, failed, timed out or skipped.
-Steps of a connection are settled in its order, as brokers answer: who waits for the last of those
-that it needs waits for all before. A step that is done behind one that is not (which is asked
-again, or is under way over another link) is held until then.
+A step is *complete* when it was answered, failed, timed out or was skipped. Dependent steps then
+proceed. Steps of a connection complete in its order, as brokers answer. So a step that waits for
+the last one of a connection waits for all of them. If an earlier step of the connection is sent
+again, or is in flight to another node, a later one is held until that is complete.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from kdissect.replay.model import Outcome, ReplayPlan
-from kdissect.replay.running.lane import Script
+from kdissect.replay.running.lane import Lane
 
 
-class Settling:
-    """Of one run. free: called with the script of a step that waits for nothing any more; done:
-    with each outcome as it is settled.
+class StepCompletion:
+    """Of one run. free: called with the lane of a step that may proceed; done: called with each
+    outcome when it is complete.
 
-    outcomes: by step number, None before anything happened. is_settled: 1 where it is. waits: for
-    how many steps each waits. left: how many are not settled.
+    outcomes: by step number, None before anything happened. is_complete: 1 where it is. waits: for
+    how many steps each waits. left: how many are not complete.
     """
 
     def __init__(
         self,
         plan: ReplayPlan,
-        scripts: list[Script],
-        free: Callable[[Script], None],
+        lanes: list[Lane],
+        free: Callable[[Lane], None],
         done: Callable[[Outcome], None],
     ) -> None:
         count = len(plan.steps)
         self.outcomes: list[Outcome | None] = [None] * count
         self.left = count
-        self.is_settled = bytearray(count)
+        self.is_complete = bytearray(count)
         self.waits = array("i", [0]) * count
-        self._plan, self._scripts, self._free, self._done = plan, scripts, free, done
-        self._on_settled: dict[int, list[int]] = {}
+        self._plan, self._lanes, self._free, self._done = plan, lanes, free, done
+        self._on_complete: dict[int, list[int]] = {}
         self._on_sent: dict[int, list[int]] = {}
         for step in plan.steps:
             for other in step.depends_on:
-                self._on_settled.setdefault(other, []).append(step.number)
+                self._on_complete.setdefault(other, []).append(step.number)
             for other in step.follows:
                 self._on_sent.setdefault(other, []).append(step.number)
             self.waits[step.number] = len(step.depends_on) + len(step.follows)
@@ -51,51 +51,51 @@ class Settling:
         if waiting is not None:
             self._count_down(waiting)
 
-    def settle(self, number: int, outcome: Outcome) -> None:
-        """A step is done: settled, with those that were held behind it, or held itself."""
-        script, is_settled = self._scripts[outcome.step.connection], self.is_settled
-        numbers, pos = script.numbers, script.settled_pos
-        while numbers[pos] != number and is_settled[numbers[pos]]:
+    def complete(self, number: int, outcome: Outcome) -> None:
+        """Complete a step and the later ones that it holds, or hold it."""
+        lane, is_complete = self._lanes[outcome.step.connection], self.is_complete
+        numbers, pos = lane.numbers, lane.complete_pos
+        while numbers[pos] != number and is_complete[numbers[pos]]:
             pos += 1
-        script.settled_pos = pos
+        lane.complete_pos = pos
         if numbers[pos] != number:
-            script.held[number] = outcome
+            lane.held[number] = outcome
             return
-        self.settle_now(number, outcome)
-        while script.held and (pos := pos + 1) < len(numbers):
-            held = script.held.pop(numbers[pos], None)
+        self.complete_now(number, outcome)
+        while lane.held and (pos := pos + 1) < len(numbers):
+            held = lane.held.pop(numbers[pos], None)
             if held is not None:
-                self.settle_now(numbers[pos], held)
-            elif not is_settled[numbers[pos]]:
+                self.complete_now(numbers[pos], held)
+            elif not is_complete[numbers[pos]]:
                 return
 
-    def settle_now(self, number: int, outcome: Outcome) -> None:
-        """Whatever is before it on its connection."""
-        if self.is_settled[number]:
+    def complete_now(self, number: int, outcome: Outcome) -> None:
+        """Complete a step, whatever is before it on its connection."""
+        if self.is_complete[number]:
             return
         self.outcomes[number] = outcome
-        self.is_settled[number] = 1
+        self.is_complete[number] = 1
         self.left -= 1
         self._done(outcome)
         self.sent(number)
-        waiting = self._on_settled.pop(number, None)
+        waiting = self._on_complete.pop(number, None)
         if waiting is not None:
             self._count_down(waiting)
 
     def is_done(self, number: int) -> bool:
-        """Whether a step is settled, or held until those before it are."""
-        script = self._scripts[self._plan.steps[number].connection]
-        return bool(self.is_settled[number]) or number in script.held
+        """Whether a step is complete, or held until those before it are."""
+        lane = self._lanes[self._plan.steps[number].connection]
+        return bool(self.is_complete[number]) or number in lane.held
 
-    def release(self, script: Script) -> None:
+    def release(self, lane: Lane) -> None:
         """Nothing will come before what is held."""
-        for number, outcome in sorted(script.held.items()):
-            self.settle_now(number, outcome)
-        script.held.clear()
+        for number, outcome in sorted(lane.held.items()):
+            self.complete_now(number, outcome)
+        lane.held.clear()
 
     def _count_down(self, numbers: Iterable[int]) -> None:
         waits, steps = self.waits, self._plan.steps
         for number in numbers:
             waits[number] -= 1
             if not waits[number]:
-                self._free(self._scripts[steps[number].connection])
+                self._free(self._lanes[steps[number].connection])

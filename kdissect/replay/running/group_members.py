@@ -1,8 +1,8 @@
 """Members of the target's classic groups do what their clients would do there.
 
-A captured script has the rebalances of the captured coordinator. The target may need others. Two
+A captured lane has the rebalances of the captured coordinator. The target may need others. Two
 members that joined one generation in the capture may join two at the target. The first one then has
-to join again, but its script has no request for that, and the second one's JoinGroup stays without
+to join again, but its lane has no request for that, and the second one's JoinGroup stays without
 an answer. So while a JoinGroup waits for long, each other member of its group sends a Heartbeat of
 the replay's own, and joins again if the answer is REBALANCE_IN_PROGRESS. Before a SyncGroup or an
 OffsetCommit that was answered so is sent again, its member does the same. These requests use
@@ -20,12 +20,12 @@ from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Outcome, Skipped, Step, Translation
-from kdissect.replay.running.multi_node import SideLinks
+from kdissect.replay.running.multi_node import NodeConnections
 from kdissect.replay.running.result import Attempt
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.workload.messages import decoded, request_of, response_of
 
-WAIT_NS = 2_000_000_000  # longer than rebalances take in which every script has its JoinGroup
+WAIT_NS = 2_000_000_000  # longer than rebalances take in which every lane has its JoinGroup
 CHECK_S = 0.25
 _CODE_AT = 8  # of a Heartbeat response v1: after correlation id and throttle time
 _MEMBER_APIS = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP})
@@ -43,20 +43,20 @@ class _Joined:
 
 
 class GroupMembers:
-    """The members of one run. is_over: whether a connection's script has ended; attempts: where
+    """The members of one run. is_over: whether a connection's lane has ended; attempts: where
     exchanges of the replay's own are added."""
 
     def __init__(
         self,
         translation: Translation,
-        side: SideLinks,
+        side: NodeConnections,
         is_over: Callable[[int], bool],
         attempts: list[Attempt],
     ) -> None:
-        self._translation, self._side, self._is_over = translation, side, is_over
+        self._translation, self._nodes, self._is_over = translation, side, is_over
         self._attempts = attempts
         self._members: dict[Member, _Joined] = {}
-        self._link_numbers: dict[Member, int] = {}  # of connections beside the scripts
+        self._link_numbers: dict[Member, int] = {}  # of connections beside the lanes
         self._waiting: dict[int, tuple[str, int]] = {}  # JoinGroup step -> group, sent_ns
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -133,7 +133,7 @@ class GroupMembers:
 
     async def _follow(self, member: Member, joined: _Joined, but: Step | None = None) -> None:
         """Heartbeat; JoinGroup and SyncGroup if the group rebalances. but: a SyncGroup that its
-        script sends."""
+        lane sends."""
         joined.is_followed = True
         translation = self._translation
         try:
@@ -155,6 +155,6 @@ class GroupMembers:
 
     async def _ask(self, member: Member, node: int | None, frame: bytes) -> bytes:
         number = self._link_numbers.setdefault(member, -1 - len(self._link_numbers))
-        [attempt] = await self._side.ask(number, [(node, frame)], True)
+        [attempt] = await self._nodes.ask(number, [(node, frame)], True)
         self._attempts.append(attempt)
         return attempt.answer

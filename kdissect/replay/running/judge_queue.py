@@ -1,7 +1,7 @@
 """Answers are judged beside the run: while nothing else is to do, or when it is over.
 
 Verdicts depend on the order in which answers came, so outcomes are judged in the order in which
-they were settled. At recorded pace that happens in short slices with room between them; at pace
+they were completed. At recorded pace that happens in short slices with room between them; at pace
 max, where the loop is never without work, after the run.
 """
 
@@ -17,7 +17,7 @@ from kdissect.replay.model import Comparison, Outcome
 SLICE_NS, ROOM_NS = 2_000_000, 20_000_000
 
 
-class Judging:
+class JudgeQueue:
     """The outcomes of a run that have no judgement yet."""
 
     def __init__(self, comparison: Comparison | None) -> None:
@@ -26,7 +26,7 @@ class Judging:
         self._is_busy = self._is_over = False
 
     def add(self, outcome: Outcome) -> None:
-        """A step is settled, behind all that were before."""
+        """A step is complete."""
         self._waiting.append(outcome)
 
     def wake(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""A captured connection while it is played: its place in its script, and its links."""
+"""A captured connection during the run: its steps, the next one, and its connections."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kdissect.replay.model import Outcome
 from kdissect.replay.target.connection import Link
 
 
-class Conn(Link):
-    """A connection of a script. pending: requests that are not answered, in order (step number,
+class LaneConnection(Link):
+    """A connection of a lane. pending: requests that are not answered, in order (step number,
     correlation id, time, bytes that count as in flight)."""
 
     def __init__(self) -> None:
@@ -22,17 +22,29 @@ class Conn(Link):
         self.node_id: int | None = None
 
 
-class Script:
+class Lane:
     """Steps of a connection, in order. pos: of the next one to send."""
 
-    __slots__ = ("busy", "close_timer", "held", "is_queued", "links", "number", "numbers", "pos",
-                 "ready_ns", "settled_pos", "timeouts", "timer")  # fmt: skip
+    __slots__ = (
+        "busy",
+        "close_timer",
+        "complete_pos",
+        "held",
+        "is_queued",
+        "links",
+        "number",
+        "numbers",
+        "pos",
+        "ready_ns",
+        "timeouts",
+        "timer",
+    )  # fmt: skip
 
     def __init__(self, number: int, numbers: list[int]) -> None:
         self.number, self.numbers, self.pos = number, numbers, 0
-        self.links: dict[int | None, Conn] = {}
+        self.links: dict[int | None, LaneConnection] = {}
         self.is_queued = False
-        self.settled_pos = 0  # steps before it are settled
+        self.complete_pos = 0  # steps before it are complete
         self.held: dict[int, Outcome] = {}  # done, behind one that is not
         self.busy = 0  # tasks that it waits for
         self.timer: asyncio.TimerHandle | None = None

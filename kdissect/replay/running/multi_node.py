@@ -1,7 +1,8 @@
 """Connections to several nodes at once, for a request that is asked in parts.
 
-They stand beside a script's own links: nothing is pipelined on them, an answer belongs to the one
-request that was sent. A part goes out when nothing else of its connection is under way.
+A lane has other connections for the rest of its requests. Nothing is pipelined on these: an answer
+belongs to the one request that was sent. A part goes out when nothing else of its connection is in
+flight.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from kdissect.replay.target.connection import ConnectFailed, Link, connect
 _FENCE = b"\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions v0, correlation id 0, no client id
 
 
-class SideLinks:
+class NodeConnections:
     """records: where each connection is noted; now: nanoseconds since the run's start."""
 
     def __init__(self, target: Target, records: list[LinkRecord], now: Callable[[], int]) -> None:
         self._target, self._records, self._now = target, records, now
-        self._links: dict[tuple[int, int | None], tuple[Link, int]] = {}  # (script, node)
+        self._links: dict[tuple[int, int | None], tuple[Link, int]] = {}  # (lane, node)
 
     async def ask(
-        self, script: int, frames: Sequence[tuple[int | None, bytes]], expects_response: bool
+        self, lane: int, frames: Sequence[tuple[int | None, bytes]], expects_response: bool
     ) -> list[Attempt]:
         """Send each node its frame, wait for all answers. Without responses, until an ApiVersions
         behind each frame is answered. Raises ConnectFailed; links are closed then."""
         try:
             return await asyncio.gather(
-                *(self._ask(script, node, frame, expects_response) for node, frame in frames)
+                *(self._ask(lane, node, frame, expects_response) for node, frame in frames)
             )
         except BaseException:
-            self.close(script)  # answers that still come would be taken for others'
+            self.close(lane)  # answers that still come would be taken for others'
             raise
 
     async def _ask(
-        self, script: int, node: int | None, frame: bytes, expects_response: bool
+        self, lane: int, node: int | None, frame: bytes, expects_response: bool
     ) -> Attempt:
-        link, record = await self._open(script, node)
+        link, record = await self._open(lane, node)
         sent_ns = self._now()
         try:
             if expects_response:
@@ -56,19 +57,19 @@ class SideLinks:
             raise ConnectFailed("unreachable", f"an answer has correlation id {found}")
         return Attempt(record, frame, sent_ns, answer, self._now())
 
-    async def _open(self, script: int, node: int | None) -> tuple[Link, int]:
-        known = self._links.get((script, node))
+    async def _open(self, lane: int, node: int | None) -> tuple[Link, int]:
+        known = self._links.get((lane, node))
         if known is not None and known[0].lost is None:
             return known
         host, port = self._target.address(node)
         link = await connect(host, port, self._target.access)
         self._records.append(LinkRecord(*link.addresses(), opened_ns=self._now()))
-        self._links[script, node] = link, len(self._records) - 1
-        return self._links[script, node]
+        self._links[lane, node] = link, len(self._records) - 1
+        return self._links[lane, node]
 
-    def close(self, script: int | None = None) -> None:
-        """Those of one script, or all."""
-        for key in [key for key in self._links if script is None or key[0] == script]:
+    def close(self, lane: int | None = None) -> None:
+        """Those of one lane, or all."""
+        for key in [key for key in self._links if lane is None or key[0] == lane]:
             link, record = self._links.pop(key)
             self._records[record].closed_ns = self._now()
             link.close()

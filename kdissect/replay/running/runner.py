@@ -1,21 +1,21 @@
-"""The run: every captured connection plays its script over connections of its own, in one loop.
+"""The run: each captured connection sends its steps over its own connections, in one loop.
 
-Theory of operation. A `Script` is a captured connection with a place in its list of steps. It is
-*advanced* when something happened that may let its next step go: the clock, an answer, a
-connection that is ready, room in a buffer. `advance` sends as many steps as may go and returns at
-the first that may not; whatever that one waits for puts the script back into `_ready` later. So
-nothing ever waits in line behind a long poll of another connection, and a step costs no task.
+Theory of operation. A `Lane` is a captured connection with its list of steps and the next one. The
+runner *advances* a lane after an event that may let its next step go: the clock, an answer, a new
+connection, room in a buffer. `_advance` sends as many steps as may go and returns at the first that
+may not; the event that this one waits for puts the lane back into `_ready`. So no lane waits for a
+long poll of another one, and a step costs no task.
 
-A step may go when the steps that it depends on are settled (`ReplayPlan` tells them; counted down
-in `Settling`), when it is due, when a link to the node that the translation names is open, and when
-neither that link's buffer nor the run's bytes in flight are over their limits. Kafka answers in
-order on a connection: the first pending step of a link is the one that an answer belongs to, and
-its correlation id has to agree.
+A step may go if the steps that it depends on are complete (`ReplayPlan` names them,
+`StepCompletion` counts them down), if it is due, if a connection to its node is open, and if
+neither the buffer of that connection nor the bytes in flight of the run are over their limits.
+Kafka answers in order on a connection: an answer belongs to the connection's first pending step,
+and must have its correlation id.
 
-What goes wrong becomes an outcome with an error and settles the step, so the rest goes on: a
-connection that ends fails what was in flight and is opened again for the next step; an answer that
-does not come in time gives up its connection. Only a target that is gone altogether, or that has
-stopped answering at all, ends the run.
+A failure becomes an outcome with an error and completes the step, so the run goes on. A connection
+that ends fails its steps in flight, and is opened again for the next step. An answer that does not
+come in time ends its connection. Only a target that is gone, or that answers nothing any more, ends
+the run.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from kdissect.replay.model import (
     Translation,
 )
 from kdissect.replay.planning.schedule import schedule
-from kdissect.replay.running.completion import Settling
+from kdissect.replay.running.completion import StepCompletion
 from kdissect.replay.running.group_members import GroupMembers
-from kdissect.replay.running.judge_queue import Judging
-from kdissect.replay.running.lane import Conn, Script
-from kdissect.replay.running.multi_node import SideLinks
+from kdissect.replay.running.judge_queue import JudgeQueue
+from kdissect.replay.running.lane import Lane, LaneConnection
+from kdissect.replay.running.multi_node import NodeConnections
 from kdissect.replay.running.result import Attempt, LinkRecord, RunOptions, RunResult
 from kdissect.replay.running.waits import ask_metadata, await_expiry, await_leaders
 from kdissect.replay.target.cluster import Target
@@ -63,7 +63,7 @@ _FENCE, _FENCE_END = b"\0\x12\0\0", b"\xff\xff"  # ApiVersions v0: key, version;
 STALLED = "the target stopped answering"
 NOT_WAITED = "the connection was ended without the answer, as the client did"
 SWEEP_S, GRACE_S = 0.1, 1.0
-PUMP_SLICE = 200  # scripts advanced before the loop may look at its sockets again
+PUMP_SLICE = 200  # lanes advanced before the loop may look at its sockets again
 
 
 class Runner:
@@ -86,14 +86,14 @@ class Runner:
         self._own_lag = array("q", [-1]) * count
         self._link_of = array("i", [-1]) * count
         self._links: list[LinkRecord] = []
-        self._scripts = [Script(n, numbers) for n, numbers in enumerate(plan.scripts)]
-        self._ready: deque[Script] = deque()
-        self._throttled: deque[Script] = deque()
-        self._live: set[Conn] = set()
+        self._lanes = [Lane(n, numbers) for n, numbers in enumerate(plan.lanes)]
+        self._ready: deque[Lane] = deque()
+        self._throttled: deque[Lane] = deque()
+        self._live: set[LaneConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._judging = Judging(comparison)
-        self._settling = Settling(plan, self._scripts, self._queue, self._settled)
-        self.outcomes = self._settling.outcomes
+        self._judge_queue = JudgeQueue(comparison)
+        self._completion = StepCompletion(plan, self._lanes, self._queue, self._completed)
+        self.outcomes = self._completion.outcomes
         self._is_pumping = self._is_pump_due = False
         self._in_flight_bytes = 0
         self._asked: set[str] = set()
@@ -105,13 +105,13 @@ class Runner:
         self._ended, self._is_interrupted, self._is_stopping = "", False, False
         self._began_ns = 0
         self._idle_since = 0
-        self._side = SideLinks(target, self._links, self._now)
-        self._members = GroupMembers(translation, self._side, self._has_ended, self._retried)
+        self._nodes = NodeConnections(target, self._links, self._now)
+        self._members = GroupMembers(translation, self._nodes, self._has_ended, self._retried)
 
     @property
     def left(self) -> int:
-        """How many steps are not settled."""
-        return self._settling.left
+        """How many steps are not complete."""
+        return self._completion.left
 
     # -- the whole run ----------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Runner:
             gc.enable()
             gc.unfreeze()
         judge_cpu_ns = time.process_time_ns()
-        self._judging.finish(self.outcomes)
+        self._judge_queue.finish(self.outcomes)
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         for outcome in outcomes:
             if outcome.sent is not None:
@@ -174,9 +174,9 @@ class Runner:
         self._began_s = self._loop.time() + lead_ns / 1e9
         for step in self.plan.steps:
             if step.skipped is not None:
-                self._settling.settle_now(step.number, Outcome(step, skipped=step.skipped))
-        for script in self._scripts:
-            self._queue(script)
+                self._completion.complete_now(step.number, Outcome(step, skipped=step.skipped))
+        for lane in self._lanes:
+            self._queue(lane)
         self._pump()
 
     def _stop(self, reason: str) -> None:
@@ -194,21 +194,21 @@ class Runner:
             while self._loop.time() < end and any(link.pending for link in self._live):
                 await asyncio.sleep(0.02)
         self._is_stopping = True
-        for script in self._scripts:
-            script.cancel()
-            self._settling.release(script)
+        for lane in self._lanes:
+            lane.cancel()
+            self._completion.release(lane)
         for link in list(self._live):
             self._lose_pending(link, f"{self._ended or 'the run ended'} before the answer came")
             self._close(link)
         for step in self.plan.steps:
-            if self._settling.is_settled[step.number]:
+            if self._completion.is_complete[step.number]:
                 continue
             if self._is_interrupted:
                 self._skip(step, Skipped(SkipCode.NOT_REACHED, "the run was interrupted before"))
             else:
                 self._fail(step.number, f"not sent: {self._ended}")
         self.target.close()
-        self._side.close()
+        self._nodes.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=GRACE_S)
         await asyncio.sleep(0)  # transports close in the loop's next round
@@ -216,12 +216,12 @@ class Runner:
     def _now(self) -> int:
         return time.monotonic_ns() - self._began_ns
 
-    # -- advancing scripts ------------------------------------------------------------------
+    # -- advancing lanes ------------------------------------------------------------------
 
-    def _queue(self, script: Script) -> None:
-        if not script.is_queued:
-            script.is_queued = True
-            self._ready.append(script)
+    def _queue(self, lane: Lane) -> None:
+        if not lane.is_queued:
+            lane.is_queued = True
+            self._ready.append(lane)
 
     def _pump_soon(self) -> None:
         """When what else has come is read: one kind of work at a time suits the caches."""
@@ -238,71 +238,71 @@ class Runner:
         for _ in range(PUMP_SLICE):
             if not self._ready:
                 break
-            script = self._ready.popleft()
-            script.is_queued = False
-            self._advance(script)
+            lane = self._ready.popleft()
+            lane.is_queued = False
+            self._advance(lane)
         self._is_pumping = False
         if self._ready and not self._is_stopping:
             self._pump_soon()
-        if self._settling.left == 0:
+        if self._completion.left == 0:
             self._done.set()
         elif not self._is_max:
-            self._judging.wake(self._loop)
+            self._judge_queue.wake(self._loop)
 
-    def _advance(self, script: Script) -> None:
-        numbers, steps = script.numbers, self.plan.steps
-        while script.pos < len(numbers):
-            number = numbers[script.pos]
-            if self._settling.is_settled[number]:
-                script.pos += 1
+    def _advance(self, lane: Lane) -> None:
+        numbers, steps = lane.numbers, self.plan.steps
+        while lane.pos < len(numbers):
+            number = numbers[lane.pos]
+            if self._completion.is_complete[number]:
+                lane.pos += 1
                 continue
-            if self._settling.waits[number] or script.busy or self._is_stopping:
+            if self._completion.waits[number] or lane.busy or self._is_stopping:
                 return
             step, now, due = steps[number], self._now(), self.due[number]
             if due - CONNECT_AHEAD_NS > now:
-                self._wake(script, due - CONNECT_AHEAD_NS)
+                self._wake(lane, due - CONNECT_AHEAD_NS)
                 return
-            if script.ready_ns < 0:
-                script.ready_ns = now
+            if lane.ready_ns < 0:
+                lane.ready_ns = now
             names = self.translation.wants_metadata(step)
             if names and not self._asked.issuperset(names):
-                self._work(script, self._ask_metadata(names))
+                self._work(lane, self._ask_metadata(names))
                 return
             if step.expired and number not in self._expiry_awaited:
-                self._work(script, self._await_expiry(step))
+                self._work(lane, self._await_expiry(step))
                 return
             if self.translation.is_split(step):
                 if due > now:
-                    self._wake(script, due)
+                    self._wake(lane, due)
                     return
-                if self._throttle(script):
+                if self._throttle(lane):
                     return
-                script.pos += 1
+                lane.pos += 1
                 size = len(step.exchange.request or b"")
-                self._work(script, self._play_parts(script, step), size)
+                self._work(lane, self._play_parts(lane, step), size)
                 return
             node_id = self.translation.target_node(step)
-            link = script.links.get(node_id)
+            link = lane.links.get(node_id)
             if link is None:
-                self._work(script, self._open(script, node_id, number))
+                self._work(lane, self._open(lane, node_id, number))
                 return
             if due > now:
-                self._wake(script, due)
+                self._wake(lane, due)
                 return
             if link.is_full:
                 return
-            if self._throttle(script):
+            if self._throttle(lane):
                 return
             if link.relogin_at_ns and now >= link.relogin_at_ns:
                 if not link.pending:
-                    self._work(script, self._log_in_again(link))
+                    self._work(lane, self._log_in_again(link))
                 return
-            self._send(script, link, step)
-            script.pos += 1
-            script.ready_ns = -1
-        self._finish(script)
+            self._send(lane, link, step)
+            lane.pos += 1
+            lane.ready_ns = -1
+        self._finish(lane)
 
-    def _send(self, script: Script, link: Conn, step: Step) -> None:
+    def _send(self, lane: Lane, link: LaneConnection, step: Step) -> None:
         """The first time; `_send_again` the next ones."""
         number = step.number
         frame = self._frame(link, step)
@@ -317,25 +317,25 @@ class Runner:
         if not self._is_max:
             due = self.due[number]
             outcome.lag_ns = max(now - due, 0)
-            self._own_lag[number] = max(now - max(due, script.ready_ns), 0)
-        self._settling.sent(number)
+            self._own_lag[number] = max(now - max(due, lane.ready_ns), 0)
+        self._completion.sent(number)
         self._members.sent(step, now)
         if step.expects_response:
             self._expect(link, number, len(frame), now)
         elif step.needs_fence:
             self._fence(link, number, now)
         else:
-            self._settling.settle(number, outcome)
+            self._completion.complete(number, outcome)
 
-    def _fence(self, link: Conn, number: int, now: int) -> None:
+    def _fence(self, link: LaneConnection, number: int, now: int) -> None:
         """A question of our own behind a step without a response: its answer says that it is done.
         Among what is pending it stands as the step's number, inverted."""
         link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
         link.send(_FENCE + link.correlation_id.to_bytes(4, "big") + _FENCE_END)
         link.pending.append((~number, link.correlation_id, now, 0))
 
-    def _frame(self, link: Conn, step: Step) -> bytes | None:
-        """Translate and send; None where the step cannot be translated, and is settled so."""
+    def _frame(self, link: LaneConnection, step: Step) -> bytes | None:
+        """Translate and send; None where the step cannot be translated, and is complete then."""
         link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
         try:
             frame = self.translation.request(step, link.correlation_id)
@@ -348,35 +348,35 @@ class Runner:
         link.send(frame)
         return frame
 
-    def _expect(self, link: Conn, number: int, size: int, now: int) -> None:
+    def _expect(self, link: LaneConnection, number: int, size: int, now: int) -> None:
         link.pending.append((number, link.correlation_id, now, size))
         self._in_flight_bytes += size
 
-    def _take_pending(self, link: Conn) -> int:
+    def _take_pending(self, link: LaneConnection) -> int:
         """The step at the head of a link's queue; its bytes are no longer in flight."""
         number, _, _, size = link.pending.popleft()
         self._make_room(size)
         return number
 
-    def _lose_pending(self, link: Conn, reason: str) -> None:
+    def _lose_pending(self, link: LaneConnection, reason: str) -> None:
         """No answer comes for any step in a link's queue."""
         while link.pending:
             self._unanswered(self._take_pending(link), reason)
 
-    def _throttle(self, script: Script) -> bool:
-        """Let a script wait while the bytes in flight are at their limit; whether it has to."""
+    def _throttle(self, lane: Lane) -> bool:
+        """Let a lane wait while the bytes in flight are at their limit; whether it has to."""
         is_full = self._in_flight_bytes >= self.options.in_flight_bytes
         if is_full:
-            self._throttled.append(script)
+            self._throttled.append(lane)
         return is_full
 
     def _make_room(self, size: int) -> None:
-        """Bytes are no longer in flight; below the limit all throttled scripts are queued."""
+        """Bytes are no longer in flight; below the limit all throttled lanes are queued."""
         self._in_flight_bytes -= size
         while self._throttled and self._in_flight_bytes < self.options.in_flight_bytes:
             self._queue(self._throttled.popleft())
 
-    async def _send_again(self, script: Script, outcome: Outcome) -> None:
+    async def _send_again(self, lane: Lane, outcome: Outcome) -> None:
         """After a pause, what the translation makes of the request by then."""
         step = outcome.step
         await asyncio.sleep(RETRY_PAUSES_S[outcome.attempts - 1])
@@ -384,9 +384,9 @@ class Runner:
         if step.exchange.api_key in REJOINING_APIS:
             await self._members.rejoin(step)
         node_id = self.translation.target_node(step)
-        if node_id not in script.links:
-            await self._open(script, node_id, step.number)
-        link = script.links.get(node_id)
+        if node_id not in lane.links:
+            await self._open(lane, node_id, step.number)
+        link = lane.links.get(node_id)
         if link is None:
             self._fail(step.number, "the connection ended before it could be sent again")
             return
@@ -397,22 +397,22 @@ class Runner:
         self._link_of[step.number] = link.record
         self._expect(link, step.number, len(frame), outcome.sent_ns)
 
-    def _finish(self, script: Script) -> None:
+    def _finish(self, lane: Lane) -> None:
         """After the last step: links close when their answers are in, or were not captured."""
-        if script.busy:
+        if lane.busy:
             return  # a request that is sent again needs its connection
-        self._side.close(script.number)
-        pending = [entry for link in script.links.values() for entry in link.pending]
+        self._nodes.close(lane.number)
+        pending = [entry for link in lane.links.values() for entry in link.pending]
         if not pending:
-            for link in list(script.links.values()):
+            for link in list(lane.links.values()):
                 self._close(link)
-            script.links.clear()
-        elif script.close_timer is None and not any(
+            lane.links.clear()
+        elif lane.close_timer is None and not any(
             self._is_answer_captured(number) for number, *_ in pending
         ):
             # the client went away with requests open: so do we, at its time
-            wait_s = max((self.ends[script.number] - self._now()) / 1e9, GRACE_S)
-            script.close_timer = self._loop.call_later(wait_s, self._leave, script)
+            wait_s = max((self.ends[lane.number] - self._now()) / 1e9, GRACE_S)
+            lane.close_timer = self._loop.call_later(wait_s, self._leave, lane)
             self._timer_count += 1
 
     def _is_answer_captured(self, number: int) -> bool:
@@ -421,51 +421,51 @@ class Runner:
         exchange = self.plan.steps[number].exchange
         return exchange.response is not None or exchange.response_time_ns >= 0
 
-    def _leave(self, script: Script) -> None:
-        script.close_timer = None
+    def _leave(self, lane: Lane) -> None:
+        lane.close_timer = None
         self._timer_count -= 1
-        for link in list(script.links.values()):
+        for link in list(lane.links.values()):
             self._lose_pending(link, NOT_WAITED)
             self._close(link)
-        script.links.clear()
+        lane.links.clear()
         self._pump()
 
     def _has_ended(self, connection: int) -> bool:
         """Whether all requests of a connection were sent."""
-        script = self._scripts[connection]
-        return script.pos >= len(script.numbers)
+        lane = self._lanes[connection]
+        return lane.pos >= len(lane.numbers)
 
-    # -- settling ---------------------------------------------------------------------------
+    # -- completion ---------------------------------------------------------------------------
 
-    def _settled(self, outcome: Outcome) -> None:
+    def _completed(self, outcome: Outcome) -> None:
         self._members.done(outcome)
-        self._judging.add(outcome)
+        self._judge_queue.add(outcome)
 
     def _skip(self, step: Step, skipped: Skipped) -> None:
-        self._settling.settle(step.number, Outcome(step, skipped=skipped))
+        self._completion.complete(step.number, Outcome(step, skipped=skipped))
 
     def _fail(self, number: int, reason: str) -> None:
         """No answer, and why; a step that is done keeps its outcome."""
-        if self._settling.is_done(number):
+        if self._completion.is_done(number):
             return
         step = self.plan.steps[number]
         outcome = self.outcomes[number] or Outcome(step)
         outcome.error = reason
         self.translation.failed(step)
-        self._settling.settle(number, outcome)
+        self._completion.complete(number, outcome)
 
     def _unanswered(self, number: int, reason: str) -> None:
         """Something pending will not be answered; a fence has done what it can either way."""
         if number < 0:
             outcome = self.outcomes[~number]
             assert outcome is not None
-            self._settling.settle(~number, outcome)
+            self._completion.complete(~number, outcome)
         else:
             self._fail(number, reason)
 
     # -- answers ----------------------------------------------------------------------------
 
-    def _on_answer(self, script: Script, link: Conn, frame: bytes) -> None:
+    def _on_answer(self, lane: Lane, link: LaneConnection, frame: bytes) -> None:
         now = self._now()
         if not link.pending:
             link.fail("an answer came that nothing had asked for")
@@ -483,7 +483,7 @@ class Runner:
         outcome = self.outcomes[number]
         assert outcome is not None
         assert outcome.sent is not None
-        self._timeouts = script.timeouts = 0
+        self._timeouts = lane.timeouts = 0
         self.answered_count += 1
         reason = ""
         if outcome.attempts <= len(RETRY_PAUSES_S):
@@ -492,14 +492,14 @@ class Runner:
             attempt = Attempt(link.record, outcome.sent, outcome.sent_ns, frame, now)
             self._retried.append(attempt)
             _keep_answer(outcome, frame, reason, now)
-            self._work(script, self._send_again(script, outcome))
+            self._work(lane, self._send_again(lane, outcome))
         else:
-            self._accept(script, outcome, frame, now)
-        if script.pos >= len(script.numbers) or link.relogin_at_ns:
-            self._queue(script)
+            self._accept(lane, outcome, frame, now)
+        if lane.pos >= len(lane.numbers) or link.relogin_at_ns:
+            self._queue(lane)
         self._pump_soon()
 
-    def _accept(self, script: Script, outcome: Outcome, frame: bytes, now: int) -> None:
+    def _accept(self, lane: Lane, outcome: Outcome, frame: bytes, now: int) -> None:
         """An answer is final."""
         outcome.answer, outcome.answered_ns = frame, now
         try:
@@ -507,14 +507,14 @@ class Runner:
         except Error as error:
             outcome.error = f"the answer cannot be understood: {error}"
         if outcome.step.exchange.api_key in _MAKE_PARTITIONS:
-            self._work(script, self._await_leaders(outcome))
+            self._work(lane, self._await_leaders(outcome))
         else:
-            self._settling.settle(outcome.step.number, outcome)
+            self._completion.complete(outcome.step.number, outcome)
 
-    async def _play_parts(self, script: Script, step: Step) -> None:
+    async def _play_parts(self, lane: Lane, step: Step) -> None:
         """A request for several nodes: when nothing else of its connection is under way, each is
         asked for its part, again while they are not ready, and the answers are taken as one."""
-        while any(link.pending for link in script.links.values()):
+        while any(link.pending for link in lane.links.values()):
             await asyncio.sleep(PARTS_PAUSE_S)
         outcome, due = Outcome(step), self.due[step.number]
         outcome.api_version = self.translation.api_version(step)
@@ -528,12 +528,12 @@ class Runner:
                 self.sent_count += 1
                 outcome.lag_ns = 0 if self.options.pace.is_max else max(now - due, 0)
             outcome.sent, outcome.sent_ns, self.outcomes[step.number] = frame, now, outcome
-            self._settling.sent(step.number)
+            self._completion.sent(step.number)
             parts = self.translation.parts(step, frame)
             limit_s = self._limit_s(step.number)
             try:
                 async with asyncio.timeout(limit_s):
-                    asked = await self._side.ask(script.number, parts, step.expects_response)
+                    asked = await self._nodes.ask(lane.number, parts, step.expects_response)
             except ConnectFailed as error:
                 self._fail(step.number, str(error))
                 return
@@ -543,10 +543,10 @@ class Runner:
                 if self._timeouts >= GONE_TIMEOUTS:
                     self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
                 return
-            self._timeouts = script.timeouts = 0
+            self._timeouts = lane.timeouts = 0
             self._retried += asked
             if not step.expects_response:
-                self._settling.settle(step.number, outcome)
+                self._completion.complete(step.number, outcome)
                 return
             answer = self.translation.merged(step, [each.answer for each in asked])
             reason = self._retry_reason(step, answer) if pause_s else ""
@@ -556,7 +556,7 @@ class Runner:
                 await asyncio.sleep(pause_s)
                 continue
             self.answered_count += 1
-            self._accept(script, outcome, answer, self._now())
+            self._accept(lane, outcome, answer, self._now())
             return
 
     def _retry_reason(self, step: Step, frame: bytes) -> str:
@@ -565,10 +565,10 @@ class Runner:
         except Error:
             return ""
 
-    def _on_lost(self, script: Script, link: Conn, reason: str) -> None:
-        self._drop(script, link)
+    def _on_lost(self, lane: Lane, link: LaneConnection, reason: str) -> None:
+        self._drop(lane, link)
         self._lose_pending(link, reason)
-        self._queue(script)
+        self._queue(lane)
         self._pump()
 
     async def _sweep(self) -> None:
@@ -587,7 +587,7 @@ class Runner:
             if is_idle and not any(link.pending for link in self._live):
                 self._idle_since = self._idle_since or now
                 if now - self._idle_since > GRACE_S * 1e9:
-                    self._stop(f"{self._settling.left} steps wait for each other")
+                    self._stop(f"{self._completion.left} steps wait for each other")
             else:
                 self._idle_since = 0
 
@@ -596,32 +596,32 @@ class Runner:
         latency_s = max(step.exchange.latency_ns, 0) / 1e9
         return self.options.answer_timeout_s + (latency_s if step.blocks else 0)
 
-    def _give_up(self, link: Conn, number: int, limit_s: float) -> None:
-        script = self._scripts[self.plan.steps[max(number, ~number)].connection]
+    def _give_up(self, link: LaneConnection, number: int, limit_s: float) -> None:
+        lane = self._lanes[self.plan.steps[max(number, ~number)].connection]
         self._timeouts += 1
-        script.timeouts += 1
+        lane.timeouts += 1
         self._unanswered(self._take_pending(link), f"no answer within {limit_s:g} s")
         link.fail("the connection was given up: an earlier answer did not come")
         if self._timeouts >= GONE_TIMEOUTS:
             self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
-        elif script.timeouts >= SCRIPT_TIMEOUTS:
-            for later in script.numbers[script.pos :]:
+        elif lane.timeouts >= SCRIPT_TIMEOUTS:
+            for later in lane.numbers[lane.pos :]:
                 self._fail(later, "not sent: answers before on this connection did not come")
         self._pump()
 
     # -- links ------------------------------------------------------------------------------
 
-    def _work(self, script: Script, work: Coroutine[Any, Any, None], size: int = 0) -> None:
-        """Do something that takes time for a script, which waits for it; `size` bytes are in flight
+    def _work(self, lane: Lane, work: Coroutine[Any, Any, None], size: int = 0) -> None:
+        """Do something that takes time for a lane, which waits for it; `size` bytes are in flight
         meanwhile."""
-        script.busy += 1
+        lane.busy += 1
         self._in_flight_bytes += size
 
         async def guarded() -> None:
             try:
                 await work
             finally:
-                script.busy -= 1
+                lane.busy -= 1
                 self._make_room(size)
 
         task = self._loop.create_task(guarded())
@@ -634,19 +634,19 @@ class Runner:
             if finished.exception() is not None:
                 self._stop(f"an error of kdissect's own: {finished.exception()!r}")
                 return
-            self._queue(script)
+            self._queue(lane)
             self._pump()
 
         task.add_done_callback(done)
 
-    async def _open(self, script: Script, node_id: int | None, number: int) -> None:
+    async def _open(self, lane: Lane, node_id: int | None, number: int) -> None:
         """A link to a node, tried for a while; without one the step at hand has failed."""
         host, port = self.target.address(node_id)
         pauses = list(RECONNECT_PAUSES_S)
         while True:
             try:
                 async with self._connect_slots:
-                    opened = await connect_as(Conn, host, port, self.target.access)
+                    opened = await connect_as(LaneConnection, host, port, self.target.access)
                 break
             except ConnectFailed as error:
                 if error.kind in ("tls", "login") or not pauses:
@@ -656,46 +656,46 @@ class Runner:
         if self._is_stopping:
             opened.close()
             return
-        self._adopt(script, opened, node_id)
+        self._adopt(lane, opened, node_id)
 
     def _no_link(self, number: int, reason: str) -> None:
         self._fail(number, reason)
         if not self._live:
             self._stop(f"the target is gone ({reason})")
 
-    def _adopt(self, script: Script, link: Conn, node_id: int | None) -> None:
+    def _adopt(self, lane: Lane, link: LaneConnection, node_id: int | None) -> None:
         now = self._now()
         link.node_id = node_id
         link.record = len(self._links)
         self._links.append(LinkRecord(*link.addresses(), opened_ns=now))
         if link.relogin_s is not None:
             link.relogin_at_ns = now + int(link.relogin_s * 1e9)
-        link.on_frame = _bind(self._on_answer, script, link)
-        link.on_lost = _bind(self._on_lost, script, link)
-        link.on_writable = lambda: self._on_writable(script)
-        script.links[node_id] = link
+        link.on_frame = _bind(self._on_answer, lane, link)
+        link.on_lost = _bind(self._on_lost, lane, link)
+        link.on_writable = lambda: self._on_writable(lane)
+        lane.links[node_id] = link
         self._live.add(link)
 
-    def _on_writable(self, script: Script) -> None:
-        self._queue(script)
+    def _on_writable(self, lane: Lane) -> None:
+        self._queue(lane)
         self._pump()
 
-    def _drop(self, script: Script, link: Conn) -> None:
+    def _drop(self, lane: Lane, link: LaneConnection) -> None:
         if link in self._live:
             self._live.discard(link)
             self._links[link.record].closed_ns = self._now()
-            self._reconnects += script.pos < len(script.numbers)
-        for node_id, each in list(script.links.items()):
+            self._reconnects += lane.pos < len(lane.numbers)
+        for node_id, each in list(lane.links.items()):
             if each is link:
-                del script.links[node_id]
+                del lane.links[node_id]
 
-    def _close(self, link: Conn) -> None:
+    def _close(self, link: LaneConnection) -> None:
         self._live.discard(link)
         if self._links[link.record].closed_ns < 0:
             self._links[link.record].closed_ns = self._now()
         link.close()
 
-    async def _log_in_again(self, link: Conn) -> None:
+    async def _log_in_again(self, link: LaneConnection) -> None:
         """KIP-368: a session's time is up; a new login over the same connection."""
         sasl = self.target.access.sasl
         assert sasl is not None
@@ -717,21 +717,21 @@ class Runner:
         await await_expiry(self.target, self.translation, step)
 
     async def _await_leaders(self, outcome: Outcome) -> None:
-        """Settled when all partitions are served."""
+        """The step is complete when all partitions are served."""
         await await_leaders(self.target, self.translation)
-        self._settling.settle(outcome.step.number, outcome)
+        self._completion.complete(outcome.step.number, outcome)
 
     # -- time -------------------------------------------------------------------------------
 
-    def _wake(self, script: Script, at_ns: int) -> None:
-        if script.timer is None:
-            script.timer = self._loop.call_at(self._began_s + at_ns / 1e9, self._awake, script)
+    def _wake(self, lane: Lane, at_ns: int) -> None:
+        if lane.timer is None:
+            lane.timer = self._loop.call_at(self._began_s + at_ns / 1e9, self._awake, lane)
             self._timer_count += 1
 
-    def _awake(self, script: Script) -> None:
-        script.timer = None
+    def _awake(self, lane: Lane) -> None:
+        lane.timer = None
         self._timer_count -= 1
-        self._queue(script)
+        self._queue(lane)
         self._pump()
 
 
@@ -741,9 +741,9 @@ def _keep_answer(outcome: Outcome, frame: bytes, reason: str, now: int) -> None:
 
 
 def _bind(
-    call: Callable[[Script, Conn, Any], None], script: Script, link: Conn
+    call: Callable[[Lane, LaneConnection, Any], None], lane: Lane, link: LaneConnection
 ) -> Callable[[Any], None]:
     def bound(value: Any) -> None:
-        call(script, link, value)
+        call(lane, link, value)
 
     return bound

@@ -37,7 +37,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.retry import Differs
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.field_kinds import Around, FieldKind, Spot, spots
+from kdissect.replay.workload.field_kinds import FieldContext, FieldKind, FieldRef, iter_fields
 from kdissect.replay.workload.messages import (
     OUT_OF_SEQUENCE,
     REBALANCING,
@@ -189,7 +189,7 @@ class Form:
         message: Message = object.__new__(Message)
         message.api_key, message.api_version = self.api_key, self.api_version
         message.side, message.body = self.side, self.body
-        return tuple(_field(spot) for spot in spots(message))
+        return tuple(_field(ref) for ref in iter_fields(message))
 
     def fields_of(self, kinds: Collection[FieldKind]) -> tuple[FormField, ...]:
         return tuple(field for field in self.fields if field.kind in kinds)
@@ -344,7 +344,7 @@ form_of = _FORMS.of
 
 
 class FormField(NamedTuple):
-    """A `Spot` of a form: leaves of its value, or of the elements of its list.
+    """A `FieldRef` of a form: leaves of its value, or of the elements of its list.
 
     holder: the plain fields of the struct around; around: as a tuple. Values are leaves, or what
     all frames of the form share.
@@ -357,31 +357,29 @@ class FormField(NamedTuple):
     holder: dict[str, Any]
     around: tuple[Any, ...]
 
-    def around_of(self, values: list[Any]) -> Around:
+    def around_of(self, values: list[Any]) -> FieldContext:
         """The structs around the field, in a frame with these values."""
-        return Around(
+        return FieldContext(
             *[values[each.value_index] if type(each) is FormLeaf else each for each in self.around]
         )
 
-    def spot(self, values: list[Any]) -> Spot:
-        """The spot in a frame with these values; its holder has plain fields only."""
+    def ref(self, values: list[Any]) -> FieldRef:
+        """The ref in a frame with these values; its holder has plain fields only."""
         holder = {
             name: values[each.value_index] if type(each) is FormLeaf else each
             for name, each in self.holder.items()
         }
         if self.is_list:
             holder[self.slot.name] = [values[leaf.value_index] for leaf in self.leaves]
-        return Spot(self.kind, self.slot, holder, self.around_of(values))
+        return FieldRef(self.kind, self.slot, holder, self.around_of(values))
 
 
-def _field(spot: Spot) -> FormField:
-    value = spot.holder[spot.slot.name]
+def _field(ref: FieldRef) -> FormField:
+    value = ref.holder[ref.slot.name]
     leaves = tuple(each for each in entries(value) or [value] if isinstance(each, FormLeaf))
-    holder = {
-        name: each for name, each in spot.holder.items() if not isinstance(each, (list, dict))
-    }
+    holder = {name: each for name, each in ref.holder.items() if not isinstance(each, (list, dict))}
     is_list = isinstance(value, list)
-    return FormField(spot.kind, spot.slot, leaves, is_list, holder, tuple(spot.around))
+    return FormField(ref.kind, ref.slot, leaves, is_list, holder, tuple(ref.around))
 
 
 def _error_codes(value: Any) -> Iterator[FormLeaf]:
@@ -405,7 +403,7 @@ class _Change(NamedTuple):
     """A field with what `requests` does to it. around: index in `Patches.arounds`; needs_holder:
     the change reads other fields of the struct."""
 
-    change: Callable[[IdMap, Step, Spot, Any], Any]
+    change: Callable[[IdMap, Step, FieldRef, Any], Any]
     field: FormField
     around: int
     needs_holder: bool
@@ -456,16 +454,16 @@ def patch(ids: IdMap, step: Step, frame: bytes, correlation_id: int) -> bytes | 
     arounds = [field.around_of(values) for field in patches.arounds]
     for change, field, around, needs_holder in patches.changes:
         if not needs_holder:
-            spot = Spot(field.kind, field.slot, {}, arounds[around])
+            ref = FieldRef(field.kind, field.slot, {}, arounds[around])
         else:
-            spot = field.spot(values)
-            if field.kind is FieldKind.PRODUCER_ID and requests.producer_epoch(ids, spot):
-                name = requests.epoch_name(spot)
-                if not _put(out, field.holder[name], spot.holder[name]):
+            ref = field.ref(values)
+            if field.kind is FieldKind.PRODUCER_ID and requests.producer_epoch(ids, ref):
+                name = requests.epoch_name(ref)
+                if not _put(out, field.holder[name], ref.holder[name]):
                     return None
         for leaf in field.leaves:
             value = values[leaf.value_index]
-            translated = change(ids, step, spot, value)
+            translated = change(ids, step, ref, value)
             if translated != value and not _put(out, leaf, translated):
                 return None
     return bytes(out)

@@ -17,7 +17,7 @@ from kdissect.replay.translation.fetch_sessions import stand_in
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key, share_told, spread, target_node
-from kdissect.replay.workload.field_kinds import FieldKind, Spot, spots
+from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
 from kdissect.replay.workload.messages import entries, response_of
 
 Body = dict[str, Any]
@@ -36,21 +36,21 @@ def translate(ids: IdMap, step: Step, request: Message) -> bool:
     special = SPECIAL.get(step.exchange.api_key)
     is_changed = special(ids, step, request) if special is not None else False
     # All are found before any is changed, and epochs of members are looked up by the capture's ids.
-    found_spots = list(spots(request))
-    found_spots.sort(key=lambda spot: spot.kind is not FieldKind.GENERATION)
-    for spot in found_spots:
-        change = CHANGES.get(spot.kind)
+    refs = list(iter_fields(request))
+    refs.sort(key=lambda ref: ref.kind is not FieldKind.GENERATION)
+    for ref in refs:
+        change = CHANGES.get(ref.kind)
         if change is None:
             continue
-        value = spot.holder[spot.slot.name]
-        if spot.kind is FieldKind.PRODUCER_ID:
-            is_changed |= producer_epoch(ids, spot)
+        value = ref.holder[ref.slot.name]
+        if ref.kind is FieldKind.PRODUCER_ID:
+            is_changed |= producer_epoch(ids, ref)
         if isinstance(value, list):
-            found = [change(ids, step, spot, each) for each in value]
+            found = [change(ids, step, ref, each) for each in value]
         else:
-            found = change(ids, step, spot, value)
+            found = change(ids, step, ref, value)
         if found != value:
-            spot.holder[spot.slot.name] = found
+            ref.holder[ref.slot.name] = found
             is_changed = True
     return is_changed
 
@@ -58,19 +58,19 @@ def translate(ids: IdMap, step: Step, request: Message) -> bool:
 # -- by the kind of a field -------------------------------------------------------------------
 
 
-def _topic(ids: IdMap, step: Step, spot: Spot, value: str) -> str:
+def _topic(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     return ids.topic(value)
 
 
-def _group(ids: IdMap, step: Step, spot: Spot, value: str) -> str:
+def _group(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     return ids.group(value)
 
 
-def _transactional_id(ids: IdMap, step: Step, spot: Spot, value: str) -> str:
+def _transactional_id(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     return ids.transactional_id(value)
 
 
-def _topic_id(ids: IdMap, step: Step, spot: Spot, value: UUID) -> UUID:
+def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
     found = ids.topic_id(value)
     if found is not None:
         return found
@@ -94,66 +94,66 @@ def _holds_code(value: Any, code: int) -> bool:
     return isinstance(value, list) and any(_holds_code(each, code) for each in value)
 
 
-def _producer_id(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
+def _producer_id(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
     if value < 0:
         return value
     found = ids.producers.target_id(value)
-    if found is None and spot.slot.field.is_array:
+    if found is None and ref.slot.field.is_array:
         return value  # a filter
     if found is None:
         raise Untranslatable(f"the capture does not show how producer id {value} was given")
     return found
 
 
-def producer_epoch(ids: IdMap, spot: Spot) -> bool:
+def producer_epoch(ids: IdMap, ref: FieldRef) -> bool:
     """Translate the epoch beside a producer id, which is the capture's still."""
-    name = epoch_name(spot)
-    producer_id = spot.holder[spot.slot.name]
-    if name not in spot.holder or producer_id < 0:
+    name = epoch_name(ref)
+    producer_id = ref.holder[ref.slot.name]
+    if name not in ref.holder or producer_id < 0:
         return False
-    found = ids.producers.target(Producer(producer_id, spot.holder[name]))
-    if found is None or found.epoch == spot.holder[name]:
+    found = ids.producers.target(Producer(producer_id, ref.holder[name]))
+    if found is None or found.epoch == ref.holder[name]:
         return False
-    spot.holder[name] = found.epoch
+    ref.holder[name] = found.epoch
     return True
 
 
-def epoch_name(spot: Spot) -> str:
+def epoch_name(ref: FieldRef) -> str:
     """The field with the epoch of a producer id."""
-    return spot.slot.name.removesuffix("_id") + "_epoch"
+    return ref.slot.name.removesuffix("_id") + "_epoch"
 
 
-def _member(ids: IdMap, step: Step, spot: Spot, value: str) -> str:
-    return ids.groups.member(spot.around.group, value)
+def _member(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
+    return ids.groups.member(ref.around.group, value)
 
 
-def _generation(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
-    member = spot.holder.get("member_id") or ""
-    return ids.groups.generation(spot.around.group, member, value)
+def _generation(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
+    member = ref.holder.get("member_id") or ""
+    return ids.groups.generation(ref.around.group, member, value)
 
 
-def _leader_epoch(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
+def _leader_epoch(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
     if value < 0:
         return value
-    name = ids.topic_name(spot.around.topic, spot.around.topic_id)
-    return ids.leader_epoch(name, spot.around.partition)
+    name = ids.topic_name(ref.around.topic, ref.around.topic_id)
+    return ids.leader_epoch(name, ref.around.partition)
 
 
-def _offset(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
-    name = ids.topic_name(spot.around.topic, spot.around.topic_id)
-    return ids.offsets.to_target((name, spot.around.partition), value)
+def _offset(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
+    name = ids.topic_name(ref.around.topic, ref.around.topic_id)
+    return ids.offsets.to_target((name, ref.around.partition), value)
 
 
-def _node(ids: IdMap, step: Step, spot: Spot, value: int) -> int:
+def _node(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
     return ids.node(value)
 
 
-def _records(ids: IdMap, step: Step, spot: Spot, value: bytes) -> bytes:
+def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
     """Produced batches with the target's producer id, epoch and sequence."""
     if not has_producer(value):
         return value
-    name = ids.topic_name(spot.around.topic, spot.around.topic_id)
-    log = (name, spot.around.partition)
+    name = ids.topic_name(ref.around.topic, ref.around.topic_id)
+    log = (name, ref.around.partition)
     out: bytearray | None = None
     for header in headers(value):
         if header.magic != 2 or header.producer_id < 0 or header.is_partial:
@@ -178,7 +178,7 @@ def _records(ids: IdMap, step: Step, spot: Spot, value: bytes) -> bytes:
     return value if out is None else bytes(out)
 
 
-CHANGES: dict[FieldKind, Callable[[Any, Step, Spot, Any], Any]] = {
+CHANGES: dict[FieldKind, Callable[[Any, Step, FieldRef, Any], Any]] = {
     FieldKind.TOPIC: _topic,
     FieldKind.GROUP: _group,
     FieldKind.TRANSACTIONAL_ID: _transactional_id,

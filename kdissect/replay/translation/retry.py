@@ -19,7 +19,7 @@ from kdissect.replay.translation import answers
 from kdissect.replay.translation.fetch_sessions import AcquiredOffsets
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.routing import share_key
-from kdissect.replay.workload.field_kinds import FieldKind, spots
+from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import (
     NO_TOPIC,
     OUT_OF_SEQUENCE,
@@ -209,7 +209,7 @@ def _has_topics(ids: IdMap, step: Step) -> bool:
     """Whether the target has the topics of a request, or was asked to make them."""
     request = request_of(step.exchange)
     names: set[str] = set()
-    for kind, slot, holder, _ in spots(request) if request is not None else ():
+    for kind, slot, holder, _ in iter_fields(request) if request is not None else ():
         value = holder[slot.name]
         listed = value if isinstance(value, list) else [value]
         if kind is FieldKind.TOPIC:

@@ -11,7 +11,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
-from kdissect.replay.workload.field_kinds import FieldKind, Spot, spots
+from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
 from kdissect.replay.workload.messages import entries, request_of
 
 _BY_LEADER = frozenset(
@@ -61,7 +61,7 @@ def needs(ids: IdMap, exchange: Exchange) -> tuple[str, ...]:
     if exchange.api_key not in _NEEDS_TOPICS:
         return ()
     names: dict[str, None] = {}
-    for kind, slot, holder, around in _spots(exchange, _TOPICS):
+    for kind, slot, holder, around in _iter_fields(exchange, _TOPICS):
         value = holder[slot.name]
         for each in value if isinstance(value, list) else [value]:
             if kind is FieldKind.TOPIC:
@@ -73,7 +73,7 @@ def needs(ids: IdMap, exchange: Exchange) -> tuple[str, ...]:
 
 def names(ids: IdMap, exchange: Exchange) -> Iterator[tuple[str, str]]:
     """("topic" or "group", the target's name) of each that a request names."""
-    for kind, slot, holder, _ in _spots(exchange, _TOPICS | {FieldKind.GROUP}):
+    for kind, slot, holder, _ in _iter_fields(exchange, _TOPICS | {FieldKind.GROUP}):
         value = holder[slot.name]
         for each in value if isinstance(value, list) else [value]:
             if kind is FieldKind.GROUP:
@@ -146,7 +146,7 @@ def spread(ids: IdMap, step: Step) -> Counter[int]:
             _vote(ids, votes, ids.topic_name("", topic_id), number)
         return votes
     if key in _BY_LEADER:
-        for _, slot, holder, around in _spots(step.exchange, _NUMBERED):
+        for _, slot, holder, around in _iter_fields(step.exchange, _NUMBERED):
             value = holder[slot.name]
             name = ids.topic_name(around.topic, around.topic_id)
             for number in value if isinstance(value, list) else [value]:
@@ -154,7 +154,7 @@ def spread(ids: IdMap, step: Step) -> Counter[int]:
         return votes
     wanted = FieldKind.TRANSACTIONAL_ID if key in _BY_TRANSACTION else FieldKind.GROUP
     key_type = TRANSACTION_KEY if key in _BY_TRANSACTION else GROUP_KEY
-    for _, slot, holder, _ in _spots(step.exchange, frozenset({wanted})):
+    for _, slot, holder, _ in _iter_fields(step.exchange, frozenset({wanted})):
         value = holder[slot.name]
         for each in value if isinstance(value, list) else [value]:
             node = ids.target.coordinators.get((key_type, ids.renamed(wanted, each)))
@@ -170,7 +170,7 @@ def _vote(ids: IdMap, votes: Counter[int], name: str, partition: int) -> None:
 
 
 def _coordinator(ids: IdMap, exchange: Exchange, wanted: FieldKind, key_type: int) -> int | None:
-    for kind, slot, holder, _ in _spots(exchange, {wanted}):
+    for kind, slot, holder, _ in _iter_fields(exchange, {wanted}):
         value = holder[slot.name]
         for name in value if isinstance(value, list) else [value]:
             node = ids.target.coordinators.get((key_type, ids.renamed(kind, name)))
@@ -189,7 +189,7 @@ def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
         key = step.exchange.api_key
         if key not in _BY_GROUP and key not in _BY_TRANSACTION:
             continue
-        for kind, slot, holder, _ in _spots(step.exchange, _COORDINATED):
+        for kind, slot, holder, _ in _iter_fields(step.exchange, _COORDINATED):
             value = holder[slot.name]
             key_type = GROUP_KEY if kind is FieldKind.GROUP else TRANSACTION_KEY
             for name in value if isinstance(value, list) else [value]:
@@ -198,8 +198,8 @@ def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
     return list(found)
 
 
-def _spots(exchange: Exchange, kinds: Collection[FieldKind]) -> Iterator[Spot]:
-    """The spots of some kinds in a captured request, in wire order."""
+def _iter_fields(exchange: Exchange, kinds: Collection[FieldKind]) -> Iterator[FieldRef]:
+    """The iter_fields of some kinds in a captured request, in wire order."""
     request = request_of(exchange)
     if request is not None:
-        yield from (spot for spot in spots(request) if spot.kind in kinds)
+        yield from (ref for ref in iter_fields(request) if ref.kind in kinds)

@@ -112,7 +112,7 @@ def kind_of(api_key: int, one: Field) -> FieldKind | None:
     return None
 
 
-class Around(NamedTuple):
+class FieldContext(NamedTuple):
     """What the structs around a value say; "" or -1 where they say nothing.
 
     partition is that of the value's own struct or of one around it.
@@ -125,13 +125,13 @@ class Around(NamedTuple):
     transactional_id: str = ""
 
 
-class Spot(NamedTuple):
+class FieldRef(NamedTuple):
     """A meaningful value: holder[slot.name] is it, or its list of values."""
 
     kind: FieldKind
     slot: Slot
     holder: dict[str, Any]
-    around: Around
+    around: FieldContext
 
 
 @dataclass(slots=True)
@@ -182,28 +182,32 @@ def _program(api_key: int, side: str, api_version: int) -> _Program:
     return _compile(api_key, layout(definition, api_version))
 
 
-def spots(message: Message) -> Iterator[Spot]:
+def iter_fields(message: Message) -> Iterator[FieldRef]:
     """Every meaningful value of a message's body, in wire order."""
     program = _program(message.api_key, message.side, message.api_version)
-    yield from _spots(program, message.body, Around())
+    yield from _iter_fields(program, message.body, FieldContext())
 
 
-def _spots(program: _Program, values: dict[str, Any], around: Around) -> Iterator[Spot]:
+def _iter_fields(
+    program: _Program, values: dict[str, Any], around: FieldContext
+) -> Iterator[FieldRef]:
     if program.named:
         around = about(program.named, values, around)
     for step in program.steps:
         value = values.get(step.slot.name)
         if step.inner is None:
             if step.kind is not None and value is not None:
-                yield Spot(step.kind, step.slot, values, around)
+                yield FieldRef(step.kind, step.slot, values, around)
         elif isinstance(value, list):
             for each in value:
-                yield from _spots(step.inner, each, around)
+                yield from _iter_fields(step.inner, each, around)
         elif value is not None:
-            yield from _spots(step.inner, value, around)
+            yield from _iter_fields(step.inner, value, around)
 
 
-def about(named: Mapping[FieldKind, str], values: dict[str, Any], around: Around) -> Around:
+def about(
+    named: Mapping[FieldKind, str], values: dict[str, Any], around: FieldContext
+) -> FieldContext:
     """What the values of a struct say, besides what is said around it."""
     topic, topic_id, partition, group, transactional_id = around
     for kind, name in named.items():
@@ -220,4 +224,4 @@ def about(named: Mapping[FieldKind, str], values: dict[str, Any], around: Around
             group = value
         else:
             transactional_id = value
-    return Around(topic, topic_id, partition, group, transactional_id)
+    return FieldContext(topic, topic_id, partition, group, transactional_id)

@@ -86,8 +86,8 @@ class Run:
     def judgements(self) -> dict[int, Judgement]:
         facts = WorkloadFacts(topics={"t": TopicFacts("t")})
         workload = Workload("made", "capture", [self.connection], facts)
-        scripts = [list(range(len(self.steps)))]
-        plan = ReplayPlan(workload, PlanOptions(), self.steps, scripts)
+        lanes = [list(range(len(self.steps)))]
+        plan = ReplayPlan(workload, PlanOptions(), self.steps, lanes)
         comparator = Comparator(IdMap(plan))
         for outcome in self.outcomes:
             outcome.judgement = comparator.judge(outcome)

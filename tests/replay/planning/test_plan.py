@@ -114,15 +114,15 @@ def step_of(plan: ReplayPlan, one: Exchange) -> Step:
 
 def runnable(plan: ReplayPlan) -> bool:
     """Whether a runner that follows the plan gets to the end: every wait is for something that can
-    come, in the order of the scripts."""
+    come, in the order of the lanes."""
     settled = {step.number for step in plan.steps if step.skipped is not None}
     sent = set(settled)
-    places = [0] * len(plan.scripts)
+    places = [0] * len(plan.lanes)
     while True:
         moved = False
-        for number, script in enumerate(plan.scripts):
-            while places[number] < len(script):
-                step = plan.steps[script[places[number]]]
+        for number, lane in enumerate(plan.lanes):
+            while places[number] < len(lane):
+                step = plan.steps[lane[places[number]]]
                 ready = set(step.depends_on) <= settled and set(step.follows) <= sent
                 if step.number not in settled and not ready:
                     break
@@ -304,11 +304,11 @@ def test_every_plan_can_be_run_to_its_end(found: Workload, wait_for_data: bool) 
     options.wait_for_data = wait_for_data
     plan = make_plan(found, options)
     assert runnable(plan)
-    for number, script in enumerate(plan.scripts):
-        steps = [plan.steps[each] for each in script]
+    for number, lane in enumerate(plan.lanes):
+        steps = [plan.steps[each] for each in lane]
         assert [step.exchange.index for step in steps] == list(range(len(steps)))
         assert all(step.connection == number for step in steps)
-        assert script == sorted(script)
+        assert lane == sorted(lane)
     for step in plan.steps:
         assert not set(step.depends_on) & {step.number}
         assert not set(step.depends_on) & set(step.follows)

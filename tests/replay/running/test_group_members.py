@@ -1,4 +1,4 @@
-"""Members of the target's groups join again when it says so, though their scripts do not."""
+"""Members of the target's groups join again when it says so, though their lanes do not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Coordinator:
         self.asked: list[int] = []
 
     async def ask(
-        self, script: int, frames: Sequence[tuple[int | None, bytes]], expects_response: bool
+        self, lane: int, frames: Sequence[tuple[int | None, bytes]], expects_response: bool
     ) -> list[Attempt]:
         frame = frames[0][1]
         self.asked.append(int.from_bytes(frame[:2], "big"))
@@ -57,7 +57,7 @@ def outcome(number: int, api_key: int) -> Outcome:
 def asked(
     code: int, before: Sequence[int], *, is_over: bool = False, waits_s: float = 10
 ) -> list[int]:
-    """Which requests are sent for member a, whose script had these, while another one's JoinGroup
+    """Which requests are sent for member a, whose lane had these, while another one's JoinGroup
     waits for some time."""
     side, attempts = Coordinator(code), list[Attempt]()
     members = GroupMembers(Asking(), side, lambda _: is_over, attempts)  # type: ignore[arg-type]

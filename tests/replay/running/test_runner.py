@@ -154,9 +154,9 @@ def test_recorded_pace_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[int] = []
     wake = Runner._wake
 
-    def spy(runner: Runner, script: Any, at_ns: int) -> None:
+    def spy(runner: Runner, lane: Any, at_ns: int) -> None:
         woken.append(at_ns)
-        wake(runner, script, at_ns)
+        wake(runner, lane, at_ns)
 
     monkeypatch.setattr(Runner, "_wake", spy)
     for speed in (1.0, 2.0):

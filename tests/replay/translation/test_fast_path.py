@@ -39,7 +39,7 @@ from kdissect.replay.translation.fast_path import (
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.field_kinds import FieldKind, spots
+from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.source import load_workload
 from tests.codec.message_values import sample, to_json
 from tests.replay.other_cluster import OtherCluster, Replayed, replay
@@ -127,7 +127,7 @@ class World:
         definition = catalog.api(self.key).request
         body = untagged(sample(definition, self.version, seed))
         message = Message(self.key, self.version, "request", {}, body)
-        for kind, slot, holder, _ in list(spots(message)):
+        for kind, slot, holder, _ in list(iter_fields(message)):
             value = holder[slot.name]
             holder[slot.name] = (
                 [self.value(kind, each) for each in value]
