@@ -1,1 +1,1 @@
-"""Files to packets to TCP segments."""
+"""Capture files to packets, and packets to TCP segments."""

@@ -1,8 +1,8 @@
-"""Where a record of a capture seems to begin, in bytes from its middle.
+"""Guesses where a record of a capture begins, from bytes in its middle.
 
-A guess need not be right, since who uses it looks afterwards whether the bytes before lead to the
-same place (`object_splits`), but it should mostly be. So a record counts when it is plausible, and
-when the records that its length leads to are, one behind the other.
+A guess need not be right, because the caller verifies that reading the earlier bytes leads to the
+same position (`object_splits`). But it should be right mostly. So a record counts if it is
+plausible and its length leads to a chain of plausible records.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kdissect.capture.packet_reader import SNAP_LENGTH as SNAP_LENGTH_COLUMN
 from kdissect.capture.pcap import RECORD_HEADER_SIZE
 from kdissect.capture.pcapng import BLOCK_SIZE_MIN
 
-GUESSED_BYTES = 1 << 20  # that are looked at; a record is found in the first few of them
-CHAIN = 16  # records in a row that make a guess
-CANDIDATES_MAX = 4096  # places that are tried; bytes may be made to look like records
-SNAP_LENGTH_MAX = 262_144  # what tcpdump writes where it cuts nothing
-_YEAR_S = 366 * 24 * 3600  # a capture takes less
+GUESSED_BYTES = 1 << 20  # bytes examined; one of the first records in them is usually found
+CHAIN = 16  # consecutive records that make a guess
+CANDIDATES_MAX = 4096  # positions tried, because bytes can be crafted to look like records
+SNAP_LENGTH_MAX = 262_144  # tcpdump's default, which cuts nothing
+_YEAR_S = 366 * 24 * 3600  # longest plausible duration of a capture
 
 
 def guess_record(
@@ -31,10 +31,10 @@ def guess_record(
     interfaces: npt.NDArray[np.int64],
     time_ns: int | None,
 ) -> int:
-    """Position in `data` of the first record that begins there; -1 where none is found.
+    """Position in `data` of the first record that seems to begin there; -1 if there is none.
 
-    little, interfaces: as the cursor and the table of the capture's head have them. time_ns: of the
-    capture's first packet, None where the head has none.
+    little, interfaces: from the cursor and the table of the capture's header. time_ns: of the
+    capture's first packet; None if unknown.
     """
     size = len(data)
     if size < RECORD_HEADER_SIZE:
@@ -45,7 +45,7 @@ def guess_record(
 
 
 def _words(data: npt.NDArray[np.uint8], little: bool) -> npt.NDArray[np.int64]:
-    """int64[n - 3]: the 32-bit integer at each position."""
+    """int64[n - 3]: the unsigned 32-bit integer at each position."""
     parts = [data[i : len(data) - 3 + i].astype(np.int64) for i in range(4)]
     shifts = (0, 8, 16, 24) if little else (24, 16, 8, 0)
     total = parts[0] << shifts[0]
@@ -55,7 +55,7 @@ def _words(data: npt.NDArray[np.uint8], little: bool) -> npt.NDArray[np.int64]:
 
 
 def _records(data: Any, little: bool, interfaces: Any, time_ns: int | None) -> tuple[Any, Any]:
-    """(is there a plausible record of pcap, bytes of it) at each position."""
+    """(bool: a pcap record is plausible, int64: its size) at each position."""
     words = _words(data, little)
     count = len(words) - 12
     seconds, fraction = words[:count], words[4 : count + 4]
@@ -69,7 +69,7 @@ def _records(data: Any, little: bool, interfaces: Any, time_ns: int | None) -> t
 
 
 def _blocks(data: Any, little: bool) -> tuple[Any, Any]:
-    """(is there a plausible block of pcapng, bytes of it) at each position."""
+    """(bool: a pcapng block is plausible, int64: its size) at each position."""
     words = _words(data, little)
     count = len(words) - 8
     total = words[4 : count + 4]
@@ -82,7 +82,7 @@ def _blocks(data: Any, little: bool) -> tuple[Any, Any]:
 
 
 def _first_chain(good: Any, size: Any, end: int) -> int:
-    """The first place from which CHAIN records follow one another, or lead to the end."""
+    """First position from which CHAIN records follow each other, or which leads to the end."""
     for start in np.flatnonzero(good)[:CANDIDATES_MAX].tolist():
         pos = start
         for _ in range(CHAIN):
@@ -90,7 +90,7 @@ def _first_chain(good: Any, size: Any, end: int) -> int:
                 break
             pos += int(size[pos])
             if pos >= len(good):
-                # the last record may be cut, but one alone says little
+                # the last record may be cut off, but a single record is weak evidence
                 if pos > start + int(size[start]) or pos == end:
                     return int(start)
                 break

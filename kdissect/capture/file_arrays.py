@@ -1,8 +1,8 @@
-"""Arrays of a task that are too large for its memory: in unnamed files, mapped.
+"""Arrays that are too large for a task's memory: in unnamed files, mapped.
 
 The index of one connection may be larger than memory. Its arrays then lie in temporary files, which
-go with the process however it ends. What was touched of them leaves the process's memory after a
-moment (`resident`), and stays in the page cache or on the disk; kernels take them like any array.
+disappear with the process in any case. Touched pages are released from the process's memory after a
+moment (`resident`), and stay in the page cache or on disk. Kernels use them like any array.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ import numpy.typing as npt
 from kdissect.capture import resident
 from kdissect.errors import EnvironmentFailed
 
-FILE_BYTES_MIN = 1 << 20  # smaller arrays are in memory always
-MEMORY_BYTES = 320 << 20  # of larger ones of a task that are in memory before others are in files
+FILE_BYTES_MIN = 1 << 20  # smaller arrays are always in memory
+# bytes of larger arrays that a task keeps in memory; further ones go to files
+MEMORY_BYTES = 320 << 20
 
-COPIED_BYTES = 16 << 20  # rows of so many are copied where they grow
+COPIED_BYTES = 16 << 20  # up to this size, growing copies the rows
 
 _PROT_READ_WRITE, _MAP_SHARED = 3, 1
 _FAILED = ctypes.c_void_p(-1).value
 
 
 class Scratch:
-    """Room for the arrays of a task: in memory, or (`in_files`) in files where they are many."""
+    """Allocates the arrays of a task: in memory, or with `in_files` in files if they are large."""
 
     def __init__(self, *, in_files: bool = False) -> None:
         self.in_files = in_files
         self._left = MEMORY_BYTES
 
     def zeros(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An array of zeros. Raises EnvironmentFailed where the disk has no room for it."""
+        """An array of zeros. Raises EnvironmentFailed if the disk has no room for it."""
         return self._made(np.zeros, count, kind)
 
     def empty(self, count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The same, for an array that is filled anyway."""
+        """An array with undefined content. Raises EnvironmentFailed if the disk has no room for
+        it."""
         return self._made(np.empty, count, kind)
 
     def _made(
@@ -57,13 +59,13 @@ class Scratch:
             return array
         with _file() as file:
             try:
-                os.posix_fallocate(file.fileno(), 0, size)  # else writing would be a bus error
+                os.posix_fallocate(file.fileno(), 0, size)  # else writing could end in SIGBUS
             except OSError as error:
                 raise _no_room(error) from None
             return _mapped(file, size).view(kind)
 
     def take(self, size: int) -> bool:
-        """Whether so many bytes may be in memory, which then count."""
+        """Reserve memory; returns whether so many bytes are still allowed."""
         if not self.in_files:
             return True
         is_room = size <= self._left
@@ -71,11 +73,11 @@ class Scratch:
         return is_room
 
     def give_back(self, size: int) -> None:
-        """They are in memory no more."""
+        """Release reserved memory."""
         self._left += size if self.in_files else 0
 
     def copied(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A contiguous copy of a one-dimensional array, which may be a column of a table."""
+        """A contiguous copy of a one-dimensional array, for example of a column of a table."""
         copy = self.empty(len(array), array.dtype)
         np.copyto(copy, array)
         return copy
@@ -85,8 +87,8 @@ MEMORY = Scratch()
 
 
 class Written:
-    """Rows of one type, put one behind the other, then one array: in memory while the scratch has
-    room there, else in a file."""
+    """Collects rows of one type into one array: in memory while the scratch allows, else in a
+    file."""
 
     def __init__(self, kind: npt.DTypeLike, scratch: Scratch) -> None:
         self._kind = np.dtype(kind)
@@ -96,7 +98,7 @@ class Written:
         self._size = 0
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Add a contiguous array. Raises EnvironmentFailed without room on the disk."""
+        """Add a contiguous array. Raises EnvironmentFailed if the disk is full."""
         data = rows.view(np.uint8).reshape(-1)
         end = self._size + len(data)
         if self._file is None and end > len(self._memory):
@@ -107,11 +109,11 @@ class Written:
                 self._write(self._memory[: self._size])
                 self._scratch.give_back(len(self._memory))
                 self._memory = np.empty(0, np.uint8)
-            elif is_small:  # `resize` would fill with zeros what may stay untouched
+            elif is_small:  # `resize` would fill the new pages with zeros
                 memory = np.empty(size, np.uint8)
                 memory[: self._size] = self._memory[: self._size]
                 self._memory = memory
-            else:  # twice that much would be in memory for a while
+            else:  # copying would take twice the memory for a while
                 self._memory.resize(size, refcheck=False)
         if self._file is None:
             self._memory[self._size : end] = data
@@ -129,7 +131,7 @@ class Written:
             raise _no_room(error) from None
 
     def array(self) -> npt.NDArray[Any]:
-        """All rows, writable. To be asked for once; the file lives as long as the array."""
+        """All rows, writable. Call it once; the file lives as long as the array."""
         if self._file is None:
             memory, self._memory = self._memory, np.empty(0, np.uint8)
             weakref.finalize(memory, self._scratch.give_back, len(memory))

@@ -1,9 +1,8 @@
-"""From what the user names to files that can be read at any position.
+"""Finds the captures that the user named, and makes them readable at any position.
 
-A capture is known by its first bytes, never by its name. What is compressed or cannot be read at a
-position (standard input, a pipe) is *spooled* once: written uncompressed under a folder that the
-caller gives, piece by piece. So is what lies in an object store, unless the caller reads it there
-(`InputFile.is_ranged`).
+A capture is recognised by its first bytes, never by its name. Compressed files, standard input and
+pipes are *spooled*: written uncompressed to a folder of the caller, piece by piece. So are objects
+in stores, unless the caller reads them in place (`InputFile.is_ranged`).
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from kdissect.errors import CaptureError, EnvironmentFailed
 
 STDIN = "-"
 _PIECE = 1 << 20  # bytes decompressed at a time
-_LOOKED_AT_A_TIME = 16  # objects; each takes a store some hundredths of a second
-_HEAD = 4096  # bytes of a compressed stream that surely hold its first four bytes
+_LOOKED_AT_A_TIME = 16  # objects examined at a time; each takes a store some 10 ms
+_HEAD = 4096  # bytes of a compressed stream that contain its first four plain bytes
 
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _NO_CAPTURE = "not a pcap or pcapng file"
@@ -38,11 +37,11 @@ _NO_CAPTURE = "not a pcap or pcapng file"
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the run. `path` is as the user sees it, `data_path` where its plain bytes lie.
+    """An input of the run. path: as the user sees it. data_path: file with its plain bytes.
 
-    format: pcap, pcapng, unknown, or stream (not looked at yet: standard input, a pipe).
-    compression: none, gzip, zstd, lz4. error: why it is no capture, or was not wholly unpacked.
-    tag: of an object's content, by its store.
+    format: pcap, pcapng, unknown, or stream (standard input or a pipe, not examined yet).
+    compression: none, gzip, zstd, lz4. size: bytes. error: why it is no capture, or was not fully
+    unpacked. tag: the store's tag of an object's content.
     """
 
     path: str
@@ -59,7 +58,7 @@ class InputFile:
 
     @property
     def is_ranged(self) -> bool:
-        """Whether it can be read where it is, in an object store."""
+        """Whether it can be read in place, in an object store."""
         return self.is_capture and self.compression == "none" and object_store.is_remote(self.path)
 
 
@@ -72,14 +71,15 @@ def detect_format(head: bytes) -> str:
 
 def detect_compression(head: bytes) -> str:
     """none, gzip, zstd or lz4, from a file's first four bytes."""
-    # zstd may begin with skippable frames (pzstd does); lz4 uses the same numbers.
+    # RFC 8878, 3.1.2: zstd may begin with skippable frames (pzstd writes them); lz4 has the same
+    # numbers.
     if head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50:
         return "zstd"
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "none")
 
 
 def _pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[bytes]:
-    """The plain bytes of a compressed file behind the first `skip`, `size` at a time."""
+    """Yield the plain bytes of a compressed file after the first `skip`, `size` at a time."""
     with (
         object_store.opened(path) if object_store.is_remote(path) else pa.OSFile(path, "rb") as raw,
         pa.CompressedInputStream(raw, compression) as stream,
@@ -91,7 +91,7 @@ def _pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[b
 
 
 def _unpack(path: str, compression: str, out: BinaryIO) -> str | None:
-    """Write all that a compressed file holds; the error that ended it, or None."""
+    """Write all plain bytes of a compressed file; returns the error that ended it, or None."""
     written = 0
     size = _PIECE
     while True:
@@ -103,7 +103,7 @@ def _unpack(path: str, compression: str, out: BinaryIO) -> str | None:
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            # A failing read gives nothing, not even what it had: take the rest in single bytes.
+            # A failing read returns none of its bytes, so read the rest one byte at a time.
             if size == 1:
                 reason = str(error).splitlines()[0]
                 return f"{compression} data is damaged after {written} plain bytes: {reason}"
@@ -111,13 +111,13 @@ def _unpack(path: str, compression: str, out: BinaryIO) -> str | None:
 
 
 def _look(path: str) -> InputFile:
-    """What a regular file is, from its first bytes. Raises OSError."""
+    """Describe a regular file from its first bytes. Raises OSError."""
     with open(path, "rb") as file:
         return _looked_at(path, os.fstat(file.fileno()).st_size, file.read(4), path)
 
 
 def _look_far(url: str) -> InputFile:
-    """What a file in an object store is. Raises CaptureError, EnvironmentFailed."""
+    """Describe an object in a store. Raises CaptureError, EnvironmentFailed."""
     with object_store.opened(url) as file:
         version = version_of(file)
         head = file.read_at(min(4, version.size), 0)
@@ -151,7 +151,7 @@ def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
 
 
 def describe(path: str) -> InputFile:
-    """What a file is, from its first bytes; one that cannot be read has an error."""
+    """Describe a file from its first bytes; a file that cannot be read has an error."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
@@ -162,7 +162,7 @@ def describe(path: str) -> InputFile:
 
 
 def _named_file(path: str) -> InputFile:
-    """A file that the user named: it must be a capture."""
+    """A file that the user named; raises CaptureError if it is no capture."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -176,12 +176,12 @@ def _named_file(path: str) -> InputFile:
 
 
 def listed(path: str) -> list[str]:
-    """The files of a folder (recursive) or of a glob, not looked into."""
+    """The files of a folder (recursive) or of a glob, without opening them."""
     if not os.path.isdir(path):
-        found: list[str] = []
+        paths: list[str] = []
         for match in sorted(glob.glob(path, recursive=True)):
-            found += listed(match) if os.path.isdir(match) else [match]
-        return found
+            paths += listed(match) if os.path.isdir(match) else [match]
+        return paths
     files: list[str] = []
     for folder, folders, names in os.walk(path):
         folders.sort()
@@ -213,7 +213,7 @@ def _expand(path: str) -> list[InputFile]:
 
 
 def _far_files(url: str) -> list[InputFile]:
-    """As for files here: one that is named must be a capture, among several one of them."""
+    """The objects at a URL. Raises CaptureError if none of them is a capture."""
     matches = object_store.matching(url)
     if matches is None:
         raise CaptureError(f"{url}: no such file, and nothing under that name")
@@ -226,7 +226,7 @@ def _far_files(url: str) -> list[InputFile]:
 
 
 def _matched(path: str) -> list[InputFile]:
-    """A match of a glob: like the content of a folder, it may be something else."""
+    """The files of one match of a glob; they need not be captures."""
     if not os.path.isdir(path):
         return [describe(path)]
     try:
@@ -236,21 +236,21 @@ def _matched(path: str) -> list[InputFile]:
 
 
 def find_captures(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
-    """The files that paths, folders (recursive), globs, URLs of object stores and "-" (standard
-    input) stand for.
+    """The files named by paths, folders (recursive), globs, URLs of object stores, and "-"
+    (stdin).
 
-    Files of a folder or glob that are no captures are in the list too, with their error; a file
-    that is reached twice is in it once. Raises CaptureError for no paths at all, a named file that
-    is missing or no capture, a folder without captures, a glob without matches.
+    Files of a folder or glob that are no captures are included with their error. A file that is
+    named twice is included once. Raises CaptureError if there are no paths, if a named file is
+    missing or no capture, if a folder has no captures, or if a glob has no matches.
     """
-    found: dict[str, InputFile] = {}
+    files: dict[str, InputFile] = {}
     for path in paths:
         for file in _expand(os.fspath(path)):
             is_here = file.path != STDIN and not object_store.is_remote(file.path)
-            found.setdefault(os.path.realpath(file.path) if is_here else file.path, file)
-    if not found:
+            files.setdefault(os.path.realpath(file.path) if is_here else file.path, file)
+    if not files:
         raise CaptureError("no captures: no path was given")
-    return list(found.values())
+    return list(files.values())
 
 
 def _new_file(folder: str | os.PathLike[str]) -> tuple[BinaryIO, str]:
@@ -259,11 +259,11 @@ def _new_file(folder: str | os.PathLike[str]) -> tuple[BinaryIO, str]:
 
 
 def spool(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:
-    """The same input with `data_path` set; what is compressed or a stream is written there first.
+    """The input with `data_path` set; a compressed file or a stream is written to spool_dir first.
 
-    The caller deletes spool_dir after the run. A damaged compressed file gives what it holds and
-    an error. Raises CaptureError when a stream is no capture, EnvironmentFailed when the folder
-    cannot be written.
+    The caller deletes spool_dir after the run. From a damaged compressed file the readable part is
+    used, with an error. Raises CaptureError if a stream is no capture, EnvironmentFailed if
+    spool_dir cannot be written.
     """
     if file.data_path or file.format == "unknown":
         return file

@@ -1,26 +1,27 @@
-"""IP fragments to the segments that they carry.
+"""Joins IP fragments to the TCP segments that they carry.
 
 Theory of operation
 -------------------
-Fragments of one datagram may lie in different splits, and in different files of a rotated set; only
-the first one has the TCP header. They are rare, so the walk that plans the splits notes each as a
-small row, and what they make is known before the first task starts: rows of
-SEGMENT for the packets of fragments, which `scan` puts among those of its split. No payload moves.
+The fragments of a datagram may lie in different splits, and in different files of a rotated set;
+only the first one has the TCP header. Fragments are rare. So the walk that plans the splits records
+each as a small row, and they are joined before the first task starts. The result is rows of SEGMENT
+for packets with fragments, which `scan` adds to those of its split. No payload is copied.
 
-*Datagrams.* Fragments meet by sender, receiver, protocol (IPv4), identification and network id, in
-order of time (of a capture it never goes back) and packet. A datagram ends when all its bytes are
-there, after TIME_LIMIT_NS, or when another first fragment with other bytes comes: identifications
-are used again. Where fragments overlap, the first bytes win; different ones are an anomaly. What
-comes again within COPY_NS of its datagram's end was captured twice: it may become a second copy of
-the datagram, which reassembly finds to be one, but is forgotten as soon as another fragment comes.
+*Datagrams.* Fragments belong together by sender, receiver, protocol (IPv4), identification and
+network id. They are taken in order of time (which never decreases within a capture) and packet. A
+datagram ends when all its bytes are there, after TIME_LIMIT_NS, or when another first fragment with
+other bytes comes, because identifications are reused. Where fragments overlap, the first bytes win;
+a difference is an anomaly. A fragment that comes again within COPY_NS of its datagram's end was
+captured twice. It may become a second copy of the datagram, which reassembly recognises as a
+duplicate. It is dropped when a fragment with other bytes comes.
 
-*Segments.* The bytes from the first fragment on are read like a packet (`link`), through tunnels
-too, since what is fragmented is often the outer packet of one. Then the payload is a run of
-places in fragments, and each becomes a segment of its own with the sequence number of its first
-byte: reassembly joins them as it joins all others, every byte keeps its packet and its time, and a
-lost fragment is a gap. All but the first are marked FRAGMENT_PART in `ip_id`: they are bytes of a
-segment that is counted already. So are all rows of a datagram that is not complete, which is no
-TCP packet for Wireshark either. A complete one counts in the packet that completed it; the other
+*Segments.* The bytes from the first fragment on are read like a packet (`link_layers`), also
+through tunnels, because the fragmented packet is often the outer one of a tunnel. The payload then
+consists of byte ranges in several fragments. Each becomes a segment of its own with the sequence
+number of its first byte. Reassembly joins them like all others. So every byte keeps its packet and
+time, and a lost fragment is a gap. All but the first are marked FRAGMENT_PART in `ip_id`, because
+their segment is counted already. So are all rows of an incomplete datagram, which is no TCP packet
+for Wireshark either. A complete datagram counts in the packet that completed it; its other
 fragments are ignored packets with the reason `ip_fragment`.
 """
 
@@ -49,35 +50,35 @@ from kdissect.capture.segments import (
 )
 from kdissect.jit import inlined, kernel, read_i64, read_u16
 
-# A row of a fragment, int64 each. ADDRESS and the three behind it: sender and receiver as
-# big-endian words; IPv4 has 4 + 4 bytes in the first one.
+# Columns of a fragment's row, int64 each. ADDRESS and the next three: sender and receiver as
+# big-endian words; for IPv4, 4 + 4 bytes in the first word.
 (
     TIME, PACKET, BODY, _CAPTURED, LENGTH, AT, MORE, _ID, _PROTOCOL, _IS_IPV6, _NETWORK, ADDRESS,
 ) = range(12)  # fmt: skip
 FRAGMENT_WIDTH = ADDRESS + 4
 
-TIME_LIMIT_NS = 30_000_000_000  # what Linux waits for the rest of a datagram
-COPY_NS = 10_000_000  # mirror ports deliver a second copy within this time
-OPEN_MAX = 65536  # datagrams waiting at once; the oldest one gives way
+TIME_LIMIT_NS = 30_000_000_000  # Linux waits this long for the rest of a datagram
+COPY_NS = 10_000_000  # a mirror port delivers the second copy within this time
+OPEN_MAX = 65536  # incomplete datagrams at a time; then the oldest one is ended
 DATAGRAM_MAX = 65535
 _ROWS_AT_A_TIME = 1 << 14
-WORK_MAX = 1024  # fragments and overlaps of one datagram; with more it ends as it is
-HEADERS_MAX = 2048  # bytes from the start in which the TCP header must be
+WORK_MAX = 1024  # fragments and overlaps of one datagram; beyond them it is ended
+HEADERS_MAX = 2048  # the TCP header must lie within so many bytes from the start
 
 
-# Protocols that may lead to TCP: itself, tunnels, and the extension headers of IPv6.
+# Protocols that may lead to TCP: TCP itself, tunnels, and extension headers of IPv6.
 _CARRIERS = (6, 17, 4, 41, 47, 137, 0, 43, 51, 60)
 
 
 @kernel
 def _find_tcp(buf: Any, wire_end: Any, headers: Any) -> Any:
-    """`link_layers.find_tcp` of a packet that begins with its IP header."""
+    """`link_layers.find_tcp` for a packet that begins with its IP header."""
     return link_layers.find_tcp(buf, 0, len(buf), max(wire_end, len(buf)), link_layers.RAW, headers)
 
 
 @inlined
 def note_fragment(buf: Any, headers: Any, packet: Any, number: Any, table: Any, row: Any) -> Any:
-    """Write a row for the fragment that `find_tcp` found; 0 where it cannot lead to TCP."""
+    """Write a row for the fragment that `find_tcp` found; returns 0 if it cannot lead to TCP."""
     protocol = headers[link_layers.PROTOCOL]
     body = headers[link_layers.FRAGMENT_POS]
     captured = max(headers[link_layers.END] - body, 0)
@@ -110,7 +111,8 @@ def note_fragment(buf: Any, headers: Any, packet: Any, number: Any, table: Any, 
 
 
 class Fragment(NamedTuple):
-    """One fragment: data[body:body + captured] of a source are the datagram's bytes from `at`."""
+    """One fragment: data[body:body + captured] of a source are the datagram's bytes from `at`
+    on."""
 
     time_ns: int
     packet: int
@@ -127,7 +129,7 @@ class Fragment(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes [at, end) of a datagram, and the fragment that brought them."""
+    """Bytes [at, end) of a datagram, and the fragment that they came in."""
 
     at: int
     end: int
@@ -144,7 +146,7 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class Datagram:
-    """What is there of a datagram; `parts` are disjoint and ascending."""
+    """The captured bytes of a datagram; `parts` are disjoint and ascending."""
 
     key: Key
     protocol: int
@@ -153,8 +155,9 @@ class Datagram:
     work: int = 0
     covered: int = 0  # bytes of all parts
     total: int | None = None
-    done_ns: int | None = None  # when it was complete
-    copied: Datagram | None = None  # the one before, whose fragments came again so far
+    done_ns: int | None = None  # time when it was complete
+    # the previous datagram, if all fragments so far repeat its bytes
+    copied: Datagram | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -166,8 +169,11 @@ class Datagram:
 
 
 class Head(NamedTuple):
-    """Where the TCP header of a datagram is, behind an IP header of our own making that is `base`
-    bytes long. data: these, from the IP header on; wire_end: of the TCP payload."""
+    """Position and fields of a datagram's TCP header.
+
+    data: the datagram's first bytes after a synthetic IP header of `base` bytes. wire_end: end of
+    the TCP payload on the wire.
+    """
 
     data: bytes
     base: int
@@ -180,8 +186,11 @@ class Head(NamedTuple):
 
 
 def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
-    """The TCP header in a packet that begins with its IP header and ended at `wire_end` on the
-    wire; None where there is none, or too little of it."""
+    """The TCP header in a packet that begins with its IP header; None if there is none or it is
+    cut.
+
+    wire_end: where the packet ended on the wire.
+    """
     row = np.empty(link_layers.HEADERS_SIZE, np.int64)
     if _find_tcp(np.frombuffer(data, np.uint8), wire_end, row) != link_layers.TCP_FOUND:
         return None
@@ -209,12 +218,12 @@ def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
     )
 
 
-MISSING, CONFLICT = 0, 1  # kinds of faults
+MISSING, CONFLICT = 0, 1  # kinds of FragmentFault
 
 
 class FragmentFault(NamedTuple):
-    """Something to tell of a packet. MISSING: byte_count of a datagram never came (-1: unknown how
-    many); CONFLICT: byte_count bytes differ from those that came first."""
+    """A fault of fragments. MISSING: byte_count bytes of a datagram are missing (-1: unknown
+    number). CONFLICT: byte_count bytes differ from those that came first."""
 
     kind: int
     source: int
@@ -225,9 +234,11 @@ class FragmentFault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What all fragments make: segments by source and packet; completed int64[n, 2]: (source,
-    packet) that completed a segment; faults int64[n, 5]: rows of FragmentFault; ignored_count:
-    fragments beyond the limit, which nobody looked at."""
+    """The result of joining all fragments.
+
+    batch: segments, by source and packet. completed: int64[n, 2], (source, packet) that completed a
+    segment. faults: int64[n, 5], rows of FragmentFault. ignored_count: fragments beyond the limit.
+    """
 
     batch: SegmentBatch
     completed: npt.NDArray[np.int64]
@@ -235,7 +246,7 @@ class Joined:
     ignored_count: int
 
     def of_split(self, source: int, first: int, count: int) -> Joined:
-        """What of it is in the packets [first, first + count) of a source."""
+        """The part that belongs to packets [first, first + count) of a source."""
 
         def inside(of: Any, packet: Any) -> Any:
             return (of == source) & (packet >= first) & (packet < first + count)
@@ -250,9 +261,9 @@ class Joined:
 def join(
     tables: Sequence[npt.NDArray[np.int64]], sources: Sources, ignored_count: int
 ) -> Joined | None:
-    """The segments in the fragments of all sources; None without any.
+    """The segments in the fragments of all sources; None if there are no fragments.
 
-    tables[source]: int64[n, FRAGMENT_WIDTH], in the order of packets.
+    tables[source]: int64[n, FRAGMENT_WIDTH], in order of packets.
     """
     if not ignored_count and not any(len(table) for table in tables):
         return None
@@ -269,14 +280,15 @@ def _in_order(
     source = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     rows = np.concatenate(list(tables))
     order = np.lexsort((rows[:, PACKET], source, np.concatenate(times)))
-    for start in range(0, len(order), 4096):  # as Python's numbers, some at a time
+    for start in range(0, len(order), 4096):  # converted to Python's numbers, some at a time
         some = order[start : start + 4096]
         words = rows[some, ADDRESS:].astype(">i8")
         for row, of, address in zip(
             rows[some, :ADDRESS].tolist(), source[some].tolist(), words, strict=True
         ):
             size = 32 if row[_IS_IPV6] else 8
-            protocol = 0 if row[_IS_IPV6] else row[_PROTOCOL]  # of IPv6 the first fragment has it
+            # in IPv6 only the first fragment has the protocol
+            protocol = 0 if row[_IS_IPV6] else row[_PROTOCOL]
             key = Key(row[_IS_IPV6], address.tobytes()[:size], protocol, row[_ID], row[_NETWORK])
             yield key, row[_PROTOCOL], Fragment(
                 row[TIME], row[PACKET], row[BODY], row[_CAPTURED], row[LENGTH], row[AT], row[MORE],
@@ -285,7 +297,7 @@ def _in_order(
 
 
 class _Rows:
-    """Rows that are few Python objects at a time."""
+    """Collects rows with few Python objects at a time."""
 
     def __init__(self, kind: Any, width: int | None = None) -> None:
         self.kind, self.width = kind, width
@@ -357,7 +369,7 @@ class _Joiner:
             datagram.copied = None
 
     def _is_copy(self, datagram: Datagram, fragment: Fragment) -> bool:
-        """Whether a fragment behind a complete datagram is one that this one had."""
+        """Whether a fragment repeats bytes of a datagram that is complete."""
         assert datagram.done_ns is not None
         assert datagram.total is not None
         is_soon = fragment.time_ns - datagram.done_ns <= COPY_NS
@@ -371,30 +383,30 @@ class _Joiner:
         return self._differing(datagram, fragment) > 0
 
     def _differing(self, datagram: Datagram, fragment: Fragment) -> int:
-        """How many bytes of a fragment are there already, and others."""
-        mine = Part(fragment.at, fragment.end, fragment)
+        """Number of bytes in a fragment that differ from bytes of the datagram so far."""
+        incoming = Part(fragment.at, fragment.end, fragment)
         count = 0
-        for part in self._overlapping(datagram, mine):
-            at, end = max(part.at, mine.at), min(part.end, mine.end)
-            one, two = self.bytes_of(part, at, end), self.bytes_of(mine, at, end)
+        for part in self._overlapping(datagram, incoming):
+            at, end = max(part.at, incoming.at), min(part.end, incoming.end)
+            one, two = self.bytes_of(part, at, end), self.bytes_of(incoming, at, end)
             if one != two:
                 count += sum(a != b for a, b in zip(one, two, strict=False))
         return count
 
     @staticmethod
-    def _overlapping(datagram: Datagram, mine: Part) -> list[Part]:
+    def _overlapping(datagram: Datagram, incoming: Part) -> list[Part]:
         parts = datagram.parts
-        first = bisect_left(parts, mine.at, key=lambda part: part.end)
-        found = []
+        first = bisect_left(parts, incoming.at, key=lambda part: part.end)
+        overlapping = []
         for part in parts[first:]:
-            if part.at >= mine.end:
+            if part.at >= incoming.end:
                 break
-            if part.end > mine.at:
-                found.append(part)
-        return found
+            if part.end > incoming.at:
+                overlapping.append(part)
+        return overlapping
 
     def _place(self, datagram: Datagram, fragment: Fragment) -> None:
-        """Take over the bytes that are new."""
+        """Add the fragment's new bytes to the datagram."""
         differing = self._differing(datagram, fragment)
         if differing:
             self.faults.append(
@@ -403,6 +415,7 @@ class _Joiner:
                 )
             )
         end = fragment.end
+        # RFC 791, 3.2: the fragment without the flag More Fragments ends the datagram
         if datagram.total is not None:
             end = min(end, datagram.total)
         elif not fragment.more:
@@ -418,7 +431,7 @@ class _Joiner:
             datagram.take(at, end, fragment)
 
     def _end(self, datagram: Datagram) -> None:
-        """Write the segment of a datagram, whole or not, unless that was done."""
+        """Write the segment of a datagram, complete or not, once."""
         parts = datagram.parts
         is_left_over = datagram.copied is not None and not datagram.is_complete
         if not parts or datagram.done_ns is not None or is_left_over:
@@ -446,6 +459,7 @@ class _Joiner:
             if len(data) < part.end:
                 break
         key = datagram.key
+        # a synthetic IP header, so that the datagram can be read like a packet
         if key.is_ipv6:
             start = struct.pack(">IHBB", 6 << 28, 0, datagram.protocol, 64) + key.addresses
         else:
@@ -455,7 +469,7 @@ class _Joiner:
         return head_of(start + data, len(start), len(start) + end)
 
     def _write(self, datagram: Datagram, at: Head) -> None:
-        """Rows for the bytes behind the TCP header."""
+        """Write SEGMENT rows for the bytes after the TCP header."""
         base = at.base
         sender_port, receiver_port, seq, ack, flags, window = struct.unpack_from(
             ">HHIIxBH", at.data, at.pos
@@ -477,6 +491,7 @@ class _Joiner:
         for number, part in enumerate(inside):
             fragment = part.fragment
             first, last = max(part.at, begin), min(part.end, end)
+            # RFC 9293, 3.4: SYN stands before the first byte and FIN after the last one
             own = flags & ~(SYN | FIN) if number else flags & ~FIN
             if last == end:
                 own |= flags & FIN

@@ -1,11 +1,11 @@
-"""From the first byte of a packet to its TCP header, through whatever carries it.
+"""Finds the TCP header of a packet, through all layers that may carry it.
 
-A packet is a chain of layers. Each turn of the loop in `find_tcp` reads the header of one layer: a
-function for each kind of header checks that it was captured, and returns what follows it. That is
+A packet is a chain of layers. Each turn of the loop in `find_tcp` reads the header of one layer. A
+function per kind of header checks that the header was captured, and returns what follows it:
 another layer, or the reason why the search ends. Every turn moves forward, so the work is linear in
-the packet. Three limits travel along: `pos`, the layer's first byte; `end`, where the captured
-bytes end; `wire_end`, where the packet ended on the wire (further out if a snap length cut it).
-IP's own lengths pull both ends in, which removes Ethernet's padding.
+the packet. Three positions are passed along: `pos`, the layer's first byte; `end`, the end of the
+captured bytes; `wire_end`, the end of the packet on the wire (larger if a snap length cut it). The
+lengths in IP headers reduce both ends, which removes Ethernet's padding.
 
 Sources: RFC 791, 8200 (IP), 9293 (TCP), 4302 (AH), 7348 (VXLAN), 8926 (GENEVE), 2784 and 2890
 (GRE), 2003 (IP in IP), 3032, 4385 and 7510 (MPLS), 2516 (PPPoE); IEEE 802.1Q, 802.1ah and 802.2;
@@ -18,7 +18,7 @@ from typing import Any
 
 from kdissect.jit import inlined, part, read_u8, read_u16, read_u32
 
-# tcpdump.org's numbers.
+# tcpdump.org's link type numbers
 NULL, ETHERNET, LOOP, SLL, RAW, IPV4, IPV6, SLL2 = 0, 1, 108, 113, 101, 228, 229, 276
 RAW_BSD, RAW_OPENBSD = 12, 14
 LINK_TYPE_NAMES = {
@@ -26,7 +26,7 @@ LINK_TYPE_NAMES = {
     RAW: "raw", RAW_BSD: "raw", RAW_OPENBSD: "raw", IPV4: "ipv4", IPV6: "ipv6",
 }  # fmt: skip
 
-# Why a packet gives no segment. Above: 64 + IP protocol, 320 + link type.
+# Why a packet gives no segment. Larger reasons: 64 + IP protocol, 320 + link type.
 REASON_NAMES = (
     "tcp", "arp", "not_ip", "ip_fragment", "udp", "headers_cut", "ip_malformed", "tcp_malformed",
     "unknown_interface", "malformed_block", "tunnel_malformed", "tunnel_unknown",
@@ -39,10 +39,10 @@ OTHER_PROTOCOL, OTHER_LINK_TYPE = 64, 320
 REASON_COUNT = OTHER_LINK_TYPE + 65536
 _PROTOCOL_NAMES = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_header", 132: "sctp"}
 
-# The row `headers` that `find_tcp` fills, int64[HEADERS_SIZE]. TCP_HEADER: bytes of the TCP header,
-# 0 if it is cut or makes no sense, so that only its ports are known. For an IP fragment: END and
-# WIRE_END as of a segment, FRAGMENT_POS the position of its bytes, FRAGMENT_OFFSET where these
-# belong in the datagram, MORE_FRAGMENTS 0 in the last fragment.
+# The row `headers` that `find_tcp` fills, int64[HEADERS_SIZE]. TCP_HEADER: bytes of the TCP header;
+# 0 if it is cut or malformed, so that only its ports are known. For an IP fragment: END and
+# WIRE_END as for a segment, FRAGMENT_POS the position of its bytes, FRAGMENT_OFFSET their position
+# in the datagram, MORE_FRAGMENTS 0 in the last fragment.
 (
     ADDRESS_POS, IS_IPV6, TCP_POS, END, WIRE_END, NETWORK, IP_ID,
     FRAGMENT_POS, FRAGMENT_OFFSET, MORE_FRAGMENTS, FRAGMENT_ID, PROTOCOL, TCP_HEADER,
@@ -51,9 +51,9 @@ HEADERS_SIZE = 13
 
 _P_ARP, _P_IPV4, _P_IPV6, _P_BRIDGED = 0x0806, 0x0800, 0x86DD, 0x6558
 _P_MPLS, _P_MPLS_MULTICAST, _P_PPPOE, _P_BACKBONE = 0x8847, 0x8848, 0x8864, 0x88E7
-_P_FABRIC_PATH = 0x8903  # of Cisco: a tree and hops, then Ethernet
+_P_FABRIC_PATH = 0x8903  # Cisco FabricPath: a tree and hops, then Ethernet
 _P_VLAN, _P_SERVICE_VLAN, _P_OLD_SERVICE_VLAN = 0x8100, 0x88A8, 0x9100
-_LLC_BELOW = 0x600  # smaller ethertypes are lengths: LLC (IEEE 802.2) follows
+_LLC_BELOW = 0x600  # a smaller ethertype is a length: LLC (IEEE 802.2) follows
 _P_ERSPAN_2, _P_ERSPAN_3 = 0x88BE, 0x22EB
 _TCP, _UDP, _IPIP, _IP6IP, _GRE, _MPLS = 6, 17, 4, 41, 47, 137
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTHENTICATION, _DESTINATION = 0, 43, 44, 51, 60
@@ -62,7 +62,7 @@ TUNNEL_PORTS = (_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT, _GTP_POR
 TCP_NEEDED = 14  # bytes of a TCP header up to its flags
 
 # What can follow a header: a reason (below REASON_COUNT), or one of these layers. ETHERTYPE: the
-# layer that the ethertype says; PROTOCOL: that of IP's protocol number; IP: of either version.
+# layer of the ethertype. PROTOCOL: the layer of IP's protocol number. IP: of either version.
 (
     _L_ETHERNET, _L_ETHERTYPE, _L_IP, _L_IPV4, _L_IPV6, _L_PROTOCOL,
 ) = range(REASON_COUNT, REASON_COUNT + 6)  # fmt: skip
@@ -80,39 +80,40 @@ def reason_name(reason: int) -> str:
 
 @part
 def _short(pos: Any, wire_end: Any, need: Any, malformed: Any) -> Any:
-    """The reason for a header that is not there: cut off by the capture, or never sent whole."""
+    """The reason for an incomplete header: cut off by the capture, or malformed on the wire."""
     return HEADERS_CUT if wire_end - pos >= need else malformed
 
 
 @part
 def _is_ethertype(number: Any) -> Any:
-    """Whether a pseudowire's Ethernet frame may go on with this: IP, a VLAN tag, ARP."""
+    """Whether an ethertype is plausible in a pseudowire's Ethernet frame: IP, a VLAN tag, ARP."""
     return number in (_P_IPV4, _P_IPV6, _P_VLAN, _P_SERVICE_VLAN, _P_ARP)
 
 
 @part
 def _link_header(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any) -> Any:
-    """Read the header that the capture's link type says; (what follows, pos, ethertype)."""
+    """Read the header of the capture's link type; returns (what follows, pos, ethertype)."""
     if link_type == ETHERNET:
         return _L_ETHERNET, pos, 0
     if link_type == SLL:
-        # tcpdump.org, LINKTYPE_LINUX_SLL: 16 bytes, the last two are the ethertype.
+        # tcpdump.org, LINKTYPE_LINUX_SLL: 16 bytes; the last two are the ethertype.
         if end - pos < 16:
             return _short(pos, wire_end, 16, NOT_IP), pos, 0
         return _L_ETHERTYPE, pos + 16, read_u16(buf, pos + 14)
     if link_type == SLL2:
-        # tcpdump.org, LINKTYPE_LINUX_SLL2: 20 bytes, the first two are the ethertype.
+        # tcpdump.org, LINKTYPE_LINUX_SLL2: 20 bytes; the first two are the ethertype.
         if end - pos < 20:
             return _short(pos, wire_end, 20, NOT_IP), pos, 0
         return _L_ETHERTYPE, pos + 20, read_u16(buf, pos)
     if link_type in (NULL, LOOP):
         if end - pos < 4:
             return _short(pos, wire_end, 4, NOT_IP), pos, 0
-        # An address family: big-endian in LOOP, of the writer's machine in NULL; all are small.
+        # An address family: big-endian in LOOP, in the capturing machine's byte order in NULL; all
+        # values are small.
         family = read_u32(buf, pos)
         if family > 0xFFFF:
             family = read_u8(buf, pos) | (read_u8(buf, pos + 1) << 8)
-        if family == 2:  # AF_INET, everywhere
+        if family == 2:  # AF_INET on all systems
             return _L_IPV4, pos + 4, 0
         if family in (10, 24, 28, 30):  # AF_INET6 of Linux, NetBSD, FreeBSD, macOS
             return _L_IPV6, pos + 4, 0
@@ -126,7 +127,7 @@ def _link_header(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any) ->
 
 @part
 def _mpls(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read a stack of MPLS labels (RFC 3032); (what follows, pos)."""
+    """Read a stack of MPLS labels (RFC 3032); returns (what follows, pos)."""
     # An entry is label (20 bits), traffic class (3), bottom of stack (1), TTL (8).
     is_bottom = 0
     while is_bottom == 0:
@@ -136,11 +137,11 @@ def _mpls(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
         pos += 4
     if end - pos < 1:
         return _short(pos, wire_end, 1, TUNNEL_MALFORMED), pos
-    # No label says what it carries. The first nibble tells IP from the rest (RFC 4928).
+    # Labels do not name their payload. The first nibble distinguishes IP from the rest (RFC 4928).
     nibble = read_u8(buf, pos) >> 4
     if nibble in (4, 6):
         return _L_IP, pos
-    # Ethernet over MPLS (RFC 4448), whose control word may be left out.
+    # Ethernet over MPLS (RFC 4448); its control word is optional.
     if end - pos >= 14 and _is_ethertype(read_u16(buf, pos + 12)):
         return _L_ETHERNET, pos
     if nibble == 0:  # a pseudowire's control word (RFC 4385), then Ethernet
@@ -150,7 +151,7 @@ def _mpls(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
 
 @part
 def _pppoe(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read the headers of a PPPoE session (RFC 2516, 4) and of PPP; (what follows, pos)."""
+    """Read the headers of a PPPoE session (RFC 2516, 4) and of PPP; returns (what follows, pos)."""
     # Version and type, code, session id, length; then PPP's protocol in two bytes.
     if end - pos < 8:
         return _short(pos, wire_end, 8, TUNNEL_MALFORMED), pos
@@ -164,7 +165,7 @@ def _pppoe(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
 
 @part
 def _llc(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read an IEEE 802.2 header, which follows a length; (what follows, pos, ethertype)."""
+    """Read an IEEE 802.2 header, which follows a length; returns (what follows, pos, ethertype)."""
     if end - pos < 8:
         return _short(pos, wire_end, 8, NOT_IP), pos, 0
     # SNAP (RFC 1042): both access points 0xAA, control 3, an organization of 0, an ethertype.
@@ -173,7 +174,7 @@ def _llc(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
         if ethertype < _LLC_BELOW:
             return NOT_IP, pos, ethertype
         return _L_ETHERTYPE, pos + 8, ethertype
-    # The access point 6 is IPv4 itself (RFC 948).
+    # Access point 6 is IPv4 itself (RFC 948).
     if read_u16(buf, pos) == 0x0606 and read_u8(buf, pos + 2) == 3:
         return _L_IPV4, pos + 3, 0
     return NOT_IP, pos, 0
@@ -181,7 +182,7 @@ def _llc(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
 
 @part
 def _ethertype(buf: Any, pos: Any, end: Any, wire_end: Any, ethertype: Any) -> Any:
-    """Go on with what an ethertype says; (what follows, pos, ethertype)."""
+    """Read what an ethertype announces; returns (what follows, pos, ethertype)."""
     if ethertype == _P_IPV4:
         return _L_IPV4, pos, ethertype
     if ethertype == _P_IPV6:
@@ -212,17 +213,17 @@ def _ethertype(buf: Any, pos: Any, end: Any, wire_end: Any, ethertype: Any) -> A
 
 @part
 def _ipv4(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
-    """Read an IPv4 header (RFC 791, 3.1); (what follows, pos, end, wire_end, protocol)."""
+    """Read an IPv4 header (RFC 791, 3.1); returns (what follows, pos, end, wire_end, protocol)."""
     if end - pos < 20:
         return _short(pos, wire_end, 20, IP_MALFORMED), pos, end, wire_end, 0
     ip_version = read_u8(buf, pos) >> 4
     if ip_version == 6:
         return _L_IPV6, pos, end, wire_end, 0
-    size = (read_u8(buf, pos) & 15) * 4  # IHL counts words of 4 bytes, options among them
+    size = (read_u8(buf, pos) & 15) * 4  # IHL counts 4-byte words, with the options
     total = read_u16(buf, pos + 2)
     if ip_version != 4 or size < 20 or 0 < total < size:
         return IP_MALFORMED, pos, end, wire_end, 0
-    if total > 0:  # 0: segmentation was left to the network card
+    if total > 0:  # 0 if the network card segments the packet later (TSO)
         wire_end = pos + total
         end = min(end, wire_end)
     if end - pos < size:
@@ -233,7 +234,7 @@ def _ipv4(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
     protocol = read_u8(buf, pos + 9)
     fragment = read_u16(buf, pos + 6)
     pos += size
-    # Three flags (0x2000: more fragments follow), then the offset in units of 8 bytes.
+    # RFC 791, 3.1: three flags (0x2000: more fragments), then the offset in units of 8 bytes.
     if fragment & 0x3FFF:
         headers[FRAGMENT_POS] = pos
         headers[END] = end
@@ -248,13 +249,13 @@ def _ipv4(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
 
 @part
 def _ipv6(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
-    """Read an IPv6 header (RFC 8200, 3); (what follows, pos, end, wire_end, protocol)."""
+    """Read an IPv6 header (RFC 8200, 3); returns (what follows, pos, end, wire_end, protocol)."""
     if end - pos < 40:
         return _short(pos, wire_end, 40, IP_MALFORMED), pos, end, wire_end, 0
     if read_u8(buf, pos) >> 4 != 6:
         return IP_MALFORMED, pos, end, wire_end, 0
     length = read_u16(buf, pos + 4)
-    if length > 0:  # 0: a jumbogram (RFC 2675), or segmentation was left to the network card
+    if length > 0:  # 0 for a jumbogram (RFC 2675), or if the network card segments the packet later
         wire_end = pos + 40 + length
         end = min(end, wire_end)
     headers[ADDRESS_POS] = pos + 8
@@ -265,14 +266,14 @@ def _ipv6(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
 
 @part
 def _extension(buf: Any, pos: Any, end: Any, wire_end: Any, protocol: Any, headers: Any) -> Any:
-    """Read an IPv6 extension header (RFC 8200, 4), or that of AH; (what follows, pos, protocol)."""
+    """Read an IPv6 extension header (RFC 8200, 4) or AH; returns (what follows, pos, protocol)."""
     if end - pos < 8:
         return _short(pos, wire_end, 8, IP_MALFORMED), pos, protocol
     next_header = read_u8(buf, pos)
     length = read_u8(buf, pos + 1)
     if protocol == _FRAGMENT:
-        # RFC 8200, 4.5: offset (13 bits, units of 8 bytes), 2 reserved, more fragments; the id.
-        # Neither an offset nor more fragments: an atomic fragment (RFC 6946), which is whole.
+        # RFC 8200, 4.5: offset (13 bits, units of 8 bytes), 2 reserved bits, more fragments; then
+        # the id. If offset and flag are 0 it is an atomic fragment (RFC 6946), a complete packet.
         fragment = read_u16(buf, pos + 2)
         if fragment & 0xFFF9:
             headers[FRAGMENT_POS] = pos + 8
@@ -285,9 +286,9 @@ def _extension(buf: Any, pos: Any, end: Any, wire_end: Any, protocol: Any, heade
             return IP_FRAGMENT, pos, protocol
         size = 8
     elif protocol == _AUTHENTICATION:
-        size = (length + 2) * 4  # RFC 4302, 2.2: in words of 4 bytes, minus 2
+        size = (length + 2) * 4  # RFC 4302, 2.2: length in 4-byte words, minus 2
     else:
-        size = (length + 1) * 8  # in units of 8 bytes, the first one not counted
+        size = (length + 1) * 8  # RFC 8200, 4.3: length in 8-byte units, without the first
     if end - pos < size:
         return _short(pos, wire_end, size, IP_MALFORMED), pos, protocol
     return _L_PROTOCOL, pos + size, next_header
@@ -295,12 +296,13 @@ def _extension(buf: Any, pos: Any, end: Any, wire_end: Any, protocol: Any, heade
 
 @part
 def _tcp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
-    """Note where the TCP header is (RFC 9293, 3.1), and its size if that makes sense; a reason."""
+    """Record position and size of the TCP header (RFC 9293, 3.1); returns a reason."""
     if end - pos < 4:
         return _short(pos, wire_end, 4, TCP_MALFORMED)
     size = 0
     if end - pos >= TCP_NEEDED:
-        size = (read_u8(buf, pos + 12) >> 4) * 4  # the data offset, in words of 4 bytes
+        size = (read_u8(buf, pos + 12) >> 4) * 4  # data offset, in 4-byte words
+    # RFC 9293, 3.1: at least 5 words; the header lies inside the packet
     if size < 20 or size > wire_end - pos or wire_end - pos > 0x7FFFFFFF:
         size = 0
     headers[TCP_HEADER] = size
@@ -312,10 +314,11 @@ def _tcp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
 
 @part
 def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
-    """Read a UDP header and the tunnel its ports say; (what follows, pos, ethertype)."""
+    """Read a UDP header and the tunnel that its ports announce; returns (what follows, pos,
+    ethertype)."""
     if end - pos < 8:
         return _short(pos, wire_end, 8, UDP), pos, 0
-    # Tunnels are known by the destination port, else by the source port.
+    # A tunnel is recognised by the destination port, else by the source port.
     port = read_u16(buf, pos + 2)
     if port not in TUNNEL_PORTS:
         port = read_u16(buf, pos)
@@ -330,8 +333,8 @@ def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
         return following, pos, 0
     flags = read_u8(buf, pos + 8)
     if port == _GENEVE_PORT:
-        # RFC 8926, 3.4: version (2 bits) and length of the options (6 bits, in words of 4 bytes),
-        # flags, the ethertype of what follows, the network id (24 bits), a reserved byte.
+        # RFC 8926, 3.4: version (2 bits) and length of options (6 bits, in 4-byte words), flags,
+        # ethertype of the payload, network id (24 bits), a reserved byte.
         if flags >> 6 != 0:  # another version
             return TUNNEL_UNKNOWN, pos, 0
         following = _L_ETHERTYPE
@@ -340,10 +343,10 @@ def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
         if end - pos < size:
             return _short(pos, wire_end, size, TUNNEL_MALFORMED), pos, 0
     else:
-        # RFC 7348, 5: flags (8: a network id is there), 3 reserved bytes, the id (24 bits), a
-        # reserved byte; then Ethernet. Linux took port 8472 before 4789 was assigned.
+        # RFC 7348, 5: flags (8: the network id is valid), 3 reserved bytes, the id (24 bits), a
+        # reserved byte; then Ethernet. Linux used port 8472 before 4789 was assigned.
         if flags & 8 == 0 and port == _VXLAN_PORT_OLD:
-            return UDP, pos, 0  # no network id: something else on this port
+            return UDP, pos, 0  # no network id: another protocol uses this port
         following = _L_ETHERNET
         ethertype = 0
         size = 16
@@ -353,20 +356,22 @@ def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
 
 @part
 def _gtp(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read a GTP-U header behind the UDP header at `pos` (3GPP TS 29.281, 5); (follows, pos)."""
-    # Version 1 of GTP (not GTP') in the upper four bits; message 255 carries a packet of a user.
+    """Read a GTP-U header after the UDP header at `pos` (3GPP TS 29.281, 5); returns (what
+    follows, pos)."""
+    # Version 1 of GTP (not GTP') in the upper four bits; message 255 carries a user's packet.
     flags = read_u8(buf, pos + 8)
     if flags >> 4 != 3 or read_u8(buf, pos + 9) != 255:
         return UDP, pos  # another version, or signalling
     extension = 0
     size = 16
-    # One of the flags E, S, PN: sequence number, N-PDU number and type of extension are all there.
+    # If one of the flags E, S, PN is set, sequence number, N-PDU number and extension type are all
+    # there.
     if flags & 7:
         if end - pos < 20:
             return _short(pos, wire_end, 20, TUNNEL_MALFORMED), pos
         extension = read_u8(buf, pos + 19) if flags & 4 else 0
         size = 20
-    # An extension header begins with its length in words of 4 bytes, and ends with the next type.
+    # An extension header begins with its length in 4-byte words and ends with the next type.
     while extension != 0:
         if end - pos <= size:
             return _short(pos, wire_end, size + 1, TUNNEL_MALFORMED), pos
@@ -382,24 +387,25 @@ def _gtp(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
 
 @part
 def _gre(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read a GRE header (RFC 2784, 2), and ERSPAN's behind it; (what follows, pos, ethertype)."""
+    """Read a GRE header (RFC 2784, 2), and ERSPAN's after it; returns (what follows, pos,
+    ethertype)."""
     if end - pos < 4:
         return _short(pos, wire_end, 4, TUNNEL_MALFORMED), pos, 0
     flags = read_u16(buf, pos)
     ethertype = read_u16(buf, pos + 2)
-    # Source routes (RFC 1701, obsolete), other versions (1 is that of PPTP, RFC 2637).
+    # Source routes (RFC 1701, obsolete) or another version (1 is PPTP, RFC 2637).
     if flags & 0x4007:
         return TUNNEL_UNKNOWN, pos, ethertype
-    # Checksum (RFC 2784), key and sequence number (RFC 2890): 4 bytes each, if their bits are set.
+    # Checksum (RFC 2784), key and sequence number (RFC 2890): 4 bytes each if their bits are set.
     size = 4 + 4 * ((flags >> 15) + ((flags >> 13) & 1) + ((flags >> 12) & 1))
     following = _L_ETHERTYPE
     if ethertype == _P_ERSPAN_2:
-        size += 8 if flags & 0x1000 else 0  # type I has no sequence and no header
+        size += 8 if flags & 0x1000 else 0  # type I has no sequence number and no header
         following = _L_ETHERNET
     elif ethertype == _P_ERSPAN_3:
         if end - pos < size + 12:
             return _short(pos, wire_end, size + 12, TUNNEL_MALFORMED), pos, ethertype
-        # The last bit says whether 8 bytes of the platform follow the header.
+        # The last bit says whether 8 platform-specific bytes follow the header.
         size += 20 if read_u8(buf, pos + size + 11) & 1 else 12
         following = _L_ETHERNET
     if end - pos < size:
@@ -411,11 +417,11 @@ def _gre(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
 def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, headers: Any) -> Any:
     """TCP_FOUND with `headers` filled, or the reason why there is no TCP header.
 
-    buf[pos:end] is the captured packet, wire_end >= end where it ended on the wire. headers:
+    buf[pos:end] is the captured packet; wire_end >= end is where it ended on the wire. headers:
     int64[HEADERS_SIZE]. headers[ADDRESS_POS] is the position of the two IP addresses,
-    headers[TCP_POS] that of the TCP header. At least 4 bytes of it are there, and TCP_NEEDED if
-    headers[TCP_HEADER] is its size. headers[NETWORK] is 1 + the innermost VXLAN or GENEVE network
-    id, or 0. For IP_FRAGMENT `headers` has what `ip_fragments` needs.
+    headers[TCP_POS] that of the TCP header. At least 4 bytes of it were captured, and TCP_NEEDED
+    bytes if headers[TCP_HEADER], its size, is not 0. headers[NETWORK] is 1 + the innermost VXLAN or
+    GENEVE network id, or 0. For IP_FRAGMENT, `headers` has the fields for `ip_fragments`.
     """
     headers[NETWORK] = 0
     protocol = 0

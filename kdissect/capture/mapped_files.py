@@ -1,18 +1,16 @@
-"""The bytes of a run's captures, behind one interface: mapped files, objects of stores read by
-ranges, and copies of their extents.
+"""The bytes of a run's captures: mapped files, objects in stores, and copies of ranges of them.
 
-Files are mapped read-only when a process first asks for their bytes; a `Sources` travels between
-processes as a list of paths. The maps are made with the system's own `mmap`, because Python's
-keeps a file descriptor open per map and a run may have thousands of rotated files.
+A file is mapped read-only on first use in a process; a `Sources` travels between processes as a
+list of paths. The maps are made with the system's `mmap`, because Python's keeps a file descriptor
+open per map and a run may have thousands of rotated files.
 
-Who reads a little here and there all over a large capture makes all of it resident, since the
-system maps much around each page that is touched. `staged` is for them: it copies the segments
-that they will read aside, in the order of the file and window by window, and `addresses` then
-leads there instead of into the map.
+Scattered reads make the whole of a large mapping resident, because Linux maps 16 pages around each
+fault. `staged` avoids that: it copies the segments that will be read, in file order and window by
+window, and `addresses` then returns addresses in the copy.
 
-Of an object in a store (`object_bytes`) only what was asked for is there: who walks through it does
-so by `windows`, `gather` fetches what it copies, and who reads here and there gets all of its
-payload from elsewhere (`holding`), since a request for each few bytes would be dear.
+Of an object in a store (`object_bytes`), only fetched ranges are in memory. A walk fetches through
+`windows`, and `gather` fetches what it copies. Scattered reads would take a request for every few
+bytes, so `holding` supplies their payload from a copy.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ from kdissect.capture.packet_reader import END, NEEDED, POS, STEP_CUT, STEP_END
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.jit import JIT_ENABLED, kernel
 
-STAGED_BYTES_MAX = 64 << 20  # payload that is copied aside; more lies so close that maps will do
-WINDOW_BYTES = 16 << 20  # of a capture that are mapped at a time meanwhile
+STAGED_BYTES_MAX = 64 << 20  # bytes of payload to copy; more payload is so dense that maps suffice
+WINDOW_BYTES = 16 << 20  # bytes of a capture mapped at a time while copying
 
-WALKED_BYTES = 8 << 20  # of a capture that is read to its end: seen to at a time
+WALKED_BYTES = 8 << 20  # bytes made readable at a time in a walk over a capture
 
 _OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
 _FAULTS = {
@@ -74,7 +72,7 @@ else:
 
 @kernel
 def _check_extents(pos: Any, length: Any, source: Any, sizes: Any) -> Any:
-    """(fault, row) of the first extent that does not lie inside its file, else (_OK, bytes)."""
+    """(fault, row) of the first extent outside its file, or (_OK, total bytes)."""
     total = 0
     for row in range(len(pos)):
         index = np.int64(source[row])
@@ -82,7 +80,8 @@ def _check_extents(pos: Any, length: Any, source: Any, sizes: Any) -> Any:
             return _BAD_SOURCE, row
         if length[row] < 0:
             return _BAD_LENGTH, row
-        if index >= 0 and length[row] > 0:  # an empty one may lie anywhere: nothing is read
+        # an empty extent may lie anywhere, because nothing is read
+        if index >= 0 and length[row] > 0:
             if pos[row] < 0 or pos[row] > sizes[index] - length[row]:
                 return _BAD_POS, row
         total += length[row]
@@ -94,12 +93,14 @@ def _addresses(
     pos: Any, length: Any, source: Any, bases: Any, starts: Any, place: Any, end: Any, offset: Any,
     staged: int, out: Any,
 ) -> None:  # fmt: skip
-    """The address of each checked extent: of its copy where [place, end) hold it, else in the map.
+    """The address of each checked extent: in its copy if [place, end) contains it, else in the
+    map.
 
-    starts: where each source begins in the run's bytes, which `place` (ascending) and `end` count.
-    offset: of each copy behind the address `staged`. 0 for what is in no file.
+    starts: position of each source in the concatenated bytes of the run, in which `place`
+    (ascending) and `end` are counted. offset: position of each copy after address `staged`. Missing
+    bytes get 0.
     """
-    at = 0  # the copy where the last one was found: neighbours mostly follow one another
+    at = 0  # the copy of the previous extent: the next one mostly follows it
     for row in range(len(pos)):
         if source[row] < 0:
             out[row] = np.uint64(0)
@@ -123,7 +124,7 @@ def _addresses(
 
 @kernel
 def _copy_extents(address: Any, length: Any, rows: Any, out: Any, at: int) -> Any:
-    """Copy extents, in the order of `rows`, to `out` from `at` on; where they end there."""
+    """Copy extents, in the order of `rows`, to `out` from `at` on; returns the end of the copy."""
     for number in range(len(rows)):
         row = rows[number]
         count = length[row]
@@ -136,7 +137,7 @@ def _copy_extents(address: Any, length: Any, rows: Any, out: Any, at: int) -> An
 
 
 def _map(path: str) -> npt.NDArray[np.uint8]:
-    """The file's bytes, mapped read-only until the array is gone."""
+    """The file's bytes, mapped read-only until the array is deleted."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -148,7 +149,7 @@ def _map(path: str) -> npt.NDArray[np.uint8]:
 
 
 def _portions(pos: Any, length: Any, is_far: Any) -> Iterator[slice]:
-    """Consecutive rows whose blocks an object's budget has room for; all at once for files."""
+    """Yield slices of rows whose blocks fit an object's budget; one slice if all are files."""
     if not is_far.any():
         yield slice(0, len(pos))
         return
@@ -163,11 +164,12 @@ def _portions(pos: Any, length: Any, is_far: Any) -> Iterator[slice]:
 
 
 def was_cut(path: str, size: int) -> EnvironmentFailed | None:
-    """The error for a file that had `size` bytes when it was mapped, and has fewer now."""
+    """The error for a file that had `size` bytes when it was mapped and has fewer now; else
+    None."""
     try:
         now = os.stat(path).st_size
     except OSError:
-        return None  # what is mapped stays
+        return None  # mapped bytes stay readable
     if now >= size:
         return None
     return EnvironmentFailed(f"{path}: was cut from {size} to {now} bytes while it was read")
@@ -194,14 +196,14 @@ _NOTHING = _Staged(_NONE, _NONE, _NONE, np.zeros(0, np.uint8))
 
 
 class Sources:
-    """The files of a run, by the index that `SEGMENT.source` and `EXTENT.source` hold."""
+    """The files of a run, by the index that `SEGMENT.source` and `EXTENT.source` contain."""
 
     def __init__(
         self,
         paths: Sequence[str | os.PathLike[str]],
         versions: Sequence[Version | None] = (),
     ) -> None:
-        """versions: of the paths that are URLs of objects; None, or nothing at all, for files."""
+        """versions: one per path, None for a file; empty if all paths are files."""
         self.paths = [os.fspath(path) for path in paths]
         self.versions = list(versions) or [None] * len(self.paths)
         self._maps: dict[int, npt.NDArray[np.uint8]] = {}
@@ -219,13 +221,14 @@ class Sources:
 
     @property
     def is_far(self) -> bool:
-        """Whether any of them is an object in a store."""
+        """Whether any source is an object in a store."""
         return any(version is not None for version in self.versions)
 
     def data(self, source: int) -> npt.NDArray[np.uint8]:
-        """uint8[size], read-only: the whole file; of an object what was fetched, the rest zeros.
+        """uint8[size], read-only: the whole file; of an object the fetched ranges, zeros
+        elsewhere.
 
-        Raises CaptureError when it cannot be opened.
+        Raises CaptureError if it cannot be opened.
         """
         if source not in self._maps:
             version = self.versions[source]
@@ -237,7 +240,7 @@ class Sources:
         return self._maps[source]
 
     def part(self, source: int, start: int, end: int) -> npt.NDArray[np.uint8]:
-        """uint8[end - start], read-only: a view that is good until the next call."""
+        """uint8[end - start], read-only: a view that is valid until the next call."""
         data = self.data(source)
         if source in self._ranged:
             self._ranged[source].fetch(start, end)
@@ -250,10 +253,11 @@ class Sources:
         stop: int,
         step: Callable[[], int],
     ) -> int:
-        """Step to the first record at or behind `stop` with what it reads at hand; the outcome.
+        """Step to the first record at or after `stop`, making the bytes readable; returns the
+        outcome.
 
-        step: moves the cursor until its END, and returns the outcome of the last step. END is the
-        file's where a record is cut. Raises EnvironmentFailed where the disk or the store fails.
+        step: moves the cursor up to its END and returns the outcome of the last step. If a record
+        is cut, END becomes the file's. Raises EnvironmentFailed if the disk or the store fails.
         """
         size = len(self.data(source))
         stop = min(stop, size)
@@ -275,9 +279,9 @@ class Sources:
                 return outcome
 
     def _have(self, source: int, start: int, end: int) -> None:
-        """See to it that data[start:end] can be read, and let go of what is behind in large files.
+        """Make data[start:end] readable, and release earlier pages of large files.
 
-        Raises EnvironmentFailed where the disk or the store fails.
+        Raises EnvironmentFailed if the disk or the store fails.
         """
         far = self._ranged.get(source)
         if far is not None:
@@ -298,7 +302,7 @@ class Sources:
 
     @property
     def bases(self) -> npt.NDArray[np.uint64]:
-        """uint64[n]: the address of each file's first byte (0 for an empty file)."""
+        """uint64[n]: address of each file's first byte; 0 for an empty file."""
         if self._bases is None:
             maps = [self.data(source) for source in range(len(self.paths))]
             self._bases = np.array([data.ctypes.data if len(data) else 0 for data in maps], "u8")
@@ -307,15 +311,15 @@ class Sources:
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """int64[n]: bytes of each file, as it was when this process mapped it."""
+        """int64[n]: bytes of each file when this process mapped it."""
         if self._sizes is None:
             _ = self.bases
         assert self._sizes is not None
         return self._sizes
 
     def carrying(self, carried: npt.NDArray[np.uint8]) -> Sources:
-        """These sources and, as the one behind them, bytes that are in no file."""
-        _ = self.bases  # mapped once for both
+        """These sources and one more, after them, for bytes that are in no file."""
+        _ = self.bases  # map them once, for both
         other = Sources([*self.paths, "carried bytes"], [*self.versions, None])
         other._maps = {**self._maps, len(self.paths): carried}
         other._ranged = self._ranged
@@ -323,14 +327,14 @@ class Sources:
         return other
 
     def standing_in(self, count: int, data: npt.NDArray[np.uint8]) -> Sources:
-        """These sources, the first `count` of which are all `data`: what was kept of captures."""
+        """These sources, with `data` in place of each of the first `count`."""
         other = Sources(self.paths, self.versions)
         other._maps = {**self._maps, **dict.fromkeys(range(count), data)}
         other._ranged = self._ranged
         return other
 
     def payload(self, segments: npt.NDArray[np.void], size: int) -> Iterator[bytes]:
-        """The captured bytes of SEGMENT[n] one behind the other, about `size` at a time."""
+        """Yield the captured bytes of SEGMENT[n], concatenated, about `size` at a time."""
         rows = np.flatnonzero(segments["captured"] > 0)
         extents = np.zeros(len(rows), _EXTENT)
         extents["pos"], extents["source"] = segments["pos"][rows], segments["source"][rows]
@@ -343,9 +347,10 @@ class Sources:
     def holding(
         self, segments: Sequence[npt.NDArray[np.void]], payload: npt.NDArray[np.uint8]
     ) -> Sources:
-        """These sources with the bytes of SEGMENT arrays at hand; they lie in `payload`, in order.
+        """These sources, with the bytes of SEGMENT arrays taken from `payload`, which has them in
+        order.
 
-        Raises ValueError where they are not as many.
+        Raises ValueError if `payload` has another length.
         """
         place, length = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         starts = self._starts()
@@ -363,9 +368,9 @@ class Sources:
         return self._with(_Staged(places, places + lengths, offset, payload))
 
     def beside(self) -> Sources:
-        """The same files for another thread: what `gather` gives is a buffer of each.
+        """A handle for another thread on the same files: `gather` uses a buffer per handle.
 
-        Objects in stores are read from one thread only, unless all is at hand.
+        Objects in stores must be read by one thread only, unless all ranges are copied.
         """
         _ = self.bases
         return self._with(self._staged)
@@ -378,10 +383,11 @@ class Sources:
         return other
 
     def staged(self, segments: npt.NDArray[np.void]) -> Sources:
-        """These sources with the bytes of SEGMENT[n] at hand, so that reading maps nothing.
+        """These sources with a copy of the bytes of SEGMENT[n], so that reading them touches no
+        map.
 
-        Small captures stay as they are, and so do more bytes than STAGED_BYTES_MAX. Raises
-        ValueError for a segment that is not inside its file.
+        Returns the same sources if the captures are small, or if there are more than
+        STAGED_BYTES_MAX. Raises ValueError if a segment lies outside its file.
         """
         if self._staged is not _NOTHING:
             return self
@@ -417,33 +423,33 @@ class Sources:
         pos: npt.NDArray[np.int64],
         length: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.uint64]:
-        """uint64[n]: where the bytes of extents can be read (0 where source is -1).
+        """uint64[n]: addresses of the bytes of extents; 0 if source is -1.
 
-        These sources must outlive the addresses. Of objects they hold until more is fetched.
-        Raises ValueError for an extent that is not inside its source.
+        These sources must outlive the addresses. Addresses in objects are valid until the next
+        fetch. Raises ValueError if an extent lies outside its source.
         """
         fault, row = _check_extents(pos, length, source, self.sizes)
         if fault != _OK:
             place = (int(source[row]), int(pos[row]), int(length[row]))
             raise ValueError(f"extents: row {row} {_FAULTS[fault]}: {place}")
-        found = self._found(source, pos, length)
-        far = self._to_fetch(source, length, found)
+        located = self._found(source, pos, length)
+        far = self._to_fetch(source, length, located)
         self._fetch(source[far], pos[far], length[far])
-        return found
+        return located
 
     def _found(self, source: Any, pos: Any, length: Any) -> npt.NDArray[np.uint64]:
-        """As `addresses`, whether the bytes are there or not."""
-        found = np.empty(len(pos), np.uint64)
+        """`addresses` without fetching."""
+        located = np.empty(len(pos), np.uint64)
         staged = self._staged
         _addresses(
             np.ascontiguousarray(pos), np.ascontiguousarray(length, np.int64),
             np.ascontiguousarray(source), self.bases, self._starts(), staged.place, staged.end,
-            staged.offset, staged.data.ctypes.data, found,
+            staged.offset, staged.data.ctypes.data, located,
         )  # fmt: skip
-        return found
+        return located
 
     def _to_fetch(self, source: Any, length: Any, found: Any) -> npt.NDArray[np.int64]:
-        """Rows of the extents that lie in objects and are not staged."""
+        """Rows of extents that lie in objects and have no copy."""
         if not self.is_far:
             return _NONE
         is_far = np.array([version is not None for version in self.versions] + [False])
@@ -457,15 +463,15 @@ class Sources:
             self._ranged[number].fetch(pos[some], pos[some] + length[some])
 
     def _starts(self) -> npt.NDArray[np.int64]:
-        """int64[n]: where each file begins in the run's bytes."""
+        """int64[n]: position of each file in the concatenated bytes of the run."""
         starts: npt.NDArray[np.int64] = np.cumsum(self.sizes) - self.sizes
         return starts
 
     def gather(self, extents: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
-        """The bytes of EXTENT[n] one behind the other; zeros where source is -1.
+        """The bytes of EXTENT[n], concatenated; zeros if source is -1.
 
-        The array is a view of a buffer that the next call uses again: copy what must stay.
-        Raises ValueError for an extent that is not inside its file.
+        The array is a view of a buffer that the next call overwrites: copy bytes to keep them.
+        Raises ValueError if an extent lies outside its file.
         """
         fault, number = _check_extents(*_columns(extents), self.sizes)
         if fault != _OK:

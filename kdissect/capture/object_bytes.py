@@ -1,9 +1,9 @@
-"""An object of a store as an array of bytes of which only what was asked for is there.
+"""An object of a store as an array, of which only fetched ranges are in memory.
 
-Kernels take an array of a whole capture and places in it, or addresses. For an object the array is
-address space as large as the object, reserved and empty. `fetch` reads ranges into it, in blocks
-and several at a time, and lets go of the blocks that were not asked for longest, so that a process
-holds BUDGET_BYTES of an object or what one call asked for. Bytes that nobody fetched are zeros.
+Kernels take the array of a whole capture and positions or addresses in it. For an object the array
+is reserved, empty address space of its size. `fetch` reads ranges into it, in blocks and several at
+a time, and releases the least recently used blocks. So a process holds at most BUDGET_BYTES of an
+object, or the ranges of one call. Bytes that were not fetched read as zeros.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import numpy.typing as npt
 from kdissect.capture import object_store
 from kdissect.errors import CaptureError, EnvironmentFailed
 
-BLOCK_BYTES = 256 << 10  # a smaller request costs a store as much
-REQUEST_BYTES_MAX = 8 << 20  # of one request; more are made at a time
+BLOCK_BYTES = 256 << 10  # a smaller request takes a store as long
+REQUEST_BYTES_MAX = 8 << 20  # per request; several are made at a time
 BUDGET_BYTES = 64 << 20
-WHOLE_RECORD_MAX = 16 << 20  # of a record that `head_and_tail` takes as a whole
+WHOLE_RECORD_MAX = 16 << 20  # largest record that `head_and_tail` fetches completely
 _REQUESTS_AT_A_TIME = 4
 
 _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
 _MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x20, 0x4000
 _MADV_DONTNEED = 4
-NOT_FETCHED = _PROT_READ  # what may be done with bytes that are not there: zeros are read
+NOT_FETCHED = _PROT_READ  # protection of bytes that are not there: they read as zeros
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -45,27 +45,28 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Version(NamedTuple):
-    """An object as it was when the run began: bytes, and the store's tag of its content."""
+    """The state of an object when the run began: size in bytes, and the store's tag of its
+    content."""
 
     size: int
     tag: str
 
 
 def version_of(file: object_store.ObjectFile) -> Version:
-    """The version of an object that is open."""
+    """The version of an open object."""
     facts = file.metadata()
     tag = facts.get("ETag") or facts.get("Last-Modified") or b""
     return Version(file.size(), (tag if isinstance(tag, str) else tag.decode()).strip('"'))
 
 
 class Ranged:
-    """The bytes of one object. `fetch` raises EnvironmentFailed where they cannot be read."""
+    """The bytes of one object. `fetch` raises EnvironmentFailed if they cannot be read."""
 
     def __init__(self, url: str, version: Version) -> None:
         self.url = url
         self.version = version
         self.data: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self._present: dict[int, None] = {}  # blocks, in the order in which they were asked for
+        self._present: dict[int, None] = {}  # blocks in memory, least recently used first
         self._file: Any = None
         self._lock = threading.RLock()
         if not version.size:
@@ -87,7 +88,7 @@ class Ranged:
         return len(self._present) * BLOCK_BYTES
 
     def fetch(self, start: npt.ArrayLike, end: npt.ArrayLike) -> None:
-        """Have data[start:end] for each range (int64[n]) that lies inside of the object."""
+        """Make data[start:end] readable, for each range (int64[n]) inside the object."""
         begin, stop = np.atleast_1d(start), np.atleast_1d(end)
         some = stop > begin
         first, last = begin[some] // BLOCK_BYTES, (stop[some] - 1) // BLOCK_BYTES
@@ -97,7 +98,7 @@ class Ranged:
             self._have(np.unique(blocks).tolist())
 
     def head_and_tail(self, start: int, end: int) -> None:
-        """Have a record, or of one that is no packet of any network, where it begins and ends."""
+        """Fetch a record; of one that is larger than any packet, only its beginning and end."""
         if end - start <= WHOLE_RECORD_MAX:
             self.fetch(start, end)
         else:
@@ -107,7 +108,7 @@ class Ranged:
         missing = []
         for block in blocks:
             if block in self._present:
-                del self._present[block]  # and to the end of the queue
+                del self._present[block]  # moved to the end of the queue
                 self._present[block] = None
             else:
                 missing.append(block)
@@ -137,11 +138,11 @@ class Ranged:
     def _open(self) -> None:
         try:
             self._file = object_store.opened(self.url)
-        except CaptureError as error:  # it was there when the run began
+        except CaptureError as error:  # it existed when the run began
             raise EnvironmentFailed(str(error)) from None
-        found = version_of(self._file)
-        if found != self.version:
-            raise changed(self.url, self.version, found)
+        version = version_of(self._file)
+        if version != self.version:
+            raise changed(self.url, self.version, version)
 
     def _read(self, first: int, count: int) -> None:
         """Read `count` blocks from `first` on into their places."""
@@ -158,13 +159,13 @@ class Ranged:
 
 
 def changed(url: str, before: Version, now: Version) -> EnvironmentFailed:
-    """The error for an object that is another one by now."""
+    """The error for an object that was replaced during the run."""
     sizes = "" if before.size == now.size else f" from {before.size} to {now.size} bytes"
     return EnvironmentFailed(f"{url}: changed{sizes} while it was read; run it again")
 
 
 def _spans(blocks: list[int]) -> Iterable[tuple[int, int]]:
-    """(first, count) of runs of ascending blocks, none longer than a request may be."""
+    """Yield (first, count) of runs of ascending blocks, none larger than REQUEST_BYTES_MAX."""
     most = REQUEST_BYTES_MAX // BLOCK_BYTES
     first, count = blocks[0], 0
     for block in blocks:

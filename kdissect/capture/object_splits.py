@@ -1,23 +1,23 @@
-"""Splits of captures in an object store, by many tasks, without anybody reading a capture alone.
+"""Cuts captures in an object store into splits, by many tasks at a time.
 
 Theory of operation
 -------------------
-A walk over a capture's records has to read all of it: a store gives ranges, but none as small as a
-record's header. So the walk itself is cut into pieces of equal bytes, which tasks do at the same
-time. The first piece of a capture begins at its first record. For each other one its task guesses:
-the first place in the piece from which a chain of plausible records leads on (`guess_record`), read
-with the byte order and the interfaces that the capture's head tells. A piece's walk ends at the
-first record behind the piece; where that is the place that the next piece began at, with the state
-that this one took for granted, both are right, since the first one is right (`_agree`).
+A walk over the records of a capture has to read all of it, because a store has no ranges as small
+as a record's header. So the walk is cut into pieces of equal bytes, which tasks do in parallel. The
+first piece of a capture begins at its first record. For each other piece, its task guesses: the
+first position in the piece from which a chain of plausible records starts (`guess_record`). It uses
+the byte order and the interfaces of the capture's head. The walk of a piece ends at the first
+record after the piece. If the next piece began exactly there, with the state that its task assumed,
+both are right, because the first piece is right (`_agree`).
 
-A guess that proves wrong costs a second walk of its piece, from the place and the state that are
-known by then; so does a piece before which an interface was described or a section began. What is
-not settled after ROUNDS_MAX rounds is walked by one task to its end: the work is linear in the
-input whatever it holds. The pieces become the splits. Fragments, secrets and counts are put
-together in order, and packets numbered, as one walk would have.
+If a guess was wrong, its piece is walked again, from the position and state that are known by then.
+So is a piece after one with new interfaces or a new section. After ROUNDS_MAX rounds, one task
+walks the rest to its end, so the work is linear in the input in any case. The pieces become the
+splits. Fragments, secrets and counts are merged in order, and packets numbered, as in a single
+walk.
 
-What a piece may not know is the time of the packet before it, which a simple packet block of pcapng
-takes over. It begins with a time that no packet has; where that turns up, the walk is done again.
+A piece does not know the time of the packet before it, which a simple packet block of pcapng
+inherits. It starts with a time that no packet has; if that time is used, the walk is repeated.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ from kdissect.capture.packet_reader import (
 )
 from kdissect.capture.splits import CaptureInfo, Split
 
-PIECE_BYTES_MAX = 32 << 20  # half of what a worker holds: a split's payload is read once more
+# half of a worker's budget, because the payload of a split is read a second time
+PIECE_BYTES_MAX = 32 << 20
 ROUNDS_MAX = 3
-_NO_TIME = -(2**63) + 1  # of the packet before a piece, where nobody knows it
+_NO_TIME = -(2**63) + 1  # time of the packet before a piece, if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """What reading at `pos` takes for granted of the bytes before. interfaces: the section's."""
+    """The state that reading from `pos` on depends on. interfaces: those of the section."""
 
     pos: int
     little: int
@@ -72,29 +73,29 @@ class ReadState:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records of an object from `start` on, or from the first one behind `begin`, up to `stop`."""
+    """Records of an object from `start` on, or from the first one after `begin`, up to `stop`."""
 
     url: str
     version: Version
     begin: int
     stop: int
-    start: ReadState | None  # None: to be guessed, or the capture's beginning where begin is 0
+    start: ReadState | None  # None: guess it; if begin is 0, the capture's beginning
     split_bytes: int
     fragment_max: int
 
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """What the walk of a piece told. Numbers of packets begin with 1 in each piece.
+    """The result of walking a piece. Packet numbers begin with 1 in each piece.
 
-    start: None where no record was found. fragments: int64[n, FRAGMENT_WIDTH], packed. outcome: of
-    the last step. number_count: records that have a frame number in Wireshark.
+    start: None if no record was found. fragments: int64[n, FRAGMENT_WIDTH], packed. outcome: of the
+    last step. number_count: records that have a frame number in Wireshark.
     """
 
     start: ReadState | None
     end: ReadState
     outcome: int
-    error: tuple[str, str] | None  # clauses before and behind the packet's number
+    error: tuple[str, str] | None  # clauses before and after the packet's number
     splits: tuple[Split, ...]
     link_types: tuple[str, ...]
     counts: tuple[int, ...]
@@ -107,7 +108,7 @@ Runner = Callable[[Sequence[Piece]], list[Walked]]
 
 
 def walk_piece(piece: Piece) -> Walked:
-    """Raises EnvironmentFailed where the object cannot be read."""
+    """Walk one piece. Raises EnvironmentFailed if the object cannot be read."""
     sources = Sources([piece.url], [piece.version])
     size = piece.version.size
     head = sources.part(0, 0, min(size, object_bytes.BLOCK_BYTES))
@@ -145,7 +146,7 @@ def _state(walk: Any) -> ReadState:
 
 
 def _go_to(walk: Any, state: ReadState) -> None:
-    """Put a fresh walk where `state` was."""
+    """Put a fresh walk into `state`."""
     known = np.frombuffer(state.interfaces, np.int64)
     walk.interfaces = np.zeros(max(len(walk.interfaces), 2 * len(known)), np.int64)
     walk.interfaces[: len(known)] = known
@@ -154,27 +155,27 @@ def _go_to(walk: Any, state: ReadState) -> None:
 
 
 def _guessed(walk: Any, sources: Sources, piece: Piece, head_size: int) -> ReadState | None:
-    """Where the first record of a piece seems to be, read as the head of the capture says."""
+    """State at the guessed first record of a piece, with byte order and interfaces of the head."""
     probe = walking._Walk(sources.data(0), 2**62)
     probe.cursor[END] = head_size
     first_time = probe.run().start_time_ns
-    found = _state(probe)
+    head_state = _state(probe)
     end = min(piece.version.size, piece.begin + GUESSED_BYTES)
     is_pcapng = walk.cursor[FORMAT] == PCAPNG
     pos = guess_record(
         sources.part(0, piece.begin, end),
-        bool(found.little),
+        bool(head_state.little),
         is_pcapng,
         walk.interfaces,
         first_time,
     )
     if pos < 0 or piece.begin + pos >= piece.stop:
         return None
-    return replace(found, pos=piece.begin + pos, time_ns=_NO_TIME)
+    return replace(head_state, pos=piece.begin + pos, time_ns=_NO_TIME)
 
 
 def _error(walk: Any) -> tuple[str, str] | None:
-    """The walk's error around the packet's number, which nobody knows yet."""
+    """The walk's error, without the packet's number, which is not known yet."""
     text = walk.error()
     if text is None:
         return None
@@ -185,7 +186,7 @@ def _error(walk: Any) -> tuple[str, str] | None:
 
 
 class FarWalk:
-    """The walk over one object, put together from its pieces; a `split.Walk`."""
+    """The walk over one object, merged from its pieces; a `splits.CaptureWalk`."""
 
     def __init__(self, file: InputFile, split_bytes: int, fragment_max: int) -> None:
         self.file = file
@@ -200,7 +201,7 @@ class FarWalk:
     # -- rounds -------------------------------------------------------------------------------
 
     def pieces(self, round_number: int) -> list[tuple[int, Piece]]:
-        """(number, piece) of what has to be walked in this round; empty once all is settled."""
+        """(number, piece) to walk in this round; empty if all pieces are settled."""
         if self._done:
             return []
         if not self.settled and not self._waiting:
@@ -214,7 +215,7 @@ class FarWalk:
         for number in range(first + 1, self._count):
             before = self._waiting.get(number)
             if before is None or before.start is None:
-                continue  # the one before it will tell
+                continue  # its start follows from the piece before it
             known = replace(before.start, little=state.little, interfaces=state.interfaces)
             if before.start.time_ns != _NO_TIME or before.counts[walking._START] == _NO_TIME:
                 known = replace(known, time_ns=state.time_ns)
@@ -226,14 +227,14 @@ class FarWalk:
         self._waiting[number] = walked
 
     def settle(self) -> None:
-        """Take over the pieces that are surely right."""
+        """Accept pieces that are certainly right."""
         while not self._done:
             state = self._end() if self.settled else None
             number = self._number_of(state) if state is not None else 0
             walked = self._waiting.get(number)
             if walked is None or not (state is None or _agree(state, walked)):
                 return
-            if state is not None and walked.end.time_ns == _NO_TIME:  # it has no packet
+            if state is not None and walked.end.time_ns == _NO_TIME:  # the piece has no packet
                 walked = replace(walked, end=replace(walked.end, time_ns=state.time_ns))
             for passed in [other for other in self._waiting if other <= number]:
                 del self._waiting[passed]
@@ -268,7 +269,7 @@ class FarWalk:
 
     @property
     def start_time_ns(self) -> int | None:
-        """The time of the first packet."""
+        """Time of the first packet in ns since 1970; None without packets."""
         return next(
             (
                 walked.counts[walking._START]
@@ -300,7 +301,7 @@ class FarWalk:
         return splits
 
     def fragment_table(self) -> npt.NDArray[np.int64]:
-        """int64[n, FRAGMENT_WIDTH]: the IP fragments that may carry TCP."""
+        """int64[n, FRAGMENT_WIDTH]: IP fragments that may carry TCP."""
         tables = [np.zeros((0, FRAGMENT_WIDTH), np.int64)]
         numbers = 0
         for walked in self.settled:
@@ -335,7 +336,7 @@ class FarWalk:
 
 
 def _agree(state: ReadState, walked: Walked) -> bool:
-    """Whether a piece was read as what ends at `state` wants it."""
+    """Whether a piece was walked from exactly the given state."""
     start = walked.start
     if start is None:
         return False
@@ -347,19 +348,19 @@ def _agree(state: ReadState, walked: Walked) -> bool:
 def walk_all(
     files: Sequence[InputFile], split_bytes: int, fragment_max: int, run: Runner
 ) -> dict[str, FarWalk]:
-    """The walks over objects, by their URLs; `run` does those of pieces, wherever it likes."""
+    """Walk over objects; returns the walks by URL. `run` walks pieces, in any process."""
     walks = {file.path: FarWalk(file, split_bytes, fragment_max) for file in files}
     round_number = 0
     while True:
-        asked = [
+        requested = [
             (walk, number, piece)
             for walk in walks.values()
             for number, piece in walk.pieces(round_number)
         ]
-        if not asked:
+        if not requested:
             return walks
-        results = run([piece for _, _, piece in asked])
-        for (walk, number, _), walked in zip(asked, results, strict=True):
+        results = run([piece for _, _, piece in requested])
+        for (walk, number, _), walked in zip(requested, results, strict=True):
             walk.take(number, walked)
         for walk in walks.values():
             walk.settle()

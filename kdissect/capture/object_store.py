@@ -1,11 +1,12 @@
-"""Object stores: what a URL stands for, captures listed and opened there.
+"""Object stores: resolves URLs, lists and opens objects.
 
-Through `pyarrow.fs`: ``s3://`` (``s3a://`` and ``s3n://`` are the same), ``gs://``, ``abfs://``, ``hdfs://``.
-Credentials and endpoints are those of the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL ...).
+Through `pyarrow.fs`: ``s3://`` (``s3a://`` and ``s3n://`` are the same), ``gs://``, ``abfs://``,
+``hdfs://``. Credentials and endpoints come from the environment (AWS_ACCESS_KEY_ID,
+AWS_ENDPOINT_URL ...).
 
-One policy of retries: a request that fails for the moment (HTTP 429 and 5xx, a broken connection)
-is made up to AWS_MAX_ATTEMPTS times. The pause after attempt n is random, up to 2**(n - 1) seconds
-and at most PAUSE_MAX_S. S3's library follows it by itself, except for short reads (`repeated`).
+Retries: a request that fails temporarily (HTTP 429 and 5xx, a broken connection) is made up to
+AWS_MAX_ATTEMPTS times. The pause after attempt n is random, up to 2**(n - 1) seconds and at most
+PAUSE_MAX_S. The S3 library does this itself, except for short reads (`repeated`).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from kdissect.errors import CaptureError, EnvironmentFailed
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 _S3 = ("s3", "s3a", "s3n")
 _MAGIC = re.compile(r"[*?\[]")
-MAX_ATTEMPTS = 6  # of a request, where AWS_MAX_ATTEMPTS does not say
-PAUSE_MAX_S = 20.0  # as in S3's library
+MAX_ATTEMPTS = 6  # per request, if AWS_MAX_ATTEMPTS is not set
+PAUSE_MAX_S = 20.0  # as in the S3 library
 _HIDDEN_ERROR = "Failed to flush response stream"
 Value = TypeVar("Value")
 
-# What a driver tells its workers, as Spark does of the same variables: access, and where to.
+# Variables that a driver passes to its workers, as Spark does: credentials and endpoints.
 _SETTINGS = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
     "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_MAX_ATTEMPTS",
@@ -39,32 +40,32 @@ _SETTINGS = (
 
 
 def _pafs() -> Any:
-    """Loaded where it is needed: it brings the stores' libraries along."""
+    """pyarrow.fs, imported on first use, because it loads the stores' libraries."""
     import pyarrow.fs
 
     return pyarrow.fs
 
 
 def is_remote(path: str) -> bool:
-    """True for a URL; what has a scheme is not a file of this machine."""
+    """Whether a path is a URL; a path with a scheme is no local file."""
     return _URL.match(path) is not None
 
 
 def settings() -> dict[str, str]:
-    """This process's way to S3, as far as variables of the environment tell it."""
+    """This process's S3 settings from the environment."""
     return {name: os.environ[name] for name in _SETTINGS if name in os.environ}
 
 
-def use(told: dict[str, str]) -> None:
-    """Go to S3 by the settings of another process; where it has none, by our own."""
-    if any(os.environ.get(name) != value for name, value in told.items()):
-        os.environ.update(told)
+def use(settings: dict[str, str]) -> None:
+    """Use another process's S3 settings; settings that it lacks stay as they are here."""
+    if any(os.environ.get(name) != value for name, value in settings.items()):
+        os.environ.update(settings)
         _s3.cache_clear()
 
 
 @cache
 def _s3() -> Any:
-    """S3 by the environment; pyarrow would look a bucket's region up, which needs Amazon's own."""
+    """S3 as the environment configures it. pyarrow would ask Amazon for a bucket's region."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     scheme, _, host = (endpoint or "").rpartition("://")
@@ -73,7 +74,7 @@ def _s3() -> Any:
         scheme=scheme or "https",
         region=region or None,
         retry_strategy=_pafs().AwsStandardS3RetryStrategy(max_attempts=_max_attempts()),
-        # a small file is one request, not the three of an upload in parts
+        # a small file takes one request, not the three of a multipart upload
         allow_delayed_open=True,
     )
 
@@ -84,9 +85,9 @@ def _max_attempts() -> int:
 
 
 def place(url: str) -> tuple[Any, str, str]:
-    """(file system, path there, what to put before a path to have its URL again).
+    """(file system, path in it, prefix that turns such a path into a URL again).
 
-    Raises CaptureError for a URL that names no store.
+    Raises CaptureError if the URL names no store.
     """
     match = _URL.match(url)
     assert match is not None, url
@@ -94,16 +95,20 @@ def place(url: str) -> tuple[Any, str, str]:
     try:
         if scheme in _S3:
             return _s3(), rest.rstrip("/"), f"{match[1]}://"
-        found, path = _pafs().FileSystem.from_uri(url)
+        file_system, path = _pafs().FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CaptureError(f"{url}: {clause(error)}") from None
-    return found, path, url[: len(url) - len(path)] if url.endswith(path) else f"{match[1]}://"
+    return (
+        file_system,
+        path,
+        url[: len(url) - len(path)] if url.endswith(path) else f"{match[1]}://",
+    )
 
 
 def matching(url: str) -> list[tuple[str, int]] | None:
-    """(url, size) of the files that a URL stands for: one, those under a prefix, or of a glob.
+    """(url, size) of the objects that a URL stands for: one, those under a prefix, or of a glob.
 
-    None where nothing is there. Raises CaptureError where the store cannot be asked.
+    None if there are none. Raises CaptureError if the store cannot be listed.
     """
     store, path, before = place(url)
     magic = _MAGIC.search(path)
@@ -122,15 +127,15 @@ def matching(url: str) -> list[tuple[str, int]] | None:
     if magic is not None:
         pattern = re.compile(_translated(path), re.DOTALL)
         infos = [info for info in infos if pattern.fullmatch(info.path)]
-    found = [(before + info.path, int(info.size)) for info in infos]
-    return sorted(found) or None
+    files = [(before + info.path, int(info.size)) for info in infos]
+    return sorted(files) or None
 
 
 def repeated(read: Callable[[], Value]) -> Value:
-    """The value of `read`, which is called again if S3's library gave up too early.
+    """The value of `read`; calls it again if the S3 library gave up too early.
 
-    The library reads the response to a range into memory as long as the range. An error whose body
-    is longer than that, such as the XML of a 503, hides its status, and the library raises at once.
+    The library reads the response to a range into a buffer of the range's length. An error whose
+    body is longer, such as the XML of a 503, hides its status, and the library raises at once.
     """
     attempt = 1
     while True:
@@ -144,7 +149,7 @@ def repeated(read: Callable[[], Value]) -> Value:
 
 
 class ObjectFile(io.RawIOBase):
-    """An object that is open for reading. Reads raise EnvironmentFailed where the store fails."""
+    """An object that is open for reading. Reads raise EnvironmentFailed if the store fails."""
 
     def __init__(self, url: str, file: Any) -> None:
         """file: a pyarrow NativeFile at the start of the object."""
@@ -157,11 +162,11 @@ class ObjectFile(io.RawIOBase):
         return int(self._file.size())
 
     def metadata(self) -> dict[Any, Any]:
-        """What the store says of the object: its tag, its time of change."""
+        """The object's metadata in the store, such as tag and time of change."""
         return self._file.metadata() or {}
 
     def read_at(self, count: int, pos: int) -> bytes:
-        """Bytes pos to pos + count, fewer at the object's end."""
+        """Bytes pos to pos + count; fewer at the object's end."""
         try:
             data: bytes = repeated(lambda: self._file.read_at(count, pos))
             return data
@@ -187,7 +192,7 @@ class ObjectFile(io.RawIOBase):
 
 
 def opened(url: str) -> ObjectFile:
-    """Raises CaptureError for an object that is not there or may not be read."""
+    """Open an object. Raises CaptureError if it does not exist or may not be read."""
     store, path, _ = place(url)
     try:
         return ObjectFile(url, store.open_input_file(path))
@@ -196,7 +201,7 @@ def opened(url: str) -> ObjectFile:
 
 
 def _translated(pattern: str) -> str:
-    """A glob as a regular expression; only ``**`` crosses folders."""
+    """A glob as a regular expression; only ``**`` matches across folders."""
     out = ""
     pos = 0
     while pos < len(pattern):
@@ -219,5 +224,5 @@ def _translated(pattern: str) -> str:
 
 
 def clause(error: Exception) -> str:
-    """What a store's library says, in one line."""
+    """The first line of a store library's error, at most 300 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

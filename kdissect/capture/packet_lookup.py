@@ -1,6 +1,6 @@
-"""Where chosen packets of a capture lie: their bytes, times and link types.
+"""Finds chosen packets of a capture: position, time and link type.
 
-The walk is that of `scan`, over the records of a split; nothing of a packet is looked at.
+It walks over the records of a split as `scan` does, without reading the packets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kdissect.capture.pcapng import pcapng_step
 from kdissect.capture.splits import Split
 from kdissect.jit import kernel
 
-# A packet as it lies in its source; link_type -1: the capture does not say (no such interface).
+# Where a packet lies in its source. link_type -1: the capture does not describe its interface.
 _PLACE = np.dtype(
     [
         ("packet", "<i8"),  # Wireshark's frame.number
@@ -55,7 +55,7 @@ def _pick(
     buf: Any, cursor: Any, interfaces: Any, packet: Any, no_secrets: Any, first_packet: Any,
     wanted: Any, places: Any,
 ) -> Any:  # fmt: skip
-    """Walk until the last of `wanted`, ascending numbers, is found; how many were."""
+    """Walk until the last of `wanted` (ascending numbers) is found; returns how many were found."""
     passed = 0
     row = 0
     while row < len(wanted):
@@ -83,9 +83,9 @@ def _pick(
 
 
 def pick(split: Split, sources: Sources, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
-    """PLACE[n] of the packets `wanted` int64[n] (ascending numbers) that are in the split.
+    """_PLACE[n] of the packets `wanted` (int64[n], ascending numbers) that are in the split.
 
-    Raises CaptureError when its file cannot be opened.
+    Raises CaptureError if its file cannot be opened.
     """
     behind = split.first_packet + split.packet_count + split.other_count
     within = wanted[(wanted >= split.first_packet) & (wanted < behind)]
@@ -101,6 +101,6 @@ def pick(split: Split, sources: Sources, wanted: npt.NDArray[np.int64]) -> npt.N
     interfaces[: len(known)] = known
     cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
     packet, no_secrets = np.zeros(PACKET_SIZE, np.int64), np.zeros(0, np.int64)
-    found = _pick(buf, cursor, interfaces, packet, no_secrets, split.first_packet, within, places)
-    assert found == len(within), (found, len(within), split)
+    count = _pick(buf, cursor, interfaces, packet, no_secrets, split.first_packet, within, places)
+    assert count == len(within), (count, len(within), split)
     return places

@@ -1,11 +1,11 @@
-"""The place of a reader in a capture: what the steps of `pcap` and `pcapng` share.
+"""The reading position in a capture, which the steps of `pcap` and `pcapng` share.
 
-A *cursor* is an int64 array: where the next record lies, and everything that is needed to read it
-without the file before it. A step moves it past one packet and fills a *packet*, another small
-int64 array. Interfaces are rows of four int64 in a flat table; a pcap file has one row, so that
-both formats look alike afterwards.
+A *cursor* is an int64 array with the position of the next record and all state that is needed to
+read it. A step moves the cursor past one packet and fills a *packet*, another small int64 array.
+Interfaces are rows of four int64 in a flat table; a pcap file has one row, so later code need not
+distinguish the formats.
 
-Steps that need more room return ROOM_NEEDED without having moved: the caller grows the table and
+A step that needs more room returns ROOM_NEEDED without moving: the caller enlarges the table and
 steps again.
 """
 
@@ -19,10 +19,10 @@ from kdissect.jit import inlined, read_u16, read_u32
 POS, END = 0, 1  # of the next record; of the bytes that may be read
 FORMAT, LITTLE = 2, 3  # PCAP, PCAPNG or MODIFIED_PCAP; 1 when the section is little-endian
 SECTION_BASE, INTERFACE_COUNT = 4, 5  # first interface row of the section; rows so far
-TIME = 6  # ns of the last packet: a simple packet block has no time of its own
-SECRET_COUNT = 7  # rows in the table of secrets; -1: secrets are not wanted
-FAULT, NEEDED = 8, 9  # why the last step failed; CUT: bytes that the record would need
-OTHER_COUNT = 10  # records before that are no packets and have a frame number in Wireshark
+TIME = 6  # ns of the last packet, because a simple packet block has no time
+SECRET_COUNT = 7  # rows in the table of secrets; -1: do not collect secrets
+FAULT, NEEDED = 8, 9  # why the last step failed; for CUT, bytes that the record needs
+OTHER_COUNT = 10  # records so far that are no packets but have a frame number in Wireshark
 CURSOR_SIZE = 11
 
 PCAP, PCAPNG, MODIFIED_PCAP = 0, 1, 2
@@ -30,16 +30,16 @@ PCAP, PCAPNG, MODIFIED_PCAP = 0, 1, 2
 # Packet fields.
 DATA_POS, CAPTURED, LENGTH, TIME_NS, INTERFACE, RECORD_POS = range(6)
 PACKET_SIZE = 6
-NO_INTERFACE, BAD_BLOCK = -1, -2  # values of INTERFACE: a packet that cannot be dissected
+NO_INTERFACE, BAD_BLOCK = -1, -2  # values of INTERFACE for a packet that cannot be dissected
 
 # Interface fields.
 LINK_TYPE, SNAP_LENGTH, RESOLUTION, TIME_OFFSET_S = range(4)
 INTERFACE_SIZE = 4
 
-# A row of the table of secrets: type, pos and length of the bytes.
+# A row of the table of secrets: type, position and length of the bytes.
 SECRET_SIZE = 3
 
-# What a step came to.
+# Outcomes of a step.
 STEP_PACKET, STEP_END, STEP_CUT, STEP_BAD, STEP_ROOM_NEEDED = range(5)
 
 # Values of FAULT.
@@ -56,19 +56,19 @@ FAULT_TEXT = {
 
 SECOND_NS = 1_000_000_000
 TIME_MAX, TIME_MIN = 2**63 - 1, -(2**63)
-_SECONDS_MAX = 2**62 - 1  # more than any clock says; sums of two still fit
+_SECONDS_MAX = 2**62 - 1  # beyond any clock; the sum of two still fits
 
 
 @inlined
 def word16(buf: Any, pos: Any, little: Any) -> Any:
-    """An unsigned 16-bit integer in the section's byte order."""
+    """The unsigned 16-bit integer at `pos`, in the section's byte order."""
     value = read_u16(buf, pos)
     return ((value & 0xFF) << 8) | (value >> 8) if little else value
 
 
 @inlined
 def word32(buf: Any, pos: Any, little: Any) -> Any:
-    """An unsigned 32-bit integer in the section's byte order."""
+    """The unsigned 32-bit integer at `pos`, in the section's byte order."""
     value = read_u32(buf, pos)
     if little:
         return (
@@ -82,7 +82,7 @@ def word32(buf: Any, pos: Any, little: Any) -> Any:
 
 @inlined
 def signed64(buf: Any, pos: Any, little: Any) -> Any:
-    """A signed 64-bit integer in the section's byte order."""
+    """The signed 64-bit integer at `pos`, in the section's byte order."""
     first, second = word32(buf, pos, little), word32(buf, pos + 4, little)
     high, low = (second, first) if little else (first, second)
     if high >= 2**31:
@@ -92,11 +92,10 @@ def signed64(buf: Any, pos: Any, little: Any) -> Any:
 
 @inlined
 def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
-    """Nanoseconds since 1970 of a 64-bit tick count given as two 32-bit halves.
+    """Nanoseconds since 1970 of a 64-bit tick count, given as two 32-bit halves.
 
-    `resolution` is pcapng's if_tsresol: ticks of 10**-n seconds, or of 2**-n with the top bit set.
-    Everything stays in signed 64 bits: seconds are capped at 2**62 - 1, the result at int64's
-    range.
+    `resolution` is pcapng's if_tsresol: ticks of 10**-n seconds, or of 2**-n if the top bit is set.
+    All steps stay in signed 64 bits: seconds are capped at 2**62 - 1, the result at int64's range.
     """
     exponent = resolution & 0x7F
     seconds = 0
@@ -123,7 +122,7 @@ def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
         else:
             seconds = ((high // unit) << 32) + rest // unit
         fraction = (rest % unit) * 10 ** (9 - exponent)
-    elif exponent <= 36:  # finer ones: a 64-bit count is less than a nanosecond
+    elif exponent <= 36:  # with finer ticks a 64-bit count is less than a nanosecond
         if exponent <= 18:
             unit = 10 ** (exponent - 9)
             ns = ((high // unit) << 32) + (((high % unit) << 32) + low) // unit

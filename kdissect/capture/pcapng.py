@@ -1,8 +1,8 @@
-"""The pcapng format: blocks, each with its length at both ends, in sections of one byte order.
+"""The pcapng format: blocks with their length at both ends, in sections of one byte order.
 
-Source: IETF draft-ietf-opsawg-pcapng. Packets are in enhanced, simple and (obsolete) packet
-blocks; interface blocks say how to read them; blocks of other types are skipped by their length.
-Wireshark gives frame numbers to some that are no packets (NUMBERED), so they are counted.
+Source: IETF draft-ietf-opsawg-pcapng. Packets are in enhanced, simple and (obsolete) packet blocks.
+Interface blocks describe how to read them. Blocks of other types are skipped by their length.
+Wireshark numbers some of those as frames (NUMBERED), so they are counted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from kdissect.jit import inlined, read_u8, read_u32
 SECTION_MAGIC = b"\x0a\x0d\x0d\x0a"
 SECTION_HEADER = 0x0A0D0D0A  # reads the same in both byte orders
 INTERFACE_BLOCK, OLD_PACKET_BLOCK, SIMPLE_BLOCK, ENHANCED_BLOCK, SECRETS_BLOCK = 1, 2, 3, 6, 10
-# Entries of systemd's journal, custom blocks (to be copied or not), Sysdig's events (of all ages).
+# Systemd journal entries, custom blocks (to be copied or not), Sysdig events (three versions).
 JOURNAL_BLOCK, CUSTOM_BLOCK, PRIVATE_BLOCK = 9, 0x00000BAD, 0x40000BAD
 SYSDIG_EVENT, SYSDIG_EVENT_2, SYSDIG_EVENT_2_LARGE = 0x204, 0x216, 0x221
 NUMBERED = (
@@ -91,6 +91,7 @@ def add_interface(buf: Any, pos: Any, end: Any, little: Any, interfaces: Any, ro
     interfaces[at + RESOLUTION] = DEFAULT_RESOLUTION
     interfaces[at + TIME_OFFSET_S] = 0
     option = pos + 8
+    # draft-ietf-opsawg-pcapng, 3.5: options of code, length and value, padded to 4 bytes
     while option + 4 <= end:
         code = word16(buf, option, little)
         size = word16(buf, option + 2, little)
@@ -108,7 +109,8 @@ def add_interface(buf: Any, pos: Any, end: Any, little: Any, interfaces: Any, ro
 def read_packet_block(
     buf: Any, pos: Any, kind: Any, room: Any, cursor: Any, interfaces: Any, packet: Any
 ) -> Any:
-    """Fill `packet` from a packet block whose body has `room` bytes; a faulty one says so."""
+    """Fill `packet` from a packet block with a body of `room` bytes; INTERFACE marks a faulty
+    one."""
     little = cursor[LITTLE]
     interface_count = cursor[INTERFACE_COUNT] - cursor[SECTION_BASE]
     packet[RECORD_POS] = pos
@@ -121,6 +123,8 @@ def read_packet_block(
     if room < fixed:
         return
     if kind == SIMPLE_BLOCK:
+        # draft-ietf-opsawg-pcapng, 4.4: a simple block has the original length only and belongs to
+        # interface 0; the snap length limits the captured bytes.
         length = word32(buf, pos + 8, little)
         interface = 0
         captured = min(length, room - fixed)
@@ -129,7 +133,7 @@ def read_packet_block(
             if snap_length > 0:
                 captured = min(captured, snap_length)
     else:
-        narrow = kind == OLD_PACKET_BLOCK  # its interface has 16 bits, then drops are counted
+        narrow = kind == OLD_PACKET_BLOCK  # its interface has 16 bits, followed by a count of drops
         interface = word16(buf, pos + 8, little) if narrow else word32(buf, pos + 8, little)
         captured = word32(buf, pos + 20, little)
         length = word32(buf, pos + 24, little)
@@ -156,7 +160,7 @@ def read_packet_block(
 
 @inlined
 def add_secrets(buf: Any, pos: Any, room: Any, cursor: Any, secrets: Any) -> Any:
-    """Note where a secrets block's bytes lie (TLS key logs); one that lies about its length not."""
+    """Record where the bytes of a decryption secrets block lie, unless its length is wrong."""
     if room < 8:
         return
     size = word32(buf, pos + 12, cursor[LITTLE])
@@ -171,7 +175,7 @@ def add_secrets(buf: Any, pos: Any, room: Any, cursor: Any, secrets: Any) -> Any
 
 @inlined
 def pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: Any) -> Any:
-    """Read blocks from the cursor up to and including the next packet."""
+    """Read blocks from the cursor up to and including the next packet; returns the outcome."""
     while True:
         pos = cursor[POS]
         left = cursor[END] - pos
@@ -180,6 +184,7 @@ def pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: An
         if left < BLOCK_SIZE_MIN:
             cursor[NEEDED] = BLOCK_SIZE_MIN
             return STEP_CUT
+        # draft-ietf-opsawg-pcapng, 4.1: a section header gives the byte order of its section
         if read_u32(buf, pos) == SECTION_HEADER:
             mark = read_u32(buf, pos + 8)
             if mark not in (BYTE_ORDER_MARK, BYTE_ORDER_MARK_SWAPPED):
@@ -192,7 +197,7 @@ def pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: An
         if total < BLOCK_SIZE_MIN:
             cursor[FAULT] = FAULT_BLOCK_LENGTH
             return STEP_BAD
-        size = (total + 3) & ~3  # some writers forget to count the padding
+        size = (total + 3) & ~3  # some writers do not count the padding
         if size > left:
             cursor[NEEDED] = size
             return STEP_CUT

@@ -1,10 +1,10 @@
-"""Keeps the resident part of a process small: what was read of captures is let go after a moment.
+"""Keeps the resident memory of a process small: pages of captures are released after a moment.
 
-A kernel that reads size prefixes all over a capture leaves every page it touched mapped, and the
-kernel (the operating system's) maps sixteen around each. These pages are clean and belong to the
-page cache, but they count as the process's memory: with many workers on a large capture that is
-the file several times over. So a thread drops the mappings of large files a few times a second;
-a page that is read again is found in the page cache. Small files are left alone.
+A kernel that reads size prefixes all over a capture leaves every touched page mapped, and Linux
+maps sixteen around each. These pages are clean and belong to the page cache, but count as memory of
+the process. With many workers on a large capture, that is the file several times over. So a thread
+releases the pages of large mappings many times a second; a page that is read again comes from the
+page cache. Small files are left alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import numpy.typing as npt
 
 from kdissect.errors import EnvironmentFailed
 
-WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on it is watched
+WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on its pages are released
 INTERVAL_S = 0.02
-KEPT_MAX = (
-    64 << 20
-)  # bytes of shared mappings, such as a task writes, that stay until there are more
+# bytes of shared mappings, as a task writes them, that may stay resident
+KEPT_MAX = 64 << 20
 
 _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22
 _PROT_READ, _MAP_PRIVATE = 1, 2
@@ -48,9 +47,10 @@ _threads: list[threading.Thread] = []  # the one that runs, or none
 
 
 def mapped(descriptor: int, name: str) -> npt.NDArray[np.uint8]:
-    """uint8[size], read-only: an open file's bytes, mapped until the array is gone, and watched.
+    """uint8[size], read-only: the bytes of an open file, mapped until the array is deleted.
 
-    The descriptor may be closed. name: of the file, for the error. Raises EnvironmentFailed.
+    The descriptor may be closed afterwards. name: of the file, for the error. Raises
+    EnvironmentFailed.
     """
     size = os.fstat(descriptor).st_size
     if size == 0:
@@ -68,37 +68,39 @@ def mapped(descriptor: int, name: str) -> npt.NDArray[np.uint8]:
 
 
 def watch(address: int, size: int) -> None:
-    """Drop the pages of the read-only file mapping at `address` from time to time."""
+    """Release the pages of the read-only file mapping at `address` regularly, if it is large."""
     if size >= WATCHED_SIZE_MIN:
         _begin(_watched, address, size)
 
 
 def keep_small(address: int, size: int) -> None:
-    """The same for a shared mapping, once KEPT_MAX of its kind may be resident: what was written
-    stays in the page cache."""
+    """Release the pages of a shared mapping when more than KEPT_MAX of this kind are resident.
+
+    Written bytes stay in the page cache.
+    """
     _begin(_kept, address, size)
 
 
 def _begin(table: dict[int, int], address: int, size: int) -> None:
     with _lock:
         table[address] = size
-        # a fork takes the table along, but not the thread
+        # a fork copies the table, but not the thread
         if not any(thread.is_alive() for thread in _threads):
             _threads[:] = [threading.Thread(target=_run, daemon=True, name="resident")]
             _threads[0].start()
 
 
 def release() -> None:
-    """Give back to the system what was freed; glibc keeps it for later otherwise."""
+    """Return freed memory to the system; glibc would keep it."""
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
 
 
 def fault(address: int, size: int) -> str | None:
-    """Why bytes of a file mapping cannot be read, None where they can.
+    """Why bytes of a file mapping cannot be read; None if they can.
 
-    Touching them would end the process, by SIGBUS: the disk fails, or the file was cut. Systems
-    before Linux 5.14 cannot tell.
+    Touching them would end the process with SIGBUS, because the disk fails or the file was cut.
+    Linux before 5.14 cannot test this.
     """
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     if not size or not _libc.madvise(start, address + size - start, _MADV_POPULATE_READ):
@@ -108,15 +110,15 @@ def fault(address: int, size: int) -> str | None:
 
 
 def drop(address: int, size: int) -> None:
-    """Drop the whole pages that bytes of a read-only file mapping lie in, and theirs alone."""
+    """Release the pages of a read-only file mapping that contain these bytes."""
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     _libc.madvise(start, address + size - start, _MADV_DONTNEED)
 
 
 def unmap(address: int, size: int) -> None:
-    """Unmap; nothing may read there any more."""
+    """Unmap the memory; it must not be read any more."""
     if threading.current_thread() in _threads:
-        # a collection of garbage within `_run`: not between its look at the table and its call
+        # a garbage collection inside `_run`, which holds the table: unmap later
         _deferred.append((address, size))
         return
     with _lock:
@@ -130,7 +132,7 @@ def _unmap(address: int, size: int) -> None:
 
 
 def _file_bytes() -> int:
-    """Of the process, resident pages of files."""
+    """Resident bytes of this process that are mapped files."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[2]) * mmap.PAGESIZE
 
@@ -145,7 +147,7 @@ def _run() -> None:
             if _kept and _file_bytes() > most:
                 dropped += _kept.items()
             for address, size in dropped:
-                # shared, or never written: the pages come back from the file
+                # shared, or never written: the pages are read from the file again
                 _libc.madvise(address, size, _MADV_DONTNEED)
             while _deferred:
                 _unmap(*_deferred.pop())

@@ -1,8 +1,8 @@
-"""One pass over a split's packets: a row per TCP segment, and an account of all others.
+"""One pass over a split's packets: a row per TCP segment, and a count of all other packets.
 
-The kernel steps through the records, finds each packet's TCP header, looks its pair of endpoints up
-in a hash table and writes a row of SEGMENT. Payload is never read. The hash is a sum of products
-with multipliers drawn per process, so that nobody can prepare addresses that collide.
+The kernel steps through the records, finds each packet's TCP header, looks up its endpoint pair in
+a hash table and writes a row of SEGMENT. It never reads payload. The hash is a sum of products with
+random multipliers per process, so that addresses cannot be crafted to collide.
 """
 
 from __future__ import annotations
@@ -68,18 +68,17 @@ _PACKETS, _SEGMENTS, _ENDPOINTS, _CUT = range(4)  # counters of the kernel
 _ENDPOINTS_SIZE = ENDPOINTS.itemsize
 _MULTIPLIERS = np.array([random_source.randbits(62) | 1 for _ in range(11)], np.int64)
 _EMPTY = -1
-_MAPPED = 0xFFFF << 32  # before an IPv4 address in a word: RFC 4291, 2.5.5.2
+_MAPPED = 0xFFFF << 32  # precedes an IPv4 address in a word: RFC 4291, 2.5.5.2
 _SIGN = -(1 << 63)
 _FRAGMENT_REASON = reason_name(IP_FRAGMENT)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """A split's segments, and its packets by what became of them.
+    """A split's segments, and counts of its packets.
 
-    packet_count = tcp_packet_count + the sum of ignored_reasons. `truncated_packet_count` counts
-    packets that a snap length cut, of any kind; `cut_segments` are the rows of batch.segments
-    whose payload lost bytes by that.
+    packet_count = tcp_packet_count + the sum of ignored_reasons. truncated_packet_count: packets of
+    any kind that a snap length cut. cut_segments: rows of batch.segments whose payload it cut.
     """
 
     source: int
@@ -92,14 +91,14 @@ class ScanResult:
 
     @property
     def cut_segments(self) -> npt.NDArray[np.int64]:
-        """int64[n]: rows of batch.segments with captured < length, each a packet_cut anomaly."""
+        """int64[n]: rows of batch.segments with captured < length; each is a packet_cut anomaly."""
         segments = self.batch.segments
         return np.flatnonzero(segments["captured"] < segments["length"])
 
 
 @inlined
 def _endpoints_of(buf: Any, headers: Any) -> Any:
-    """(the five words of a row of ENDPOINTS, 0 when the packet's sender is endpoint a)."""
+    """(the five words of a row of ENDPOINTS, 0 if the packet's sender is endpoint a else 1)."""
     tcp = headers[TCP_POS]
     sender = headers[ADDRESS_POS]
     sender_port = read_u16(buf, tcp)
@@ -113,7 +112,7 @@ def _endpoints_of(buf: Any, headers: Any) -> Any:
         sender_high = receiver_high = 0
         sender_low = _MAPPED | read_u32(buf, sender)
         receiver_low = _MAPPED | read_u32(buf, sender + 4)
-    # Words are compared as unsigned ones are.
+    # compare as unsigned words
     if sender_high != receiver_high:
         side = int((sender_high ^ _SIGN) > (receiver_high ^ _SIGN))
     elif sender_low != receiver_low:
@@ -126,21 +125,22 @@ def _endpoints_of(buf: Any, headers: Any) -> Any:
         sender_port, receiver_port = receiver_port, sender_port
     network = int(headers[NETWORK])
     ports = _swapped_16(sender_port) << 16 | _swapped_16(receiver_port)
-    ports = (ports ^ 0x80000000) - 0x80000000  # signed, as `read_i64` reads the word
+    ports = (ports ^ 0x80000000) - 0x80000000  # signed, as `read_i64` returns the word
     network = _swapped_16(network & 0xFFFF) << 16 | _swapped_16((network >> 16) & 0xFFFF)
     return (sender_high, sender_low, receiver_high, receiver_low, ports << 32 | network), side
 
 
 @inlined
 def _swapped_16(value: Any) -> Any:
-    """ENDPOINTS has its numbers in the order of little-endian machines."""
+    """Swap bytes: numbers in ENDPOINTS are little-endian."""
     return (value & 255) << 8 | value >> 8
 
 
 @inlined
 def _of_timestamps(buf: Any, pos: Any, end: Any) -> Any:
-    """16 bits that tell TCP's timestamps (RFC 7323) among the options buf[pos:end]; 0 without."""
+    """16 bits of TCP's timestamps (RFC 7323) from the options buf[pos:end]; 0 if there are none."""
     while pos < end:
+        # RFC 9293, 3.1: option kind 0 ends the list, 1 is padding of one byte; others have a length
         kind = read_u8(buf, pos)
         if kind == 1:
             pos += 1
@@ -148,6 +148,7 @@ def _of_timestamps(buf: Any, pos: Any, end: Any) -> Any:
         if kind == 0 or end - pos < 2:
             break
         size = read_u8(buf, pos + 1)
+        # RFC 7323, 3.2: kind 8, length 10, TSval, TSecr
         if kind == 8 and size == 10 and end - pos >= 10:
             mixed = read_u32(buf, pos + 2) * 31 + read_u32(buf, pos + 6)
             return (mixed ^ (mixed >> 16)) & 0xFFFF
@@ -159,7 +160,7 @@ def _of_timestamps(buf: Any, pos: Any, end: Any) -> Any:
 
 @inlined
 def _slot(words: Any, endpoints: Any, table: Any, multipliers: Any) -> Any:
-    """The slot of `table` whose row has these words, or the free one where they belong."""
+    """The slot of `table` whose row has these words, or the free slot for them."""
     total = int(multipliers[10])
     for i in range(5):
         total += int(multipliers[2 * i]) * (words[i] >> 32)
@@ -209,14 +210,15 @@ def _scan_packets(
     first_packet: Any,
     source: Any,
 ) -> Any:
-    """Scan from the cursor on; the last step's outcome. Resumes after ROOM_NEEDED."""
+    """Scan from the cursor on; returns the outcome of the last step. Call again after
+    ROOM_NEEDED."""
     while True:
         row = counts[_ENDPOINTS]
         if (row + 1) * 2 > len(table) or (row + 1) * _ENDPOINTS_SIZE > len(endpoints):
             return STEP_ROOM_NEEDED
         segment = counts[_SEGMENTS]
         if segment == len(segments):
-            # The plan counted the packets: none can be left.
+            # the plan counted the packets, so this was the last one
             return STEP_END
         if cursor[FORMAT] != PCAPNG:
             outcome = pcap_step(buf, cursor, interfaces, packet)
@@ -254,6 +256,7 @@ def _scan_packets(
         tcp = headers[TCP_POS]
         payload = tcp + headers[TCP_HEADER]
         segments["time_ns"][segment] = packet[TIME_NS]
+        # without a TCP header only the endpoints are known
         if headers[TCP_HEADER] == 0:
             segments["pos"][segment] = tcp
             segments["packet"][segment] = number
@@ -272,6 +275,7 @@ def _scan_packets(
         segments["source"][segment] = source
         segments["endpoints"][segment] = table[slot]
         identification = headers[IP_ID]
+        # IPv6 has no identification in its header; TCP's timestamps distinguish copies instead
         if headers[IS_IPV6]:
             identification = _of_timestamps(buf, tcp + 20, min(payload, headers[CAPTURED_END]))
         segments["ip_id"][segment] = identification
@@ -283,9 +287,9 @@ def _scan_packets(
 
 
 def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> ScanResult:
-    """The segments of one split, those of `fragments` in its packets among them.
+    """The segments of one split, with those of IP fragments in its packets.
 
-    Raises CaptureError when its file cannot be opened.
+    Raises CaptureError if its file cannot be opened.
     """
     buf = sources.data(split.source)
     cursor = np.zeros(CURSOR_SIZE, np.int64)
@@ -340,7 +344,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
 
 
 def _merged(batch: SegmentBatch, more: SegmentBatch) -> SegmentBatch:
-    """Both batches' segments, by packet."""
+    """The segments of both batches, ordered by packet."""
     if not len(more.segments):
         return batch
     joined = SegmentBatch.concat([batch, more])

@@ -1,7 +1,7 @@
-"""The index of segments: what `scan` hands to `kafka.assemble`. Payload stays in the file.
+"""The index of TCP segments that `scan` passes to `kafka.assemble`. Payload stays in the file.
 
-A `SegmentBatch` is two plain arrays: the endpoint pairs met, and one row per TCP segment that
-points at its payload. Batches pack to bytes, so Spark shuffles them as one binary value.
+A `SegmentBatch` has two arrays: the endpoint pairs, and one row per segment that points at its
+payload. Batches are packed to bytes, so that Spark shuffles each as one binary value.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from kdissect.arrays import joined
 from kdissect.packing import pack, unpack
 
-# One pair of endpoints, ordered: (ip_a, port_a) <= (ip_b, port_b) as bytes. IPv4 is stored as
-# IPv4-mapped IPv6 (::ffff:a.b.c.d). `network` is 1 + the VXLAN or GENEVE network id, 0 without.
+# A pair of endpoints, ordered as bytes: (ip_a, port_a) <= (ip_b, port_b). IPv4 is stored as
+# IPv4-mapped IPv6 (::ffff:a.b.c.d). `network` is 1 + the VXLAN or GENEVE network id, or 0.
 ENDPOINTS = np.dtype(
     [
         ("ip_a", "u1", (16,)),
@@ -26,10 +26,10 @@ ENDPOINTS = np.dtype(
     ]
 )
 
-MAPPED = bytes(10) + b"\xff\xff"  # in front of an IPv4 address
+MAPPED = bytes(10) + b"\xff\xff"  # precedes an IPv4 address
 
-# One TCP segment (40 payload-independent bytes and its places). `side` is 0 when sent by a.
-# `captured` <= `length`: bytes of payload in the file and on the wire (a snap length cuts).
+# One TCP segment. `side` is 0 if endpoint a sent it. `captured` <= `length`: payload bytes in the
+# file and on the wire (a snap length cuts).
 SEGMENT = np.dtype(
     [
         ("time_ns", "<i8"),
@@ -41,7 +41,7 @@ SEGMENT = np.dtype(
         ("length", "<i4"),
         ("source", "<i4"),  # index into the run's list of captures, ordered by first packet
         ("endpoints", "<i4"),  # index into SegmentBatch.endpoints
-        ("ip_id", "<u4"),  # 16 bits of it (IPv6: of TCP's timestamps), FRAGMENT_PART, NO_HEADER
+        ("ip_id", "<u4"),  # 16 bits of it (for IPv6 of TCP's timestamps), FRAGMENT_PART, NO_HEADER
         ("flags", "u1"),  # TCP's: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32
         ("side", "u1"),
         ("window", "<u2"),
@@ -50,15 +50,15 @@ SEGMENT = np.dtype(
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
-# In ip_id: bytes of an IP fragment that count as no segment of their own (see `ip_fragments`).
+# In ip_id: bytes of an IP fragment that are not counted as a segment (see `ip_fragments`).
 FRAGMENT_PART = 1 << 16
-# In ip_id: a segment whose TCP header is cut, or makes no sense; only its endpoints are known.
+# In ip_id: the segment's TCP header is cut or malformed; only its endpoints are known.
 NO_HEADER = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """endpoints: ENDPOINTS[n]; segments: SEGMENT[m], in file order within a source."""
+    """endpoints: ENDPOINTS[n]. segments: SEGMENT[m], in file order within a source."""
 
     endpoints: npt.NDArray[np.void]
     segments: npt.NDArray[np.void]
@@ -72,7 +72,7 @@ class SegmentBatch:
 
     @staticmethod
     def concat(batches: list[SegmentBatch]) -> SegmentBatch:
-        """One batch; equal endpoint pairs become one row."""
+        """One batch with all segments; equal endpoint pairs become one row."""
         if not batches:
             return SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
         return SegmentBatch.numbered(
@@ -85,8 +85,10 @@ class SegmentBatch:
     def numbered(
         pairs: list[npt.NDArray[np.void]], counts: list[int], segments: npt.NDArray[np.void]
     ) -> SegmentBatch:
-        """`concat` of batches with these pairs and counts of segments, which lie joined already
-        and are changed in place."""
+        """One batch from the endpoint pairs and segment counts of several.
+
+        segments: of all batches, concatenated; changed in place.
+        """
         endpoints = np.concatenate(pairs)
         raw = np.frombuffer(endpoints.tobytes(), f"V{ENDPOINTS.itemsize}")
         _, first, inverse = np.unique(raw, return_index=True, return_inverse=True)

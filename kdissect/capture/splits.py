@@ -1,8 +1,8 @@
-"""Where captures are cut into splits: one walk over the packet headers of each file.
+"""Cuts captures into splits, by one walk over the packet headers of each file.
 
-A split starts at a record and carries what is needed to read on from there: byte order, the
-section's interfaces, the first packet's number. The walk also tells a capture's times and counts,
-and where its IP fragments are (`ip_fragments`).
+A split starts at a record and has the state that is needed to read from there: byte order, the
+section's interfaces, the number of the first packet. The walk also finds a capture's times, counts
+and IP fragments (`ip_fragments`).
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ from kdissect.capture.packet_reader import (
 )
 from kdissect.jit import inlined, kernel, read_u8, read_u16
 
-SPLIT_BYTES = 128 * 2**20  # the default: tasks of a second or less, and few of them
+SPLIT_BYTES = 128 * 2**20  # default: tasks of at most a second, and few of them
 
-FRAGMENT_MAX = 1_000_000  # the default: IP fragments that are joined, of all captures together
+FRAGMENT_MAX = 1_000_000  # default: IP fragments joined, over all captures
 
 # Counters of the walk.
 _PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS, _FRAGMENTS, _PASSED_OVER = range(9)
-# A row of the walk's table of splits.
+# Columns of the walk's table of splits.
 _AT, _PACKETS_BEFORE, _OTHERS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(7)
 _ROW = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Records data[pos:end] of a source, and what was known of the file before them.
+    """Records data[pos:end] of a source, and the state of reading before them.
 
-    first_packet: Wireshark's number of its first packet, from 1. other_count: records among its
-    packets and behind them that have such a number too. format: of the cursor. interfaces:
-    the section's rows so far, packed int64; interface_room: rows there are at its end. time_ns: of
-    the packet before.
+    first_packet: Wireshark's number of its first packet, from 1. other_count: records from its
+    first packet on that are no packets but have such a number. format: of the cursor. interfaces:
+    the section's rows so far, packed int64. interface_room: number of rows at the split's end.
+    time_ns: of the packet before.
     """
 
     source: int
@@ -96,13 +96,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
-    """What the walk tells of an input file; `source` is its index in Sources, -1: not used.
+    """Facts about an input file from the walk; `source` is its index in Sources, -1: not used.
 
-    first_time_ns and last_time_ns are the earliest and latest packet's (None without packets);
-    byte_count is the captured bytes of all packets, without record headers. A file that could not
-    be read to its end says why in `error`, where in `error_pos` (a byte position in the
-    uncompressed file) and `error_packet` (the number of the packet that is not there).
-    `secrets` are the key logs inside a pcapng: (type, pos, length).
+    first_time_ns, last_time_ns: earliest and latest packet (None without packets). byte_count:
+    captured bytes of all packets, without record headers. error: why the file could not be read to
+    its end, with the position in the uncompressed file (error_pos) and the number of the first
+    missing packet (error_packet). secrets: key logs inside a pcapng, as (type, pos, length).
     """
 
     source: int
@@ -123,8 +122,10 @@ class CaptureInfo:
 
 @inlined
 def _is_plain_tcp(buf: Any, start: Any, captured: Any) -> Any:
-    """Whether an Ethernet frame is TCP over IPv4 and no fragment: the usual case, told quickly."""
+    """Whether an Ethernet frame is TCP over IPv4 and no fragment: a quick test for the common
+    case."""
     return (
+        # ethertype IPv4; no fragment offset and no More Fragments; protocol 6
         captured >= 34
         and read_u16(buf, start + 12) == 0x0800
         and read_u16(buf, start + 20) & 0x3FFF == 0
@@ -147,9 +148,9 @@ def _walk(
     packet_max: Any,
     fragment_max: Any,
 ) -> Any:
-    """Step to the end, or past `packet_max` packets; the last step's outcome.
+    """Step to the end, or past `packet_max` packets; returns the outcome of the last step.
 
-    `splits` has room for a row per `split_bytes` of the file. Resumes after ROOM_NEEDED.
+    `splits` has room for a row per `split_bytes` of the file. Call again after ROOM_NEEDED.
     """
     outcome = np.int64(STEP_PACKET)
     while counts[_PACKETS] < packet_max:
@@ -200,7 +201,7 @@ def _walk(
 
 
 class _Walk:
-    """A walk over one file and its tables."""
+    """A walk over one file, and its tables."""
 
     def __init__(
         self, data: npt.NDArray[np.uint8], split_bytes: int, fragment_max: int = 0
@@ -246,16 +247,16 @@ class _Walk:
 
     @property
     def passed_over(self) -> int:
-        """IP fragments beyond the limit."""
+        """Number of IP fragments beyond the limit."""
         return int(self.counts[_PASSED_OVER])
 
     def fragment_table(self) -> npt.NDArray[np.int64]:
-        """int64[n, FRAGMENT_WIDTH]: the IP fragments that may carry TCP."""
+        """int64[n, FRAGMENT_WIDTH]: IP fragments that may carry TCP."""
         table = self.fragments[: self.counts[_FRAGMENTS] * FRAGMENT_WIDTH]
         return table.reshape(-1, FRAGMENT_WIDTH).copy()
 
     def error(self) -> str | None:
-        """One clause with its place when the file could not be read to its end, else None."""
+        """One clause with a position if the file could not be read to its end; else None."""
         pos, packet = int(self.cursor[POS]), self.number_count + 1
         place = f"packet {packet} at byte {pos}"
         if self.outcome == STEP_CUT:
@@ -328,7 +329,7 @@ class _Walk:
 
 
 class CaptureWalk(Protocol):
-    """What the plan wants of a walk over a capture, of whatever kind."""
+    """The interface of a walk over a capture that the plan uses."""
 
     @property
     def start_time_ns(self) -> int | None: ...
@@ -346,10 +347,11 @@ class CaptureWalk(Protocol):
 def order_inputs(
     files: Sequence[InputFile], walks: Mapping[str, CaptureWalk] | None = None
 ) -> list[InputFile]:
-    """The captures among spooled inputs by their first packet's time; those without packets last.
+    """The captures among spooled inputs, by the time of their first packet; those without packets
+    last.
 
-    Equal times keep the order of the paths, so that the result does not depend on the caller's.
-    walks: by `data_path`, where they were done already.
+    Equal times are ordered by path, so the order of the arguments does not matter. walks: earlier
+    walks by `data_path`.
     """
 
     def key(file: InputFile) -> tuple[bool, int, str]:
@@ -364,7 +366,7 @@ def order_inputs(
 
 
 def _walked(path: str, split_bytes: int, fragment_max: int) -> _Walk:
-    """A walk to the end."""
+    """A walk over a whole file."""
     sources = Sources([path])
     walk = _Walk(sources.data(0), split_bytes, fragment_max)
     sources.windows(0, walk.cursor, len(walk.data), lambda: int(walk.run().outcome))
@@ -373,9 +375,9 @@ def _walked(path: str, split_bytes: int, fragment_max: int) -> _Walk:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """captures[i] describes sources.paths[i]; inputs that are no captures follow behind, with
-    source -1 and their error. splits: by source, then by position. fragments: what the IP
-    fragments of all captures make together, None where there are none."""
+    """captures[i] describes sources.paths[i]; inputs that are no captures follow, with source -1
+    and their error. splits: by source, then by position. fragments: the joined IP fragments
+    of all captures, None without any."""
 
     sources: Sources
     captures: list[CaptureInfo]
@@ -389,11 +391,11 @@ def plan_splits(
     fragment_max: int = FRAGMENT_MAX,
     walks: Mapping[str, CaptureWalk] | None = None,
 ) -> Splits:
-    """The run's sources and splits, by one walk over each of them.
+    """The run's sources and splits, from one walk over each source.
 
-    `files` come from `inputs.spool`. fragment_max: IP fragments that are joined; the rest is
-    counted. walks: those over objects in stores, by `data_path` (`object_splits.walk_all`). Raises
-    ValueError for split_bytes below 1, CaptureError for a file that cannot be opened.
+    files: from `inputs.spool`. fragment_max: IP fragments joined; others are counted. walks:
+    earlier walks over objects in stores, by `data_path` (`object_splits.walk_all`). Raises
+    ValueError if split_bytes is below 1, CaptureError if a file cannot be opened.
     """
     if split_bytes < 1:
         raise ValueError(f"split_bytes: {split_bytes} is not positive")

@@ -1,9 +1,7 @@
-"""Bytes that a step must have at hand and that no local capture holds: kept on disk.
+"""Bytes that a step needs and that no local capture contains, kept on disk.
 
-Decrypted ones, and a bucket's payload where the captures are in an object store.
-
-A spool is an unnamed temporary file, so that the bytes need no memory, are gone with the process
-however it ends, and are never found under a name.
+These are decrypted bytes, and a bucket's payload from captures in an object store. A spool is an
+unnamed temporary file: its bytes need no memory, and it disappears with the process in any case.
 """
 
 from __future__ import annotations
@@ -17,18 +15,19 @@ import numpy.typing as npt
 from kdissect.capture import resident
 from kdissect.errors import EnvironmentFailed
 
-HELD_BYTES_MAX = 64 << 20  # payload in memory; more goes to disk
+HELD_BYTES_MAX = 64 << 20  # bytes of payload in memory; more goes to disk
 
 
 class Spool:
-    """Written first, front to back; then mapped as one array."""
+    """A temporary file that is written sequentially, then mapped as one array."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._size = 0
 
     def write(self, data: bytes) -> int:
-        """Append; the position of the first byte. Raises EnvironmentFailed without room."""
+        """Append; returns the position of the first byte. Raises EnvironmentFailed if the disk
+        is full."""
         pos = self._size
         try:
             if self._file is None:
@@ -40,7 +39,7 @@ class Spool:
         return pos
 
     def data(self) -> npt.NDArray[np.uint8]:
-        """uint8[n], read-only: all that was written. The file lives as long as the array."""
+        """uint8[n], read-only: all bytes. The file lives as long as the array."""
         if self._file is None or not self._size:
             return np.zeros(0, np.uint8)
         try:
@@ -54,7 +53,7 @@ class Spool:
 
 
 class SpooledBytes:
-    """Pieces one behind the other, in memory while they are few, else in a spool."""
+    """Collects bytes in memory while they are few, else in a spool."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -62,7 +61,7 @@ class SpooledBytes:
         self._spool: Spool | None = None
 
     def write(self, data: bytes) -> None:
-        """Append. Raises EnvironmentFailed without room on disk."""
+        """Append. Raises EnvironmentFailed if the disk is full."""
         self._size += len(data)
         if self._spool is not None:
             self._spool.write(data)
@@ -75,9 +74,9 @@ class SpooledBytes:
             self._pieces = []
 
     def data(self) -> npt.NDArray[np.uint8]:
-        """uint8[n], read-only: all that was written; what was held is given away."""
+        """uint8[n], read-only: all bytes. Call it once."""
         if self._spool is not None:
             return self._spool.data()
-        found = b"".join(self._pieces)
+        joined = b"".join(self._pieces)
         self._pieces = []
-        return np.frombuffer(found, np.uint8)
+        return np.frombuffer(joined, np.uint8)

@@ -1,8 +1,8 @@
-"""A capture read once, front to back, a window of packets at a time: also from a pipe, as it comes.
+"""Reads a capture once, front to back, a window of packets at a time; also from a pipe.
 
-A window is a piece of the file in a buffer that the next one uses again, so memory depends on the
-windows' size alone. Windows are small at first, so that something is there at once. What can be
-waited for (a pipe) gives what it has: a window then holds the packets that came.
+A window is a part of the file in a buffer that the next window reuses, so memory depends only on
+the size of windows. The first windows are small, so that output starts early. A pipe returns the
+bytes that it has: a window then holds the packets that have arrived.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.capture.splits import FRAGMENT_MAX, _Walk
 from kdissect.errors import CaptureError
 
-WINDOW_BYTES_MIN = 256 << 10  # the first one; each one is twice as large as the one before
+WINDOW_BYTES_MIN = 256 << 10  # the first one; each later one is twice as large
 WINDOW_BYTES_MAX = 8 << 20
-RECORD_BYTES_MAX = 256 << 20  # no packet is that large; a damaged length must not fill the memory
+RECORD_BYTES_MAX = 256 << 20  # larger than any packet; a damaged length must not fill the memory
 PIECE_BYTES = 64 << 10  # decompressed at a time
-PATIENCE_S, MUCH_BYTES = 0.005, 32 << 10  # of a pipe
-PIPE_BYTES = 1 << 20  # that a pipe may hold, where the system lets us say so
+# wait this long for more from a pipe that has delivered so many bytes
+PATIENCE_S, MUCH_BYTES = 0.005, 32 << 10
+PIPE_BYTES = 1 << 20  # requested capacity of a pipe
 _TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
 
 
 class WindowSources(Sources):
-    """The buffer of a window under the number of every capture: places are in the buffer."""
+    """The buffer of a window as the bytes of every capture: positions are those in the buffer."""
 
     def __init__(self, paths: list[str], buffer: npt.NDArray[np.uint8]) -> None:
         super().__init__(paths)
@@ -62,10 +63,10 @@ class WindowSources(Sources):
 
 @dataclass(slots=True)
 class Window:
-    """Packets that came, and room behind them for bytes that are still needed of earlier ones.
+    """Packets of a window, and free space after them for bytes of earlier windows.
 
-    batch: their segments, with places in `buffer`, of which `used` bytes are taken. secrets: key
-    logs that a pcapng carries, among these packets.
+    batch: their segments, with positions in `buffer`, of which `used` bytes are taken. secrets: key
+    logs that a pcapng contains among these packets.
     """
 
     batch: SegmentBatch
@@ -74,7 +75,8 @@ class Window:
     secrets: list[bytes]
 
     def reserve(self, size: int) -> int:
-        """Place of `size` free bytes of the buffer, which may be another one afterwards."""
+        """Reserve `size` bytes of the buffer; returns their position. The buffer may be
+        replaced."""
         start = self.used
         self.used += size
         if self.used > len(self.buffer):
@@ -84,13 +86,13 @@ class Window:
         return start
 
     def hold(self, data: bytes) -> int:
-        """Put bytes of earlier windows into the buffer; their position there."""
+        """Copy bytes of earlier windows into the buffer; returns their position."""
         start = self.reserve(len(data))
         self.buffer[start : start + len(data)] = np.frombuffer(data, np.uint8)
         return start
 
     def sources(self, paths: list[str]) -> Sources:
-        """The buffer, for the captures `paths`."""
+        """The buffer as the sources of the captures `paths`."""
         return WindowSources(paths, self.buffer[: self.used])
 
 
@@ -107,9 +109,9 @@ class _Plain:
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def into(self, room: memoryview) -> int:
-        """Fill `room` with what comes next, at least a byte; 0 at the end.
+        """Read the next bytes into `room`, at least one; returns their number, 0 at the end.
 
-        A file fills it; a pipe gives what it has now.
+        A file fills `room`; a pipe gives the bytes that it has.
         """
         done = len(self._head)
         if done:
@@ -118,7 +120,7 @@ class _Plain:
             self._head = self._head[done:]
         while done < len(room):
             if done and self._waits:
-                # who writes much at a time writes on at once, and small windows cost more
+                # a fast writer continues at once, and small windows cost more
                 patience_s = PATIENCE_S if done >= MUCH_BYTES else 0
                 if not select.select([self._descriptor], [], [], patience_s)[0]:
                     break
@@ -129,7 +131,7 @@ class _Plain:
         return done
 
     def read(self, size: int) -> bytes:
-        """For decompression: up to `size` bytes, fewer only from a pipe or at the end."""
+        """Up to `size` bytes for decompression; fewer only from a pipe or at the end."""
         data = bytearray(size)
         return bytes(data[: self.into(memoryview(data))])
 
@@ -164,7 +166,7 @@ class _Unpacked:
             return
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
-        # a failing read gives nothing, not even what it had
+        # a failing read returns none of its bytes
         if self._path != inputs.STDIN and os.path.isfile(self._path):
             try:
                 for piece in inputs._pieces(self._path, self._compression, 1, done):
@@ -191,7 +193,7 @@ class _Unpacked:
 
 
 class _Readable:
-    """What pyarrow asks of a file object."""
+    """The file object that pyarrow reads from."""
 
     def __init__(self, raw: _Plain) -> None:
         self._raw = raw
@@ -214,10 +216,10 @@ class _Readable:
 
 
 class WindowReader:
-    """One capture, as windows. Raises CaptureError where it is none.
+    """Reads one capture as windows. Raises CaptureError if it is none.
 
-    source: its number among the captures of the run. After the last window `error` says why the
-    capture could not be read to its end, if so. last_packet: number of the last one so far.
+    source: its number among the captures of the run. error: after the last window, why the capture
+    could not be read to its end. last_packet: number of the last packet so far.
     """
 
     def __init__(self, path: str, source: int, paths: list[str]) -> None:
@@ -235,15 +237,15 @@ class WindowReader:
         self._left = head[int(self._walk.cursor[POS]) :]
         if len(head) < pcap.FILE_HEADER_SIZE and head[:4] != pcapng.SECTION_MAGIC:
             self.error = f"the file header is cut: {len(head)} bytes"
-        self._base = len(head) - len(self._left)  # place in the file of the next window
+        self._base = len(head) - len(self._left)  # position of the next window in the file
 
     def windows(self) -> Iterator[Window]:
-        """The windows, each to be used up before the next one is asked for."""
+        """Yield the windows; each is valid until the next one is requested."""
         size = WINDOW_BYTES_MIN
         needed = 0
         while self.error is None:
             left = self._left
-            # room behind the packets for what the reader's user keeps of earlier windows
+            # space after the packets for bytes of earlier windows
             room = max(size, needed) + size // 2
             if len(self._buffer) < room:
                 self._buffer = np.empty(room, np.uint8)
@@ -280,7 +282,7 @@ class WindowReader:
         )
 
     def _window(self, buffer: npt.NDArray[np.uint8], filled: int) -> Window:
-        """The packets that are whole among the buffer's first bytes."""
+        """The complete packets among the first `filled` bytes of the buffer."""
         data = read_only(buffer[:filled])
         walk, cursor = self._walk, self._walk.cursor
         walk.data = data
@@ -305,7 +307,7 @@ class WindowReader:
         return Window(batch, buffer, filled, texts)
 
     def _joined(self, sources: Sources) -> Joined | None:
-        """What the IP fragments of the window make together."""
+        """The joined IP fragments of the window."""
         table = self._walk.fragment_table()
         if not len(table):
             return None
@@ -313,7 +315,7 @@ class WindowReader:
         return join([table[:0]] * self.source + [table], sources, 0)
 
     def _forget_sections(self) -> None:
-        """Interfaces of sections before this one are met no more."""
+        """Drop interfaces of earlier sections, which cannot occur again."""
         cursor = self._walk.cursor
         base = int(cursor[SECTION_BASE])
         if base:
@@ -324,9 +326,9 @@ class WindowReader:
 
 
 def open_bytes(path: str) -> _Plain | _Unpacked:
-    """The plain bytes of a capture, or of standard input ("-"), whatever it is compressed with.
+    """The plain bytes of a capture, or of standard input ("-"), unpacked if they are compressed.
 
-    Raises CaptureError when it cannot be opened.
+    Raises CaptureError if it cannot be opened.
     """
     if object_store.is_remote(path):
         raise CaptureError(f"{path}: is in an object store, which only dissect and read can read")
@@ -341,7 +343,7 @@ def open_bytes(path: str) -> _Plain | _Unpacked:
 
 
 def _head(data: _Plain | _Unpacked) -> bytes:
-    """The first bytes, as many as a file header has if they are there."""
+    """The first bytes of a file, up to the size of a file header."""
     room = bytearray(pcap.FILE_HEADER_SIZE)
     done = 0
     while done < len(room) and (count := data.into(memoryview(room)[done:])):

@@ -1,6 +1,6 @@
-"""The acks of a Produce request, which say whether a response is expected.
+"""Reads acks from a Produce request; it decides whether a response is expected.
 
-They stand behind the transactional id, so a few lengths must be walked over.
+acks follow the transactional id, so a few lengths must be skipped first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from kdissect.jit import inlined, kernel, load_u8, load_u16
 from kdissect.kafka.frame_search import API_VERSION, CLIENT_LENGTH, SIZE
 from kdissect.tcp.byte_ranges import find, int64, peek, peek_u8
 
-FLEXIBLE_PRODUCE = 9  # Produce versions from here have tagged fields and compact strings
-ACKS_MAX = 127  # -1 is all; before 0.9 any number of brokers could be asked for
-TAGS_MAX = 64  # tagged fields of a request header that are skipped to find acks
+FLEXIBLE_PRODUCE = 9  # first Produce version with tagged fields and compact strings (KIP-482)
+ACKS_MAX = 127  # -1 means all; before 0.9 a client could ask for any number of brokers
+TAGS_MAX = 64  # most tagged fields of a request header that are skipped to find acks
 
 
 @kernel
 def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
-    """Where the Produce request at `pos` has its acks, -1 where bytes before them are missing.
+    """Position of acks in the Produce request at `pos`; -1 if bytes before them are missing.
 
-    v0-2 begin with acks; v3-8 with a nullable string, the transactional id; from v9 on the header
-    ends with tagged fields and the string is compact.
+    v0-2 begin with acks. v3-8 begin with the transactional id, a nullable string. From v9 on the
+    header ends with tagged fields and the string is compact.
     """
+    # size int32, api key int16, api version int16, correlation id int32, client id int16 + text
     at = pos + 14 + max(int64(0), header[CLIENT_LENGTH])
     end = pos + 4 + header[SIZE]
     api_version = header[API_VERSION]
@@ -35,9 +36,11 @@ def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
         if length < 0:
             return -1
         at += 2
+        # length -1: the transactional id is null
         if length >= 0x8000:
             length = 0
     else:
+        # KIP-482: the header's tagged fields: a count, then tag, size and bytes of each
         tags, at = _uvarint(pieces, index, stop, at)
         if tags < 0 or tags > TAGS_MAX:
             return -1
@@ -51,13 +54,14 @@ def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
         length, at = _uvarint(pieces, index, stop, at)
         if length < 0:
             return -1
+        # KIP-482: a compact string's length is stored plus one, 0 means null
         length = max(int64(0), length - 1)
     return at + length
 
 
 @kernel
 def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
-    """acks of the Produce request at `pos` (0 to 65535), -1 where it cannot be read."""
+    """acks of the Produce request at `pos`, unsigned (0 to 65535); -1 if they cannot be read."""
     at = _acks_at(pieces, index, stop, pos, header)
     if at < 0 or at + 2 > pos + 4 + header[SIZE]:
         return -1
@@ -66,8 +70,11 @@ def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
 
 @kernel
 def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) -> bool:
-    """Whether what follows the header of the Produce request at `pos` can be one (missing bytes
-    can): acks that somebody would ask for, and no more topics than there is room for."""
+    """Whether the bytes after the header at `pos` can be a Produce request: True if they are
+    missing.
+
+    acks must have a plausible value, and there must be room for the topics that the request claims.
+    """
     at = _acks_at(pieces, index, stop, pos, header)
     end = pos + 4 + header[SIZE]
     if at < 0:
@@ -78,6 +85,8 @@ def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) ->
     acks = peek(pieces, index, stop, at, 2)
     if ACKS_MAX < acks < 0xFFFF:
         return False
+    # acks int16, timeout int32, then the array of topics: at least 6 bytes per topic (name, array),
+    # or 3 in compact form
     if header[API_VERSION] < FLEXIBLE_PRODUCE:
         count = peek(pieces, index, stop, at + 6, 4)
         return count * 6 <= end - (at + 10)
@@ -87,7 +96,7 @@ def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) ->
 
 @inlined
 def quick_acks(address: Any, available: int, api_version: int, client_length: int) -> int:
-    """`acks_of` for the usual case: no tags, a short transactional id; else -1."""
+    """`acks_of` for the common case: no tagged fields, a short transactional id; otherwise -1."""
     at = 14 + max(0, client_length)
     if api_version < 3:
         length = 0
@@ -112,7 +121,8 @@ def quick_acks(address: Any, available: int, api_version: int, client_length: in
 
 @kernel
 def _uvarint(pieces: Any, index: int, stop: int, pos: int) -> Any:
-    """(value, next position); value -1 where it is missing or longer than 5 bytes."""
+    """(value, next position) of an unsigned varint; value -1 if it is missing or longer than 5
+    bytes."""
     value = int64(0)
     for number in range(5):
         while index < stop and pieces.pos[index] + pieces.length[index] <= pos:

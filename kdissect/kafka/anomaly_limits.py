@@ -1,4 +1,4 @@
-"""What the limits of a stream leave of its anomalies: how many are listed, which sizes are told."""
+"""Limits the number of anomalies that a stream lists."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.kafka.frame_tables import BAD_SIZE
 from kdissect.kafka.options import StreamOptions
 
-_SIZES_END = 2**31  # Kafka's sizes are int32; beyond it is no size that somebody meant
+_SIZES_END = 2**31  # Kafka's sizes are int32, so a larger one is no size prefix
 
 
 def bounded(anomalies: npt.NDArray[np.void], options: StreamOptions) -> npt.NDArray[np.void]:
-    """The anomalies of a batch (sorted by connection, direction, position) within the limits.
+    """The anomalies of a batch, sorted by connection, direction and position, within the limits.
 
-    Of the gaps, and of the unframed runs, of a direction the first `gaps_max` stay; one more row
-    covers all behind them, and a LIMIT row says so. A size prefix beyond `frame_size_max` has a
-    LIMIT row beside that of the bytes it leaves unframed, unless it is text.
+    Of a direction's gaps, the first `gaps_max` are kept; one more row covers the rest, and a LIMIT
+    row says so. The same holds for its unframed byte ranges. A size prefix beyond `frame_size_max`
+    adds a LIMIT row, unless it is text.
     """
     kind = anomalies["kind"]
     parts = [anomalies]
@@ -41,7 +41,7 @@ def bounded(anomalies: npt.NDArray[np.void], options: StreamOptions) -> npt.NDAr
 
 
 def _is_text(sizes: Any) -> Any:
-    """Whether the four bytes of a size are letters of another protocol."""
+    """bool[n]: whether the four bytes of a size are printable, as in other protocols."""
     letters = [(sizes >> shift) & 255 for shift in (24, 16, 8, 0)]
     return np.all([(letter >= 32) & (letter < 127) for letter in letters], axis=0)
 
@@ -54,7 +54,7 @@ def _limit_rows(rows: Any, a: Any, limit: int, byte_count: Any) -> Any:
 
 
 def _listed(parts: list[Any], kind: Anomaly, most: int) -> list[Any]:
-    """parts[0] with at most `most` rows of the kind of a direction, and what covers the rest."""
+    """parts[0] with at most `most` rows of a kind per direction, and rows that cover the others."""
     anomalies = parts[0]
     places = np.flatnonzero(anomalies["kind"] == kind)
     rows = anomalies[places]
@@ -71,7 +71,7 @@ def _listed(parts: list[Any], kind: Anomaly, most: int) -> list[Any]:
     np.add.at(byte_count, group, rows["byte_count"][behind])
     covering["byte_count"] = byte_count
     covering["extent_count"] = 0
-    told = _limit_rows(covering.copy(), most + np.bincount(group), most, byte_count)
+    limit_rows = _limit_rows(covering.copy(), most + np.bincount(group), most, byte_count)
     left = np.ones(len(anomalies), np.bool_)
     left[places[behind]] = False
-    return [anomalies[left], *parts[1:], covering, told]
+    return [anomalies[left], *parts[1:], covering, limit_rows]

@@ -1,7 +1,7 @@
-"""A batch of segments to connections, exchanges, extents and anomalies: the steps in order.
+"""Assemble a batch of segments into connections, exchanges, extents and anomalies.
 
-reassembly -> recognise -> framing of requests -> framing of responses -> pairing. The steps are
-kernels over all connections of the batch; what is here only joins their columns.
+The steps, in order: reassembly, detection, framing of requests, framing of responses, pairing. Each
+step is a kernel over all connections of the batch; this module connects them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kdissect.kafka.exchanges import (
     Pairs,
     late_responses,
 )
-from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Asked, Kafka
+from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Kafka, PendingRequests
 from kdissect.kafka.options import MappedSources, StreamOptions, check_batch
 from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED, RequestRows, ResponseRows
 from kdissect.protocol import catalog
@@ -81,12 +81,12 @@ from kdissect.tls.plaintext_ranges import (
 )
 from kdissect.tls.session import TlsState
 
-DRAFTS = 2  # versions above the newest known one that clients already ask for
+DRAFTS = 2  # versions above the newest defined one that clients already send
 
 
 @cache
 def known_apis() -> npt.NDArray[np.uint8]:
-    """uint8[API_KEYS * API_VERSIONS]: 1 for each api key and version a request may have."""
+    """uint8[API_KEYS * API_VERSIONS]: 1 for each api key and version that a request may have."""
     table = np.zeros((API_KEYS, API_VERSIONS), np.uint8)
     for key, api in catalog.apis().items():
         versions = api.request.versions
@@ -103,14 +103,15 @@ def _settled(
     client_side: npt.NDArray[np.uint8],
     protocol: npt.NDArray[np.uint8],
 ) -> Frames:
-    """With what was found in decrypted streams told of packets and the TCP stream."""
+    """The frames with faults in decrypted streams mapped back to packets and the TCP stream."""
     plain.settle(frames.table, frames.faults)
     faults = faults_of(plain, streams, direction, client_side, protocol, frames.faults)
     return replace(frames, faults=faults)
 
 
 def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """uint8[n]: the side that does not have a hinted port, else the one with the higher port."""
+    """uint8[n]: likely client side: the one without a hinted port, else the one with the higher
+    port."""
     port_a, port_b = endpoints["port_a"], endpoints["port_b"]
     a_hinted, b_hinted = np.isin(port_a, hints), np.isin(port_b, hints)
     is_b = np.where(a_hinted != b_hinted, a_hinted, port_b > port_a)
@@ -119,15 +120,17 @@ def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.ui
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the first connection of each endpoint pair from segments before the batch.
+    """State of the first connection of each endpoint pair, from segments before the batch.
 
-    has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin with a
-    SYN here. protocol, client_side: uint8[pairs]; the latter counts where the former is not NONE.
-    done_pair, done_pos int64: requests of the batch that were answered before it, by pair and
-    position. has_loss: uint8[pairs], whether bytes of responses are missing before. is_certain:
-    uint8[2 * pairs], whether a frame begins where the stream begins here. last_response: int64
-    [pairs, 2], where and when the last response before the batch ended (NO_RESPONSE: none). tls:
-    by pair, for connections that begin at a TLS record; their positions count plaintext.
+    has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin here.
+    protocol, client_side: uint8[pairs]; client_side is valid if protocol is not NONE.
+    done_pair, done_pos: int64, pair and position of requests of the batch that were answered before
+    it.
+    has_loss: uint8[pairs], whether earlier bytes of responses are missing.
+    is_certain: uint8[2 * pairs], whether a frame begins at the stream's first byte here.
+    last_response: int64[pairs, 2], position and time (ns) of the end of the last response before
+    the batch; NO_RESPONSE if there is none.
+    tls: by pair, TLS state of connections that begin at a record; their positions count plaintext.
     """
 
     has_origin: Ints
@@ -142,7 +145,7 @@ class Known:
 
 
 def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
-    """By request: whether a response before the batch answered it."""
+    """uint8[requests]: whether a response before the batch answered the request."""
     done = np.zeros(len(requests.table), np.uint8)
     if known is None or not len(known.done_pos):
         return done
@@ -162,8 +165,11 @@ def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDA
 
 
 def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratch: Scratch) -> Ints:
-    """By response: the position in the request stream, modulo 2^32, that its segment tells to have
-    come, or NO_ACK. of_requests: by connection, that stream."""
+    """Per response: request-stream position (modulo 2^32) that its segment acknowledges, or
+    NO_ACK.
+
+    of_requests: per connection, the number of its request stream.
+    """
     segments, pieces = streams.segments, streams.pieces
     sides = streams.sides.reshape(-1, SIDE_WIDTH)[of_requests]
     piece = sides[:, PIECE_START]
@@ -171,6 +177,8 @@ def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratc
     piece = piece[has_bytes]
     first = pieces.segment[piece]
     inside = pieces.file_pos[piece] - segments["pos"][first] - pieces.pos[piece]
+    # RFC 9293: the ACK field is the next sequence number that its sender expects. The SYN takes one
+    # sequence number, so position 0 is that of the SYN plus 1.
     is_syn = segments["flags"][first] & SYN != 0
     origin = np.full(len(sides), NO_ORIGIN, np.int64)  # sequence number of position 0
     origin[has_bytes] = segments["seq"][first].astype(np.int64) + is_syn + inside
@@ -178,10 +186,10 @@ def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratc
 
 
 def _recognise_others(
-    streams: Streams, has_origin: Any, likely: Any, kafka: Kafka, nobody: Asked, client_side: Any,
-    protocol: Any, scratch: Scratch,
+    streams: Streams, has_origin: Any, likely: Any, kafka: Kafka, no_requests: PendingRequests,
+    client_side: Any, protocol: Any, scratch: Scratch,
 ) -> None:  # fmt: skip
-    """Recognise the connections of which nothing is known."""
+    """Detect the protocol of connections without earlier state."""
     rows = np.flatnonzero(protocol == Protocol.NONE)
     both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
     side, found = client_side[rows], protocol[rows]
@@ -189,7 +197,7 @@ def _recognise_others(
         streams.pieces, scratch.copied(streams.segments["time_ns"]),
         streams.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
         streams.connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
-        has_origin[both], likely[rows], kafka, nobody, side, found,
+        has_origin[both], likely[rows], kafka, no_requests, side, found,
     )  # fmt: skip
     client_side[rows], protocol[rows] = side, found
 
@@ -200,13 +208,12 @@ def assemble(
     options: StreamOptions | None = None,
     key_logs: Sequence[Any] = (),
 ) -> Assembly:
-    """Connections, exchanges and anomalies of all segments of some endpoint pairs.
+    """Assemble all segments of some endpoint pairs into connections, exchanges and anomalies.
 
-    The batch must hold all segments of each of its pairs; what other pairs it holds changes
-    nothing. Payload is read where `sources` has it, only size prefixes and headers, and what a
-    search or the comparison of overlapping segments needs. key_logs: buffers of text with the
-    secrets of TLS connections (`tls.key_log`). Raises ValueError when the batch points outside of
-    the sources.
+    The batch must hold all segments of each of its pairs; other pairs in it make no difference. Of
+    the payload, only size prefixes, headers, searched ranges and overlapping segments are read, in
+    place from `sources`. key_logs: text buffers with the secrets of TLS connections
+    (`tls.key_log`). Raises ValueError if the batch refers to bytes outside the sources.
     """
     options = options or StreamOptions()
     return assemble_streams(batch, sources, options, key_logs)[0]
@@ -219,8 +226,11 @@ def assemble_streams(
     key_logs: Sequence[Any] = (),
     known: Known | None = None,
 ) -> tuple[Assembly, Streams, npt.NDArray[np.bool_], TlsConnections]:
-    """`assemble`, its streams, by exchange whether its response is known to be lost, and its TLS
-    connections. known: if the batch resumes connections."""
+    """(assembly, streams that it was made from, bool per exchange: its response is known to be
+    lost, its TLS connections).
+
+    known: state of earlier segments, if the batch continues connections.
+    """
     batches = [batch]
     paired, streams, tls = _paired(batches, sources, options, key_logs, known, MEMORY)
     return paired.assembly(), streams, paired.pairs.lost(), tls
@@ -233,7 +243,7 @@ def paired_frames(
     key_logs: Sequence[Any],
     scratch: Scratch,
 ) -> Paired:
-    """`assemble`, but for the rows of the exchanges. `batches`: one, which is taken out early."""
+    """Like `assemble`, but without building exchange rows. batches: one batch, removed early."""
     return _paired(batches, sources, options, key_logs, None, scratch)[0]
 
 
@@ -258,7 +268,9 @@ def _paired(
     protocol = np.zeros(len(connections), np.uint8)
     hinted = np.isin(endpoints["port_a"], options.ports)
     hinted |= np.isin(endpoints["port_b"], options.ports)
-    nobody = Asked(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    no_requests = PendingRequests(
+        np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    )
     likely = hinted.astype(np.uint8)[pair]
     origin = has_origin.astype(np.int64)
     had_loss = np.zeros(len(connections), np.bool_)
@@ -268,6 +280,7 @@ def _paired(
         first = np.flatnonzero(connections[:, INCARNATION] == 0)
         for side in (0, 1):
             stream = 2 * first + side
+            # A continued stream without a certain boundary at its first byte has no origin.
             bits = np.where(has_origin[stream], known.has_origin[2 * pair[first] + side], 0)
             is_certain = known.is_certain[2 * pair[first] + side] != 0
             origin[stream] = np.where(is_certain, origin[stream] | bits, 0)
@@ -282,15 +295,21 @@ def _paired(
                 row: known.tls[number] for row, number in pair_of.items() if number in known.tls
             }
     is_known = protocol != Protocol.NONE
-    _recognise_others(streams, has_origin, likely, kafka, nobody, client_side, protocol, scratch)
+    _recognise_others(
+        streams, has_origin, likely, kafka, no_requests, client_side, protocol, scratch
+    )
     begins = (streams.begins_at() == 0).reshape(-1, 2)
     alone = np.flatnonzero(
         (protocol == Protocol.OTHER) & ~is_known & (begins[:, 0] != begins[:, 1])
     )
     if len(alone):
-        from kdissect.kafka.response_only import tell_lone  # it loads the decoder of messages
+        from kdissect.kafka.response_only import (
+            detect_single_responses,  # it loads the decoder of messages
+        )
 
-        tell_lone(streams, alone, options.frame_size_max, client_side, protocol, origin)
+        detect_single_responses(
+            streams, alone, options.frame_size_max, client_side, protocol, origin
+        )
     is_tls = protocol == Protocol.TLS
     is_tls[list(resumed_tls)] = True
     tls = TlsConnections()
@@ -309,7 +328,7 @@ def _paired(
             client_side[connection] = side
     plain = plain_streams(streams, tls, len(sources.sizes), scratch)
     recognise_plain(
-        plain, streams.connections, has_origin, likely, kafka, nobody, client_side, protocol
+        plain, streams.connections, has_origin, likely, kafka, no_requests, client_side, protocol
     )
     times, source = plain.times, plain.source
 
@@ -324,14 +343,14 @@ def _paired(
         Frames.of(walk_requests, len(connections), scratch),
         plain, streams, REQUEST, client_side, protocol,
     )  # fmt: skip
-    asked = Asked(
+    pending = PendingRequests(
         requests.column(frame_tables.ID, scratch),
         _times(times, requests, scratch),
         requests.column(frame_tables.KIND, scratch),
     )
 
     def walk_responses(state: framing.WalkState, most: int) -> Any:
-        return framing.some_responses(kafka_streams, kafka, asked, requests.start, state, most)
+        return framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)
 
     responses = Frames.of(walk_responses, len(connections), scratch)
     rows = np.arange(len(connections))
@@ -341,7 +360,7 @@ def _paired(
 
     missing = sides[:, END] - sides[:, BYTE_COUNT]
     pairs = _pairs(
-        requests, responses, asked, _is_done(requests, connections, known), times,
+        requests, responses, pending, _is_done(requests, connections, known), times,
         _acknowledged(responses, streams, of_requests, scratch), behind_hole,
         connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END,
         (missing[of_responses] > 0) | had_loss, scratch,
@@ -386,24 +405,24 @@ def _paired(
 
 
 def _times(times: Ints, frames: Frames, scratch: Scratch) -> Ints:
-    """int64[n]: when the first byte of each frame came."""
-    found = scratch.empty(len(frames.table), np.int64)
-    for first in range(0, len(found), FRAMES_AT_ONCE):
+    """int64[n]: time in ns of the first byte of each frame."""
+    times_ns = scratch.empty(len(frames.table), np.int64)
+    for first in range(0, len(times_ns), FRAMES_AT_ONCE):
         some = slice(first, first + FRAMES_AT_ONCE)
-        np.take(times, frames.table[some, frame_tables.FIRST], out=found[some], mode="clip")
-    return found
+        np.take(times, frames.table[some, frame_tables.FIRST], out=times_ns[some], mode="clip")
+    return times_ns
 
 
 def _pairs(
-    requests: Frames, responses: Frames, asked: Asked, is_done: Any, times: Ints, acknowledged: Any,
-    behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
+    requests: Frames, responses: Frames, pending: PendingRequests, is_done: Any, times: Ints,
+    acknowledged: Any, behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
 ) -> Pairs:  # fmt: skip
     request_count, response_count = len(requests.table), len(responses.table)
     end = requests.column(frame_tables.POS, scratch)
     end += 4
     end += requests.table[:, frame_tables.FRAME_SIZE]
     request_rows = RequestRows(
-        *asked, end, requests.start, is_done,
+        *pending, end, requests.start, is_done,
         scratch.empty(request_count, np.int64),
         scratch.empty(request_count, np.uint8),
         scratch.empty(request_count, np.uint8),
@@ -468,7 +487,7 @@ def _connections(
 
 
 def _fault_rows(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
-    """Faults of the framing as rows of ANOMALY."""
+    """Faults of framing as rows of ANOMALY."""
     rows = np.zeros(len(frames.faults), ANOMALY)
     for name, column in (
         ("kind", frame_tables.FAULT_KIND),
@@ -488,18 +507,18 @@ def _fault_rows(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[
 
 
 def _place(rows: Any, segments: Any, segment: Ints) -> None:
-    """Source and packet of anomalies from their segment (-1: none)."""
-    known = segment >= 0
+    """Set source and packet of anomalies from their segment (-1: none)."""
+    has_segment = segment >= 0
     rows["source"] = rows["packet"] = -1
-    rows["source"][known] = segments["source"][segment[known]]
-    rows["packet"][known] = segments["packet"][segment[known]]
+    rows["source"][has_segment] = segments["source"][segment[has_segment]]
+    rows["packet"][has_segment] = segments["packet"][segment[has_segment]]
 
 
 def _frame_anomalies(
     kind: Anomaly, severity: int, direction: int, frames: Frames, rows: Any, exchange_id: Ints,
     segments: Any, a: Any, b: Any = 0, byte_count: Any = 0,
 ) -> npt.NDArray[np.void]:  # fmt: skip
-    """Anomalies about whole frames: `rows` of a direction's table."""
+    """Anomalies about whole frames; `rows`: of a direction's table."""
     table = frames.table[rows]
     made = np.zeros(len(table), ANOMALY)
     made["kind"] = kind
@@ -516,7 +535,7 @@ def _frame_anomalies(
 
 
 def _signed(identifiers: Ints) -> Ints:
-    """Correlation ids as Kafka writes them."""
+    """Correlation ids as signed int32 values, as Kafka shows them."""
     return identifiers.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
@@ -591,7 +610,7 @@ def _anomalies(
 
 
 def _encrypted(tls: TlsConnections) -> npt.NDArray[np.void]:
-    """A row for each TLS connection whose secrets are not in the key logs that there are."""
+    """A row for each TLS connection whose secrets are in none of the key logs."""
     made = np.zeros(len(tls.failed), ANOMALY)
     made["kind"] = Anomaly.NOT_DECRYPTED
     made["severity"] = INFO
@@ -603,6 +622,6 @@ def _encrypted(tls: TlsConnections) -> npt.NDArray[np.void]:
 
 
 def _passed(request_of: Ints, rows: Ints) -> Ints:
-    """For responses out of order: the row of an earlier one that answered a later request."""
+    """For out-of-order responses: row of an earlier response that answered a later request."""
     highest = np.maximum.accumulate(request_of)
     return np.searchsorted(highest, highest[rows])  # the response that set the maximum

@@ -1,8 +1,8 @@
-"""What `assemble` hands on: connections, exchanges, the extents of their bytes, anomalies.
+"""The result of `assemble`: connections, exchanges, extents of their bytes, anomalies.
 
-Plain structured arrays; nothing here holds payload. A *stream position* counts payload bytes of
-one direction: 0 is the first byte after the SYN, else the first captured one; it never wraps.
-Direction 0 is request (client to broker), 1 is response.
+All are structured arrays without payload. A *stream position* counts payload bytes of one
+direction. Position 0 is the first byte after the SYN, or the first captured byte if there is no
+SYN. It never wraps. Direction 0 is request (client to broker), 1 is response.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_DIRECTION = 2
 
 
 class Protocol(IntEnum):
-    """connections.protocol; the names in lower case are the table's values."""
+    """Values of connections.protocol; the table has the names in lower case."""
 
     NONE = 0
     KAFKA = 1
@@ -37,7 +37,7 @@ class CloseReason(IntEnum):
 
 
 class PairStatus(IntEnum):
-    """exchanges.status; the names in lower case are the table's values."""
+    """Values of exchanges.status; the table has the names in lower case."""
 
     PAIRED = 0
     NO_RESPONSE_EXPECTED = 1
@@ -47,7 +47,7 @@ class PairStatus(IntEnum):
 
 
 class Anomaly(IntEnum):
-    """anomalies.kind; the names in lower case are the table's values."""
+    """Values of anomalies.kind; the table has the names in lower case."""
 
     CAPTURE_CUT = 0
     PACKET_CUT = 1
@@ -92,12 +92,12 @@ INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity
 
 AS_CAPTURED, CARRIED = 0, 1  # EXTENT.transform
 
-# Bytes of a stream, where they lie. source -1: `length` bytes that are missing (a gap or a cut).
-# `transform` 0: the bytes are in the file as they are; CARRIED: `pos` is a place in the assembly's
-# carried bytes, and `source` the number behind those of the captures.
+# Where bytes of a stream lie. source -1: `length` bytes are missing (a gap or a cut). transform
+# AS_CAPTURED: the bytes are in the capture file. transform CARRIED: `pos` is a position in the
+# assembly's carried bytes, and `source` is the number after those of the captures.
 EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i4"), ("transform", "<i4")])
 
-# Counters of one direction; see "Accounts" in docs/tables.md for what each counts.
+# Counters of one direction; "Accounts" in docs/tables.md defines each.
 DIRECTION = np.dtype(
     [
         ("byte_count", "<i8"),
@@ -128,9 +128,9 @@ CONNECTION = np.dtype(
     ]
 )
 
-# One side of an exchange. `size` is the value of the size prefix (-1: no such side);
+# One side of an exchange. `size` is the value of the size prefix (-1: no such side).
 # extents[extent_start:extent_start + extent_count] are the frame's bytes *without* the prefix,
-# holes included (source -1). `is_whole`: every byte of it was captured.
+# holes included (source -1). `is_whole`: every byte was captured.
 SIDE = np.dtype(
     [
         ("time_ns", "<i8"),  # of the segment with the first byte (of the size prefix)
@@ -145,7 +145,7 @@ SIDE = np.dtype(
     ]
 )
 
-NO_API = -1  # api_key of a raw SASL token pair, and of a response without its request
+NO_API = -1  # api_key of SASL tokens without Kafka header, and of a response without its request
 
 EXCHANGE = np.dtype(
     [
@@ -156,14 +156,14 @@ EXCHANGE = np.dtype(
         ("api_version", "<i2"),
         ("status", "u1"),  # PairStatus
         ("is_sasl_token", "u1"),
-        ("confidence", "<f4"),  # of an api_key and api_version that only a response tells; else 0
-        ("queued_ns", "<i8"),  # of its latency, behind earlier requests; -1 unknown
+        ("confidence", "<f4"),  # of an api_key and api_version inferred from the response; else 0
+        ("queued_ns", "<i8"),  # part of its latency spent behind earlier requests; -1 unknown
         ("request", SIDE),
         ("response", SIDE),
     ]
 )
 
-# A fault seen in a stream. `a` and `b` are numbers its detail text uses (see tables.anomalies).
+# A fault seen in a stream. `a` and `b` are numbers for its text (see tables.anomalies).
 ANOMALY = np.dtype(
     [
         ("kind", "u1"),
@@ -185,10 +185,10 @@ ANOMALY = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class TlsFacts:
-    """What a connection's TLS handshake tells; None or () where it does not.
+    """Facts from a connection's TLS handshake; None or () if the handshake lacks them.
 
-    certificate_names: common name and alternative names of the server's own certificate.
-    client_subject: of the client's certificate, where it sent one (RFC 4514 text).
+    certificate_names: common name and alternative names of the server's certificate.
+    client_subject: of the client's certificate (RFC 4514 text).
     """
 
     version: str | None = None
@@ -200,10 +200,12 @@ class TlsFacts:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that are in no capture as they are (decrypted ones); they go where the rows go.
+    """Bytes that no capture contains as they are, such as decrypted ones; they travel with the
+    rows.
 
-    source: the number that extents name them by. data uint8. The bytes from start int64[n] on
-    (ascending) came from the packet at file_pos int64[n] of capture file_source int32[n].
+    source: number by which extents refer to them. data: uint8, the bytes. start: int64[n],
+    ascending; from start[i] on the bytes came from the packet at file_pos[i] (int64) of capture
+    file_source[i] (int32).
     """
 
     source: int
@@ -220,8 +222,8 @@ NO_CARRIED = Carried(-2, np.zeros(0, "u1"), np.zeros(0, "i8"), np.zeros(0, "i4")
 class Assembly:
     """The result of assembling a SegmentBatch; rows refer to each other by index.
 
-    duplicate_packets: int64[n], segments per source that are second copies of a packet.
-    tls: what handshakes told, by connection. carried: the bytes of extents that are in no capture.
+    duplicate_packets: int64[n], per source, segments that are second copies of a packet. tls:
+    handshake facts by connection row. carried: bytes of extents that are in no capture.
     """
 
     endpoints: npt.NDArray[np.void]  # capture.index.ENDPOINTS

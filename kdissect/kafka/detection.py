@@ -1,22 +1,23 @@
-"""What a connection speaks, by its content; ports only add certainty.
+"""Which protocol a connection speaks, by its content; ports only add certainty.
 
-In this order, the first that holds decides:
-1. no payload: none;
-2. Kafka requests from the first byte on: a request header of a known API whose frame is followed by
-   another one or ends with the stream (bare SASL tokens may come before); a partial request with
-   size, api key and version is enough where the stream ends in it; an unknown API needs a client id
-   that is text and a frame that ends exactly, a Produce without one a body that makes sense;
-3. ZooKeeper's connect packets or requests (its framing is Kafka's, so it is asked before),
-   TLS records, the HTTP/2 preface, HTTP methods or status lines at the start of a stream;
-4. Kafka requests found by a search, for starts in the middle;
-5. responses, for captures of one direction: two from the first byte on with rising ids, or the
+The first rule that holds decides:
+1. No payload: none.
+2. Kafka requests from the first byte on. A request header of a known API is followed by another
+   request, or its frame ends with the stream. SASL tokens without headers may come first. If the
+   stream ends inside the first request, size, api key and version are enough. An unknown API needs
+   a printable client id and a frame that ends with the stream. A Produce request without client id
+   needs a plausible body.
+3. ZooKeeper's connect packets or requests (tested before Kafka, because the framing is the same),
+   TLS records, the HTTP/2 preface, or HTTP methods or status lines at the start of a stream.
+4. Kafka requests found by a search, if the capture begins in the middle.
+5. Responses, for captures of one direction: two from the first byte on with rising ids, or the
    ApiVersions or SaslHandshake response that most connections begin with, or a chain that a search
-   finds (4 and 5 first with the guessed client, then with the other side as the client);
-6. a port that the user named: Kafka;
-7. TLS or HTTP in the middle (at the start of some segment); else other, but for answers that are
-   all of their connection (`response_only.py`).
+   finds. Rules 4 and 5 first assume the likely client, then the other side.
+6. A port that the user named: Kafka.
+7. TLS or HTTP in the middle, at the start of a segment. Otherwise the protocol is other, except for
+   connections that consist of single responses (`response_only.py`).
 
-Where the handshake does not say who the client is, it is who sends the requests.
+If the capture lacks the TCP handshake, the client is the side that sends the requests.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ from kdissect.kafka.sasl_detection import is_mechanisms
 from kdissect.tcp.byte_ranges import find, int64, peek
 from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH
 
-TOKENS_MAX = 8  # bare tokens before the first request of a 0.9 client
-PARTIAL_SIZE_MAX = 1 << 20  # a request of which only the start is there must not claim more
+TOKENS_MAX = 8  # tokens before the first request of a 0.9 client
+PARTIAL_SIZE_MAX = 1 << 20  # largest size of a request that is only partly there
+# RFC 8446, 5.2 and RFC 5246, 6.2.3: 2^14 bytes, plus 2048 for protection
 TLS_RECORD_MAX = 16384 + 2048
-REPLIES_LOOKED_AT = 16  # of ZooKeeper, in a row
-SEGMENTS_LOOKED_AT = 8  # for TLS and HTTP in the middle of a connection
+REPLIES_LOOKED_AT = 16  # of ZooKeeper, consecutive
+SEGMENTS_LOOKED_AT = 8  # to find TLS and HTTP in the middle of a connection
 
 _NONE = int(Protocol.NONE)
 _KAFKA = int(Protocol.KAFKA)
@@ -81,7 +83,7 @@ _PREFACE = int.from_bytes(b"PRI ", "big")
 
 @inlined
 def _is_text(word: int) -> int:
-    """HTTP or HTTP2 for the first four bytes of one, else NONE."""
+    """HTTP or HTTP2 if `word`, the first four bytes, begins such a message; else NONE."""
     for method in _METHODS:
         if word == method:
             return _HTTP
@@ -90,7 +92,8 @@ def _is_text(word: int) -> int:
 
 @kernel
 def _is_tls(stream: Any, index: int, pos: int) -> bool:
-    """Whether TLS records begin at `pos`: two that agree, or one handshake or alert that fits."""
+    """Whether TLS records begin at `pos`: two plausible headers, or one ClientHello or
+    ServerHello."""
     pieces = stream.pieces
     for seen in range(2):
         kind = peek(pieces, index, stream.stop, pos, 1)
@@ -98,8 +101,10 @@ def _is_tls(stream: Any, index: int, pos: int) -> bool:
         length = peek(pieces, index, stream.stop, pos + 3, 2)
         if kind < 0 or version < 0 or length < 0:
             return seen > 0
+        # RFC 8446, 5.1: content type 20 to 23, legacy version 0x0300 to 0x0304, length
         if not (20 <= kind <= 23 and 0x0300 <= version <= 0x0304 and 0 < length <= TLS_RECORD_MAX):
             return False
+        # RFC 8446, 4: handshake message types 1 (ClientHello) and 2 (ServerHello)
         if kind == 22 and seen == 0:
             message = peek(pieces, index, stream.stop, pos + 5, 1)
             if message in (1, 2):
@@ -113,10 +118,11 @@ def _is_tls(stream: Any, index: int, pos: int) -> bool:
 
 @kernel
 def _is_zookeeper(stream: Any) -> bool:
-    """Whether ZooKeeper's first packets, or requests with a path, begin the stream.
+    """Whether the stream begins with ZooKeeper's connect packets, or with requests that have a
+    path.
 
-    ConnectRequest is protocol version 0, zxid, timeout, session id, a password of 16 bytes and
-    maybe a flag; ConnectResponse the same without zxid. A request is xid, opcode, path; a ping is
+    ConnectRequest: protocol version 0, zxid, timeout, session id, a password of 16 bytes, and
+    perhaps a flag. ConnectResponse: the same without zxid. A request: xid, opcode, path. A ping:
     xid -2, opcode 11.
     """
     pieces = stream.pieces
@@ -151,10 +157,10 @@ def _is_zookeeper(stream: Any) -> bool:
 
 @kernel
 def _are_zookeeper_replies(stream: Any, index: int, pos: int) -> bool:
-    """Whether the frames from `pos` on are ZooKeeper's replies, which read like Kafka's responses.
+    """Whether the frames from `pos` on are ZooKeeper replies, which resemble Kafka responses.
 
-    A reply is xid, zxid, error code, body. Zxids never fall, and their upper half is the leader's
-    epoch; where that is 0 (a server alone) an answered ping must be among them.
+    A reply is xid, zxid, error code, body. Zxids never fall; their upper half is the leader's
+    epoch. If that is 0 (a single server), the replies must include one to a ping.
     """
     pieces = stream.pieces
     last = int64(-1)
@@ -174,7 +180,7 @@ def _are_zookeeper_replies(stream: Any, index: int, pos: int) -> bool:
             break
         if size < 16 or not (error == 0 or error > 0xFFFFFF00):
             return False
-        if xid != 0xFFFFFFFF:  # of a watch's event, whose zxid is -1
+        if xid != 0xFFFFFFFF:  # a watch event, whose zxid is -1
             zxid = (epoch << 32) | low
             if zxid < last:
                 return False
@@ -190,13 +196,13 @@ def _are_zookeeper_replies(stream: Any, index: int, pos: int) -> bool:
 def _begins_with_requests(
     stream: Any, kafka: Any, has_origin: bool, is_named: bool, header: Any
 ) -> bool:
-    """Rule 2 of the top, at the first captured byte.
+    """Rule 2 of the module, at the first captured byte.
 
-    is_named: the client ids must be the same and not empty, and ids rise. A response reads like a
-    request of Produce with an empty one while correlation ids are small, or with the name of a
-    topic, which matters where nothing else tells the client. Sizes with small numbers behind them,
-    as other protocols have them too (SMPP), read like a request of Produce without a client id, so
-    its body must make sense as well.
+    is_named: client ids must be equal and not empty, and correlation ids must rise. This matters if
+    the client side is unknown: a response resembles a Produce request without client id while
+    correlation ids are small, or one whose client id is the name of a topic. Other protocols with
+    sizes and small numbers (SMPP) also resemble Produce without client id, so the body of such a
+    request must be plausible as well.
     """
     pieces = stream.pieces
     index = stream.start
@@ -225,7 +231,7 @@ def _begins_with_requests(
                 rises = 0 < step(header[CORRELATION], correlation) <= REQUEST_STEP_MAX
                 return not is_named or (header[CLIENT_HASH] == client and rises)
             if grade == GOOD:
-                # Something else may follow a request of which every byte makes sense.
+                # a request whose every byte is plausible may be followed by other bytes
                 return after == ABSENT or (has_origin and number == 0)
             return False
         if grade == ABSENT:
@@ -248,7 +254,8 @@ def _begins_with_requests(
 
 @kernel
 def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: Any) -> bool:
-    """Rule 5 of the top, at the first byte; without a SYN it must tell itself."""
+    """Rule 5 of the module, at the first byte. Without a SYN only self-identifying responses
+    count."""
     pieces = stream.pieces
     index = stream.start
     if index >= stream.stop or pieces.pos[index] != 0:
@@ -275,16 +282,16 @@ def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: An
 
 def recognise(
     pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
-    asked: Any, client_side: Any, protocol: Any,
+    pending: Any, client_side: Any, protocol: Any,
 ) -> None:  # fmt: skip
-    """Fill protocol uint8 and client_side uint8 of each connection.
+    """Fill `protocol` uint8 and `client_side` uint8 of each connection.
 
-    client_side comes with the choice by port, for the case that nothing else tells. hinted uint8:
-    a port of the connection is among the user's. asked: an empty `evidence.Asked`.
+    On entry client_side has the choice by port, which stays if nothing else decides. hinted: uint8,
+    1 if the user named a port of the connection. pending: an empty `frame_search.PendingRequests`.
     """
     _recognise(
-        pieces, times, sides, connections, has_origin, hinted, kafka, asked, client_side, protocol,
-        np.empty(HEADER_WIDTH, np.int64), np.empty(HEADER_WIDTH, np.int64),
+        pieces, times, sides, connections, has_origin, hinted, kafka, pending, client_side,
+        protocol, np.empty(HEADER_WIDTH, np.int64), np.empty(HEADER_WIDTH, np.int64),
         np.zeros(CLIENTS_MAX, np.int64),
     )  # fmt: skip
 
@@ -292,9 +299,9 @@ def recognise(
 @kernel
 def _recognise(
     pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
-    asked: Any, client_side: Any, protocol: Any, header: Any, following: Any, clients: Any,
+    pending: Any, client_side: Any, protocol: Any, header: Any, following: Any, clients: Any,
 ) -> None:  # fmt: skip
-    """Fill `protocol` and `client_side` of each connection by the first bytes that decide."""
+    """Fill `protocol` and `client_side` of each connection from the first bytes that decide."""
     for connection in range(len(protocol)):
         side_a = stream_of(pieces, sides, 2 * connection)
         side_b = stream_of(pieces, sides, 2 * connection + 1)
@@ -308,7 +315,8 @@ def _recognise(
         zookeeper = _is_zookeeper(side_a) or _is_zookeeper(side_b)
         likely_client = client_side[connection] if known_client < 0 else known_client
         for turn in range(3):
-            # The client's side if it is known. Else the guess, the other, the guess without names.
+            # The client side if it is known. Otherwise the likely side, the other side, then the
+            # likely side without the conditions on names.
             side = 1 - likely_client if turn == 1 else likely_client
             if content or zookeeper or (known_client >= 0 and side != known_client):
                 continue
@@ -330,7 +338,8 @@ def _recognise(
                 elif pos == 0:
                     content = _is_text(peek(pieces, stream.start, stream.stop, 0, 4))
         for turn in range(2):
-            # The guess first, both ways: either direction can read like the other one.
+            # The likely client first, with both rules, because each direction can resemble the
+            # other.
             client = 1 - likely_client if turn == 1 else likely_client
             if content or (known_client >= 0 and client != known_client):
                 continue
@@ -340,7 +349,8 @@ def _recognise(
                     stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0), False,
                     header, following,
                 )  # fmt: skip
-                # Against the guess by ports Produce must not stand alone: a response reads like it.
+                # If ports suggest otherwise, a single Produce is not enough: a response resembles
+                # it.
                 alone = header[KEY] == 0 and at + 4 + header[SIZE] >= stream.end
                 if at >= 0 and not (turn == 1 and alone):
                     content = _KAFKA
@@ -351,7 +361,7 @@ def _recognise(
                     content = _KAFKA
                 else:
                     at = find_response(
-                        stream, stream.start, int64(0), kafka.limit[0], asked, int64(0),
+                        stream, stream.start, int64(0), kafka.limit[0], pending, int64(0),
                         int64(0), int64(-1), int64(RISE_MAX), False, times, header, following,
                     )  # fmt: skip
                     if at >= 0:

@@ -1,7 +1,7 @@
-"""Frames, what pairs them, and the rows of exchanges made of both: all at once, or some at a time.
+"""Frames, their pairs, and exchange rows made from both: all at once or part by part.
 
-A frame is 12 numbers in a flat table and an exchange is a row of 140 bytes, so those of a large
-connection are not made together: `Paired` keeps the tables, and makes the rows that are asked for.
+A frame is 12 numbers in a flat table, an exchange a row of 140 bytes. A large connection has too
+many exchanges to make at once, so `Paired` keeps the tables and makes rows on request.
 """
 
 from __future__ import annotations
@@ -40,35 +40,41 @@ Walk = Callable[
     [framing.WalkState, int], Any
 ]  # `framing.some_requests` or `some_responses`: (state, most)
 
-NO_ORIGIN = -(1 << 62)  # no sequence number
-NO_RESPONSE = -(1 << 62)  # no position where a response ended
-FRAMES_AT_ONCE = 1 << 15  # found between writes to files
+NO_ORIGIN = -(1 << 62)  # no sequence number is known
+NO_RESPONSE = -(1 << 62)  # no earlier response is known
+FRAMES_AT_ONCE = 1 << 15  # frames found between writes to files
 _REQUEST_MISSING = int(PairStatus.REQUEST_MISSING)
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The frames of one direction: table int64[n, FRAME_WIDTH], faults, extents, first row."""
+    """The frames of one direction.
+
+    table: int64[n, FRAME_WIDTH]. extents, faults: int64 tables. start: int64[connections + 1],
+    first row of each connection, and the end.
+    """
 
     table: Ints
     extents: Ints
     faults: Ints
-    start: Ints  # of each connection, and the end
+    start: Ints  # first row of each connection, and the end
 
     @staticmethod
     def of(walk: Walk, connection_count: int, scratch: Scratch) -> Frames:
-        """All frames that the walk over the streams of a direction finds.
+        """All frames that `walk` finds in the streams of a direction.
 
-        Some at a time: arrays that a kernel makes larger and larger are fresh pages each time.
+        They are collected some at a time, because an array that grows inside a kernel is copied to
+        fresh pages each time.
         """
         state = framing.walk_state()
         widths = (FRAME_WIDTH, EXTENT_WIDTH, FAULT_WIDTH)
         files = [Written(np.int64, scratch) for _ in widths]
         extent_count = 0
         while state.connection < connection_count:
-            *found, used = walk(state, FRAMES_AT_ONCE)
+            *tables_found, used = walk(state, FRAMES_AT_ONCE)
             parts = [
-                table[: n * width] for table, n, width in zip(found, used, widths, strict=True)
+                table[: n * width]
+                for table, n, width in zip(tables_found, used, widths, strict=True)
             ]
             frame_tables.renumber(parts[0], parts[2], extent_count)
             extent_count += int(used[frame_tables.EXTENTS])
@@ -86,37 +92,43 @@ class Frames:
     def behind_hole(
         self, has_origin: npt.NDArray[np.bool_], scratch: Scratch
     ) -> npt.NDArray[np.uint8]:
-        """By frame: bytes directly before it are in no frame, or no one knows. has_origin: by
-        connection, whether position 0 is known to be where the stream began."""
-        found = scratch.empty(len(self.table), np.uint8)
-        _behind_hole(self.table.reshape(-1), self.start, has_origin.astype(np.uint8), found)
-        return found
+        """uint8[frames]: whether unframed bytes, or unknown ones, directly precede the frame.
+
+        has_origin: bool per connection, whether position 0 is known to be the stream's beginning.
+        """
+        is_behind_hole = scratch.empty(len(self.table), np.uint8)
+        _behind_hole(
+            self.table.reshape(-1), self.start, has_origin.astype(np.uint8), is_behind_hole
+        )
+        return is_behind_hole
 
     def acknowledged(self, segments: Any, origin: Ints, scratch: Scratch) -> Ints:
-        """By frame: the position in the other stream, modulo 2^32, that the segment of its first
-        byte acknowledges, or NOT_ACKNOWLEDGED. origin: by connection, the sequence number of
-        position 0 there, or NO_ORIGIN."""
-        found = scratch.empty(len(self.table), np.int64)
-        _acknowledged(self.table.reshape(-1), segments, origin, found)
-        return found
+        """int64[frames]: position in the other stream that the frame's first segment acknowledges.
+
+        The position is modulo 2^32; NOT_ACKNOWLEDGED if there is none. origin: per connection, the
+        sequence number of position 0 there, or NO_ORIGIN.
+        """
+        positions = scratch.empty(len(self.table), np.int64)
+        _acknowledged(self.table.reshape(-1), segments, origin, positions)
+        return positions
 
     def framed_bytes(self) -> Ints:
-        """int64[connections]: captured bytes in the frames of each."""
+        """int64[connections]: captured bytes inside frames."""
         return _framed_bytes(self.table.reshape(-1), len(self.start) - 1)
 
     def cut(self) -> Ints:
-        """Rows of which bytes are missing."""
-        found = [np.zeros(0, np.int64)]
+        """Rows of frames with missing bytes."""
+        cut_rows = [np.zeros(0, np.int64)]
         for first in range(0, len(self.table), FRAMES_AT_ONCE):
             some = self.table[first : first + FRAMES_AT_ONCE]
             is_cut = some[:, frame_tables.CAPTURED] != some[:, frame_tables.FRAME_SIZE] + 4
-            found.append(np.flatnonzero(is_cut) + first)
-        return np.concatenate(found)
+            cut_rows.append(np.flatnonzero(is_cut) + first)
+        return np.concatenate(cut_rows)
 
 
 @making_kernel
 def _starts(table: Any, connection_count: int) -> Any:
-    """int64[n + 1]: the first row of each connection, in a flat table that is sorted by it."""
+    """int64[n + 1]: first row of each connection in a flat table that is sorted by connection."""
     start = np.empty(connection_count + 1, np.int64)
     count = len(table) // FRAME_WIDTH
     start[connection_count] = count
@@ -157,6 +169,8 @@ def _acknowledged(table: Any, segments: Any, origin: Any, found: Any) -> None:
     for row in range(len(found)):
         segment = segments[table[row * FRAME_WIDTH + frame_tables.FIRST]]
         first = origin[table[row * FRAME_WIDTH + frame_tables.CONNECTION]]
+        # RFC 9293, 3.1: the acknowledgment number counts only if the ACK bit is set. A part of an
+        # IP fragment repeats the header of its datagram.
         has_ack = segment["flags"] & ACK and not segment["ip_id"] & FRAGMENT_PART
         found[row] = NOT_ACKNOWLEDGED
         if has_ack and first != NO_ORIGIN:
@@ -165,7 +179,7 @@ def _acknowledged(table: Any, segments: Any, origin: Any, found: Any) -> None:
 
 @making_kernel
 def _late_rows(requests: Any, responses: Any, request_of: Any, segments: Any) -> Any:
-    """(rows of responses, ns) that began before their requests ended; SASL tokens do not count."""
+    """(rows, ns) of responses that began before their requests ended, without SASL tokens."""
     count = 0
     for turn in range(2):
         if turn:
@@ -176,33 +190,34 @@ def _late_rows(requests: Any, responses: Any, request_of: Any, segments: Any) ->
             at = row * FRAME_WIDTH
             if request_of[row] < 0 or responses[at + frame_tables.KIND] == frame_tables.TOKEN:
                 continue
-            asked = requests[request_of[row] * FRAME_WIDTH + frame_tables.LAST]
-            ended = segments[asked]["time_ns"]
-            by = ended - segments[responses[at + frame_tables.FIRST]]["time_ns"]
-            if by > 0:
+            last_segment = requests[request_of[row] * FRAME_WIDTH + frame_tables.LAST]
+            ended = segments[last_segment]["time_ns"]
+            late_ns = ended - segments[responses[at + frame_tables.FIRST]]["time_ns"]
+            if late_ns > 0:
                 if turn:
                     rows[count] = row
-                    late[count] = by
+                    late[count] = late_ns
                 count += 1
     return rows, late
 
 
 @kernel
 def _fill_sides(
-    exchanges: Any, asked: Any, told: Any, request: Any, response: Any, segments: Any, base: int
+    exchanges: Any, requests: Any, responses: Any, request: Any, response: Any, segments: Any,
+    base: int
 ) -> None:  # fmt: skip
-    """Both sides of EXCHANGE; the extents of responses begin at `base`.
+    """Fill both sides of EXCHANGE rows; extents of responses begin at `base`.
 
-    Here, not in Python, since numpy takes the field of a single row for a contiguous array: it
-    would compile again.
+    This is a kernel of its own, because NumPy reports the field of a single row as contiguous, and
+    the kernel would be compiled a second time.
     """
-    _fill_side(exchanges["request"], asked, request, segments, 0)
-    _fill_side(exchanges["response"], told, response, segments, base)
+    _fill_side(exchanges["request"], requests, request, segments, 0)
+    _fill_side(exchanges["response"], responses, response, segments, base)
 
 
 @inlined
 def _fill_side(side: Any, table: Any, row: Any, segments: Any, extent_base: int) -> None:
-    """The SIDE rows of exchanges whose frame is `row` of a flat table (-1: they have none)."""
+    """Fill the SIDE of exchanges from their frame `row` in a flat table (-1: no such side)."""
     for index in range(len(row)):
         if row[index] < 0:
             side[index]["size"] = -1
@@ -229,7 +244,8 @@ def _fill_side(side: Any, table: Any, row: Any, segments: Any, extent_base: int)
 def _fill_heads(
     exchanges: Any, requests: Any, request: Any, responses: Any, response: Any, status: Any
 ) -> None:
-    """What exchanges say of both sides: as the request's frame tells, else the response's."""
+    """Fill the fields common to both sides, from the request's frame, or else from the
+    response's."""
     for index in range(len(exchanges)):
         exchange = exchanges[index]
         if request[index] >= 0:
@@ -255,11 +271,11 @@ def _fill_queues(
     exchanges: Any, request: Any, responses: Any, response: Any, is_behind_hole: Any, earlier: Any,
     segments: Any,
 ) -> None:  # fmt: skip
-    """Set queued_ns: how long a request was there while the response before its own was not done.
+    """Set queued_ns: how long a request waited for the response before its own.
 
-    A broker takes the requests of a connection one at a time, so the next one begins when the
-    response before has left. earlier: of each connection two numbers, the position and the time at
-    which the last response before these frames ended (NO_RESPONSE: there is none).
+    A broker handles the requests of a connection one at a time, so a request starts when the
+    previous response has left. earlier: per connection, position and time of the end of the last
+    response before these frames (NO_RESPONSE: none).
     """
     for index in range(len(exchanges)):
         row = response[index]
@@ -277,7 +293,7 @@ def _fill_queues(
             is_next = responses[at + frame_tables.POS] == earlier[2 * connection]
             if earlier[2 * connection] == NO_RESPONSE:
                 continue
-        # a response in the hole may have kept the broker busy for longer
+        # a response in the hole may have occupied the broker for longer
         exchange["queued_ns"] = -1
         if is_next:
             until = min(ended, exchange["response"]["time_ns"])
@@ -286,9 +302,13 @@ def _fill_queues(
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """answer_of int64, status and is_lost uint8 of each request; request_of int64, came uint8
-    (`pairing.pair`) and is_behind_hole uint8 of each response; request, response int64: their rows,
-    of each exchange."""
+    """Pairs of frames.
+
+    answer_of: int64[requests], row of the response or -1. status, is_lost: uint8[requests].
+    request_of: int64[responses], row of the request or -1. came: uint8[responses], arrival
+    (`pairing.pair`). is_behind_hole: uint8[responses]. request, response: int64[exchanges], frame
+    rows or -1.
+    """
 
     answer_of: Ints
     status: npt.NDArray[np.uint8]
@@ -300,7 +320,7 @@ class Pairs:
     response: Ints
 
     def lost(self) -> npt.NDArray[np.bool_]:
-        """By exchange: whether its answer is known to be lost."""
+        """bool[exchanges]: whether the response is known to be lost."""
         has_request = self.request >= 0
         lost = np.zeros(len(self.request), np.bool_)
         lost[has_request] = self.is_lost[self.request[has_request]] != 0
@@ -309,9 +329,9 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """What `Assembly` has, but for the exchanges, which are still frames and pairs of these.
+    """Everything of an `Assembly`, with frames and pairs instead of exchange rows.
 
-    segments: SEGMENT, in assembly order. anomalies: their extents count as those of `assembly()`.
+    segments: SEGMENT, in assembly order. anomalies: their extents are numbered as in `assembly()`.
     earlier: int64[connections, 2], see `_fill_queues`.
     """
 
@@ -328,19 +348,19 @@ class Paired:
     carried: Carried
 
     def __len__(self) -> int:
-        """How many exchanges there are."""
+        """The number of exchanges."""
         return len(self.pairs.request)
 
     def assembly(self) -> Assembly:
-        """All of it."""
+        """All exchanges as one Assembly."""
         extents = joined(
-            [_extents(found.extents, self.carried) for found in (self.requests, self.responses)]
+            [_extents(frames.extents, self.carried) for frames in (self.requests, self.responses)]
         )
         exchanges = self._exchanges(self.pairs.request, self.pairs.response)
         return self._assembly(exchanges, extents, self.anomalies)
 
     def anomalous(self) -> Assembly:
-        """All but the exchanges; of extents those that anomalies show."""
+        """An Assembly without exchanges; its extents are those that anomalies show."""
         anomalies = self.anomalies.copy()
         start, extents = self._gathered(
             anomalies["extent_start"], anomalies["extent_count"].astype(np.int64)
@@ -349,7 +369,7 @@ class Paired:
         return self._assembly(np.zeros(0, EXCHANGE), extents, anomalies)
 
     def part(self, rows: slice | Ints) -> Assembly:
-        """Some exchanges with their extents, and all connections; no anomalies."""
+        """An Assembly of some exchanges with their extents, and all connections; no anomalies."""
         exchanges = self._exchanges(self.pairs.request[rows], self.pairs.response[rows])
         parts = []
         base = 0
@@ -364,18 +384,18 @@ class Paired:
         return self._assembly(exchanges, joined(parts), np.zeros(0, ANOMALY))
 
     def without_request(self) -> Ints:
-        """Exchanges of which only the response is there."""
+        """Rows of exchanges with a response only."""
         return np.flatnonzero(self.pairs.request < 0)
 
     def requested_versions(self) -> npt.NDArray[np.int64]:
-        """int64[n, 3]: connection, api key and api version of the requests, each once."""
-        found = np.zeros((0, 3), np.int64)
+        """int64[n, 3]: distinct (connection, api key, api version) of the requests."""
+        distinct = np.zeros((0, 3), np.int64)
         columns = [frame_tables.CONNECTION, frame_tables.API_KEY, frame_tables.VERSION]
         for first in range(0, len(self.requests.table), FRAMES_AT_ONCE):
             some = self.requests.table[first : first + FRAMES_AT_ONCE]
             some = some[some[:, frame_tables.KIND] != frame_tables.TOKEN][:, columns]
-            found = np.unique(np.concatenate([found, some]), axis=0)
-        return found
+            distinct = np.unique(np.concatenate([distinct, some]), axis=0)
+        return distinct
 
     def _assembly(self, exchanges: Any, extents: Any, anomalies: Any) -> Assembly:
         return Assembly(
@@ -384,14 +404,14 @@ class Paired:
         )  # fmt: skip
 
     def _exchanges(self, request: Ints, response: Ints) -> npt.NDArray[np.void]:
-        """EXCHANGE of the frames int64[n] of both directions, -1 where there is none."""
+        """EXCHANGE rows from frame rows int64[n] of both directions, -1 if a side is missing."""
         exchanges = np.zeros(len(request), EXCHANGE)
-        asked, told = self.requests.table.reshape(-1), self.responses.table.reshape(-1)
+        requests, responses = self.requests.table.reshape(-1), self.responses.table.reshape(-1)
         base = len(self.requests.extents)
-        _fill_sides(exchanges, asked, told, request, response, self.segments, base)
-        _fill_heads(exchanges, asked, request, told, response, self.pairs.status)
+        _fill_sides(exchanges, requests, responses, request, response, self.segments, base)
+        _fill_heads(exchanges, requests, request, responses, response, self.pairs.status)
         holes, earlier = self.pairs.is_behind_hole, self.earlier.reshape(-1)
-        _fill_queues(exchanges, request, told, response, holes, earlier, self.segments)
+        _fill_queues(exchanges, request, responses, response, holes, earlier, self.segments)
         has_request = request >= 0
         pos = np.where(has_request, exchanges["request"]["pos"], exchanges["response"]["pos"])
         exchanges["exchange_id"] = exchange_ids(
@@ -402,46 +422,46 @@ class Paired:
         return exchanges
 
     def _gathered(self, start: Any, count: Ints) -> tuple[Ints, npt.NDArray[np.void]]:
-        """Ranges of extents, counted as in `assembly()`: their new starts, and they alone."""
+        """(new starts, extents) of ranges of extents that are numbered as in `assembly()`."""
         rows, new_start = gather_ranges(start, count)
         base = len(self.requests.extents)
         extents = np.empty(len(rows), EXTENT)
-        is_asked = rows < base
-        for table, here, of in (
-            (self.requests.extents, is_asked, rows),
-            (self.responses.extents, ~is_asked, rows - base),
+        is_of_request = rows < base
+        for table, mask, extent_rows in (
+            (self.requests.extents, is_of_request, rows),
+            (self.responses.extents, ~is_of_request, rows - base),
         ):
-            if here.all():
-                return new_start, _extents(table[of], self.carried)
-            extents[here] = _extents(table[of[here]], self.carried)
+            if mask.all():
+                return new_start, _extents(table[extent_rows], self.carried)
+            extents[mask] = _extents(table[extent_rows[mask]], self.carried)
         return new_start, extents
 
 
 @dataclass(frozen=True, slots=True)
 class AssembledExchanges:
-    """The exchanges of an assembly, in parts as `Paired` gives them.
+    """The exchanges of an assembly, in parts, with the methods of `Paired`.
 
-    requests: int64[n, 3], connection, api key and api version of the requests, each once.
+    requests: int64[n, 3], distinct (connection, api key, api version) of the requests.
     """
 
     assembly: Assembly
     requests: Ints
 
     def __len__(self) -> int:
-        """How many exchanges there are."""
+        """The number of exchanges."""
         return len(self.assembly.exchanges)
 
     def part(self, rows: slice | Ints) -> Assembly:
-        """Some exchanges, and all connections; no anomalies."""
+        """An Assembly of some exchanges, and all connections; no anomalies."""
         exchanges = self.assembly.exchanges[rows].copy()
         return replace(self.assembly, exchanges=exchanges, anomalies=np.zeros(0, ANOMALY))
 
     def without_request(self) -> Ints:
-        """Exchanges of which only the response was captured."""
+        """Rows of exchanges with a response only."""
         return np.flatnonzero(self.assembly.exchanges["request"]["size"] < 0)
 
     def requested_versions(self) -> Ints:
-        """`requests`."""
+        """int64[n, 3]: distinct (connection, api key, api version) of the requests."""
         return self.requests
 
 
@@ -449,7 +469,7 @@ Exchanges = Paired | AssembledExchanges
 
 
 def _extents(table: Ints, carried: Carried) -> npt.NDArray[np.void]:
-    """EXTENT of rows of a direction's extents."""
+    """EXTENT rows from the rows of a direction's extent table."""
     extents = np.zeros(len(table), EXTENT)
     for column, name in enumerate(("pos", "length", "source")):
         extents[name] = table[:, column]
@@ -460,7 +480,7 @@ def _extents(table: Ints, carried: Carried) -> npt.NDArray[np.void]:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids of the exchanges that frames belong to."""
+    """Exchange ids of frames."""
 
     connection_id: npt.NDArray[np.int64]
     requests: Frames
@@ -471,9 +491,9 @@ class Ids:
         return self._of(self.requests, rows, REQUEST)
 
     def of_responses(self, rows: Ints) -> npt.NDArray[np.int64]:
-        asked = self.request_of[rows]
+        request_rows = self.request_of[rows]
         ids = self._of(self.responses, rows, RESPONSE)
-        ids[asked >= 0] = self.of_requests(asked[asked >= 0])
+        ids[request_rows >= 0] = self.of_requests(request_rows[request_rows >= 0])
         return ids
 
     def _of(self, frames: Frames, rows: Ints, direction: int) -> npt.NDArray[np.int64]:
@@ -488,7 +508,7 @@ class Ids:
 def late_responses(
     requests: Frames, responses: Frames, request_of: Ints, segments: Any
 ) -> tuple[Ints, Ints]:
-    """Responses that began before their requests ended: their rows, and by how many ns."""
+    """(rows, ns): responses that began before their requests ended, and by how much."""
     rows, late = _late_rows(
         requests.table.reshape(-1), responses.table.reshape(-1), request_of, segments
     )

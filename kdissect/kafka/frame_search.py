@@ -1,25 +1,25 @@
-"""What speaks for a frame at a place: the headers of requests and responses, graded and counted.
+"""Finds frame boundaries: grades the headers of requests and responses, and scores positions.
 
-A boundary is *certain* when the frame before it ended there, or when the stream began there with a
-SYN. Everywhere else (behind a gap, at a start in the middle, behind a size that cannot be) a frame
-must be found by evidence, and one false lock costs more than a late one: a wrong size jumps over
-everything behind it. So points are counted for what a frame shows and what the next two frames
-behind it show; a contradiction in any of them refuses the place.
+A boundary is *certain* if the previous frame ends there, or if the stream begins there with a SYN.
+Elsewhere (after a gap, at a start in the middle, after an impossible size) a frame must be found by
+evidence. Resynchronising late loses a few messages; resynchronising wrongly loses everything after
+it, because a wrong size skips over it. So a position scores points for its own frame and for the
+next two frames. A contradiction in any of them rejects it.
 
-*Requests* have a size, a known api key and version, a client id that is text and often one already
-seen on this connection, and a correlation id a little above the last one.
+*Requests* have a size, a known api key and version, a printable client id that often occurred
+before on the connection, and a correlation id a little above the last one.
 
-*Responses* have a size and a correlation id only. What looks like them inside of other responses:
-a record batch (batch length, leader epoch), arrays of small integers, legacy message sets. So an id
-counts when its request was sent before this packet, is not answered, and is next in order or
-nearly; ids of unseen requests only while they rise, by small steps as long as there are others. The
-byte behind the id tells more than it seems: it is the high byte of a throttle time, an error code
-or an array length, or the tag count, so it is 0 (255 for the error -1), where a record batch has
-its magic. Two answers tell themselves: the list of versions and the list of mechanisms that
-connections begin with. Java clients number what SASL needs apart (RESERVED), and may send what was
-numbered earlier a little later (FALL_MAX).
+*Responses* have a size and a correlation id only. Inside other responses, record batches (batch
+length, leader epoch), arrays of small integers and legacy message sets resemble them. So a
+correlation id scores if its request was sent before this packet, has no response yet, and is the
+next one or near it. Ids of uncaptured requests score only while they rise, and by small steps if
+other requests were captured. The byte after the id helps: it is the high byte of a throttle time,
+error code or array length, or a tag count. So it is 0 (or 255 for error -1), where a record batch
+has its magic. Two responses identify themselves: the list of versions and the list of SASL
+mechanisms that connections begin with. Java clients number SASL requests separately (RESERVED), and
+may send a request after others with higher ids (FALL_MAX).
 
-Numbers of headers go into a small int64 array, see `SIZE` and following.
+A header's numbers are read into a small int64 array, indexed by `SIZE` and following.
 """
 
 from __future__ import annotations
@@ -38,53 +38,54 @@ from kdissect.kafka.sasl_detection import (
 )
 from kdissect.tcp.byte_ranges import Pieces, find, int64, peek, peek_u8
 
-# Grades of a request header. ABSENT: one of its bytes is missing. NEVER: no size of a request.
-# POOR: a size, nothing else. FAIR: also a client id that is text. GOOD: also a known API.
+# Grades of a request header. ABSENT: one of its bytes is missing. _NEVER: the size is impossible.
+# POOR: a possible size only. FAIR: also a printable client id. GOOD: also a known API.
 ABSENT, _NEVER, POOR, FAIR, GOOD = range(5)
 
-# What a header said; -1 where its bytes are missing (a correlation id is kept unsigned).
+# Indices of a header's numbers; -1 if its bytes are missing. A correlation id is unsigned here.
 SIZE, KEY, API_VERSION, CORRELATION, CLIENT_LENGTH, CLIENT_HASH, HEADER_WIDTH = range(7)
 
 REQUEST_SIZE_MIN = 8  # api key, api version, correlation id
 RESPONSE_SIZE_MIN = 4  # correlation id
-CLIENT_BYTES_READ = 64  # of a client id, to tell whether it is text and which one it is
+CLIENT_BYTES_READ = 64  # bytes of a client id that are tested for text and hashed
 API_KEYS, API_VERSIONS = 128, 64  # shape of the table of known APIs
 
-CONTROLLED_SHUTDOWN = 7  # its version 0 has a header without client id
+CONTROLLED_SHUTDOWN = 7  # its version 0 has request header v0, without client id
 SASL_HANDSHAKE = 17
 
-LOCK_POINTS = 4  # a place needs so many to start a chain of frames
-LOCK_POINTS_UNASKED = 5  # a response whose request is not in the capture
-STEP_MAX = 64  # ids of unseen requests may rise by so much
-RISE_MAX = 1 << 16  # by so much behind a gap where no request of a connection was captured
+LOCK_POINTS = 4  # a position with this score starts a chain of frames
+LOCK_POINTS_UNMATCHED = 5  # the same for a response whose request was not captured
+STEP_MAX = 64  # largest rise between ids of uncaptured requests
+RISE_MAX = 1 << 16  # the same after a gap, if no request of the connection was captured
 REQUEST_STEP_MAX = 1000
-FALL_MAX = 4  # ids may come so much too late
-RESERVED, RESERVED_COUNT = 0x7FFFFFF8, 8  # ids that Java clients keep for SASL
-TELLING_POINTS = 4  # for an answer that tells itself, at the start of a segment
-HANDSHAKE_POINTS = 5  # for a SaslHandshake request that is a mechanism's name to its end
-_TOKENS_AHEAD_MAX = 4  # requests in a row that are looked through for a token
-NAMELESS_POINTS = 2  # what a request without a client id owes: zeros read like one
-LOOKED_BEHIND, LOOKED_BEHIND_NAMELESS = 2, 4  # frames behind a place that must agree
-ENTRIES_MIN = 3  # APIs that a broker has
+FALL_MAX = 4  # ids may be this much below the last one
+RESERVED, RESERVED_COUNT = 0x7FFFFFF8, 8  # ids that Java clients use for SASL
+TELLING_POINTS = 4  # for a self-identifying response at the start of a segment
+HANDSHAKE_POINTS = 5  # for a SaslHandshake request that ends with a mechanism's name
+_TOKENS_AHEAD_MAX = 4  # requests that are looked through for a token
+NAMELESS_POINTS = 2  # deducted for a request without client id, because zeros resemble it
+LOOKED_BEHIND, LOOKED_BEHIND_NAMELESS = 2, 4  # frames after a position that must agree
+ENTRIES_MIN = 3  # a broker has at least so many APIs
 ENTRIES_READ = 8  # of an ApiVersions response
-FEATURES_MAX = 16  # tagged fields in it, and their largest number
-SMALL_ID = 256  # ids below are numbers that messages are full of
-WINDOW = 64  # outstanding requests looked at around the guessed place
-CLOCK_SLACK_NS = 5_000_000  # two taps, and `-i any`, may be so far apart
+FEATURES_MAX = 16  # tagged fields in it, and their highest number
+SMALL_ID = 256  # messages are full of numbers below this
+WINDOW = 64  # pending requests examined around the expected one
+CLOCK_SLACK_NS = 5_000_000  # clock difference between two taps, or with `-i any`
 
-CLIENTS_MAX = 8  # client ids remembered of a connection
+CLIENTS_MAX = 8  # client ids remembered per connection
 
 
 class Kafka(NamedTuple):
-    """known: uint8[API_KEYS * API_VERSIONS], 1 for versions that exist. limit: int64[1], the
-    largest size of a frame."""
+    """known: uint8[API_KEYS * API_VERSIONS], 1 for versions that exist. limit: int64[1], largest
+    size of a frame."""
 
     known: npt.NDArray[np.uint8]
     limit: npt.NDArray[np.int64]
 
 
 class Stream(NamedTuple):
-    """One stream for the searches: its pieces [start, stop) and the end of the last one."""
+    """One stream for the searches: its pieces [start, stop), and the end position of the last
+    one."""
 
     pieces: Pieces
     start: int
@@ -94,7 +95,7 @@ class Stream(NamedTuple):
 
 @inlined
 def step(number: int, last: int) -> int:
-    """How far an id has risen since the last one, 0 to 2^32 - 1: ids wrap."""
+    """How far a correlation id rose since the last one, 0 to 2^32 - 1; ids wrap around."""
     return (number - last) & 0xFFFFFFFF
 
 
@@ -110,13 +111,15 @@ def is_text(byte: int) -> bool:
 
 @kernel
 def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, header: Any) -> int:
-    """Read the request header behind the size prefix at `pos`; its grade.
+    """Read the request header at `pos` (its size prefix) into `header`; returns its grade.
 
-    `index` is a piece at or before `pos`. Work is bounded: CLIENT_BYTES_READ bytes at most.
+    index: a piece at or before `pos`. At most CLIENT_BYTES_READ bytes of the client id are read.
     """
     header[:] = -1
     size = peek(pieces, index, stop, pos, 4)
     header[SIZE] = size
+    # size int32, api_key int16, api_version int16, correlation_id int32, client_id int16 + text.
+    # KIP-482: request header v2 keeps this client_id, only tagged fields follow it.
     if size < 0:
         return ABSENT
     if size < REQUEST_SIZE_MIN or size > kafka.limit[0]:
@@ -138,12 +141,14 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     length = peek(pieces, index, stop, pos + 12, 2)
     if length < 0:
         return ABSENT
+    # length -1: the client id is null
     if length == 0xFFFF:
         header[CLIENT_HASH] = 0
         return GOOD if known else POOR
     header[CLIENT_LENGTH] = length
     if length > size - 10:
         return POOR
+    # hash of the client id: polynomial of base 31
     mixed = length
     at = pos + 14
     for place in range(at, at + min(length, CLIENT_BYTES_READ)):
@@ -163,10 +168,10 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
 
 @kernel
 def quick_request(address: Any, available: int, limit: int, known: Any, header: Any) -> bool:
-    """`request_header` for the usual case: all of it in `available` bytes at `address`, and GOOD.
+    """`request_header` for the common case: a GOOD header within `available` bytes at `address`.
 
-    False says nothing but that `request_header` must be asked. It takes no pieces, since handing
-    them to a helper costs more than all the rest.
+    False: fall back to `request_header`. It takes no pieces, because passing them would cost more
+    than the rest.
     """
     if available < 14:
         return False
@@ -197,7 +202,7 @@ def quick_request(address: Any, available: int, limit: int, known: Any, header: 
 
 @kernel
 def is_handshake(stream: Any, index: int, pos: int, header: Any) -> bool:
-    """Whether the SaslHandshake request at `pos` is one to its end: its mechanism."""
+    """Whether the SaslHandshake request at `pos` ends exactly after the mechanism's name."""
     at = pos + 14 + max(header[CLIENT_LENGTH], 0)
     end = pos + 4 + header[SIZE]
     return end_of_mechanism(stream.pieces, index, stream.stop, at, end) == end
@@ -208,10 +213,11 @@ def request_points(
     stream: Any, index: int, pos: int, kafka: Any, last_id: int, clients: Any, client_count: int,
     header: Any, following: Any,
 ) -> int:  # fmt: skip
-    """How much speaks for a request at `pos` (see the top), -1 when something speaks against it.
+    """Score of a request at `pos` (see the module); -1 if something contradicts it.
 
-    last_id: correlation id of the last request, -1 none. clients int64[], client_count: hashes of
-    the client ids of this connection. header, following: scratch; `header` is that of `pos`.
+    last_id: correlation id of the last request, -1 if none. clients: int64[], hashes of
+    client_count client ids of this connection. header, following: scratch; `header` receives that
+    of `pos`.
     """
     pieces = stream.pieces
     if request_header(pieces, index, stream.stop, pos, kafka, header) != GOOD:
@@ -222,12 +228,13 @@ def request_points(
         if clients[number] == header[CLIENT_HASH]:
             is_seen = True
     looked_behind = LOOKED_BEHIND
+    # evidence of the frame itself: client id, correlation id, start of a segment
     if header[CLIENT_LENGTH] > 0:
         points += 2 if is_seen else (1 if client_count == 0 else 0)
     elif is_seen:
         points += 1
     elif header[KEY] != CONTROLLED_SHUTDOWN:
-        # Zeros within a message read like it, again and again where messages repeat.
+        # Zeros inside a message resemble it, repeatedly if messages repeat.
         if client_count > 0 or pos != pieces.pos[index]:
             return -1
         points -= NAMELESS_POINTS
@@ -250,9 +257,11 @@ def request_points(
     spoken = key << 16 | header[API_VERSION]
     if key == SASL_HANDSHAKE and is_handshake(stream, index, pos, header):
         points += HANDSHAKE_POINTS
+    # evidence of the next frames: each must be a request, preferably of the same client with the
+    # next id
     for _ in range(looked_behind):
         if key == SASL_HANDSHAKE:
-            break  # what follows may be a token
+            break  # SASL tokens may follow
         at += 4 + size
         if at >= stream.end:
             if at == stream.end:
@@ -262,7 +271,7 @@ def request_points(
         grade = request_header(pieces, index, stream.stop, at, kafka, following)
         if grade == ABSENT:
             if pieces.pos[index] > at and pieces.pos[index - 1] + pieces.length[index - 1] == at:
-                points += 2  # the next frame is in a gap, this one ends with a segment
+                points += 2  # the next frame is in a gap, and this one ends with a segment
             break
         if grade != GOOD:
             return -1
@@ -270,15 +279,15 @@ def request_points(
         if following[CLIENT_HASH] == client:
             if not 0 < step(following[CORRELATION], correlation) <= REQUEST_STEP_MAX:
                 if header[CLIENT_LENGTH] <= 0:
-                    return -1  # responses read like requests of this kind
+                    return -1  # responses resemble requests without client id
                 counted = (following[KEY] << 16 | following[API_VERSION]) - spoken
                 if (
                     not is_seen
                     and following[CORRELATION] == correlation
                     and 0 < counted <= STEP_MAX
                 ):
-                    # Produce responses: their ids read like keys and versions, the count of
-                    # topics like an id, and the topic like a client.
+                    # Produce responses: their ids resemble keys and versions, the number of topics
+                    # an id, and the topic a client id.
                     return -1
                 points -= 1
             elif header[CLIENT_LENGTH] > 0:
@@ -295,10 +304,10 @@ def find_request(
     stream: Any, index: int, pos: int, kafka: Any, last_id: int, clients: Any, client_count: int,
     may_be_token: bool, header: Any, following: Any,
 ) -> int:  # fmt: skip
-    """The first place at or behind `pos` with LOCK_POINTS for a request, -1 without any.
+    """First position at or after `pos` with LOCK_POINTS for a request; -1 if there is none.
 
-    may_be_token: a segment that is a bare token by its size and shape counts too. Linear in the
-    bytes: nearly every place falls at its size, key or version.
+    may_be_token: also stop at a segment with the size and shape of a SASL token. Time is linear in
+    the bytes: size, key or version rejects nearly every position.
     """
     pieces = stream.pieces
     limit = kafka.limit[0]
@@ -332,11 +341,11 @@ def find_request(
 # ---- responses ----
 
 
-class Asked(NamedTuple):
-    """Requests of a connection that may be answered, in stream order (the rows of all connections).
+class PendingRequests(NamedTuple):
+    """Pending requests in stream order; one array over all connections.
 
-    `correlation` unsigned; `time` when the first byte was sent; `kind` 0 expects a response, 1 is a
-    SASL token, 2 expects none (acks=0).
+    correlation: unsigned id. time: ns when the first byte was sent. kind: 0 expects a response, 1
+    is a SASL token, 2 expects no response (acks=0).
     """
 
     correlation: npt.NDArray[np.int64]
@@ -346,9 +355,9 @@ class Asked(NamedTuple):
 
 @kernel
 def response_header(pieces: Any, index: int, stop: int, pos: int, limit: int, header: Any) -> bool:
-    """Read size and correlation id at `pos`; whether a response can begin so (missing bytes can).
+    """Read size and correlation id at `pos`; whether a response can begin so (True if bytes miss).
 
-    The byte behind the id must be 0 or 255, see the top.
+    The byte after the id must be 0 or 255; see the module.
     """
     header[:] = -1
     size = peek(pieces, index, stop, pos, 4)
@@ -367,51 +376,52 @@ def response_header(pieces: Any, index: int, stop: int, pos: int, limit: int, he
 
 
 @kernel
-def find_asked(asked: Any, first: int, stop: int, correlation: int, sent_before: int) -> int:
-    """The nearest request of [first, stop) with this id, sent by then; -1 without one.
+def find_pending(pending: Any, first: int, stop: int, correlation: int, sent_before: int) -> int:
+    """The nearest pending request in [first, stop) with this id, sent by `sent_before`; -1 if
+    none.
 
-    Looks at the next WINDOW requests and at WINDOW around the place where the id should be if all
-    ids rise by one; never further, so that a search stays linear.
+    It examines the next WINDOW requests, and WINDOW requests around the one that the id suggests if
+    ids rise by one. So a search stays linear.
     """
     near = min(stop, first + WINDOW)
     for row in range(first, near):
-        if asked.time[row] > sent_before:
+        if pending.time[row] > sent_before:
             return -1
-        if asked.correlation[row] == correlation and asked.kind[row] == 0:
+        if pending.correlation[row] == correlation and pending.kind[row] == 0:
             return row
     if near >= stop:
         return -1
-    guess = near + step(correlation, asked.correlation[near])
+    guess = near + step(correlation, pending.correlation[near])
     if guess - WINDOW >= stop:
         return -1
     for row in range(max(near, guess - WINDOW), min(stop, guess + 1)):
-        if asked.time[row] > sent_before:
+        if pending.time[row] > sent_before:
             return -1
-        if asked.correlation[row] == correlation and asked.kind[row] == 0:
+        if pending.correlation[row] == correlation and pending.kind[row] == 0:
             return row
     return -1
 
 
 @inlined
-def _is_of_the_future(asked: Any, first: int, last: int, correlation: int, now: int) -> bool:
-    """Whether a request with a lower id, of the next WINDOW, was sent only after `now`."""
+def _is_of_the_future(pending: Any, first: int, last: int, correlation: int, now: int) -> bool:
+    """Whether one of the next WINDOW requests has a lower id and was sent only after `now`."""
     for row in range(first, min(last, first + WINDOW)):
-        if asked.time[row] > now:
-            return step(correlation, asked.correlation[row]) <= RISE_MAX
+        if pending.time[row] > now:
+            return step(correlation, pending.correlation[row]) <= RISE_MAX
     return False
 
 
 @inlined
-def expecting(asked: Any, first: int, stop: int) -> int:
-    """The next request of [first, stop) that is to be answered, `stop` without one."""
-    while first < stop and asked.kind[first] == 2:
+def expecting(pending: Any, first: int, stop: int) -> int:
+    """The first request in [first, stop) that expects a response; `stop` if none."""
+    while first < stop and pending.kind[first] == 2:
         first += 1
     return first
 
 
 @inlined
 def _are_ranges(pieces: Any, index: int, stop: int, at: int, count: int, width: int) -> bool:
-    """Whether the first of `count` entries at `at` are key, lowest and highest version."""
+    """Whether the first of `count` entries at `at` are (api key, lowest, highest version)."""
     for _ in range(min(count, ENTRIES_READ)):
         key = peek(pieces, index, stop, at, 2)
         low = peek(pieces, index, stop, at + 2, 2)
@@ -419,14 +429,14 @@ def _are_ranges(pieces: Any, index: int, stop: int, at: int, count: int, width: 
         if not (0 <= key < API_KEYS and 0 <= low <= high < API_VERSIONS):
             return False
         if width == 7 and peek(pieces, index, stop, at + 6, 1) != 0:
-            return False  # no tagged fields
+            return False  # the entry has no tagged fields
         at += width
     return True
 
 
 @kernel
 def end_of_tags(pieces: Any, index: int, stop: int, at: int, end: int) -> int:
-    """Where the section of a few tagged fields at `at` ends, -1 where there is none."""
+    """Position after a section of a few tagged fields at `at` (KIP-482); -1 if it is none."""
     count = peek(pieces, index, stop, at, 1)
     at += 1
     if not 0 <= count <= FEATURES_MAX:
@@ -437,6 +447,7 @@ def end_of_tags(pieces: Any, index: int, stop: int, at: int, end: int) -> int:
         at += 2
         if not 0 <= tag <= FEATURES_MAX or size < 0:
             return -1
+        # a varint of two bytes
         if size >= 128:
             more = peek(pieces, index, stop, at, 1)
             at += 1
@@ -451,11 +462,11 @@ def end_of_tags(pieces: Any, index: int, stop: int, at: int, end: int) -> int:
 
 @kernel
 def is_api_versions(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the frame at `pos` is an ApiVersions response: a list of 6 or 7 bytes each.
+    """Whether the frame at `pos` is an ApiVersions response: a list of entries of 6 or 7 bytes.
 
-    Up to v2 it is error code, int32 count, (key, min, max)*, from v1 on a throttle time; from v3
-    on the count is compact, and each entry and the whole end with tagged fields. No broker has
-    fewer than ENTRIES_MIN, but a refusal (error 35) may name one.
+    v0-2: error code, int32 count, (key, min, max)*, and from v1 on a throttle time. From v3 on the
+    count is compact, and entries and body end with tagged fields. A broker has at least ENTRIES_MIN
+    APIs, but a refusal (error 35, KIP-511) may list one.
     """
     pieces = stream.pieces
     stop = stream.stop
@@ -477,15 +488,15 @@ def is_api_versions(stream: Any, index: int, pos: int, size: int) -> bool:
 
 @kernel
 def response_points(
-    stream: Any, index: int, pos: int, limit: int, asked: Any, first: int, last: int, last_id: int,
-    rise_max: int, time: int, header: Any, following: Any,
+    stream: Any, index: int, pos: int, limit: int, pending: Any, first: int, last: int,
+    last_id: int, rise_max: int, time: int, header: Any, following: Any,
 ) -> int:  # fmt: skip
-    """How much speaks for a response at `pos`, -1 when something speaks against it.
+    """Score of a response at `pos`; -1 if something contradicts it.
 
-    asked[first:last] are the requests not answered so far; last_id the id of the last response,
-    -1 none; rise_max: by how much ids of unseen requests may rise here (RISE_MAX or STEP_MAX);
-    time of the packet with `pos`. A response whose request was not captured must be worth
-    LOCK_POINTS_UNASKED, so its points come reduced by the difference.
+    pending[first:last]: requests without response so far. last_id: id of the last response, -1 if
+    none. rise_max: how much ids of uncaptured requests may rise here. time: ns of the packet with
+    `pos`. A response without captured request needs LOCK_POINTS_UNMATCHED, so its score is reduced
+    by the difference.
     """
     pieces = stream.pieces
     if not response_header(pieces, index, stream.stop, pos, limit, header):
@@ -497,19 +508,20 @@ def response_points(
     begins = pos == pieces.pos[index]
     tells_mechanisms = begins and is_mechanisms(stream, index, pos, size)
     tells = tells_mechanisms or (begins and is_api_versions(stream, index, pos, size))
-    row = find_asked(asked, first, last, correlation, time + CLOCK_SLACK_NS)
+    # evidence of the frame itself: its correlation id
+    row = find_pending(pending, first, last, correlation, time + CLOCK_SLACK_NS)
     if row >= 0:
-        points = 3 if row == expecting(asked, first, last) else 2
+        points = 3 if row == expecting(pending, first, last) else 2
     else:
         if correlation == 0 and not begins:
-            return -1  # the size of a record set and its first offset
-        points = LOCK_POINTS - LOCK_POINTS_UNASKED
+            return -1  # a record set's size and first offset
+        points = LOCK_POINTS - LOCK_POINTS_UNMATCHED
         if is_reserved(correlation) and begins:
             points += 3
         elif not tells:
-            # Clients ask for versions first, with an id that others came before.
+            # Clients ask for versions first, even if earlier requests of this id range are pending.
             now = time + CLOCK_SLACK_NS
-            if _is_of_the_future(asked, first, last, correlation, now):
+            if _is_of_the_future(pending, first, last, correlation, now):
                 return -1
             if last_id >= 0:
                 risen = step(correlation, last_id)
@@ -517,23 +529,25 @@ def response_points(
                     return -1
                 points += 1 if 0 < risen <= STEP_MAX else 0
             elif first < last:
-                # Its request may have come before the first one that is there, or among them.
-                away = asked.correlation[first] - correlation
-                if asked.kind[first] == 1 or away == 0 or abs(away) > STEP_MAX:
+                # Its request may lie before the first captured one, or among them.
+                away = pending.correlation[first] - correlation
+                if pending.kind[first] == 1 or away == 0 or abs(away) > STEP_MAX:
                     return -1
                 points += 1
+    # evidence of position: the start of a segment
     if begins:
         points += TELLING_POINTS if tells else 1
     elif correlation < SMALL_ID:
         points -= 1 if row >= 0 else 2
     at = pos
+    # evidence of the next two frames
     for number in range(2):
         at += 4 + size
-        # A segment that is one frame, and nothing behind it to agree.
+        # the segment is exactly this frame, and no later frame can confirm it
         fits = number == 0 and begins and at == pos + pieces.length[index]
         if number == 0 and tells_mechanisms:
             points += 3 if fits else 0
-            break  # what follows may be a token
+            break  # SASL tokens may follow
         if at >= stream.end:
             if at == stream.end:
                 points += 3 if fits else 1
@@ -553,7 +567,7 @@ def response_points(
         if following[SIZE] < 0 or following[CORRELATION] < 0:
             break
         start = row + 1 if row >= 0 else first
-        after = find_asked(asked, start, last, following[CORRELATION], time + (1 << 40))
+        after = find_pending(pending, start, last, following[CORRELATION], time + (1 << 40))
         if after >= 0:
             points += 2
             row = after
@@ -570,25 +584,26 @@ def response_points(
 
 
 @inlined
-def token_asked(asked: Any, first: int, last: int, sent_before: int) -> int:
-    """The next request of [first, last) that is a bare token and was sent by then, -1 without."""
+def pending_token(pending: Any, first: int, last: int, sent_before: int) -> int:
+    """The next pending request in [first, last) that is a SASL token and was sent by then; -1 if
+    none."""
     for row in range(first, min(last, first + _TOKENS_AHEAD_MAX)):
-        if asked.time[row] > sent_before:
+        if pending.time[row] > sent_before:
             return -1
-        if asked.kind[row] == 1:
+        if pending.kind[row] == 1:
             return row
     return -1
 
 
 @kernel
 def find_response(
-    stream: Any, index: int, pos: int, limit: int, asked: Any, first: int, last: int, last_id: int,
-    rise_max: int, may_be_token: bool, times: Any, header: Any, following: Any,
+    stream: Any, index: int, pos: int, limit: int, pending: Any, first: int, last: int,
+    last_id: int, rise_max: int, may_be_token: bool, times: Any, header: Any, following: Any,
 ) -> int:  # fmt: skip
-    """The first place at or behind `pos` with LOCK_POINTS for a response, -1 without any.
+    """First position at or after `pos` with LOCK_POINTS for a response; -1 if there is none.
 
-    may_be_token: as for `find_request`. An empty token is a segment of four zeros where a token
-    was asked, or a response follows. times int64[]: of the segments the pieces came from.
+    may_be_token: as for `find_request`. A segment of four zeros is an empty token if a token is
+    pending, or if a response follows. times: int64[], ns per segment.
     """
     pieces = stream.pieces
     for number in range(index, stream.stop):
@@ -601,11 +616,11 @@ def find_response(
                 if is_broker_token(stream, number, begin, size):
                     return begin
                 behind = number + 1
-                if size == 0 and token_asked(asked, first, last, time + CLOCK_SLACK_NS) >= 0:
+                if size == 0 and pending_token(pending, first, last, time + CLOCK_SLACK_NS) >= 0:
                     return begin
                 if size == 0 and behind < stream.stop and pieces.pos[behind] == whole:
                     points = response_points(
-                        stream, behind, whole, limit, asked, first, last, last_id, rise_max,
+                        stream, behind, whole, limit, pending, first, last, last_id, rise_max,
                         times[pieces.segment[behind]], header, following,
                     )  # fmt: skip
                     if points >= LOCK_POINTS:
@@ -620,7 +635,7 @@ def find_response(
                 if size > RESPONSE_SIZE_MIN and byte != 0 and byte != 255:
                     continue
             points = response_points(
-                stream, number, at, limit, asked, first, last, last_id, rise_max, time, header,
+                stream, number, at, limit, pending, first, last, last_id, rise_max, time, header,
                 following,
             )  # fmt: skip
             if points >= LOCK_POINTS:

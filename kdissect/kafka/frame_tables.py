@@ -1,4 +1,4 @@
-"""Rows that framing writes: frames, where their bytes lie, and faults."""
+"""The tables that framing writes: frames, extents of their bytes, and faults."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from kdissect.kafka.assembly import WARNING, Anomaly
 from kdissect.kafka.frame_search import API_VERSION, CORRELATION, KEY, SIZE
 from kdissect.tcp.byte_ranges import find, grown, int64
 
-# Columns of a frame. CONNECTION: its row; FIRST and LAST: segments of the first and the last
-# captured byte; CAPTURED: bytes of it, the size prefix included.
+# Columns of a frame. CONNECTION: row of its connection. FIRST, LAST: segments of the first and the
+# last captured byte. CAPTURED: number of captured bytes, with the size prefix.
 (
     CONNECTION, POS, FRAME_SIZE, API_KEY, VERSION, ID, KIND, FIRST, LAST, EXTENT_START,
     EXTENT_COUNT, CAPTURED,
 ) = range(12)  # fmt: skip
 FRAME_WIDTH = 12
-EXPECTS, TOKEN, SILENT = 0, 1, 2  # KIND of a request; of a response EXPECTS or TOKEN
+EXPECTS, TOKEN, SILENT = 0, 1, 2  # KIND of a request; a response is EXPECTS or TOKEN
 
-EXTENT_WIDTH = 3  # place in the source, length, source (-1: missing)
+EXTENT_WIDTH = 3  # position in the source, length, source (-1: missing)
 
-# Columns of a fault; FAULT_FRAME: the frame (of the direction) it is about, or -1.
+# Columns of a fault. FAULT_FRAME: row of the frame that it is about, or -1.
 (
     FAULT_KIND, SEVERITY, DIRECTION, FAULT_CONNECTION, FAULT_SEGMENT, FAULT_POS, FAULT_BYTES,
     FAULT_A, FAULT_B, FAULT_EXTENT, FAULT_EXTENTS, FAULT_FRAME,
 ) = range(12)  # fmt: skip
 FAULT_WIDTH = 12
 
-# Why bytes are unframed, `a` of the anomaly; `b` is the size that was read there, or -1.
+# Why bytes are unframed: `a` of the anomaly. `b` is the size that was read there, or -1.
 AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
 
-_SHOWN_MAX = 256  # unframed bytes to show with their anomaly
-FRAMES, EXTENTS, FAULTS = 0, 1, 2  # places of `used`: rows of the tables so far
+_SHOWN_MAX = 256  # unframed bytes shown with their anomaly
+FRAMES, EXTENTS, FAULTS = 0, 1, 2  # indices into `used`, the number of rows in each table
 
 
 @inlined
 def empty_tables() -> Any:
-    """(frames, extents, faults, used): tables without rows, and how many rows each has."""
+    """(frames, extents, faults, used): empty tables, and the number of rows in each."""
     frames = np.empty(1024 * FRAME_WIDTH, np.int64)
     extents = np.empty(1024 * EXTENT_WIDTH, np.int64)
     faults = np.empty(64 * FAULT_WIDTH, np.int64)
@@ -47,8 +47,10 @@ def empty_tables() -> Any:
 
 @kernel
 def extents_max(pieces: Any, index: int, stop: int, end: int) -> int:
-    """At most so many rows tell where bytes up to `end` lie that begin in or before the piece
-    `index`: pieces with holes around."""
+    """Upper bound on the extents of bytes up to `end` that begin in or before piece `index`.
+
+    Each piece can have a hole before and after it.
+    """
     behind = index
     while behind < stop and pieces.pos[behind] < end:
         behind += 1
@@ -59,9 +61,9 @@ def extents_max(pieces: Any, index: int, stop: int, end: int) -> int:
 def put_extents(
     pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, extents: Any, used: Any
 ) -> int:
-    """Append where the bytes [begin, end) lie, holes included; captured bytes.
+    """Append the extents of the bytes [begin, end), holes included; returns the captured bytes.
 
-    The table has room for `extents_max` rows.
+    The table must have room for `extents_max` rows.
     """
     captured = int64(0)
     here = begin
@@ -90,7 +92,7 @@ def put_whole_frame(
     pieces: Any, source: Any, index: int, connection: int, pos: int, header: Any, kind: int,
     frames: Any, extents: Any, used: Any,
 ) -> None:  # fmt: skip
-    """`put_frame`, where all of a frame that is not empty lies in one piece: the usual case."""
+    """`put_frame` for the common case: a frame with bytes that lie in one piece."""
     at = used[EXTENTS] * EXTENT_WIDTH
     extents[at] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
     extents[at + 1] = header[SIZE]
@@ -105,7 +107,8 @@ def _put_head(
     pieces: Any, index: int, connection: int, pos: int, header: Any, kind: int, frames: Any,
     used: Any,
 ) -> int:  # fmt: skip
-    """Fill the next free row as of a frame in one piece; where the row begins."""
+    """Fill the next free row for a frame in one piece; returns the index of the row's first
+    number."""
     at = used[FRAMES] * FRAME_WIDTH
     used[FRAMES] += 1
     segment = pieces.segment[index]
@@ -128,9 +131,9 @@ def put_frame(
     pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
     kind: int, frames: Any, extents: Any, used: Any,
 ) -> None:  # fmt: skip
-    """Put the frame at `pos`, whose size prefix is there, into the next free row.
+    """Append the frame at `pos`, whose size prefix was captured.
 
-    The tables have room for it, and for `extents_max` rows of its bytes.
+    The tables must have room for it, and for `extents_max` rows of its bytes.
     """
     end = pos + 4 + header[SIZE]
     at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
@@ -150,7 +153,7 @@ def put_fault(
     faults: Any, used: Any, kind: int, severity: int, direction: int, connection: int, segment: int,
     pos: int, count: int, a: int, b: int, frame: int,
 ) -> Any:  # fmt: skip
-    """Append a fault without bytes to show; the table."""
+    """Append a fault without bytes to show; returns the table."""
     faults = grown(faults, used[FAULTS] * FAULT_WIDTH, FAULT_WIDTH)
     at = used[FAULTS] * FAULT_WIDTH
     used[FAULTS] += 1
@@ -174,7 +177,7 @@ def put_unframed(
     pieces: Any, source: Any, index: int, stop: int, begin: int, end: int, direction: int,
     connection: int, reason: int, size: int, extents: Any, faults: Any, used: Any,
 ) -> Any:  # fmt: skip
-    """Note the captured bytes of [begin, end), if any, as in no frame; (extents, faults)."""
+    """Append a fault for the captured bytes in [begin, end), if any; returns (extents, faults)."""
     while index < stop and pieces.pos[index] + pieces.length[index] <= begin:
         index += 1
     if index >= stop or pieces.pos[index] >= end:

@@ -1,26 +1,26 @@
-"""Pieces of a stream to frames by their size prefixes, over gaps and from starts in the middle.
+"""Splits the byte ranges of a stream into frames by their size prefixes, across gaps.
 
 Theory of operation
 -------------------
-A walk stands on a boundary that is certain, or it searches for one (`frame_search.py`). On a
-certain boundary the size prefix tells the next one: a gap inside of a frame ends nothing. Only a
-gap over a size prefix, and a size that cannot be (negative, beyond the limit, text of another
-protocol), make the walk search. So a lost packet costs the frames it overlaps.
+A walk is either on a certain boundary, or searches for one (`frame_search.py`). On a certain
+boundary, the size prefix gives the position of the next one, so a gap inside a frame does no harm.
+The walk searches only after a gap over a size prefix, or after an impossible size (negative, beyond
+the limit, text of another protocol). So a lost packet costs only the frames that it overlaps.
 
-Requests come first, without looking at responses. Responses are framed with the requests at hand:
-an id that was asked is the evidence that a search needs.
+Requests are framed first, without responses. Responses are framed with the requests at hand: the
+correlation id of a pending request is the evidence that a search needs.
 
-A frame whose header is there becomes a row even when bytes of it are missing, in the middle or at
-the end of the stream; the header of a request ends behind its correlation id here. Bytes that are
-in no frame are noted as unframed with the reason, so that bytes = framed + unframed.
+A frame whose header was captured becomes a row, even if bytes in its middle or at its end are
+missing. For this purpose a request header ends after the correlation id. Bytes in no frame are
+recorded as unframed with the reason, so that bytes = framed + unframed.
 
-SASL: behind a SaslHandshake of version 0 the client sends bare tokens, framed by size only, until a
-request header is recognised again; a first frame that is no request is such a token too (GSSAPI of
-0.9 clients). The broker answers tokens with tokens, in order. Tokens come before all other traffic:
-while a stream had nothing but versions, handshakes and tokens it is *young*, and in a young stream
-a search finds tokens too (`sasl_detection`).
+SASL (KIP-43): after SaslHandshake v0 the client sends tokens with a size prefix only, until a
+request header is recognised again. If the first frame is no request, it is such a token too (GSSAPI
+of 0.9 clients). The broker answers tokens with tokens, in order. Tokens come before all other
+traffic. A stream is *young* while it had only ApiVersions, SaslHandshake and tokens; in a young
+stream a search also finds tokens (`sasl_detection`).
 
-The tables that a walk writes are flat int64 arrays that grow by doubling (`frame_tables.py`).
+The walks write flat int64 tables that grow by doubling (`frame_tables.py`).
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from kdissect.kafka.frame_search import (  # fmt: skip
     STEP_MAX,
     WINDOW,
     Stream,
-    find_asked,
+    find_pending,
     find_request,
     find_response,
     is_api_versions,
     is_reserved,
+    pending_token,
     quick_request,
     request_header,
     response_header,
     step,
-    token_asked,
 )
 from kdissect.kafka.frame_tables import (
     AFTER_GAP,
@@ -89,47 +89,45 @@ from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import Pieces, find, grown, int64
 from kdissect.tcp.columns import END, PIECE_START, PIECE_STOP, SIDE_WIDTH
 
-TOKEN_SIZE_MAX = 1 << 20  # a SASL token larger than this is no token
+TOKEN_SIZE_MAX = 1 << 20  # bytes; a larger frame is no SASL token
 _API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)
-AHEAD = 8  # pieces: the first bytes of that one are on their way from memory meanwhile
-CERTAIN_SLACK_NS = 1 << 40  # on a certain boundary the clocks of two captures may differ so much
+AHEAD = 8  # pieces; the first bytes of that piece are prefetched
+CERTAIN_SLACK_NS = 1 << 40  # on a certain boundary, clocks of two captures may differ by this
 
-# Where a walk stands, WalkState.walk[0], all 0 at first. `connection` is the one it walks over, and
-# `is_inside` says whether the rest describes a place in it.
+# Position of a walk, WalkState.walk[0]; all 0 at first. `connection` is the current one;
+# `is_inside` says whether the other fields describe a position in it.
 WALK = np.dtype([
     ("connection", "i8"),
     ("is_inside", "i8"),
-    ("pos", "i8"),  # of the next size prefix, or from where the walk searches
+    ("pos", "i8"),  # of the next size prefix, or where the search starts
     ("covered", "i8"),  # end of the last frame
     ("is_certain", "i8"),  # whether `pos` is a boundary
-    ("reason", "i8"),  # why bytes from `covered` on are unframed, if they are
-    ("bad_size", "i8"),  # the size prefix that was refused there, -1 none
-    ("in_tokens", "i8"),  # whether bare SASL tokens are expected
+    ("reason", "i8"),  # why bytes from `covered` on are unframed
+    ("bad_size", "i8"),  # size prefix that was rejected there, -1 if none
+    ("in_tokens", "i8"),  # whether SASL tokens without headers are expected
     ("is_first", "i8"),  # of requests: whether no frame came before
-    ("is_young", "i8"),  # versions, handshakes and tokens are all that came
-    ("last_id", "i8"),  # correlation id of the last frame, -1 none
-    ("client_count", "i8"),  # of requests: how many of WalkState.clients are known
-    ("next_request", "i8"),  # of responses: the first request not answered or passed over
+    ("is_young", "i8"),  # whether only versions, handshakes and tokens came before
+    ("last_id", "i8"),  # correlation id of the last frame, -1 if none
+    ("client_count", "i8"),  # of requests: number of entries in WalkState.clients
+    ("next_request", "i8"),  # of responses: first request neither answered nor passed over
 ])  # fmt: skip
 
-# What a place on a boundary is, if it is neither EXPECTS nor TOKEN.
+# Further results for a position on a boundary, beside EXPECTS and TOKEN.
 _HEADER_MISSING, _NO_FRAME = -1, -2
 
-# Bits of a stream's `has_origin`. AT_ORIGIN: position 0 is a boundary. RESUMED: frames came before
-# it, which the caller has had (`resume/carry.py`); the last of them began bare SASL tokens
-# (IN_TOKENS), or was a request that a response may be told by (HAS_ASKED). Above them, from LAST_ID
-# on: one more than the correlation id of the last frame, 0 where that is not known.
-# YOUNG: a stream that had nothing but versions, handshakes and tokens.
+# Bits of a stream's `has_origin`. AT_ORIGIN: position 0 is a boundary. RESUMED: earlier frames were
+# handed out before (`resume/carry.py`). Of these, IN_TOKENS: the last one began SASL tokens.
+# HAS_ASKED: a request may help to find responses. YOUNG: there were only versions, handshakes and
+# tokens. Bits from LAST_ID on: one more than the correlation id of the last frame, 0 if unknown.
 AT_ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16
 LAST_ID = 8
 
 
 class KafkaStreams(NamedTuple):
-    """The streams of all connections, Kafka or not; connection c has the streams 2c and 2c + 1.
+    """The streams of all connections, Kafka or not; connection c has streams 2c and 2c + 1.
 
-    times int64 and source: of the segments. sides: rows of SIDE_WIDTH, has_origin int64: of each
-    stream, 0 or bits that begin with AT_ORIGIN if it began with a SYN. client_side, protocol uint8:
-    of each connection.
+    times: int64, source: per segment. sides: rows of SIDE_WIDTH. has_origin: int64 per stream, 0 or
+    bits with AT_ORIGIN if the stream began with a SYN. client_side, protocol: uint8 per connection.
     """
 
     pieces: Pieces
@@ -142,25 +140,25 @@ class KafkaStreams(NamedTuple):
 
 
 class WalkState(NamedTuple):
-    """Where a walk goes on: walk WALK[1], clients int64[CLIENTS_MAX] hashes of client ids."""
+    """Where a walk continues. walk: WALK[1]. clients: int64[CLIENTS_MAX], hashes of client ids."""
 
     walk: npt.NDArray[Any]
     clients: npt.NDArray[np.int64]
 
     @property
     def connection(self) -> int:
-        """The connection that the walk stands at."""
+        """The connection that the walk has reached."""
         return int(self.walk["connection"][0])
 
 
 def walk_state() -> WalkState:
-    """The state of a walk that has not begun."""
+    """The state before the first step of a walk."""
     return WalkState(np.zeros(1, WALK), np.zeros(CLIENTS_MAX, np.int64))
 
 
 @inlined
 def stream_of(pieces: Any, sides: Any, number: int) -> Any:
-    """The `Stream` of this number."""
+    """The `Stream` with this number."""
     at = number * SIDE_WIDTH
     start = sides[at + PIECE_START]
     stop = sides[at + PIECE_STOP]
@@ -175,7 +173,7 @@ def stream_of(pieces: Any, sides: Any, number: int) -> Any:
 
 @inlined
 def _enter(walk: Any, connection: int, origin: int, first_request: int) -> None:
-    """Go on inside of a connection, or begin its stream; `origin` is the stream's has_origin."""
+    """Start a connection's stream, or continue inside it; `origin` is the stream's has_origin."""
     walk["connection"] = connection
     if walk["is_inside"]:
         walk["is_inside"] = 0
@@ -196,8 +194,7 @@ def _enter(walk: Any, connection: int, origin: int, first_request: int) -> None:
 
 @inlined
 def _lose_boundary(walk: Any, piece_pos: int) -> None:
-    """The size prefix at `pos` lies in a gap, or the stream ends in it: search from the first
-    captured byte on."""
+    """Search from the first captured byte on: the size prefix at `pos` is in a gap or cut off."""
     walk["is_certain"] = 0
     walk["reason"] = AFTER_GAP
     walk["pos"] = max(walk["pos"], piece_pos)
@@ -205,7 +202,7 @@ def _lose_boundary(walk: Any, piece_pos: int) -> None:
 
 @inlined
 def _pass_over(walk: Any, size: int) -> None:
-    """No row for a frame of which the header is missing; the boundary after it is certain."""
+    """Skip a frame without its header, and without a row; the boundary after it is certain."""
     walk["reason"] = HEADER_CUT
     walk["bad_size"] = size
     walk["pos"] += 4 + size
@@ -213,7 +210,7 @@ def _pass_over(walk: Any, size: int) -> None:
 
 @inlined
 def _refuse(walk: Any, size: int) -> None:
-    """What reads like a size prefix is none: search from the next byte on."""
+    """Search from the next byte on: the size prefix at `pos` is impossible."""
     walk["is_certain"] = 0
     walk["reason"] = BAD_SIZE
     walk["bad_size"] = size
@@ -222,7 +219,7 @@ def _refuse(walk: Any, size: int) -> None:
 
 @inlined
 def _lock(walk: Any, pos: int) -> None:
-    """The search found a boundary at `pos`; tokens may be what stands there."""
+    """Continue at the boundary `pos` that the search found; tokens may be there."""
     walk["pos"] = pos
     walk["is_certain"] = 1
     walk["in_tokens"] = walk["is_young"]
@@ -230,7 +227,8 @@ def _lock(walk: Any, pos: int) -> None:
 
 @part
 def _piece_at(pieces: Any, index: int, stop: int, pos: int) -> int:
-    """The first piece from `index` on that ends after `pos`: nearly always `index`, or the next."""
+    """The first piece from `index` on that ends after `pos`: nearly always `index` or the next
+    one."""
     while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
         index += 1
     return index
@@ -241,7 +239,7 @@ def _append_frame(
     source: Any, stream: Any, index: int, header: Any, kind: int, walk: Any, frames: Any,
     extents: Any, used: Any,
 ) -> Any:  # fmt: skip
-    """Append a row for the frame at `pos` and step over it; (frames, extents)."""
+    """Append a row for the frame at `pos` and step over it; returns (frames, extents)."""
     pieces = stream.pieces
     stop = stream.stop
     connection = walk["connection"]
@@ -271,7 +269,7 @@ def _note_unframed(
     source: Any, stream: Any, end: int, direction: int, walk: Any, extents: Any, faults: Any,
     used: Any,
 ) -> Any:  # fmt: skip
-    """Note that the bytes from the last frame to `end` are unframed; (extents, faults)."""
+    """Record the bytes from the last frame to `end` as unframed; returns (extents, faults)."""
     covered = walk["covered"]
     index = find(stream.pieces, stream.start, stream.stop, covered)
     return put_unframed(
@@ -285,8 +283,10 @@ def _end_stream(
     source: Any, stream: Any, size: int, direction: int, walk: Any, extents: Any, faults: Any,
     used: Any,
 ) -> Any:  # fmt: skip
-    """Note the unframed bytes at the end of a stream of `size` bytes, and all of its gaps;
-    (extents, faults)."""
+    """Record unframed bytes at the end of a stream of `size` bytes, and its gaps.
+
+    Returns (extents, faults).
+    """
     if walk["covered"] < stream.end:
         extents, faults = _note_unframed(
             source, stream, stream.end, direction, walk, extents, faults, used
@@ -302,6 +302,7 @@ def _end_stream(
 
 @inlined
 def _remember(clients: Any, count: int, client: int) -> int:
+    """Add a client id's hash to the known ones, up to CLIENTS_MAX; returns their number."""
     for number in range(count):
         if clients[number] == client:
             return count
@@ -313,7 +314,7 @@ def _remember(clients: Any, count: int, client: int) -> int:
 
 @inlined
 def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) -> bool:
-    """Whether a frame that ends at `pos` is followed by a request, or by nothing."""
+    """Whether a request, or the end of the stream, follows a frame that ends at `pos`."""
     if pos >= stream.end:
         return pos == stream.end
     behind = find(stream.pieces, index, stream.stop, pos)
@@ -325,8 +326,10 @@ def _doubtful_request(
     stream: Any, index: int, grade: int, origin: int, kafka: Any, walk: Any, header: Any,
     following: Any,
 ) -> int:  # fmt: skip
-    """What stands on the boundary `pos` if its header is not GOOD: EXPECTS, TOKEN,
-    _HEADER_MISSING or _NO_FRAME."""
+    """What stands on the boundary `pos` if its header is not GOOD.
+
+    Returns EXPECTS, TOKEN, _HEADER_MISSING or _NO_FRAME.
+    """
     size = header[SIZE]
     # GSSAPI before KIP-43 (clients of 0.9): no handshake, the connection begins with a bare token.
     if walk["is_first"] and grade < FAIR and origin and size <= TOKEN_SIZE_MAX:
@@ -343,8 +346,8 @@ def _doubtful_request(
         if header[CORRELATION] >= 0 and header[KEY] >= 0 and header[API_VERSION] >= 0:
             return EXPECTS
         return _HEADER_MISSING
-    # On a certain boundary a client id that is text is enough, even if the API is unknown.
-    # Without it the frame must be followed by a request.
+    # On a certain boundary a printable client id is enough, even if the API is unknown. Without it,
+    # a request must follow the frame.
     if grade == FAIR:
         return EXPECTS
     if grade == POOR:
@@ -355,7 +358,7 @@ def _doubtful_request(
 
 @kernel
 def _learn_request(walk: Any, clients: Any, header: Any, grade: int) -> None:
-    """Note what this request tells about the ones after it."""
+    """Record facts of this request that help with later ones."""
     key = header[KEY]
     walk["in_tokens"] = key == SASL_HANDSHAKE and header[API_VERSION] == 0
     # ApiVersions (KIP-35) may come before a handshake.
@@ -368,11 +371,11 @@ def _learn_request(walk: Any, clients: Any, header: Any, grade: int) -> None:
 
 @making_kernel
 def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
-    """Frames of the request streams of all Kafka connections: (frames, extents, faults, used).
+    """Frames of the request streams of Kafka connections: (frames, extents, faults, used).
 
-    streams: `KafkaStreams`; kafka: `Kafka`; state: `WalkState`. A call finds at most `most` frames
-    and goes on where `state` says the last call stopped. The walk is over when its connection is
-    the one after the last. used int64[3]: rows of the three flat int64 tables.
+    streams: `KafkaStreams`. kafka: `Kafka`. state: `WalkState`. A call returns about `most` frames;
+    the next call continues from `state`. The walk is over if state.connection is past the last
+    connection. used: int64[3], rows of the three flat int64 tables.
     """
     frames, extents, faults, used = empty_tables()
     header = np.empty(HEADER_WIDTH, np.int64)
@@ -447,7 +450,7 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
                         )  # fmt: skip
                     if acks < 0:
                         acks = acks_of(pieces, index, stop, pos, header)
-                    if acks == 0:  # the broker sends no response
+                    if acks == 0:  # Kafka protocol: a Produce with acks=0 gets no response
                         kind = SILENT
             if pos > walk["covered"]:
                 extents, faults = _note_unframed(
@@ -466,46 +469,47 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
 
 
 @inlined
-def _is_near(asked: Any, first: int, last: int, correlation: int, last_id: int) -> bool:
-    """Whether an id without a request could be one that was not captured, by its neighbours."""
+def _is_near(pending: Any, first: int, last: int, correlation: int, last_id: int) -> bool:
+    """Whether an id without a captured request is plausible, given the ids around it."""
     if last_id >= 0 and (
         0 < step(correlation, last_id) <= STEP_MAX or 0 < step(last_id, correlation) <= FALL_MAX
     ):
         return True
     for row in range(first, min(last, first + WINDOW)):
-        if asked.kind[row] != TOKEN:
-            return abs(asked.correlation[row] - correlation) <= STEP_MAX
+        if pending.kind[row] != TOKEN:
+            return abs(pending.correlation[row] - correlation) <= STEP_MAX
     return False
 
 
 @inlined
 def _is_token(
-    stream: Any, index: int, asked: Any, last: int, is_plausible: bool, walk: Any, header: Any
+    stream: Any, index: int, pending: Any, last: int, is_plausible: bool, walk: Any, header: Any
 ) -> bool:
-    """Whether the frame at `pos`, whose id was not asked for, is a bare SASL token (KIP-43)."""
+    """Whether the frame at `pos`, whose id matches no request, is a SASL token without header
+    (KIP-43)."""
     size = header[SIZE]
     first = walk["next_request"]
-    token_expected = first < last and asked.kind[first] == TOKEN
+    token_expected = first < last and pending.kind[first] == TOKEN
     if walk["is_young"] and size > 0 and is_broker_token(stream, index, walk["pos"], size):
         return True
     if walk["is_young"] and size == 0:
         return walk["in_tokens"] != 0 or token_expected
     if token_expected:
         return not is_plausible or not _is_near(
-            asked, first, last, header[CORRELATION], walk["last_id"]
+            pending, first, last, header[CORRELATION], walk["last_id"]
         )
     return False
 
 
 @kernel
 def _doubtful_response(
-    stream: Any, index: int, is_plausible: bool, limit: int, asked: Any, last: int,
+    stream: Any, index: int, is_plausible: bool, limit: int, pending: Any, last: int,
     sent_before: int, walk: Any, header: Any, following: Any,
 ) -> Any:  # fmt: skip
     """What stands on the boundary `pos` if it is not the response to the next request.
 
-    (EXPECTS, TOKEN, _HEADER_MISSING or _NO_FRAME, row of its request or -1, whether it is a list of
-    mechanisms, whether it is one or a list of versions).
+    Returns (EXPECTS, TOKEN, _HEADER_MISSING or _NO_FRAME; row of its request or -1; whether it is a
+    list of SASL mechanisms; whether it is such a list or a list of versions).
     """
     pieces = stream.pieces
     pos = walk["pos"]
@@ -514,17 +518,17 @@ def _doubtful_response(
     first = walk["next_request"]
     request = int64(-1)
     if correlation >= 0:
-        request = find_asked(asked, first, last, correlation, sent_before)
+        request = find_pending(pending, first, last, correlation, sent_before)
     lists_mechanisms = False
     begins = False
     if walk["is_young"] and is_plausible and correlation >= 0:
         lists_mechanisms = is_mechanisms(stream, index, pos, size)
         begins = lists_mechanisms or is_api_versions(stream, index, pos, size)
     if request < 0 and not begins and size <= TOKEN_SIZE_MAX:
-        if _is_token(stream, index, asked, last, is_plausible, walk, header):
+        if _is_token(stream, index, pending, last, is_plausible, walk, header):
             header[CORRELATION] = -1
-            # The broker answers tokens with tokens, in order.
-            request = token_asked(asked, first, last, sent_before)
+            # KIP-43: the broker answers tokens with tokens, in order.
+            request = pending_token(pending, first, last, sent_before)
             return int64(TOKEN), int64(request), lists_mechanisms, begins
     if size < RESPONSE_SIZE_MIN or size > limit:
         return int64(_NO_FRAME), request, lists_mechanisms, begins
@@ -544,12 +548,12 @@ def _doubtful_response(
 
 @making_kernel
 def some_responses(
-    streams: Any, kafka: Any, asked: Any, asked_start: Any, state: Any, most: int
+    streams: Any, kafka: Any, pending: Any, pending_start: Any, state: Any, most: int
 ) -> Any:
-    """Frames of the response streams, otherwise as `some_requests`.
+    """Frames of the response streams; otherwise like `some_requests`.
 
-    asked: `frame_search.Asked`, the requests of all connections; those of a connection are
-    asked_start[connection] and following.
+    pending: `frame_search.PendingRequests` of all connections; those of a connection begin at
+    pending_start[connection].
     """
     frames, extents, faults, used = empty_tables()
     header = np.empty(HEADER_WIDTH, np.int64)
@@ -567,10 +571,10 @@ def some_responses(
         origin = int64(streams.has_origin[number])
         stream = stream_of(pieces, sides, number)
         stop = stream.stop
-        last = asked_start[connection + 1]
-        has_asked = asked_start[connection] < last or origin & HAS_ASKED != 0
-        rise_max = int64(STEP_MAX if has_asked else RISE_MAX)
-        _enter(walk, connection, origin, asked_start[connection])
+        last = pending_start[connection + 1]
+        has_requests = pending_start[connection] < last or origin & HAS_ASKED != 0
+        rise_max = int64(STEP_MAX if has_requests else RISE_MAX)
+        _enter(walk, connection, origin, pending_start[connection])
         index = find(pieces, stream.start, stop, walk["pos"])
         while True:
             if used[FRAMES] >= most:
@@ -583,14 +587,14 @@ def some_responses(
             first = walk["next_request"]
             if not walk["is_certain"]:
                 pos = find_response(
-                    stream, index, pos, limit, asked, first, last, walk["last_id"], rise_max,
+                    stream, index, pos, limit, pending, first, last, walk["last_id"], rise_max,
                     walk["is_young"] != 0, times, header, following,
                 )  # fmt: skip
                 if pos < 0:
                     break
                 index = _piece_at(pieces, index, stop, pos)
                 _lock(walk, pos)
-            while first < last and asked.kind[first] == SILENT:
+            while first < last and pending.kind[first] == SILENT:
                 first += 1
             walk["next_request"] = first
             if index + AHEAD < stop:
@@ -601,13 +605,13 @@ def some_responses(
             available = pieces.pos[index] + pieces.length[index] - pos
             is_here = pos >= pieces.pos[index]
             if is_here and available >= 8 and first < last:
-                # The usual case. A broker answers the requests of a connection in order.
+                # The common case: a broker answers the requests of a connection in order.
                 address = pieces.address[index] + np.uint64(pos - pieces.pos[index])
                 header[SIZE] = load_u32(address)
                 header[CORRELATION] = load_u32(address + np.uint64(4))
                 is_next = (
-                    header[CORRELATION] == asked.correlation[first]
-                    and asked.kind[first] == EXPECTS
+                    header[CORRELATION] == pending.correlation[first]
+                    and pending.kind[first] == EXPECTS
                     and RESPONSE_SIZE_MIN <= header[SIZE] <= limit
                 )
             if not is_next:
@@ -623,7 +627,7 @@ def some_responses(
             if not is_next:
                 sent_before = times[pieces.segment[index]] + CERTAIN_SLACK_NS
                 kind, request, lists_mechanisms, begins = _doubtful_response(
-                    stream, index, is_plausible, limit, asked, last, sent_before, walk, header,
+                    stream, index, is_plausible, limit, pending, last, sent_before, walk, header,
                     following,
                 )  # fmt: skip
             if kind == _HEADER_MISSING:

@@ -1,4 +1,4 @@
-"""Choices of the stream layer, and what it needs to know of the mapped captures."""
+"""Options of assembling, and the interface to mapped captures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from kdissect.capture.segments import SegmentBatch
 
-# Default of Kafka's socket.request.max.bytes (100 MiB). A larger size is reported, not believed.
+# Default of Kafka's socket.request.max.bytes (100 MiB). A larger size is reported as an anomaly.
 FRAME_SIZE_MAX = 104_857_600
-GAPS_MAX = 100_000  # gaps that are listed one by one, of each direction of a connection
-CONNECTIONS_MAX = 500_000  # connections followed at once: those of a batch of segments
+GAPS_MAX = 100_000  # gaps listed one by one, for each direction of a connection
+CONNECTIONS_MAX = 500_000  # connections followed at once, those of a batch of segments
 # Mirror ports and `-i any` deliver the second copy of a packet within this time.
 DUPLICATE_WINDOW_NS = 10_000_000
 CHECKED_AT_ONCE = 1 << 16  # segments
@@ -21,8 +21,9 @@ CHECKED_AT_ONCE = 1 << 16  # segments
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """ports: hints that a connection is Kafka; frame_size_max: bytes a size prefix may claim;
-    gaps_max: gaps, and unframed runs of bytes, listed one by one of a direction."""
+    """ports: hints that a connection is Kafka. frame_size_max: bytes that a size prefix may
+    claim. gaps_max: gaps and unframed ranges listed one by one per direction.
+    duplicate_window_ns: the second copy of a packet arrives within this time."""
 
     ports: tuple[int, ...] = ()
     frame_size_max: int = FRAME_SIZE_MAX
@@ -31,7 +32,7 @@ class StreamOptions:
 
 
 class MappedSources(Protocol):
-    """sizes: int64[n] bytes of the captures; addresses: uint64[m], of extents inside of them."""
+    """sizes: int64[n], bytes of the captures. addresses: uint64[m], memory addresses of extents."""
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]: ...
@@ -40,9 +41,9 @@ class MappedSources(Protocol):
 
 
 def check_batch(batch: SegmentBatch, sources: MappedSources) -> None:
-    """Raise ValueError where a segment points outside of the captures or of the batch.
+    """Raise ValueError if a segment lies outside the captures or refers outside the batch.
 
-    After this check the kernels may read every captured byte without looking back.
+    After this check, kernels may read every captured byte without further bounds checks.
     """
     for first in range(0, len(batch.segments), CHECKED_AT_ONCE):
         _check(batch.segments[first : first + CHECKED_AT_ONCE], len(batch.endpoints), sources.sizes)
@@ -60,7 +61,7 @@ def _check(segments: Any, pair_count: int, sizes: npt.NDArray[np.int64]) -> None
     if captured.min() < 0 or (captured > segments["length"]).any():
         raise ValueError("batch: a segment has captured more than its length, or less than nothing")
     pos = segments["pos"]
-    # Without payload the place is never read; compared in a form that cannot overflow.
+    # without payload the position is never read; this form cannot overflow
     outside = (captured > 0) & ((pos < 0) | (pos > sizes[source] - captured))
     if outside.any():
         raise ValueError("batch: a segment's payload lies outside of its source")

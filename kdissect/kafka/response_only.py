@@ -1,24 +1,24 @@
-"""Connections of which nothing is there but an answer or two: told by what those answers say.
+"""Detects Kafka connections of which only one or two responses were captured.
 
 Theory of operation
 -------------------
-Headers are enough for a chain of frames. An answer alone (a client that opens a connection for
-each request; a capture of one direction that begins near the end of a connection) has nothing
-beside it to agree with, but it can be decoded: a frame that a definition reads to its last byte,
-with names, hosts, ports and counts that fit each other, is an answer of Kafka's
-(`codec.response_detection` weighs it).
+A chain of frames is recognised by its headers. A single response has no other frame to agree with.
+This occurs if a client opens a connection per request, or if a capture of one direction begins near
+the end of a connection. But the response can be decoded. If a definition decodes a frame to its
+last byte, with plausible names, hosts, ports and counts, the frame is a Kafka response
+(`codec.response_detection` computes its weight).
 
-A false connection costs more than a missing one, so all of this must hold as well:
-- nothing was recognised in the connection, and what the other side said first was not captured;
-- the first captured byte begins a frame: its size is followed by an id below ID_MAX and a byte that
-  can follow one (`frame_search.response_header`);
-- each of the frames from there on is followed by another one with an id a little above, or by
-  nothing: the end of the stream, or a gap;
-- one of the first FRAMES_READ of them is there whole, and weighs WEIGHT_MIN.
+A falsely detected connection does more harm than a missed one. So all of this must hold as well:
+- no other protocol was detected, and the first bytes of the other side were not captured;
+- the first captured byte begins a frame: after its size comes an id below ID_MAX and a byte that
+  may follow an id (`frame_search.response_header`);
+- each frame is followed by another one with an id slightly above, by the end of the stream, or by a
+  gap;
+- one of the first FRAMES_READ frames was captured completely and has weight WEIGHT_MIN.
 
-The stream then begins at a boundary, as if its SYN were there. Equal answers are weighed once; at
-most TRIED_MAX different ones, of TRIED_BYTES, with every definition of a response, all others with
-those that told of one.
+The stream then begins at a boundary, as if its SYN had been captured. Equal responses are weighed
+once. At most TRIED_MAX different ones, with TRIED_BYTES in all, are decoded with every definition
+of a response; later ones only with definitions that succeeded before.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from kdissect.tcp.byte_ranges import find, int64, read_bytes
 from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH, PIECE_START, SIDE_WIDTH
 from kdissect.tcp.reassembly import Streams
 
-ID_MAX = 1 << 24  # of an answer alone: text of other protocols is above
-_SIZE_MIN = 20  # shorter ones say too little
-_SIZE_MAX = 1 << 20  # larger ones are not weighed
-FRAMES_READ = 4  # of a stream
+ID_MAX = 1 << 24  # for a single response; text of other protocols is above it
+_SIZE_MIN = 20  # bytes; shorter responses are no evidence
+_SIZE_MAX = 1 << 20  # bytes; larger responses are not weighed
+FRAMES_READ = 4  # per stream
 WEIGHT_MIN = 18
 TRIED_MAX = 2048
 TRIED_BYTES = 16 << 20
-AT_ONCE = 1024  # connections whose answers are weighed together, at most
-LOT = 4 << 20  # bytes of answers held together
+AT_ONCE = 1024  # connections whose responses are weighed together
+LOT = 4 << 20  # bytes of responses in memory together
 
 Ints = npt.NDArray[np.int64]
 
 
 @inlined
 def _is_whole(pieces: Any, index: int, stop: int, end: int) -> bool:
-    """Whether every byte from inside of piece `index` up to `end` was captured."""
+    """Whether all bytes from inside piece `index` up to `end` were captured."""
     while pieces.pos[index] + pieces.length[index] < end:
         index += 1
         if index >= stop or pieces.pos[index] > pieces.pos[index - 1] + pieces.length[index - 1]:
@@ -70,10 +70,10 @@ def _is_whole(pieces: Any, index: int, stop: int, end: int) -> bool:
 
 @making_kernel
 def chains(pieces: Any, sides: Any, streams: Any, limit: int, ends: Any) -> None:
-    """Where the first frames of `streams` end that are there whole and may be answers.
+    """Find where the first frames of `streams` end, while they are complete and may be responses.
 
-    ends int64[len(streams) * FRAMES_READ], zeros: the position behind each of them. A stream that
-    cannot be answers from its first byte on has none.
+    ends: int64[len(streams) * FRAMES_READ], zeros on entry; receives the position after each frame.
+    A stream that cannot begin with a response gets none.
     """
     header = np.empty(HEADER_WIDTH, np.int64)
     for row in range(len(streams)):
@@ -86,7 +86,7 @@ def chains(pieces: Any, sides: Any, streams: Any, limit: int, ends: Any) -> None
                 break
             index = find(pieces, index, stream.stop, pos)
             if pieces.pos[index] > pos:
-                break  # the next one is in a gap
+                break  # the next frame is in a gap
             accept = response_header(pieces, index, stream.stop, pos, limit, header)
             size = header[SIZE]
             correlation = header[CORRELATION]
@@ -106,30 +106,32 @@ def chains(pieces: Any, sides: Any, streams: Any, limit: int, ends: Any) -> None
 
 
 class _Tried:
-    """What was weighed so far; see the top for what is tried."""
+    """The responses weighed so far; see the module for the limits."""
 
     def __init__(self) -> None:
-        self.told: dict[bytes, bool] = {}  # by a digest of the frame without its id
-        self.telling: set[Pair] = set()
+        self.results: dict[bytes, bool] = {}  # by digest of the frame without its id
+        self.successful: set[Pair] = set()
         self.count = 0
         self.size = 0
 
     def try_out(self, frames: list[bytes]) -> list[bool]:
-        """Whether each of the frames, given without their sizes, weighs enough."""
+        """Whether each frame, given without its size prefix, has enough weight."""
         names = [blake2b(frame[4:], digest_size=16).digest() for frame in frames]
         new = {
-            name: frame for name, frame in zip(names, frames, strict=True) if name not in self.told
+            name: frame
+            for name, frame in zip(names, frames, strict=True)
+            if name not in self.results
         }
         everything: dict[bytes, bytes] = {}
-        known: dict[bytes, bytes] = {}
+        later: dict[bytes, bytes] = {}
         for name, frame in new.items():
             is_first = self.count < TRIED_MAX and self.size < TRIED_BYTES
-            (everything if is_first else known)[name] = frame
+            (everything if is_first else later)[name] = frame
             self.count += is_first
             self.size += len(frame) if is_first else 0
         self._weigh(everything, every_response())
-        self._weigh(known, frozenset(self.telling))
-        return [self.told[name] for name in names]
+        self._weigh(later, frozenset(self.successful))
+        return [self.results[name] for name in names]
 
     def _weigh(self, named: dict[bytes, bytes], pairs: frozenset[Pair]) -> None:
         if not named:
@@ -139,45 +141,45 @@ class _Tried:
         lengths = np.array([len(frame) for frame in frames], np.int64)
         end = np.cumsum(lengths)
         start = end - lengths
-        self.told.update(dict.fromkeys(names, False))
+        self.results.update(dict.fromkeys(names, False))
         for key, version in sorted(pairs):
             for row in np.flatnonzero(fits(key, version, buf, start, end)).tolist():
                 if weight(key, version, frames[row]) >= WEIGHT_MIN:
-                    self.told[names[row]] = True
-                    self.telling.add((key, version))
+                    self.results[names[row]] = True
+                    self.successful.add((key, version))
 
 
-def tell_lone(
+def detect_single_responses(
     streams: Streams, alone: Ints, limit: int, client_side: Any, protocol: Any, has_origin: Ints
 ) -> None:
-    """Find the connections of answers among those of `alone`, of which one side begins.
+    """Detect Kafka among the connections `alone`, of which only one side's beginning was captured.
 
-    Changes client_side uint8 and protocol uint8 of each connection, and has_origin int64 of each
-    stream, where they are. limit: a frame's size.
+    Updates client_side uint8 and protocol uint8 per connection, and has_origin int64 per stream.
+    limit: largest size of a frame in bytes.
     """
     pieces = streams.pieces
     sides = streams.sides.reshape(-1, SIDE_WIDTH)
-    told = streams.connections.reshape(-1, CONNECTION_WIDTH)[:, CLIENT_SIDE]
+    handshake_client = streams.connections.reshape(-1, CONNECTION_WIDTH)[:, CLIENT_SIDE]
     broker = (streams.begins_at()[1::2] == 0).astype(np.int64)
-    rows = alone[told[alone] != broker[alone]]
+    rows = alone[handshake_client[alone] != broker[alone]]
     tried = _Tried()
     for first in range(0, len(rows), AT_ONCE):
         some = rows[first : first + AT_ONCE]
         numbers = 2 * some + broker[some]
-        found = np.zeros(len(some) * FRAMES_READ, np.int64)
-        chains(pieces, streams.sides, numbers, limit, found)
-        ends = found.reshape(-1, FRAMES_READ)
+        frame_ends = np.zeros(len(some) * FRAMES_READ, np.int64)
+        chains(pieces, streams.sides, numbers, limit, frame_ends)
+        ends = frame_ends.reshape(-1, FRAMES_READ)
         starts = np.concatenate([np.zeros((len(some), 1), np.int64), ends[:, :-1]], 1)
         size = ends - starts - 4
         row, number = np.nonzero((size >= _SIZE_MIN) & (size <= _SIZE_MAX))
         pos, size = starts[row, number] + 4, size[row, number]
         piece = sides[numbers[row], PIECE_START]
-        tells = np.zeros(len(row), np.bool_)
+        is_response = np.zeros(len(row), np.bool_)
         lots = np.flatnonzero(np.diff(np.cumsum(size) // LOT)) + 1
         for lot in np.split(np.arange(len(row)), lots):
             places = zip(piece[lot].tolist(), pos[lot].tolist(), size[lot].tolist(), strict=True)
-            tells[lot] = tried.try_out([read_bytes(pieces, *place) for place in places])
-        kafka = some[np.unique(row[tells])]
+            is_response[lot] = tried.try_out([read_bytes(pieces, *place) for place in places])
+        kafka = some[np.unique(row[is_response])]
         protocol[kafka] = Protocol.KAFKA
         client_side[kafka] = 1 - broker[kafka]
         has_origin[2 * kafka + broker[kafka]] |= AT_ORIGIN

@@ -1,9 +1,9 @@
-"""What speaks for SASL at a place of a stream: a handshake by its mechanisms, bare tokens by shape.
+"""Detects SASL in a stream: a handshake by its mechanisms, tokens without headers by their shape.
 
-Bare tokens (SaslHandshake v0) have a size and nothing else, so behind a gap only what they say can
-tell them. They come in lock step at the beginning of a connection, before any request but
-ApiVersions and SaslHandshake, and each in a segment of its own; there, and nowhere else, these
-shapes count (RFC 4616, 5802, 7628, 4121):
+After SaslHandshake v0 a token has only a size prefix (KIP-43), so after a gap its content is the
+only evidence. Tokens come one at a time at the beginning of a connection, before all requests
+except ApiVersions and SaslHandshake, each in a segment of its own. Only there these shapes are
+looked for (RFC 4616, 5802, 7628, 4121):
 
     client  PLAIN        [authzid] NUL authcid NUL password
             SCRAM, OAUTHBEARER   a GS2 header, "n," or "y,", or "p="; then "c="; ^A for an error
@@ -13,9 +13,9 @@ shapes count (RFC 4616, 5802, 7628, 4121):
             OAUTHBEARER  "{", the error as JSON
             GSSAPI       as above
 
-The list of mechanisms in an answer to SaslHandshake, and the one mechanism in its request, consume
-their frames exactly and have names of at most 20 capitals, digits, hyphens and underscores (RFC
-4422, 3.1), which nothing else has.
+The list of mechanisms in a SaslHandshake response, and the mechanism in its request, end exactly
+with their frames. Their names have at most 20 capitals, digits, hyphens and underscores (RFC 4422,
+3.1).
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from typing import Any
 from kdissect.jit import inlined, kernel
 from kdissect.tcp.byte_ranges import int64, peek, peek_u8
 
-TOKEN_BYTES_READ = 256  # of a token, to tell whether it is text
-MECHANISM_MAX = 20
-MECHANISMS_MAX = 64  # of a broker
-UNSUPPORTED_MECHANISM, ILLEGAL_STATE = 33, 34  # errors of a SaslHandshake
+TOKEN_BYTES_READ = 256  # bytes of a token that are tested for text
+MECHANISM_MAX = 20  # RFC 4422, 3.1: characters of a mechanism's name
+MECHANISMS_MAX = 64  # per broker
+UNSUPPORTED_MECHANISM, ILLEGAL_STATE = 33, 34  # error codes of a SaslHandshake response
 
+# RFC 2743, 3.1: tag of an initial token. RFC 4121, 4.2.6.2: token id of a wrap token.
 GSS_TAG, GSS_WRAP = 0x60, 0x0504
 OBJECT_IDENTIFIER = 6
-SEPARATOR = 1
+SEPARATOR = 1  # RFC 7628, 3.1: ^A separates key-value pairs
 
 
 @inlined
@@ -42,7 +43,7 @@ def _is_name(byte: int) -> bool:
 
 @kernel
 def end_of_mechanism(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
-    """Where the mechanism's name at `pos` (int16 length, text) ends, -1 where there is none."""
+    """Position after the mechanism's name at `pos` (int16 length, text); -1 if it is none."""
     length = peek(pieces, index, stop, pos, 2)
     if not 0 < length <= MECHANISM_MAX or pos + 2 + length > end:
         return -1
@@ -56,7 +57,7 @@ def end_of_mechanism(pieces: Any, index: int, stop: int, pos: int, end: int) -> 
 
 @kernel
 def is_mechanisms(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the frame at `pos` is an answer to SaslHandshake: error, names of mechanisms."""
+    """Whether the frame at `pos` is a SaslHandshake response: error code, names of mechanisms."""
     pieces = stream.pieces
     stop = stream.stop
     error = peek(pieces, index, stop, pos + 8, 2)
@@ -76,12 +77,13 @@ def is_mechanisms(stream: Any, index: int, pos: int, size: int) -> bool:
 
 @inlined
 def _is_gss(word: int, size: int) -> bool:
-    """Whether a token of `size` that begins with the 32 bits of `word` is one of GSSAPI's.
+    """Whether a token of `size` bytes that begins with the 32 bits of `word` is a GSSAPI token.
 
     An initial token is 0x60, its length in DER, and an object identifier (RFC 2743, 3.1); a wrap
     token is 5, 4, flags, 255 (RFC 4121, 4.2.6.2).
     """
     if word >> 24 == GSS_TAG:
+        # DER: one byte below 128; otherwise 0x81 and one byte, or 0x82 and two bytes
         length = (word >> 16) & 255
         if length < 128:
             return length == size - 2 and (word >> 8) & 255 == OBJECT_IDENTIFIER
@@ -92,7 +94,7 @@ def _is_gss(word: int, size: int) -> bool:
 
 
 @kernel
-def _is_said(stream: Any, index: int, pos: int, size: int) -> bool:
+def _is_text(stream: Any, index: int, pos: int, size: int) -> bool:
     """Whether the first bytes of a token are text, or OAUTHBEARER's separator."""
     pieces = stream.pieces
     for place in range(pos + 4, pos + 4 + min(size, TOKEN_BYTES_READ)):
@@ -106,7 +108,8 @@ def _is_said(stream: Any, index: int, pos: int, size: int) -> bool:
 
 @kernel
 def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the frame of `size` at `pos` has the shape of a client's token, see the top."""
+    """Whether the frame of `size` bytes at `pos` has the shape of a client's token; see the
+    module."""
     pieces = stream.pieces
     stop = stream.stop
     if size == 1:
@@ -120,10 +123,11 @@ def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
     if _is_gss(word, size):
         return True
     comma, equals = 44, 61
-    says = (first == 110 or first == 121) and second == comma  # n, y
-    says |= (first == 112 or first == 99) and second == equals  # p, c
-    if says:
-        return _is_said(stream, index, pos, size)
+    is_text_token = (first == 110 or first == 121) and second == comma  # n, y
+    is_text_token |= (first == 112 or first == 99) and second == equals  # p, c
+    if is_text_token:
+        return _is_text(stream, index, pos, size)
+    # PLAIN (RFC 4616): exactly two NULs; authcid and password are not empty
     if size > TOKEN_BYTES_READ:
         return False
     zeros = 0
@@ -134,7 +138,7 @@ def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
         byte = peek_u8(pieces, index, stop, place)
         if byte == 0:
             if zeros > 0 and run == 0:
-                return False  # no authcid
+                return False  # authcid is empty
             zeros += 1
             run = 0
         elif byte < 32 or byte == 127:
@@ -146,7 +150,8 @@ def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
 
 @kernel
 def is_broker_token(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the frame of `size` at `pos` has the shape of a broker's token, but an empty one."""
+    """Whether the frame of `size` bytes at `pos` has the shape of a broker's token that is not
+    empty."""
     if size < 4:
         return False
     word = peek(stream.pieces, index, stream.stop, pos + 4, 4)
@@ -155,6 +160,6 @@ def is_broker_token(stream: Any, index: int, pos: int, size: int) -> bool:
     first, second = word >> 24, (word >> 16) & 255
     if _is_gss(word, size):
         return True
-    says = (first == 114 or first == 118 or first == 101) and second == 61  # r= v= e=
-    says |= first == 123  # {
-    return says and _is_said(stream, index, pos, size)
+    is_text_token = (first == 114 or first == 118 or first == 101) and second == 61  # r= v= e=
+    is_text_token |= first == 123  # {
+    return is_text_token and _is_text(stream, index, pos, size)

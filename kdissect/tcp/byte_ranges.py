@@ -1,8 +1,8 @@
-"""The bytes of a stream as pieces of captures: found by stream position, read across borders.
+"""The byte ranges of TCP streams: found by stream position, read across their borders.
 
-A `Pieces` holds the ordered, disjoint pieces of all streams, one after the other; a stream is a
-range [start, stop) of them. Bytes between two pieces are missing. `peek` reads big-endian numbers
-wherever they lie and says -1 where one of their bytes is missing.
+`Pieces` holds the ordered, disjoint byte ranges (pieces) of all streams, one stream after the
+other; a stream is a range [start, stop) of them. Bytes between two pieces are missing. `peek` reads
+big-endian numbers at any position and returns -1 if one of their bytes is missing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32
 
-int64: Any = np.int64  # for kernels: mypy would tell it from int, Numba does not
+int64: Any = np.int64  # for kernels: mypy distinguishes it from int, Numba does not
 
 
 class Pieces(NamedTuple):
-    """One row a piece; `segment` is the row of the segment it came from, in assembly order."""
+    """One row per piece; `segment` is the row of the segment that it came from, in assembly
+    order."""
 
     pos: npt.NDArray[np.int64]  # in the stream
     length: npt.NDArray[np.int64]
@@ -30,7 +31,7 @@ class Pieces(NamedTuple):
 
 @kernel
 def find(pieces: Any, start: int, stop: int, pos: int) -> int:
-    """The first piece of [start, stop) that ends behind `pos` (it may begin behind it too)."""
+    """The first piece of [start, stop) that ends after `pos`; it may also begin after `pos`."""
     low = start
     high = stop
     while low < high:
@@ -44,7 +45,7 @@ def find(pieces: Any, start: int, stop: int, pos: int) -> int:
 
 @inlined
 def peek_u8(pieces: Any, index: int, stop: int, pos: int) -> int:
-    """The byte at `pos`, -1 where it is missing; `index` is what `find` says for `pos`."""
+    """The byte at `pos`, -1 if it is missing; `index` is the result of `find` for `pos`."""
     if index >= stop or pieces.pos[index] > pos:
         return -1
     return load_u8(pieces.address[index] + np.uint64(pos - pieces.pos[index]))
@@ -52,9 +53,9 @@ def peek_u8(pieces: Any, index: int, stop: int, pos: int) -> int:
 
 @kernel
 def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
-    """The unsigned big-endian number in the 1 to 4 bytes at `pos`, -1 where one is missing.
+    """The unsigned big-endian number in the 1 to 4 bytes at `pos`; -1 if a byte is missing.
 
-    `index` is a piece at or before the one that holds `pos`.
+    index: a piece at or before the one that holds `pos`.
     """
     while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
         index += 1
@@ -78,7 +79,7 @@ def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
 
 
 def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
-    """Bytes [pos, pos + count) of a stream, all of them captured, from piece `index` on."""
+    """Bytes [pos, pos + count) of a stream, all captured, starting in or after piece `index`."""
     while pieces.pos[index] + pieces.length[index] <= pos:
         index += 1
     parts = []
@@ -94,10 +95,10 @@ def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
 
 @inlined
 def grown(table: Any, used: int, needed: int) -> Any:
-    """The table itself, or one of at least twice the size with its first `used` numbers."""
+    """The table itself, or one of at least twice the size with its first `used` numbers copied."""
     if used + needed <= len(table):
         return table
     larger = np.empty(2 * len(table) + needed, table.dtype)
-    for at in range(used):  # assigned as a slice, it would bring 3 s of compiling along
+    for at in range(used):  # a loop, because a slice assignment takes 3 s to compile
         larger[at] = table[at]
     return larger

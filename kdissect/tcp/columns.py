@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-DUPLICATE, PROBE, UNUSED = 1, 2, 4  # marks of a segment; UNUSED: its number means nothing
-NO_ACK = -(1 << 62)  # no such number
+DUPLICATE, PROBE, UNUSED = 1, 2, 4  # marks of a segment; UNUSED: its sequence number is meaningless
+NO_ACK = -(1 << 62)  # no acknowledgment
 
-# Facts of a stream (one side of a connection), the columns of `Streams.sides`.
+# The columns of `Streams.sides`: facts of a stream, which is one side of a connection.
 SIDE_FIELDS = (
-    "origin",  # unwrapped number of position 0
+    "origin",  # unwrapped sequence number of position 0
     "has_syn",
     "has_data",
-    "low",  # lowest and highest unwrapped number of its data
+    "low",  # lowest and highest unwrapped sequence number of its data
     "high",
-    "fin",  # unwrapped number behind the FIN's data, or NO_ACK
+    "fin",  # unwrapped sequence number after the FIN's data, or NO_ACK
     "ack_low",  # lowest and highest number the peer acknowledged, or NO_ACK
     "ack_high",
-    "is_messy",  # not in order, or overlapping
+    "is_messy",  # out of order or overlapping
     "data_count",  # segments with payload that is used
     "segment_count",
     "duplicate_count",
@@ -23,7 +23,7 @@ SIDE_FIELDS = (
     "out_of_order_count",
     "byte_count",
     "gap_count",
-    "end",  # position behind the last byte known to exist
+    "end",  # position after the last byte known to exist
     "piece_start",
     "piece_stop",
 )
@@ -34,7 +34,7 @@ SIDE_FIELDS = (
 ) = range(len(SIDE_FIELDS))  # fmt: skip
 SIDE_WIDTH = len(SIDE_FIELDS)
 
-# Facts of a connection, the columns of `Streams.connections`.
+# The columns of `Streams.connections`.
 CONNECTION_FIELDS = (
     "pair",
     "incarnation",
@@ -43,7 +43,7 @@ CONNECTION_FIELDS = (
     "syn_time",
     "syn_ack_time",
     "rtt",
-    "client_side",  # -1: the handshake does not tell
+    "client_side",  # -1: the handshake was not captured
     "close_reason",
     "first_segment",
 )

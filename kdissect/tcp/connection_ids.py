@@ -1,8 +1,8 @@
-"""Ids of connections and exchanges: positive 63-bit hashes of what does not depend on the run.
+"""Ids of connections and exchanges: positive 63-bit hashes that do not depend on the run.
 
-A connection is its endpoints, the time of its first packet and its number among the connections of
-these endpoints; an exchange its connection, a direction and a stream position there. So ids are the
-same however the captures are split or rotated.
+A connection's id is made from its endpoints, the time of its first packet and its number among the
+connections of these endpoints. An exchange's id is made from its connection, a direction and a
+stream position. So ids are the same however the captures are split or rotated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def mixed(state: npt.NDArray[np.uint64], word: Any) -> npt.NDArray[np.uint64]:
-    """One more 64-bit word into each hash: the finalizer of Steele's SplitMix64 over their sum."""
+    """Add one 64-bit word to each hash: the finalizer of SplitMix64 (Steele) over their sum."""
     value = state + np.asarray(word).astype(np.uint64) + _GOLDEN
     value = (value ^ (value >> np.uint64(30))) * _FIRST
     value = (value ^ (value >> np.uint64(27))) * _SECOND
@@ -28,7 +28,7 @@ def mixed(state: npt.NDArray[np.uint64], word: Any) -> npt.NDArray[np.uint64]:
 
 
 def positive(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """int64 in 1 .. 2^63 - 1: never 0, which means "none"."""
+    """int64 in 1 .. 2^63 - 1; never 0, which means "none"."""
     ids = (hashes >> np.uint64(1)).astype(np.int64)
     return np.maximum(ids, 1)
 
@@ -36,7 +36,7 @@ def positive(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 def connection_ids(
     endpoints: npt.NDArray[np.void], pair: Any, first_time_ns: Any, incarnation: Any
 ) -> npt.NDArray[np.int64]:
-    """int64[n]: of connections given by their row of `endpoints`, first time and number."""
+    """int64[n]: ids of connections, from their row of `endpoints`, first time (ns) and number."""
     words = np.frombuffer(endpoints.tobytes(), "<u8").reshape(-1, ENDPOINTS.itemsize // 8)
     state = np.zeros(len(endpoints), np.uint64)
     for column in range(words.shape[1]):
@@ -45,5 +45,6 @@ def connection_ids(
 
 
 def exchange_ids(connection_id: Any, direction: Any, pos: Any) -> npt.NDArray[np.int64]:
-    """int64[n]: of exchanges given by connection, direction and position of their first side."""
+    """int64[n]: ids of exchanges, from connection id, and direction and position of the first
+    side."""
     return positive(mixed(mixed(connection_id.astype(np.uint64), direction), pos))

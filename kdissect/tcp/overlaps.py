@@ -1,6 +1,6 @@
-"""The data segments of a stream to its disjoint pieces, the first captured bytes winning.
+"""Turns the data segments of a stream into disjoint pieces; bytes captured first win.
 
-See `reassembly.py` for the theory of operation.
+`reassembly.py` has the theory of operation.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from kdissect.tcp.columns import (
     SIDE_WIDTH,
 )
 
-BLOCK = 1 << 13  # segments of a stream between places where it may be cut
+BLOCK = 1 << 13  # a stream can be cut after each block of so many segments
 
 
 @making_kernel
 def listed(segments: Any, connection: Any, mark: Any, sides: Any, rows: Any) -> Any:
-    """Fill rows int64[]: data segments by stream, in order of capture; start int64[sides + 1]."""
+    """Fill rows int64[]: data segments by stream, in order of capture; returns start int64[sides
+    + 1]."""
     count = len(sides) // SIDE_WIDTH
     start = np.zeros(count + 1, np.int64)
     for stream in range(count):
@@ -78,10 +79,11 @@ def _rise(heap: Any, at: int) -> None:
 
 @making_kernel
 def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: Any) -> int:
-    """Who owns which bytes when intervals [first, last) overlap and the lower index wins.
+    """Split overlapping intervals [first, last) into disjoint ones; the lower index wins.
 
-    Writes up to 2n disjoint ascending pieces; returns their number.
+    Writes up to 2n ascending pieces (position, end, index of the interval); returns their number.
     """
+    # sweep by position; the heap holds the open intervals, the one captured first on top
     by_pos = np.argsort(first, kind="mergesort")
     heap = np.empty(len(first), np.int64)
     used = 0
@@ -103,6 +105,7 @@ def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: An
         if not used:
             continue
         owner = heap[0]
+        # the top interval owns the bytes up to its end, or up to the start of the next interval
         until = last[owner]
         if waiting < len(first) and first[by_pos[waiting]] < until:
             until = first[by_pos[waiting]]
@@ -122,7 +125,7 @@ def lay_pieces(
     segments: Any, address: Any, number: Any, rows: Any, start: Any, sides: Any, pieces: Any,
     conflicts: Any,
 ) -> Any:  # fmt: skip
-    """Fill `pieces` and what they tell of each side; (count of pieces, count of conflicts)."""
+    """Fill `pieces` and the piece columns of each side; returns (pieces, conflicts) as counts."""
     count = 0
     conflict_count = 0
     for stream in range(len(start) - 1):
@@ -152,16 +155,19 @@ def lay_pieces(
 
 @inlined
 def _settle(sides: Any, at: int, pieces: Any) -> None:
-    """End, bytes and gaps of a side whose pieces are laid."""
+    """Set end, byte count and gap count of a side whose pieces are final."""
     origin = sides[at + ORIGIN]
     end = int64(0)
     if sides[at + HAS_DATA]:
         end = max(end, sides[at + HIGH] - origin)
+    # RFC 9293, 3.6: the FIN's sequence number follows the last byte, so it gives the stream's
+    # length.
     if sides[at + FIN_AT] != NO_ACK:
         if sides[at + HAS_SYN] or sides[at + HAS_DATA]:
             end = max(end, sides[at + FIN_AT] - origin)
     elif sides[at + ACK_HIGH] != NO_ACK and sides[at + ACK_HIGH] - origin > end + 1:
-        # One more than the end may be the acknowledgement of a FIN that was not captured.
+        # RFC 9293, 3.4: a FIN takes a sequence number, so one more than the end may acknowledge a
+        # FIN that was not captured. Any larger acknowledgment proves missing bytes.
         end = sides[at + ACK_HIGH] - origin
     here = int64(0)
     for index in range(sides[at + PIECE_START], sides[at + PIECE_STOP]):
@@ -176,7 +182,7 @@ def _settle(sides: Any, at: int, pieces: Any) -> None:
 
 @making_kernel
 def _lowest_behind(number: Any, rows: Any, origin: int) -> Any:
-    """int64[blocks + 1]: the lowest position in the blocks of BLOCK segments from each one on."""
+    """int64[blocks + 1]: lowest position in each block and all later ones."""
     blocks = (len(rows) + BLOCK - 1) // BLOCK
     lowest = np.empty(blocks + 1, np.int64)
     lowest[blocks] = np.int64(1) << 62
@@ -193,15 +199,15 @@ def _lay_messy(
     segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
     count: int, conflicts: Any, conflict_count: int,
 ) -> Any:  # fmt: skip
-    """Pieces of a stream whose segments are out of order or overlap; its counters and conflicts.
+    """Lay the pieces of a stream with out-of-order or overlapping segments.
 
-    Cut into runs of blocks, where all bytes behind a cut lie behind all bytes before it: what is
-    done at a time stays small, and the pieces are those of the whole.
+    The stream is cut into runs of blocks if all bytes after a cut lie after all bytes before it.
+    That keeps the work per run small and gives the same pieces.
     """
     origin = sides[stream * SIDE_WIDTH + ORIGIN]
     lowest = _lowest_behind(number, rows, origin)
     begin = 0
-    reached = int64(0)  # end of the captured bytes of the run so far
+    reached = int64(0)  # end of the run's captured bytes so far
     highest = int64(0)
     for block in range(len(lowest) - 1):
         stop = min(len(rows), (block + 1) * BLOCK)
@@ -223,7 +229,7 @@ def _lay_run(
     segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
     count: int, conflicts: Any, conflict_count: int, highest: int, is_first: bool,
 ) -> Any:  # fmt: skip
-    """`_lay_messy` for a run; `highest`: the end of the segments before it, and of it as well."""
+    """`_lay_messy` for one run; `highest`: end of all earlier segments, updated and returned."""
     at = stream * SIDE_WIDTH
     origin = sides[at + ORIGIN]
     total = len(rows)
@@ -240,18 +246,20 @@ def _lay_run(
     begin = count
     count += sweep(first, last, pieces.pos[begin:], end, owner)
     for index in range(begin, count):
-        mine = owner[index - begin]
-        row = rows[mine]
+        interval = owner[index - begin]
+        row = rows[interval]
         pos = pieces.pos[index]
         skipped = pos - (number[row] - origin)
         pieces.length[index] = end[index - begin] - pos
         pieces.address[index] = address[row] + np.uint64(skipped)
         pieces.file_pos[index] = segments[row]["pos"] + skipped
         pieces.segment[index] = row
-        won[mine] += pieces.length[index]
+        won[interval] += pieces.length[index]
     for index in range(total):
         row = rows[index]
         place = number[row] - origin
+        # RFC 9293, 3.10.7.4: a receiver trims bytes that it already has. Here the bytes captured
+        # first stay, and a segment with such bytes counts as retransmitted.
         is_back = (index > 0 or not is_first or place < 0) and place < highest
         captured = int64(segments[row]["captured"])
         counted = 0 if segments[row]["ip_id"] & FRAGMENT_PART else 1
@@ -277,7 +285,8 @@ def _lay_run(
 def _conflict(
     pieces: Any, start: int, stop: int, row: int, first: int, last: int, address: Any, place: int
 ) -> Any:
-    """(first position, count) of a segment's bytes in [first, last) that others won, unlike it."""
+    """(first position, count) of a segment's bytes in [first, last) that differ from the winning
+    bytes."""
     pos = int64(-1)
     differing = int64(0)
     index = find(pieces, start, stop, first)
@@ -285,9 +294,11 @@ def _conflict(
         if pieces.segment[index] != row:
             begin = max(first, pieces.pos[index])
             end = min(last, pieces.pos[index] + pieces.length[index])
-            theirs = pieces.address[index] - np.uint64(pieces.pos[index])
+            winner_address = pieces.address[index] - np.uint64(pieces.pos[index])
             for at in range(begin, end):
-                if load_u8(theirs + np.uint64(at)) != load_u8(address + np.uint64(at - place)):
+                if load_u8(winner_address + np.uint64(at)) != load_u8(
+                    address + np.uint64(at - place)
+                ):
                     if not differing:
                         pos = at
                     differing += 1

@@ -1,39 +1,42 @@
-"""Segments to connections and ordered pieces of their two streams.
+"""Builds connections from segments, and the ordered byte ranges of their two streams.
 
 Theory of operation
 -------------------
-*Order.* Segments are taken pair of endpoints by pair of endpoints. Within one capture the order is
-that of its packets, whatever its clock says. Across captures it is (time, source, packet), where a
-capture's time never goes back: the running maximum over this pair's segments of this capture, so
-that the order does not depend on what else is in the batch.
+*Order.* Segments are ordered within each pair of endpoints. Within one capture the order is that of
+its packets, whatever its clock says. Across captures the order is (time, source, packet), where the
+time of a capture never decreases: it is the running maximum over this pair's segments of that
+capture. So the order does not depend on other segments in the batch.
 
-*Duplicates.* The same packet captured twice (equal IP id, seq, ack, flags, window, length, side and
-bytes, within 10 ms) counts once and plays no further part. It is looked for among the last packets
-of the pair, at least COPIES_MAX / 2 of them.
+*Duplicates.* A packet that was captured twice (equal IP id, seq, ack, flags, window, length, side
+and bytes, within 10 ms) counts once and is otherwise ignored. Copies are searched among the last
+packets of the pair, at least COPIES_MAX / 2 of them.
 
 *Connections.* A pair of endpoints may carry several connections, one after the other. A new one
 starts with
-- a SYN whose sequence number is not the one this side began with. A SYN that arrives behind its own
-  SYN-ACK (which acknowledges it) or behind the first data of its connection belongs to it;
-- a SYN-ACK that acknowledges something else than this connection's SYN;
-- a sequence number more than 2^30 away from this side's last one, or data more than 2^24 away once
-  the connection has been closed. An RST never starts one: senders put any number in it.
+- a SYN whose sequence number differs from the one that this side began with. A SYN that arrives
+  after its own SYN-ACK (which acknowledges it), or after the connection's first data, belongs to
+  that connection;
+- a SYN-ACK that does not acknowledge this connection's SYN;
+- a sequence number more than 2^30 away from this side's last one, or, after the connection was
+  closed, data more than 2^24 away. An RST never starts a connection, because senders put any number
+  in it.
 
-*Positions.* Sequence numbers unwrap relative to the last one of the same side (to the peer's
-acknowledgement before there is one); so positions are 64 bits and never wrap. Position 0 is the
-first byte after the SYN, without one the lowest byte captured.
+*Positions.* Sequence numbers are unwrapped relative to the last one of the same side, or to the
+peer's acknowledgment if there is none. So positions have 64 bits and never wrap. Position 0 is the
+first byte after the SYN, or the lowest captured byte if there is no SYN.
 
-*Pieces.* The pieces of a stream are disjoint and ordered; where segments overlap, the bytes
-captured first win. In order this is a copy. Otherwise a sweep over the segments by position keeps
-the open ones in a heap by order of capture: n log n whatever the overlaps. What lies between the
-pieces is missing, and so is what the peer acknowledged, or the FIN counted, behind the last one.
+*Pieces.* The pieces of a stream are disjoint and ordered. Where segments overlap, the bytes
+captured first win. Segments in order are copied. Otherwise a sweep over the segments by position
+keeps the open ones in a heap, ordered by capture, which takes n log n steps for any overlaps. Bytes
+between pieces are missing. So are bytes after the last piece that the peer acknowledged or that
+precede the FIN's sequence number.
 
-*Counters* of a direction: a segment is *retransmitted* when one of its captured bytes had been
-captured before, *out of order* when it starts before the highest byte seen so far and all its bytes
-are new. A keep-alive probe (at most one byte, just before the next expected one) is neither, and
-its byte is no data. Payload on SYN, FIN and RST segments is data like any other. Parts of a
-segment that IP cut into fragments (`FRAGMENT_PART`) bring bytes and are not counted; segments whose
-header is not there (`NO_HEADER`) are counted with the connection that is open, and bring nothing.
+*Counters* of a direction: a segment is *retransmitted* if one of its captured bytes was captured
+before. It is *out of order* if it starts before the highest byte seen so far and all its bytes are
+new. A keep-alive probe (at most one byte, just before the next expected one) is neither, and its
+byte is no data. Payload on SYN, FIN and RST segments is data like any other. Parts of a segment
+that IP fragmented (`FRAGMENT_PART`) bring bytes and are not counted. Segments without header
+(`NO_HEADER`) are counted with the connection that is open, and bring no bytes.
 """
 
 from __future__ import annotations
@@ -95,28 +98,29 @@ from kdissect.tcp.columns import (
 )
 from kdissect.tcp.overlaps import lay_pieces, listed
 
-FAR = 1 << 30  # sequence numbers further apart than this are of two connections
-FAR_ONCE_CLOSED = 1 << 24  # the same, for data after the connection was closed
-REORDERED = 1 << 20  # a SYN may arrive behind this many bytes of its own connection
-PROBES_MAX = 32  # places looked at in the table of duplicates
-_ROWS_AT_ONCE = 1 << 16  # segments whose addresses are found together
-COPIES_MAX = 1 << 20  # packets of a pair of endpoints in that table; half as many at least
+FAR = 1 << 30  # a larger distance between sequence numbers means two connections
+FAR_ONCE_CLOSED = 1 << 24  # the same for data after the connection was closed
+REORDERED = 1 << 20  # a SYN may arrive after this many bytes of its own connection
+PROBES_MAX = 32  # slots examined in the table of duplicates
+_ROWS_AT_ONCE = 1 << 16  # segments whose addresses are computed together
+# most packets of a pair of endpoints in that table; it keeps at least half as many
+COPIES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """What reassembly hands on. Stream number 2 * connection + side is a row of `sides`."""
+    """The result of reassembly. Stream 2 * connection + side is a row of `sides`."""
 
     segments: npt.NDArray[np.void]  # SEGMENT, in assembly order
-    connection: npt.NDArray[np.int32]  # of each segment
+    connection: npt.NDArray[np.int32]  # row of the connection, per segment
     connections: npt.NDArray[np.int64]  # flat, CONNECTION_FIELDS
     sides: npt.NDArray[np.int64]  # flat, SIDE_FIELDS
     pieces: Pieces
     conflicts: npt.NDArray[np.int64]  # flat, CONFLICT_WIDTH
-    mark: npt.NDArray[np.uint8]  # of each segment: DUPLICATE, PROBE, UNUSED
+    mark: npt.NDArray[np.uint8]  # per segment: DUPLICATE, PROBE, UNUSED
 
     def begins_at(self) -> npt.NDArray[np.int64]:
-        """int64[n]: by stream the position of its first captured byte, -1 where it has none."""
+        """int64[streams]: position of each stream's first captured byte; -1 if it has none."""
         sides = self.sides.reshape(-1, SIDE_WIDTH)
         first = np.full(len(sides), -1, np.int64)
         has_bytes = sides[:, PIECE_STOP] > sides[:, PIECE_START]
@@ -125,8 +129,12 @@ class Streams:
 
 
 class Numbered(NamedTuple):
-    """By segment: its connection, its unwrapped numbers (of its first payload byte, and of what it
-    acknowledges, or NO_ACK), and a mark: DUPLICATE, PROBE, UNUSED or 0."""
+    """Per segment: its connection and its unwrapped sequence numbers.
+
+    number: of the first payload byte.
+    acknowledged: of the first byte not yet acknowledged, or NO_ACK.
+    mark: DUPLICATE, PROBE, UNUSED or 0.
+    """
 
     connection: npt.NDArray[np.int32]
     number: npt.NDArray[np.int64]
@@ -134,9 +142,9 @@ class Numbered(NamedTuple):
     mark: npt.NDArray[np.uint8]
 
 
-# What the walk over the segments of a connection knows of a side. number: the last one, modulo
-# 2^32; pos, low: the last and the lowest one, unwrapped. syn_number: of the byte after its SYN;
-# syn_acked: what a SYN-ACK acknowledged, else -1.
+# State of a side during the walk over a connection's segments. number: last sequence number, modulo
+# 2^32. pos, low: last and lowest number, unwrapped. syn_number: of the byte after its SYN.
+# syn_acked: number that its SYN-ACK acknowledged, -1 without one.
 _SIDE_WALK = np.dtype([
     ("has_number", "i8"),
     ("number", "i8"),
@@ -150,8 +158,11 @@ _SIDE_WALK = np.dtype([
 
 @making_kernel
 def pair_starts(segments: Any, pair_count: int) -> Any:
-    """start int64[pairs + 1]: of the rows of each pair; whether they lie in that order, whether
-    those of a pair go up by source and packet, and whether all are of one source."""
+    """(start int64[pairs + 1] of each pair's rows, is_grouped, is_up, is_one).
+
+    is_grouped: rows are ordered by pair. is_up: the rows of each pair ascend by source and packet.
+    is_one: all rows are of one source.
+    """
     start = np.zeros(pair_count + 1, np.int64)
     source = np.full(pair_count, -1, np.int64)  # of the last row of each pair
     packet = np.zeros(pair_count, np.int64)
@@ -177,7 +188,7 @@ def pair_starts(segments: Any, pair_count: int) -> Any:
 
 @making_kernel
 def group(segments: Any, start: Any, order: Any) -> None:
-    """Fill order int64[n]: rows by endpoint pair, in the order they came."""
+    """Fill order int64[n]: rows by endpoint pair, otherwise in their order."""
     place = start[:-1].copy()
     for row in range(len(segments)):
         pair = int64(segments[row]["endpoints"])
@@ -187,17 +198,18 @@ def group(segments: Any, start: Any, order: Any) -> None:
 
 @inlined
 def _is_earlier(one: int, two: int, time: Any, here: Any) -> bool:
-    """Of two runs, numbered by source: whether the next row of the first one comes first."""
+    """Whether the next row of run `one` comes before that of run `two`; runs are numbered by
+    source."""
     a, b = time[here[one]], time[here[two]]
     return a < b or (a == b and one < two)
 
 
 @making_kernel
 def merge(segments: Any, start: Any, time: Any, order: Any) -> bool:
-    """Order the rows of each pair, which go up by source and packet, as (time, source, packet).
+    """Order the rows of each pair by (time, source, packet); they ascend by source and packet.
 
-    time int64[n] is scratch: a source's time never goes back. Fills order int64[n]; false where
-    the rows lie in that order already.
+    time: int64[n], scratch; the time of a source never decreases. Fills order int64[n]. Returns
+    False if the rows have that order already.
     """
     is_mixed = False
     for pair in range(len(start) - 1):
@@ -212,13 +224,14 @@ def merge(segments: Any, start: Any, time: Any, order: Any) -> bool:
                 if row > first:
                     is_up &= time[row] >= time[row - 1]
             else:
+                # a source's clock may go back: use the running maximum
                 time[row] = max(time[row], time[row - 1])
         if is_up:
             continue
         is_mixed = True
-        here = np.empty(count, np.int64)  # of each run, the next row
+        here = np.empty(count, np.int64)  # next row of each run
         end = np.empty(count, np.int64)
-        heap = np.empty(count, np.int64)  # runs, the earliest one first
+        heap = np.empty(count, np.int64)  # runs, the earliest on top
         number = -1
         for row in range(first, stop):
             if row == first or segments[row]["source"] != segments[row - 1]["source"]:
@@ -254,7 +267,7 @@ def merge(segments: Any, start: Any, time: Any, order: Any) -> bool:
 
 
 def _moved(segments: Any, order: Any, scratch: Scratch) -> npt.NDArray[np.void]:
-    """segments[order], a copy; as whole words, since numpy copies structures field by field."""
+    """segments[order], a copy. Copied as words, because NumPy copies structures field by field."""
     words = np.ascontiguousarray(segments).view(np.int64).reshape(len(segments), -1)
     moved = scratch.empty(words.size, np.int64)
     np.take(words, order, axis=0, out=moved.reshape(words.shape), mode="clip")
@@ -264,13 +277,15 @@ def _moved(segments: Any, order: Any, scratch: Scratch) -> npt.NDArray[np.void]:
 def ordered(
     batches: list[SegmentBatch], scratch: Scratch = MEMORY
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
-    """Segments of the one batch, taken out of the list, in assembly order, and where each pair's
-    start: see the theory of operation."""
+    """(segments of a batch in assembly order, start of each pair's rows).
+
+    batches: a list of one batch, which is removed early.
+    """
     batch = batches.pop()
     segments, pair_count = batch.segments, len(batch.endpoints)
     del batch
     if not (segments.flags.writeable and segments.flags.aligned and segments.flags.c_contiguous):
-        segments = copied(segments)  # kernels compile for one kind of array only
+        segments = copied(segments)  # so that kernels compile for one kind of array only
     start, is_grouped, is_up, is_one = pair_starts(segments, pair_count)
     if not is_up:
         segments = _moved(segments, np.lexsort((segments["packet"], segments["source"])), scratch)
@@ -288,7 +303,7 @@ def ordered(
 
 @inlined
 def distance(number: int, last: int) -> int:
-    """How far the 32-bit number is from the last one, signed, the short way round."""
+    """Signed distance of a 32-bit sequence number from the last one, the short way around."""
     return ((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
 
@@ -315,7 +330,7 @@ def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int
 
 @inlined
 def _place_of(seq: int, ack: int, ip_id: int, flags: int, side: int) -> int:
-    """A well-mixed number from what copies of a packet share."""
+    """A hash of the fields that copies of a packet share."""
     mixed = seq * 0x2545F491 ^ ack * 0x1F83D9AB
     mixed ^= (ip_id + flags * 65537) * 0x19B4B79C
     mixed += side
@@ -328,10 +343,10 @@ def _place_of(seq: int, ack: int, ip_id: int, flags: int, side: int) -> int:
 def _earlier_copy(
     segments: Any, address: Any, row: int, home: int, table: Any, mask: int, window_ns: int
 ) -> int:
-    """The segment that `row` is a second copy of, or -1; remembers `row` when it is none.
+    """The segment that `row` is a second copy of, or -1; then `row` is added to the table.
 
-    The table is open-addressed and looked at in PROBES_MAX places at most: an input made to
-    collide costs missed duplicates, not time.
+    The table uses open addressing and examines at most PROBES_MAX slots. So an input that is built
+    to collide makes it miss duplicates, but not slow.
     """
     s = segments[row]
     place = int64(-1)
@@ -346,14 +361,14 @@ def _earlier_copy(
             return int64(other)
         is_old = int64(s["time_ns"]) - int64(segments[other]["time_ns"]) > window_ns
         if place < 0 and is_old:
-            place = at  # no copies of it are still to come
+            place = at  # too old to have further copies
     table[place if place >= 0 else home] = row
     return int64(-1)
 
 
 @inlined
 def _begin_table(segments: Any, mark: Any, first: int, row: int, table: Any) -> None:
-    """Fill the table of duplicates anew with the packets [first, row)."""
+    """Rebuild the table of duplicates from the packets [first, row)."""
     table[:] = -1
     mask = len(table) - 1
     for other in range(first, row):
@@ -378,8 +393,11 @@ def _home_of(segments: Any, row: int) -> int:
 @inlined
 def _starts_anew(walk: Any, flags: int, side: int, number: int, ack: int, length: int,
                  closed: int) -> bool:  # fmt: skip
-    """Whether a segment begins a new connection; `number` is after the SYN, if it has one."""
+    """Whether a segment starts a new connection; `number` is the one after the SYN, if it has
+    one."""
     other = 1 - side
+    # RFC 9293, 3.5: a connection begins with a SYN. An equal sequence number is a retransmission of
+    # it.
     if flags & SYN:
         if walk[side]["has_syn"]:
             return number != walk[side]["syn_number"]
@@ -388,11 +406,12 @@ def _starts_anew(walk: Any, flags: int, side: int, number: int, ack: int, length
         if walk[other]["has_syn"]:
             if walk[other]["syn_acked"] >= 0:
                 return walk[other]["syn_acked"] != number
-            return closed != 0  # both sides opened at once
+            return closed != 0  # simultaneous open (RFC 9293, 3.5): both sides send a SYN
         if not walk[side]["has_number"] or closed:
             return closed != 0
         pos = walk[side]["pos"] + distance(number, walk[side]["number"])
         return not 0 <= walk[side]["low"] - pos < REORDERED
+    # RFC 9293, 3.4: without a SYN, only a jump of the sequence number shows a new connection.
     if flags & RST or not walk[side]["has_number"]:
         return False
     away = abs(distance(number, walk[side]["number"]))
@@ -402,7 +421,8 @@ def _starts_anew(walk: Any, flags: int, side: int, number: int, ack: int, length
 def split_connections(
     segments: Any, pair_start: Any, address: Any, window_ns: int, numbered: Numbered
 ) -> int:
-    """Fill `numbered`; the count of connections."""
+    """Assign each segment to a connection and unwrap its numbers, in `numbered`; returns the number
+    of connections."""
     longest = int(np.diff(pair_start).max(initial=0))
     copies = np.empty(_table_size(longest), np.int32)
     walk = np.zeros(2, _SIDE_WALK)
@@ -411,7 +431,7 @@ def split_connections(
 
 @inlined
 def _table_size(count: int) -> int:
-    """Slots of the table of copies for so many segments: a power of two."""
+    """Slots of the table of duplicates for `count` segments: a power of two."""
     size = 16
     while size < 2 * min(count, COPIES_MAX):
         size *= 2
@@ -423,7 +443,10 @@ def _split_connections(
     segments: Any, pair_start: Any, address: Any, window_ns: int, numbered: Any, copies: Any,
     walk: Any,
 ) -> int:  # fmt: skip
-    """copies: room for the table of copies of packets. walk: _SIDE_WALK[2]."""
+    """The kernel of `split_connections`.
+
+    copies: scratch for a table of duplicates. walk: scratch, _SIDE_WALK[2].
+    """
     connection, number, acknowledged, mark = numbered
     count = 0
     for pair in range(len(pair_start) - 1):
@@ -431,9 +454,9 @@ def _split_connections(
         stop = pair_start[pair + 1]
         size = _table_size(stop - start)
         copies[:size] = -1
-        known_from = start  # the first packet in the table
+        known_from = start  # first packet in the table
         is_open = False
-        closed = 0  # bit 0, 1: FIN of that side; both also after an RST
+        closed = 0  # bit 0, 1: that side sent a FIN; both bits also after an RST
         for row in range(start, stop):
             if segments[row]["ip_id"] & NO_HEADER:
                 if not is_open:
@@ -467,7 +490,7 @@ def _split_connections(
             ack = int64(s["ack"])
             here = int64(s["seq"])
             if flags & SYN:
-                # RFC 9293, 3.4: a SYN takes a sequence number, the first byte has the next one.
+                # RFC 9293, 3.4: a SYN takes a sequence number; the first byte has the next one.
                 here = (here + 1) & 0xFFFFFFFF
             usual = (
                 is_open
@@ -486,13 +509,15 @@ def _split_connections(
                     walk[one]["has_syn"] = 0
                     walk[one]["syn_acked"] = -1
             connection[row] = count - 1
-            # RFC 9293, 3.4: numbers wrap at 2^32, so a position is counted on from the last one.
+            # RFC 9293, 3.4: sequence numbers wrap at 2^32, so a position continues from the last
+            # one.
             pos = int64(0)
             if walk[side]["has_number"]:
                 pos = walk[side]["pos"] + distance(here, walk[side]["number"])
             elif flags & RST:
                 mark[row] = UNUSED
-            # RFC 9293, 3.5.3 and RFC 5961: the number of an RST may be 0, or anything in a window.
+            # RFC 9293, 3.5.3 and RFC 5961: an RST's sequence number may be 0, or anything in the
+            # window.
             is_far = abs(pos - walk[side]["pos"]) > FAR_ONCE_CLOSED
             if flags & RST and walk[side]["has_number"] and is_far:
                 mark[row] = UNUSED
@@ -505,7 +530,8 @@ def _split_connections(
             number[row] = pos
             acknowledged[row] = NO_ACK
             if flags & ACK and not flags & RST:
-                # An ACK says where the other side stands, before a segment of it was captured.
+                # RFC 9293, 3.4: an ACK is the peer's next sequence number, known before its first
+                # segment.
                 if not walk[other]["has_number"]:
                     walk[other]["has_number"] = 1
                     walk[other]["number"] = ack
@@ -518,7 +544,7 @@ def _split_connections(
                 walk[side]["has_syn"] = 1
                 walk[side]["syn_number"] = here
                 walk[side]["syn_acked"] = ack if flags & ACK else -1
-            # RFC 9293, 3.6: a FIN closes one direction; a RST (3.5.3) both.
+            # RFC 9293, 3.6: a FIN closes one direction; an RST (3.5.3) closes both.
             if flags & FIN:
                 closed |= 1 << side
             if flags & RST:
@@ -528,9 +554,9 @@ def _split_connections(
 
 @kernel
 def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
-    """Fill the facts of connections and sides that one walk over the segments gives.
+    """Fill the facts of connections and sides in one walk over the segments.
 
-    Also marks keep-alive probes, and streams that are messy.
+    Also marks keep-alive probes and messy streams.
     """
     connection, number, acknowledged, mark = numbered
     for row in range(len(sides) // SIDE_WIDTH):
@@ -557,6 +583,7 @@ def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
         if which != last_connection:
             pair = int64(s["endpoints"])
             incarnation = incarnation + 1 if pair == last_pair else 0
+            # the same endpoints again: the earlier connection ended without FIN or RST
             if pair == last_pair:
                 before = last_connection * CONNECTION_WIDTH
                 if connections[before + CLOSE_REASON] == CloseReason.CAPTURE_END:
@@ -587,13 +614,15 @@ def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
         if length == 0 or mark[row] == UNUSED:
             continue
         place = number[row]
-        known = sides[at + HAS_SYN] or sides[at + HAS_DATA]
-        if known and length == 1 and place == sides[at + HIGH] - 1 and not flags & FIN:
+        # RFC 9293, 3.8.4: a keep-alive has the sequence number before the next one, and may have
+        # one byte
+        has_position = sides[at + HAS_SYN] or sides[at + HAS_DATA]
+        if has_position and length == 1 and place == sides[at + HIGH] - 1 and not flags & FIN:
             mark[row] = PROBE
             continue
-        if known and place < sides[at + HIGH]:
+        if has_position and place < sides[at + HIGH]:
             sides[at + IS_MESSY] = 1
-        if not known:
+        if not has_position:
             sides[at + HIGH] = place + length
         if not sides[at + HAS_DATA]:
             sides[at + LOW] = place
@@ -614,7 +643,7 @@ def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
 def _close_and_open(
     connections: Any, sides: Any, c: int, at: int, flags: int, side: int, time: int, number: int
 ) -> None:
-    """Handshake, client side and close reason, from one segment's flags."""
+    """Update handshake, client side and close reason from one segment's flags."""
     if flags & SYN:
         if not sides[at + HAS_SYN]:
             sides[at + HAS_SYN] = 1
@@ -623,6 +652,7 @@ def _close_and_open(
                 sides[at + HIGH] = number
             elif sides[at + LOW] < number:
                 sides[at + IS_MESSY] = 1
+        # RFC 9293, 3.5: the client sends SYN, the server SYN-ACK, the client ACK
         if flags & ACK:
             if connections[c + SYN_ACK_TIME] == NO_ACK:
                 connections[c + SYN_ACK_TIME] = time
@@ -649,7 +679,7 @@ def _close_and_open(
 
 
 def _addresses(segments: Any, sources: MappedSources, scratch: Scratch) -> Any:
-    """uint64[n]: where the payload of each segment can be read."""
+    """uint64[n]: memory address of each segment's payload."""
     address = scratch.empty(len(segments), np.uint64)
     for first in range(0, len(segments), _ROWS_AT_ONCE):
         some = segments[first : first + _ROWS_AT_ONCE]
@@ -662,10 +692,10 @@ def _addresses(segments: Any, sources: MappedSources, scratch: Scratch) -> Any:
 def reassemble(
     batches: list[SegmentBatch], sources: MappedSources, window_ns: int, scratch: Scratch = MEMORY
 ) -> Streams:
-    """The connections and ordered pieces of a checked batch (see `options.check_batch`).
+    """Reassemble a checked batch (`options.check_batch`) into connections and pieces.
 
-    It is taken out of `batches`: its segments may be as large as all else, and not be needed once
-    they are ordered.
+    batches: a list of one batch, which is removed: its segments may use as much memory as
+    everything else, and are not needed after they were ordered.
     """
     segments, pair_start = ordered(batches, scratch)
     count = len(segments)

@@ -19,7 +19,7 @@ from kdissect.capture.spool import Spool
 from kdissect.kafka import frame_tables
 from kdissect.kafka.assembly import NO_CARRIED, WARNING, Anomaly, Carried, Protocol, TlsFacts
 from kdissect.kafka.detection import recognise
-from kdissect.kafka.frame_search import Asked, Kafka
+from kdissect.kafka.frame_search import Kafka, PendingRequests
 from kdissect.kafka.frame_tables import FAULT_WIDTH
 from kdissect.tcp.byte_ranges import Pieces
 from kdissect.tcp.columns import (
@@ -230,7 +230,7 @@ def recognise_plain(
     has_origin: npt.NDArray[np.uint8],
     hinted: npt.NDArray[np.uint8],
     kafka: Kafka,
-    asked: Asked,
+    asked: PendingRequests,
     client_side: npt.NDArray[np.uint8],
     protocol: npt.NDArray[np.uint8],
 ) -> None:
