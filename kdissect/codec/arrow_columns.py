@@ -1,4 +1,4 @@
-"""Filled builders to Arrow: one fixed type per side of an API, whatever versions a batch mixes."""
+"""Turns filled builders into Arrow arrays: one type per side of an API, for all its versions."""
 
 from __future__ import annotations
 
@@ -55,15 +55,16 @@ def address_of(array: NDArray[Any]) -> int:
 
 
 def _bits(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:
-    """Validity bitmap and null count of validity bytes."""
-    nulls = len(valid) - int(np.count_nonzero(valid.view(np.bool_)))  # bool: numpy's quick path
+    """(validity bitmap or None, null count) of validity bytes."""
+    # as bool, because NumPy counts those faster
+    nulls = len(valid) - int(np.count_nonzero(valid.view(np.bool_)))
     if not nulls:
         return None, 0
     return pa.py_buffer(np.packbits(valid, bitorder="little")), nulls
 
 
 class Texts:
-    """Copies strings and bytes of one buffer into Arrow arrays."""
+    """Copies strings and bytes from one buffer into Arrow arrays."""
 
     def __init__(self, buf: NDArray[np.uint8]) -> None:
         self.buf = buf
@@ -72,7 +73,7 @@ class Texts:
     def array(
         self, packed: NDArray[np.int64], valid: NDArray[np.uint8], kind: pa.DataType
     ) -> tuple[pa.Array, NDArray[np.uint8] | None]:
-        """(array, per row 1 where it is no UTF-8, or None) of n packed places."""
+        """(array, uint8 per row with 1 for invalid UTF-8, or None) of n packed places."""
         count = len(packed)
         offsets = np.empty(count + 1, np.int32)
         out = np.empty(text_offsets(packed, valid, offsets), np.uint8)
@@ -95,7 +96,7 @@ class Texts:
 class Reader:
     """Reads the rows of filled builders as Arrow arrays.
 
-    invalid_utf8: bool per message, set for those with a string that is no UTF-8.
+    invalid_utf8: bool per message, set if one of its strings is no UTF-8.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Reader:
         return pa.Array.from_buffers(kind, count, [validity[0]], validity[1], 0, children)
 
     def column(self, node: Node, count: int) -> pa.Array:
-        """A field's column, `count` rows of the current level."""
+        """A field's column with `count` rows of the current level."""
         column = node.column
         if not self.present[column]:
             return pa.nulls(count, self.type_of(node))
@@ -180,14 +181,14 @@ class Reader:
         return pa.Array.from_buffers(kind, count, [bits, pa.py_buffer(values)], nulls)
 
     def _flag(self, rows: NDArray[np.int64]) -> None:
-        """Set invalid_utf8 for the messages of these rows of the current level."""
+        """Set invalid_utf8 for the messages that contain these rows of the current level."""
         for offsets in reversed(self.lineage):
             rows = np.searchsorted(offsets, rows, side="right") - 1
         self.invalid_utf8[rows] = True
 
 
 def place_filled(template: str, indices: list[int]) -> str:
-    """A path with its element indices: ``topics[].partitions[]`` and 2, 0."""
+    """A path with element indices filled in: ``topics[].partitions[]`` with 2, 0."""
     parts = template.split("[]")
     filled = "".join(f"{part}[{at}]" for part, at in zip(parts[:-1], indices, strict=False))
     return filled + parts[-1]
@@ -195,10 +196,10 @@ def place_filled(template: str, indices: list[int]) -> str:
 
 def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int64],
                  tags: NDArray[np.void], rows: int) -> pa.ListArray:  # fmt: skip
-    """list<struct<path, tag, data>> per message, null where it has none.
+    """list<struct<path, tag, data>> per message, null if it has no unknown tags.
 
-    tags: body_kernel.UNKNOWN, in row order. path: of the struct that holds the tag, "" for the
-    body itself, "header" for the header.
+    tags: column_kernel.UNKNOWN_TAG, in row order. path: of the struct with the tag; "" for the body
+    itself, "header" for the header.
     """
     if not len(tags):
         return pa.nulls(rows, _UNKNOWN_TAGS)
@@ -208,7 +209,7 @@ def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int
     depth = np.array([path.count("[]") for path in plan.paths], np.int64)[tags["pc"]]
     index = np.where(np.arange(tags["index"].shape[1]) < depth[:, None], tags["index"], 0)
     keys = np.column_stack([tags["pc"], index])
-    first = np.ones(len(tags), np.bool_)  # of the tags of one section
+    first = np.ones(len(tags), np.bool_)  # first tag of each section
     first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
     texts = [place_filled(plan.paths[pc], where) for pc, *where in keys[first].tolist()]
     path = pa.array(texts, pa.string()).take(pa.array(np.cumsum(first) - 1))

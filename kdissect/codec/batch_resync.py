@@ -1,7 +1,7 @@
-"""Where record batches begin in bytes that start anywhere (FetchSnapshot, KIP-630).
+"""Finds record batches in bytes that start anywhere (FetchSnapshot, KIP-630).
 
-A snapshot is fetched in pieces cut without regard to batches, so that a piece may begin inside one.
-A place counts as a boundary when a batch of magic 2 lies there whole and its CRC-32C is right.
+A snapshot is fetched in pieces that ignore batch boundaries, so a piece may begin inside a batch. A
+position is accepted as a boundary if a complete batch of magic 2 with a correct CRC-32C lies there.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 _HEADER_SIZE = 61
 _MAGIC_POS, _CRC_POS, _CRC_START = 16, 17, 21
 _WINDOW = 1 << 16
-_WORK_FACTOR = 8  # bytes checked per byte given, at most: hostile bytes look like many batches
+# largest number of bytes checked per input byte, because hostile bytes can resemble many batches
+_WORK_FACTOR = 8
 
 
 def first_batch(data: NDArray[np.uint8]) -> int:
-    """Place of the first whole batch in data (uint8[n]); n where there is none, or where finding
-    it would take more than linear time."""
+    """Position of the first complete batch in data (uint8[n]); n if there is none.
+
+    Also n if the search would take more than linear time.
+    """
     size = len(data)
     work = _WORK_FACTOR * size
     for low in range(0, max(size - _HEADER_SIZE + 1, 0), _WINDOW):
@@ -33,7 +36,7 @@ def first_batch(data: NDArray[np.uint8]) -> int:
 
 
 def _plausible(data: NDArray[np.uint8], low: int, high: int) -> list[tuple[int, int]]:
-    """(start, end) of what looks like a whole batch beginning in [low, high)."""
+    """(start, end) of each plausible complete batch that begins in [low, high)."""
     magic = data[low + _MAGIC_POS : high + _MAGIC_POS]
     places = low + np.flatnonzero(magic == 2)
 

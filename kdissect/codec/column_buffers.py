@@ -1,7 +1,7 @@
-"""Buffers that the column kernel fills, kept between calls.
+"""Buffers that the column kernel fills, reused between calls.
 
-Fresh pages cost about as much as decoding into them, so builders go back to a pool of their plan
-and what leaves them is copied out at its exact size.
+A page fault on fresh memory costs about as much as decoding into the page. So builders return to a
+pool, and results are copied out of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kdissect.codec.column_kernel import (
 from kdissect.protocol.column_plan import ColumnPlan
 
 FIRST_ROOM = 256  # rows
-POOLED_BYTES = 256 << 20  # of all plans together; builders that would exceed it are let go
+POOLED_BYTES = 256 << 20  # bytes of all pooled builders; beyond it the oldest are freed
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -34,7 +34,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 class Builders:
-    """Buffers of a plan: per column `data` (uint8[rows * width]) and `valid` (uint8[rows])."""
+    """The buffers of a plan: `data` (uint8[rows * width]) and `valid` (uint8[rows]) per column."""
 
     def __init__(self, plan: ColumnPlan) -> None:
         if any(path.count("[]") > INDICES for path in plan.paths):
@@ -69,7 +69,7 @@ class Builders:
         self.state["header_count"][0] = self.plan.header_count
 
     def grow(self) -> None:
-        """Make the room that the kernel asked for, at least twice what there was."""
+        """Make the room that the kernel requested, at least twice the current one."""
         full, needed = int(self.state["full"][0]), int(self.state["needed"][0])
         if full == FULL_MARKS:
             self._grow_marks(max(needed, 2 * len(self.marks)))
@@ -105,7 +105,7 @@ class Builders:
         self.state["tags_room"][0], self.state["tags_at"][0] = number, _address(grown)
 
     def clear(self) -> None:
-        """Forget all rows; validity bytes are zero again where rows were."""
+        """Remove all rows, and zero their validity bytes."""
         for level, used in enumerate(self.count.tolist()):
             if used:
                 first, last = self.plan.level_first[level : level + 2].tolist()
@@ -115,13 +115,13 @@ class Builders:
         self.state["marks"][0] = self.state["tags"][0] = 0
 
     def measure(self) -> None:
-        """Set byte_count, the memory that these builders hold."""
+        """Set byte_count, the memory of these builders."""
         columns = sum(one.nbytes for one in (*self.data, *self.valid))
         self.byte_count = columns + self.marks.nbytes + self.unknown.nbytes
 
 
 class _Pool:
-    """Builders of all plans that nobody uses, the latest last; the oldest go when it is full."""
+    """Idle builders of all plans, most recently used last; the oldest are freed if it is full."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -151,7 +151,7 @@ def take_builders(plan: ColumnPlan) -> Builders:
 
 
 def give_back(builders: Builders) -> None:
-    """Clear builders for their next user."""
+    """Clear builders and return them to the pool."""
     builders.clear()
     builders.measure()
     _POOL.give(builders)

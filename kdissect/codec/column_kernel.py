@@ -1,24 +1,24 @@
 """The column kernel: runs a plan's programs over a batch of messages, in one call.
 
-*State.* A message is a walk of `pc` over the program and `pos` over the bytes below `limit` (the
-frame's end, or a tagged field's). Open arrays and tagged sections lie on `stack`; its size follows
-from the definition, never from the bytes. Values go to the builders' columns, whose addresses the
-caller hands over: value `row` of column `c` at `data[c] + row * width`, its validity byte at
-`valid[c] + row`. The current row of a level is the last one that was counted.
+*State.* A message is decoded by moving `pc` over the program and `pos` over the bytes below
+`limit`, the end of the frame or of a tagged field. Open arrays and tagged sections lie on `stack`,
+whose size follows from the definition, never from the bytes. Values are stored in the builders'
+columns by address: value `row` of column `c` at `data[c] + row * width`, its validity byte at
+`valid[c] + row`. The current row of a level is the last one that was reserved.
 
-Each instruction (`protocol/column_plan.py` has the list) is a part of `run_plan` that gives the
-next `pos` and a status. If the status is not OK, `pos` is the position of the fault.
+Each instruction (`protocol/column_plan.py` lists them) is a function that returns the next `pos`
+and a status. If the status is not OK, `pos` is the position of the fault.
 
-*All or nothing.* A message that fails, or that finds a builder full, leaves nothing behind: the
-counts go back to where they were and the validity bytes beyond them to zero (the invariant that
-makes absent fields null without an instruction). Full builders end the call with the row, the
-builder and the rows it needs in `state`; the caller grows it and calls again.
+*All or nothing.* A message that fails, or finds a builder full, leaves no trace. Row counts are
+reset, and validity bytes beyond them are set to zero; so absent fields are null without an
+instruction. If a builder is full, the call ends with the row, the builder and the rows needed in
+`state`; the caller enlarges the builder and calls again.
 
-*Hostile bytes.* Every size is compared with the bytes left before it is used: a count of elements
-times the smallest that an element can be, a length, a tag's size. Rows are taken one by one where
-an element holds more than one column, so memory follows the bytes that are really there.
+*Hostile bytes.* Every size is compared with the remaining bytes before it is used: a count of
+elements times the smallest element, a length, a tag's size. If an element has more than one column,
+rows are reserved one by one. So memory grows with the bytes that exist.
 
-The plain-Python twin is `message_codec.py`, which reads one message into values.
+`message_codec.py` is the plain-Python counterpart, which decodes one message into values.
 """
 
 from __future__ import annotations
@@ -76,35 +76,36 @@ from kdissect.protocol.column_plan import (
 )
 from kdissect.status import Status
 
-FULL_MARKS, FULL_TAGS = -1, -2  # what is full, if it is no level
-# A call goes on at message `row`; what is `full`, and the rows it needs. `elements` (of all arrays)
-# and the rest belong to the message at hand.
+FULL_MARKS, FULL_TAGS = -1, -2  # values of `full` that are no level
+# State of a call: it continues at message `row`; `full` is the builder that is full, `needed` the
+# rows it needs. `elements` (of all arrays) and the next fields belong to the current message.
 STATE = np.dtype([
     ("row", "i8"),
     ("full", "i8"), ("needed", "i8"),
     ("marks", "i8"), ("marks_room", "i8"), ("marks_at", "i8"),
     ("tags", "i8"), ("tags_room", "i8"), ("tags_at", "i8"),
-    ("header_count", "i8"),  # columns of the message header, the first of level 0
+    ("header_count", "i8"),  # columns of the message header; they come first in level 0
     ("first_version", "i8"),
     ("elements_max", "i8"), ("elements", "i8"),
     ("has_error_code", "i8"),
-    ("element", "i8"),  # the one of an array of plain values at which the message failed, or -1
+    ("element", "i8"),  # element at which an array of primitive values failed, or -1
 ])  # fmt: skip
-# An open array has `left` of `count` elements to go. An open tagged section has `left` fields to
-# go; `last_tag`, the `limit` outside of it, and the pc of its TAGS.
+# An open array: `left` of `count` elements remain. An open tagged section: `left` fields remain;
+# `last_tag`, the `limit` outside it, and the pc of its TAGS.
 OPEN = np.dtype([
     ("is_array", "i8"), ("left", "i8"), ("count", "i8"), ("last_tag", "i8"), ("limit", "i8"),
     ("pc", "i8"),
 ])  # fmt: skip
 MARK = np.dtype([("row", "<i4"), ("role", "<i2"), ("a", "<i8"), ("b", "<i8")], align=True)
 MARK_SIZE = MARK.itemsize
-# An unknown tag: row, pc of its TAGS, tag, length, start in the frame, element indices of the
-# arrays around it.
+# An unknown tag: row, pc of its TAGS, tag, length, position in the frame, and the element indices
+# of the enclosing arrays.
 INDICES = 7
 UNKNOWN_TAG = np.dtype([("row", "<i4"), ("pc", "<i4"), ("tag", "<i4"), ("length", "<i4"),
                     ("pos", "<i4"), ("index", "<i4", (INDICES,))])  # fmt: skip
 UNKNOWN_SIZE = UNKNOWN_TAG.itemsize
-# Where a message failed: element of an array of plain values (-1: none), element indices around it.
+# Where a message failed: element of an array of primitive values (-1: none), then the element
+# indices of the enclosing arrays.
 FAILED_AT = 1 + INDICES
 
 _OK = int(Status.OK)
@@ -120,18 +121,18 @@ _ROOM = int(Status.ROOM_NEEDED)
 _ERROR_CODE = int(Role.ERROR_CODE)
 _TOPIC_BINDING = int(Role.TOPIC_BINDING)
 _WORDS = 8  # plan.WORDS
-wide: Any = np.int64  # every number of the kernel is one of these, for a single type each
+wide: Any = np.int64  # all numbers of the kernel have this type, so that each variable has one type
 
 
 class Program(NamedTuple):
-    """What runs: the `words` and `entries` (pc of each version, -1 none) of a `ColumnPlan`."""
+    """The program to run: `words` and `entries` (pc per version, -1 none) of a `ColumnPlan`."""
 
     words: npt.NDArray[np.int32]
     entries: npt.NDArray[np.int32]
 
 
 class EncodedMessages(NamedTuple):
-    """Message i lies in buf[start[i]:end[i]], which the caller checked."""
+    """Message i is buf[start[i]:end[i]]; the caller checked the bounds."""
 
     buf: npt.NDArray[np.uint8]
     start: npt.NDArray[np.int64]
@@ -140,8 +141,8 @@ class EncodedMessages(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Where values go. data, valid: addresses, per column. The rest per level: its first column,
-    rows there is room for, rows counted, rows counted before the message at hand."""
+    """Where values are stored. data, valid: addresses, per column. The others per level: first
+    column, rows of room, rows used, rows used before the current message."""
 
     data: npt.NDArray[np.int64]
     valid: npt.NDArray[np.int64]
@@ -152,7 +153,7 @@ class Columns(NamedTuple):
 
 
 class RunOutcome(NamedTuple):
-    """How each message went. error_pos: from the frame's start; error_at: FAILED_AT numbers each;
+    """Result per message. error_pos: from the frame's start. error_at: FAILED_AT numbers each.
     surplus: bytes after the end of the body."""
 
     status: npt.NDArray[np.int8]
@@ -173,6 +174,7 @@ def read_uvarint(buf: Any, pos: int, limit: int) -> Any:
     while pos < limit:
         byte = read_u8(buf, pos)
         pos += 1
+        # the fifth byte has the upper four of 32 bits
         if shift == 28 and byte > 15:
             return 0, pos, _OVERFLOW
         value |= (byte & 127) << shift
@@ -184,7 +186,8 @@ def read_uvarint(buf: Any, pos: int, limit: int) -> Any:
 
 @inlined
 def read_length(buf: Any, pos: int, limit: int, form: int) -> Any:
-    """(length or count, next pos, status); -1 is null, whatever the form."""
+    """(length or count, next pos, status); -1 means null in every form."""
+    # KIP-482: a compact length is stored plus one as a varint, 0 means null
     if form == FORM_COMPACT:
         if pos < limit:
             byte = read_u8(buf, pos)
@@ -203,7 +206,7 @@ def read_length(buf: Any, pos: int, limit: int, form: int) -> Any:
 
 @part
 def _read_size(buf: Any, pos: int, limit: int, form: int) -> Any:
-    """(length, next pos, status) of a string or bytes; -1 is null, if the form allows it."""
+    """(length, next pos, status) of a string or bytes; -1 means null, if the form allows it."""
     length, after, code = read_length(buf, pos, limit, form & 3)
     if code == _OK:
         if length < 0:
@@ -218,8 +221,10 @@ def _read_size(buf: Any, pos: int, limit: int, form: int) -> Any:
 
 @part
 def _read_count(buf: Any, pos: int, limit: int, form: int, size_min: int, state: Any) -> Any:
-    """(elements, next pos, status) of an array whose elements take `size_min` bytes at least; -1
-    is null, if the form allows it."""
+    """(elements, next pos, status) of an array; -1 means null, if the form allows it.
+
+    size_min: fewest bytes per element. A count that the remaining bytes cannot hold is a fault.
+    """
     number, after, code = read_length(buf, pos, limit, form & 3)
     if code == _OK:
         if number < 0:
@@ -248,7 +253,7 @@ def _is_full(state: Any, full: int, needed: int) -> int:
 
 @part
 def _take_rows(columns: Any, level: int, number: int, state: Any) -> int:
-    """Count so many more rows of a level, if there is room for them; a status."""
+    """Reserve `number` more rows of a level; returns a status."""
     needed = columns.used[level] + number
     if needed > columns.room[level]:
         return _is_full(state, wide(level), needed)
@@ -258,7 +263,7 @@ def _take_rows(columns: Any, level: int, number: int, state: Any) -> int:
 
 @part
 def _check_marks(state: Any, number: int) -> int:
-    """Whether there is room for so many marks; a status."""
+    """Check that there is room for `number` marks; returns a status."""
     needed = state["marks"] + number
     if needed > state["marks_room"]:
         return _is_full(state, wide(FULL_MARKS), needed)
@@ -267,7 +272,7 @@ def _check_marks(state: Any, number: int) -> int:
 
 @part
 def _put_mark(at: int, message: int, role: int, a: int, b: int) -> int:
-    """Write a mark at an address; the address of the next one."""
+    """Write a mark at an address; returns the address of the next one."""
     store_32(at, message)
     store_16(at + 4, role)
     store_64(at + 8, a)
@@ -277,7 +282,7 @@ def _put_mark(at: int, message: int, role: int, a: int, b: int) -> int:
 
 @part
 def _append_mark(state: Any, message: int, role: int, a: int, b: int) -> int:
-    """Append a mark, if there is room for it; a status."""
+    """Append a mark; returns a status."""
     code = _check_marks(state, 1)
     if code == _OK:
         _put_mark(state["marks_at"] + MARK_SIZE * state["marks"], message, role, a, b)
@@ -290,7 +295,7 @@ def _append_mark(state: Any, message: int, role: int, a: int, b: int) -> int:
 
 @part
 def _wire_size(kind: int) -> int:
-    """Bytes of a value of fixed width."""
+    """Encoded bytes of a fixed-width value."""
     if kind in (K_32, K_U32):
         return 4
     if kind == K_64:
@@ -304,7 +309,7 @@ def _wire_size(kind: int) -> int:
 
 @part
 def _store_value(buf: Any, at: int, kind: int, address: int, row: int) -> int:
-    """Store the value at `at` as value `row` of the column at `address`; the value."""
+    """Store the value at `at` as value `row` of the column at `address`; returns the value."""
     if kind in (K_32, K_U32):
         value = wide(read_i32(buf, at))
         store_32(address + 4 * row, value)
@@ -314,7 +319,7 @@ def _store_value(buf: Any, at: int, kind: int, address: int, row: int) -> int:
     elif kind in (K_16, K_U16):
         value = wide(read_i16(buf, at))
         store_16(address + 2 * row, value)
-    elif kind == K_UUID:  # its place: nothing is copied
+    elif kind == K_UUID:  # only its position: the bytes are not copied
         value = wide(at)
         store_64(address + 8 * row, value)
     else:
@@ -327,7 +332,7 @@ def _store_value(buf: Any, at: int, kind: int, address: int, row: int) -> int:
 
 @part
 def _store_default(kind: int, low: int, high: int, address: int, row: int) -> None:
-    """Store the default of a tagged field (KIP-482), which the section may overwrite."""
+    """Store the default of a tagged field (KIP-482); the tagged section may overwrite it."""
     if kind == K_FILL_32:
         store_32(address + 4 * row, low)
     elif kind == K_FILL_64:
@@ -340,7 +345,7 @@ def _store_default(kind: int, low: int, high: int, address: int, row: int) -> No
 
 @part
 def _store_run(words: Any, q: int, buf: Any, pos: int, columns: Any, state: Any, i: int) -> None:
-    """RUN, all bytes of which are there, and there is room for its marks."""
+    """RUN: store a run of fixed-width values; all its bytes and room for its marks exist."""
     row = columns.used[words[q + 3]] - 1
     marks_at = state["marks_at"]
     mark_at = marks_at + MARK_SIZE * state["marks"]
@@ -360,7 +365,8 @@ def _store_run(words: Any, q: int, buf: Any, pos: int, columns: Any, state: Any,
             _store_default(kind, low, high, columns.data[column], row)
         store_8(columns.valid[column] + row, 1)
         if role != 0:
-            # The first error code of a message is marked, of the others those that are not 0.
+            # The first error code of a message is marked in any case, later ones only if they are
+            # not 0.
             if role != _ERROR_CODE or value != 0 or not has_error_code:
                 mark_at = _put_mark(mark_at, i, role, value, 0)
             if role == _ERROR_CODE:
@@ -371,7 +377,7 @@ def _store_run(words: Any, q: int, buf: Any, pos: int, columns: Any, state: Any,
 
 @part
 def _first_cut(words: Any, q: int, left: int) -> Any:
-    """Of a RUN that is longer than the bytes left: (entry that does not fit, its place)."""
+    """(entry, position) of the first value of a RUN that does not fit the remaining bytes."""
     for j in range(words[q + 1]):
         entry = q + _WORDS * (j + 1)
         at = wide(words[entry + 3])
@@ -387,7 +393,7 @@ def _first_cut(words: Any, q: int, left: int) -> Any:
 def _store_bytes(
     words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
 ) -> Any:
-    """BYTES: (next pos, status)."""
+    """BYTES: store the place of a string or bytes; returns (next pos, status)."""
     column = words[q + 1]
     role = wide(words[q + 4])
     length, after, code = _read_size(buf, pos, limit, wide(words[q + 3]))
@@ -396,6 +402,7 @@ def _store_bytes(
     if column >= 0:
         row = columns.used[words[q + 2]] - 1
         if length >= 0:
+            # a packed place: 33 bits of position, 31 bits of length
             store_64(columns.data[column] + 8 * row, (after << 31) | length)
         store_8(columns.valid[column] + row, wide(length >= 0))
     if role != 0:
@@ -407,8 +414,10 @@ def _store_bytes(
 def _open_array(
     words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, top: Any, state: Any
 ) -> Any:
-    """ARRAY: (elements, next pos, status). `top` becomes the open array, and the row of its first
-    element is counted, unless it is empty."""
+    """ARRAY: open an array of structs; returns (elements, next pos, status).
+
+    `top` becomes the open array and the row of its first element is reserved, unless it is empty.
+    """
     column = words[q + 1]
     number, after, code = _read_count(buf, pos, limit, words[q + 4], wide(words[q + 5]), state)
     if code != _OK:
@@ -428,7 +437,7 @@ def _open_array(
 def _store_array(
     words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
 ) -> Any:
-    """ARRAY_OF: (next pos, status)."""
+    """ARRAY_OF: store an array of primitive values; returns (next pos, status)."""
     column = words[q + 1]
     child = words[q + 3]
     form = words[q + 4]
@@ -451,6 +460,7 @@ def _store_array(
     number = max(number, 0)
     store_32(columns.data[column] + 4 * row, number)
     row = columns.used[child]
+    # rows are reserved at once, because the count was compared with the remaining bytes
     code = _take_rows(columns, child, number, state)
     if code == _OK and role != 0:
         code = _check_marks(state, number)
@@ -483,8 +493,8 @@ def _store_array(
 
 @part
 def _read_presence(words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any) -> Any:
-    """NULLABLE: (presence, next pos, status); a negative presence is null."""
-    if words[q + 4] != 0:  # in a tagged field: a varint, 0 for null
+    """NULLABLE: returns (presence, next pos, status); a negative presence means null."""
+    if words[q + 4] != 0:  # a nullable struct in a tagged field has a varint here, 0 for null
         number, after, code = read_uvarint(buf, pos, limit)
         presence = wide(number - 1)
     elif pos < limit:
@@ -500,7 +510,7 @@ def _read_presence(words: Any, q: int, buf: Any, pos: int, limit: int, columns: 
 
 @part
 def _bind_topic(words: Any, q: int, columns: Any, state: Any, i: int) -> int:
-    """BIND: a status."""
+    """BIND: mark a topic's name together with its id; returns a status."""
     name, topic_id = words[q + 1], words[q + 2]
     row = columns.used[words[q + 3]] - 1
     if not load_u8(columns.valid[name] + row):
@@ -515,9 +525,10 @@ def _bind_topic(words: Any, q: int, columns: Any, state: Any, i: int) -> int:
 
 @part
 def _open_tags(buf: Any, pos: int, limit: int, pc: int, top: Any) -> Any:
-    """TAGS: (fields, next pos, status). `top` becomes the open section, unless it is empty."""
+    """TAGS: returns (fields, next pos, status). `top` becomes the open section, unless it is
+    empty."""
     number, after, code = read_uvarint(buf, pos, limit)
-    if code == _OK and number * 2 > limit - after:  # a tag and a size have a byte each
+    if code == _OK and number * 2 > limit - after:  # a tag and a size take at least one byte each
         code = _IMPOSSIBLE
     if code != _OK:
         return number, pos, code
@@ -560,15 +571,17 @@ def _next_tag(
     state: Any,
     i: int,
 ) -> Any:
-    """Go to the next known field of the innermost section, or close it: (pc, next pos, limit,
-    depth, status)."""
+    """Go to the next known field of the innermost section, or close the section.
+
+    Returns (pc, next pos, limit, depth, status).
+    """
     top = stack[depth - 1]
     pc = top["pc"]
     q = pc * _WORDS
     while top["left"] > 0:
         top["left"] -= 1
         tag, after, code = read_uvarint(buf, pos, limit)
-        if code == _OK and tag <= top["last_tag"]:  # tags ascend
+        if code == _OK and tag <= top["last_tag"]:  # KIP-482: tags ascend
             code = _DUPLICATE
         if code != _OK:
             return pc, pos, limit, depth, code
@@ -607,11 +620,11 @@ def _begin(columns: Any, state: Any, i: int) -> None:
 
 @part
 def _undo(columns: Any, state: Any, i: int) -> None:
-    """Take back the rows of a message: their validity bytes are zero again."""
+    """Remove the rows of a message: their validity bytes become zero again."""
     for level in range(len(columns.used)):
         low = columns.saved[level]
         first = columns.level_first[level]
-        if level == 0:  # the header stays
+        if level == 0:  # the header's values stay
             low = i
             first = state["header_count"]
         if columns.used[level] > low:
@@ -636,10 +649,11 @@ def _put_failure_place(outcome: Any, stack: Any, depth: int, state: Any, i: int)
 def run_plan(
     program: Any, messages: Any, columns: Any, stack: Any, outcome: Any, states: Any
 ) -> int:
-    """Decode messages from states[0]["row"] on; how many are done (fewer: a builder is full).
+    """Decode messages from states[0]["row"] on; returns how many are done.
 
-    program: `Program`; messages: `EncodedMessages`; columns: `Columns`; outcome: `RunOutcome`,
-    written for each message. stack: OPEN[depth of the plan + 1]; states: STATE[1].
+    Fewer than all are done if a builder is full. program: `Program`. messages: `EncodedMessages`.
+    columns: `Columns`. outcome: `RunOutcome`, written per message. stack: OPEN[depth of the plan +
+    1]. states: STATE[1].
     """
     words = program.words
     buf = messages.buf

@@ -1,13 +1,14 @@
-"""Kafka's codecs, decompressed into a buffer of the caller, never beyond it.
+"""Kafka's codecs: decompresses into a buffer of the caller, never beyond it.
 
-Output goes to a buffer that the caller reuses: fresh pages halve the speed, and a fixed buffer is
-what stops a decompression bomb. Sizes that compressed data announces are compared with the room
-there is, never allocated.
+The caller reuses the output buffer, because fresh pages halve the speed. A fixed buffer also stops
+a decompression bomb. Sizes that compressed data announces are compared with the buffer, never
+allocated.
 
-Two of Kafka's habits need help. Java clients frame snappy in the blocks of the xerial library. And
-Kafka before 0.10 computed the checksum of an lz4 frame's header over the frame's magic number too
+Two peculiarities of Kafka are handled here. Java clients frame snappy in the blocks of the xerial
+library. Kafka before 0.10 included the magic number in the checksum of an lz4 frame's header
 (KAFKA-3160, KIP-57); such headers get the checksum that lz4 libraries expect. An lz4 frame of one
-block, as small batches are, is decoded as a block: a stream's buffers take twice as long as that.
+block, as in small batches, is decoded as a block, because the buffers of a stream take twice as
+long.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import xxhash
 
 from kdissect.status import Status
 
-Bytes = Any  # contiguous 1-D uint8 array; mypy sees no buffer in one before Python 3.12
+Bytes = Any  # contiguous 1-D uint8 array; before Python 3.12 mypy does not see that it is a buffer
 
 
 class Codec(IntEnum):
-    """The low three bits of a record batch's attributes; lower-case names are the table's."""
+    """The low three bits of a record batch's attributes; the table has the names in lower case."""
 
     NONE = 0
     GZIP = 1
@@ -37,23 +38,24 @@ class Codec(IntEnum):
 
 CODEC_NAMES = tuple(codec.name.lower() for codec in Codec)
 
-# Bytes, before a zstd frame's data; RFC 8878 3.1.1.1.2 asks decoders for at least 8 MB, zstd's own
-# streaming limit (and so Kafka's, through zstd-jni) is 2^27.
+# Bytes of history before a zstd frame's data. RFC 8878, 3.1.1.1.2 recommends at least 8 MB for
+# decoders; zstd's streaming limit (and Kafka's, through zstd-jni) is 2^27.
 ZSTD_WINDOW_SIZE_MAX = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
 class DecompressionLimits:
-    """How far record data may go before it is a fault. Sizes in bytes.
+    """Limits on decompressed record data, in bytes.
 
-    The record section of a batch may decompress to `decompressed_size_max` bytes, and to
-    `ratio_max` times its compressed size once it exceeds `ratio_free_size`. All batches of a record
-    set together may decompress to `ratio_max` times the set's size (or `decompressed_size_max`).
+    The record section of a batch may decompress to `decompressed_size_max` bytes. Beyond
+    `ratio_free_size` it may have at most `ratio_max` times its compressed size. All batches of a
+    record set together may have `ratio_max` times the set's size (or `decompressed_size_max`).
     """
 
-    # librdkafka refuses more than receive.message.max.bytes, 100 000 000 by default.
+    # librdkafka rejects more than receive.message.max.bytes, by default 100 000 000.
     decompressed_size_max: int = 128 << 20
-    # gzip ends near 1032:1, lz4 255:1, snappy 21:1; zstd has no end, but records of such kind have.
+    # The highest ratios are 1032:1 for gzip, 255:1 for lz4 and 21:1 for snappy. zstd has no limit,
+    # but real records stay below this.
     ratio_max: int = 1100
     # Java's max.request.size, "effectively also a cap on the uncompressed batch size", is 1 MiB.
     ratio_free_size: int = 8 << 20
@@ -64,7 +66,7 @@ class DecompressionLimits:
         for name in ("decompressed_size_max", "ratio_max", "ratio_free_size", "record_headers_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.decompressed_size_max > 1 << 30:  # Arrow's 32-bit places in a column
+        if self.decompressed_size_max > 1 << 30:  # Arrow's 32-bit offsets in a column
             raise ValueError("decompressed_size_max must be at most 2^30")
 
     def batch_allowance(self, compressed_size: int) -> int:
@@ -80,8 +82,8 @@ class DecompressionLimits:
 def decompress(codec: int, data: Bytes, out: Bytes) -> tuple[Status, int]:
     """Decompress `data` into `out` (both contiguous uint8).
 
-    Gives (OK, bytes written), or a status and 0: ROOM_NEEDED (`out` is too small), LIMIT (the codec
-    itself asks for more memory than allowed), CORRUPT, UNKNOWN_CODEC. `out` is undefined then.
+    Returns (OK, bytes written), or a status and 0: ROOM_NEEDED (`out` is too small), LIMIT (the
+    codec needs more memory than allowed), CORRUPT, UNKNOWN_CODEC. `out` is undefined then.
     """
     if codec == Codec.SNAPPY:
         return _decompress_snappy(data, out)
@@ -102,14 +104,14 @@ def decompress(codec: int, data: Bytes, out: Bytes) -> tuple[Status, int]:
     try:
         return Status.OK, library.decompress_into(data, out)
     except cramjam.DecompressionError as error:
-        # cramjam tells a full output apart by its text only; tests pin it.
+        # cramjam identifies a full output only by its text; tests pin it
         if "write whole buffer" in str(error):
             return Status.ROOM_NEEDED, 0
         return Status.CORRUPT, 0
 
 
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
-XERIAL_HEADER_SIZE = 16  # magic, int32 format version, int32 oldest compatible one
+XERIAL_HEADER_SIZE = 16  # magic, int32 format version, int32 oldest compatible version
 _XERIAL_MAGIC_WORD = int.from_bytes(XERIAL_MAGIC[:4], "big")
 
 
@@ -125,7 +127,7 @@ def _decompress_snappy(data: Bytes, out: Bytes) -> tuple[Status, int]:
             return Status.CORRUPT, 0
         block_size = int.from_bytes(view[pos : pos + 4], "big")
         if block_size == _XERIAL_MAGIC_WORD and bytes(view[pos : pos + 8]) == XERIAL_MAGIC:
-            pos += XERIAL_HEADER_SIZE  # streams of the xerial library may be concatenated
+            pos += XERIAL_HEADER_SIZE  # xerial streams may be concatenated
             if pos > end:
                 return Status.CORRUPT, 0
             continue
@@ -157,7 +159,7 @@ _LZ4_BLOCK_CHECKSUMS, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x0
 
 
 class _Lz4Head(NamedTuple):
-    """What a frame's header says; sizes in bytes, content_size -1 where it is not told."""
+    """Fields of a frame's header; sizes in bytes, content_size -1 if it is not given."""
 
     block_max: int
     block_checksum: int
@@ -165,15 +167,15 @@ class _Lz4Head(NamedTuple):
     content_size: int
 
 
-def _lz4_header_checksums(told: bytes) -> tuple[int, int]:
-    """The right checksum of a header that is whole but for it, and that of Kafka before 0.10."""
-    right, old = xxhash.xxh32_intdigest(told[4:]), xxhash.xxh32_intdigest(told)
+def _lz4_header_checksums(header: bytes) -> tuple[int, int]:
+    """(correct checksum, checksum of Kafka before 0.10) of a header without its checksum byte."""
+    right, old = xxhash.xxh32_intdigest(header[4:]), xxhash.xxh32_intdigest(header)
     return (right >> 8) & 0xFF, (old >> 8) & 0xFF
 
 
-@lru_cache(1024)  # few are met, if sizes of contents are not told
+@lru_cache(1024)  # there are few distinct headers if content sizes are not given
 def _lz4_head(head: bytes) -> _Lz4Head | None:
-    """A whole header with its checksum, the old one too; None for what is left to the library."""
+    """The fields of a complete header with a correct (or old) checksum; None: use the library."""
     flags, block = head[4], head[5]
     if flags & _LZ4_FIXED != _LZ4_VERSION or block not in (0x40, 0x50, 0x60, 0x70):
         return None
@@ -188,9 +190,9 @@ def _lz4_head(head: bytes) -> _Lz4Head | None:
 
 
 def _lz4_block(data: Bytes, out: Bytes) -> int:
-    """Bytes written from a sound frame of one compressed block; -1 for all else, and where `out`
-    is too small."""
-    begin = data[:19].tobytes()  # the longest header without a dictionary's id, a block's size
+    """Bytes written from a valid frame of one compressed block; -1 otherwise or if `out` is too
+    small."""
+    begin = data[:19].tobytes()  # the longest header without dictionary id, and a block's size
     if begin[:4] != LZ4_MAGIC or len(begin) < 11:
         return -1
     place = 15 if begin[4] & _LZ4_CONTENT_SIZE else 7
@@ -198,7 +200,8 @@ def _lz4_block(data: Bytes, out: Bytes) -> int:
     if head is None:
         return -1
     start = place + 4
-    end = start + int.from_bytes(begin[place:start], "little")  # beyond where it is stored plain
+    # with the bit for uncompressed blocks this is beyond the data
+    end = start + int.from_bytes(begin[place:start], "little")
     mark = end + head.block_checksum
     if mark + 4 + head.content_checksum != data.size:
         return -1
@@ -215,14 +218,14 @@ def _lz4_block(data: Bytes, out: Bytes) -> int:
     if head.content_size not in (-1, size):
         return -1
     if head.content_checksum:
-        told = int.from_bytes(tail[-4:], "little")
-        if xxhash.xxh32_intdigest(out[:size]) != told:
+        stored = int.from_bytes(tail[-4:], "little")
+        if xxhash.xxh32_intdigest(out[:size]) != stored:
             return -1
     return size
 
 
 def repair_lz4_header(data: Bytes) -> Bytes:
-    """`data`, or a copy with the right header checksum where it has Kafka's old wrong one."""
+    """`data`, or a copy with the correct header checksum if it has Kafka's old wrong one."""
     head = data[:19].tobytes()  # the longest header: content size and dictionary id
     if head[:4] != LZ4_MAGIC or len(head) < 7:
         return data
@@ -242,7 +245,7 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def zstd_window_size(data: Bytes) -> int:
-    """Bytes of history that the first zstd frame announces; 0 where it says nothing (RFC 8878)."""
+    """Bytes of history that the first zstd frame requires (RFC 8878); 0 if it does not say."""
     head = data[:18].tobytes()
     if head[:4] != ZSTD_MAGIC or len(head) < 6:
         return 0
@@ -259,9 +262,9 @@ def zstd_window_size(data: Bytes) -> int:
 
 
 def compress(codec: int, data: bytes, *, xerial: bool = True, old_lz4: bool = False) -> bytes:
-    """Compress as Kafka's clients do.
+    """Compress as Kafka's clients do. Raises ValueError for an unknown codec.
 
-    xerial: frame snappy as Java clients do, else one raw block (librdkafka and others).
+    xerial: frame snappy as Java clients do, else write one raw block (librdkafka and others).
     old_lz4: write the wrong header checksum of Kafka before 0.10.
     """
     if codec == Codec.NONE:
@@ -271,7 +274,7 @@ def compress(codec: int, data: bytes, *, xerial: bool = True, old_lz4: bool = Fa
     if codec == Codec.ZSTD:
         return bytes(cramjam.zstd.compress(data, 3))
     if codec == Codec.LZ4:
-        # as Kafka's writer: brokers refuse blocks that depend on the ones before them
+        # like Kafka's writer: brokers reject blocks that depend on earlier ones
         writer = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
         writer.compress(data)
         frame = bytearray(bytes(writer.finish()))

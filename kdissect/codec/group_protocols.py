@@ -1,6 +1,7 @@
-"""Group protocols inside JoinGroup, SyncGroup and DescribeGroups: bytes to typed columns.
+"""Decodes group protocols inside JoinGroup, SyncGroup and DescribeGroups into typed columns.
 
-What members of a classic group tell each other is opaque to the broker. Three layouts are known:
+The broker does not interpret the metadata that members of a classic group exchange. Three layouts
+are known:
 
     consumer  int16 version, ConsumerProtocolSubscription or -Assignment. Newer versions only add
               fields at the end, so an unknown one is read as the newest known, as clients do.
@@ -9,8 +10,8 @@ What members of a classic group tell each other is opaque to the broker. Three l
     streams   in the user data of a consumer subscription or assignment whose assignor is called
               "stream": SubscriptionInfoData or StreamsAssignment, whose first field is the version.
 
-Old messages tell neither protocol type nor assignor (SyncGroup before v5, for example). There the
-bytes decide: a layout counts when it takes all of them.
+Older messages contain neither protocol type nor assignor (SyncGroup before v5, for example). Then a
+layout is chosen if it consumes all bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class FormatFault:
-    """Value `index` claims a format and breaks off, or has a string that is no UTF-8."""
+    """Value `index` has a known format, but is cut off or has a string that is no UTF-8."""
 
     index: int
     status: Status
@@ -50,7 +51,7 @@ class FormatFault:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Decoded values, null where there is nothing to decode, and what was wrong with some."""
+    """Decoded values, null if there is nothing to decode, and faults of some values."""
 
     column: pa.Array
     faults: list[FormatFault] = field(default_factory=list)
@@ -68,11 +69,11 @@ class _Layouts:
 def subscriptions(
     values: pa.Array, protocol_type: pa.Array | None, assignor: pa.Array | None
 ) -> Embedded:
-    """Metadata of members: struct<protocol, format_version, the fields of a consumer's
-    subscription, user_data_decoded, connect> per value.
+    """Subscriptions of members, decoded.
 
-    values: binary. protocol_type, assignor (name of the protocol): strings of the same length, null
-    or empty where unknown; None: all unknown.
+    Per value: struct<protocol, format_version, the fields of a consumer's subscription,
+    user_data_decoded, connect>. values: binary. protocol_type, assignor (name of the protocol):
+    strings of the same length, null or empty if unknown; None: all unknown.
     """
     layouts = _Layouts(
         catalog.definition("ConsumerProtocolSubscription"),
@@ -85,7 +86,7 @@ def subscriptions(
 def assignments(
     values: pa.Array, protocol_type: pa.Array | None, assignor: pa.Array | None
 ) -> Embedded:
-    """Assignments of members, like `subscriptions`."""
+    """Assignments of members, decoded; arguments as for `subscriptions`."""
     layouts = _Layouts(
         catalog.definition("ConsumerProtocolAssignment"),
         catalog.definition("ConnectProtocolAssignment"),
@@ -104,8 +105,8 @@ def principals(values: pa.Array) -> Embedded:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Values to decode: behind their version, which is `number` (-1 where it is cut short);
-    there: those with any bytes."""
+    """Values to decode. places: bytes after the version. number: the version, -1 if cut off.
+    there: bool, values with any bytes."""
 
     places: Places
     number: Ints
@@ -123,7 +124,7 @@ class _Given:
 class _Read:
     """Values read with one layout.
 
-    good: where that succeeded; body: struct per value, null elsewhere; number: versions.
+    good: bool, decoded successfully. body: struct per value, null if not. number: versions.
     """
 
     good: Flags
@@ -174,7 +175,7 @@ def _decode(
 
 
 def _streams(definition: Definition, values: pa.Array, assignor: pa.Array | None) -> _Read:
-    """User data of Streams; other assignors have their own, which stays as it is."""
+    """User data of Kafka Streams; that of other assignors stays bytes."""
     places = Places.of(values)
     number, there = places.int32()
     given = _Given(places, number, there)
@@ -185,10 +186,11 @@ def _streams(definition: Definition, values: pa.Array, assignor: pa.Array | None
 def _read(
     definition: Definition, given: _Given, wanted: Flags, told: Flags, clamped: bool = False
 ) -> _Read:
-    """The wanted values read with one layout. Those that were not `told` to have it must consist of
-    it; of the others bytes behind the end are read over, and faults are told.
+    """Read the wanted values with one layout.
 
-    clamped: versions above the newest known are read as that one.
+    told: values that are known to have the layout; extra bytes after their end are ignored, and
+    faults are reported. Other values must be consumed completely. clamped: read versions above the
+    newest known one as that one.
     """
     rows = np.flatnonzero(wanted)
     plan = definition_plan(definition)
@@ -252,7 +254,7 @@ def _equal(texts: pa.Array | None, text: str, count: int) -> Flags:
 
 
 def _unknown(texts: pa.Array | None, count: int) -> Flags:
-    """Where nothing is said."""
+    """bool[n]: texts that are null or empty."""
     if texts is None:
         return np.ones(count, np.bool_)
     return _flags(pc.equal(texts, "")) | _flags(texts.is_null())

@@ -1,6 +1,6 @@
-"""Records of Kafka's own logs: keys and values to Arrow columns, grouped by record type.
+"""Decodes records of Kafka's own logs: keys and values to Arrow columns, grouped by record type.
 
-What is in front of a body tells its layout:
+The bytes before a body give its layout:
 
     coordinators   key: int16 type, body of version 0   value: int16 version, body; null: tombstone
     metadata       key: none                            value: uvarints frame version 1, type and
@@ -9,8 +9,8 @@ What is in front of a body tells its layout:
                                                                others begin with their version
 
 All records of a type are decoded by one call of the column kernel, whatever their versions. A
-record that does not decode is left out and told in `InternalFaults`; definitions whose drafts had
-other bytes are those of the newest release.
+record that does not decode is left out and reported in `InternalFaults`. If drafts of a definition
+had another layout, the definition is that of the newest release.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ LOG_OF_TOPIC = {
     "__cluster_metadata": METADATA,
 }
 METADATA_FRAME_VERSION = 1
-VALUE_MAX = 1 << 28  # of one key or value; Kafka's own limit on messages is 1 MB by default
+VALUE_MAX = 1 << 28  # bytes of a key or value; Kafka's own limit on messages is 1 MB by default
 _CONTROL_KEY = "ControlRecordTypeSchema"
-_END_TXN_MARKERS = (0, 1)  # control types whose value has its version in front
+_END_TXN_MARKERS = (0, 1)  # control types whose value begins with its version
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
 class Framing(IntEnum):
-    """Where the version of an embedded struct stands."""
+    """Where an embedded struct has its version."""
 
-    PREFIX = 0  # an int16 in front of the body
+    PREFIX = 0  # an int16 before the body
     FIELD_INT16 = 1  # the body's first field
     FIELD_INT32 = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of n values in a buffer: start, length int64[n]; length -1 is null."""
+    """Places of n values in a buffer: start, length int64[n]; length -1 means null."""
 
     buf: Bytes
     start: Ints
@@ -70,7 +70,7 @@ class Places:
 
     @staticmethod
     def of(array: pa.Array | pa.ChunkedArray) -> Places:
-        """Those of a binary column."""
+        """The places of a binary column's values."""
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         count = len(array)
@@ -89,12 +89,12 @@ class Places:
         return Places(self.buf, self.start[rows], self.length[rows])
 
     def int16(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
-        """(the int16 behind `skip` bytes of each, where it is there; 0 elsewhere)."""
+        """(int16 after `skip` bytes of each value, bool: it is there); 0 if it is not."""
         value, there = self._number(skip, 2)
         return value.astype(np.int16).astype(np.int64), there
 
     def int32(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
-        """(the int32 behind `skip` bytes of each, where it is there; 0 elsewhere)."""
+        """(int32 after `skip` bytes of each value, bool: it is there); 0 if it is not."""
         value, there = self._number(skip, 4)
         return value.astype(np.int32).astype(np.int64), there
 
@@ -108,13 +108,13 @@ class Places:
         return np.where(there, value, 0), there
 
     def without(self, size: Ints | int) -> Places:
-        """The same values behind their first `size` bytes, which must be there."""
+        """The same values without their first `size` bytes, which must exist."""
         return Places(self.buf, self.start + size, self.length - size)
 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """The values of a column that are not null, decoded with one definition.
+    """The non-null values of a column, decoded with one definition.
 
     rows: int64[m] into the column, ascending. api_version: int64[m] as on the wire. status:
     int8[m], Status. columns: of these m values.
@@ -127,7 +127,7 @@ class Bodies:
     columns: MessageColumns
 
     def struct(self, rows: Ints) -> pa.StructArray:
-        """Decoded values at these rows of the column; null where there is none."""
+        """Decoded values at these rows of the column; null if there is none."""
         return self._at(rows, self.columns.body)
 
     def unknown_tags(self, rows: Ints) -> pa.ListArray:
@@ -146,10 +146,11 @@ class Bodies:
 class InternalColumns:
     """Records of one type.
 
-    name: stem of the definition (OffsetCommit, TopicRecord). rows: int64[m] into the columns given,
-    ascending. key_version: int16[m], the two bytes in front of the key, None without keys.
-    value_version: int16[m] and has_value: bool[m], False for a tombstone. key (None without keys),
-    value: structs. value_unknown_tags: list<struct<path, tag, data>>, null where there are none.
+    name: of the definition, without "Value" (OffsetCommit, TopicRecord). rows: int64[m] into the
+    given columns, ascending. key_version: int16[m], the first two bytes of the key; None without
+    keys. value_version: int16[m]. has_value: bool[m], False for a tombstone. key (None without
+    keys), value: structs. value_unknown_tags: list<struct<path, tag, data>>, null if there are
+    none.
     """
 
     name: str
@@ -164,11 +165,11 @@ class InternalColumns:
 
 @dataclass(frozen=True, slots=True)
 class InternalFaults:
-    """Records with a fault of one kind; those of INVALID_UTF8 and SIZE_MISMATCH (bytes behind the
-    end of the body) are among the columns all the same.
+    """Records with one kind of fault.
 
-    rows: int64[m] into the columns given. status: UNKNOWN_API is a type without definition.
-    in_key: the fault is in the key. number: int64[m], the unknown type or version.
+    Records with INVALID_UTF8 or SIZE_MISMATCH (bytes after the end of the body) are in the columns
+    nevertheless. rows: int64[m] into the given columns. status: UNKNOWN_API means a type without
+    definition. in_key: the fault is in the key. number: int64[m], the unknown type or version.
     """
 
     what: str
@@ -179,7 +180,7 @@ class InternalFaults:
     bodies: Bodies | None = None
 
     def detail(self, at: int) -> str:
-        """What is wrong with record rows[at], in words."""
+        """Text of the fault of record rows[at]."""
         if self.status is Status.UNKNOWN_API:
             return f"no definition for {self.what} {int(self.number[at])}"
         if self.status is Status.UNKNOWN_VERSION:
@@ -200,14 +201,15 @@ class InternalFaults:
 
 @cache
 def definition_plan(definition: Definition) -> ColumnPlan:
-    """The plan of a definition that has no message header."""
-    # the kernel's callers look for a correlation id; in no version is there one
+    """The plan of a definition without message header."""
+    # the kernel's callers read a correlation id from the header; in this header no version has one
     header = Definition("", ALWAYS, NEVER, (Field("correlation_id", Type.INT32, NEVER),))
     return compile_plan(Api(-1, definition.name, definition, definition), "request", header)
 
 
 def decode_embedded(definition: Definition, values: Any, framing: Framing) -> Bodies:
-    """Structs in opaque bytes (consumer protocol, principals), one definition, any versions."""
+    """Decode structs in opaque bytes (consumer protocol, principals): one definition, any
+    versions."""
     places = values if isinstance(values, Places) else Places.of(values)
     rows = np.flatnonzero(places.length >= 0)
     some = places.take(rows)
@@ -224,7 +226,7 @@ def _bodies(
     api_version: Ints,
     there: NDArray[np.bool_],
 ) -> Bodies:
-    """Decode bodies at places; those not `there` have no version and are truncated."""
+    """Decode bodies at places; those without version (not `there`) are truncated."""
     too_long = places.length > VALUE_MAX
     skipped = too_long | ~there
     known = (api_version >= 0) & (api_version <= definition.versions.last)
@@ -244,8 +246,11 @@ def _bodies(
 def decode_internal(
     log: str, keys: pa.Array, values: pa.Array
 ) -> tuple[list[InternalColumns], list[InternalFaults]]:
-    """Decode records of a log (GROUP, TRANSACTION, SHARE, METADATA, or CONTROL for control records
-    of any topic), given their keys and values as binary columns of one length."""
+    """Decode records of a log, from their keys and values as binary columns of one length.
+
+    log: GROUP, TRANSACTION, SHARE, METADATA, or CONTROL for control records of any topic. Returns
+    (columns by record type, faults).
+    """
     if log == METADATA:
         return _metadata(Places.of(values))
     if log == CONTROL:
@@ -291,7 +296,7 @@ def _control(keys: Places, values: Places) -> tuple[list[InternalColumns], list[
     key_version, _ = keys.int16()
     types, there = keys.int16(2)
     there &= key_version >= 0
-    # types without a definition are UNKNOWN in `records`: Kafka's readers skip them too
+    # a type without definition is UNKNOWN in `records`; Kafka's readers skip it too
     for definition in dict.fromkeys(known.values()):
         numbers = [number for number, one in known.items() if one is definition]
         rows = np.flatnonzero(there & np.isin(types, numbers))
@@ -341,7 +346,7 @@ def _metadata(values: Places) -> tuple[list[InternalColumns], list[InternalFault
 
 
 def read_uvarints(places: Places, count: int) -> tuple[list[Ints], Ints, NDArray[np.int8]]:
-    """(`count` unsigned varints of at most 32 bits per value, bytes they take, Status)."""
+    """(`count` unsigned varints of at most 32 bits per value, their total bytes, Status)."""
     size = len(places.start)
     status = np.zeros(size, np.int8)
     used = np.zeros(size, np.int64)

@@ -1,4 +1,4 @@
-"""Values of a message as JSON: what `decode_message` gives, in types that JSON has."""
+"""Values of `decode_message` as JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from kdissect.protocol.model import Definition, Field, Type
 
 
 def to_json(values: Any) -> str:
-    """One line of JSON; see `jsonable`."""
+    """One line of JSON; `jsonable` has the types."""
     return json.dumps(jsonable(values), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def jsonable(value: Any) -> Any:
-    """Bytes in base64, uuids as Kafka writes them (22 characters of URL-safe base64), tags as
-    strings, floats that are no number by name, U+FFFD for bytes that are no UTF-8."""
+    """The value in types that JSON has.
+
+    Bytes become base64, uuids Kafka's form (22 characters of URL-safe base64), tags strings,
+    non-finite floats names. Bytes that are no UTF-8 become U+FFFD.
+    """
     if isinstance(value, dict):
         return {str(name): jsonable(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -35,7 +38,7 @@ def jsonable(value: Any) -> Any:
 
 
 def without_records(definition: Definition, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a body with null for record data, at any depth."""
+    """A copy of a body's values with null in place of record data, at any depth."""
     return _without_records(definition.fields, values)
 
 

@@ -1,4 +1,4 @@
-"""One message, decoded and encoded: the public `Message`, `decode_message`, `encode_message`."""
+"""Decodes and encodes one message: `Message`, `decode_message`, `encode_message`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from kdissect.status import REASONS, Status
 class Message:
     """A request or a response.
 
-    api_key, api_version: what it is; api_name: Kafka's name of the API, without Request/Response.
+    api_key, api_version: of the message. api_name: Kafka's name of the API, without
+    Request/Response.
     side: "request" or "response".
-    header, body: plain dicts, see `message_codec` for the values. Fields that are not given are at
-        their defaults (in the header, the API's key and version); unknown ones raise ValueError.
-    surplus: bytes that follow a complete message in its frame; encoded again behind it.
+    header, body: dicts; `message_codec` has the types of values. Missing fields get their defaults
+    (in the header, the API's key and version); unknown ones raise ValueError.
+    surplus: bytes after a complete message in its frame; they are encoded again after it.
     """
 
     api_key: int
@@ -59,7 +60,7 @@ class Message:
 
 @contextmanager
 def _named(message: Message) -> Iterator[None]:
-    """Errors of encoding name the message too."""
+    """Add the message's name to errors of encoding."""
     try:
         yield
     except EncodeError as error:
@@ -68,7 +69,8 @@ def _named(message: Message) -> Iterator[None]:
 
 
 def definitions_of(api: Api, api_version: int, side: str) -> tuple[Definition, Definition, int]:
-    """Body definition, header definition and header version. Raises ValueError."""
+    """(body definition, header definition, header version). Raises ValueError for an unknown
+    version."""
     definition = api.side(side)
     if api_version not in definition.versions:
         first, last = definition.versions
@@ -87,12 +89,12 @@ def decode_message(
 ) -> Message:
     """Decode one frame, given without its size prefix.
 
-    A request's header tells its API and version. A response needs both from its request. An
-    ApiVersions response with error 35 comes back as api_version 0, whatever was asked (KIP-511: a
-    broker that does not know the version asked for answers in the oldest one).
+    A request's header contains API and version. A response needs both from its request. An
+    ApiVersions response with error 35 is returned as api_version 0, whatever was requested
+    (KIP-511: a broker that does not know the requested version answers in the oldest one).
 
-    Raises DecodeError with ``.path``, ``.pos`` (in `data`) and ``.reason``; ValueError where the
-    arguments do not say which message it is.
+    Raises DecodeError with ``.path``, ``.pos`` (in `data`) and ``.reason``; ValueError if the
+    arguments do not determine the message.
     """
     if side == "request":
         key, version = _request_identity(data)
@@ -140,26 +142,28 @@ def _decode(api: Api, version: int, side: str, data: bytes | bytearray | memoryv
     definition, header_definition, header_version = definitions_of(api, version, side)
     header, pos = message_codec.decode(header_definition, header_version, data)
     body, pos = message_codec.decode(definition, version, data, pos)
-    message = object.__new__(Message)  # what was decoded is complete already
+    # without __init__, because decoded values are complete already
+    message = object.__new__(Message)
     message.api_key, message.api_version, message.side = api.key, version, side
     message.header, message.body, message.surplus = header, body, bytes(data[pos:])
     return message
 
 
 def _error_code(data: bytes | bytearray | memoryview) -> int:
-    """The first field of an ApiVersions response, behind its correlation id."""
+    """The first field of an ApiVersions response, after its correlation id."""
     return int.from_bytes(data[4:6], "big") if len(data) >= 6 else 0
 
 
 def _decode_api_versions(api: Api, version: int, data: bytes | bytearray | memoryview) -> Message:
-    """The answer to version 1 and above, which may be a version 0 body with error 35."""
+    """The response to ApiVersions v1 or later, which may be a v0 body with error 35 (KIP-511)."""
     error_code = _error_code(data)
     try:
         oldest = _decode(api, 0, "response", data)
     except DecodeError:
         oldest = None
     if oldest is not None and (error_code != ErrorCode.UNSUPPORTED_VERSION or oldest.surplus):
-        # Without the error, only a body that fits nothing else, and fits exactly, is version 0.
+        # Without that error, v0 is accepted only if no other version decodes and the body fits
+        # exactly.
         spare, oldest = (None if oldest.surplus else oldest), None
     else:
         spare = None
@@ -176,7 +180,7 @@ def _decode_api_versions(api: Api, version: int, data: bytes | bytearray | memor
 def encode_message(message: Message) -> bytes:
     """The frame of a message without its size prefix: header, body, surplus.
 
-    Gives back the bytes that Kafka's own writer makes. Raises EncodeError with ``.path``.
+    The bytes equal those of Kafka's own writer. Raises EncodeError with ``.path``.
     """
     definition, header_definition, header_version = definitions_of(
         catalog.api(message.api_key), message.api_version, message.side

@@ -1,33 +1,32 @@
-"""Plain Python decoding and encoding of any definition: the readable statement of Kafka's encoding.
+"""Decodes and encodes any definition in plain Python; it also documents Kafka's encoding.
 
 Every wire type is a pair ``read_x(buf, pos) -> (value, next_pos)`` and ``write_x(out, value)``. The
-column kernel (`message_columns`) decodes the same bytes to the same values; this module is its
-oracle and the explainer of single messages.
+column kernel (`message_columns`) decodes the same bytes to the same values. This module is its
+oracle in tests, and explains single messages.
 
-Values: integers int, bool bool, float64 float, string str (bytes that are no UTF-8 come as lone
+Values: integers int, bool bool, float64 float, string str (invalid UTF-8 bytes become lone
 surrogates, ``surrogateescape``), bytes and records bytes, uuid `uuid.UUID`, arrays list, structs
-dict, and None where null is allowed. A dict has exactly the fields of the version, with a tagged
-field that is not on the wire at its default, and ``_unknown_tags`` {tag: bytes} where there are
-any.
+dict, and None if null is allowed. A dict has exactly the fields of the version. A tagged field that
+is not on the wire has its default, and ``_unknown_tags`` is {tag: bytes} if there are any.
 
-Where a fault is (the kernel agrees)
-------------------------------------
-``pos`` is where the faulty value starts, counted in the buffer that was handed in:
+Position of a fault (equal in the kernel)
+-----------------------------------------
+``pos`` is where the faulty value starts, counted in the given buffer:
 
-- bytes end inside a value: its first byte; of a string, bytes, records or array that is its length
-  or count, also where that says more than is left;
-- varint overflow: the varint's first byte, also where it is a length, a count, a tag or a size;
-- a negative length (below -1, or null where null is not allowed): the length;
-- an element count that the bytes left cannot hold (count x smallest element > bytes left), also of
-  tags (2 bytes a tag at least): the count;
-- a tag that does not ascend: the tag; a size that exceeds the bytes left: the size; a tagged field
-  that ends before its size says: the first byte too many.
+- bytes end inside a value: its first byte; for a string, bytes, records or array its length or
+  count, also if that exceeds the remaining bytes;
+- varint overflow: the varint's first byte, also for a length, count, tag or size;
+- a negative length (below -1, or null if null is not allowed): the length;
+- an element count that the remaining bytes cannot hold (count x smallest element > bytes left),
+  also of tags (at least 2 bytes per tag): the count;
+- a tag that does not ascend: the tag; a size that exceeds the remaining bytes: the size; a tagged
+  field that ends before its size: the first extra byte.
 
-``path`` names the field, ``topics[3].partitions[0].index``; faults of a count name the array,
-without an index. Faults of a tag section (count, tag, size) name the struct that has it, "" at the
-top. A fault inside a known tagged field, and one that ends too early, name that field.
+``path`` names the field: ``topics[3].partitions[0].index``. Faults of a count name the array,
+without index. Faults of a tag section (count, tag, size) name its struct, "" at the top. A fault
+inside a known tagged field, or at its early end, names that field.
 
-The bytes left are those of the buffer, and inside a tagged field those of its size.
+The remaining bytes are those of the buffer, or inside a tagged field those of its size.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from kdissect.protocol.model import Definition, Field, Type
 from kdissect.status import REASONS, Status
 
 UNKNOWN_TAGS = "_unknown_tags"
-NO_VALUE: Any = object()  # "the caller gave none"; None is null
+NO_VALUE: Any = object()  # marks a missing value; None means null
 
-_TAG_SIZE_MIN = 2  # a tagged field is a tag and a size at least
+_TAG_SIZE_MIN = 2  # at least a tag and a size
 
 Bytes = bytes | bytearray | memoryview
 
@@ -80,13 +79,13 @@ read_float64 = _fixed(">d")
 
 
 def read_bool(buf: Bytes, pos: int) -> tuple[bool, int]:
-    """Any byte but zero is true."""
+    """Any byte other than zero is true."""
     value, pos = read_int8(buf, pos)
     return value != 0, pos
 
 
 def read_uuid(buf: Bytes, pos: int) -> tuple[UUID, int]:
-    """16 bytes, big-endian. The zero uuid is a value like others."""
+    """16 bytes, big-endian. The zero uuid is an ordinary value."""
     if len(buf) - pos < 16:
         raise _fault(Status.TRUNCATED, pos)
     return uuid_of(bytes(buf[pos : pos + 16])), pos + 16
@@ -98,7 +97,7 @@ def uuid_of(data: bytes) -> UUID:
 
 
 def read_uvarint(buf: Bytes, pos: int) -> tuple[int, int]:
-    """An unsigned varint of 32 bits: 7 bits a byte, the low ones first, at most five bytes."""
+    """An unsigned varint of 32 bits: 7 bits per byte, the low ones first, at most five bytes."""
     value = 0
     for count in range(5):
         if pos + count >= len(buf):
@@ -115,7 +114,7 @@ def read_uvarint(buf: Bytes, pos: int) -> tuple[int, int]:
 def _read_sized(
     length: int, nullable: bool, buf: Bytes, start: int, pos: int
 ) -> tuple[bytes | None, int]:
-    """`length` bytes at `pos`, -1 for null; faults are at `start`, where the length is."""
+    """`length` bytes at `pos`, None for -1; faults are at `start`, the position of the length."""
     if length < 0:
         if length == -1 and nullable:
             return None, pos
@@ -126,13 +125,13 @@ def _read_sized(
 
 
 def read_bytes(buf: Bytes, pos: int, nullable: bool = False) -> tuple[bytes | None, int]:
-    """An int32 length and that many bytes; -1 is null. Records have the same form."""
+    """An int32 length and that many bytes; -1 means null. Records have the same form."""
     length, after = read_int32(buf, pos)
     return _read_sized(length, nullable, buf, pos, after)
 
 
 def read_compact_bytes(buf: Bytes, pos: int, nullable: bool = False) -> tuple[bytes | None, int]:
-    """A uvarint that is the length + 1, and the bytes; 0 is null."""
+    """KIP-482: a uvarint of the length + 1, and the bytes; 0 means null."""
     length, after = read_uvarint(buf, pos)
     return _read_sized(length - 1, nullable, buf, pos, after)
 
@@ -142,14 +141,14 @@ def _text(data: bytes | None) -> str | None:
 
 
 def read_string(buf: Bytes, pos: int, nullable: bool = False) -> tuple[str | None, int]:
-    """An int16 length and that many bytes of UTF-8; -1 is null."""
+    """An int16 length and that many bytes of UTF-8; -1 means null."""
     length, after = read_int16(buf, pos)
     data, pos = _read_sized(length, nullable, buf, pos, after)
     return _text(data), pos
 
 
 def read_compact_string(buf: Bytes, pos: int, nullable: bool = False) -> tuple[str | None, int]:
-    """A uvarint that is the length + 1, and the UTF-8; 0 is null."""
+    """KIP-482: a uvarint of the length + 1, and the UTF-8; 0 means null."""
     data, pos = read_compact_bytes(buf, pos, nullable)
     return _text(data), pos
 
@@ -157,9 +156,10 @@ def read_compact_string(buf: Bytes, pos: int, nullable: bool = False) -> tuple[s
 def read_count(
     buf: Bytes, pos: int, element_size_min: int, *, compact: bool, nullable: bool = False
 ) -> tuple[int | None, int]:
-    """How many elements an array has, None for null: int32, or a uvarint of the count + 1.
+    """Number of elements of an array, None for null: int32, or a uvarint of the count + 1.
 
-    A count that the bytes left cannot hold, at `element_size_min` bytes an element, is a fault.
+    A count that the remaining bytes cannot hold, at `element_size_min` bytes per element, is a
+    fault.
     """
     if compact:
         count, after = read_uvarint(buf, pos)
@@ -176,9 +176,10 @@ def read_count(
 
 
 def read_presence(buf: Bytes, pos: int, tagged: bool = False) -> tuple[bool, int]:
-    """What stands before a nullable struct, and says whether the struct follows.
+    """Whether a nullable struct follows.
 
-    A byte, negative for null. In a tagged field Kafka's classes use a uvarint instead, 0 for null.
+    The flag is a byte, negative for null. In a tagged field, Kafka's classes write a uvarint
+    instead, 0 for null.
     """
     if tagged:
         value, pos = read_uvarint(buf, pos)
@@ -234,7 +235,7 @@ def write_uuid(out: bytearray, value: Any) -> None:
 
 
 def write_uvarint(out: bytearray, value: int) -> None:
-    """The shortest form."""
+    """Write the shortest form."""
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
@@ -242,7 +243,7 @@ def write_uvarint(out: bytearray, value: int) -> None:
 
 
 def _write_length(out: bytearray, length: int, form: Callable[[bytearray, int], None]) -> None:
-    """A length or count, -1 for null, by `form`: `write_uvarint` stands for the compact one."""
+    """Write a length or count, -1 for null; `form` is `write_uvarint` for the compact form."""
     if form is write_uvarint:
         length += 1
         if length > 0xFFFF_FFFF:
@@ -292,9 +293,9 @@ def write_compact_string(out: bytearray, value: Any) -> None:
 
 
 class Layout:
-    """The fields of one struct in one version, ready to walk.
+    """The fields of one struct in one version.
 
-    plain: fields in wire order; tagged: tag to field; size_min: the fewest bytes of an instance.
+    plain: fields in wire order. tagged: tag -> field. size_min: fewest bytes of an instance.
     """
 
     __slots__ = ("by_name", "flexible", "plain", "size_min", "tagged", "version")
@@ -355,7 +356,7 @@ class Slot:
         self.size_min = size
 
     def default(self) -> Any:
-        """A fresh default, null only where this version allows it."""
+        """A fresh default; null only if this version allows it."""
         value = self.field.default
         if value is None and not self.nullable:
             return self._empty()
@@ -407,7 +408,7 @@ _LAYOUTS: dict[tuple[int, int], tuple[Definition, Layout]] = {}
 
 
 def layout(definition: Definition, version: int) -> Layout:
-    """The top struct of `definition` in `version`. Raises ValueError for a version it has not."""
+    """The top struct of `definition` in `version`. Raises ValueError for an unknown version."""
     known = _LAYOUTS.get((id(definition), version))
     if known is not None and known[0] is definition:
         return known[1]
@@ -419,7 +420,7 @@ def layout(definition: Definition, version: int) -> Layout:
 
 
 def defaults(struct_layout: Layout) -> dict[str, Any]:
-    """Every field of the version at its default."""
+    """Every field of the version with its default."""
     return {name: slot.default() for name, slot in struct_layout.by_name.items()}
 
 
@@ -429,9 +430,9 @@ def defaults(struct_layout: Layout) -> dict[str, Any]:
 def decode(
     definition: Definition, version: int, data: Bytes, pos: int = 0
 ) -> tuple[dict[str, Any], int]:
-    """Decode one `definition` at `pos` of `data`: its values, and the position behind them.
+    """Decode one `definition` at `pos` of `data`; returns (values, position after them).
 
-    Raises DecodeError (path, pos, reason), and ValueError for a version the definition has not.
+    Raises DecodeError (path, pos, reason), and ValueError for an unknown version.
     """
     struct_layout = layout(definition, version)
     try:
@@ -443,7 +444,7 @@ def decode(
 
 
 def _within(error: DecodeError, step: str) -> DecodeError:
-    """The same fault, seen from one level further out."""
+    """The same fault with `step` added to the front of its path."""
     inner = error.path
     joint = "." if inner and not inner.startswith("[") else ""
     return DecodeError(error.reason, path=step + joint + inner, pos=error.pos)
@@ -502,7 +503,7 @@ def _read_array(slot: Slot, data: memoryview, pos: int) -> tuple[list[Any] | Non
 def _read_tags(
     struct_layout: Layout, data: memoryview, pos: int
 ) -> tuple[dict[int, Any], dict[int, bytes], int]:
-    """A tag section: values of known tags, bytes of unknown ones, and the position behind it."""
+    """(values of known tags, bytes of unknown tags, position after the section)."""
     known: dict[int, Any] = {}
     unknown: dict[int, bytes] = {}
     start = pos
@@ -539,10 +540,11 @@ def _read_tags(
 
 
 def encode(definition: Definition, version: int, values: Mapping[str, Any]) -> bytes:
-    """The bytes of `values` as Kafka's own writer makes them: tagged fields at default left out.
+    """The bytes of `values`, equal to those of Kafka's writer: tagged fields with defaults are
+    left out.
 
-    Fields that `values` lacks are written as their defaults. Raises EncodeError with the field's
-    path, and ValueError for a version that the definition has not.
+    Missing fields are written as their defaults. Raises EncodeError with the field's path, and
+    ValueError for an unknown version.
     """
     out = bytearray()
     _write_struct(layout(definition, version), values, out)
@@ -550,9 +552,9 @@ def encode(definition: Definition, version: int, values: Mapping[str, Any]) -> b
 
 
 def complete(definition: Definition, version: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with every field that they lack at its default, at all depths.
+    """`values` with every missing field set to its default, at all depths.
 
-    Raises EncodeError for a key that the version has not.
+    Raises EncodeError for a key that the version does not have.
     """
     return _complete(layout(definition, version), values)
 
@@ -692,7 +694,7 @@ def _is_default(slot: Slot, value: Any) -> bool:
         try:
             value = _complete(slot.inner, value)
         except EncodeError:
-            return False  # writing it says what is wrong
+            return False  # writing it will raise the error
     default = slot.default()
     if isinstance(value, tuple):
         value = list(value)

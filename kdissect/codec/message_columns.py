@@ -1,4 +1,4 @@
-"""Many messages of one API and side to Arrow columns, any mix of versions, in one kernel call."""
+"""Decodes many messages of one API and side into Arrow columns, with mixed versions."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from kdissect.protocol.column_plan import plan as plan_of
 from kdissect.protocol.model import Type
 from kdissect.status import Status
 
-# Text that is no UTF-8 triples at most, and Arrow's string offsets are int32.
+# Repair of invalid UTF-8 triples a text at most, and Arrow's string offsets are int32.
 BYTES_MAX = (2**31 - 1) // 3
-# Elements of all arrays of a message, the default: in columns a byte may take hundreds. A broker
-# that tells of 200 000 partitions names some 2 000 000 replicas.
+# Default limit on the elements of all arrays of a message, because a byte may take hundreds of
+# bytes in columns. A response with 200 000 partitions names some 2 000 000 replicas.
 ELEMENTS_MAX = 5_000_000
-BUFFER_MAX = 2**32  # a packed place is 32 bits of position and 31 of length
+BUFFER_MAX = 2**32  # a packed place has 32 bits of position and 31 of length
 
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
-    """The m messages of a call, in the order given.
+    """The m decoded messages of a call, in the given order.
 
-    body: struct of `body_type`, null where the message could not be decoded.
-    status: int8[m], kdissect.status.Status. error_pos: int64[m], byte from the frame's start at
-        which the faulty value starts; 0 where there is none.
-    surplus: int64[m], bytes behind a complete message, 0 where it failed.
-    correlation_id: int32[m], also of messages whose body failed; has_header: bool[m], false where
-        it was not there whole (it is 0 then).
-    invalid_utf8: bool[m], a string of the body was no UTF-8 (U+FFFD stands for the wrong bytes).
-    unknown_tags: list<struct<path, tag, data>>[m], header and body; null where there are none.
-    marks: body_kernel.MARK (row int32, role int16 plan.Role, a int64, b int64), by row and within a
-        row in wire order; none of failed rows. Order guarantees: see `decode_columns`.
+    body: struct of `body_type`, null if the message could not be decoded.
+    status: int8[m], kdissect.status.Status.
+    error_pos: int64[m], position of the faulty value from the frame's start; 0 without fault.
+    surplus: int64[m], bytes after a complete message; 0 if it failed.
+    correlation_id: int32[m], also if the body failed; 0 if the header is incomplete.
+    has_header: bool[m], False if the header is incomplete.
+    invalid_utf8: bool[m], a string of the body is no UTF-8 (U+FFFD replaces the wrong bytes).
+    unknown_tags: list<struct<path, tag, data>>[m], of header and body; null if there are none.
+    marks: column_kernel.MARK (row int32, role int16 Role, a int64, b int64), by row, then in wire
+    order; none of failed rows. `decode_columns` has the guarantees of order.
     """
 
     body: pa.StructArray
@@ -63,7 +63,8 @@ class MessageColumns:
     _error_at: NDArray[np.int64] = field(repr=False)  # [m, FAILED_AT]
 
     def error_path(self, row: int) -> str:
-        """Where message `row` failed, ``responses[0].partitions[3].records``; "" for the whole."""
+        """The field at which message `row` failed, ``responses[0].partitions[3].records``; ""
+        for all."""
         return str(self.error_paths(np.array([row]))[0].as_py())
 
     def error_paths(self, rows: NDArray[np.integer[Any]]) -> pa.StringArray:
@@ -102,16 +103,15 @@ def decode_columns(
 ) -> MessageColumns:
     """Decode the frames buf[start:end] (header and body, without the size prefix).
 
-    buf: uint8[n], below 4 GiB, may be read-only; start, end: int64[m]; api_version: int16[m], an
-    unknown one gives Status.UNKNOWN_VERSION. All frames together below 715 MB. elements_max: of all
-    arrays of a message; more gives Status.LIMIT.
-    Raises ValueError where these arrays do not fit each other.
+    buf: uint8[n], below 4 GiB, may be read-only. start, end: int64[m]; all frames together below
+    715 MB. api_version: int16[m]; an unknown one gives Status.UNKNOWN_VERSION. elements_max: limit
+    on the elements of all arrays of a message; more gives Status.LIMIT.
+    Raises ValueError if these arrays do not fit each other.
 
-    Marks, within a row, come in wire order (tagged fields as they are met), so that of a struct's
-    fields those before are before: in every message with records the PARTITION mark of a partition
-    comes before its RECORDS mark, and the TOPIC_NAME or TOPIC_ID mark of a topic before those of
-    its partitions. Of error codes the first of a message is marked whatever it is, the others when
-    they are not 0. Empty names in arrays of names are not marked. A TOPIC_BINDING mark follows the
+    Marks of a row are in wire order (tagged fields in their order on the wire). So a partition's
+    PARTITION mark precedes its RECORDS mark, and a topic's TOPIC_NAME or TOPIC_ID mark precedes
+    those of its partitions. The first error code of a message is marked in any case, others if they
+    are not 0. Empty names in arrays of names are not marked. A TOPIC_BINDING mark follows the
     fields of each struct that has a topic's name and id.
     """
     return decode_plan(plan_of(api_key, side), buf, start, end, api_version, elements_max)
@@ -125,7 +125,7 @@ def decode_plan(
     api_version: NDArray[np.int16],
     elements_max: int = ELEMENTS_MAX,
 ) -> MessageColumns:
-    """`decode_columns` for a plan."""
+    """`decode_columns` for a given plan."""
     buf, start, end, api_version = _checked(buf, start, end, api_version)
     rows = len(start)
     builders = take_builders(plan)
@@ -159,13 +159,13 @@ def decode_plan(
 
 
 def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[Any], ...]:
-    """The arrays in the dtypes of the kernel, whose one signature has writable arrays."""
+    """The arrays in the dtypes of the kernel, which is compiled for writable arrays only."""
     if buf.dtype != np.uint8 or buf.ndim != 1 or not buf.flags.c_contiguous:
         raise ValueError("buf must be a contiguous uint8 array of one dimension")
     if len(buf) >= BUFFER_MAX:
         raise ValueError("buf must be smaller than 4 GiB")
     size = len(buf)
-    if not buf.flags.writeable and size:  # an alias: the caller keeps `buf` itself alive
+    if not buf.flags.writeable and size:  # an alias: the caller keeps `buf` alive
         address = buf.__array_interface__["data"][0]
         memory: Any = (ctypes.c_uint8 * size).from_address(address)
         buf = np.frombuffer(memory, np.uint8)

@@ -1,12 +1,11 @@
-"""Record sets (the bytes of a `records` field) to Arrow columns of batches and of records.
+"""Decodes record sets (the bytes of a `records` field) into Arrow columns of batches and records.
 
-Batches are scanned, checked and decompressed one after another until a chunk of a few megabytes is
-full; then its records are parsed and copied while they are still in the cache. What a record set
-holds is data from strangers: a fault costs the records it makes unreadable and becomes a row of
-`faults`; the batches around it stay. Only a batch whose length is impossible ends its set, since
-nothing says where the next one begins.
+Batches are scanned, checked and decompressed one after the other until a chunk of a few megabytes
+is full. Then their records are parsed and copied while they are still in the cache. The bytes are
+not trusted: a fault costs only the records that it makes unreadable and becomes a row of `faults`.
+Only a batch with an impossible length ends its set, because the next one cannot be found.
 
-`record_codec` defines all of it, a batch at a time.
+`record_codec` defines the format in plain Python, one batch at a time.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ CONTROL_TYPES = (
 _NAMES = pa.dictionary(pa.int8(), pa.string())
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
-# One row per record batch. `pos` is its place in the input, the rest as in docs/tables.md.
+# One row per record batch. `pos` is its position in the input; docs/tables.md has the others.
 BATCHES = pa.schema(
     [
         ("set_index", pa.int32()),
@@ -96,24 +95,24 @@ RECORD_SCHEMA = pa.schema(
 
 
 class FaultStage(IntEnum):
-    """Where in a batch's way a fault was seen; tells the Status values of FAULT apart."""
+    """Step at which a fault was found; it gives the meaning of the Status in FAULT."""
 
-    # UNKNOWN_MAGIC (a: which); TRUNCATED, NEGATIVE_LENGTH: an impossible length (a).
+    # UNKNOWN_MAGIC (a: the magic). TRUNCATED, NEGATIVE_LENGTH: an impossible length (a).
     FRAMING = 0
-    # BAD_CRC: a is the stored one, b the one that the bytes have.
+    # BAD_CRC. a: stored CRC, b: computed CRC.
     CRC = 1
-    # CORRUPT, LIMIT (a: bytes allowed), UNKNOWN_CODEC (a: its number); b: compressed size.
+    # CORRUPT, LIMIT (a: bytes allowed), UNKNOWN_CODEC (a: its number). b: compressed size.
     CODEC = 2
-    # COUNT_MISMATCH, LIMIT (of headers), or why a record is malformed; a: records announced,
-    # b: records read before it. BAD_CRC: the first message inside a wrapper whose own CRC is
-    # wrong; a, b as for CRC.
+    # COUNT_MISMATCH, LIMIT (of headers), or why a record is malformed. a: records announced, b:
+    # records read before it. BAD_CRC: the first message inside a wrapper with a wrong CRC; a, b as
+    # for CRC.
     RECORDS = 3
-    # INVALID_UTF8: a header keys of the batch's records in this chunk are none.
+    # INVALID_UTF8. a: number of invalid header keys of the batch's records in this chunk.
     TEXT = 4
 
 
-# pos, byte_count: the batch's place in the input; for a batch of impossible length all that is left
-# of its set (such a one has no row in `batches`).
+# pos, byte_count: the batch in the input; for a batch of impossible length the rest of its set
+# (such a batch has no row in `batches`).
 FAULT = np.dtype(
     [
         ("set_index", "<i4"),
@@ -130,7 +129,7 @@ FAULT = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class RecordChunk:
-    """A bounded piece of the result. `batches` are those whose records end in this chunk."""
+    """A part of the result of bounded size. `batches` are those whose records end in this chunk."""
 
     batches: pa.RecordBatch  # BATCHES
     records: pa.RecordBatch  # RECORD_SCHEMA
@@ -141,7 +140,7 @@ _WINDOW = 16384  # batches scanned at a time
 _ROWS = 131072  # records parsed at a time
 _HEADERS = 131072
 _KEPT_HEADERS = 1 << 18
-_SMALL_BATCH = 512  # bytes up to which the kernel's CRC is quicker than a call
+_SMALL_BATCH = 512  # bytes up to which the kernel's CRC is faster than a call of the library
 _DEFAULT_LIMITS = DecompressionLimits()
 
 
@@ -152,11 +151,11 @@ def iter_record_chunks(
     limits: DecompressionLimits = _DEFAULT_LIMITS,
     chunk_bytes: int = 8 << 20,
 ) -> Iterator[RecordChunk]:
-    """Decode the record sets buf[start[i]:start[i] + length[i]], in order.
+    """Yield the record sets buf[start[i]:start[i] + length[i]], decoded, in order.
 
-    Chunks hold about `chunk_bytes` of record data at most (or one record, where that is larger);
-    what they refer to is theirs, buf may go afterwards. A batch may continue in the next chunk.
-    Raises ValueError for arguments that do not fit each other, never for what the bytes say.
+    buf: uint8[n]. start, length: int64[m]. A chunk has at most about `chunk_bytes` of record data
+    (or one larger record) and does not refer to `buf`. A batch may continue in the next chunk.
+    Raises ValueError if the arguments do not fit each other, never because of the bytes.
     """
     buf = np.asarray(buf)
     if buf.dtype != np.uint8 or buf.ndim != 1 or not buf.flags.c_contiguous:
@@ -195,7 +194,7 @@ def _chunks(
 
 
 class _Workspace:
-    """Buffers that decoders reuse: their pages are warm, fresh ones cost half the speed."""
+    """Buffers that decoders reuse, because page faults on fresh ones halve the speed."""
 
     def __init__(self) -> None:
         self.batches = np.empty(_WINDOW * rk.BATCH_WORDS, np.int64)
@@ -204,15 +203,15 @@ class _Workspace:
         self.headers = np.empty(rk.HEADER_COLUMNS * _HEADERS, np.int64)
 
     def take_arena(self, size: int) -> None:
-        self.arena = np.empty(0, np.uint8)  # gone before its successor is there
+        self.arena = np.empty(0, np.uint8)  # freed before its successor is allocated
         self.arena = np.empty(size, np.uint8)
-        self.arena_address = self.arena.ctypes.data  # slow to ask for
+        self.arena_address = self.arena.ctypes.data  # kept, because reading it is slow
 
     def room_for_headers(self, count: int) -> None:
         self.headers = np.empty(rk.HEADER_COLUMNS * count, np.int64)
 
     def trim(self, chunk_bytes: int) -> None:
-        """Give back what an unusual batch needed."""
+        """Free the extra memory that an unusual batch needed."""
         if self.arena.size > 2 * max(chunk_bytes, 8 << 20):
             self.take_arena(0)
         if self.headers.size > rk.HEADER_COLUMNS * _KEPT_HEADERS:
@@ -224,7 +223,7 @@ _IDLE: list[_Workspace] = []
 
 
 class _Section(NamedTuple):
-    """The compressed section buf[start:start + size] of batch `index`; crc: of the batch."""
+    """The compressed section buf[start:start + size] of batch `row`; crc: of the batch."""
 
     row: int
     set_index: int
@@ -253,9 +252,9 @@ class _Decoder:
         self.chunk_bytes = chunk_bytes
         self.workspace = workspace
         self.arena_used = 0
-        # by CRC and size: the section there, its address and its size without compression
+        # by (CRC, size): a decompressed section, its address and its decompressed size
         self.in_arena: dict[tuple[int, int], tuple[_Section, int, int]] = {}
-        # row, address and size of the batches whose records are in the arena, each once
+        # (row, address, size) of batches whose records are in the arena
         self.decompressed: list[tuple[int, int, int]] = []
         self.current_set = -1
         self.set_bytes_left = 0
@@ -272,7 +271,8 @@ class _Decoder:
         self.crc = b[rk.CRC].copy()
         self.codec_status = np.zeros(count, np.uint8)
         self.codec_allowance = np.zeros(count, np.int64)
-        self.inner_crcs = np.zeros((2, count), np.int64)  # of a wrapper's first wrong message
+        # of the first message with a wrong CRC in each wrapper
+        self.inner_crcs = np.zeros((2, count), np.int64)
         self.uncompressed_size = b[rk.SECTION_SIZE].copy()
         compressed = whole & (self.codec != Codec.NONE)
         plain = whole & ~compressed
@@ -335,17 +335,17 @@ class _Decoder:
         return items
 
     def _check_in_kernel(self, chosen: Any, table: Any) -> None:
-        """CRCs of the chosen batches, for which calls of a library would take longer."""
+        """Compute the CRCs of chosen batches that are too small for calls of a library."""
         rows = np.flatnonzero(chosen)
         if rows.size:
             crc_start = self.b[rk.CRC_START][rows]
             end = (self.b[rk.POS] + self.b[rk.SIZE])[rows]
-            found = np.empty(rows.size, np.int64)
-            rk.small_crcs(self.buf, crc_start, end, table, found)
-            self.crc[rows] = found
+            computed = np.empty(rows.size, np.int64)
+            rk.small_crcs(self.buf, crc_start, end, table, computed)
+            self.crc[rows] = computed
 
     def _decompress(self, section: _Section) -> bool:
-        """Decompress a section into the arena; False: take what is in the arena first."""
+        """Decompress a section into the arena; False: flush the arena first."""
         i, size = section.row, section.size
         if size < 0:
             self.codec_status[i] = Status.CORRUPT  # a wrapper without a value
@@ -355,9 +355,9 @@ class _Decoder:
             self.set_bytes_left = self.limits.set_allowance(int(self.length[section.set_index]))
         allowance = min(self.limits.batch_allowance(size), self.set_bytes_left)
         data = self.buf[section.start : section.start + size]
-        found = self._twin(section, data)
-        if found is not None and found[2] <= allowance:
-            twin, address, written = found
+        decompressed_twin = self._twin(section, data)
+        if decompressed_twin is not None and decompressed_twin[2] <= allowance:
+            twin, address, written = decompressed_twin
             self.set_bytes_left -= written
             self.decompressed.append((i, address, written))
             self.inner_crcs[:, i] = self.inner_crcs[:, twin.row]
@@ -375,7 +375,7 @@ class _Decoder:
         if status != Status.OK:
             self.codec_allowance[i] = allowance
             self.codec_status[i] = Status.LIMIT if status == Status.ROOM_NEEDED else status
-            # Work was done for nothing: it counts, so that hostile batches run out of time.
+            # Failed work counts as well, so that hostile batches use up the budget.
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
         address = workspace.arena_address + self.arena_used
@@ -390,21 +390,21 @@ class _Decoder:
         return True
 
     def _twin(self, section: _Section, data: Any) -> tuple[_Section, int, int] | None:
-        """What is in the arena whose compressed bytes, codec and magic are those of the section.
+        """A section in the arena with the same compressed bytes, codec and magic, or None.
 
-        A broker sends what it was sent, often at once: to followers, to consumers.
+        A broker forwards the bytes that it received, often at once: to followers and to consumers.
         """
-        found = self.in_arena.get((section.crc, section.size))
-        if found is None:
+        entry = self.in_arena.get((section.crc, section.size))
+        if entry is None:
             return None
-        twin = found[0]
+        twin = entry[0]
         if twin.codec != section.codec or twin.magic != section.magic:
             return None
         there = self.buf[twin.start : twin.start + twin.size]
-        return found if data.tobytes() == there.tobytes() else None
+        return entry if data.tobytes() == there.tobytes() else None
 
     def _place_decompressed(self) -> None:
-        """Tell the parser where the records of the batches in the arena are."""
+        """Set the addresses of the decompressed records for the parser."""
         if not self.decompressed:
             return
         rows, address, size = np.array(self.decompressed, np.int64).T
@@ -415,7 +415,7 @@ class _Decoder:
         self.uncompressed_size[rows] = size
 
     def _flush(self, low: int, high: int) -> Iterator[RecordChunk]:
-        """Parse the batches low..high; their sections lie in the input and in the arena."""
+        """Parse the batches low..high, whose sections lie in the input and in the arena."""
         self._place_decompressed()
         workspace = self.workspace
         items = self.items[low:high].reshape(-1)
@@ -476,7 +476,7 @@ class _Decoder:
         return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
     def _headers(self, rows: int, headers: int) -> tuple[pa.Array, Any]:
-        """The list column, and (items, counts) of batches with keys that are no UTF-8, or None."""
+        """(list column, (items, counts) of batches with header keys that are no UTF-8, or None)."""
         keys, key_sizes, values, value_sizes = self.workspace.headers.reshape(
             rk.HEADER_COLUMNS, -1
         )[:, :headers]
@@ -514,12 +514,12 @@ class _Decoder:
         attributes = b[rk.ATTRIBUTES]
         codec = attributes & 7
         read = self.items[chosen, rk.READ]
-        # A wrapper stores its last offset; its first one is told by what is inside.
+        # a wrapper has its last offset; the first one comes from the messages inside
         is_wrapper = whole & ~is_v2 & (codec != 0) & (read > 0)
         base_offset = np.where(is_wrapper, self.items[chosen, rk.FIRST_OFFSET], b[rk.BASE_OFFSET])
 
         def seen(v2_end: int, legacy_end: int = rk.MAGIC_POS + 1) -> Any:
-            """Batches of known magic of which this many bytes are there."""
+            """bool: batches of known magic of which this many bytes are there."""
             return known & (b[rk.VISIBLE] >= np.where(is_v2, v2_end, legacy_end))
 
         has_attributes = seen(23, rk.MESSAGE_HEADER_SIZE_V0)
@@ -618,7 +618,7 @@ def _faults(b: Any, chosen: Any, kind: Any, stage: FaultStage) -> Any:
 
 
 def _time_seen(b: Any) -> Any:
-    """Whether a message's timestamp is there; magic 0 has none to wait for."""
+    """bool: whether a message's timestamp is there; magic 0 has none."""
     return (b[rk.MAGIC] != 1) | (b[rk.VISIBLE] >= rk.MESSAGE_HEADER_SIZE_V1)
 
 

@@ -1,16 +1,17 @@
-"""Record sets in plain Python, a batch at a time: the readable definition of `records`.
+"""Decodes and encodes record sets in plain Python, one batch at a time; it defines `records`.
 
-A record set is entries behind each other, each with an offset (8 bytes) and a length (4) in front
-and its magic at byte 16. The last one may be cut: brokers send as many bytes as asked for.
+A record set is a sequence of entries. Each begins with an offset (8 bytes) and a length (4 bytes)
+and has its magic at byte 16. The last entry may be cut off, because a broker sends only as many
+bytes as requested.
 
 Magic 2 (KIP-98) is a record batch: a header of 61 bytes, then records in zigzag varints, each with
-its own size, compressed as one. Its CRC-32C covers everything behind it.
+its own size, compressed together. Its CRC-32C covers all bytes after it.
 
-Magic 0 and 1 are messages: an entry is a record. Compressed ones are wrapped: the value of a
-message is a message set, decompressed. The inner offsets of magic 1 count from 0 (KIP-31), the
-wrapper has the offset of its last one. Their CRC-32 covers everything behind it too.
+Magic 0 and 1 are messages: each entry is a record. Compressed messages are wrapped: the value of a
+message is a compressed message set. Inner offsets of magic 1 count from 0 (KIP-31), and the wrapper
+has the offset of its last message. Their CRC-32 covers all bytes after it as well.
 
-`encode_batch` and `encode_messages` write what `decode_record_set` reads.
+`encode_batch` and `encode_messages` write the bytes that `decode_record_set` reads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kdissect.codec.record_batches import BATCHES, CONTROL_TYPES, TIMESTAMP_TYPE
 from kdissect.status import Status
 
 _ENTRY_LENGTH_MIN = 14
-_HEADER_SIZE = {0: 26, 1: 34, 2: 61}  # of the smallest entry
+_HEADER_SIZE = {0: 26, 1: 34, 2: 61}  # bytes of the smallest entry
 _BATCH = struct.Struct(">qiibIhiqqqhii")
 _UNKNOWN_ROW: dict[str, Any] = dict.fromkeys(
     field.name for field in BATCHES if field.name not in ("set_index", "batch_index", "pos")
@@ -38,7 +39,7 @@ _UNKNOWN_ROW: dict[str, Any] = dict.fromkeys(
 
 @dataclass(slots=True)
 class RecordSet:
-    """What a record set holds; rows have the columns of `records`, without set_index."""
+    """The content of a record set; rows have the columns of `records`, without set_index."""
 
     batches: list[dict[str, Any]] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -52,7 +53,7 @@ class _Malformed(Exception):
 
 
 def decode_record_set(data: bytes, limits: DecompressionLimits | None = None) -> RecordSet:
-    """Decode one record set. Never fails: what is wrong is in `faults`."""
+    """Decode one record set. Never raises: faults are listed in `faults`."""
     limits = limits or DecompressionLimits()
     result = RecordSet()
     budget = [limits.set_allowance(len(data))]
@@ -74,7 +75,7 @@ def _decode_entry(
     limits: DecompressionLimits,
     budget: list[int],
 ) -> int:
-    """Decode the entry at `pos` into `result`; gives its size."""
+    """Decode the entry at `pos` into `result`; returns its size in bytes."""
     left = len(data) - pos
     row: dict[str, Any] = {"batch_index": index, "pos": pos, **_UNKNOWN_ROW}
 
@@ -86,7 +87,7 @@ def _decode_entry(
     if left >= 12:
         length = int.from_bytes(data[pos + 8 : pos + 12], "big", signed=True)
         if length < _ENTRY_LENGTH_MIN:
-            # Nothing says where the next entry begins; the rest of the set is lost.
+            # The next entry cannot be found; the rest of the set is lost.
             kind = Status.NEGATIVE_LENGTH if length < 0 else Status.TRUNCATED
             fault(kind, FaultStage.FRAMING, length)
             return left
@@ -159,7 +160,7 @@ def _decode_entry(
 
 
 def _decode_header(entry: bytes, magic: int, row: dict[str, Any]) -> tuple[bytes | None, int]:
-    """Fill `row` with what the bytes there say; gives the section's bytes and record count."""
+    """Fill `row` from the header's bytes; returns (bytes of the section, record count)."""
 
     def read(start: int, size: int) -> int | None:
         if len(entry) < start + size:
@@ -193,7 +194,7 @@ def _decode_header(entry: bytes, magic: int, row: dict[str, Any]) -> tuple[bytes
     if attributes is not None:
         row["is_transactional"] = bool(attributes & 16)
         row["is_control"] = bool(attributes & 32)
-        # KIP-534: with this bit the first timestamp of the header is the horizon.
+        # KIP-534: with this bit the first timestamp in the header is the delete horizon.
         row["delete_horizon_ms"] = row["base_timestamp_ms"] if attributes & 64 else None
         _decode_attributes(attributes, magic, row)
     count = row["record_count"]
@@ -207,7 +208,7 @@ def _decode_attributes(attributes: int, magic: int, row: dict[str, Any]) -> None
 
 
 def _wrapped_value(entry: bytes, pos: int) -> bytes | None:
-    """The value of a wrapper whose key's length is at `pos`; None where there is none."""
+    """The value of a wrapper whose key length is at `pos`; None if there is none."""
     key_size = int.from_bytes(entry[pos : pos + 4], "big", signed=True)
     pos += 4 + max(key_size, 0)
     if len(entry) - pos < 4:
@@ -270,14 +271,15 @@ def _decode_record(
     if size > len(section) - pos or size < 1:
         raise _Malformed(Status.TRUNCATED)
     end = pos + size
-    time_delta, pos = read_varlong(section, pos + 1, end)  # behind attributes that say nothing
+    # after the attributes byte, which has no meaning
+    time_delta, pos = read_varlong(section, pos + 1, end)
     offset_delta, pos = read_varint(section, pos, end)
     key, pos = _read_bytes(section, pos, end)
     value, pos = _read_bytes(section, pos, end)
     count, pos = read_varint(section, pos, end)
     if count < 0:
         raise _Malformed(Status.NEGATIVE_LENGTH)
-    if count > (end - pos) // 2:  # a header has two bytes at least
+    if count > (end - pos) // 2:  # a header has at least two bytes
         raise _Malformed(Status.COUNT_IMPOSSIBLE)
     if count > limits.record_headers_max:
         raise _Malformed(Status.LIMIT)
@@ -324,10 +326,10 @@ def _decode_messages(
     records: list[dict[str, Any]],
     limits: DecompressionLimits,
 ) -> Status:
-    """Read the messages of a section: the inner ones of a wrapper, or one that is its own batch."""
+    """Read the messages of a section: those inside a wrapper, or one uncompressed message."""
     shift = 0
     if is_compressed and row["magic"] == 1 and row["last_offset"] != 0:
-        # A stored 0 says that nobody assigned offsets yet: then they stay as they are.
+        # A stored 0 means that no offsets were assigned yet: then the inner ones stay.
         last = _last_inner_offset(section)
         shift = 0 if last is None else row["last_offset"] - last
     pos = 0
@@ -357,7 +359,8 @@ def _last_inner_offset(section: bytes) -> int | None:
 
 
 def _wrong_inner_crc(section: bytes, magic: int) -> tuple[int, int] | None:
-    """Stored and right CRC of the first message inside a wrapper where they differ."""
+    """(stored, computed) CRC of the first message in a wrapper with a wrong one; None if all are
+    right."""
     pos = 0
     while len(section) - pos > 16:
         _, size, stored, inner_magic = struct.unpack_from(">qiIb", section, pos)
@@ -383,7 +386,7 @@ def _decode_message(section: bytes, pos: int, row: dict[str, Any]) -> tuple[dict
     if section[pos + 16] != row["magic"]:
         raise _Malformed(Status.UNKNOWN_MAGIC)
     if section[pos + 17] & 7:
-        raise _Malformed(Status.UNKNOWN_CODEC)  # a wrapper in a wrapper
+        raise _Malformed(Status.UNKNOWN_CODEC)  # a wrapper inside a wrapper
     time = -1
     pos += 18
     if row["magic"] == 1:
@@ -411,12 +414,12 @@ def _decode_message(section: bytes, pos: int, row: dict[str, Any]) -> tuple[dict
 
 
 def read_varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of at most 32 bits: (value, pos behind it)."""
+    """A zigzag varint of at most 32 bits: (value, next pos)."""
     return _read_zigzag(data, pos, end, 32)
 
 
 def read_varlong(data: bytes, pos: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of at most 64 bits: (value, pos behind it)."""
+    """A zigzag varint of at most 64 bits: (value, next pos)."""
     return _read_zigzag(data, pos, end, 64)
 
 
@@ -457,12 +460,12 @@ def _sized(data: bytes, pos: int, end: int, size: int) -> tuple[bytes | None, in
 
 
 def _int64(value: int) -> int:
-    """Wrapped around as Java's long arithmetic does."""
+    """The value wrapped around like Java's long."""
     return ((value + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 def write_varint(value: int) -> bytes:
-    """Zigzag varint of a signed integer of at most 64 bits."""
+    """The zigzag varint of a signed integer of at most 64 bits."""
     raw = (value << 1) ^ (value >> 63)
     out = bytearray()
     while raw > 0x7F:
@@ -517,9 +520,9 @@ def encode_batch(
 ) -> bytes:
     """A record batch of magic 2.
 
-    records: dicts with offset, timestamp_ms, key, value and (optional) headers, a list of dicts
-    with key (str or bytes) and value. What is None is told by the records. xerial: frame snappy as
-    Java clients do. A wrong `record_count` can be asked for, for tests.
+    records: dicts with offset, timestamp_ms, key, value and optionally headers, a list of dicts
+    with key (str or bytes) and value. Arguments that are None are computed from the records.
+    xerial: frame snappy as Java clients do. record_count may be wrong, for tests.
     """
     offsets = [record["offset"] for record in records]
     times = [record["timestamp_ms"] for record in records]
@@ -586,10 +589,10 @@ def encode_messages(
     wrapper_timestamp_ms: int | None = None,
     xerial: bool = True,
 ) -> bytes:
-    """A message set of magic 0 or 1: one wrapper, or one entry a record where codec is ``none``.
+    """A message set of magic 0 or 1: one wrapper, or one entry per record if codec is ``none``.
 
-    A wrapper of magic 1 gets the last record's offset and inner ones that count from 0, unless
-    `wrapper_offset` is 0: then the inner ones stay as they are.
+    A wrapper of magic 1 gets the last record's offset, and its inner offsets count from 0 (KIP-31).
+    If `wrapper_offset` is 0, the inner offsets stay.
     """
     attributes = 8 if magic == 1 and timestamp_type == "LogAppendTime" else 0
     if codec == "none":
@@ -611,7 +614,7 @@ def encode_messages(
 
 
 def encode_entry(batch: dict[str, Any], records: list[dict[str, Any]]) -> bytes:
-    """An entry of a record set again from its rows (as `decode_record_set` gives them)."""
+    """Encode an entry of a record set from its rows (as `decode_record_set` returns them)."""
     codec = batch["codec"]
     if batch["magic"] < 2:
         return encode_messages(

@@ -1,13 +1,13 @@
-"""The compiled loops of record decoding; `record_codec` says in plain Python what they mean.
+"""The compiled loops of record decoding; `record_codec` has their meaning in plain Python.
 
-Four steps, each over many batches a call: `scan_batches` walks record sets from batch header to
-batch header, `small_crcs` checks small uncompressed batches (a message of magic 0 or 1 is a batch
-of its own, so a call of a library for each would cost more than the check), `parse_records` turns
-record sections into rows of views, and `gather` copies the viewed bytes into Arrow's buffers.
+There are four steps, each over many batches per call. `scan_batches` walks over record sets from
+batch header to batch header. `small_crcs` checks small uncompressed batches (each message of magic
+0 or 1 is a batch, so calling a library for each would cost more than the check). `parse_records`
+turns record sections into rows of views. `gather` copies the viewed bytes into Arrow's buffers.
 
-Sections lie in the input or in a buffer of decompressed bytes, so rows name bytes by address.
-Nothing here allocates. `parse_records` stops when its rows are full, between any two records, and
-goes on from there at the next call: the state of an item is in the item.
+Sections lie in the input or in a buffer of decompressed bytes, so rows refer to bytes by address.
+Nothing is allocated here. `parse_records` stops between two records if its rows are full, and
+continues at the next call: the state of an item is stored in the item.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from kdissect.jit import (
 )
 from kdissect.status import Status
 
-# Words of a scanned batch. Values beyond `visible` bytes (of a batch cut at the end) are undefined.
+# Words of a scanned batch. Fields beyond its `visible` bytes (if the end is cut off) are undefined.
 SET, INDEX, POS, SIZE, STATE, VISIBLE = 0, 1, 2, 3, 4, 5
 BASE_OFFSET, LAST_OFFSET, MAGIC, ATTRIBUTES, CRC, COUNT = 6, 7, 8, 9, 10, 11
 BASE_TIME, MAX_TIME, PRODUCER_ID, PRODUCER_EPOCH, BASE_SEQUENCE, LEADER_EPOCH = range(12, 18)
 CRC_START, SECTION_START, SECTION_SIZE = 18, 19, 20
 BATCH_WORDS = 21
 
-# What a scanned batch is.
+# States of a scanned batch.
 WHOLE, PARTIAL, ALIEN, TOO_SMALL, BAD_LENGTH = range(5)
 
 ENTRY_HEADER_SIZE = 12  # offset, length
@@ -51,7 +51,7 @@ MESSAGE_HEADER_SIZE_V0 = 18  # magic 0, up to the key's length
 MESSAGE_HEADER_SIZE_V1 = 26
 ENTRY_LENGTH_MIN = 14  # a message of magic 0 with null key and null value
 
-# Words of an item: a record section to parse, and how far that is.
+# Words of an item: a record section, and the progress of parsing it.
 ADDRESS, LENGTH, KIND, ITEM_COUNT, OFFSET, TIME, FLAGS, ITEM_MAGIC = range(8)
 _NEXT, READ, ITEM_STATUS, SHIFT, FIRST_OFFSET, IS_WALKED = range(8, 14)
 ITEM_WORDS = 14
@@ -59,7 +59,7 @@ ITEM_WORDS = 14
 SKIP, BATCH, MESSAGES = 0, 1, 2  # KIND
 IS_LOG_APPEND, IS_CONTROL, IS_WRAPPER = 1, 2, 4  # FLAGS
 
-# Columns of parsed rows and headers, tables of int64 kept column behind column in one array.
+# Columns of parsed rows and headers; each table is stored column by column in one array.
 ROW_ITEM, ROW_INDEX, ROW_OFFSET, ROW_TIME, ROW_CONTROL = range(5)
 KEY_ADDRESS, KEY_LENGTH, VALUE_ADDRESS, VALUE_LENGTH, ROW_HEADERS = range(5, 10)
 ROW_COLUMNS = 10
@@ -114,11 +114,10 @@ def _load_i64(address: Any) -> Any:
 
 @kernel
 def scan_batches(buf: Any, start: Any, length: Any, state: Any, out: Any) -> Any:
-    """Walk record sets and describe their batches.
+    """Walk over record sets and describe their batches; returns the number of rows, 0 at the end.
 
-    buf uint8, start and length int64 (the sets, inside buf), state int64[3] (set, pos or -1 for the
-    set's begin, batch index), out int64 of whole batch rows. Gives the number of rows written; 0
-    at the end. Goes on where `state` says.
+    buf: uint8. start, length: int64, the sets inside buf. state: int64[3] (set, pos or -1 at the
+    set's beginning, batch index), from which the next call continues. out: int64, whole batch rows.
     """
     row_count_max = out.size // BATCH_WORDS
     set_index = state[0]
@@ -156,6 +155,7 @@ def _scan_batch(buf: Any, pos: Any, end: Any, out: Any, row: Any) -> Any:
     out[row + VISIBLE] = left
     out[row + STATE] = PARTIAL
     out[row + ATTRIBUTES] = 0
+    # Kafka's record batch header: baseOffset int64, batchLength int32
     if left >= 8:
         out[row + BASE_OFFSET] = read_i64(buf, pos)
         out[row + LAST_OFFSET] = out[row + BASE_OFFSET]
@@ -166,6 +166,7 @@ def _scan_batch(buf: Any, pos: Any, end: Any, out: Any, row: Any) -> Any:
         out[row + STATE] = BAD_LENGTH
         out[row + COUNT] = entry_length
         return left
+    # all formats have their magic at byte 16
     if left <= MAGIC_POS:
         return left
     magic = read_i8(buf, pos + MAGIC_POS)
@@ -199,6 +200,8 @@ def _scan_batch(buf: Any, pos: Any, end: Any, out: Any, row: Any) -> Any:
 
 @inlined
 def _scan_header(buf: Any, pos: Any, left: Any, out: Any, row: Any) -> Any:
+    # magic 2 (KIP-98): partitionLeaderEpoch, magic, crc, attributes, lastOffsetDelta,
+    # baseTimestamp, maxTimestamp, producerId, producerEpoch, baseSequence, record count
     out[row + LEADER_EPOCH] = read_i32(buf, pos + 12)
     if left >= 21:
         out[row + CRC] = read_u32(buf, pos + 17)
@@ -218,6 +221,7 @@ def _scan_header(buf: Any, pos: Any, left: Any, out: Any, row: Any) -> Any:
         out[row + BASE_SEQUENCE] = read_i32(buf, pos + 53)
     if left >= BATCH_HEADER_SIZE:
         out[row + COUNT] = read_i32(buf, pos + 57)
+    # the CRC-32C covers the bytes from the attributes on
     out[row + CRC_START] = pos + 21
     out[row + SECTION_START] = pos + BATCH_HEADER_SIZE
     out[row + SECTION_SIZE] = left - BATCH_HEADER_SIZE
@@ -225,14 +229,15 @@ def _scan_header(buf: Any, pos: Any, left: Any, out: Any, row: Any) -> Any:
 
 @inlined
 def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, out: Any, row: Any) -> Any:
+    # magic 0, 1: crc, magic, attributes, timestamp (magic 1, KIP-32), key, value
     out[row + CRC] = read_u32(buf, pos + 12)
     out[row + CRC_START] = pos + 16
     if left >= 18:
         out[row + ATTRIBUTES] = read_u8(buf, pos + 17)
     if magic == 1 and left >= 26:
         out[row + MAX_TIME] = read_i64(buf, pos + 18)
-    # The section of a message is the message itself, a message set of one. That of a wrapper
-    # is its value; -1 where there is none.
+    # The section of a message is the message itself, a message set of one. The section of a wrapper
+    # is its value; size -1 if there is none.
     out[row + SECTION_START] = pos
     out[row + SECTION_SIZE] = left
     if out[row + STATE] != WHOLE or out[row + ATTRIBUTES] & 7 == 0:
@@ -256,7 +261,8 @@ def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, out: Any, row: Any)
 
 
 def _crc_table(polynomial: int) -> Any:
-    """Eight tables of 256 for a CRC of 32 bits (polynomial reflected), eight bytes a step."""
+    """Eight tables of 256 for a 32-bit CRC (reflected polynomial), which handle eight bytes per
+    step."""
     table = np.zeros((8, 256), np.int64)
     for byte in range(256):
         value = byte
@@ -270,7 +276,7 @@ def _crc_table(polynomial: int) -> Any:
 
 
 CRC32_TABLE = _crc_table(0xEDB88320)
-CRC32C_TABLE = _crc_table(0x82F63B78)  # Castagnoli's, RFC 3720 12.1
+CRC32C_TABLE = _crc_table(0x82F63B78)  # Castagnoli polynomial, RFC 3720, 12.1
 
 
 @inlined
@@ -296,10 +302,10 @@ def _crc32(buf: Any, pos: Any, end: Any, table: Any) -> Any:
 
 @kernel
 def small_crcs(buf: Any, start: Any, end: Any, table: Any, out: Any) -> Any:
-    """The CRC of buf[start:end] for each pair; all int64 but buf.
+    """Write the CRC of buf[start:end] for each pair; all arrays int64 except buf.
 
-    table: CRC32_TABLE or CRC32C_TABLE. A byte takes half a nanosecond, a twentieth of that in a
-    library with the processor's own CRC-32C.
+    table: CRC32_TABLE or CRC32C_TABLE. A byte takes half a nanosecond; a library that uses the
+    processor's CRC-32C takes a twentieth of that.
     """
     for i in range(start.size):
         out[i] = _crc32(buf, start[i], end[i], table)
@@ -307,10 +313,10 @@ def small_crcs(buf: Any, start: Any, end: Any, table: Any, out: Any) -> Any:
 
 @kernel
 def wrong_inner_crc(section: Any, magic: Any, table: Any, out: Any) -> Any:
-    """The first message of a decompressed wrapper whose CRC-32 is wrong.
+    """Index of the first message in a decompressed wrapper whose CRC-32 is wrong; -1 if none.
 
-    section uint8, out int64[2]: its stored and its right CRC. Gives its index, -1 for none. The
-    search ends where the section stops being messages of this magic.
+    section: uint8. out: int64[2], receives its stored and its computed CRC. The search ends where
+    the section has no further message of this magic.
     """
     pos = 0
     index = 0
@@ -330,12 +336,12 @@ def wrong_inner_crc(section: Any, magic: Any, table: Any, out: Any) -> Any:
     return -1
 
 
-# A varint's reader gives (value, address behind it), or a negated status instead of the address.
+# A varint reader returns (value, address after it), or a negated status in place of the address.
 
 
 @part
 def _load_zigzag(address: Any, end: Any, bits: Any) -> Any:
-    """A signed number in groups of 7 bits, the lowest first, the sign in its lowest bit."""
+    """A zigzag number: groups of 7 bits, the lowest first, the sign in the lowest bit."""
     if address >= end:
         return 0, -_TRUNCATED
     byte = np.int64(load_u8(address))
@@ -370,12 +376,13 @@ def parse_records(
 ) -> Any:
     """Parse the record sections of items into rows.
 
-    items int64 of whole items; state int64[4]: the item to go on with; out: rows and headers
-    written, headers needed. rows, headers int64: tables of ROW_COLUMNS and HEADER_COLUMNS; a row
-    has its item, its index in the batch, control type (-1 none), address and length (-1 null) of
-    key and value, and its number of headers. Gives OK, or ROOM_NEEDED when rows, headers or
-    `byte_count_max` bytes of keys, values and headers are full: take the rows and call again.
-    HEADERS_NEEDED is what a single record needs that has no room even so, 0 otherwise.
+    items: int64, whole items. state: int64[4]: first item; on return also the rows and headers
+    written, and the headers needed. rows, headers: int64, tables of ROW_COLUMNS and HEADER_COLUMNS.
+    A row has its item, its index in the batch, control type (-1 none), address and length (-1 null)
+    of key and value, and its number of headers.
+    Returns OK, or ROOM_NEEDED if rows, headers or `byte_count_max` bytes of keys, values and
+    headers are full: take the rows and call again. HEADERS_NEEDED is the number of headers of a
+    single record that does not fit at all, else 0.
     """
     room = rows.size // ROW_COLUMNS
     header_room = headers.size // HEADER_COLUMNS
@@ -396,6 +403,7 @@ def parse_records(
         while kind != SKIP:
             begin = base + items[at + _NEXT]
             if kind == BATCH:
+                # the section must end exactly after the announced number of records
                 if items[at + READ] >= items[at + ITEM_COUNT] or begin >= end:
                     if items[at + READ] != items[at + ITEM_COUNT] or begin < end:
                         status = _COUNT_MISMATCH
@@ -412,6 +420,7 @@ def parse_records(
                 after, stop, time, offset, key, key_size, value, value_size, more = _load_record(
                     begin, end
                 )
+                # with LogAppendTime (KIP-32) all records have the batch's max timestamp
                 if items[at + FLAGS] & IS_LOG_APPEND:
                     time = 0
                 time = _sum(items[at + TIME], time)
@@ -470,15 +479,15 @@ def parse_records(
     return _OK
 
 
-# Helpers of the loop pass numbers, not arrays: reference counts of arrays cost more than a record.
+# Helpers get numbers, not arrays: counting references to arrays would cost more than a record.
 
 
 @inlined
 def _load_record(begin: Any, end: Any) -> Any:
     """A record of magic 2 up to its headers.
 
-    Gives the address behind it or a negated status, its end, timestamp and offset deltas, address
-    and size of key and value, the number of headers.
+    Returns the next address or a negated status, the record's end, timestamp and offset deltas,
+    address and size of key and value, and the number of headers.
     """
     size, p = _load_varint(begin, end)
     if p < 0:
@@ -488,7 +497,7 @@ def _load_record(begin: Any, end: Any) -> Any:
     if size > end - p or size < 1:
         return -_TRUNCATED, 0, 0, 0, 0, 0, 0, 0, 0
     stop = p + size
-    time, p = _load_varlong(p + 1, stop)  # one byte of attributes says nothing
+    time, p = _load_varlong(p + 1, stop)  # after the attributes byte, which has no meaning
     if p < 0:
         return p, 0, 0, 0, 0, 0, 0, 0, 0
     offset, p = _load_varint(p, stop)
@@ -507,14 +516,14 @@ def _load_record(begin: Any, end: Any) -> Any:
         return p, 0, 0, 0, 0, 0, 0, 0, 0
     if more < 0:
         return -_NEGATIVE, 0, 0, 0, 0, 0, 0, 0, 0
-    if more > (stop - p) >> 1:  # a header has two bytes at least
+    if more > (stop - p) >> 1:  # a header has at least two bytes
         return -_IMPOSSIBLE, 0, 0, 0, 0, 0, 0, 0, 0
     return p, stop, time, offset, key, key_size, value, value_size, more
 
 
 @inlined
 def _load_size(p: Any, stop: Any) -> Any:
-    """A nullable size (-1: null) and the address of its bytes or a negated status."""
+    """A nullable size (-1: null), and the address of its bytes or a negated status."""
     size, p = _load_varint(p, stop)
     if p < 0:
         return size, p
@@ -527,7 +536,7 @@ def _load_size(p: Any, stop: Any) -> Any:
 
 @inlined
 def _load_headers(p: Any, stop: Any, more: Any, headers: Any, header: Any) -> Any:
-    """Headers of a record: (address behind them or a negated status, bytes viewed)."""
+    """Headers of a record: (next address or a negated status, bytes viewed)."""
     room = headers.size // HEADER_COLUMNS
     viewed = 0
     for j in range(header, header + more):
@@ -552,7 +561,7 @@ def _load_headers(p: Any, stop: Any, more: Any, headers: Any, header: Any) -> An
 
 @inlined
 def _load_control_type(key: Any, key_size: Any) -> Any:
-    """The type that a control record's key names: int16 key version, int16 type."""
+    """The type in a control record's key: int16 key version, int16 type."""
     if key_size >= 4:
         word = _load_i32(key)
         if word >= 0 and word & 0xFFFF < UNKNOWN_CONTROL_TYPE:
@@ -562,10 +571,10 @@ def _load_control_type(key: Any, key_size: Any) -> Any:
 
 @inlined
 def _walk_messages(items: Any, at: Any, base: Any, end: Any) -> Any:
-    """Find what a wrapper of magic 1 adds to its inner offsets.
+    """Compute the shift of a wrapper's inner offsets (magic 1).
 
-    They count from 0, and the wrapper stores the last one's absolute offset (KIP-31). A stored 0
-    says that nobody assigned offsets yet: then they stay as they are.
+    Inner offsets count from 0, and the wrapper has the last one's absolute offset (KIP-31). A
+    stored 0 means that no offsets were assigned yet: then they stay.
     """
     items[at + IS_WALKED] = 1
     items[at + SHIFT] = 0
@@ -591,8 +600,8 @@ def _walk_messages(items: Any, at: Any, base: Any, end: Any) -> Any:
 def _load_message(begin: Any, end: Any, magic: Any) -> Any:
     """A message of magic 0 or 1.
 
-    Gives the address behind it or a negated status, timestamp, offset as stored, address and size
-    of key and value.
+    Returns the next address or a negated status, timestamp, stored offset, address and size of key
+    and value.
     """
     if end - begin < ENTRY_HEADER_SIZE:
         return -_TRUNCATED, 0, 0, 0, 0, 0, 0
@@ -604,6 +613,7 @@ def _load_message(begin: Any, end: Any, magic: Any) -> Any:
     stop = begin + ENTRY_HEADER_SIZE + size
     if np.int64(load_u8(begin + MAGIC_POS)) != magic:
         return -_UNKNOWN_MAGIC, 0, 0, 0, 0, 0, 0
+    # a wrapper must not contain another wrapper
     if load_u8(begin + MAGIC_POS + 1) & 7 != 0:
         return -_UNKNOWN_CODEC, 0, 0, 0, 0, 0, 0
     time = -1
@@ -638,10 +648,10 @@ def _load_message(begin: Any, end: Any, magic: Any) -> Any:
 def gather(
     address: Any, length: Any, count: Any, offsets: Any, validity: Any, data_address: Any
 ) -> Any:
-    """Copy `count` byte strings behind each other into Arrow's buffers; gives the number of nulls.
+    """Copy `count` byte strings into Arrow's buffers, concatenated; returns the number of nulls.
 
-    address, length int64 (-1: null); offsets int32[count + 1], validity uint8 (a bit each, all
-    zero before), data_address: where the bytes go, with room for the sum of the lengths.
+    address, length: int64 (-1: null). offsets: int32[count + 1]. validity: uint8, a bit each, zero
+    on entry. data_address: destination, with room for the sum of the lengths.
     """
     place = 0
     null_count = 0
@@ -660,9 +670,10 @@ def gather(
 
 @kernel
 def find_invalid_utf8(data: Any, offsets: Any, out: Any) -> Any:
-    """Mark (1) the strings data[offsets[i]:offsets[i + 1]] that are no UTF-8 (RFC 3629).
+    """Mark with 1 the strings data[offsets[i]:offsets[i + 1]] that are no UTF-8; returns their
+    number.
 
-    data uint8, offsets int32, out uint8 (zeros before). Gives how many.
+    data: uint8. offsets: int32. out: uint8, zeros on entry. RFC 3629 defines UTF-8.
     """
     invalid_count = 0
     for i in range(offsets.size - 1):

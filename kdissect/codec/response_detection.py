@@ -1,19 +1,19 @@
-"""Whether a frame is a response by its bytes alone, and how strongly they say so.
+"""Tests whether a frame is a response by its bytes alone, and how strong the evidence is.
 
-A response names neither its API nor its version. `fits` is what a definition refuses: it must read
-the frame to its last byte, with error codes that Kafka has, a throttle time that can be and text
-that is text. That alone proves little: ten zeros fit dozens of definitions. `weight` counts what
-only fits when the definition is the right one, and is nothing where a value cannot be:
+A response contains neither its API nor its version. `fits` tests a definition: it must decode the
+frame to its last byte, with error codes that Kafka has, a plausible throttle time and printable
+text. That alone is weak: ten zeros fit dozens of definitions. `weight` adds up evidence that occurs
+only if the definition is the right one, and is 0 if a value is impossible:
 
-    a length with so many bytes of text behind it, and no byte that is none
-    a count with so many elements behind it, whose own lengths fit
-    a host with a port behind it
-    a broker's id that is one of those listed with their hosts
-    a random uuid, which has its version and its variant
-    record batches whose checksum is right
+- a length followed by that many bytes of printable text;
+- a count followed by that many elements, whose own lengths fit;
+- a host followed by a port;
+- a broker id that is among those listed with their hosts;
+- a random uuid, with its version and variant;
+- record batches with a correct checksum.
 
-Lengths and counts of one byte (compact forms) say less than those of two or four. Zeros, -1 and
-small numbers say nothing: other protocols are full of them.
+Lengths and counts of one byte (compact forms) weigh less than those of two or four. Zeros, -1 and
+small numbers weigh nothing, because other protocols are full of them.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.model import Type
 
 THROTTLE_MAX_MS = 3_600_000
-PARTITION_MAX = 1 << 20  # a number above is no partition, Kafka's clusters end at some 200 000
+PARTITION_MAX = 1 << 20  # larger than any partition number; Kafka's clusters end at some 200 000
 COUNT_WEIGHT, COMPACT_COUNT_WEIGHT = 6, 3
-NUMBERS_WEIGHT = 3  # an array of plain values
+NUMBERS_WEIGHT = 3  # an array of primitive values
 TEXT_WEIGHT, COMPACT_TEXT_WEIGHT = 4, 3
-_LONG_TEXT, LONG_TEXT_WEIGHT = 4, 2  # text of so many characters says more
-TEXTS_WEIGHT_MAX = 10  # all texts together: many protocols are lists of texts
+_LONG_TEXT, LONG_TEXT_WEIGHT = 4, 2  # text of at least so many characters weighs more
+TEXTS_WEIGHT_MAX = 10  # for all texts together, because many protocols are lists of texts
 PORT_WEIGHT = 6
 BROKER_WEIGHT = 3
 UUID_WEIGHT = 4
 CHECKSUM_WEIGHT = 24
-_CONTROL = frozenset("\t\n\r")  # what error messages may hold beside what prints
+_CONTROL = frozenset("\t\n\r")  # characters allowed in error messages beside printable ones
 TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 TOPIC_MAX = 249
 MECHANISM_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")  # RFC 4422, 3.1
@@ -59,7 +59,7 @@ Pair = tuple[int, int]  # api key, api version
 
 @cache
 def every_response() -> frozenset[Pair]:
-    """The key and version of every response that is defined."""
+    """(api key, version) of every defined response."""
     return frozenset(
         (key, version)
         for key, api in catalog.apis().items()
@@ -80,17 +80,19 @@ def fits(
     start: NDArray[np.int64],
     end: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """bool[m]: where buf[start:end] is a response of that version, as far as its bytes can tell."""
+    """bool[m]: whether buf[start:end] can be a response of that API and version."""
     versions = np.full(len(start), version, np.int16)
     columns = decode_columns(key, "response", buf, start, end, versions)
-    found = np.asarray((columns.status == 0) & (columns.surplus == 0) & (columns.invalid_utf8 == 0))
+    is_fitting = np.asarray(
+        (columns.status == 0) & (columns.surplus == 0) & (columns.invalid_utf8 == 0)
+    )
     marks = columns.marks
     codes = marks[marks["role"] == Role.ERROR_CODE]
-    found[codes["row"][~np.isin(codes["a"], _known_errors())]] = False
+    is_fitting[codes["row"][~np.isin(codes["a"], _known_errors())]] = False
     throttles = marks[marks["role"] == Role.THROTTLE_TIME_MS]
     wrong = (throttles["a"] < 0) | (throttles["a"] > THROTTLE_MAX_MS)
-    found[throttles["row"][wrong]] = False
-    return found
+    is_fitting[throttles["row"][wrong]] = False
+    return is_fitting
 
 
 class _Impossible(Exception):
@@ -98,10 +100,10 @@ class _Impossible(Exception):
 
 
 def weight(key: int, version: int, frame: bytes) -> int:
-    """How strongly the bytes of a frame (without its size) say that it is this response.
+    """Weight of the evidence that a frame (without its size) is this response.
 
-    0 where they do not fit, or hold what no broker sends. For frames that `fits` has let pass:
-    plain Python.
+    0 if it does not fit or contains an impossible value. For frames that passed `fits`; plain
+    Python.
     """
     api = catalog.api(key)
     try:
@@ -120,7 +122,7 @@ def weight(key: int, version: int, frame: bytes) -> int:
 
 
 def _brokers(value: Any) -> Iterator[int]:
-    """The ids of the brokers that a message lists with their hosts."""
+    """The ids of brokers that a message lists with their hosts."""
     if isinstance(value, list):
         for element in value:
             yield from _brokers(element)
@@ -133,12 +135,12 @@ def _brokers(value: Any) -> Iterator[int]:
 
 
 class _Scale:
-    """Weighs the values of a body in the order of the wire."""
+    """Weighs the values of a body in wire order."""
 
     def __init__(self, key: int, body: dict[str, Any]) -> None:
         self.key = key
         self.brokers = frozenset(_brokers(body))
-        self.is_behind_zero = True  # what was before: a number that is 0, or nothing
+        self.is_behind_zero = True  # the previous value is a number 0, or there is none
         self.texts = 0
 
     def weigh(self, layout: Layout, body: dict[str, Any]) -> int:
@@ -201,7 +203,7 @@ class _Scale:
         if slot.name == "mechanisms" and not MECHANISM_CHARACTERS.issuperset(value):
             raise _Impossible
         if was_zero and not slot.compact:
-            return 0  # a text with a longer length, of another protocol, reads so
+            return 0  # text of another protocol with a longer length would look the same
         points = COMPACT_TEXT_WEIGHT if slot.compact else TEXT_WEIGHT
         return points + (LONG_TEXT_WEIGHT if len(value) >= _LONG_TEXT else 0)
 
@@ -227,7 +229,7 @@ class _Scale:
 
 
 def _records(value: bytes) -> int:
-    """What the checksum of the first batch says; it lies before the bytes that it is of."""
+    """CHECKSUM_WEIGHT if the first batch has a correct checksum, else 0."""
     end = 12 + int.from_bytes(value[8:12], "big")
     if not 17 <= end <= len(value) or value[16] > 2:
         return 0

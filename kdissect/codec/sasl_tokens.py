@@ -1,7 +1,7 @@
-"""SASL tokens read by their shape: PLAIN, SCRAM and OAUTHBEARER to named values.
+"""Decodes SASL tokens by their shape: PLAIN, SCRAM and OAUTHBEARER to named values.
 
-A token does not say its mechanism, and the SaslHandshake that did may not be in the capture; the
-shapes do not overlap:
+A token does not name its mechanism, and the SaslHandshake that did may be missing in the capture.
+The shapes do not overlap:
 
     PLAIN        authzid NUL authcid NUL password                                     RFC 4616
     SCRAM        n,a=authzid,n=user,r=nonce     r=nonce,s=salt,i=iterations           RFC 5802
@@ -10,7 +10,7 @@ shapes do not overlap:
                  {"status": "invalid_token", ...}, answered by ^A
     GSSAPI       an ASN.1 application tag; recognised, not decoded                    RFC 4121
 
-Anything else is no token that this module knows.
+Tokens of other mechanisms are not recognised.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Pairs = list[dict[str, str]]
 
 
 def read_token(data: bytes, side: int) -> Token | None:
-    """What a token says, or None where its shape is none of those known.
+    """The fields of a token, or None if its shape is unknown.
 
-    Keys, where they apply: mechanism, step, authzid, authcid, password, nonce, salt, iterations,
-    channel_binding, proof, server_signature, error, token (a bearer's), claims (of a JWT, as
-    {"name", "value"}), extensions (the same).
+    Keys, as far as they apply: mechanism, step, authzid, authcid, password, nonce, salt,
+    iterations, channel_binding, proof, server_signature, error, token (bearer token), claims (of a
+    JWT, as {"name", "value"}), extensions (likewise).
     """
     if not data:
         return None
@@ -86,8 +86,8 @@ def _of_server(text: str) -> Token | None:
             return None
         error = clean(given["status"])
         rest = {name: value for name, value in given.items() if name != "status"}
-        told = {"error": error, "extensions": _pairs(rest)}
-        return {"mechanism": OAUTHBEARER, "step": "server-error", **told}
+        fields = {"error": error, "extensions": _pairs(rest)}
+        return {"mechanism": OAUTHBEARER, "step": "server-error", **fields}
     attributes = _attributes(text)
     if attributes is None:
         return None
@@ -105,14 +105,14 @@ def _of_server(text: str) -> Token | None:
 
 
 def _attributes(text: str) -> dict[str, str] | None:
-    """``n=user,r=nonce`` as {"n": "user", "r": "nonce"}; None where it is something else."""
-    found: dict[str, str] = {}
+    """``n=user,r=nonce`` as {"n": "user", "r": "nonce"}; None for other text."""
+    attributes: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
-        if not equals or not name or name in found:
+        if not equals or not name or name in attributes:
             return None
-        found[name] = value
-    return found
+        attributes[name] = value
+    return attributes
 
 
 def _scram(
@@ -127,7 +127,7 @@ def _scram(
 
 
 def _unescaped(name: str) -> str:
-    """RFC 5802: a user's name has "=2C" for a comma and "=3D" for an equals sign."""
+    """RFC 5802: a user name has "=2C" for a comma and "=3D" for an equals sign."""
     return name.replace("=2C", ",").replace("=3D", "=")
 
 
@@ -152,9 +152,9 @@ def _bearer(authzid: str | None, rest: str) -> Token | None:
 
 
 def jwt_claims(token: str) -> Pairs | None:
-    """The claims of a JSON web token (RFC 7519), signature unchecked; None where it is none.
+    """The claims of a JSON web token (RFC 7519), with unchecked signature; None for other text.
 
-    Strings as they are, other values as JSON.
+    Strings stay, other values become JSON.
     """
     parts = token.split(".")
     if len(parts) != 3:
@@ -187,5 +187,6 @@ def _pairs(values: dict[str, Any]) -> Pairs:
 
 
 def clean(text: str) -> str:
-    """Text that has a UTF-8 form: lone surrogates (JSON's escapes can spell them) are U+FFFD."""
+    """The text with lone surrogates (from JSON escapes) replaced by U+FFFD, so that UTF-8 can
+    encode it."""
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

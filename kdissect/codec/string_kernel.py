@@ -1,6 +1,6 @@
-"""Places of strings, bytes and uuids in a buffer, copied into Arrow's layout.
+"""Copies strings, bytes and uuids from places in a buffer into Arrow's layout.
 
-Bytes that are no UTF-8 become U+FFFD, one for each maximal part of a sequence, as Python's
+Invalid UTF-8 becomes U+FFFD, one for each maximal part of a sequence, as Python's
 ``bytes.decode("utf-8", "replace")`` does.
 """
 
@@ -22,10 +22,11 @@ UUID_TEXT_SIZE = 22
 
 @inlined
 def utf8_step(buf: Any, pos: int, limit: int) -> Any:
-    """(bytes, is good) of the next character, or of the bytes that one U+FFFD stands for."""
+    """(bytes, is valid) of the next character, or of the bytes that one U+FFFD replaces."""
     lead = read_u8(buf, pos)
     if lead < 0x80:
         return 1, True
+    # RFC 3629, 4: the second byte of E0, ED, F0 and F4 has a narrower range
     low = 0x80
     high = 0xBF
     more = 0
@@ -60,7 +61,7 @@ def utf8_step(buf: Any, pos: int, limit: int) -> Any:
 def text_offsets(packed: Any, valid: Any, offsets: Any) -> int:
     """Write int32 offsets[n + 1] of n packed places (start << 31 | length); returns their sum.
 
-    The sum is below 2**31: the caller bounds the bytes of all frames.
+    The sum is below 2**31, because the caller limits the bytes of all frames.
     """
     total = 0
     for row in range(packed.shape[0]):
@@ -76,9 +77,9 @@ def text_copy(
     buf: Any, buf_at: int, packed: Any, valid: Any, offsets: Any, out_at: int, check: int,
     invalid: Any,
 ) -> int:  # fmt: skip
-    """Copy the bytes to `out_at`; with `check`, set invalid[row] where they are no UTF-8.
+    """Copy the bytes to `out_at`; returns the number of texts that are no UTF-8.
 
-    buf_at: address of buf. Returns how many are no UTF-8.
+    check: test for UTF-8 and set invalid[row]. buf_at: address of buf.
     """
     wrong = 0
     for row in range(packed.shape[0]):
@@ -114,7 +115,7 @@ def text_copy(
 
 @kernel
 def repaired_offsets(buf: Any, packed: Any, valid: Any, offsets: Any) -> int:
-    """Like `text_offsets`, for the repaired texts; -1 when they exceed 2**31 - 1 bytes."""
+    """Like `text_offsets`, for the repaired texts; -1 if they exceed 2**31 - 1 bytes."""
     total = 0
     for row in range(packed.shape[0]):
         offsets[row] = total
@@ -133,7 +134,7 @@ def repaired_offsets(buf: Any, packed: Any, valid: Any, offsets: Any) -> int:
 
 @kernel
 def repaired_copy(buf: Any, buf_at: int, packed: Any, valid: Any, out_at: int) -> None:
-    """Copy the texts to `out_at`, with U+FFFD for bytes that are no UTF-8."""
+    """Copy the texts to `out_at`, with U+FFFD in place of invalid UTF-8."""
     for row in range(packed.shape[0]):
         if not valid[row]:
             continue
@@ -154,9 +155,9 @@ def repaired_copy(buf: Any, buf_at: int, packed: Any, valid: Any, out_at: int) -
 
 @kernel
 def uuid_texts(buf: Any, place: Any, valid: Any, offsets: Any, out: Any) -> int:
-    """Write the 22 characters of the uuid at each place (-1: the zero uuid); returns their sum.
+    """Write the 22 characters of the uuid at each place (-1: zero uuid); returns their total.
 
-    offsets: int32[n + 1]; out: uint8[22 * n].
+    offsets: int32[n + 1]. out: uint8[22 * n].
     """
     total = 0
     for row in range(place.shape[0]):

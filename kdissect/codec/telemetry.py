@@ -1,12 +1,12 @@
-"""Metrics that clients push (KIP-714): OpenTelemetry's MetricsData in protobuf, maybe compressed.
+"""Decodes metrics that clients push (KIP-714): OpenTelemetry's MetricsData in protobuf.
 
-A small reader of the protobuf wire format (https://protobuf.dev/programming-guides/encoding/) and
-of the messages of opentelemetry/proto/metrics/v1. Each metric becomes a row with the attributes of
-its resource. Unknown fields are skipped, as protobuf wants it. Every length is compared with the
-bytes of the message around it, values nest `DEPTH_MAX` deep at most, and what a message may take
-is bounded: its decompressed size by `LIMITS`, its parts by `PARTS_MAX`, and the copies of resource
-attributes and scope names by `COPIED_MAX`. More is a fault with the reason "limit reached", or
-`TOO_DEEP`.
+This is a small reader of the protobuf wire format
+(https://protobuf.dev/programming-guides/encoding/) and of opentelemetry/proto/metrics/v1. Each
+metric becomes a row with the attributes of its resource. Unknown fields are skipped, as protobuf
+requires. Every length is compared with the bytes of the enclosing message. Limits: values nest at
+most `DEPTH_MAX` deep; `LIMITS` bounds the decompressed size, `PARTS_MAX` the parts of a message,
+`COPIED_MAX` the copies of resource attributes and scope names. A message beyond them fails with
+"limit reached" or `TOO_DEEP`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from kdissect.codec.compression import Codec, DecompressionLimits, decompress
 from kdissect.errors import DecodeError
 from kdissect.status import REASONS, Status
 
-# Brokers take `telemetry.max.bytes` (1 MB by default) of compressed metrics; text repeats itself.
+# Brokers accept `telemetry.max.bytes` (1 MB by default) of compressed metrics; text compresses
+# well.
 LIMITS = DecompressionLimits(decompressed_size_max=16 << 20, ratio_max=200, ratio_free_size=1 << 20)
-DEPTH_MAX = 16  # the default
+DEPTH_MAX = 16  # default
 TOO_DEEP = "nested too deep"
-PARTS_MAX = 1 << 19  # strings and inner messages; a Java client's push has some 5000
-COPIED_MAX = 4  # bytes of copied attributes and names, per byte of the message
+PARTS_MAX = 1 << 19  # strings and nested messages; a push of a Java client has some 5000
+COPIED_MAX = 4  # bytes of copied attributes and names per byte of the message
 COPIED_FREE = 1 << 16
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -41,21 +42,22 @@ Values = dict[str, Any]
 
 
 class _Reading:
-    """What all parts of one push share: how many more there may be and how deep, and the
-    attributes met."""
+    """State shared by all parts of a push: parts that remain, allowed depth, and known
+    attributes."""
 
     __slots__ = ("depth_max", "pairs", "parts")
 
     def __init__(self, depth_max: int) -> None:
         self.depth_max = depth_max
         self.parts = PARTS_MAX
-        self.pairs: dict[bytes, Values] = {}  # metrics repeat the same few attributes
+        # cached, because metrics repeat the same few attributes
+        self.pairs: dict[bytes, Values] = {}
 
 
 class _ProtobufMessage:
     """A protobuf message within a buffer: yields (field number, wire type, value).
 
-    Varints and fixed ones come as unsigned integers, what has a length as a message of its own.
+    Varints and fixed values are unsigned integers; a value with a length is a _ProtobufMessage.
     """
 
     __slots__ = ("buf", "end", "reading", "start")
@@ -117,7 +119,7 @@ class _ProtobufMessage:
         return self.data().decode("utf-8", "replace")
 
     def packed(self, size: int) -> list[int]:
-        """Fixed values in a row; a rest that is none of them is left out."""
+        """Fixed-size values in sequence; an incomplete last one is ignored."""
         data = self.data()
         return [
             int.from_bytes(data[at : at + size], "little")
@@ -125,11 +127,11 @@ class _ProtobufMessage:
         ]
 
     def varints(self) -> list[int]:
-        found, pos = [], self.start
+        values, pos = [], self.start
         while pos < self.end:
             value, pos = self._varint(pos)
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
 
 def _fault(status: Status, pos: int) -> DecodeError:
@@ -139,11 +141,11 @@ def _fault(status: Status, pos: int) -> DecodeError:
 def read_metrics(data: bytes, codec: int, depth_max: int = DEPTH_MAX) -> list[Values]:
     """The metrics of a PushTelemetry request, in wire order.
 
-    codec: its compression_type. depth_max: how deep values may nest. Per metric:
+    codec: its compression_type. depth_max: how deep values may nest. Keys per metric:
     resource_attributes, scope_name, scope_version, name, description, unit, type,
-    aggregation_temporality, is_monotonic, data_points; see `tables.embedded.METRICS` for the
-    values. Times of points are microseconds, beside the nanoseconds. Raises DecodeError; its `pos`
-    counts in the decompressed bytes.
+    aggregation_temporality, is_monotonic, data_points; `tables.embedded.METRICS` has the values.
+    Times of points are in microseconds, beside nanoseconds. Raises DecodeError; its `pos` counts in
+    the decompressed bytes.
     """
     message = _decompressed(data, codec)
     return _flattened(_ProtobufMessage(message, 0, len(message), _Reading(depth_max)))
@@ -186,7 +188,7 @@ def _flattened(message: _ProtobufMessage) -> list[Values]:
 def _resource_metrics(
     message: _ProtobufMessage,
 ) -> tuple[list[Values], int, list[_ProtobufMessage]]:
-    """Attributes of the resource and their size, and its scopes."""
+    """(attributes of the resource, their size in bytes, its scopes)."""
     attributes: list[Values] = []
     size = 0
     scopes = []
@@ -243,7 +245,7 @@ def _metric(message: _ProtobufMessage) -> Values:
 
 
 def _point(message: _ProtobufMessage, metric_kind: int) -> Values:
-    """A data point of any kind of metric; the numbers of fields mostly agree between them."""
+    """A data point of any kind of metric; most field numbers are equal between kinds."""
     attributes: list[Values] = []
     point: Values = {"attributes": attributes}
     attributes_field = _ATTRIBUTES_FIELD[metric_kind]
@@ -253,7 +255,7 @@ def _point(message: _ProtobufMessage, metric_kind: int) -> Values:
             attributes.append(_attribute(value))
         elif kind == _FIXED64 and number in (2, 3):
             name = "start_time" if number == 2 else "time"
-            if 0 < value <= _INT64_MAX:  # 0 is unknown
+            if 0 < value <= _INT64_MAX:  # 0 means unknown
                 point[name], point[name + "_ns"] = value // 1000, value
         elif is_number:
             if number == 4 and kind == _FIXED64:
@@ -315,21 +317,21 @@ def _signed(bits: int) -> int:
 
 
 def _zigzag(value: int) -> int:
-    """A sint32."""
+    """Decode a sint32."""
     value &= 0xFFFF_FFFF
     return (value >> 1) ^ -(value & 1)
 
 
 def _attribute(message: _ProtobufMessage) -> Values:
-    """A key with its value as text: strings as they are, bytes in base64, others as JSON."""
+    """A key with its value as text: strings unchanged, bytes in base64, others as JSON."""
     data = message.data()
-    found = message.reading.pairs.get(data)
-    if found is None:
+    attribute = message.reading.pairs.get(data)
+    if attribute is None:
         key, any_value = _key_value(message, 0)
         is_text = any_value is None or isinstance(any_value, str)
-        found = {"key": key, "value": any_value if is_text else json.dumps(any_value)}
-        message.reading.pairs[data] = found
-    return found
+        attribute = {"key": key, "value": any_value if is_text else json.dumps(any_value)}
+        message.reading.pairs[data] = attribute
+    return attribute
 
 
 def _key_value(message: _ProtobufMessage, depth: int) -> tuple[str, Any]:
@@ -343,31 +345,31 @@ def _key_value(message: _ProtobufMessage, depth: int) -> tuple[str, Any]:
 
 
 def _any_value(message: _ProtobufMessage, depth: int) -> Any:
-    """A string, number, bool, list or dict; bytes in base64; None where nothing is said."""
+    """A string, number, bool, list or dict; bytes in base64; None if there is no value."""
     if depth > message.reading.depth_max:
         raise DecodeError(TOO_DEEP, pos=message.start, path="attributes")
-    found: Any = None
+    decoded: Any = None
     for number, kind, value in message:
         if number == 1 and kind == _LENGTH:
-            found = value.text()
+            decoded = value.text()
         elif number == 2 and kind == _VARINT:
-            found = value != 0
+            decoded = value != 0
         elif number == 3 and kind == _VARINT:
-            found = _signed(value)
+            decoded = _signed(value)
         elif number == 4 and kind == _FIXED64:
-            found = _double(value)
+            decoded = _double(value)
         elif number == 5 and kind == _LENGTH:
-            found = [
+            decoded = [
                 _any_value(one, depth + 1)
                 for inner, inner_kind, one in value
                 if (inner, inner_kind) == (1, _LENGTH)
             ]
         elif number == 6 and kind == _LENGTH:
-            found = dict(
+            decoded = dict(
                 _key_value(one, depth + 1)
                 for inner, inner_kind, one in value
                 if (inner, inner_kind) == (1, _LENGTH)
             )
         elif number == 7 and kind == _LENGTH:
-            found = base64.b64encode(value.data()).decode("ascii")
-    return found
+            decoded = base64.b64encode(value.data()).decode("ascii")
+    return decoded
