@@ -1,4 +1,4 @@
-"""Two dissected captures compared, before and after an upgrade."""
+"""Compares two dissected captures, for example before and after an upgrade."""
 
 from kdissect.diff.compare import (
     KINDS,

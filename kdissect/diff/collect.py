@@ -1,8 +1,8 @@
-"""Facts of two table sets, as temporary tables of one DuckDB database: ``x`` and those beside it.
+"""Facts of two table sets as temporary tables of one DuckDB database: ``x`` and others.
 
-``x`` has the exchanges of both: `side`, `connection` (a number over both sides), `block` (of time,
-BLOCKS of each side), and what is compared. Distributions are compared through the counts of their
-distinct values, which DuckDB sorts on disk if they do not fit into memory.
+``x`` has the exchanges of both sets: `side`, `connection` (a number over both sides), `block` (of
+time, BLOCKS per side), and the compared columns. Distributions are compared by the counts of their
+distinct values, which DuckDB sorts on disk if they exceed memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kdissect.sql.unanswered import unanswered
 
 COMPARED = ("a", "b")
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-BLOCKS = 20  # of equal time, of each side
-_TAIL = 0.95  # the share of both samples together that the tail begins above
+BLOCKS = 20  # of equal time, per side
+_TAIL = 0.95  # share of both samples together at which the tail begins
 
 _CONFIG_SOURCES = {
     "DescribeConfigs": (
@@ -67,7 +67,7 @@ _CONFIG_SOURCES = {
 
 
 def open_both(a: Tables, b: Tables, memory_limit: str | None = None) -> Database:
-    """One database with the views of both, ``a_exchanges`` and ``b_exchanges``."""
+    """One database with the views of both sets, ``a_exchanges`` and ``b_exchanges``."""
     sources = {
         f"{side}_{view_name(name)}": tables[name].dataset
         for side, tables in zip(COMPARED, (a, b), strict=True)
@@ -77,7 +77,7 @@ def open_both(a: Tables, b: Tables, memory_limit: str | None = None) -> Database
 
 
 def prepare(database: Database, a: Tables, b: Tables) -> None:
-    """Make `x`, `batches` (what was produced) and `configs` (what was read or written last)."""
+    """Create `x`, `batches` (produced batches) and `configs` (values last read or written)."""
     names = {
         side: {view_name(name) for name in tables.names}
         for side, tables in zip(COMPARED, (a, b), strict=True)
@@ -149,11 +149,12 @@ def _exchanges(side: str, names: set[str]) -> str:
 
 
 class Distributions(NamedTuple):
-    """Two samples of a value by group.
+    """Two samples of a value, by group.
 
-    rows: per group n_a, n_b, and what is shown of it. sums: a row per group (`number`, from 0),
-    connection and block of time: `count`, and of each score its sum `<score>_total` and the sum of
-    its squares `<score>_squares`. Scores are `midrank` (0 to 1), `tail` and `failed` (0 or 1).
+    rows: per group n_a, n_b, and columns to show. sums: a row per group (`number`, from 0),
+    connection and block of time, with `count`, and for each score its sum `<score>_total` and the
+    sum of its squares `<score>_squares`. Scores are `midrank` (0 to 1), `tail` and `failed` (0 or
+    1).
     """
 
     rows: list[dict[str, Any]]
@@ -163,7 +164,8 @@ class Distributions(NamedTuple):
 def distributions(
     database: Database, what: str, groups: str, condition: str = "true", table: str = "x"
 ) -> Distributions:
-    """Values of both sides, scored by midrank and tail; what only one side has is left out."""
+    """Values of both sides, scored by midrank and tail; groups that only one side has are left
+    out."""
     percentiles = ", ".join(
         f"min(v) filter (where upto_{side} >= {share} * n_{side}) {name}_{side}"
         for name, share in PERCENTILES.items()
@@ -216,9 +218,9 @@ def distributions(
 
 
 def failures(database: Database) -> Distributions:
-    """Requests of an API, scored by whether they failed with an error (null: had no answer).
+    """Requests by API, scored by whether they failed with an error (null: had no response).
 
-    Those whose answer may be lost are left out.
+    Requests whose response may be lost are left out.
     """
     database.run(
         """

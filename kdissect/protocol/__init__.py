@@ -1,1 +1,1 @@
-"""What Kafka says: definitions, plans, error codes."""
+"""Kafka's protocol: definitions of messages, column plans, API keys, error codes, releases."""

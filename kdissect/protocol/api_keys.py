@@ -1,4 +1,4 @@
-"""Kafka's API keys by name, up to Kafka 4.3, and which of them only brokers send."""
+"""Kafka's API keys by name, up to Kafka 4.3, and the APIs that only brokers send."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ApiKey(IntEnum):
-    """The key of an API, int16 in a request header. Names are those of the definitions."""
+    """The key of an API, int16 in a request header. The definitions have the same names."""
 
     PRODUCE = 0
     FETCH = 1
@@ -103,8 +103,8 @@ class ApiKey(IntEnum):
     DELETE_SHARE_GROUP_OFFSETS = 92
 
 
-# Requests that only brokers and controllers send. An administrator may send WriteTxnMarkers
-# (abortTransaction, KIP-664), so it is not in this list.
+# Requests that only brokers and controllers send. WriteTxnMarkers is left out, because an
+# administrator may send it (abortTransaction, KIP-664).
 INTER_BROKER_APIS = frozenset(
     {
         ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA,

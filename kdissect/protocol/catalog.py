@@ -1,4 +1,4 @@
-"""The packaged definitions, by number and by name. Each file is parsed when first asked for."""
+"""The packaged definitions, by number and by name. Each file is parsed on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
 from kdissect.protocol.model import SIDES, Api, Definition
 
-_ABORT, _COMMIT = 0, 1  # control records of these two types hold an EndTxnMarker
+_ABORT, _COMMIT = 0, 1  # control records of these two types contain an EndTxnMarker
 
 
 def _folder() -> Traversable:
@@ -21,7 +21,7 @@ def _folder() -> Traversable:
 
 @cache
 def _api_files() -> dict[int, Traversable]:
-    """API key to its file, ``01_fetch.kdef`` for 1, ascending."""
+    """API key -> file, ``01_fetch.kdef`` for 1, ascending."""
     found = {
         int(match[1]): entry
         for entry in _folder().iterdir()
@@ -32,7 +32,7 @@ def _api_files() -> dict[int, Traversable]:
 
 @cache
 def _record_files() -> dict[str, Traversable]:
-    """Plain name (`_plain`) of a record or data definition to its file."""
+    """Plain name (`_plain`) of a record or data definition -> file."""
     found: dict[str, Traversable] = {}
     for name in ("records", "embedded"):
         for entry in _folder().joinpath(name).iterdir():
@@ -50,7 +50,7 @@ def _stem(entry: Traversable) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name as it is compared: ``offset_commit`` is ``OffsetCommit``."""
+    """A name in the form used for comparison: ``offset_commit`` equals ``OffsetCommit``."""
     return name.replace("_", "").lower()
 
 
@@ -70,7 +70,7 @@ def _api(key: int) -> Api:
 def api(name_or_key: int | str) -> Api:
     """An API by key (1) or name (``Fetch``, ``fetch``, ``FetchRequest``).
 
-    Raises ValueError, with names that come near, where there is none.
+    Raises ValueError, with similar names, if there is none.
     """
     if isinstance(name_or_key, int):
         if name_or_key not in _api_files():
@@ -87,7 +87,7 @@ def api(name_or_key: int | str) -> Api:
 
 
 def near_names(name: str) -> list[str]:
-    """The names of at most five APIs that come near a name that none has."""
+    """The names of at most five APIs that are similar to an unknown name."""
     plain = re.sub("(request|response)$", "", _plain(name))
     keys = [_api_names()[each] for each in difflib.get_close_matches(plain, _api_names(), 5, 0.6)]
     inside = [key for each, key in _api_names().items() if plain and plain in each]
@@ -110,7 +110,7 @@ def apis() -> dict[int, Api]:
 
 
 def has_version(key: int, version: int) -> bool:
-    """Whether any Kafka release spoke this version of this API."""
+    """Whether any Kafka release has this version of this API."""
     return key in _api_files() and version in _api(key).request.versions
 
 
@@ -131,7 +131,7 @@ def _headers() -> dict[str, Definition]:
 def definition(name: str) -> Definition:
     """A definition by Kafka's name: ``FetchRequest``, ``OffsetCommitValue``, ``RequestHeader``.
 
-    Raises ValueError, with names that come near, where there is none.
+    Raises ValueError, with similar names, if there is none.
     """
     if name in _headers():
         return _headers()[name]
@@ -152,17 +152,18 @@ def definition(name: str) -> Definition:
 
 @cache
 def record_definitions() -> dict[str, Definition]:
-    """Every definition that is no message and no header, by name: records and opaque data."""
+    """Definitions of records and opaque data (no messages, no headers), by name."""
     found = {each.name: each for plain in _record_files() for each in _record_file(plain)}
     return dict(sorted(found.items()))
 
 
 @cache
 def coordinator_records(kind: str) -> dict[int, tuple[Definition, Definition]]:
-    """Records of a coordinator's topic: type (the key's 2-byte prefix) to key and value definition.
+    """Records of a coordinator's topic: type (first 2 bytes of the key) -> (key, value)
+    definitions.
 
-    `kind`: "group" (``__consumer_offsets``), "transaction" (``__transaction_state``) or "share"
-    (``__share_group_state``).
+    kind: "group" (``__consumer_offsets``), "transaction" (``__transaction_state``) or "share"
+    (``__share_group_state``). Raises ValueError for another kind.
     """
     if kind not in grammar.COORDINATOR_KINDS:
         raise ValueError(f"kind must be one of {grammar.COORDINATOR_KINDS}, not {kind!r}")
@@ -176,13 +177,13 @@ def coordinator_records(kind: str) -> dict[int, tuple[Definition, Definition]]:
 
 @cache
 def metadata_records() -> dict[int, Definition]:
-    """Records of ``__cluster_metadata``: record id to definition."""
+    """Records of ``__cluster_metadata``: record id -> definition."""
     return _by_record_key("metadata")
 
 
 @cache
 def control_records() -> dict[int, Definition]:
-    """Control records: control type to the definition of the value."""
+    """Control records: control type -> definition of the value."""
     found = _by_record_key("control")
     return dict(sorted({**found, _COMMIT: found[_ABORT]}.items()))
 

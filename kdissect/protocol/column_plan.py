@@ -1,32 +1,32 @@
-"""Definitions compiled to programs: what the column kernel runs.
+"""Compiles definitions to the programs that the column kernel runs.
 
-A `ColumnPlan` holds, for one side of one API, the columns that any of its versions needs and one
-program per version over these columns, all in one flat int32 array. A field that a version
-lacks costs no instruction. `codec/column_kernel.py` runs the programs; nothing here reads bytes.
+A `ColumnPlan` has, for one side of one API, the columns that any of its versions needs, and one
+program per version over these columns. All programs lie in one flat int32 array. A field that a
+version lacks costs no instruction. `codec/column_kernel.py` runs the programs; nothing here reads
+bytes.
 
-*Levels and columns.* Level 0 has one row per message, every array field opens a level of its own
-with one row per element. Structs open no level: their fields are columns beside the others. The
-columns of the message header come first in level 0. A column holds values of `WIDTH` bytes and one
-validity byte per row: an integer; a float's bits; the packed place of a string (`pos << 31 |
-length`); the place of a uuid; the length of a list; for the presence of a struct nothing but the
-validity byte. Record data has no column: a mark tells where it lies.
+*Levels and columns.* Level 0 has one row per message. Every array field opens a level of its own
+with one row per element. Structs open no level: their fields are ordinary columns. The columns of
+the message header come first in level 0. A column has values of `WIDTH` bytes and one validity byte
+per row. A value is an integer, the bits of a float, the packed place of a string
+(`pos << 31 | length`), the place of a uuid, or the length of a list. The presence of a struct has
+the validity byte only. Record data has no column: a mark gives its place.
 
-*Instructions* are `WORDS` int32 words, the first is the op:
+*Instructions* are `WORDS` int32 words; the first is the op:
 
-    END
-    RUN       count, size, level, marks    then `count` entries: values of fixed width, one check
-    BYTES     column, level, form, role    string, bytes or records
-    ARRAY     column, level, child level, form, smallest element, pc after    array of structs
-    NEXT      child level, pc of the first instruction of the element
-    ARRAY_OF  column, level, child level, form, kind, child column, role    array of plain values
-    NULLABLE  column, level, pc after, tagged    a struct behind a presence byte; in a tagged field
-                                           behind a varint, 0 for null
+    END RUN       count, size, level, marks    then `count` entries: values of fixed width, one
+    check BYTES     column, level, form, role    string, bytes or records ARRAY     column, level,
+    child level, form, smallest element, pc after    array of structs NEXT      child level, pc of
+    the first instruction of the element ARRAY_OF  column, level, child level, form, kind, child
+    column, role    array of primitive values NULLABLE  column, level, pc after, tagged    a struct
+    after a presence byte; in a tagged field
+                                           after a varint, 0 for null
     TAGS      count, level, pc after       then `count` entries (tag, pc): a tagged section
     TAG_END                                ends a tagged field
     BIND      name column, id column, level    marks a topic's name together with its id
 
-A run's entry is (kind, column, role, place in the run, low word, high word); the kinds from
-`PRESENT` on take no bytes: they write the presence of a struct, or the default of a tagged field
+A run's entry is (kind, column, role, position in the run, low word, high word). Kinds from
+`PRESENT` on take no bytes. They write the presence of a struct, or the default of a tagged field
 (`low | high << 32`) that the tagged section after the run may overwrite.
 A form is `FORM_INT16`, `FORM_INT32` or `FORM_COMPACT`, plus `NULLABLE_FLAG`.
 """
@@ -51,7 +51,7 @@ _END, RUN, BYTES, ARRAY, NEXT, ARRAY_OF, NULLABLE, TAGS, TAG_END, BIND = range(1
 FORM_INT16, FORM_INT32, FORM_COMPACT = range(3)
 NULLABLE_FLAG = 4
 
-# Kinds: how a value lies on the wire and what is stored. The last ones take no bytes.
+# Kinds: the encoding of a value and its stored form. The second group takes no bytes.
 K_BOOL, K_8, K_16, K_U16, K_32, K_U32, K_64, K_UUID, K_STRING, K_BYTES = range(10)
 K_PRESENT, K_FILL_8, K_FILL_16, K_FILL_32, K_FILL_64 = range(10, 15)
 
@@ -72,14 +72,14 @@ WIRE_SIZE = {K_BOOL: 1, K_8: 1, K_16: 2, K_U16: 2, K_32: 4, K_U32: 4, K_64: 8, K
 WIDTH = {K_BOOL: 1, K_8: 1, K_16: 2, K_U16: 2, K_32: 4, K_U32: 4, K_64: 8, K_UUID: 8, K_STRING: 8,
          K_BYTES: 8}  # fmt: skip
 _FILL = {1: K_FILL_8, 2: K_FILL_16, 4: K_FILL_32, 8: K_FILL_64}
-NO_PLACE = -1  # a uuid's place when it is the zero uuid of a default
+NO_PLACE = -1  # place of a default uuid, the zero uuid
 
 
 class Role(IntEnum):
-    """What a mark says of the place or value it carries (a, b)."""
+    """The meaning of a mark's numbers a and b."""
 
     NONE = 0
-    ERROR_CODE = 1  # a: the code; only non-zero ones are marked
+    ERROR_CODE = 1  # a: the code; marked if it is not 0 or the first of the message
     THROTTLE_TIME_MS = 2  # a: milliseconds
     TOPIC_NAME = 3  # a: start of the name in the buffer, b: its length (-1: null)
     TOPIC_ID = 4  # a: start of the 16 bytes in the buffer
@@ -92,13 +92,13 @@ class Role(IntEnum):
     BASE_OFFSET = 11  # a: offset of the first produced record
     LOG_APPEND_TIME_MS = 12  # a: milliseconds since 1970, -1: none
     REPLICA_ID = 13  # a: node id of a fetching broker, -1: a consumer
-    SNAPSHOT_POSITION = 14  # a: place in the snapshot of the bytes that follow
-    MAX_WAIT_MS = 15  # a: milliseconds that a Fetch may be held
+    SNAPSHOT_POSITION = 14  # a: position in the snapshot of the following bytes
+    MAX_WAIT_MS = 15  # a: longest time in ms that the broker may hold a Fetch
     MIN_BYTES = 16  # a: record bytes that end the wait
 
 
 class RoleRule(NamedTuple):
-    """Gives a role to the fields of these types that have one of the entities or names."""
+    """Assigns a role to fields of these types that have one of the entities or names."""
 
     role: Role
     types: tuple[Type, ...]
@@ -108,7 +108,7 @@ class RoleRule(NamedTuple):
     apis: frozenset[int] = frozenset()  # only in these APIs; empty: in all
 
 
-# The first rule that fits decides. Arrays of strings get their element's role too.
+# The first matching rule decides. Elements of string arrays get the role as well.
 ROLE_RULES = (
     RoleRule(Role.ERROR_CODE, (Type.INT16,), names=frozenset({"error_code"}), suffix="_error_code"),
     RoleRule(Role.THROTTLE_TIME_MS, (Type.INT32,), names=frozenset({"throttle_time_ms"})),
@@ -141,7 +141,7 @@ for _rule in ROLE_RULES:
 
 
 def role_of(api_key: int, this: Field) -> Role:
-    """The role of a field, or of the elements of an array."""
+    """The role of a field, or of an array's elements."""
     for rule in _RULES_OF_TYPE[this.type]:
         if rule.apis and api_key not in rule.apis:
             continue
@@ -159,7 +159,7 @@ def role_of(api_key: int, this: Field) -> Role:
 
 @dataclass(slots=True)
 class Leaf:
-    """A plain value: one column."""
+    """A primitive value: one column."""
 
     name: str
     type: Type
@@ -168,7 +168,8 @@ class Leaf:
 
 @dataclass(slots=True)
 class Struct:
-    """A struct: its children, and a presence column (-1: an element or a root, never absent)."""
+    """A struct: its children, and a presence column (-1 for an element or a root, always
+    present)."""
 
     name: str
     children: dict[str, Node]
@@ -189,7 +190,7 @@ Node = Leaf | Struct | List
 
 
 def _nodes(fields: Iterable[Field], where: str) -> dict[str, Node]:
-    """The union over versions: fields of one name are one node, and must agree on the type."""
+    """The union over all versions: fields of one name become one node and must have one type."""
     named: dict[str, list[Field]] = {}
     for one in fields:
         if one.type is not Type.RECORDS:
@@ -249,7 +250,7 @@ class _Columns:
 
 
 def smallest(this: Field, api_version: int, flexible: bool) -> int:
-    """The fewest bytes that a field (an element, for arrays ask `smallest_element`) can take."""
+    """Fewest bytes of a field; for elements of an array use `smallest_element`."""
     compact = flexible and not this.never_flexible
     if this.is_array:
         return 1 if compact else 4
@@ -257,8 +258,7 @@ def smallest(this: Field, api_version: int, flexible: bool) -> int:
 
 
 def smallest_element(this: Field, api_version: int, flexible: bool) -> int:
-    """The fewest bytes that an element of an array can take; 1 where it would be none, so that
-    a count is bounded."""
+    """Fewest bytes of an array's element; at least 1, so that the remaining bytes bound a count."""
     return max(_smallest_value(this, api_version, flexible, nullable=False), 1)
 
 
@@ -283,12 +283,12 @@ def _smallest_value(this: Field, api_version: int, flexible: bool, nullable: boo
 class ColumnPlan:
     """Columns and programs of one side of one API.
 
-    program: int32, `WORDS` words an instruction. entries: int32 per version from first_version on,
-    the pc where that version starts, or -1. paths: per pc the field it reads, "[]" for each
-    element index to fill in. column_width: int64 bytes a row (0: a presence). level_first: int64,
-    the first column of each level, and the end. header_count: how many of level 0's columns are the
-    header's. present: bool[versions, columns], what a version can fill. depth: most levels and
-    tagged sections open at once.
+    program: int32, `WORDS` words per instruction. entries: int32 per version from first_version on,
+    the pc at which that version starts, or -1. paths: per pc the field that it reads, with "[]" for
+    each element index. column_width: int64, bytes per row (0: a presence). level_first: int64, the
+    first column of each level, and the end. header_count: columns of the header in level 0.
+    present: bool[versions, columns], columns that a version can fill. depth: most levels and tagged
+    sections open at once.
     """
 
     api_key: int
@@ -304,7 +304,7 @@ class ColumnPlan:
     header_count: int
     present: NDArray[np.bool_]
     depth: int
-    memo: dict[str, Any] = field(default_factory=dict)  # what wire/ derives once from this plan
+    memo: dict[str, Any] = field(default_factory=dict)  # values that codec/ derives once per plan
 
 
 class _Compiler:
@@ -384,7 +384,7 @@ class _Compiler:
     def section(
         self, tagged: list[Field], nodes: dict[str, Node], api_version: int, prefix: str
     ) -> None:
-        """The tagged fields behind a struct."""
+        """Compile the tagged section after a struct."""
         tags = self.emit(prefix.removesuffix("."), TAGS, len(tagged), self.level)
         entries = [self.emit(prefix + one.name, one.tag) for one in tagged]
         self.depth += 1
@@ -468,7 +468,7 @@ class _Compiler:
         self.patch(pc, 6)
 
     def fill(self, this: Field, node: Node, api_version: int, prefix: str) -> None:
-        """The default of a tagged field, for when its tag does not come."""
+        """Write the default of a tagged field, for messages without its tag."""
         path = prefix + this.name
         default = this.default
         if isinstance(node, List):
@@ -499,10 +499,10 @@ class _Compiler:
 
 
 def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
-    """Compile all versions of one side of an API, behind that side's header definition.
+    """Compile all versions of one side of an API, with that side's header definition.
 
-    Raises ValueError for definitions that have no columns: one name with two types in a struct,
-    a non-empty default string of a tagged field.
+    Raises ValueError for a definition without a column form: one name with two types in a struct,
+    or a tagged field whose default string is not empty.
     """
     definition = api.side(side)
     header_version = (
@@ -545,7 +545,7 @@ _PLANS: dict[tuple[int, str], ColumnPlan] = {}
 
 
 def plan(api_key: int, side: str) -> ColumnPlan:
-    """The plan of one side of an API of the catalog, compiled at the first call of a process.
+    """The plan of one side of an API of the catalog, compiled on first use in a process.
 
     Raises ValueError for an unknown api_key or side.
     """

@@ -1,8 +1,8 @@
-"""What ``kdissect definitions`` prints: APIs, the layout of one, what changed between versions.
+"""The output of ``kdissect definitions``: APIs, the layout of one, changes between versions.
 
-Pure functions from the catalog to text and to plain values for JSON. Unknown names and versions
-raise ValueError with what comes near. The text is the notation of `grammar`; for a single version
-without ranges, and with the structs in place.
+Pure functions from the catalog to text, and to plain values for JSON. Unknown names and versions
+raise ValueError with similar ones. The text uses the notation of `grammar`; for a single version
+without ranges, and with structs in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FORMAT_VERSION = 1  # of the JSON documents
 
 
 class Change(NamedTuple):
-    """One difference between two versions: `what` is added, removed or changed."""
+    """One difference between two versions; `what` is added, removed or changed."""
 
     side: str
     path: str
@@ -31,7 +31,7 @@ class Change(NamedTuple):
 
 
 def api_list_text() -> str:
-    """One line an API: key, name, versions, from which version flexible, drafts."""
+    """A table of APIs: key, name, versions, flexible versions, drafts."""
     rows = [("key", "api", "versions", "flexible", "drafts")]
     for api in catalog.apis().values():
         rows.append(
@@ -53,7 +53,7 @@ def api_list_text() -> str:
 
 
 def api_list_json() -> dict[str, Any]:
-    """The same as a document: ``apis`` is a list by key."""
+    """The same as a document; ``apis`` is a list, ordered by key."""
     return {
         "format_version": _FORMAT_VERSION,
         "apis": [_api_head(api) for api in catalog.apis().values()],
@@ -79,7 +79,7 @@ def _api_head(api: Api) -> dict[str, Any]:
 
 
 def api_text(name_or_key: int | str, api_version: int | None = None) -> str:
-    """The layout of an API: over all versions, or of one."""
+    """The layout of an API: over all versions, or of one version."""
     api = catalog.api(name_or_key)
     if api_version is None:
         return grammar.format(api)
@@ -114,7 +114,7 @@ def definition_text(name: str) -> str:
 
 
 def api_json(name_or_key: int | str, api_version: int | None = None) -> dict[str, Any]:
-    """The layout of an API as a document: fields with their types and ranges, or of one version."""
+    """The layout of an API as a document: fields with types and ranges, or those of one version."""
     api = catalog.api(name_or_key)
     if api_version is not None:
         check_version(api, api_version)
@@ -129,7 +129,7 @@ def api_json(name_or_key: int | str, api_version: int | None = None) -> dict[str
 
 
 def check_version(api: Api, api_version: int) -> None:
-    """Raises ValueError for a version that the API has not."""
+    """Raise ValueError for a version that the API does not have."""
     if api_version not in api.request.versions:
         known = grammar.format_range(api.request.versions)
         raise ValueError(f"{api.name} has no version {api_version}; known are {known}")
@@ -140,7 +140,7 @@ def _of_version(fields: tuple[Field, ...], api_version: int) -> Iterator[Field]:
 
 
 def field_words(field: Field, api_version: int) -> str:
-    """A field as one version has it: ``rack: string? tag 1 = null``."""
+    """A field in one version: ``rack: string? tag 1 = null``."""
     name = field.struct_name if field.type is Type.STRUCT else field.type.value
     null = "?" if api_version in field.nullable else ""
     words = [f"{field.name}: {f'[{name}]' if field.is_array else name}{null}"]
@@ -174,7 +174,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fields_json(fields: tuple[Field, ...], api_version: int | None) -> list[dict[str, Any]]:
-    found = []
+    described_fields = []
     for field in fields if api_version is None else _of_version(fields, api_version):
         described: dict[str, Any] = {
             "name": field.name,
@@ -195,15 +195,15 @@ def _fields_json(fields: tuple[Field, ...], api_version: int | None) -> list[dic
         else:
             described["default"] = _plain(field.default)
         described["entity"] = field.entity or None
-        found.append(described)
-    return found
+        described_fields.append(described)
+    return described_fields
 
 
 # Two versions of one API
 
 
 def compare_versions(name_or_key: int | str, before: int, after: int) -> list[Change]:
-    """What changed in an API between two of its versions, request first, in wire order."""
+    """Changes of an API between two of its versions: request first, in wire order."""
     api = catalog.api(name_or_key)
     for version in (before, after):
         check_version(api, version)
@@ -225,7 +225,7 @@ def _compare(side: str, definition: Definition, before: int, after: int) -> Iter
         was, now = old.get(path, ""), new.get(path, "")
         parent = path.rpartition(".")[0]
         whole = parent and not (was and now) and (parent not in old or parent not in new)
-        if was != now and not whole:  # a struct that comes or goes is one change
+        if was != now and not whole:  # a struct that is added or removed is one change
             what = "added" if not was else "removed" if not now else "changed"
             yield Change(side, path, what, was, now)
 
@@ -248,14 +248,14 @@ def _flat(fields: tuple[Field, ...], api_version: int, path: str) -> Iterator[tu
 
 
 def comparison_text(name_or_key: int | str, before: int, after: int) -> str:
-    """The changes between two versions, one a line: ``+`` added, ``-`` removed, ``~`` changed."""
+    """The changes between two versions, one per line: ``+`` added, ``-`` removed, ``~`` changed."""
     api = catalog.api(name_or_key)
     changes = compare_versions(api.key, before, after)
     lines = [f"{api.name}: version {before} to {after}"]
     for side in SIDES:
         lines += ["", side]
-        found = [change for change in changes if change.side == side]
-        for change in found:
+        side_changes = [change for change in changes if change.side == side]
+        for change in side_changes:
             parent = change.path.rpartition(".")[0]
             where = f"{parent}." if parent else ""
             if change.what == "added":
@@ -266,7 +266,7 @@ def comparison_text(name_or_key: int | str, before: int, after: int) -> str:
                 lines.append(f"  ~ {where}{change.before} -> {change.after.partition(': ')[2]}")
             else:
                 lines.append(f"  ~ {change.before} -> {change.after} encoding")
-        if not found:
+        if not side_changes:
             lines.append("  same bytes")
     return "\n".join(lines) + "\n"
 

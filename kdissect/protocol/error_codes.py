@@ -145,7 +145,7 @@ class ErrorCode(IntEnum):
     SHARE_SESSION_LIMIT_REACHED = 133
 
 
-# A client may send the request again after these.
+# A client may send the request again after these errors.
 RETRIABLE = frozenset(
     {
         ErrorCode.CORRUPT_MESSAGE,
@@ -185,14 +185,14 @@ RETRIABLE = frozenset(
 
 
 def error_name(code: int) -> str:
-    """``NOT_COORDINATOR`` for 16; a code that no release knows is ``UNKNOWN_ERROR_CODE_<code>``."""
+    """``NOT_COORDINATOR`` for 16; an unknown code is ``UNKNOWN_ERROR_CODE_<code>``."""
     try:
         return ErrorCode(code).name
     except ValueError:
         return f"UNKNOWN_ERROR_CODE_{code}"
 
 
-# Codes that are a step of the protocol, not a fault: (api, code) or (None, code), and why.
+# Codes that are part of normal operation: (API or None for all, code) -> reason.
 ROUTINE = {
     ("JoinGroup", "MEMBER_ID_REQUIRED"): "a new member is told its id, and joins again (KIP-394)",
     (

@@ -1,8 +1,8 @@
-"""The notation of the definition files: text to definitions, and back.
+"""The notation of definition files: text to definitions, and back.
 
-A file says what one API (or one record type) looks like over all its versions::
+A file describes one API (or one record type) over all its versions::
 
-    # Notes come first, one a line.
+    # Notes come first, one per line.
     api 36 SaslAuthenticate: versions 0-2, flexible 2+
 
     request
@@ -14,29 +14,29 @@ A file says what one API (or one record type) looks like over all its versions::
       auth_bytes: bytes 0+
       session_lifetime_ms: int64 1+ = 0
 
-A *head* names what follows. ``api KEY Name`` has parts ``request`` and ``response``; ``group TYPE
+A *head* names the content. ``api KEY Name`` has parts ``request`` and ``response``. ``group TYPE
 Name``, ``share TYPE Name`` and ``transaction TYPE Name`` are records of a coordinator's topic with
-parts ``key`` and ``value``; ``metadata ID Name``, ``control TYPE Name``, ``data Name`` and ``header
-Name`` have one part, ``fields``. Behind the colon of a head, or of a part where parts differ:
-``versions R``, ``flexible R`` (left out: never), ``unstable R`` (left out: none).
+parts ``key`` and ``value``. ``metadata ID Name``, ``control TYPE Name``, ``data Name`` and ``header
+Name`` have one part, ``fields``. After the colon of a head, or of a part if parts differ, come
+``versions R``, ``flexible R`` (if absent: never) and ``unstable R`` (if absent: none).
 
 A range R is ``3``, ``3-7``, or ``3+`` for 3 and every later version.
 
-A field is one line, ``name: type R``, then in this order what applies:
+A field is one line, ``name: type R``, followed by these in order, as far as they apply:
 
 =============  =================================================================================
 ``null R``     versions that allow null; a type written ``string?`` allows it wherever it exists
-``tag N``      a tagged field; ``tag N R`` where only some of its versions tag it
+``tag N``      a tagged field; ``tag N R`` if only some of its versions tag it
 ``= value``    its default: a number, ``true``, ``false``, ``null`` or a quoted string;
-               left out: 0, false, "", no elements, a struct of defaults
-``@entity``    what the value names: ``@topicName``, ``@groupId``, ``@brokerId``, ...
+               if absent: 0, false, "", no elements, a struct of defaults
+``@entity``    the kind of thing that the value names: ``@topicName``, ``@brokerId``, ...
 ``key``        part of the key of its collection in Kafka's classes
-``plain``      keeps its non-compact form in flexible versions
+``plain``      has its non-compact form in flexible versions too
 =============  =================================================================================
 
-Types are those of `model.Type` in lower case; ``[int32]`` is an array; a name that starts with a
-capital is a struct. Its fields follow, indented by two more spaces; without them they come from the
-``struct Name`` part of the file, which several fields may share.
+Types are those of `model.Type` in lower case. ``[int32]`` is an array. A name with a capital is a
+struct. Its fields follow, indented by two more spaces; or they come from a ``struct Name`` part of
+the file, which several fields may share.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ _ZERO: dict[Type, Default] = {
 
 
 def implied_default(kind: Type, is_array: bool = False) -> Default | tuple[()]:
-    """The default of a field that states none; ``()`` for no elements, or a struct of defaults."""
+    """The default of a field without a stated one; ``()`` for no elements or a struct of
+    defaults."""
     return () if is_array or kind is Type.STRUCT else _ZERO[kind]
 
 
@@ -108,7 +109,7 @@ def implied_default(kind: Type, is_array: bool = False) -> Default | tuple[()]:
 
 
 class _Line:
-    """One line that says something: its number, indentation in spaces, and words."""
+    """A line that is not empty: its number, indentation in spaces, and text."""
 
     __slots__ = ("indent", "number", "text")
 
@@ -119,7 +120,7 @@ class _Line:
 
 
 class _LineReader:
-    """The lines of one file, read front to back."""
+    """Parses the lines of one file, front to back."""
 
     def __init__(self, text: str, source: str) -> None:
         self.source = source
@@ -257,7 +258,7 @@ class _LineReader:
             self.at += 1
 
     def struct(self, name: str) -> tuple[Field, ...]:
-        """The fields of a declared struct; read where it stands, whoever asks first."""
+        """The fields of a declared struct, parsed at its declaration on first use."""
         if name in self.structs:
             return self.structs[name]
         if name in self.open_structs:
@@ -270,7 +271,7 @@ class _LineReader:
         return self.structs[name]
 
     def fields(self, indent: int) -> tuple[Field, ...]:
-        found: list[Field] = []
+        parsed: list[Field] = []
         names: set[str] = set()
         lines = self.lines
         while self.at < len(lines):
@@ -282,12 +283,12 @@ class _LineReader:
             self.at += 1
             made = self.field(line)
             if made.name in names and any(
-                each.name == made.name and _overlap(each.versions, made.versions) for each in found
+                each.name == made.name and _overlap(each.versions, made.versions) for each in parsed
             ):
                 raise self.fail(f"field {made.name} is there twice", line)
             names.add(made.name)
-            found.append(made)
-        return tuple(found)
+            parsed.append(made)
+        return tuple(parsed)
 
     def field(self, line: _Line) -> Field:
         match = _FIELD.match(line.text)
@@ -362,11 +363,11 @@ def _overlap(one: VersionRange, other: VersionRange) -> bool:
 
 
 def parse(text: str, source: str = "definition") -> list[Parsed]:
-    """Everything that a definition file declares, in its order.
+    """All APIs and definitions of a file, in its order.
 
-    `source` is the file's name in errors. An API comes as `Api`, and so does a coordinator's record
-    (its ``request`` is the key, its ``response`` the value); others as `Definition`.
-    Raises DefinitionError with ``source:line``.
+    source: the file's name in errors. An API, and a coordinator's record (its ``request`` is the
+    key, its ``response`` the value), is an `Api`; others are `Definition`. Raises DefinitionError
+    with ``source:line``.
     """
     return list(_LineReader(text, PurePath(source).name).parse())
 
@@ -384,7 +385,7 @@ def format_range(versions: VersionRange) -> str:
 
 
 def format_default(value: Default | tuple[()]) -> str:
-    """A default as the notation writes it."""
+    """A default in the notation."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -397,7 +398,7 @@ def format_default(value: Default | tuple[()]) -> str:
 
 
 def format_field(field: Field) -> str:
-    """The line of a field, without indentation and without the fields of a struct."""
+    """The line of a field, without indentation and without a struct's fields."""
     name = field.struct_name if field.type is Type.STRUCT else field.type.value
     words = [
         f"{field.name}: {f'[{name}]' if field.is_array else name}"
@@ -429,7 +430,7 @@ def _structs(fields: tuple[Field, ...]) -> Iterator[Field]:
 
 
 def _shared(definitions: list[Definition]) -> dict[str, tuple[Field, ...]]:
-    """The structs to declare once: same name and same fields in more than one place."""
+    """Structs to declare once: those with the same name and fields in several places."""
     seen: dict[str, list[tuple[Field, ...]]] = {}
     for definition in definitions:
         for field in _structs(definition.fields):
@@ -461,7 +462,7 @@ def _ranges(definition: Definition) -> str:
 
 
 def format(parsed: Parsed) -> str:
-    """The text of an API or a definition, such that `parse` gives it back."""
+    """The text of an API or a definition; `parse` returns the same object from it."""
     if isinstance(parsed, Api):
         definitions = [parsed.request, parsed.response]
         kind = "api" if parsed.request.kind == "message" else parsed.request.kind

@@ -1,9 +1,9 @@
-"""What a definition is, in memory: APIs, fields, version ranges. No file format, no bytes.
+"""Definitions in memory: APIs, fields, version ranges. No file format, no bytes.
 
-A *definition* is Kafka's layout of one message over all its versions. Messages of an API
-(request and response), the two headers, and the structs inside records and opaque bytes
-(consumer protocol, coordinator records, metadata records) are all `Definition`s.
-Field names are Kafka's own in snake_case (``throttle_time_ms``).
+A *definition* is Kafka's layout of one message over all its versions. Requests, responses, the two
+headers, and structs inside records and opaque bytes (consumer protocol, coordinator records,
+metadata records) are `Definition`s. Field names are Kafka's own in snake_case
+(``throttle_time_ms``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SIDES = ("request", "response")
 
 _SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-NO_LIMIT = 32767  # api_version is an int16: an open range ends here
+NO_LIMIT = 32767  # api_version is an int16, so an open range ends here
 
 
 class VersionRange(NamedTuple):
-    """Inclusive range of versions; empty when last < first."""
+    """Inclusive range of versions; empty if last < first."""
 
     first: int
     last: int
@@ -42,8 +42,8 @@ ALWAYS = VersionRange(0, NO_LIMIT)
 
 
 class Type(Enum):
-    """Wire types. Whether string, bytes, records and arrays are compact follows from the
-    version being flexible (and `Field.never_flexible`)."""
+    """Wire types. Whether string, bytes, records and arrays are compact depends on the version
+    (flexible or not) and on `Field.never_flexible`."""
 
     BOOL = "bool"
     INT8 = "int8"
@@ -67,16 +67,16 @@ Default = bool | int | float | str | bytes | UUID | None
 class Field:
     """One field. An array has `is_array` and the element's type in `type`.
 
-    versions: where the field is on the wire (as a tagged field too).
-    nullable: versions in which null is allowed.
+    versions: in which the field is on the wire, also as a tagged field.
+    nullable: versions that allow null.
     tagged, tag: versions in which it is a tagged field, and its tag (-1: never).
-    default: value when absent from the wire (tagged) or from the caller's dict; for arrays
-        None means null, () means empty; for structs None means null (else built from fields).
-    never_flexible: keeps the non-compact form in flexible versions (RequestHeader.client_id).
+    default: value if the field is missing on the wire (tagged) or in the caller's dict. For arrays
+    None means null, () means empty; for structs None means null (else built from fields).
+    never_flexible: has the non-compact form in flexible versions too (RequestHeader.client_id).
     entity: Kafka's entityType ("topicName", "groupId", "transactionalId", "brokerId", ...), or "".
-    fields: of a struct (or an array of structs), in wire order.
-    struct_name: Kafka's name of the struct type, "" otherwise.
-    map_key: is part of the element's key in Kafka's keyed collections (no wire effect).
+    fields: of a struct or an array of structs, in wire order.
+    struct_name: Kafka's name of the struct type, or "".
+    map_key: part of the element's key in Kafka's keyed collections (not visible on the wire).
     """
 
     name: str
@@ -99,14 +99,13 @@ class Definition:
     """The layout of one message over its versions.
 
     name: Kafka's name of the definition ("FetchRequest", "OffsetCommitValue").
-    versions: valid ones; flexible: those with compact forms and tagged fields.
-    unstable: versions that the newest release having them marks as drafts.
+    versions: valid versions. flexible: those with compact forms and tagged fields (KIP-482).
+    unstable: versions that are drafts in the newest release that has them.
     kind: "message" (a side of an API), "header", "data" (opaque bytes inside messages), or the log
-        whose records it is: "group" (__consumer_offsets), "share", "transaction", "metadata",
-        "control".
-    record_key: the record's type in its log (2-byte prefix of a key, metadata record id, control
-        type), else -1.
-    notes: what a reader of the definition should know, one sentence each.
+    of the record: "group" (__consumer_offsets), "share", "transaction", "metadata", "control".
+    record_key: the record's type in its log (first 2 bytes of a key, metadata record id, control
+    type), or -1.
+    notes: remarks for readers of the definition, one sentence each.
     """
 
     name: str
@@ -143,12 +142,13 @@ class Api:
         return 2 if api_version in self.request.flexible else 1
 
     def response_header_version(self, api_version: int) -> int:
-        """1 for flexible versions, else 0; KIP-511: ApiVersions responses keep header v0."""
+        """1 for flexible versions, else 0; ApiVersions responses always have header v0
+        (KIP-511)."""
         if self.key == 18:
             return 0
         return 1 if api_version in self.response.flexible else 0
 
 
 def snake_case(name: str) -> str:
-    """Kafka's field name in ours: ``ThrottleTimeMs`` is ``throttle_time_ms``."""
+    """Kafka's field name in snake_case: ``ThrottleTimeMs`` becomes ``throttle_time_ms``."""
     return _SNAKE.sub("_", name).lower()

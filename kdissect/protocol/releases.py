@@ -1,8 +1,8 @@
-"""Which versions of which APIs each Kafka release takes: the facts behind `readiness`.
+"""Versions of each API that each Kafka release accepts: the facts of `readiness`.
 
-``tools/release_facts.py`` writes them to ``releases.kdef`` beside this module, from the releases'
-own code: what its brokers take is what its Java clients speak too. It names the releases looked at,
-oldest first, and then for each API from which release on it has which versions::
+``tools/release_facts.py`` writes them to ``releases.kdef`` beside this module, from the source code
+of the releases: a release's Java clients speak the versions that its brokers accept. The file lists
+the releases, oldest first, and then for each API from which release on it has which versions::
 
     release 2.4.1
     release 4.0.0
@@ -15,12 +15,12 @@ oldest first, and then for each API from which release on it has which versions:
       2.4.1 0-4
       4.0.0 none
 
-A release not listed under an API takes what the one before it takes; before the first line an API
-does not exist. Versions that a release holds as drafts are not taken. Brokers and controllers are
-not told apart, nor ZooKeeper and KRaft mode: what any of them takes counts.
+A release that an API does not list accepts the same as the one before it; before its first line the
+API does not exist. Draft versions of a release are not accepted. The facts do not distinguish
+brokers from controllers, or ZooKeeper from KRaft mode: a version counts if any of them accepts it.
 
-A broker's own answer to ApiVersions says more than it takes in one place: from 4.0 on it names
-Produce 0 and up, for clients that would otherwise not compress, and refuses 0 to 2 all the same.
+A broker's ApiVersions response lists more than it accepts in one case: from 4.0 on it lists Produce
+from 0 on, for clients that would otherwise not compress, but refuses versions 0 to 2.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import VersionRange
 
 FACTS = Path(__file__).parent / "releases.kdef"
-FIRST_TARGET = (2, 4)  # older releases are there for what their clients speak
+FIRST_TARGET = (2, 4)  # older releases are listed only for the versions of their clients
 
 
 @dataclass
 class ReleaseFacts:
-    """releases: oldest first. spoken: API key to release to its versions, None for not at all."""
+    """releases: oldest first. spoken: API key -> release -> its versions, None if it lacks the
+    API."""
 
     releases: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
@@ -53,7 +54,7 @@ def release_number(release: str) -> tuple[int, ...]:
 
 
 def parse_facts(text: str) -> ReleaseFacts:
-    """The facts in the text; raises DefinitionError with the line that is wrong."""
+    """Parse the facts; raises DefinitionError with the line that is wrong."""
     facts = ReleaseFacts()
     changes: dict[int, dict[str, VersionRange | None]] = {}
     current: dict[str, VersionRange | None] | None = None
@@ -92,20 +93,20 @@ def facts() -> ReleaseFacts:
 
 
 def releases() -> list[str]:
-    """The releases that are known, oldest first."""
+    """The known releases, oldest first."""
     return list(facts().releases)
 
 
 def targets() -> list[str]:
-    """Those that `find_release` knows."""
+    """Releases that `find_release` accepts."""
     return [release for release in releases() if release_number(release) >= FIRST_TARGET]
 
 
 def find_release(target: str) -> str:
-    """The known release that ``4.0``, ``v4.0.0`` or ``4.0.1`` means.
+    """The known release for ``4.0``, ``v4.0.0`` or ``4.0.1``.
 
-    A minor alone means its newest patch; a patch that was not looked at means the newest one before
-    it, since patches hardly ever change what is spoken. Raises ValueError for an unknown minor.
+    A minor release alone means its newest patch. An unknown patch means the newest known one before
+    it, because patches hardly ever change versions. Raises ValueError for an unknown minor release.
     """
     found = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?", target.strip())
     known = [release_number(release) for release in targets()]
@@ -119,7 +120,7 @@ def find_release(target: str) -> str:
 
 
 def spoken_versions(release: str) -> dict[int, VersionRange]:
-    """API key to the versions that a known release takes; other APIs are not there."""
+    """API key -> versions that a known release accepts; APIs that it lacks are left out."""
     return {
         key: versions
         for key, by_release in facts().spoken.items()
@@ -128,11 +129,11 @@ def spoken_versions(release: str) -> dict[int, VersionRange]:
 
 
 def releases_offering(ranges: Mapping[int, tuple[int, int]]) -> list[str]:
-    """Releases whose brokers may answer ApiVersions so: API key to first and last version.
+    """Releases whose brokers may answer ApiVersions with these ranges (API key -> first, last).
 
-    Oldest first; none for a broker of another make, or a release that is not known. APIs that the
-    answer leaves out tell nothing: listeners and features decide about them. Of Produce only the
-    last version does (see above).
+    Oldest first; empty for a broker of another vendor or an unknown release. APIs that the response
+    leaves out are ignored, because listeners and features decide about them. For Produce only the
+    last version is compared; see the module.
     """
     return [
         release
@@ -148,19 +149,21 @@ def releases_offering(ranges: Mapping[int, tuple[int, int]]) -> list[str]:
 
 
 def taken(offered: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-    """api_key -> versions that a broker takes of those that it offers: of Produce, none that no
-    release that offers just this takes."""
-    found = dict(offered)
+    """API key -> (first, last) version that a broker accepts, from those that it offers.
+
+    Differs for Produce only: versions that no release with this offer accepts are left out.
+    """
+    accepted = dict(offered)
     spoken = [facts().spoken[ApiKey.PRODUCE][release] for release in releases_offering(offered)]
     firsts = [versions.first for versions in spoken if versions is not None]
-    if firsts and ApiKey.PRODUCE in found:
-        first, last = found[ApiKey.PRODUCE]
-        found[ApiKey.PRODUCE] = max(first, min(firsts)), last
-    return found
+    if firsts and ApiKey.PRODUCE in accepted:
+        first, last = accepted[ApiKey.PRODUCE]
+        accepted[ApiKey.PRODUCE] = max(first, min(firsts)), last
+    return accepted
 
 
 def first_release_with(api_key: int, api_version: int) -> str | None:
-    """The oldest known release that takes a version; None for none of them."""
+    """The oldest known release that accepts a version; None if there is none."""
     return next(
         (
             release
@@ -172,10 +175,10 @@ def first_release_with(api_key: int, api_version: int) -> str | None:
 
 
 def last_release_with(api_key: int, api_version: int) -> str | None:
-    """The newest known release that takes a version; None for none of them."""
-    found = [
+    """The newest known release that accepts a version; None if there is none."""
+    accepting = [
         release
         for release, versions in facts().spoken.get(api_key, {}).items()
         if versions is not None and versions.first <= api_version <= versions.last
     ]
-    return found[-1] if found else None
+    return accepting[-1] if accepting else None

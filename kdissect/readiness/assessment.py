@@ -1,25 +1,25 @@
-"""Which clients would break on another Kafka release, by their requests and what it takes.
+"""Which clients would break on another Kafka release, judged by their requests.
 
-A request below the lowest version that the target takes is a finding. One above its highest is
-none, since clients come down to what a broker offers. The verdict on a finding depends on why the
-client used the old version:
+A request below the lowest version that the target accepts is a finding. A request above its highest
+version is none, because clients fall back to what a broker offers. The verdict on a finding depends
+on why the client used the old version:
 
-- its software is known by name and release, and so are the versions that this release speaks:
-  these decide (`Software.speaks_enough`);
-- a broker offered the client a higher version and it did not take that one, or the client asks no
-  broker what it offers: it cannot do better, or its configuration says not to, and it **breaks**;
-- it used the highest version that its brokers offered: it may well speak newer ones: **unknown**.
+- its software and release are known, and so are the versions of that release: they decide
+  (`Software.speaks_enough`);
+- a broker offered a higher version and the client did not use it, or the client never asks for
+  offered versions: it cannot do better, or is configured not to, and it **breaks**;
+- it used the highest version that its brokers offered, so it may support newer ones: **unknown**.
 
-An API that the target does not have is a finding too, unless clients do without it. One that the
-target has only where a setting enables it is **unknown**. Message formats 0 and 1 go with the
-Produce versions that carry them.
+An API that the target lacks is a finding too, unless clients do without it. An API that the target
+has only if a setting enables it is **unknown**. Message formats 0 and 1 depend on the Produce
+versions that carry them.
 
-No finding is not enough for **ok**: the client's role (`roles`) has to be seen at work. An API that
-the role needs, that the target does not take in all its versions and that the client never sent
-makes it **unknown**, unless the software is known to speak enough of it.
+**ok** needs more than no findings: the client's role (`roles`) must be seen at work. Suppose that
+the role needs an API, that the target does not accept all its versions, and that the client never
+sent it. Then the verdict is **unknown**, unless the software is known to support enough versions.
 
-The connections of brokers and controllers among themselves are listed apart and do not count: they
-are upgraded with the cluster. What a release takes is in `kdissect.protocol.releases`.
+Connections among brokers and controllers are listed apart and do not count, because these are
+upgraded with the cluster. `kdissect.protocol.releases` has the versions of each release.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
 VERDICTS = (BREAKS, UNKNOWN, OK)  # worst first
 
-MAGIC_2_PRODUCE = 3  # the first Produce version that carries magic 2, and nothing older
-# How Kafka's servers call themselves where nothing else in their requests shows it.
+MAGIC_2_PRODUCE = 3  # the first Produce version with magic 2 only
+# Client ids of Kafka's servers, for requests that show it in no other way.
 INTERNAL_CLIENT_IDS = (
     r"^(broker-\d+-(fetcher-\d+|txn-marker-sender)|raft-client-\d+|AddPartitionsManager-client-\d+"
     r"|AddPartitionsToTxnSenderThread-\d+|Persister-client-\d+"
     r"|NetworkPartitionMetadataClient-client-\d+)$"
 )
-# Requests of these APIs fail without harm: the client asks in another way, or goes without.
+# Requests of these APIs fail without harm: the client uses another API, or does without.
 DISPENSABLE_APIS = frozenset(
     {
         ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.CONSUMER_GROUP_DESCRIBE,
     }
 )  # fmt: skip
-# Off by default: API key to the releases that have it so, up to the first that enables it in new
-# clusters, and the setting (KIP-848, KIP-932).
+# APIs that are off by default: (first release that enables it in new clusters, setting). KIP-848,
+# KIP-932.
 SETTINGS = {
     ApiKey.CONSUMER_GROUP_HEARTBEAT: (
         (4, 0),
@@ -72,18 +72,21 @@ class ReadinessError(Error, ValueError):
 
 
 def assess(tables: Tables, target: str) -> dict[str, Any]:
-    """Who would break on the release `target` (``4.0``, ``3.9.1``), as a document for JSON.
+    """Which clients would break on the release `target` (``4.0``, ``3.9.1``), as a JSON document.
 
-    ``verdict`` is the worst of ``clients``, and ``unknown`` at best where TLS hides connections or
-    no client was seen. Each client has ``address``, ``client_id``, ``software_name``,
-    ``software_version``, ``principal``, ``verdict``, ``connection_count``, ``request_count``,
-    ``first_time``, ``last_time``, ``roles``, ``findings`` (a request with its API, version and
-    count, what the target takes, what the broker offered, the ``setting`` that the target needs,
-    ``verdict`` and ``why``), ``never_seen`` (APIs that its roles need and it did not send, with
-    ``verdict`` and ``why``), ``formats`` (what it writes) and ``upgrade`` (what to do). ``counts``
-    has the clients by verdict, ``established_request_count`` the requests of clients whose verdict
-    is not ``unknown``, ``internal`` brokers and controllers, ``unseen`` what TLS or losses hide.
-    Raises ReadinessError for a release that is not known.
+    ``verdict``: the worst of ``clients``; at best ``unknown`` if TLS hides connections or there are
+    no clients. ``counts``: clients by verdict. ``established_request_count``: requests of clients
+    whose verdict is not ``unknown``. ``internal``: brokers and controllers. ``unseen``: what TLS or
+    losses hide.
+    ``clients``: each has ``address``, ``client_id``, ``software_name``, ``software_version``,
+    ``principal``, ``verdict``, ``connection_count``, ``request_count``, ``first_time``,
+    ``last_time``, ``roles``, ``findings``, ``never_seen``, ``formats`` (what it writes) and
+    ``upgrade`` (what to do).
+    ``findings``: each has a request's API, version and count, the versions that the target accepts
+    (``taken``), those that the broker offered, the ``setting`` that the target needs, ``verdict``
+    and ``why``. ``never_seen``: APIs that its roles need and it did not send, with ``verdict`` and
+    ``why``.
+    Raises ReadinessError for an unknown release.
     """
     try:
         release = find_release(target)
@@ -122,7 +125,8 @@ def _worst(verdicts: Iterable[str]) -> str:
 
 
 def _prepare(database: Database, names: set[str]) -> None:
-    """links: Kafka connections; requests: their exchanges; owners: the clients of each."""
+    """Create temporary tables: links (Kafka connections), requests (exchanges), owners
+    (clients)."""
     replicas = [
         _replica_query(api, field, names)
         for api, field in (
@@ -258,7 +262,7 @@ def _replica_query(api: str, field: str, names: set[str]) -> str | None:
 
 
 def _prepare_offers(database: Database, names: set[str]) -> None:
-    """The versions that brokers offered: by connection, by broker, and to each client."""
+    """Create tables of the versions that brokers offered: by connection, by broker, by client."""
     if "apis/ApiVersions" in names:
         offers = """
             select connection_id, k.api_key, min(k.min_version) first, max(k.max_version) last
@@ -363,8 +367,10 @@ def _time(value: Any) -> str | None:
 
 
 def _requests(database: Database, condition: str) -> list[dict[str, Any]]:
-    """Requests by client, API, version, and by what was offered before: on their connection, else
-    by the same broker or to the same client."""
+    """Requests by client, API and version, with the versions that were offered.
+
+    Offers are those on the same connection, else those of the same broker or to the same client.
+    """
     return database.rows(
         f"""
         select {_COLUMNS}, r.api_key, r.api_version, r.is_sure,
@@ -391,7 +397,7 @@ def _requests(database: Database, condition: str) -> list[dict[str, Any]]:
 
 
 def _behaviour(requests: list[dict[str, Any]]) -> Behaviour | None:
-    """How a client chose its versions; None for one with a name, unless Java without a release."""
+    """How a client chose its versions; None for a named client, except Java without a release."""
     first = requests[0]
     software = Software(first["software_name"], first["software_version"])
     if software.name not in (None, JAVA) or software.spoken() is not None:
@@ -410,13 +416,13 @@ def _behaviour(requests: list[dict[str, Any]]) -> Behaviour | None:
 def _judged(
     row: dict[str, Any], behaviour: Behaviour | None, release: str
 ) -> dict[str, Any] | None:
-    """A request that the release does not take as a finding, or None where it does no harm."""
+    """A finding for a request that the release does not accept; None if it does no harm."""
     key, api_version = row["api_key"], row["api_version"]
     taken = spoken_by(release).get(key)
     setting = _setting(key, release)
     if taken is None:
         if key in DISPENSABLE_APIS or key not in facts().names:
-            return None  # it goes without; or no broker ever had it
+            return None  # it does without the API, or no broker ever had it
         verdict, why = BREAKS, _missing_api(key, release)
     elif api_version < taken.first:
         verdict, why = _judged_version(row, behaviour, taken)
@@ -443,7 +449,7 @@ def _judged(
 
 
 def _setting(api_key: int, release: str) -> str | None:
-    """What enables an API on a release that has it off by default."""
+    """The setting that enables an API on a release that has it off by default; None for others."""
     if api_key not in SETTINGS or api_key not in spoken_by(release):
         return None
     first_enabled, setting = SETTINGS[ApiKey(api_key)]
@@ -478,9 +484,10 @@ def _never_seen(
     requests: list[dict[str, Any]],
     release: str,
 ) -> list[dict[str, Any]]:
-    """The APIs that a client needs and did not send, of those that can be missing on the release.
+    """APIs that a client needs and did not send, as far as the release may lack their versions.
 
-    An API that the release takes from its version 0 on cannot: every client speaks some version.
+    An API whose version 0 the release accepts is left out: every client supports some version of
+    it.
     """
     software = Software(client["software_name"], client["software_version"])
     sent = {each["api_key"] for each in requests if each["is_sure"]}
@@ -526,7 +533,7 @@ def _missing_api(key: int, release: str) -> str:
 
 
 def _merged(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each API and version, the worst verdict first."""
+    """One row per API and version, with the worst verdict."""
     merged: dict[tuple[int, int], dict[str, Any]] = {}
     for each in sorted(findings, key=lambda each: VERDICTS.index(each["verdict"])):
         place = (each["api_key"], each["api_version"])
@@ -542,7 +549,7 @@ def _merged(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _formats(database: Database, release: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """The message formats that each client writes, and whether the release takes them."""
+    """Message formats that each client writes, and whether the release accepts them."""
     produce = spoken_by(release).get(ApiKey.PRODUCE)
     oldest = 2 if produce is None or produce.first >= MAGIC_2_PRODUCE else 0
     formats: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -571,7 +578,8 @@ def _upgrade(
     never_seen: list[dict[str, Any]],
     release: str,
 ) -> str | None:
-    """What to do about the findings and the APIs that were never seen, in a sentence."""
+    """Advice on the findings and the APIs that were never seen, in one sentence; None without
+    any."""
     settings = [each for each in findings if each["setting"] is not None]
     old = [
         each
@@ -603,7 +611,8 @@ def _upgrade(
 
 
 def _ready_java(release: str) -> str | None:
-    """The first release whose Java clients speak what this one takes, in every API they have."""
+    """The first release whose Java clients support what this one accepts, in every API they
+    have."""
     taken = spoken_by(release)
     for each in releases():
         spoken = spoken_by(each)
@@ -620,7 +629,7 @@ def _ready_java(release: str) -> str | None:
 
 
 def _internal(database: Database, release: str) -> list[dict[str, Any]]:
-    """Brokers and controllers by address and client id, with what the release does not take."""
+    """Brokers and controllers by address and client id, with requests that the release refuses."""
     callers = {
         (row["client_ip"], row["client_id"]): {
             "address": row["client_ip"],
@@ -653,7 +662,7 @@ def _internal(database: Database, release: str) -> list[dict[str, Any]]:
 
 
 def _unseen(database: Database) -> dict[str, Any]:
-    """Traffic that shows nothing: TLS without its secrets, requests that were not captured."""
+    """Traffic without evidence: TLS without secrets, requests that were not captured."""
     (row,) = database.rows(
         """
         select

@@ -1,9 +1,9 @@
-"""What a client does (produce, consume, join a group, ...), and which APIs that needs.
+"""Roles of clients (producer, consumer, group member, ...), and the APIs that each needs.
 
-A client that shows a role without an API that the role needs has not shown that it works: a
-consumer that joins its group and never fetches may lack a Fetch version that its broker takes.
-Only APIs that every such client sends are needed. ListOffsets, for one, is not: a consumer that
-resumes from committed offsets goes without it.
+A client that shows a role but did not send an API that the role needs has not proved that it works.
+For example, a consumer that joins its group and never fetches may lack a Fetch version. Only APIs
+that every such client sends count as needed. ListOffsets does not: a consumer that resumes from
+committed offsets never sends it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from kdissect.protocol.api_keys import ApiKey
 
-CONSUMER_PROTOCOL = "consumer"  # the protocol_type of consumers; Connect's workers have another
+CONSUMER_PROTOCOL = "consumer"  # protocol_type of consumers; Connect workers have another
 
 
 @dataclass(frozen=True)
 class ClientRole:
-    """A client that sends one of `shown_by` sends all of `needs` sooner or later."""
+    """A client that sends one of `shown_by` will also send all of `needs`."""
 
     name: str
     shown_by: frozenset[ApiKey]
@@ -77,14 +77,14 @@ _ROLES = (
 )
 _ADMINISTRATOR = ClientRole("administrator", frozenset(), ())
 
-# Consumers send these, and so do administrators and monitors beside requests of their own.
+# Consumers send these; administrators and monitors send them beside other requests.
 _OFFSET_APIS = frozenset(
     {
         ApiKey.LIST_OFFSETS, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH,
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
     }
 )  # fmt: skip
-# Clients of all roles send these, so they show none. LeaveGroup also removes others (KIP-345).
+# Clients of all roles send these, so they indicate none. LeaveGroup also removes others (KIP-345).
 _COMMON_APIS = frozenset(
     {
         ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.METADATA,
@@ -95,7 +95,7 @@ _COMMON_APIS = frozenset(
 
 
 def find_roles(api_keys: Set[int], protocol_types: Set[str]) -> list[ClientRole]:
-    """The roles of a client by the APIs that it sends and the groups that it joins."""
+    """The roles of a client, from the APIs that it sends and the groups that it joins."""
     roles = [role for role in _ROLES if role.shown_by & api_keys]
     if _MEMBER in roles and (not protocol_types or CONSUMER_PROTOCOL in protocol_types):
         roles.append(_GROUP_CONSUMER)
@@ -108,7 +108,7 @@ def find_roles(api_keys: Set[int], protocol_types: Set[str]) -> list[ClientRole]
 
 
 def needed_apis(roles: list[ClientRole]) -> dict[int, str | None]:
-    """API key to the role that needs it; None: no role was seen, and it may turn out to need it."""
+    """API key -> role that needs it; None if no role was seen, so that it may be needed."""
     return {
         int(key): role.name if roles else None
         for role in reversed(roles or [_PRODUCER, _GROUP_CONSUMER])

@@ -1,4 +1,5 @@
-"""Which versions a client's software speaks: by its name, or as a Java client by its behaviour."""
+"""Versions that a client's software supports: from its name, or for Java clients from its
+behaviour."""
 
 from __future__ import annotations
 
@@ -11,40 +12,40 @@ from kdissect.protocol.model import VersionRange
 from kdissect.protocol.releases import release_number, releases, spoken_versions
 
 JAVA = "apache-kafka-java"
-FIRST_NEGOTIATING_JAVA = (0, 10, 2)  # KIP-97: older Java clients send their newest versions
+FIRST_NEGOTIATING_JAVA = (0, 10, 2)  # KIP-97: older Java clients always send their newest versions
 # Every connection may begin with these. Java sends ApiVersions 0 and, in some releases, its newest.
 HANDSHAKE_APIS = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE})
 
-# KIP-896: this release of librdkafka was checked to speak what Kafka 4.0 takes.
+# KIP-896: this release of librdkafka is known to support what Kafka 4.0 accepts.
 _LIBRDKAFKA = re.compile(r"rdkafka\W*v?(\d+)\.(\d+)\.(\d+)", re.IGNORECASE)
 _LIBRDKAFKA_READY = (1, 8, 2)
 
 
 @dataclass
 class Software:
-    """The name and release that a client sends in ApiVersions; None: it sent none."""
+    """Name and release that a client sends in ApiVersions (KIP-511); None if it sent none."""
 
     name: str | None
     release: str | None
 
     def spoken(self) -> dict[int, VersionRange] | None:
-        """The versions that it speaks by API key, where that is known: Java clients."""
+        """API key -> versions that it supports, known for Java clients; None for others."""
         number = re.match(r"\d+\.\d+(\.\d+)*", self.release or "")
         if self.name != JAVA or number is None:
             return None
         wanted = release_number(number[0])
-        known = [each for each in releases() if release_number(each) <= wanted]
-        same_minor = [each for each in known if release_number(each)[:2] == wanted[:2]]
-        if not same_minor and known and known[-1] != releases()[-1]:
+        older = [each for each in releases() if release_number(each) <= wanted]
+        same_minor = [each for each in older if release_number(each)[:2] == wanted[:2]]
+        if not same_minor and older and older[-1] != releases()[-1]:
             return None
-        return spoken_versions(known[-1]) if known else None
+        return spoken_versions(older[-1]) if older else None
 
     def speaks_enough(self, api_key: int, taken: VersionRange) -> bool | None:
-        """Whether it speaks a version that the target takes; None: not known."""
+        """Whether it supports a version that the target accepts; None if unknown."""
         spoken = self.spoken()
         if spoken is not None:
-            mine = spoken.get(api_key)
-            return mine is not None and mine.last >= taken.first
+            own = spoken.get(api_key)
+            return own is not None and own.last >= taken.first
         title = f"{self.name} {self.release}" if self.name else ""
         if (match := _LIBRDKAFKA.search(title)) is not None:
             number = tuple(int(part) for part in match.groups())
@@ -56,9 +57,9 @@ class Software:
 class Behaviour:
     """How a client without a name chose its versions.
 
-    asked_with: the highest ApiVersions version that it sent; None: it sent none. is_whole: all its
-    connections were captured from their first packet. requests: API key, version, and the highest
-    versions that its brokers offered (empty: not captured).
+    asked_with: highest ApiVersions version that it sent; None if it sent none. is_whole: all its
+    connections were captured from their first packet. requests: (API key, version, highest versions
+    that its brokers offered; empty if not captured).
     """
 
     asked_with: int | None
@@ -66,7 +67,7 @@ class Behaviour:
     requests: list[tuple[int, int, Sequence[int]]] = field(default_factory=list)
 
     def java_releases(self) -> list[str]:
-        """The releases of Java clients that behave so, oldest first."""
+        """Releases of Java clients with this behaviour, oldest first."""
         return [each for each in releases() if self._fits(each)]
 
     def _fits(self, release: str) -> bool:
@@ -96,9 +97,10 @@ class Behaviour:
 
 
 def java_hint(behaviour: Behaviour, needs: dict[int, VersionRange]) -> str:
-    """What becomes of the Java clients that behave so, as the end of a sentence; or nothing.
+    """The end of a sentence on Java clients with this behaviour and the target; "" if there are
+    none.
 
-    needs: API key to the versions that the target takes.
+    needs: API key -> versions that the target accepts.
     """
     same = behaviour.java_releases()
     if not same:
@@ -118,6 +120,7 @@ def java_hint(behaviour: Behaviour, needs: dict[int, VersionRange]) -> str:
 
 
 def minor(release: str) -> str:
-    """``4.0`` of ``4.0.2``, ``0.10.2`` of ``0.10.2.2``: until 1.0 a minor had three numbers."""
+    """``4.0`` of ``4.0.2``, ``0.10.2`` of ``0.10.2.2``: before 1.0 a minor release had three
+    numbers."""
     numbers = release.split(".")
     return ".".join(numbers[: 3 if numbers[0] == "0" else 2])

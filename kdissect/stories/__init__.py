@@ -1,1 +1,1 @@
-"""Groups, transactions and producers: events by key to rows."""
+"""Groups, transactions, producers and fetch sessions: turns events, ordered by key, into rows."""

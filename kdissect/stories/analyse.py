@@ -1,4 +1,4 @@
-"""All events of some keys to the rows of the tables that tell stories."""
+"""Builds the tables that need all events of a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kdissect.stories.transactions import in_order, transactions_table
 
 
 def analyse(parts: list[bytes]) -> Iterator[tuple[str, pa.Table]]:
-    """(table name, rows) of packed events; all events of a key must be there."""
+    """Yield (table name, rows) from packed events; all events of a key must be present."""
     events = unpack(parts)
     groups = in_order(events["groups"])
     if groups.num_rows:

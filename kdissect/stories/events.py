@@ -1,10 +1,10 @@
-"""Events: what a message says about a group or a producer, small enough to be moved by key.
+"""Events: facts of a message about a group, producer or fetch session, small enough to shuffle.
 
-Decoding sees messages slot by slot; a story (a rebalance, a transaction) runs over many slots and
+Decoding handles messages slot by slot, but a rebalance or a transaction spans many slots and
 connections. So decoding emits events, each with a key: a hash of the id of its group, producer or
-fetch session. All events of a key come to one place, where `groups`, `transactions` and others put
-them in order and read the story. Frequent messages that tell nothing new (a heartbeat without an
-error) make no event; produced batches of idempotent producers make one row of about 100 bytes each.
+fetch session. All events of a key reach one task, in which `groups`, `transactions` and others
+order them and build rows. Frequent messages without news (a heartbeat without error) make no event.
+A produced batch of an idempotent producer makes one row of about 100 bytes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import pyarrow as pa
 
 from kdissect.tables.arrow_arrays import mix64
 
-_ROW_BYTES_MAX = 4 << 20  # of one packed table
+_ROW_BYTES_MAX = 4 << 20  # bytes of one packed table
 
-NO_TIME = -(2**63)  # end_ns of an exchange without a response
+NO_TIME = -(2**63)  # end_ns of an exchange without response
 
 
 class ProducerStep(IntEnum):
-    """What a producer event is."""
+    """The kind of a producer event."""
 
-    INIT = 0  # InitProducerId gave the id and epoch; flag: the producer asked with that same id
-    ADD = 1  # a partition added to the transaction
+    INIT = 0  # InitProducerId assigned id and epoch; flag: the request had that same id
+    ADD = 1  # a partition was added to the transaction
     VERIFY = 2  # a broker asked whether a partition is in the transaction
     ADD_OFFSETS = 3  # AddOffsetsToTxn
     OFFSETS = 4  # TxnOffsetCommit
@@ -40,14 +40,14 @@ class ProducerStep(IntEnum):
 
 _PLACE = [
     ("time_ns", pa.int64()),  # of the request
-    ("end_ns", pa.int64()),  # of the response, else NO_TIME
+    ("end_ns", pa.int64()),  # of the response, or NO_TIME
     ("connection_id", pa.int64()),
-    ("pos", pa.int64()),  # of the request: orders what came in one segment
+    ("pos", pa.int64()),  # of the request: orders the messages of one segment
     ("order", pa.int32()),  # within the exchange
     ("exchange_id", pa.int64()),
 ]
 
-# error_code is null without an answer. `data`: JSON of what only the story of that event needs.
+# error_code is null without a response. `data`: JSON of facts for that event's rows only.
 GROUP_STEPS = pa.schema(
     [
         ("group_id", pa.string()),
@@ -61,7 +61,7 @@ GROUP_STEPS = pa.schema(
     ]
 )
 
-# base_sequence, sequence_count, record_count, capture_id, packet, batch_pos, size: of PRODUCE only;
+# base_sequence, sequence_count, record_count, capture_id, packet, batch_pos, size: of PRODUCE only.
 # data: of OFFSETS only, JSON of [group, topic, partition, offset] for each that was not refused.
 PRODUCER_STEPS = pa.schema(
     [
@@ -85,7 +85,7 @@ PRODUCER_STEPS = pa.schema(
     ]
 )
 
-# broker: address and port, with a space between. `order` is an `Ask`.
+# broker: address and port, separated by a space. `order` is an `Ask`.
 FETCH_STEPS = pa.schema(
     [
         ("broker", pa.string()),
@@ -136,20 +136,20 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class Collector:
-    """The events of one decode task, packed by key at the end."""
+    """Collects the events of one decode task and packs them by key."""
 
     def __init__(self, key_count: int) -> None:
-        """key_count: how many keys there are; depends on the plan of the run alone."""
+        """key_count: number of keys; depends on the run's plan only."""
         self.key_count = key_count
         self._tables: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
 
     def add(self, name: str, table: pa.Table) -> None:
-        """Rows of `SCHEMAS[name]`."""
+        """Add rows of `SCHEMAS[name]`."""
         if table.num_rows:
             self._tables[name].append(table)
 
     def packed(self) -> Iterator[Packed]:
-        """All events, each row with the key of its group or producer."""
+        """Yield all events, packed by key."""
         number = 0
         for name, parts in self._tables.items():
             if not parts:
@@ -196,13 +196,13 @@ def _pack(name: str, table: pa.Table) -> bytes:
 
 
 def unpack(parts: list[bytes]) -> dict[str, pa.Table]:
-    """The events of one key from all tasks, by name; both names are there."""
-    found: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
+    """The events of one key from all tasks, by name of SCHEMAS; every name is present."""
+    tables_of: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
     for data in parts:
         table = pa.ipc.open_stream(data).read_all()
         name = table.schema.metadata[b"events"].decode()
-        found[name].append(table.replace_schema_metadata(None).cast(SCHEMAS[name]))
+        tables_of[name].append(table.replace_schema_metadata(None).cast(SCHEMAS[name]))
     return {
         name: pa.concat_tables(tables).combine_chunks() if tables else SCHEMAS[name].empty_table()
-        for name, tables in found.items()
+        for name, tables in tables_of.items()
     }

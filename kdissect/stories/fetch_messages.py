@@ -17,32 +17,32 @@ from kdissect.stories.events import story
 from kdissect.stories.messages import Messages, Rows, flattened
 from kdissect.stories.sequences import codes
 
-_FULL, _FINAL = 0, -1  # session epochs that start and end a session
+_FULL, _FINAL = 0, -1  # KIP-227: session epochs 0 and -1 start and end a session
 
 
 class Ask(IntEnum):
-    """What a Fetch does to a session, in the order in which a broker does it."""
+    """What a Fetch does to a session, in the order in which a broker applies it."""
 
     START = 0
     FORGET = 1
-    ADD = 2  # asks for a partition, which stays in the session
+    ADD = 2  # requests a partition, which stays in the session
     CLOSE = 3
-    SEEN = 4  # the highest epoch of a chunk
+    SEEN = 4  # the highest epoch in a chunk
 
 
 def fetch_events(messages: Messages) -> Iterator[pa.Table]:
-    """FETCH_STEPS of a chunk; a partition asked for again and again makes one of them."""
+    """FETCH_STEPS of a chunk; repeated requests for a partition make one event."""
     rows = messages.rows(ApiKey.FETCH)
-    asked = messages.body(ApiKey.FETCH, REQUEST, rows)
-    given = messages.body(ApiKey.FETCH, RESPONSE, rows)
-    if asked is None or not len(rows):
+    request = messages.body(ApiKey.FETCH, REQUEST, rows)
+    response = messages.body(ApiKey.FETCH, RESPONSE, rows)
+    if request is None or not len(rows):
         return
-    if given is None:  # whether others of the chunk were answered makes no difference
-        given = pa.nulls(len(rows), body_type(ApiKey.FETCH, "response"))
-    epoch = pc.fill_null(asked.field("session_epoch"), _FINAL).to_numpy(zero_copy_only=False)
-    old = pc.fill_null(asked.field("session_id"), 0).to_numpy(zero_copy_only=False)
-    new = pc.fill_null(given.field("session_id"), 0).to_numpy(zero_copy_only=False)
-    error = pc.fill_null(given.field("error_code"), 0).to_numpy(zero_copy_only=False)
+    if response is None:  # makes no difference whether others of the chunk have responses
+        response = pa.nulls(len(rows), body_type(ApiKey.FETCH, "response"))
+    epoch = pc.fill_null(request.field("session_epoch"), _FINAL).to_numpy(zero_copy_only=False)
+    old = pc.fill_null(request.field("session_id"), 0).to_numpy(zero_copy_only=False)
+    new = pc.fill_null(response.field("session_id"), 0).to_numpy(zero_copy_only=False)
+    error = pc.fill_null(response.field("error_code"), 0).to_numpy(zero_copy_only=False)
     session = np.where(epoch == _FULL, new, old)
     kept = np.flatnonzero((session != 0) & (error == 0))
     closed = np.flatnonzero((old != 0) & (epoch <= _FULL) & ((epoch != _FULL) | (old != new)))
@@ -54,7 +54,7 @@ def fetch_events(messages: Messages) -> Iterator[pa.Table]:
     kept = kept[epoch[kept] >= _FULL]
     if not len(kept):
         return
-    some = asked.take(pa.array(kept))
+    some = request.take(pa.array(kept))
     broker = codes(messages.broker.take(pa.array(rows[kept])), pa.array(session[kept]))
     yield _seen(messages, rows[kept], broker, session[kept], epoch[kept])
     for ask, name in ((Ask.FORGET, "forgotten_topics_data"), (Ask.ADD, "topics")):
@@ -97,21 +97,21 @@ def _events(
 
 
 def _names(topics: pa.StructArray, topic_names: dict[str, str]) -> pa.Array:
-    """Topic per element: its name, else what its id is known as, else the id."""
+    """string per element: the topic's name, else the name known for its id, else the id."""
     ids = topics.field("topic_id").dictionary_encode()
     known = [topic_names.get(text, text) for text in ids.dictionary.to_pylist()]
     return pc.coalesce(topics.field("topic"), pa.array(known, pa.string()).take(ids.indices))
 
 
 def _seen(messages: Messages, rows: Rows, broker: Rows, session: Rows, epoch: Rows) -> pa.Table:
-    """One event per session, of its highest epoch here."""
+    """One event per session, with its highest epoch here."""
     order = np.lexsort((np.arange(len(rows)), epoch, broker))
     last = order[np.flatnonzero(np.append(broker[order][1:] != broker[order][:-1], True))]
     return _events(messages, rows[last], Ask.SEEN, session[last], epoch[last])
 
 
 def _changing(some: pa.StructArray, broker: Rows, epoch: Rows) -> npt.NDArray[np.bool_]:
-    """Per fetch whether its session forgets something in this chunk, or starts behind its start."""
+    """bool per Fetch: its session forgets a partition in this chunk, or starts again."""
     forgets = pc.list_value_length(some.field("forgotten_topics_data"))
     moves = pc.fill_null(pc.greater(forgets, 0), False).to_numpy(zero_copy_only=False)
     moves = moves | (epoch == _FULL)
@@ -122,7 +122,7 @@ def _changing(some: pa.StructArray, broker: Rows, epoch: Rows) -> npt.NDArray[np
 def _again(
     broker: Rows, row: Rows, names: pa.Array, partitions: pa.Array, changing: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Per partition asked for whether the same session asked for it before in this chunk."""
+    """bool per requested partition: the same session requested it earlier in this chunk."""
     key = codes(pa.array(broker[row]), names, partitions)
     _, first = np.unique(key, return_index=True)
     again = np.ones(len(row), bool)

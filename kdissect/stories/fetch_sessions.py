@@ -1,7 +1,7 @@
-"""Rows of `fetch_sessions`: from which epoch to which a session asked for a partition (KIP-227).
+"""Rows of `fetch_sessions`: the range of epochs in which a session requests a partition (KIP-227).
 
-An incremental Fetch lists only what is new, changed or forgotten; it asks for all partitions whose
-rows have its session's id and an epoch range around its own.
+An incremental Fetch lists only new, changed or forgotten partitions. It requests all partitions
+whose rows have its session id and an epoch range that includes its epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KNOWN, _UNKNOWN = "known", "unknown"
 
 
 class _FetchStep(NamedTuple):
-    """What is read of a row of FETCH_STEPS."""
+    """The columns of FETCH_STEPS that are read."""
 
     broker: str
     session_id: int
@@ -35,7 +35,7 @@ class _FetchStep(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenSession:
-    """A session while it is open; stays: partitions that are asked for -> their row."""
+    """An open session; stays: requested partitions -> their row."""
 
     state: str
     last_epoch: int
@@ -43,14 +43,14 @@ class _OpenSession:
     stays: dict[tuple[str, int], dict[str, Any]]
 
     def end(self) -> None:
-        """Set the end of all that is still asked for."""
+        """Set the end of all partitions that are still requested."""
         for row in self.stays.values():
             row["last_epoch"], row["last_time"] = self.last_epoch, self.last_ns
         self.stays.clear()
 
 
 def fetch_sessions_table(events: pa.Table) -> pa.Table:
-    """`fetch_sessions` of FETCH_STEPS that are in order of time."""
+    """`fetch_sessions` from FETCH_STEPS in order of time."""
     rows: list[dict[str, Any]] = []
     sessions: dict[tuple[str, int], _OpenSession] = {}
     columns = (events[name].to_pylist() for name in _FetchStep._fields)

@@ -1,7 +1,7 @@
-"""Events of groups from decoded messages: those that change or refuse something.
+"""Events of groups from decoded messages that change something or are refused.
 
-Which messages those are is told by array operations; the few that are left (joins, syncs, leaves,
-errors, heartbeats with a new epoch or assignment) are read one by one.
+Array operations select these messages. The few that remain (joins, syncs, leaves, errors,
+heartbeats with a new epoch or assignment) are read one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EPOCH_HEARTBEATS = (
 )
 
 Body = dict[str, Any]
-Told = tuple[str | None, int | None, dict[str, Any]]  # member id, generation, what else there is
+GroupFacts = tuple[str | None, int | None, dict[str, Any]]  # member id, generation, other facts
 
 
 def group_events(messages: Messages) -> Iterator[pa.Table]:
@@ -58,60 +58,61 @@ def group_events(messages: Messages) -> Iterator[pa.Table]:
 
 
 def _telling(messages: Messages, api_key: int) -> Rows:
-    """Rows of the messages that say something new."""
+    """Rows of the messages that change something or are refused."""
     rows = messages.rows(api_key)
     if not len(rows) or api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP):
         return rows
     wrong = messages.error_code[rows] != 0
     if api_key not in EPOCH_HEARTBEATS:
         return rows[wrong]
-    asked = messages.body(api_key, REQUEST, rows)
-    given = messages.body(api_key, RESPONSE, rows)
-    assert asked is not None
-    epoch = asked.field("member_epoch").to_numpy(zero_copy_only=False)
+    request = messages.body(api_key, REQUEST, rows)
+    response = messages.body(api_key, RESPONSE, rows)
+    assert request is not None
+    epoch = request.field("member_epoch").to_numpy(zero_copy_only=False)
     new = wrong | (epoch <= 0)
-    if given is not None:
-        there = given.is_valid().to_numpy(zero_copy_only=False)
-        told = pc.fill_null(given.field("member_epoch"), 0).to_numpy(zero_copy_only=False)
+    if response is not None:
+        there = response.is_valid().to_numpy(zero_copy_only=False)
+        new_epoch = pc.fill_null(response.field("member_epoch"), 0).to_numpy(zero_copy_only=False)
         name = "active_tasks" if api_key == ApiKey.STREAMS_GROUP_HEARTBEAT else "assignment"
-        assigned = given.field(name).is_valid().to_numpy(zero_copy_only=False)
-        new |= there & ((told != epoch) | assigned)
+        assigned = response.field(name).is_valid().to_numpy(zero_copy_only=False)
+        new |= there & ((new_epoch != epoch) | assigned)
     return rows[new]
 
 
 def _read(messages: Messages, api_key: int, rows: Rows) -> pa.Table:
-    asked = messages.body(api_key, REQUEST, rows)
-    given = messages.body(api_key, RESPONSE, rows)
-    requests = asked.to_pylist() if asked is not None else []
-    responses = given.to_pylist() if given is not None else [None] * len(rows)
+    request_bodies = messages.body(api_key, REQUEST, rows)
+    response_bodies = messages.body(api_key, RESPONSE, rows)
+    requests = request_bodies.to_pylist() if request_bodies is not None else []
+    responses = response_bodies.to_pylist() if response_bodies is not None else [None] * len(rows)
     picked: list[int] = []
     order: list[int] = []
-    told: list[Told] = []
+    facts: list[GroupFacts] = []
     for at, (request, response) in enumerate(zip(requests, responses, strict=True)):
-        for number, one in enumerate(_told(api_key, request, response, messages.topic_names)):
+        for number, one in enumerate(_facts(api_key, request, response, messages.topic_names)):
             picked.append(at)
             order.append(number)
-            told.append(one)
+            facts.append(one)
     chosen = rows[np.array(picked, np.int64)]
     clients = messages.client_id.take(pa.array(chosen))
     errors: pa.Array = messages.errors(api_key, chosen)
-    own = [one[2].pop("error_code", None) for one in told]  # a member's, in a batch of leaves
+    # a single member's error in a batch of leaves
+    own = [one[2].pop("error_code", None) for one in facts]
     return story(
         "groups",
         **messages.place(chosen, np.array(order, np.int64)),
         group_id=pa.array([requests[at]["group_id"] for at in picked], pa.string()),
         api_key=pa.array(np.full(len(chosen), api_key, np.int16)),
         client_id=clients.cast(pa.string()),
-        member_id=pa.array([member for member, _, _ in told], pa.string()),
-        generation=pa.array([generation for _, generation, _ in told], pa.int32()),
+        member_id=pa.array([member for member, _, _ in facts], pa.string()),
+        generation=pa.array([generation for _, generation, _ in facts], pa.int32()),
         error_code=pc.coalesce(pa.array(own, pa.int16()), errors),
-        data=pa.array([json.dumps(data) for _, _, data in told], pa.string()),
+        data=pa.array([json.dumps(data) for _, _, data in facts], pa.string()),
     )
 
 
-def _told(
+def _facts(
     api_key: int, request: Body, response: Body | None, topic_names: dict[str, str]
-) -> Iterator[Told]:
+) -> Iterator[GroupFacts]:
     if api_key == ApiKey.JOIN_GROUP:
         yield _join(request, response)
     elif api_key == ApiKey.SYNC_GROUP:
@@ -130,7 +131,7 @@ def _told(
         yield request["member_id"], request[name], refused
 
 
-def _join(request: Body, response: Body | None) -> Told:
+def _join(request: Body, response: Body | None) -> GroupFacts:
     data = {
         "asked_as": request["member_id"],
         "type": request["protocol_type"],
@@ -146,14 +147,14 @@ def _join(request: Body, response: Body | None) -> Told:
     return response["member_id"] or request["member_id"], response["generation_id"], data
 
 
-def _sync(request: Body, response: Body | None) -> Told:
+def _sync(request: Body, response: Body | None) -> GroupFacts:
     data: dict[str, Any] = {"gives": len(request["assignments"] or ())}
     if response is not None:
         data["assigned"] = _assigned(request["protocol_type"], response["assignment"])
     return request["member_id"], request["generation_id"], data
 
 
-def _leaves(request: Body, response: Body | None) -> Iterator[Told]:
+def _leaves(request: Body, response: Body | None) -> Iterator[GroupFacts]:
     if request["members"] is None:
         yield request["member_id"], None, {"reason": None, "instance": None}
         return
@@ -168,7 +169,7 @@ def _leaves(request: Body, response: Body | None) -> Iterator[Told]:
 
 def _epoch_heartbeat(
     api_key: int, request: Body, response: Body | None, topic_names: dict[str, str]
-) -> Told:
+) -> GroupFacts:
     data: dict[str, Any] = {
         "epoch": request["member_epoch"],
         "instance": request.get("instance_id"),
@@ -196,8 +197,8 @@ def _epoch_heartbeat(
 
 
 def _refused(request: Body, response: Body | None, topic_names: dict[str, str]) -> str:
-    """Which partitions of a commit were refused and why."""
-    found: dict[int, list[tuple[str, list[int]]]] = {}
+    """Text of the partitions of a commit that were refused, with their errors."""
+    partitions_of: dict[int, list[tuple[str, list[int]]]] = {}
     for topic in (response and response["topics"]) or ():
         name = topic["name"]
         if name is None:
@@ -205,14 +206,15 @@ def _refused(request: Body, response: Body | None, topic_names: dict[str, str]) 
         for partition in topic["partitions"] or ():
             code = partition["error_code"]
             if code:
-                found.setdefault(code, []).append((name, [partition["partition_index"]]))
+                partitions_of.setdefault(code, []).append((name, [partition["partition_index"]]))
     return "; ".join(
-        f"{error_name(code)}: {places(_merged(some))}" for code, some in sorted(found.items())
+        f"{error_name(code)}: {places(_merged(some))}"
+        for code, some in sorted(partitions_of.items())
     )
 
 
 def _assigned(protocol_type: str | None, data: bytes | None) -> str:
-    """A classic assignment in words; other group protocols than consumer's by their size."""
+    """A classic assignment as text; for protocols other than consumer's only its size."""
     if not data:
         return "nothing"
     if protocol_type in (None, "consumer", "stream"):
@@ -231,11 +233,11 @@ def _assigned(protocol_type: str | None, data: bytes | None) -> str:
 
 
 def _text(name: str) -> str:
-    """The name with U+FFFD for bytes that are no UTF-8, which the decoder keeps as surrogates."""
+    """The name with U+FFFD for invalid UTF-8, which the decoder represents as surrogates."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-Places = dict[str, list[int]]  # partitions of each topic, or of each subtopology's tasks
+Places = dict[str, list[int]]  # partitions by topic, or by subtopology of tasks
 
 
 def _merged(pairs: Iterable[tuple[str, list[int] | None]]) -> Places:

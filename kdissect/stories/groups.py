@@ -1,13 +1,14 @@
-"""Rows of `group_events`: who joined, led, synced and left, and how long a rebalance stood still.
+"""Rows of `group_events`: who joined, led, synced and left, and how long each rebalance took.
 
-Every event makes a row of its own; then two more kinds are read from all of them together:
+Every event makes a row. Two more kinds of rows are derived from all events together:
 
-rebalance  of a classic group: a generation, from the first join that was answered with it to the
-           last sync of it. Of the others (KIP-848, KIP-932, KIP-1071): a member epoch, from the
-           first request that was answered with it until every member known here has it.
-stable     where a rebalance ends: all that synced have their assignment.
+rebalance: for a classic group a generation, from the first join answered with it to its last sync.
+For other groups (KIP-848, KIP-932, KIP-1071) a member epoch, from the first request answered with
+it until every known member has it.
 
-A member known here is one whose joining or heartbeat was captured.
+stable: the end of a rebalance; all members that synced have their assignment.
+
+A member is known if its joining or heartbeat was captured.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _EPOCH_ERRORS = (
     ErrorCode.STALE_MEMBER_EPOCH,
 )  # FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH: not said to classic members
 
-# Reasons of clients that only say that they follow others.
+# Reasons by which a client only follows others.
 _FOLLOWS = ("group is already rebalancing", "need to re-join with the given member-id")
 
 
 @dataclass(slots=True)
 class _Event:
-    """An event with its JSON read; error is None without an answer."""
+    """An event with its JSON parsed; error is None without a response."""
 
     group_id: str
     api_key: int
@@ -76,7 +77,7 @@ class _Event:
 
 @dataclass(slots=True)
 class _Row:
-    """A row of `group_events`; time in nanoseconds."""
+    """A row of `group_events`; time in nanoseconds since 1970."""
 
     group_id: str
     group_type: str
@@ -92,14 +93,14 @@ class _Row:
 
 @dataclass(slots=True)
 class _Generation:
-    """A generation of a classic group as its answers told it."""
+    """A generation of a classic group, from its responses."""
 
     number: int
     leader: str
     protocol: str | None
     joins: list[_Event] = field(default_factory=list)
     syncs: list[_Event] = field(default_factory=list)
-    listed: list[str] = field(default_factory=list)  # members, as the leader was told
+    listed: list[str] = field(default_factory=list)  # members, as the leader's response lists them
 
     @property
     def members(self) -> list[str]:
@@ -107,7 +108,7 @@ class _Generation:
 
 
 def group_events_table(events: pa.Table) -> pa.Table:
-    """`group_events` of GROUP_STEPS that are in order of time."""
+    """`group_events` from GROUP_STEPS in order of time."""
     read = [
         _Event(
             row["group_id"],
@@ -123,7 +124,7 @@ def group_events_table(events: pa.Table) -> pa.Table:
         )
         for row in events.to_pylist()
     ]
-    read.sort(key=lambda event: event.group_id)  # stable: stays in order of time
+    read.sort(key=lambda event: event.group_id)  # a stable sort, so events stay in order of time
     rows: list[_Row] = []
     for _, group in groupby(read, key=lambda event: event.group_id):
         rows += _group_rows(list(group))
@@ -151,17 +152,17 @@ def _group_rows(events: list[_Event]) -> Iterator[_Row]:
 
 
 def _types(events: list[_Event]) -> list[str]:
-    """Type per event; a commit does not tell its own: it is what its member, or its group, is.
+    """Group type per event; a commit has the type of its member, or of its group.
 
-    Of a group that nobody was seen to join, an error may tell; else it is classic, as Kafka lists
+    If no join was captured, an error may reveal the type; otherwise it is classic, as Kafka lists
     groups that only commit.
     """
     by_member: dict[str | None, str] = {}
     first = "consumer" if any(event.error in _EPOCH_ERRORS for event in events) else CLASSIC
     for event in reversed(events):
-        known = TYPES.get(event.api_key) or (CLASSIC if event.api_key in _CLASSIC_APIS else None)
-        if known:
-            by_member[event.member_id] = first = known
+        own_type = TYPES.get(event.api_key) or (CLASSIC if event.api_key in _CLASSIC_APIS else None)
+        if own_type:
+            by_member[event.member_id] = first = own_type
     return [
         TYPES.get(event.api_key)
         or (CLASSIC if event.api_key in _CLASSIC_APIS else by_member.get(event.member_id, first))
@@ -261,58 +262,60 @@ def _classic_rebalances(events: list[_Event]) -> Iterator[_Row]:
     )
     waiting: list[_Event] = []
     before: _Generation | None = None
-    for index, one in enumerate(generations):
+    for index, generation in enumerate(generations):
         left: list[_Event] = []
-        if one.joins:
-            began = min(join.answer_ns for join in one.joins)
+        if generation.joins:
+            began = min(join.answer_ns for join in generation.joins)
             while leaves and leaves[0].time_ns <= began:
                 waiting.append(leaves.popleft())
-            # one that is listed all the same left too late for this generation
-            members = set(one.members)
+            # a member that is listed in spite of its leave left too late for this generation
+            members = set(generation.members)
             left = [leave for leave in waiting if leave.member_id not in members]
             waiting = [leave for leave in waiting if leave.member_id in members]
         is_last = index + 1 == len(generations)
-        yield from _generation_rows(one, before, left, is_last)
-        before = one
+        yield from _generation_rows(generation, before, left, is_last)
+        before = generation
 
 
 def _generations(events: list[_Event]) -> list[_Generation]:
-    """Generations in the order in which they were told, with their joins and syncs."""
-    told = [event for event in events if event.api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)]
-    told.sort(key=lambda event: event.answer_ns)  # stable
-    found: list[_Generation] = []
-    for event in told:
+    """Generations in order of their responses, with their joins and syncs."""
+    responses = [
+        event for event in events if event.api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
+    ]
+    responses.sort(key=lambda event: event.answer_ns)  # stable
+    generations: list[_Generation] = []
+    for event in responses:
         number = event.generation
         if number is None or number < 0:
             continue
-        last = found[-1] if found else None
+        last = generations[-1] if generations else None
         if event.api_key == ApiKey.SYNC_GROUP:
-            known = next((one for one in found[:-4:-1] if one.number == number), None)
-            if known is None and event.is_good:
-                known = _Generation(number, "", None)
-                found.append(known)
-            if known is not None:
-                known.syncs.append(event)
+            matching = next((one for one in generations[:-4:-1] if one.number == number), None)
+            if matching is None and event.is_good:
+                matching = _Generation(number, "", None)
+                generations.append(matching)
+            if matching is not None:
+                matching.syncs.append(event)
         elif event.is_good:
             data = event.data
             if last is None or last.number != number or last.leader not in ("", data["leader"]):
-                found.append(_Generation(number, data["leader"], data["protocol"]))
-            one = found[-1]
+                generations.append(_Generation(number, data["leader"], data["protocol"]))
+            one = generations[-1]
             one.leader, one.protocol = data["leader"], data["protocol"]
             one.joins.append(event)
             one.listed = one.listed or sorted(data["members"])
-    return found
+    return generations
 
 
 def _generation_rows(
-    one: _Generation, before: _Generation | None, left: list[_Event], is_last: bool
+    generation: _Generation, before: _Generation | None, left: list[_Event], is_last: bool
 ) -> Iterator[_Row]:
-    good = [sync for sync in one.syncs if sync.is_good]
-    ended = max((good or one.syncs), key=lambda sync: sync.answer_ns, default=None)
-    if one.joins:
-        first = min(one.joins, key=lambda join: join.time_ns)
+    good = [sync for sync in generation.syncs if sync.is_good]
+    ended = max((good or generation.syncs), key=lambda sync: sync.answer_ns, default=None)
+    if generation.joins:
+        first = min(generation.joins, key=lambda join: join.time_ns)
         duration = (ended.answer_ns - first.time_ns) / 1e6 if ended is not None else None
-        members = one.members
+        members = generation.members
         parts = [
             f"generation {one.number} of {_count(members)}: {', '.join(members)}",
             f"led by {one.leader}",
@@ -321,27 +324,29 @@ def _generation_rows(
         ]
         if not good:
             parts.append("no sync was captured" if is_last else "did not become stable")
-        row = _row_of(first, CLASSIC, first.time_ns, "rebalance", one.number, parts)
+        row = _row_of(first, CLASSIC, first.time_ns, "rebalance", generation.number, parts)
         row.duration_ms = duration
         yield row
     if good and ended is not None:
         synced = {sync.member_id or "": sync.data.get("assigned", "") for sync in good}
         shares = [f"{member}: {assigned}" for member, assigned in sorted(synced.items())]
-        missing = sorted(set(one.members) - set(synced)) if one.joins else []
+        missing = sorted(set(generation.members) - set(synced)) if generation.joins else []
         parts = ["; ".join(shares)]
         if missing:
             parts.append(f"without a sync: {', '.join(missing)}")
-        yield _row_of(ended, CLASSIC, ended.answer_ns, "stable", one.number, parts)
+        yield _row_of(ended, CLASSIC, ended.answer_ns, "stable", generation.number, parts)
 
 
 def _count(members: list[str]) -> str:
     return "1 member" if len(members) == 1 else f"{len(members)} members"
 
 
-def _why(one: _Generation, before: _Generation | None, left: list[_Event]) -> str:
-    """What happened since the generation before: joins, leaves, those who stayed away, reasons."""
-    members = one.members
-    known = before.members if before is not None and before.number == one.number - 1 else None
+def _why(generation: _Generation, before: _Generation | None, left: list[_Event]) -> str:
+    """The events since the previous generation: joins, leaves, missing members, reasons."""
+    members = generation.members
+    members_before = (
+        before.members if before is not None and before.number == generation.number - 1 else None
+    )
     gone = {leave.member_id or "": leave.data["reason"] for leave in left}
     reasons = [
         f"{member} left ({reason})" if reason else f"{member} left"
@@ -349,25 +354,25 @@ def _why(one: _Generation, before: _Generation | None, left: list[_Event]) -> st
     ]
     fresh = {
         join.member_id or ""
-        for join in one.joins
-        if not join.data["asked_as"] or _is_new(join, known)
+        for join in generation.joins
+        if not join.data["asked_as"] or _is_new(join, members_before)
     }
-    if known is not None:
-        fresh |= set(members) - set(known)
-        away = sorted(set(known) - set(members) - set(gone))
+    if members_before is not None:
+        fresh |= set(members) - set(members_before)
+        away = sorted(set(members_before) - set(members) - set(gone))
         reasons += [f"{member} did not come back" for member in away]
     reasons = [f"{member} joined" for member in sorted(fresh)] + reasons
-    for join in one.joins:
-        said = join.data["reason"]
-        if said and not said.startswith(_FOLLOWS):
+    for join in generation.joins:
+        reason_text = join.data["reason"]
+        if reason_text and not reason_text.startswith(_FOLLOWS):
             reasons.append(f"{join.member_id} rejoined ({said})")
-    if not reasons and known is None:
+    if not reasons and members_before is None:
         return "the generation before was not captured"
     return ", ".join(reasons) or "its members rejoined without a reason"
 
 
 def _is_new(join: _Event, known: list[str] | None) -> bool:
-    """A member that was told its id (KIP-394) asks with it in its second join."""
+    """Whether a member joins with the id that it has just got: its second join (KIP-394)."""
     said = join.data["reason"] or ""
     return known is None and said.startswith("need to re-join with the given member-id")
 
@@ -377,9 +382,9 @@ def _is_new(join: _Event, known: list[str] | None) -> bool:
 
 @dataclass(slots=True)
 class _Epoch:
-    """A member epoch on its way through the group.
+    """A member epoch while it spreads through the group.
 
-    last: the answer with which the last member got it, or got what the others gave up for it.
+    last: the response that gave the last member this epoch, or the partitions that others gave up.
     """
 
     number: int
@@ -391,13 +396,13 @@ class _Epoch:
 
 
 def _epoch_rebalances(events: list[_Event], group_type: str) -> Iterator[_Row]:
-    """A row for each epoch that appears, and one when all known members have it.
+    """Yield a row for each new epoch, and one when all known members have it.
 
-    Members give up partitions while they still have the epoch before; they get more partitions
-    with the new one, or later, when others have given them up.
+    KIP-848: members give up partitions while they have the old epoch. They get more partitions with
+    the new one, or later, after others gave them up.
     """
     members: dict[str, int] = {}
-    numbers: Counter[int] = Counter()  # of members with each epoch
+    numbers: Counter[int] = Counter()  # number of members with each epoch
     assigned: dict[str, Places] = {}
     current: _Epoch | None = None
     joined: list[str] = []
@@ -405,26 +410,27 @@ def _epoch_rebalances(events: list[_Event], group_type: str) -> Iterator[_Row]:
     for event in sorted(events, key=lambda event: event.answer_ns):
         if not event.is_good or event.member_id is None or event.generation is None:
             continue
-        member, asked = event.member_id, event.data["epoch"]
-        known = members.pop(member, None)
-        if known is not None:
-            numbers[known] -= 1
-        is_news = known != event.generation
-        if asked < 0:
+        member, request_epoch = event.member_id, event.data["epoch"]
+        old_epoch = members.pop(member, None)
+        if old_epoch is not None:
+            numbers[old_epoch] -= 1
+        is_news = old_epoch != event.generation
+        if request_epoch < 0:
             assigned.pop(member, None)
             left.append(member)
             is_news = current is not None and current.last is None
         else:
-            if asked == 0:
+            if request_epoch == 0:
                 joined.append(member)
-                is_news = current is None or current.last is None  # who comes later waits
+                # a member that joins after that waits for the next epoch
+                is_news = current is None or current.last is None
             if "given" in event.data:
                 is_news |= _gains(assigned.get(member, {}), event.data["given"])
                 assigned[member] = event.data["given"]
             members[member] = event.generation
             numbers[event.generation] += 1
-            # an epoch that starts over is that of a new group with the same id
-            starts_over = asked == 0 and len(members) == 1
+            # an epoch that starts over belongs to a new group with the same id
+            starts_over = request_epoch == 0 and len(members) == 1
             if current is None or event.generation > current.number or starts_over:
                 if current is not None:
                     yield from _epoch_rows(current, group_type)
@@ -466,7 +472,7 @@ def _epoch_rows(epoch: _Epoch, group_type: str) -> Iterator[_Row]:
 def _row_of(
     event: _Event, group_type: str, time_ns: int, name: str, number: int, parts: list[str]
 ) -> _Row:
-    """A row about the group as a whole, told by an event of one member."""
+    """A row about the whole group, derived from an event of one member."""
     return _Row(
         event.group_id,
         group_type,

@@ -1,4 +1,4 @@
-"""The decoded messages of a chunk, as the readers of events see them."""
+"""The decoded messages of a chunk, in the form that the event readers use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A chunk of exchanges with what was decoded of them.
+    """A chunk of exchanges with their decoded messages.
 
-    exchanges: EXCHANGE[n]; connection_id, capture_id (of the request): int64[n]; client_id: string
-    or dictionary [n]; broker: string[n], address and port; error_code: int16[n], the first that is
-    not 0 in the response, else 0.
-    decoded: (api key, side) -> rows of the chunk and their columns, in the order of the rows.
-    topic_names: topic id text -> name.
+    exchanges: EXCHANGE[n]. connection_id, capture_id (of the request): int64[n]. client_id: string
+    or dictionary [n]. broker: string[n], address and port. error_code: int16[n], first non-zero
+    code in the response, else 0. decoded: (api key, side) -> (rows of the chunk, columns in their
+    order). topic_names: topic id text -> name.
     """
 
     exchanges: npt.NDArray[np.void]
@@ -42,22 +41,22 @@ class Messages:
         return self._good(api_key, REQUEST)
 
     def _good(self, api_key: int, side: int) -> Rows:
-        known = self.decoded.get((api_key, side))
-        if known is None:
+        decoded = self.decoded.get((api_key, side))
+        if decoded is None:
             return np.zeros(0, np.int64)
-        rows, columns = known
+        rows, columns = decoded
         return rows[columns.status == 0]
 
     def answered(self, api_key: int, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which of the rows have a decoded response."""
+        """bool per row: it has a decoded response."""
         return np.isin(rows, self._good(api_key, RESPONSE))
 
     def body(self, api_key: int, side: int, rows: Rows) -> pa.StructArray | None:
-        """Bodies of these rows, null where there is none; None when there is none at all."""
-        known = self.decoded.get((api_key, side))
-        if known is None:
+        """Bodies of these rows, null if a row has none; None if no row of the chunk has one."""
+        decoded = self.decoded.get((api_key, side))
+        if decoded is None:
             return None
-        there, columns = known
+        there, columns = decoded
         good = np.flatnonzero(columns.status == 0)
         if len(good) == len(rows) == len(there) and bool(np.all(there == rows)):
             return columns.body
@@ -68,7 +67,7 @@ class Messages:
         return columns.body.take(pa.array(good[at], pa.int64(), mask=there[at] != rows))
 
     def place(self, rows: Rows, order: Any = None) -> dict[str, pa.Array]:
-        """The columns of an event that tell when and where, for exchanges `rows`."""
+        """Columns of an event with its time and place, for exchanges `rows`."""
         some = self.exchanges[rows]
         response = some["response"]
         end_ns = np.where(response["size"] >= 0, response["time_ns"], NO_TIME)
@@ -84,7 +83,7 @@ class Messages:
         }
 
     def errors(self, api_key: int, rows: Rows) -> pa.Array:
-        """Error code per row, null where no response was decoded."""
+        """Error code per row, null if no response was decoded."""
         return pa.array(self.error_code[rows].astype(np.int16), mask=~self.answered(api_key, rows))
 
 

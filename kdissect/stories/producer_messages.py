@@ -28,13 +28,13 @@ _ONE_ROW = {
 class ProducedBatches:
     """Batches of Produce requests with a producer id, one entry each.
 
-    row: int64, of the chunk. answered, error_code: what the response said of the partition.
-    batch_pos: stream position; last_delta: last offset of the batch less its first.
+    row: int64, of the chunk. answered, error_code: of the partition in the response. batch_pos:
+    stream position. last_delta: last minus first offset of the batch.
     """
 
     row: Rows
     batch_index: Rows
-    topic: pa.Array  # name, else id
+    topic: pa.Array  # name, or id if the name is unknown
     partition: Rows
     answered: npt.NDArray[np.bool_]
     error_code: Rows
@@ -49,7 +49,7 @@ class ProducedBatches:
 
 
 def producer_events(messages: Messages) -> Iterator[pa.Table]:
-    """PRODUCER_STEPS of everything but Produce."""
+    """PRODUCER_STEPS of all APIs except Produce."""
     yield from _init(messages)
     for api_key, step in _ONE_ROW.items():
         yield from _one_row(messages, api_key, step)
@@ -62,7 +62,7 @@ def produce_events(messages: Messages, batches: ProducedBatches) -> pa.Table:
     rows = batches.row
     requests = messages.rows(ApiKey.PRODUCE)
     body = messages.body(ApiKey.PRODUCE, REQUEST, requests)
-    assert body is not None  # a batch was found in one
+    assert body is not None  # each batch comes from such a request
     via = pa.array(np.searchsorted(requests, rows))
     count = np.clip(batches.last_delta + 1, 1, 2**31 - 1)
     return story(
@@ -91,23 +91,23 @@ def _constant(step: ProducerStep, count: int) -> pa.Array:
 
 
 def _init(messages: Messages) -> Iterator[pa.Table]:
-    """InitProducerId that gave an id; a refused one tells nothing about a producer."""
+    """InitProducerId requests that returned an id; a refused one says nothing about a producer."""
     rows = messages.rows(ApiKey.INIT_PRODUCER_ID)
     if not len(rows):
         return
     rows = rows[messages.answered(ApiKey.INIT_PRODUCER_ID, rows) & (messages.error_code[rows] == 0)]
-    asked = messages.body(ApiKey.INIT_PRODUCER_ID, REQUEST, rows)
-    given = messages.body(ApiKey.INIT_PRODUCER_ID, RESPONSE, rows)
-    if asked is None or given is None or not len(rows):
+    request = messages.body(ApiKey.INIT_PRODUCER_ID, REQUEST, rows)
+    response = messages.body(ApiKey.INIT_PRODUCER_ID, RESPONSE, rows)
+    if request is None or response is None or not len(rows):
         return
-    own = pc.fill_null(pc.equal(asked.field("producer_id"), given.field("producer_id")), False)
+    own = pc.fill_null(pc.equal(request.field("producer_id"), response.field("producer_id")), False)
     yield story(
         "producers",
         **messages.place(rows),
-        producer_id=given.field("producer_id"),
-        producer_epoch=given.field("producer_epoch"),
+        producer_id=response.field("producer_id"),
+        producer_epoch=response.field("producer_epoch"),
         step=_constant(ProducerStep.INIT, len(rows)),
-        transactional_id=asked.field("transactional_id"),
+        transactional_id=request.field("transactional_id"),
         error_code=messages.errors(ApiKey.INIT_PRODUCER_ID, rows),
         flag=own,
     )
@@ -136,9 +136,9 @@ def _one_row(messages: Messages, api_key: int, step: ProducerStep) -> Iterator[p
 
 
 def _offsets(asked: pa.StructArray, given: pa.StructArray | None) -> pa.Array:
-    """JSON of the offsets that each TxnOffsetCommit gave and no answer refused."""
+    """JSON of the offsets in each TxnOffsetCommit that the response did not refuse."""
     answers = given.to_pylist() if given is not None else [None] * len(asked)
-    told = []
+    offset_texts = []
     for request, response in zip(asked.to_pylist(), answers, strict=True):
         refused = {
             (topic["name"], partition["partition_index"])
@@ -153,12 +153,12 @@ def _offsets(asked: pa.StructArray, given: pa.StructArray | None) -> pa.Array:
             if (topic["name"], partition["partition_index"]) not in refused
             and (offset := partition["committed_offset"]) is not None
         ]
-        told.append(json.dumps(offsets))
-    return pa.array(told, pa.string())
+        offset_texts.append(json.dumps(offsets))
+    return pa.array(offset_texts, pa.string())
 
 
 def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
-    """One event for each partition asked for, with the answer for that partition."""
+    """One event per requested partition, with the result for that partition."""
     rows = messages.rows(ApiKey.ADD_PARTITIONS_TO_TXN)
     body = messages.body(ApiKey.ADD_PARTITIONS_TO_TXN, REQUEST, rows)
     if body is None or not len(rows):
@@ -181,7 +181,7 @@ def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
         row = owner[transaction]
         via = pa.array(transaction)
         ids = transactions.field("transactional_id").take(via)
-        asked = pa.table(
+        requested = pa.table(
             {
                 "number": np.arange(len(partitions)),
                 "row": row,
@@ -191,7 +191,7 @@ def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
             }
         )
         keys = ["row", "id", "topic", "partition"]
-        joined = asked.join(answers, keys, join_type="left outer", use_threads=False)
+        joined = requested.join(answers, keys, join_type="left outer", use_threads=False)
         joined = joined.sort_by("number")
         step = _constant(ProducerStep.ADD, len(partitions))
         if is_new:
@@ -204,9 +204,9 @@ def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
             producer_epoch=transactions.field("producer_epoch").take(via),
             step=step,
             transactional_id=ids,
-            topic=asked["topic"].combine_chunks(),
+            topic=requested["topic"].combine_chunks(),
             partition=partitions,
-            # version 4 and later may refuse the request as a whole
+            # version 4 and later can refuse the request as a whole
             error_code=pc.coalesce(
                 joined["error"].combine_chunks(),
                 messages.errors(ApiKey.ADD_PARTITIONS_TO_TXN, rows[row]),
@@ -235,9 +235,9 @@ def _partition_answers(messages: Messages, rows: Rows) -> pa.Table:
     parts.append(_answers(topics, result_row[in_result], ids))
     topics, row = flattened(body.field("results_by_topic_v3_and_below"))
     parts.append(_answers(topics, row, pa.array([""] * len(row), pa.string())))
-    told = pa.concat_tables(parts)
+    results_of_all = pa.concat_tables(parts)
     keys = ["row", "id", "topic", "partition"]
-    grouped = told.group_by(keys, use_threads=False).aggregate([("error", "max")])
+    grouped = results_of_all.group_by(keys, use_threads=False).aggregate([("error", "max")])
     return grouped.rename_columns(
         ["error" if name == "error_max" else name for name in grouped.column_names]
     ).select(empty.column_names)
@@ -258,7 +258,7 @@ def _answers(topics: pa.StructArray, row: Rows, ids: pa.Array) -> pa.Table:
 
 
 def _markers(messages: Messages) -> Iterator[pa.Table]:
-    """One event for each partition that a coordinator ends a transaction on."""
+    """One event per partition on which a coordinator ends a transaction."""
     rows = messages.rows(ApiKey.WRITE_TXN_MARKERS)
     body = messages.body(ApiKey.WRITE_TXN_MARKERS, REQUEST, rows)
     if body is None or not len(rows):

@@ -1,13 +1,13 @@
-"""Gaps and repeats in the sequences of idempotent producers (KIP-98).
+"""Gaps and repeats in the sequence numbers of idempotent producers (KIP-98).
 
-A producer numbers its records per partition: a batch has the sequence of its first record, and the
-next batch goes on behind its last one, with 0 behind 2^31-1. So what the batches of one (producer
-id, epoch, topic, partition) cover is one run of numbers without holes. Every batch that was sent
-counts as covering, also one that was refused or not answered: the hole is in what was captured (or
-sent), never in what a broker took. A batch repeats another when the same sequence was sent before
-and was not refused, or when the broker says so.
+A producer numbers its records per partition. A batch has the sequence number of its first record,
+and the next batch continues after its last record; 0 follows 2^31-1. So the batches of one
+(producer id, epoch, topic, partition) cover one range without holes. Every captured batch counts,
+also one that was refused or has no response. So a hole means that batches were not captured or not
+sent, not that a broker refused them. A batch repeats another if the same sequence number was sent
+before and was not refused, or if the broker says so.
 
-The order in which batches were seen matters only for unwrapping; a later retry fills a hole.
+The order of batches matters only for unwrapping; a later retry fills a hole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_ANSWERED = -(2**15)
 
 
 def sequence_anomalies(events: pa.Table) -> pa.Table:
-    """Rows of `anomalies` for PRODUCER_STEPS that are in order of time."""
+    """Rows of `anomalies` from PRODUCER_STEPS in order of time."""
     step = events["step"].to_numpy()
     rows = np.flatnonzero(
         (step == ProducerStep.PRODUCE) & (events["base_sequence"].fill_null(-1).to_numpy() >= 0)
@@ -57,9 +57,9 @@ def sequence_anomalies(events: pa.Table) -> pa.Table:
 
 
 def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
-    """A number per (producer, epoch, topic, partition), and per time that a broker gave the id.
+    """A number per (producer, epoch, topic, partition), and per assignment of the producer id.
 
-    An id and epoch given twice are those of two clusters, whose captures were read together.
+    If an id and epoch are assigned twice, the captures are of two clusters.
     """
     producer = codes(events["producer_id"], events["producer_epoch"])
     given = step == ProducerStep.INIT
@@ -78,7 +78,7 @@ def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
 
 
 def codes(*columns: pa.Array | pa.ChunkedArray) -> Ints:
-    """A dense number per distinct combination of values."""
+    """int64[n]: a dense number per distinct combination of values."""
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         encoded = pc.dictionary_encode(column, null_encoding="encode")
@@ -90,16 +90,17 @@ def codes(*columns: pa.Array | pa.ChunkedArray) -> Ints:
 
 
 def _restarted(group: Ints, base: Ints, error: Ints) -> Ints:
-    """Clients before 2.5 begin at 0 again, in the same epoch, after UNKNOWN_PRODUCER_ID."""
+    """New groups where clients before 2.5 restart at 0 in the same epoch, after
+    UNKNOWN_PRODUCER_ID."""
     same = np.concatenate([[False], group[1:] == group[:-1]])
     lost = np.concatenate([[False], error[:-1] == UNKNOWN_PRODUCER_ID])
     again = same & lost & (base == 0)
-    # numbers of groups stay apart: each restart takes a number of its own
+    # each restart gets a number of its own
     return np.cumsum(again | ~same).astype(np.int64)
 
 
 def _unwrapped(group: Ints, base: Ints) -> Ints:
-    """Sequences as if they went on behind 2^31-1; within half a turn of the batch before."""
+    """Sequence numbers continued past 2^31-1, each within half a turn of the previous batch."""
     step = np.diff(base, prepend=base[:1])
     step = (step + WRAP // 2) % WRAP - WRAP // 2
     new = np.concatenate([[True], group[1:] != group[:-1]])
@@ -111,12 +112,12 @@ def _unwrapped(group: Ints, base: Ints) -> Ints:
 
 
 def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
-    """Per batch how many sequence numbers before it no batch covers."""
+    """int64 per batch: sequence numbers directly before it that no batch covers."""
     order = np.lexsort((start, group))
     g, s = group[order], start[order]
     end = s + count[order]
     missing = np.zeros(len(group), np.int64)
-    # the highest end so far within each group: groups are kept apart by ranks of (group, end)
+    # the highest end so far within each group, by ranks of (group, end)
     rank_of = np.argsort(np.lexsort((end, g)), kind="stable")
     highest = np.maximum.accumulate(rank_of)
     by_rank = np.empty(len(end), np.int64)
@@ -132,7 +133,7 @@ def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
 def _repeats(
     group: Ints, start: Ints, error: Ints
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """(batches that repeat another, those of them whose first copy has no answer)."""
+    """(bool: the batch repeats another one, bool: and the first copy has no response)."""
     refused = (error != 0) & (error != _NOT_ANSWERED) & (error != DUPLICATE_SEQUENCE_NUMBER)
     order = np.lexsort((np.arange(len(group)), start, group))
     g, s = group[order], start[order]
@@ -141,7 +142,7 @@ def _repeats(
     first = np.flatnonzero(new)[np.cumsum(new) - 1]
 
     def earlier(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Per batch whether a copy before it has the flag."""
+        """bool per batch: an earlier copy has the flag."""
         before: Ints = np.cumsum(flags[order]) - flags[order]
         result: npt.NDArray[np.bool_] = np.zeros(len(g), bool)
         result[order] = before > before[first]
@@ -163,7 +164,8 @@ _TEXTS = (
 
 
 def _anomalies(events: pa.Table, kind: Ints, number: Ints) -> pa.Table:
-    """Rows for these events; number: sequence numbers of a gap, or whether a copy had no answer."""
+    """Rows for these events; number: sequence numbers of a gap, or whether a copy has no
+    response."""
     error = events["error_code"].fill_null(_NOT_ANSWERED).to_numpy()
     code = np.where(number != 0, _UNANSWERED, _AGAIN)
     code[error == DUPLICATE_SEQUENCE_NUMBER] = _HAS_IT

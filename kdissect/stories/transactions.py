@@ -1,16 +1,16 @@
-"""Rows of `transactions`: what a transactional producer did between one end and the next.
+"""Rows of `transactions`: what a transactional producer did between two ends.
 
-Events of one (producer id, epoch, transactional id) in order of time are cut behind each EndTxn
-that ended something; each piece is a transaction. Under Transactions v2 (KIP-890) every
-transaction has an epoch of its own, before it a producer keeps its epoch over many.
+Events of one (producer id, epoch, transactional id) are ordered by time and cut after each EndTxn
+that ended a transaction. With Transactions v2 (KIP-890) every transaction has an epoch of its own;
+before, a producer uses one epoch for many.
 
-How a transaction ended, the first that applies:
-- an EndTxn that was answered without an error: `commit` or `abort`;
-- PRODUCER_FENCED or INVALID_PRODUCER_EPOCH in any answer: `fenced`;
-- markers that the coordinator wrote (WriteTxnMarkers, with this epoch or the next one): theirs;
-  this is what a timeout looks like, or an EndTxn whose answer was not captured;
-- an EndTxn without an answer, after which the producer went on: as it asked;
-- another producer got the same transactional id: `fenced`; else `open`.
+The outcome of a transaction is that of the first rule that applies:
+- an EndTxn was answered without error: `commit` or `abort`;
+- any response has PRODUCER_FENCED or INVALID_PRODUCER_EPOCH: `fenced`;
+- the coordinator wrote markers (WriteTxnMarkers with this epoch or the next one): their outcome.
+  This happens after a timeout, or if the response to EndTxn was not captured;
+- an EndTxn has no response, and the producer continued afterwards: as requested;
+- another producer got the same transactional id: `fenced`. Otherwise `open`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BEGINS = (ProducerStep.ADD, ProducerStep.ADD_OFFSETS, ProducerStep.OFFSETS, Pro
 
 
 class _Events:
-    """Columns of the transactional events in order of time, those of a producer together."""
+    """Columns of the transactional events, in order of time."""
 
     def __init__(self, events: pa.Table) -> None:
         self.table = events
@@ -72,21 +72,23 @@ class _Events:
 
 
 def transactions_table(events: pa.Table) -> pa.Table:
-    """`transactions` of PRODUCER_STEPS that are in order of time."""
+    """`transactions` from PRODUCER_STEPS in order of time."""
     step = events["step"].to_numpy()
     transactional = (step != ProducerStep.PRODUCE) | events["flag"].fill_null(False).to_numpy()
-    known = _Events(events.filter(pa.array(transactional)))
-    rows = np.flatnonzero(~known.of(ProducerStep.MARKER) & (known.name_code >= 0))
+    transactional_events = _Events(events.filter(pa.array(transactional)))
+    rows = np.flatnonzero(
+        ~transactional_events.of(ProducerStep.MARKER) & (transactional_events.name_code >= 0)
+    )
     if not len(rows):
         return TRANSACTIONS.empty_table()
-    return _Pieces(known, rows).table()
+    return _Pieces(transactional_events, rows).table()
 
 
 class _Pieces:
     """Transactional events cut into transactions.
 
-    rows: indices of events, by producer, epoch and transactional id, then in order of time;
-    start: where in `rows` each piece starts.
+    rows: indices of events, by producer, epoch and transactional id, then in order of time. start:
+    where in `rows` each piece starts.
     """
 
     def __init__(self, events: _Events, rows: Ints) -> None:
@@ -103,7 +105,8 @@ class _Pieces:
         self.end = np.append(self.start[1:], len(self.rows))
 
     def _after_end(self, new: Mask) -> Mask:
-        """Where the event before is an EndTxn that ended something, and this is no retry of it."""
+        """bool: the previous event is an EndTxn that ended a transaction, and this one is no
+        retry of it."""
         events, rows = self.events, self.rows
         is_end = events.step[rows] == ProducerStep.END
         done = is_end & np.isin(events.error[rows], (0, _NOT_ANSWERED))
@@ -113,12 +116,13 @@ class _Pieces:
         return cut & ~new
 
     def _given_again(self, new: Mask) -> Mask:
-        """Where a broker gave the same id and epoch anew: another cluster's producer."""
+        """bool: a broker assigned the same id and epoch again, so it is another cluster's
+        producer."""
         events, rows = self.events, self.rows
         return (events.step[rows] == ProducerStep.INIT) & ~new
 
     def table(self) -> pa.Table:
-        """One row for each piece that is a transaction."""
+        """One row per piece that is a transaction."""
         events, rows, count = self.events, self.rows, len(self.start)
         self.piece = np.repeat(np.arange(count), self.end - self.start)
         self.producer, self.epoch, self.name = (
@@ -132,12 +136,12 @@ class _Pieces:
         self.done = self._edge(ends & (error == 0), last=True)
         self.tried = self._edge(ends & (error == _NOT_ANSWERED), last=True)
         self.fenced = self._edge(np.isin(error, FENCING))
-        # one of which everything was refused never began, unless the producer was fenced
+        # a piece with only refused requests never began, unless the producer was fenced
         begun = self._edge(begins & agreed)
         kept = np.max([begun, self.done, self.tried, self.fenced], axis=0) >= 0
         pairs = self._markers(begins & (error == 0), kept)
         self.marker = np.full(count, -1, np.int64)
-        self.marker[pairs[0]] = pairs[1]  # in order of time: the last one stays
+        self.marker[pairs[0]] = pairs[1]  # in order of time, so the last one stays
         taken = (step == ProducerStep.PRODUCE) & agreed
         added = (
             taken
@@ -165,20 +169,20 @@ class _Pieces:
         return pa.table(columns, schema=TRANSACTIONS).filter(pa.array(kept))
 
     def _edge(self, chosen: Mask, last: bool = False) -> Ints:
-        """Per piece the first (or last) of the chosen events, -1 where there is none."""
+        """Row of the first (or last) chosen event per piece, -1 if there is none."""
         result = np.full(len(self.start), -1, np.int64)
         at = np.flatnonzero(chosen)
         at = at if last else at[::-1]
-        result[self.piece[at]] = self.rows[at]  # what is written last stays
+        result[self.piece[at]] = self.rows[at]  # the last value written stays
         return result
 
     def _markers(self, accepted: Mask, kept: Mask) -> tuple[Ints, Ints]:
-        """(pieces, markers): each marker with the transaction that was open then, of its epoch or
-        of the one below.
+        """(pieces, markers): each marker with the transaction that was open, of its epoch or the
+        one below.
 
-        Transactions v2 writes markers with the next epoch, and so does a coordinator that fences.
-        A transaction counts as open from its first accepted request on: the next one asks already
-        while the markers of the last are on their way, and is told to wait.
+        Transactions v2 (KIP-890) writes markers with the next epoch, as does a coordinator that
+        fences. A transaction is open from its first accepted request on: requests of the next one
+        may arrive while the previous markers are being written, and are refused.
         """
         events = self.events
         since = np.full(len(self.start), _NEVER, np.int64)
@@ -190,7 +194,7 @@ class _Pieces:
                 times, pieces = begun.setdefault(key, ([], []))
                 times.append(int(since[at]))
                 pieces.append(at)
-        found: list[tuple[int, int]] = []
+        matches: list[tuple[int, int]] = []
         for marker in np.flatnonzero(events.of(ProducerStep.MARKER)).tolist():
             producer, epoch = int(events.producer[marker]), int(events.epoch[marker])
             best, best_since = -1, NO_TIME
@@ -200,13 +204,13 @@ class _Pieces:
                 if index >= 0 and times[index] > best_since:
                     best, best_since = pieces[index], times[index]
             if best >= 0:
-                found.append((best, marker))
-        pairs = np.array(found, np.int64).reshape(-1, 2)
+                matches.append((best, marker))
+        pairs = np.array(matches, np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
     @cached_property
     def _last_seen(self) -> dict[tuple[int, int], int]:
-        """The last event of a producer that was not refused."""
+        """(producer, name) -> last event of the producer that was not refused."""
         events = self.events
         rows = np.sort(self.rows[events.error[self.rows] == 0])
         keys = zip(events.producer[rows].tolist(), events.name_code[rows].tolist(), strict=True)
@@ -214,17 +218,17 @@ class _Pieces:
 
     @cached_property
     def _given(self) -> dict[tuple[int, int], list[int]]:
-        """Where others than the producer itself were given its id, in order of time."""
+        """(producer, name) -> events that assigned its id to another producer, in order of time."""
         events = self.events
-        found: dict[tuple[int, int], list[int]] = {}
+        assigned: dict[tuple[int, int], list[int]] = {}
         others = (events.step[self.rows] == ProducerStep.INIT) & ~events.flag[self.rows]
         for at in np.sort(self.rows[others]).tolist():
             key = int(events.producer[at]), int(events.name_code[at])
-            found.setdefault(key, []).append(at)
-        return found
+            assigned.setdefault(key, []).append(at)
+        return assigned
 
     def _outcome(self, at: int) -> tuple[str, int]:
-        """(outcome, when it was known: the answer's time, or the marker's)."""
+        """(outcome, time in ns of the response or marker from which it is known)."""
         events = self.events
         if self.done[at] >= 0:
             return _asked(events, int(self.done[at])), _answer_time(events, int(self.done[at]))
@@ -244,7 +248,7 @@ class _Pieces:
         return "open", NO_TIME
 
     def _partitions(self, rows: Ints, piece: Ints, pairs: tuple[Ints, Ints]) -> pa.Array:
-        """Those that a broker did not refuse, and those that markers name, in order."""
+        """Partitions that a broker did not refuse or that markers name, in order."""
         events = self.events
         rows, piece = np.concatenate([rows, pairs[1]]), np.concatenate([piece, pairs[0]])
         named = events.topic_code[rows] >= 0
@@ -262,7 +266,7 @@ class _Pieces:
         return lists(keys[:, 0], places, len(self.start))
 
     def _record_count(self, rows: Ints, piece: Ints) -> pa.Array:
-        """Records of the batches that were not refused, each sequence once."""
+        """Records of the batches that were not refused, each sequence number once."""
         events = self.events
         parts = (piece, events.topic_code[rows], events.partition[rows], events.base_sequence[rows])
         _, first = np.unique(np.column_stack(parts).astype(np.int64), axis=0, return_index=True)
@@ -271,12 +275,12 @@ class _Pieces:
         return pa.array(total)
 
     def _offsets(self, chosen: Mask) -> pa.Array:
-        """Offsets of groups that go with the transaction; the last one of a partition counts."""
-        found: list[dict[tuple[str, str, int], int]] = [{} for _ in self.start]
+        """Group offsets that are part of the transaction; the last one per partition."""
+        offsets_of: list[dict[tuple[str, str, int], int]] = [{} for _ in self.start]
         data = self.events.table["data"].take(pa.array(self.rows[chosen])).to_pylist()
         for piece, offsets in zip(self.piece[chosen].tolist(), data, strict=True):
             for group, topic, partition, offset in json.loads(offsets or "[]"):
-                found[piece][group, topic, partition] = offset
+                offsets_of[piece][group, topic, partition] = offset
         names = OFFSETS.value_type.names
         return pa.array(
             [
@@ -284,7 +288,7 @@ class _Pieces:
                     dict(zip(names, (*key, offset), strict=True))
                     for key, offset in sorted(one.items())
                 ]
-                for one in found
+                for one in offsets_of
             ],
             OFFSETS,
         )
@@ -310,6 +314,6 @@ def _answer_time(events: _Events, at: int) -> int:
 
 
 def in_order(events: pa.Table) -> pa.Table:
-    """Events by time; those of one segment in the order of their stream."""
+    """Events by time; those of one segment in stream order."""
     keys = ("time_ns", "connection_id", "pos", "order")
     return events.take(pc.sort_indices(events, [(key, "ascending") for key in keys]))

@@ -1,1 +1,1 @@
-"""Arrow schemas and the rows of every table."""
+"""Arrow schemas of all tables, and functions that build their rows."""

@@ -1,4 +1,4 @@
-"""The rows of `anomalies`: a fault, its place, a clause of detail, and a bounded look at bytes."""
+"""Rows of `anomalies`: a fault with its position, a clause of detail, and some of its bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kdissect.tables.schemas import ANOMALIES
 
 Ints = npt.NDArray[Any]
 
-DATA_MAX = 4096  # the default: bytes that `data` shows; byte_count tells how many there are
+DATA_MAX = 4096  # default: bytes that `data` shows; byte_count has their number
 SEVERITIES = ("info", "warning", "error")
 DIRECTIONS = ("request", "response", None)
 
@@ -63,7 +63,7 @@ SEVERITY: dict[Anomaly, int] = {
     Anomaly.CARRY_LIMIT: INFO,
 }
 
-# What a fault of a stream says; {a} and {b} are the numbers of its ANOMALY row.
+# Details of stream faults; {a}, {b} and {n} stand for numbers of the ANOMALY row.
 STREAM_DETAILS: dict[Anomaly, str] = {
     Anomaly.GAP: "{n} bytes of the stream are not in the capture",
     Anomaly.OVERLAP_CONFLICT: "{n} retransmitted bytes differ from the first copy, which counts",
@@ -79,11 +79,11 @@ STREAM_DETAILS: dict[Anomaly, str] = {
 }
 
 
-# LIMIT rows of a stream: of a frame's size, which cover no bytes, and of rows that are not listed.
+# LIMIT rows of a stream: a frame size, which covers no bytes; rows that are not listed.
 _FRAME_LIMIT = "a size prefix of {a} bytes is beyond the limit of frame_size, {b}"
 _LISTED_LIMIT = "{a} runs of bytes, of which the limit of gaps lists {b}; one row covers the others"
 
-# Why TLS stayed encrypted, by `a` of its ANOMALY row (stream.tls).
+# Why a TLS connection was not decrypted, by `a` of its ANOMALY row (tls.decrypt).
 _NOT_DECRYPTED = (
     "the beginning of the TLS handshake is not in the capture",
     "no key log has the secret of this TLS connection",
@@ -91,7 +91,7 @@ _NOT_DECRYPTED = (
     "the key log's secret does not fit this TLS connection",
 )
 
-# Why an append does not read a connection as one run would, by `b` of its ANOMALY row.
+# Why an append reads a connection differently from a single run, by `b` of its ANOMALY row.
 _CARRY_LIMIT = (
     "an earlier run stopped waiting for answers of this connection, which goes on",
     "an earlier run stopped looking for Kafka in this connection, which goes on",
@@ -102,7 +102,7 @@ _CARRY_LIMIT = (
 
 @dataclass(slots=True)
 class AnomalyRow:
-    """One anomaly, by value; None where a column does not apply. For those that are few."""
+    """One anomaly as values; None if a column does not apply. For anomalies that are few."""
 
     kind: Anomaly
     detail: str
@@ -117,7 +117,7 @@ class AnomalyRow:
 
 
 def anomalies_table(rows: Iterable[AnomalyRow], data_max: int = DATA_MAX) -> pa.Table:
-    """`anomalies` from rows; of their data `data_max` bytes."""
+    """`anomalies` from rows, with `data_max` bytes of their data."""
     listed = list(rows)
     return anomaly_columns(
         np.array([row.kind for row in listed], np.uint8),
@@ -138,9 +138,9 @@ def anomalies_table(rows: Iterable[AnomalyRow], data_max: int = DATA_MAX) -> pa.
 def anomaly_columns(
     kind: Ints, detail: pa.Array, *, direction: Ints | None = None, **columns: pa.Array
 ) -> pa.Table:
-    """`anomalies` from columns of one length; those that are not given are null.
+    """`anomalies` from columns of equal length; columns that are missing become null.
 
-    kind: stream.index.Anomaly; direction: 0, 1, or 2 for neither.
+    kind: kafka.assembly.Anomaly. direction: 0, 1, or 2 for none.
     """
     count = len(kind)
     if direction is None:
@@ -161,7 +161,7 @@ def anomaly_columns(
 
 
 def in_parts(sizes: Ints, rows_max: int = 1 << 14, bytes_max: int = 16 << 20) -> list[slice]:
-    """Slices of rows whose shown bytes, `sizes`, are not too many to copy at a time."""
+    """Slices of rows, each with few enough bytes (`sizes`) to copy at a time."""
     number = np.cumsum(sizes) // bytes_max + np.arange(len(sizes)) // rows_max
     edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(sizes)]
     return [slice(low, high) for low, high in itertools.pairwise(edges) if low < high]
@@ -173,7 +173,7 @@ _PLACE = re.compile(r"\{(\w+)\}")
 
 
 def texts(template: str, count: int, **columns: Ints | pa.Array) -> pa.Array:
-    """string[count]: the template with the row's values of the columns in its {places}."""
+    """string[count]: the template with {names} replaced by the row's values of these columns."""
     parts = _PLACE.split(template)
     if len(parts) == 1:
         return pa.repeat(pa.scalar(template, pa.string()), count)
@@ -185,7 +185,7 @@ def texts(template: str, count: int, **columns: Ints | pa.Array) -> pa.Array:
 
 
 def texts_of_kinds(codes: Ints, text: Callable[[int, Ints], pa.Array]) -> pa.Array:
-    """string[n]: what `text` says of each code and its rows, in the order of the rows."""
+    """string[n]: for each code, the result of `text` for its rows, in the order of the rows."""
     parts, rows = [pa.array([], pa.string())], [np.zeros(0, np.int64)]
     for code in np.unique(codes).tolist():
         rows.append(np.flatnonzero(codes == code))
@@ -199,7 +199,7 @@ def stream_anomalies(
     capture_ids: list[int],
     data: pa.Array,
 ) -> pa.Table:
-    """`anomalies` of an assembly's ANOMALY rows; data[i] shows the bytes of row i."""
+    """`anomalies` from ANOMALY rows of an assembly; data[i] has the bytes of row i."""
 
     def text(code: int, rows: Ints) -> pa.Array:
         kind = Anomaly(code)

@@ -1,4 +1,4 @@
-"""Arrays of numbers, places and codes to Arrow columns; no table knows how, all of them use it."""
+"""Builds Arrow columns from arrays of numbers, places and codes; used by all tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from kdissect.jit import kernel
 from kdissect.tables.schemas import TIME
 
-# Years 1 to 9999, the calendar that pandas, Spark and SQL share.
+# Years 1 to 9999, the range that pandas, Spark and SQL share.
 _FIRST_US = -62_135_596_800_000_000
 _LAST_US = 253_402_300_799_999_999
 
@@ -29,12 +29,12 @@ def ints(values: Ints, kind: Any, valid: Mask | None = None) -> pa.Array:
 
 
 def times_from_ns(time_ns: Ints, valid: Mask | None = None) -> pa.Array:
-    """timestamp[us, UTC] of nanoseconds since 1970; null outside the calendar's years."""
+    """timestamp[us, UTC] from nanoseconds since 1970; null outside years 1-9999."""
     return _times(time_ns // 1000, valid)
 
 
 def times_from_ms(time_ms: Ints, valid: Mask | None = None) -> pa.Array:
-    """timestamp[us, UTC] of Kafka's milliseconds; null when -1 or outside years 1-9999."""
+    """timestamp[us, UTC] from Kafka's milliseconds; null if -1 or outside years 1-9999."""
     inside = (time_ms >= _FIRST_US // 1000) & (time_ms <= _LAST_US // 1000) & (time_ms != -1)
     return _times(np.where(inside, time_ms, 0) * 1000, inside if valid is None else inside & valid)
 
@@ -46,14 +46,14 @@ def _times(time_us: Ints, valid: Mask | None) -> pa.Array:
 
 
 def labels(codes: Ints, names: Sequence[str], valid: Mask | None = None) -> pa.Array:
-    """A string column of few values, as a dictionary: names[code] per row."""
+    """A string column with few distinct values, as a dictionary: names[code] per row."""
     mask = None if valid is None else ~valid
     indices = pa.array(np.ascontiguousarray(codes, np.int32), mask=mask)
     return pa.DictionaryArray.from_arrays(indices, pa.array(list(names), pa.string()))
 
 
 def names_of(kind: type[IntEnum]) -> list[str]:
-    """The table values of an enum whose members count from 0: names in lower case."""
+    """Names, in lower case, of an enum whose members count from 0."""
     names = [member.name.lower() for member in sorted(kind)]
     assert [int(member) for member in sorted(kind)] == list(range(len(names))), kind
     return names
@@ -85,7 +85,7 @@ def _copy_places(
 
 
 def binaries(buf: npt.NDArray[np.uint8], start: Ints, length: Ints) -> pa.Array:
-    """binary column of the places (start, length) in buf; length -1 is null."""
+    """binary column of the places (start, length) in buf; length -1 becomes null."""
     start = np.ascontiguousarray(start, np.int64)
     length = np.ascontiguousarray(length, np.int64)
     sizes = np.maximum(length, 0)
@@ -110,7 +110,7 @@ def binaries(buf: npt.NDArray[np.uint8], start: Ints, length: Ints) -> pa.Array:
 
 
 def strings(buf: npt.NDArray[np.uint8], start: Ints, length: Ints) -> tuple[pa.Array, list[int]]:
-    """string column of places in buf, and the rows whose bytes are no UTF-8 (U+FFFD put in)."""
+    """(string column of places in buf, rows with invalid UTF-8, in which U+FFFD replaces bytes)."""
     raw = binaries(buf, start, length)
     try:
         return raw.cast(pa.string()), []
@@ -136,7 +136,7 @@ _BASE64 = np.frombuffer(
 
 
 def uuid_texts(raw: npt.NDArray[np.uint8]) -> pa.Array:
-    """Kafka's 22 URL-safe base64 characters of each row of raw: uint8[n, 16]."""
+    """Kafka's text of uuids, 22 characters of URL-safe base64; raw: uint8[n, 16]."""
     count = raw.shape[0]
     padded = np.zeros((count, 18), np.uint32)
     padded[:, :16] = raw
@@ -149,13 +149,13 @@ def uuid_texts(raw: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def ip_text(raw: bytes) -> str:
-    """Canonical text of 16 bytes; IPv4-mapped IPv6 as IPv4."""
+    """Canonical text of a 16-byte address; IPv4-mapped IPv6 as IPv4."""
     address = ipaddress.IPv6Address(raw)
     return str(address.ipv4_mapped or address)
 
 
 def plain(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with exactly the schema's types: dictionaries become plain strings."""
+    """The table cast to the schema's types: dictionaries become plain strings."""
     if table.schema.equals(schema):
         return table
     return table.cast(schema)
@@ -164,8 +164,8 @@ def plain(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def owned(table: pa.Table) -> pa.Table:
     """A copy of the table in Arrow's own memory, chunk by chunk.
 
-    Arrow's worker threads may release a column after the call that used it has returned. A buffer
-    over a numpy array needs the GIL for that, and aborts a process whose interpreter is ending.
+    Arrow's worker threads may release a column after the call that used it returned. A buffer over
+    a NumPy array needs the GIL for that, and aborts a process whose interpreter is ending.
     """
     columns = [
         pa.chunked_array([pa.concat_arrays([chunk]) for chunk in column.chunks], column.type)
@@ -175,7 +175,7 @@ def owned(table: pa.Table) -> pa.Table:
 
 
 def mix64(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's finaliser: spreads every input bit over all output bits."""
+    """The finalizer of SplitMix64: every input bit affects all output bits."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

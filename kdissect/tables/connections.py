@@ -1,4 +1,4 @@
-"""The rows of `connections`, and the endpoint columns that `exchanges` shares with them."""
+"""Rows of `connections`, and the endpoint columns that `exchanges` shares with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kdissect.tables.schemas import CONNECTIONS, COUNTERS
 
 @dataclass(slots=True)
 class ConnectionFacts:
-    """What decoded messages tell of connections; keys are rows of the connections array."""
+    """Facts about connections from decoded messages; keys are rows of the connections array."""
 
     client_ids: dict[int, list[str]] = field(default_factory=dict)
     software: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -24,10 +24,10 @@ class ConnectionFacts:
     principal: dict[int, str] = field(default_factory=dict)
 
     def add(self, later: ConnectionFacts) -> None:
-        """What later messages of the same connections tell: what was said first stays."""
+        """Add facts of later messages; earlier values stay."""
         for row, names in later.client_ids.items():
-            known = self.client_ids.setdefault(row, [])
-            known += [name for name in names if name not in known]
+            client_ids = self.client_ids.setdefault(row, [])
+            client_ids += [name for name in names if name not in client_ids]
         self.software = later.software | self.software
         self.mechanism = later.mechanism | self.mechanism
         self.principal = later.principal | self.principal
@@ -35,7 +35,7 @@ class ConnectionFacts:
 
 @dataclass(frozen=True, slots=True)
 class EndpointColumns:
-    """client and broker addresses of some connections, one row each."""
+    """Client and broker addresses of connections, one row each."""
 
     client_ip: pa.Array
     client_port: npt.NDArray[np.uint16]
@@ -63,7 +63,7 @@ def endpoint_columns(
 
 
 def broker_texts(endpoints: npt.NDArray[np.void], connections: npt.NDArray[np.void]) -> pa.Array:
-    """The broker of each connection: address and port, with a space between."""
+    """string[connections]: the broker's address and port, separated by a space."""
     where = endpoint_columns(endpoints, connections)
     port = pa.array(where.broker_port).cast(pa.string())
     return pc.binary_join_element_wise(where.broker_ip.cast(pa.string()), port, " ")
@@ -91,7 +91,7 @@ def connections_table(
     facts: ConnectionFacts,
     tls: dict[int, TlsFacts],
 ) -> pa.Table:
-    """`connections` for the rows of CONNECTION; facts and tls are keyed by row."""
+    """`connections` for CONNECTION rows; facts and tls are keyed by row."""
     count = len(connections)
     where = endpoint_columns(endpoints, connections)
     rtt_ns = connections["handshake_rtt_ns"]

@@ -1,7 +1,7 @@
-"""Columns `<field>_decoded` of ``apis/<ApiName>``: what messages carry inside opaque bytes.
+"""Columns `<field>_decoded` of ``apis/<ApiName>``: decoded content of opaque bytes in messages.
 
-`add_decoded` puts a decoded column behind each such field, at any depth of lists; the types follow
-from the API alone, so that all files of a table agree, also where a side is absent.
+`add_decoded` inserts a decoded column after each such field, at any depth of lists. The types
+depend on the API alone, so all files of a table agree, even if a side is absent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SASL_TOKEN_TYPE = pa.struct(
     ]
 )
 _TOKEN_SECRETS = ("password", "salt", "proof", "server_signature", "token")
-_TOKEN_AUTH = "tokenauth"  # KIP-48: says that a delegation token's id is the user; no secret
+_TOKEN_AUTH = "tokenauth"  # KIP-48: marks a user name as a delegation token's id; no secret
 
 INNER_MESSAGE = pa.struct(
     [
@@ -120,7 +120,7 @@ _STATUS_OF = {reason: status for status, reason in REASONS.items()}
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedFault:
-    """Bytes inside a message of row `row` that claim a format and break off."""
+    """Embedded bytes in the message of row `row` that have a known format but are faulty."""
 
     row: int
     side: int
@@ -129,7 +129,7 @@ class EmbeddedFault:
 
 
 class _Sides:
-    """Request and response of the same exchanges, and the faults met so far."""
+    """Request and response bodies of the same exchanges, and the faults so far."""
 
     def __init__(
         self, request: pa.StructArray, response: pa.StructArray, reveal: bool, nesting: int
@@ -140,7 +140,7 @@ class _Sides:
         self.faults: list[EmbeddedFault] = []
 
     def text(self, side: int, name: str) -> pa.Array:
-        """A string field of the body, null where there is no body."""
+        """A string field of the body; null if there is no body."""
         body = self.bodies[side]
         column = body.field(name)
         return pc.if_else(body.is_valid(), column, pa.scalar(None, column.type))
@@ -148,7 +148,8 @@ class _Sides:
     def beside(
         self, entries: pa.StructArray, name: str, embedded: Embedded, side: int, rows: Rows
     ) -> pa.StructArray:
-        """`entries` with the decoded column behind field `name`; rows: messages of the entries."""
+        """`entries` with the decoded column inserted after field `name`; rows: messages of the
+        entries."""
         for fault in embedded.faults:
             row = int(rows[fault.index])
             if self.bodies[side][row].is_valid:
@@ -175,7 +176,7 @@ def _inside(
 ) -> pa.StructArray:
     """`array` with the elements of its list `name` changed.
 
-    change(elements, rows of the messages, rows of `array`): the latter two per element.
+    change(elements, rows of the messages, rows of `array`), the latter two per element.
     """
     at = array.type.get_field_index(name)
     columns = [array.field(i) for i in range(array.type.num_fields)]
@@ -197,21 +198,25 @@ def _inside(
 
 
 def _known(first: pa.Array, other: pa.Array) -> pa.Array:
-    """What the first says, else the other."""
+    """The values of `first`, or of `other` where `first` is empty."""
     return pc.if_else(pc.equal(first, "").fill_null(True), other, first)
 
 
 def _join_group(sides: _Sides) -> None:
-    asked = sides.text(REQUEST, "protocol_type")
-    answered = _known(sides.text(RESPONSE, "protocol_type"), asked)
+    request_type = sides.text(REQUEST, "protocol_type")
+    response_type = _known(sides.text(RESPONSE, "protocol_type"), request_type)
     chosen = sides.text(RESPONSE, "protocol_name")
 
     def protocols(entries: pa.StructArray, rows: Rows, _: Rows) -> pa.StructArray:
-        found = subscriptions(entries.field("metadata"), asked.take(rows), entries.field("name"))
+        found = subscriptions(
+            entries.field("metadata"), request_type.take(rows), entries.field("name")
+        )
         return sides.beside(entries, "metadata", found, REQUEST, rows)
 
     def members(entries: pa.StructArray, rows: Rows, _: Rows) -> pa.StructArray:
-        found = subscriptions(entries.field("metadata"), answered.take(rows), chosen.take(rows))
+        found = subscriptions(
+            entries.field("metadata"), response_type.take(rows), chosen.take(rows)
+        )
         return sides.beside(entries, "metadata", found, RESPONSE, rows)
 
     request, response = sides.bodies
@@ -255,7 +260,8 @@ def _describe_groups(sides: _Sides) -> None:
 def group_members(value: pa.StructArray) -> pa.Array:
     """Members of GroupMetadata values: list<struct<member_id, subscription, assignment>>.
 
-    Null where the value is, or where bytes are not what the group's protocol type says.
+    Null where the value is null; a member's columns are null if its bytes do not match the group's
+    protocol type.
     """
     groups = value.field("members")
     entries = groups.flatten()
@@ -303,7 +309,7 @@ def _hide_token(token: dict[str, Any] | None) -> None:
 
 def _envelope(sides: _Sides) -> None:
     request, response = sides.bodies
-    asked: list[Message | None] = []
+    requests: list[Message | None] = []
     columns = []
     for side, name in ((REQUEST, "request_data"), (RESPONSE, "response_data")):
         values: list[dict[str, Any] | None] = []
@@ -315,7 +321,7 @@ def _envelope(sides: _Sides) -> None:
                     pass
                 elif side == REQUEST:
                     message = decode_message(data, side="request")
-                elif (inner := asked[row]) is not None:
+                elif (inner := requests[row]) is not None:
                     key, api_version = inner.api_key, inner.api_version
                     message = decode_message(
                         data, side="response", api_key=key, api_version=api_version
@@ -323,19 +329,19 @@ def _envelope(sides: _Sides) -> None:
             except DecodeError as error:
                 faults.append(_fault(row, error))
             if side == REQUEST:
-                asked.append(message)
+                requests.append(message)
             values.append(_shown(message, side, sides.reveal_secrets))
         columns.append(Embedded(pa.array(values, INNER_MESSAGE), faults))
     at = _top(request)
-    found = principals(request.field("request_principal"))
+    decoded_principals = principals(request.field("request_principal"))
     request = sides.beside(request, "request_data", columns[REQUEST], REQUEST, at)
-    request = sides.beside(request, "request_principal", found, REQUEST, at)
+    request = sides.beside(request, "request_principal", decoded_principals, REQUEST, at)
     response = sides.beside(response, "response_data", columns[RESPONSE], RESPONSE, at)
     sides.bodies = [request, response]
 
 
 def _shown(message: Message | None, side: int, reveal: bool) -> dict[str, Any] | None:
-    """An inner message as a row, its body as JSON without record data and secrets."""
+    """An inner message as a row; its body is JSON without record data and secrets."""
     if message is None:
         return None
     definition = catalog.api(message.api_key).side(_SIDE_NAMES[side])
@@ -393,11 +399,11 @@ def add_decoded(
     reveal_secrets: bool,
     nesting: int = DEPTH_MAX,
 ) -> tuple[pa.StructArray, pa.StructArray, list[EmbeddedFault]]:
-    """Both sides of the same exchanges with their `_decoded` columns, and the faults inside.
+    """(request, response, faults): both sides with their `_decoded` columns, and embedded faults.
 
-    request, response: `message_columns.body_type` of that API, not redacted. Without
-    `reveal_secrets` the decoded columns hold no secrets; the bytes beside them are for
-    `redact_body`. nesting: how deep the values of pushed metrics may nest.
+    request, response: of `message_columns.body_type` of that API, not redacted. Without
+    `reveal_secrets` the decoded columns contain no secrets; `redact_body` handles the original
+    bytes. nesting: depth limit for values of pushed metrics.
     """
     decode = _APIS.get(api_key)
     if decode is None:

@@ -1,4 +1,4 @@
-"""The rows of `exchanges`: the index of an exchange joined with what its messages said."""
+"""Rows of `exchanges`: the index of exchanges joined with facts from their messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SASL_TOKEN = "SaslToken"
 
 
 class DecodeStatus(IntEnum):
-    """*_decode_status, from best to worst; names in lower case are the table's values."""
+    """Values of *_decode_status, best to worst; the table has the names in lower case."""
 
     OK = 0
     ABSENT = 1
@@ -36,7 +36,7 @@ class DecodeStatus(IntEnum):
 
 
 class VersionSource(IntEnum):
-    """version_source; names in lower case are the table's values."""
+    """Values of version_source; the table has the names in lower case."""
 
     REQUEST_HEADER = 0
     FALLBACK_V0 = 1
@@ -46,7 +46,7 @@ class VersionSource(IntEnum):
 
 @dataclass(slots=True)
 class ExchangeFacts:
-    """What decoding a chunk found out, one entry per exchange."""
+    """Facts from decoding a chunk, one entry per exchange."""
 
     decode_status: npt.NDArray[np.int8]  # [n, 2] DecodeStatus of request, response
     version_source: npt.NDArray[np.int8]
@@ -56,14 +56,14 @@ class ExchangeFacts:
 
 
 def worse(status: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
-    """decode_status of an exchange: the worse side, absent only when both are."""
+    """decode_status of exchanges: the worse side, absent only if both are."""
     present = np.where(status == DecodeStatus.ABSENT, -1, status)
     worst = present.max(axis=1)
     return np.where(worst < 0, DecodeStatus.ABSENT, worst).astype(np.int8)
 
 
 def api_name_column(exchanges: npt.NDArray[np.void]) -> pa.Array:
-    """Name by api key; SaslToken for raw tokens, null for an unknown key or none."""
+    """Name by api key; SaslToken for tokens without headers, null for an unknown key or none."""
     keys = np.where(exchanges["is_sasl_token"] != 0, -2, exchanges["api_key"].astype(np.int64))
     api_keys, codes = distinct(keys)
     known = catalog.apis()
@@ -88,16 +88,16 @@ def exchanges_table(
     facts: ExchangeFacts,
     marks: ChunkMarks,
 ) -> pa.Table:
-    """`exchanges` for EXCHANGE rows (a chunk), in their order."""
+    """`exchanges` for EXCHANGE rows of a chunk, in their order."""
     request, response = exchanges["request"], exchanges["response"]
-    asked, answered = request["size"] >= 0, response["size"] >= 0
-    both = asked & answered
+    has_request, has_response = request["size"] >= 0, response["size"] >= 0
+    both = has_request & has_response
     latency_ns = response["time_ns"] - request["end_time_ns"]
     queued_ns = exchanges["queued_ns"]
     where = endpoint_columns(endpoints, connections)
     via = pa.array(exchanges["connection"], pa.int32())
-    told = asked | (exchanges["confidence"] > 0)
-    has_api = (exchanges["api_key"] != NO_API) & told & (exchanges["is_sasl_token"] == 0)
+    has_version = has_request | (exchanges["confidence"] > 0)
+    has_api = (exchanges["api_key"] != NO_API) & has_version & (exchanges["is_sasl_token"] == 0)
     has_id = exchanges["is_sasl_token"] == 0
     error, error_codes = marks.error_columns
     distinct_errors, error_codes_of = distinct(error)
@@ -120,29 +120,29 @@ def exchanges_table(
         ints(exchanges["api_version"], pa.int16(), has_api),
         ints(exchanges["correlation_id"], pa.int32(), has_id),
         facts.client_id,
-        times_from_ns(request["time_ns"], asked),
-        times_from_ns(request["end_time_ns"], asked),
-        times_from_ns(response["time_ns"], answered),
-        times_from_ns(response["end_time_ns"], answered),
-        ints(request["time_ns"], pa.int64(), asked),
-        ints(response["time_ns"], pa.int64(), answered),
+        times_from_ns(request["time_ns"], has_request),
+        times_from_ns(request["end_time_ns"], has_request),
+        times_from_ns(response["time_ns"], has_response),
+        times_from_ns(response["end_time_ns"], has_response),
+        ints(request["time_ns"], pa.int64(), has_request),
+        ints(response["time_ns"], pa.int64(), has_response),
         pa.array(latency_ns / 1e6, mask=~both),
         pa.array((response["end_time_ns"] - request["time_ns"]) / 1e6, mask=~both),
         pa.array(queued_ns / 1e6, mask=~both | (queued_ns < 0)),
         pa.array((latency_ns - queued_ns) / 1e6, mask=~both | (queued_ns < 0)),
         *(
             pa.array((side["end_time_ns"] - side["time_ns"]) / 1e6, mask=~is_there)
-            for side, is_there in ((request, asked), (response, answered))
+            for side, is_there in ((request, has_request), (response, has_response))
         ),
         facts.wait,
-        ints(request["size"], pa.int64(), asked),
-        ints(response["size"], pa.int64(), answered),
-        _capture_ids(request, capture_ids, asked),
-        _capture_ids(response, capture_ids, answered),
-        ints(request["packet"], pa.int64(), asked),
-        ints(response["packet"], pa.int64(), answered),
-        ints(request["pos"], pa.int64(), asked),
-        ints(response["pos"], pa.int64(), answered),
+        ints(request["size"], pa.int64(), has_request),
+        ints(response["size"], pa.int64(), has_response),
+        _capture_ids(request, capture_ids, has_request),
+        _capture_ids(response, capture_ids, has_response),
+        ints(request["packet"], pa.int64(), has_request),
+        ints(response["packet"], pa.int64(), has_response),
+        ints(request["pos"], pa.int64(), has_request),
+        ints(response["pos"], pa.int64(), has_response),
         labels(exchanges["status"], names_of(PairStatus)),
         labels(version_source, names_of(VersionSource)),
         pa.array(confidence),

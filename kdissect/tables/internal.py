@@ -1,4 +1,4 @@
-"""The rows of `internal/<Name>`: records of Kafka's own topics, and control records, decoded."""
+"""Rows of `internal/<Name>`: decoded records of Kafka's internal topics, and control records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLACE = [
     *("topic", "partition", "offset", "timestamp"),
 ]
 _COLUMNS = [*_PLACE, "key", "value"]
-MEMBERS = "members_decoded"  # of GroupMetadata alone
+MEMBERS = "members_decoded"  # of GroupMetadata only
 
 _KINDS = {
     Status.UNKNOWN_API: Anomaly.UNKNOWN_VERSION,
@@ -43,7 +43,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class RecordFault:
-    """Records of one batch with one fault: the first one's row, and its bytes at fault."""
+    """One kind of fault in records of a batch: row and bytes of the first such record."""
 
     kind: Anomaly
     row: int
@@ -54,7 +54,7 @@ class RecordFault:
 
 @dataclass(slots=True)
 class InternalRows:
-    """tables: (name, rows). secret: rows of the records given whose raw value holds a secret."""
+    """tables: (name, rows). secret: rows of the given records whose raw value contains a secret."""
 
     tables: list[tuple[str, pa.Table]] = field(default_factory=list)
     faults: list[RecordFault] = field(default_factory=list)
@@ -62,9 +62,9 @@ class InternalRows:
 
 
 def internal_rows(records: pa.Table, payload: str, reveal_secrets: bool) -> InternalRows | None:
-    """Decode what is internal among `records` (rows of that table, whole keys and values).
+    """Decode the internal records among `records` (rows of that table, whole keys and values).
 
-    None where nothing is, which costs a look at the topics' names.
+    None if there are none, which only costs a check of topic names.
     """
     topic = records["topic"].combine_chunks()
     names = topic.dictionary.to_pylist()
@@ -79,15 +79,15 @@ def internal_rows(records: pa.Table, payload: str, reveal_secrets: bool) -> Inte
         (LOG_OF_TOPIC[name], np.flatnonzero((codes == code) & ~is_control))
         for code, name in internal
     ]
-    found = InternalRows()
+    internal_tables = InternalRows()
     for log, rows in [*chosen, (CONTROL, np.flatnonzero(is_control))]:
         if len(rows):
-            _decode(found, records, log, rows, payload, reveal_secrets)
-    return found
+            _decode(internal_tables, records, log, rows, payload, reveal_secrets)
+    return internal_tables
 
 
 def _decode(
-    found: InternalRows,
+    internal_tables: InternalRows,
     records: pa.Table,
     log: str,
     rows: npt.NDArray[np.int64],
@@ -101,20 +101,20 @@ def _decode(
         value = columns.value
         if not reveal_secrets:
             value, hidden = redact_record(value, columns.name)
-            found.secret.append(rows[columns.rows[hidden]])
+            internal_tables.secret.append(rows[columns.rows[hidden]])
         if len(columns.rows):
-            found.tables.append((columns.name, _table(some, columns, value, payload)))
+            internal_tables.tables.append((columns.name, _table(some, columns, value, payload)))
     for fault in faults:
         is_secret = not reveal_secrets and holds_secrets(fault.what)
         if is_secret:
-            found.secret.append(rows[fault.rows])
-        found.faults += _batch_faults(
+            internal_tables.secret.append(rows[fault.rows])
+        internal_tables.faults += _batch_faults(
             some, keys if fault.in_key else values, fault, rows, is_secret
         )
 
 
 def _taken(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """These rows, ascending; all of them cost nothing."""
+    """These rows, ascending; no copy if they are all rows."""
     return table if len(rows) == table.num_rows else table.take(pa.array(rows))
 
 
@@ -153,7 +153,7 @@ def _batch_faults(
     rows: npt.NDArray[np.int64],
     is_secret: bool,
 ) -> list[RecordFault]:
-    """One row for each batch with that fault, which shows the first of its records."""
+    """One row per batch with that fault, showing the first of its records."""
     via = pa.array(fault.rows)
     pair = np.zeros(len(fault.rows), [("exchange", "<i8"), ("batch", "<i8")])
     pair["exchange"] = some["exchange_id"].take(via).to_numpy()
@@ -173,7 +173,7 @@ def _batch_faults(
 
 
 def without_secrets(records: pa.Table, secret: list[npt.NDArray[np.int64]]) -> pa.Table:
-    """`records` with [redacted] for the values of these rows."""
+    """`records` with [redacted] as the value of these rows."""
     rows = np.concatenate(secret) if secret else np.zeros(0, np.int64)
     if not len(rows):
         return records

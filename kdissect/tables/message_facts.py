@@ -1,8 +1,8 @@
-"""Marks of a chunk: what decoded messages say about topics, errors, groups and record sets.
+"""Marks of a chunk: topics, errors, groups and record sets of decoded messages.
 
-The column kernel emits a mark where a field has a role (an error code, a topic name, a record
-set). Here the marks of all messages of a chunk are put together, in exchange and wire order, and
-reduced to one value or one list per exchange with array operations only.
+The column kernel emits a mark for each field with a role (an error code, a topic name, a record
+set). This module merges the marks of all messages of a chunk, in exchange and wire order, and
+reduces them to one value or one list per exchange, with array operations only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ints = npt.NDArray[Any]
 
 _NO_TOPIC = -1
 METADATA_TOPIC = "__cluster_metadata"
-METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: its id, which no message tells
+METADATA_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"  # KIP-595: a fixed id, which no message contains
 ZERO_UUID_TEXT = "A" * 22
 
 
@@ -31,7 +31,7 @@ ZERO_UUID_TEXT = "A" * 22
 class RecordSets:
     """The `records` fields of a chunk, in exchange and wire order; one row each.
 
-    topic, topic_id: codes into the chunk's topic texts and uuid texts (-1: not said here).
+    topic, topic_id: codes into the chunk's topic names and uuid texts (-1: missing).
     """
 
     row: Ints
@@ -44,7 +44,7 @@ class RecordSets:
 
 
 class Marks(NamedTuple):
-    """Columns of marks: what the kernel gives, with messages of a chunk instead of rows."""
+    """Columns of marks, with messages of a chunk in place of kernel rows."""
 
     message: Ints  # 2 * index of the exchange in its chunk, + 1 in a response
     role: Ints
@@ -53,7 +53,7 @@ class Marks(NamedTuple):
 
 
 def message_marks(rows: npt.NDArray[np.int64], side: int, given: npt.NDArray[np.void]) -> Marks:
-    """Those of the messages `rows` of a chunk, from the column kernel's MARK rows."""
+    """Marks of the messages `rows` of a chunk, from the column kernel's MARK rows."""
     return Marks(rows[given["row"]] * 2 + side, given["role"], given["a"], given["b"])
 
 
@@ -81,18 +81,19 @@ class ChunkMarks:
         self._resolve_topics(topic_names)
 
     def _of(self, role: Role, side: int | None = None) -> Ints:
-        """Places of the marks of a role, ascending."""
+        """Positions of the marks of a role, ascending."""
         found = self._places_of.get(int(role), _NONE)
         return found if side is None else found[self._message[found] & 1 == side]
 
     def _firsts(self, places: Ints) -> tuple[Ints, Ints]:
-        """Rows that have one of these places (ascending), and the first one of each."""
+        """(rows that have one of these marks, ascending; the first mark of each)."""
         rows = self._message[places] >> 1
         first = np.flatnonzero(np.diff(rows, prepend=-1))
         return rows[first], places[first]
 
     def _resolve_topics(self, topic_names: dict[str, str]) -> None:
-        """Give every topic name and id mark a code; ids get the name's code where known."""
+        """Assign a code to every topic name and id mark; an id with a known name gets the name's
+        code."""
         self._topic_code = np.full(len(self._message), _NO_TOPIC, np.int64)
         self._topic_id_code = np.full(len(self._message), _NO_TOPIC, np.int64)
         named = self._of(Role.TOPIC_NAME)
@@ -120,7 +121,8 @@ class ChunkMarks:
 
     @cached_property
     def error_columns(self) -> tuple[Ints, pa.Array]:
-        """(error_code, error_codes list): first non-zero in wire order, and all distinct ones."""
+        """(error_code: first non-zero code in wire order, error_codes: list of all distinct
+        ones)."""
         code = np.zeros(self.row_count, np.int16)
         wrong = self._of(Role.ERROR_CODE, side=1)
         wrong = wrong[self._a[wrong] != 0]
@@ -131,7 +133,7 @@ class ChunkMarks:
         return code, lists(pairs // 65536, values, self.row_count)
 
     def first_number(self, role: Role) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Per row the first mark's number of that role, and where there is one."""
+        """(number of the first mark of that role, bool: there is one) per row."""
         rows, first = self._firsts(self._of(role))
         value = np.zeros(self.row_count, np.int64)
         valid = np.zeros(self.row_count, bool)
@@ -140,7 +142,7 @@ class ChunkMarks:
         return value, valid
 
     def first_text(self, role: Role) -> pa.Array:
-        """Per row the first mark's string of that role (null where there is none)."""
+        """Text of the first mark of that role per row; null if there is none."""
         here = self._of(role)
         rows, first = self._firsts(here[self._b[here] >= 0])
         start = np.zeros(self.row_count, np.int64)
@@ -150,11 +152,12 @@ class ChunkMarks:
         return strings(self.buf, start, length)[0]
 
     def topics_column(self) -> pa.Array:
-        """Per row the distinct topic names, in the order in which they are first met.
+        """Distinct topic names per row, in order of first occurrence.
 
-        An empty one names nothing: Metadata requests have it beside a topic's id.
+        Empty names are left out: Metadata requests have them beside a topic's id.
         """
-        named = np.array([name != "" for name in self.topics] + [False])  # the last: NO_TOPIC
+        # the last entry is for NO_TOPIC
+        named = np.array([name != "" for name in self.topics] + [False])
         places = self._named_or_with_id
         chosen = places[named[self._topic_code[places]]]
         width = max(len(self.topics), 1)
@@ -166,25 +169,25 @@ class ChunkMarks:
 
     @cached_property
     def _named_or_with_id(self) -> Ints:
-        """Places of the marks that tell a topic, ascending."""
+        """Positions of topic name and topic id marks, ascending."""
         return np.sort(
             np.concatenate([self._of(Role.TOPIC_NAME), self._of(Role.TOPIC_ID)]), kind="stable"
         )
 
     def _latest(self, wanted: Ints, source: Ints) -> Ints:
-        """For each wanted mark the nearest earlier one in `source` of the same message, or -1.
+        """For each wanted mark, the nearest earlier mark of `source` in the same message, or -1.
 
-        Both are places, ascending; a place in both is its own.
+        Both are ascending positions; a position in both matches itself.
         """
         if not len(source):
             return np.full(len(wanted), -1)
         at = np.searchsorted(source, wanted, side="right") - 1
-        before = source[at]  # the last one, where there is none
+        before = source[at]  # if there is none, the last element, which `same` excludes
         same = self._message[before] == self._message[wanted]
         return np.where((at >= 0) & same, before, -1)
 
     def places(self, role: Role) -> RecordSets:
-        """Marks of a role with the topic and partition that stand before them."""
+        """Marks of a role with the topic and partition that precede them."""
         wanted = self._of(role)
         name = self._latest(wanted, self._named_or_with_id)
         ident = self._latest(wanted, self._of(Role.TOPIC_ID))

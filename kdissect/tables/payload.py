@@ -1,10 +1,10 @@
-"""How much of the records' own bytes is shown (`--payload`), and values read for people.
+"""How much of the records' own bytes is shown (`--payload`), and readable forms of values.
 
-`full`  everything
-`keys`  keys; values and values of headers are null
-`hash`  keys, values and values of headers are the 16 lower-case hexadecimal digits of their
-        xxh3_64 (null stays null), so that equal bytes are still seen to be equal
-`none`  keys, values and values of headers are null
+`full`  all bytes
+`keys`  keys; values and header values are null
+`hash`  keys, values and header values are the 16 lower-case hexadecimal digits of their
+        xxh3_64 (null stays null), so that equal bytes stay recognisable
+`none`  keys, values and header values are null
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAGIC_BYTE = 0  # of the Schema Registry's wire format: 0, schema id int32, dat
 
 
 def shown(records: pa.Table, payload: str) -> pa.Table:
-    """Rows of `records` with their keys, values and headers as `payload` says."""
+    """Rows of `records` with keys, values and headers as `payload` allows."""
     if payload == FULL:
         return records
     for name in ("value",) if payload == KEYS else ("key", "value"):
@@ -56,7 +56,7 @@ def _hidden_headers(headers: pa.ListArray, payload: str) -> pa.ListArray:
 def hashes(column: pa.Array) -> pa.Array:
     """The hexadecimal xxh3_64 of each value as 16 bytes; null stays null.
 
-    The library hashes one value a call, so this mode alone takes a Python step per record.
+    The library hashes one value per call, so only this mode takes a Python step per record.
     """
     places = Places.of(column)
     data = memoryview(places.buf.data)
@@ -79,9 +79,10 @@ def hashes(column: pa.Array) -> pa.Array:
 
 
 def with_decoded(records: pa.Table, kind: str, payload: str) -> pa.Table:
-    """`records` (as `shown`) with the columns of ``--decode-values``; null where bytes are other.
+    """`records` (as `shown`) with the columns of ``--decode-values``; null where a value cannot be
+    read.
 
-    Hashes are no values: with `hash` all of them are null.
+    With `hash` all of them are null, because hashes are no values.
     """
     for column in decoded_fields(kind):
         source = records["key" if column.name.startswith("key") else "value"].combine_chunks()
@@ -98,7 +99,7 @@ def with_decoded(records: pa.Table, kind: str, payload: str) -> pa.Table:
 
 
 def texts(column: pa.Array) -> pa.Array:
-    """The strings of a binary column; null where it is no UTF-8."""
+    """The strings of a binary column; null if a value is no UTF-8."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
@@ -113,9 +114,10 @@ def _text(value: bytes | None) -> str | None:
 
 
 def canonical_json(column: pa.Array) -> pa.Array:
-    """JSON values in one form: names sorted, no spaces, UTF-8; null where they are none (RFC 8259).
+    """JSON values in a canonical form: sorted names, no spaces, UTF-8; null if they are no JSON.
 
-    Integers keep all digits, other numbers are those of a double; one beyond it makes a null.
+    RFC 8259 defines JSON. Integers keep all digits; other numbers are doubles, and one beyond their
+    range makes the value null.
     """
     return pa.array([_canonical(value) for value in column.to_pylist()], pa.string())
 
@@ -130,7 +132,7 @@ def _canonical(value: bytes | None) -> str | None:
         )
     except (ValueError, RecursionError):
         return None
-    # a lone surrogate has no UTF-8, and keeps its escape
+    # a lone surrogate has no UTF-8, so its escape stays
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -139,7 +141,7 @@ def _no_constant(name: str) -> Any:
 
 
 def schema_ids(column: pa.Array) -> pa.Array:
-    """Ids of the Schema Registry's wire format (byte 0, int32 id); null where it is another."""
+    """Ids in the Schema Registry's wire format (byte 0, int32 id); null for other values."""
     places = Places.of(column)
     value, there = places.int32(1)
     first: npt.NDArray[np.uint8] = np.ones(len(column), np.uint8)

@@ -1,4 +1,4 @@
-"""The rows of `record_batches` and `records`: decoded record sets joined with their places."""
+"""Rows of `record_batches` and `records`: decoded record sets joined with their exchanges."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class RecordSetFacts:
-    """What the exchange tells of each record set of a chunk, one entry per set."""
+    """Facts from the exchange of each record set in a chunk, one entry per set."""
 
     sets: RecordSets
     exchange_id: npt.NDArray[np.int64]
     source: npt.NDArray[np.int8]  # index into SOURCES
-    produced_offset: npt.NDArray[np.int64]  # base offset the response gave; NO_OFFSET unknown
+    produced_offset: npt.NDArray[np.int64]  # base offset from the response; NO_OFFSET if unknown
     topics: list[str]
     topic_ids: list[str]  # as base64 text; a set without id has code -1
     id_of_name: dict[str, str]
@@ -35,12 +35,12 @@ class RecordSetFacts:
 class RecordRows:
     """Turns the chunks of `codec.record_batches` into table rows, in order.
 
-    Holds two counters per set: batches and records seen so far, because a batch's index counts
-    over its whole exchange and a produced record's offset over its whole set.
+    Counts batches and records per set so far: a batch's index counts over its exchange, and a
+    produced record's offset over its set.
     """
 
     def __init__(self, facts: RecordSetFacts, lead: npt.NDArray[np.int64]) -> None:
-        """lead: bytes of each set in front of its first batch; they are a row of `batch_ends`."""
+        """lead: bytes of each set before its first batch; they become rows of `batch_ends`."""
         self.facts = facts
         sets = facts.sets
         count = len(sets.row)
@@ -58,7 +58,7 @@ class RecordRows:
         return labels(np.maximum(codes, 0), texts or [""], codes >= 0)
 
     def _topic_ids(self) -> pa.Array:
-        """The set's own id, else the id known for its name."""
+        """The topic id of each set: its own, or the one known for its name."""
         facts = self.facts
         texts = list(facts.topic_ids)
         code_of = {text: code for code, text in enumerate(texts)}
@@ -74,7 +74,7 @@ class RecordRows:
         return self._texts(codes, texts)
 
     def _batch_base(self) -> npt.NDArray[np.int64]:
-        """Batches in earlier sets of the same exchange, per set."""
+        """Number of batches in earlier sets of the same exchange, per set."""
         if not len(self._batches):
             return self._batches
         before = np.cumsum(self._batches) - self._batches
@@ -84,7 +84,8 @@ class RecordRows:
         """(`record_batches`, `records`) rows of one chunk."""
         batch_set = batches["set_index"].to_numpy()
         within = batches["batch_index"].to_numpy() + (self._lead > 0)[batch_set]
-        last = np.flatnonzero(np.diff(batch_set, append=-1))  # of each set, they are in order
+        # last batch of each set; sets are in order
+        last = np.flatnonzero(np.diff(batch_set, append=-1))
         self._batches[batch_set[last]] = within[last] + 1
         base = self._batch_base()
         return (
@@ -93,10 +94,10 @@ class RecordRows:
         )
 
     def batch_ends(self) -> pa.Table:
-        """`record_batches` rows of the bytes before the first batch header of a set (KIP-630: the
-        end of a batch that began in an earlier response). Only their size is known.
+        """`record_batches` rows for the bytes before the first batch header of a set.
 
-        Call it after `add` has seen all chunks.
+        Such bytes are the end of a batch that began in an earlier FetchSnapshot response (KIP-630).
+        Only their size is known. Call it after `add` has seen all chunks.
         """
         chosen = np.flatnonzero(self._lead > 0)
         columns = self._common(pa.array(chosen), chosen)
@@ -110,7 +111,10 @@ class RecordRows:
         return pa.table(arrays, names=RECORD_BATCHES.names)
 
     def _common(self, via: pa.Array, set_index: Any, repeats: Any = None) -> dict[str, pa.Array]:
-        """What is the set's: `via` its index per row, `set_index` that per run of `repeats`."""
+        """Columns that a row has from its set.
+
+        via: the set's index per row. set_index: the same per run of `repeats` rows.
+        """
         facts = self.facts
         partition = facts.sets.partition[set_index].astype(np.int32)
 
@@ -139,7 +143,7 @@ class RecordRows:
 
     def _record_rows(self, records: pa.Table, base: Any) -> pa.Table:
         set_index = records["set_index"].to_numpy()
-        # rows of a set follow one another: what is the set's is said once per run of them
+        # rows of a set are consecutive, so values of the set are computed once per run
         first = np.flatnonzero(np.diff(set_index, prepend=-1))
         runs = _Runs(set_index[first], first, np.diff(first, append=len(set_index)))
         via = pa.array(np.repeat(runs.sets, runs.length))
@@ -157,12 +161,12 @@ class RecordRows:
         return pa.table([columns[name] for name in RECORDS.names], names=RECORDS.names)
 
     def _offsets(self, offsets: pa.ChunkedArray, runs: _Runs) -> pa.Array | pa.ChunkedArray:
-        """Offsets as on the wire; of produced records from the response, else null."""
+        """Offsets from the wire; for produced records from the response, or null."""
         produced = self.facts.source[runs.sets] == FROM_PRODUCE
         if not produced.any():
             return offsets
         given = self.facts.produced_offset[runs.sets]
-        # the ordinal of a record within its set is its row, counted from the run's first
+        # the index of a record within its set is its row, counted from the run's first
         shift = np.where(produced, given + self._records[runs.sets] - runs.first, 0)
         self._records[runs.sets] += runs.length
         valid = ~produced | (given != NO_OFFSET)
@@ -175,7 +179,7 @@ class RecordRows:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Runs of rows of one set: the set, the first row and the number of rows of each."""
+    """Runs of rows of one set: the set, the first row and the number of rows."""
 
     sets: npt.NDArray[np.int64]
     first: npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
-"""What must not leave a capture unasked: passwords, tokens, salts, HMACs, sensitive configs.
+"""Hides secrets by default: passwords, tokens, salts, HMACs, sensitive configuration values.
 
-Rules name a field of an API by its path in the body; list levels are transparent. The value
-becomes ``[redacted]`` (bytes: the same in ASCII), null stays null (design, "Safe by default").
+A rule names a field of an API by its path in the body; list levels are transparent. The value
+becomes ``[redacted]`` (bytes: the same in ASCII); null stays null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kdissect.protocol.api_keys import ApiKey
 
 TEXT = "[redacted]"
 
-# (api key, side) -> paths of fields that always hide.
+# (api key, side) -> paths of fields that are always hidden.
 ALWAYS_HIDDEN: dict[tuple[int, int], tuple[str, ...]] = {
     (36, 0): ("auth_bytes",),
     (36, 1): ("auth_bytes",),
@@ -44,11 +44,11 @@ CONFIGS: dict[tuple[int, int], tuple[tuple[str, str, str, str], ...]] = {
     (44, 0): (("resources.configs", "name", "value", ""),),
 }
 
-# Metadata records -> fields that always hide, and (name field, value field) of a config.
+# Metadata records -> fields that are always hidden, and (name field, value field) of a config.
 RECORDS_ALWAYS = {"UserScramCredentialRecord": ("salt", "stored_key", "server_key")}
 RECORDS_CONFIGS = {"ConfigRecord": ("name", "value")}
 
-# Messages whose bytes may hold secrets: shown as [redacted] in anomalies.data by default.
+# Messages whose bytes may contain secrets; anomalies.data shows [redacted] by default.
 SECRET_APIS = frozenset(
     {
         ApiKey.SASL_HANDSHAKE,
@@ -69,12 +69,12 @@ SECRET_APIS = frozenset(
 SENSITIVE_NAME = re.compile(
     r"password|secret|token|jaas|(^|[._-])key($|[._-])|\.key", re.IGNORECASE
 )
-# Names with "key" that hold no key material.
+# names with "key" that contain no key material
 _HARMLESS = re.compile(r"key\.(de)?serializer|key\.type|keystore\.(type|location)", re.IGNORECASE)
 
 
 def is_sensitive_name(name: str) -> bool:
-    """True when a config's name tells that its value is a secret."""
+    """Whether a config's name indicates that its value is a secret."""
     return bool(SENSITIVE_NAME.search(name)) and not _HARMLESS.search(name)
 
 
@@ -94,10 +94,11 @@ def redact_body(body: pa.StructArray, api_key: int, side: int) -> pa.StructArray
 
 
 def redact_values(body: dict[str, Any], api_key: int, side: int) -> dict[str, Any]:
-    """`redact_body` for one message as plain values, to be shown as text (bytes become a str too);
-    changes `body` and gives it back.
+    """`redact_body` for one message as plain values, for output as text; changes and returns
+    `body`.
 
-    Unknown tags of a message with secrets hide too: nobody knows what they hold.
+    Bytes become a str too. Unknown tags of a message with secrets are hidden as well, because their
+    content is unknown.
     """
     always = ALWAYS_HIDDEN.get((api_key, side), ())
     configs = CONFIGS.get((api_key, side), ())
@@ -140,7 +141,7 @@ def _hide_tags(value: Any) -> None:
 
 
 def redact_record(value: pa.StructArray, name: str) -> tuple[pa.StructArray, np.ndarray]:
-    """(the values of metadata records of that name without secrets, where there were some)."""
+    """(values of metadata records of that name without secrets, bool: value had secrets)."""
     hidden = np.zeros(len(value), np.bool_)
     if name in RECORDS_ALWAYS:
         for path in RECORDS_ALWAYS[name]:
@@ -156,7 +157,7 @@ def redact_record(value: pa.StructArray, name: str) -> tuple[pa.StructArray, np.
 
 
 def holds_secrets(name: str) -> bool:
-    """True when records of that name may hold secrets, so that their raw bytes are no output."""
+    """Whether records of that name may contain secrets, so that raw bytes must not be shown."""
     return name in RECORDS_ALWAYS or name in RECORDS_CONFIGS
 
 
@@ -176,7 +177,7 @@ def _at(array: pa.Array, path: list[str], change: Callable[[pa.Array], pa.Array]
     index = array.type.get_field_index(path[0])
     if index < 0:
         return array
-    # field() keeps a parent's offset; flatten() would push its nulls into the children
+    # field() respects the parent's offset; flatten() would push its nulls into the children
     children = [array.field(i) for i in range(array.type.num_fields)]
     children[index] = _at(children[index], path[1:], change)
     fields = [

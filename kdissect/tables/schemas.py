@@ -1,7 +1,7 @@
-"""Every fixed table's Arrow schema: names, types and order of columns (docs/tables.md).
+"""Arrow schemas of all fixed tables: names, types and order of columns (docs/tables.md).
 
-``apis/<ApiName>`` are made from the definitions by `api_schema`. Parquet files carry plain types
-(no Arrow extension metadata), so that any reader opens them without settings.
+`api_schema` builds those of ``apis/<ApiName>`` from the definitions. Parquet files have plain types
+(no Arrow extension metadata), so any reader can open them without settings.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ ANOMALIES = pa.schema(
     ]
 )
 
-# In the order in which `names` and the summary list them; these exist even when empty.
+# In the order of `names` and the summary. These tables exist even if they are empty.
 FIXED_TABLES: dict[str, Any] = {
     "captures": _CAPTURES,
     "connections": CONNECTIONS,
@@ -286,7 +286,7 @@ FIXED_TABLES: dict[str, Any] = {
     "anomalies": ANOMALIES,
 }
 
-# Columns with few distinct values per file: a Parquet dictionary pays there and nowhere else.
+# Columns with few distinct values per file; only there a Parquet dictionary is smaller.
 DICTIONARY_COLUMNS = frozenset(
     (
         *("format", "compression", "link_types.list.element", "capture_id"),
@@ -306,7 +306,7 @@ DICTIONARY_COLUMNS = frozenset(
 
 
 def api_schema(request: pa.DataType, response: pa.DataType) -> pa.Schema:
-    """Schema of ``apis/<ApiName>`` for the union structs of both sides' bodies."""
+    """Schema of ``apis/<ApiName>`` from the struct types of both sides' bodies."""
     return pa.schema(
         [
             ("exchange_id", _i64),
@@ -337,7 +337,7 @@ def decoded_fields(kind: str) -> list[pa.Field]:
 
 
 def fixed_tables(decode_values: str | None = None) -> dict[str, Any]:
-    """`FIXED_TABLES` of a run with that option."""
+    """`FIXED_TABLES` for a run with that option."""
     if decode_values is None:
         return FIXED_TABLES
     fields = [*RECORDS, *decoded_fields(decode_values)]

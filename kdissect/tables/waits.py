@@ -1,19 +1,19 @@
-"""What an exchange waits for: `wait` of `exchanges`, the one classification that all verbs use.
+"""What an exchange waited for: the column `wait` of `exchanges`, which all verbs use.
 
 answer     the broker's own work: it took the request, did it and answered
-long_poll  a Fetch or ShareFetch that the broker held because its client asked for that: fewer than
-           `min_bytes` were there, and `max_wait_ms` were not over
+long_poll  a Fetch or ShareFetch that the broker held back, as its client requested: fewer than
+           `min_bytes` were available, and `max_wait_ms` had not passed
 group      JoinGroup and SyncGroup wait for the other members of the group
 
-No response says whether it was held. So a poll counts as held if it took POLL_MIN_MS at least and
-brought fewer than `min_bytes` of records that were there when it was sent. A batch was there if its
-latest timestamp lies more than APPEND_MS before the request, since a producer stamps its records
-before it sends them. A transaction's batches appear with its marker. An error ends a wait, so it
-says nothing. A poll that took longer than `max_wait_ms` allows is an answer, however little it
-brought.
+A response does not show whether it was held back. So a poll counts as held if it took at least
+POLL_MIN_MS and returned fewer than `min_bytes` of records that were available when it was sent. A
+batch was available if its latest timestamp is more than APPEND_MS before the request, because a
+producer stamps records before it sends them. A transaction's batches become visible with its
+marker. An error ends a wait, so it is no evidence. A poll that took longer than `max_wait_ms`
+allows is an answer, however little it returned.
 
-Heartbeats of the newer groups (KIP-848, KIP-932, KIP-1071) are answers: their coordinator waits for
-no member.
+Heartbeats of the newer groups (KIP-848, KIP-932, KIP-1071) are answers: their coordinator does not
+wait for members.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from kdissect.tables.message_facts import ChunkMarks
 POLLS = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
 GROUP_WAITS = (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
 
-POLL_MIN_MS = 1.0  # what is there already comes sooner
-POLL_LATE, POLL_LATE_MS = 1.1, 100.0  # a timer of the broker ends a poll, late by its tick
-APPEND_MS = 50  # from a record's timestamp until a consumer may see it: linger, replication
-_BATCHES = 4096  # looked at together
+POLL_MIN_MS = 1.0  # available records are returned faster
+POLL_LATE, POLL_LATE_MS = 1.1, 100.0  # a timer of the broker ends a poll, up to a tick late
+APPEND_MS = 50  # from a record's timestamp until a consumer can see it: linger, replication
+_BATCHES = 4096  # scanned at a time
 _IS_TRANSACTIONAL, _IS_CONTROL = 16, 32  # attributes of a batch
 
 Bools = npt.NDArray[np.bool_]
 
 
 class Wait(IntEnum):
-    """wait; names in lower case are the table's values."""
+    """Values of wait; the table has the names in lower case."""
 
     ANSWER = 0
     LONG_POLL = 1
@@ -50,7 +50,7 @@ class Wait(IntEnum):
 
 
 def service_ns(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-    """int64[n]: latency without queued_ns, as far as that is known, if both sides are there."""
+    """int64[n]: latency minus queued_ns (if known), in ns; valid if both sides exist."""
     latency = exchanges["response"]["time_ns"] - exchanges["request"]["end_time_ns"]
     return np.asarray(latency - np.maximum(exchanges["queued_ns"], 0), np.int64)
 
@@ -58,37 +58,37 @@ def service_ns(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
 def waits(
     exchanges: npt.NDArray[np.void], is_decoded: Bools, marks: ChunkMarks
 ) -> tuple[npt.NDArray[np.int8], Bools]:
-    """(Wait int8[n], whether it is known) of the EXCHANGE rows of a chunk.
+    """(Wait int8[n], bool[n]: it is known) of the EXCHANGE rows of a chunk.
 
-    is_decoded: both messages were.
+    is_decoded: bool[n], both messages were decoded.
     """
     key = exchanges["api_key"]
-    known = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
-    known &= is_decoded | ~np.isin(key, POLLS)
+    is_known = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
+    is_known &= is_decoded | ~np.isin(key, POLLS)
     wait = np.where(np.isin(key, GROUP_WAITS), Wait.GROUP, Wait.ANSWER).astype(np.int8)
     longest, is_poll = marks.first_number(Role.MAX_WAIT_MS)
     service_ms = service_ns(exchanges) / 1e6
-    is_poll &= known & (service_ms >= POLL_MIN_MS)
+    is_poll &= is_known & (service_ms >= POLL_MIN_MS)
     is_poll &= service_ms <= longest * POLL_LATE + POLL_LATE_MS
     wanted, _ = marks.first_number(Role.MIN_BYTES)
     is_poll[is_poll] = (
         _bytes_there(exchanges, is_poll, marks)[is_poll] < np.maximum(wanted, 1)[is_poll]
     )
     wait[is_poll] = Wait.LONG_POLL
-    return wait, known
+    return wait, is_known
 
 
 def _bytes_there(
     exchanges: npt.NDArray[np.void], chosen: Bools, marks: ChunkMarks
 ) -> npt.NDArray[np.int64]:
-    """int64[n]: of the chosen exchanges, record bytes that the log had when they were sent."""
+    """int64[n]: record bytes that the log had when the chosen exchanges were sent."""
     sets = marks.places(Role.RECORDS)
     some = np.flatnonzero((sets.side == RESPONSE) & (sets.length > 0) & chosen[sets.row])
     row = sets.row[some]
     sent_ms = exchanges["request"]["time_ns"][row] // 1_000_000
     start, length = (np.ascontiguousarray(column[some]) for column in (sets.start, sets.length))
     plain, of_transactions = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
-    has_ended = np.zeros(len(some), np.bool_)  # a transaction, after the request was sent
+    has_ended = np.zeros(len(some), np.bool_)  # the transaction ended after the request was sent
     state = np.array([0, -1, 0], np.int64)
     table = np.empty(_BATCHES * rk.BATCH_WORDS, np.int64)
     while count := int(rk.scan_batches(marks.buf, start, length, state, table)):
