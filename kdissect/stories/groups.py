@@ -317,10 +317,10 @@ def _generation_rows(
         duration = (ended.answer_ns - first.time_ns) / 1e6 if ended is not None else None
         members = generation.members
         parts = [
-            f"generation {one.number} of {_count(members)}: {', '.join(members)}",
-            f"led by {one.leader}",
-            f"protocol {one.protocol}",
-            f"why: {_why(one, before, left)}",
+            f"generation {generation.number} of {_count(members)}: {', '.join(members)}",
+            f"led by {generation.leader}",
+            f"protocol {generation.protocol}",
+            f"why: {_why(generation, before, left)}",
         ]
         if not good:
             parts.append("no sync was captured" if is_last else "did not become stable")
@@ -365,7 +365,7 @@ def _why(generation: _Generation, before: _Generation | None, left: list[_Event]
     for join in generation.joins:
         reason_text = join.data["reason"]
         if reason_text and not reason_text.startswith(_FOLLOWS):
-            reasons.append(f"{join.member_id} rejoined ({said})")
+            reasons.append(f"{join.member_id} rejoined ({reason_text})")
     if not reasons and members_before is None:
         return "the generation before was not captured"
     return ", ".join(reasons) or "its members rejoined without a reason"
