@@ -1,10 +1,10 @@
-"""What changed between two captures, kind by kind, as one document.
+"""Compares two captures: which APIs, clients, errors, latencies and settings changed.
 
-Every kind gives a list of changes, each with `change` and `is_worse`: an error that appeared, a
-latency that grew. What is merely different is not worse. A latency, a size or a share of errors
-counts as changed if the difference is beyond chance (`statistics` compares by connections and
-corrects for all comparisons of the diff) and large enough to matter: see the limits here. A
-difference that is large enough, of too few connections to tell it from chance, is `undecided`.
+Each kind has a list of changes, and each change has `change` (a word for it) and `is_worse`: an
+error that appeared, a latency that grew. A mere difference is not worse. A latency, a size or a
+share of errors counts as changed if the difference is beyond chance (`statistics` compares by
+connections and corrects for all comparisons of the diff) and large enough to matter (the limits
+below). A difference that is large enough but rests on too few connections is `undecided`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
 
 _FORMAT_VERSION = 2
-ALPHA = 0.01  # the chance of one false alarm among all comparisons of a diff
-SAMPLE_MIN = 20  # exchanges on each side: fewer are not compared
-TAIL_SAMPLE_MIN = 100  # of these, one in twenty is in the tail
+ALPHA = 0.01  # the probability of one false alarm or more among all comparisons of a diff
+SAMPLE_MIN = 20  # exchanges on each side; fewer are not compared
+TAIL_SAMPLE_MIN = 100  # exchanges on each side, to compare the slowest twentieth
 TAIL_RATIO_MIN = 2.0
 ERROR_RATIO_MIN = 1.5
-ERROR_SHARE_MIN = 0.001  # of the requests: the least difference of shares that matters
+ERROR_SHARE_MIN = 0.001  # of the requests: a smaller difference of shares does not matter
 UNDECIDED = "undecided"
 NO_ANSWER = "(no answer)"
 RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
@@ -44,15 +44,15 @@ Change = dict[str, Any]
 
 
 class UnknownKind(Error, ValueError):
-    """`--fail-on` names a kind that there is not."""
+    """`--fail-on` names a kind that does not exist."""
 
 
 def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
-    """What changed from a to b, as a document for JSON.
+    """Return what changed from `a` to `b`, as a document for JSON.
 
-    ``a`` and ``b`` say how much was compared, ``changes`` has a list for each of `KINDS`,
-    ``compared`` all errors, latencies and sizes with their tests, changed or not.
-    Raises CaptureError for a set of an older kdissect.
+    ``a`` and ``b`` describe the two sides (numbers of exchanges, connections and clients,
+    duration). ``changes`` has a list for each of `KINDS`. ``compared`` has all errors, latencies
+    and sizes with their tests, changed or not. Raises CaptureError for tables of an older kdissect.
     """
     for tables in (a, b):
         require_columns(tables)
@@ -70,9 +70,9 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
 
 
 def failing(document: dict[str, Any], kinds: Sequence[str]) -> list[str]:
-    """Those of the kinds that have a change to fail on.
+    """Return those of the kinds on which ``--fail-on`` exits with an error.
 
-    For errors and latency, one for the worse; for the others, any that is decided.
+    Errors and latency fail on a change for the worse, other kinds on any change that is decided.
     """
     return [
         kind
@@ -85,7 +85,7 @@ def failing(document: dict[str, Any], kinds: Sequence[str]) -> list[str]:
 
 
 def parse_kinds(text: str | None) -> list[str]:
-    """``errors,latency`` as a list; raises UnknownKind."""
+    """Split ``errors,latency`` at its commas; raises UnknownKind."""
     kinds = [kind.strip() for kind in (text or "").split(",") if kind.strip()]
     for kind in kinds:
         if kind not in KINDS:
@@ -121,7 +121,7 @@ def _side(database: Database, side: str) -> dict[str, Any]:
     return {**row, "duration_s": seconds, **missing, **unjudged}
 
 
-# What is there or is not
+# Present on one side only, or with other properties
 
 
 def _apis(database: Database) -> list[Change]:
@@ -139,7 +139,7 @@ def _presence(in_a: Any) -> str:
 
 
 def _versions(database: Database) -> list[Change]:
-    """Versions of APIs that both have."""
+    """Return the versions that only one side uses, of APIs that both use."""
     rows = database.rows(
         """
         with counted as (
@@ -170,7 +170,7 @@ _CLIENT_FIELDS = ("software", "principals", "addresses")
 
 
 def _clients(database: Database) -> list[Change]:
-    """Clients by id; one that both have may have changed software, principal or address."""
+    """Return changed clients by id: new, gone, or with other software, principals or addresses."""
     parts = " union all ".join(
         f"""
         select '{side}' side, x.client_id, x.client_ip,
@@ -211,7 +211,10 @@ def _clients(database: Database) -> list[Change]:
 
 
 def _configs(database: Database) -> list[Change]:
-    """Settings that were read or written; for new and gone ones of what both captures show."""
+    """Return changed settings, read or written.
+
+    A setting that only one side has counts if both sides saw its resource and could have seen it.
+    """
     rows = database.rows(
         """
         with known as (
@@ -251,28 +254,29 @@ def _configs(database: Database) -> list[Change]:
 
 
 def _comparable(database: Database, row: dict[str, Any]) -> bool:
-    """Whether the side that lacks a setting was asked in the same way at all."""
+    """Return whether the side without a setting used one of the same APIs on the resource."""
     side = "b" if row["apis_b"] is None else "a"
     apis = row["apis_a"] or row["apis_b"]
     listed = ", ".join(f"'{api}'" for api in apis)
     name = row["resource_name"].replace("'", "''")
-    (found,) = database.rows(
+    (counted,) = database.rows(
         f"""
         select count(*) n from configs where side = '{side}'
             and resource_type = {row["resource_type"]} and resource_name = '{name}'
             and list_has_any(apis, [{listed}])
         """
     )
-    return bool(found["n"])
+    return bool(counted["n"])
 
 
-# What happens more or less often, takes longer, or is larger
+# More or less frequent, slower, or larger
 
 
 class Measure(NamedTuple):
-    """How the values of a kind are named and judged.
+    """The words and limits for one kind of value.
 
-    A percentile has moved if it grew or shrank by `ratio` and by its `least` (in ms or bytes).
+    A percentile has moved if it grew or shrank by the factor `ratio` or more, and by `least` or
+    more (ms or bytes, by percentile).
     """
 
     more: str
@@ -287,7 +291,7 @@ SIZE_EFFECT = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
 
 
 def _compare_samples(database: Database) -> dict[str, list[Change]]:
-    """Errors, latencies and sizes, tested together: one level for all of them."""
+    """Compare errors, latencies and sizes in one family of tests, which shares one level."""
     errors = failures(database)
     latency = distributions(database, "service_ms", "api, wait", "service_ms >= 0")
     sizes = {
@@ -314,16 +318,16 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
 
 
 class SampleTest(NamedTuple):
-    """The result of a test; of too few exchanges there is none."""
+    """The result of a test; the default is that of a row with too few exchanges for one."""
 
     p_value: float = 1.0
     is_decided: bool = True
 
 
 class _Tests:
-    """The comparisons of a diff; each writes its result into the row that it is about.
+    """The comparisons of a diff; each test's result is written into the row that it compares.
 
-    connection_is_b: bool per connection, whether it is one of side b.
+    connection_is_b: bool[connections], whether a connection is of side b.
     """
 
     def __init__(self, connection_is_b: Any) -> None:
@@ -332,7 +336,10 @@ class _Tests:
         self._parts: list[tuple[Any, ...]] = []
 
     def add(self, samples: Distributions, score: str, sample_min: int) -> None:
-        """Compare a score in each row that has enough exchanges on both sides."""
+        """Add a comparison for each row that has enough exchanges on both sides.
+
+        score: "failed", "midrank" or "tail", the columns of `samples.sums` to compare.
+        """
         sums = {name: samples.sums[name].to_numpy() for name in samples.sums.column_names}
         number = sums["number"].astype(np.int64)
         for side, is_b in (("a", False), ("b", True)):
@@ -353,7 +360,8 @@ class _Tests:
         self._parts.append((comparison[number[chosen]], *(sums[name][chosen] for name in columns)))
 
     def run(self) -> None:
-        """Beyond chance is what is so by connections and by blocks of time."""
+        """Run all tests: a difference must be beyond chance by connections and by blocks of
+        time."""
         if not self._rows:
             return
         comparison, connection, block, *sums = map(np.concatenate, zip(*self._parts, strict=True))
@@ -368,7 +376,7 @@ class _Tests:
 
 
 def _judge_error(row: Change) -> Change:
-    """An error that appeared or is gone is a fact; that it is worse takes more than chance."""
+    """Return the change of an error: appeared and gone are facts, more and fewer need a test."""
     test = row.pop("failed")
     code = row.pop("error_code")
     name = NO_ANSWER if code is None else error_name(code)
@@ -398,7 +406,7 @@ def _judge_error(row: Change) -> Change:
 
 
 def _judge_latency(row: Change) -> Change:
-    """Slower or faster as a whole, else at its tail."""
+    """Return the change of a latency: of the whole distribution, otherwise of its tail."""
     test = row.pop("tail")
     change = _judge(row, _LATENCY)
     if change["change"] in (None, UNDECIDED):
@@ -419,7 +427,7 @@ def _judge_latency(row: Change) -> Change:
 
 
 def _judge(row: Change, measure: Measure) -> Change:
-    """More or less, if one of the percentiles moved; else nothing."""
+    """Return the row with the change that its test and the moved percentiles prove, if any."""
     test = row.pop("midrank")
     moved = _moved(row, measure)
     change = None
@@ -442,7 +450,7 @@ def _is_enough(row: Change) -> bool:
 
 
 def _moved(row: Change, measure: Measure) -> int:
-    """1 if one of the percentiles grew by as much as matters, -1 if one shrank, else 0."""
+    """Return 1 if a percentile grew by as much as matters, -1 if one shrank, 0 otherwise."""
     for name, least in measure.least.items():
         a, b = (row[f"{name}_{side}"] for side in COMPARED)
         low, high = sorted((a, b))

@@ -1,15 +1,15 @@
-"""Two captures compared by permutation: which differences are beyond chance.
+"""Compares two captures by permutation tests: which differences are beyond chance.
 
 Exchanges of one connection resemble each other, and so do exchanges of one moment. So a test sums
-its scores by unit, a connection or a block of time. Then it deals the units out to both sides at
-random, many times: a difference that such deals reach as well is chance. The comparisons of a whole
-diff share the deals and one level.
+its scores by unit: a connection, or a block of time. It then deals the units to both sides at
+random, many times. A difference that such deals reach as well is chance. All comparisons of a diff
+share the deals and one level.
 
-- Scores are midranks for a whole distribution, 1 and 0 for a share (errors, the tail).
+- Scores are midranks for a whole distribution, and 1 or 0 for a share (errors, the tail).
 - A unit of many exchanges weighs more than one of few, but not in proportion: ten exchanges that
-  are all alike say no more than one. The intraclass correlation says how alike they are.
-- Tarone (1990): a comparison of so few units that no deal could be significant is undecided, and
-  the others need not pay for it. Holm (1979) corrects for the number of the others.
+  are all alike prove no more than one. The intraclass correlation measures how alike they are.
+- Tarone (1990): a comparison with so few units that no deal could be significant is undecided, and
+  is not corrected for. Holm (1979) corrects for the number of the others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 DEALS = 20_000
-BLOCK_DEALS = 1_000  # at a time: a matrix of so many rows
-UNITS_MAX = 2_000  # more are dealt out in bundles
+BLOCK_DEALS = 1_000  # rows of a matrix of deals
+UNITS_MAX = 2_000  # more units are bundled
 SEED = 1_990
-_EQUAL = 1e-4  # a deal that comes so near is as far out: sums differ in their last bits
+_EQUAL = 1e-4  # sums differ in their last bits: a deal this close to the seen difference reaches it
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -32,10 +32,11 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Scores(NamedTuple):
-    """Sums by comparison and unit; all arrays have one length, rows of the same pair add up.
+    """Sums by comparison and unit; all arrays have one length, and rows of the same pair add up.
 
-    comparison: which comparison, from 0. unit: which connection or block of time, from 0, of both
-    sides. exchanges: how many, at least 1. total, squares: sums of their scores, scores squared.
+    comparison: number of the comparison, from 0. unit: number of the connection or block of time,
+    from 0 over both sides. exchanges: how many, at least 1. total, squares: sums of their scores
+    and of their squared scores.
     """
 
     comparison: Ints
@@ -46,9 +47,10 @@ class Scores(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """Of each comparison.
+    """The results, one per comparison.
 
-    p_values: adjusted for the number of comparisons. is_decided: enough units for a decision.
+    p_values: adjusted for the number of comparisons. is_decided: whether there are enough units to
+    decide.
     """
 
     p_values: Floats
@@ -56,9 +58,10 @@ class Verdicts(NamedTuple):
 
 
 def compare_units(scores: Scores, is_b: Bools, comparison_count: int, alpha: float) -> Verdicts:
-    """Test all comparisons at once; `is_b` has the side of each unit.
+    """Test all comparisons at once.
 
-    With probability 1 - alpha no p-value falls below alpha if both sides are alike.
+    is_b: bool[units], whether a unit is of side b. If both sides are alike, no p-value falls below
+    alpha, with probability 1 - alpha.
     """
     scores, is_b = _bundled(scores, is_b)
     shape = (len(is_b), comparison_count)
@@ -75,7 +78,7 @@ def compare_units(scores: Scores, is_b: Bools, comparison_count: int, alpha: flo
 
 
 def _bundled(scores: Scores, is_b: Bools) -> tuple[Scores, Bools]:
-    """One row a pair, of at most about UNITS_MAX units: beyond, bundles of equal size of a side."""
+    """Sum rows of the same pair, and bundle units of one side if there are more than UNITS_MAX."""
     size = math.ceil(len(is_b) / UNITS_MAX)
     order = np.random.default_rng(SEED).permutation(len(is_b))
     place = np.empty(len(is_b), np.int64)
@@ -87,25 +90,26 @@ def _bundled(scores: Scores, is_b: Bools) -> tuple[Scores, Bools]:
     key = scores.comparison * bundle_count + bundle[scores.unit]
     keys, inverse = np.unique(key, return_inverse=True)
     exchanges, total, squares = (
-        np.bincount(inverse, each, len(keys)).astype(np.float64) for each in scores[2:]
+        np.bincount(inverse, column, len(keys)).astype(np.float64) for column in scores[2:]
     )
     bundled = Scores(keys // bundle_count, keys % bundle_count, exchanges, total, squares)
     return bundled, np.arange(bundle_count) >= bundles_a
 
 
 def _residuals(scores: Scores, comparison_count: int) -> Floats:
-    """Each unit's part in the difference; the parts of a comparison sum to 0."""
+    """Return each unit's part in the difference; the parts of a comparison sum to 0."""
 
     def sums(values: Floats) -> Floats:
         by_comparison = np.bincount(scores.comparison, values, comparison_count)
         return by_comparison[scores.comparison].astype(np.float64)
 
     count = scores.exchanges
-    everyone = sums(count)
-    mean = sums(scores.total) / everyone
-    variance = sums(scores.squares) / everyone - mean**2
-    # the intraclass correlation by its moment: E[(total - count mean)^2] = variance (n + n(n-1) r)
-    excess = sums((scores.total - count * mean) ** 2) - variance * everyone
+    exchange_count = sums(count)
+    mean = sums(scores.total) / exchange_count
+    variance = sums(scores.squares) / exchange_count - mean**2
+    # The intraclass correlation r, by its moment: E[(total - count mean)^2] = variance (n + n(n-1)
+    # r)
+    excess = sums((scores.total - count * mean) ** 2) - variance * exchange_count
     pairs = variance * sums(count * (count - 1))
     alike = np.clip(np.divide(excess, pairs, out=np.ones_like(pairs), where=pairs > 0), 0, 1)
     weight = count / (1 + (count - 1) * alike)
@@ -116,28 +120,29 @@ def _residuals(scores: Scores, comparison_count: int) -> Floats:
 
 
 def _fewest(takes_part: Floats, is_b: Bools) -> Floats:
-    """The smallest p-value of so many units: that of the one best deal and its mirror image."""
+    """Return the smallest p-value that so many units can reach: the best deal and its mirror
+    image."""
     counts = zip(takes_part.sum(0), takes_part[is_b].sum(0), strict=True)
     return np.array([min(1.0, 2 / math.comb(int(n), int(n_b))) for n, n_b in counts], np.float64)
 
 
 def _farthest(residuals: Floats, takes_part: Floats, is_b: Bools) -> Floats:
-    """The p-value, about, of the best deal of these residuals: a few large ones go either way."""
+    """Estimate the p-value of the best deal of these residuals: a few large ones limit it."""
     spread = _spread(residuals, takes_part.sum(0), takes_part[is_b].sum(0))
     farthest = np.abs(residuals).sum(0) / 2
     z = np.divide(farthest, spread, out=np.zeros_like(farthest), where=spread > 0)
-    return np.array([math.erfc(each / math.sqrt(2)) for each in z])
+    return np.array([math.erfc(score / math.sqrt(2)) for score in z])
 
 
 def _spread(residuals: Floats, count: Floats, count_b: Floats) -> Floats:
-    """The standard deviation of b's sum of residuals over all deals of so many units."""
+    """Return the standard deviation of b's sum of residuals over all deals of so many units."""
     share = count_b * (count - count_b) / np.maximum(count * (count - 1), 1)
     spread: Floats = np.sqrt(share * (residuals**2).sum(0))
     return spread
 
 
 def _deal(residuals: Floats, takes_part: Floats, is_b: Bools) -> list[float]:
-    """The share of deals that are as far out as what was seen, by comparison."""
+    """Return, by comparison, the share of deals whose difference is as large as the seen one."""
     count = takes_part.sum(0)
 
     def distance(is_b: Floats) -> Floats:
@@ -156,7 +161,7 @@ def _deal(residuals: Floats, takes_part: Floats, is_b: Bools) -> list[float]:
 
 
 def tarone(attainable: Floats, alpha: float) -> int:
-    """The number of comparisons to correct for: those that could be significant at all."""
+    """Return the number of comparisons to correct for: those that could be significant at all."""
     count = 1
     while np.count_nonzero(attainable <= alpha / count) > count:
         count += 1
@@ -164,7 +169,7 @@ def tarone(attainable: Floats, alpha: float) -> int:
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """The p-values adjusted for their number, in the same order."""
+    """Return the p-values adjusted for their number, in the same order."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted = [1.0] * len(p_values)
     highest = 0.0

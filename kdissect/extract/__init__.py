@@ -1,4 +1,4 @@
-"""The packets of chosen exchanges and connections, as a pcapng that Wireshark opens."""
+"""Writes the packets of chosen exchanges and connections as a pcapng that Wireshark opens."""
 
 from kdissect.extract.run import Extracted, extract
 

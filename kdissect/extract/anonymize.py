@@ -1,8 +1,8 @@
-"""A message with other names in it: what it says of people, places and data is replaced.
+"""Replaces names in messages: everything that describes people, places or data.
 
-By default every string, id and byte of a message is replaced; what stays is named here, because it
-belongs to Kafka and not to whoever runs it: protocols, assignors, mechanisms, features, names of
-settings, states. Numbers stay. Secrets become ``[redacted]`` as in tables.
+By default every string, id and byte of a message is replaced. The tables below list the fields that
+stay, since their values belong to Kafka and not to its users: protocols, assignors, mechanisms,
+features, names of settings, states. Numbers stay. Secrets become ``[redacted]``, as in tables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEPT = frozenset(
         "requested_metrics",
     }
 )  # fmt: skip
-# A field called `name` or `key` is told by the struct that it is in.
+# Fields called `name` or `key` that stay, by the struct that holds them.
 _KEPT_IN = frozenset(
     {
         ("protocols", "name"), ("configs", "name"), ("synonyms", "name"), ("topic_configs", "key"),
@@ -56,7 +56,7 @@ _ASSIGNMENTS = frozenset({"assignment", "member_assignment"})
 
 
 class Anonymizer:
-    """Rewrites frames; everything that it replaced keeps its pseudonym over all of them."""
+    """Rewrites frames with pseudonyms; a name has the same pseudonym in all frames."""
 
     def __init__(self) -> None:
         self.names = Pseudonyms()
@@ -64,15 +64,16 @@ class Anonymizer:
     def frame(
         self, data: bytes, side: str, api_key: int | None = None, api_version: int | None = None
     ) -> bytes:
-        """A frame, without its size prefix, with other names.
+        """Return a frame (without its size prefix) with its names replaced.
 
-        Raises DecodeError or EncodeError where what it holds cannot be told.
+        side: "request" or "response". A response needs `api_key` and `api_version`. Raises
+        DecodeError or EncodeError if the frame cannot be decoded or encoded again.
         """
         message = decode_message(data, side=side, api_key=api_key, api_version=api_version)
         return encode_message(self.message(message))
 
     def message(self, message: Message) -> Message:
-        """A copy of the message with other names."""
+        """Return a copy of the message with its names replaced."""
         header, body = deepcopy(message.header), deepcopy(message.body)
         if header.get("client_id"):
             header["client_id"] = self.names.name("client", header["client_id"])
@@ -82,16 +83,17 @@ class Anonymizer:
         return Message(message.api_key, message.api_version, message.side, header, body)
 
     def _struct(self, of: Layout, values: dict[str, Any], parent: str, body: Any) -> None:
-        """Replace in place; `parent` is the field that holds the struct, `body` the message's."""
+        """Replace values in place; `parent` names the field that holds the struct, `body` is the
+        message's."""
         self._hide_tags(values)
         for slot in of.by_name.values():
             value = values.get(slot.name)
             if value is None:
                 continue
             if slot.inner is not None:
-                for each in value if isinstance(value, list) else [value]:
-                    if each is not None:
-                        self._struct(slot.inner, each, slot.name, body)
+                for struct in value if isinstance(value, list) else [value]:
+                    if struct is not None:
+                        self._struct(slot.inner, struct, slot.name, body)
                 continue
             replace = self._replacement(slot.field, parent)
             if replace is None:
@@ -101,7 +103,7 @@ class Anonymizer:
             else:
                 values[slot.name] = replace(value)
         if "metrics" in values and "compression_type" in values:
-            # pushed metrics: none are left, so that there is nothing to unpack
+            # pushed client metrics (KIP-714) are emptied, and so need no compression
             values["metrics"], values["compression_type"] = b"", 0
 
     def _hide_tags(self, values: dict[str, Any]) -> None:
@@ -110,7 +112,7 @@ class Anonymizer:
             values[UNKNOWN_TAGS] = {tag: self.names.data(data) for tag, data in tags.items()}
 
     def _replacement(self, field: Field, parent: str) -> Callable[[Any], Any] | None:
-        """What replaces a value of a field; None where it stays."""
+        """Return the function that replaces a value of a field; None if the value stays."""
         name = field.name
         if field.type is Type.UUID:
             return self.names.uuid
@@ -133,7 +135,7 @@ class Anonymizer:
         return lambda text: self.names.name(kind, text)
 
     def _resource(self, text: str) -> str:
-        """A resource is a broker's number, "*", or something that has a name elsewhere."""
+        """Replace a resource's name; a broker's number and "*" stay."""
         return text if text.isdigit() or text == "*" else self.names.name("resource", text)
 
     def _bytes(self, name: str) -> Callable[[bytes], bytes]:
@@ -157,12 +159,12 @@ class Anonymizer:
         return ip_address(self.names.address(str(ip_address(data)))).packed
 
     def _versioned(self, name: str, data: bytes) -> bytes:
-        """A struct behind its int16 version; nothing where it is something else."""
+        """Replace names in a struct behind its int16 version; any other bytes become empty."""
         definition = catalog.definition(name)
         if len(data) < 2:
             return b""
-        said = int.from_bytes(data[:2], "big")
-        version = min(said, definition.versions.last)
+        written_version = int.from_bytes(data[:2], "big")
+        version = min(written_version, definition.versions.last)
         try:
             values, _ = message_codec.decode(definition, version, data, 2)
             self._struct(layout(definition, version), values, "", values)
@@ -173,7 +175,8 @@ class Anonymizer:
             return b""
 
     def _inner(self, side: str) -> Callable[[bytes], bytes]:
-        """The message inside an Envelope; its answer does not tell what it is."""
+        """Return the function for a message inside an Envelope; a response, of unknown API,
+        becomes empty."""
 
         def replace(data: bytes) -> bytes:
             if side == "request":
@@ -186,19 +189,20 @@ class Anonymizer:
         return replace
 
     def records(self, data: bytes) -> bytes:
-        """A record set with keys, values and headers replaced by noise of their length.
+        """Return a record set with keys, values and headers replaced by noise of their length.
 
-        Markers stay. What cannot be read, and a batch that breaks off, is left out.
+        Control batches (transaction markers) stay. Batches that cannot be read or are cut off are
+        dropped.
         """
-        found = decode_record_set(data)
-        bad = {fault[0] for fault in found.faults}
+        decoded = decode_record_set(data)
+        damaged = {fault[0] for fault in decoded.faults}
         by_batch: dict[int, list[dict[str, Any]]] = {}
-        for record in found.records:
+        for record in decoded.records:
             by_batch.setdefault(record["batch_index"], []).append(record)
         out = bytearray()
-        for batch in found.batches:
+        for batch in decoded.batches:
             index = batch["batch_index"]
-            if batch["is_partial"] or index in bad or batch["magic"] not in (0, 1, 2):
+            if batch["is_partial"] or index in damaged or batch["magic"] not in (0, 1, 2):
                 continue
             records = by_batch.get(index, [])
             if not batch["is_control"]:

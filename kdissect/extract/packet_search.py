@@ -1,8 +1,8 @@
-"""From exchanges and connections back to the packets that carried them.
+"""Finds the packets that carried exchanges and connections.
 
-A frame is a range of stream positions, a segment too; which segment holds a frame's first byte in
-the file ties stream positions to sequence numbers. So retransmissions of a frame's bytes are found
-as well, although its bytes were read from one copy only.
+A frame is a range of stream positions, and so is a segment. The segment whose bytes in the file
+hold a frame's first byte ties stream positions to sequence numbers. So retransmitted copies of a
+frame's bytes are found as well, although the frame was read from one copy only.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SIZE_PREFIX = 4
 def connection_segments(
     batch: SegmentBatch, assembly: Assembly, connection: int
 ) -> npt.NDArray[np.int64]:
-    """int64[n]: rows of the segments of a connection, both ways, in time order."""
+    """Return int64[n]: rows of a connection's segments, both directions, in time order."""
     row = assembly.connections[connection]
     segments = batch.segments
-    # an assembly's endpoints are the batch's
+    # an assembly's endpoints are numbered as the batch's
     rows = np.flatnonzero(segments["endpoints"] == row["endpoints"])
     times = segments["time_ns"][rows]
     rows = rows[(times >= row["first_time_ns"]) & (times <= row["last_time_ns"])]
@@ -36,7 +36,7 @@ def connection_segments(
 
 
 def is_carried(assembly: Assembly, exchange: int) -> bool:
-    """True where the exchange's bytes are in no packet as they are (TLS)."""
+    """Return True if no packet holds the exchange's bytes as they are (TLS)."""
     for _, side in _SIDES:
         column = assembly.exchanges[side][exchange]
         start, count = int(column["extent_start"]), int(column["extent_count"])
@@ -48,10 +48,11 @@ def is_carried(assembly: Assembly, exchange: int) -> bool:
 def frame_segments(
     batch: SegmentBatch, assembly: Assembly, connection: int, exchanges: Ints
 ) -> npt.NDArray[np.int64]:
-    """int64[n]: rows of the segments that carry a byte of these exchanges of a connection."""
+    """Return int64[n]: rows of the segments that carry a byte of these exchanges of a
+    connection."""
     rows = connection_segments(batch, assembly, connection)
     client_side = int(assembly.connections["client_side"][connection])
-    found = []
+    parts = []
     for direction, side in _SIDES:
         sender = client_side if direction == REQUEST else 1 - client_side
         own = rows[batch.segments["side"][rows] == sender]
@@ -63,24 +64,25 @@ def frame_segments(
         end = start + batch.segments["length"][own]
         first = np.sort(column["pos"])
         last = column["pos"][np.argsort(column["pos"])] + column["size"] + SIZE_PREFIX
-        # frames of a stream do not overlap: the first that ends behind the segment's start decides
+        # frames of a stream do not overlap: only the first that ends after the segment's start can
+        # match
         frame = np.searchsorted(last, start, "right")
         is_hit = (frame < len(first)) & (end > start)
         is_hit &= first[np.minimum(frame, len(first) - 1)] < end
-        found.append(own[is_hit])
-    if not found:
+        parts.append(own[is_hit])
+    if not parts:
         return np.zeros(0, np.int64)
-    return np.unique(np.concatenate(found))
+    return np.unique(np.concatenate(parts))
 
 
 def _stream_positions(
     segments: npt.NDArray[np.void], assembly: Assembly, column: npt.NDArray[np.void]
 ) -> Ints:
-    """int64[n]: the stream position where each segment (in time order) begins.
+    """Return int64[n]: the stream position where each segment (in time order) begins.
 
-    column: one side of some exchanges; the first of them that has captured bytes ties the two
-    counts. Between segments the sequence number moves by less than 2^31, so that differences tell
-    how often it wrapped.
+    column: one side of some exchanges; the first with captured bytes ties stream positions to
+    sequence numbers. Sequence numbers wrap at 2^32 (RFC 9293, 3.4): two neighbours are taken to
+    differ by less than 2^31.
     """
     steps: Any = np.diff(segments["seq"].astype(np.int64))
     steps = (steps + 2**31) % 2**32 - 2**31
@@ -100,12 +102,15 @@ def _stream_positions(
                     positions: Ints = unwrapped + offset
                     return positions
             before += int(extent["length"])
-    # nothing of these frames was captured behind their size prefixes
+    # only size prefixes of these frames were captured
     return np.full(len(segments), -1, np.int64)
 
 
 def _holding(places: npt.NDArray[np.void], source: int, pos: int) -> int:
-    """The segment, of some sorted by place, whose captured payload holds a byte; -1 for none."""
+    """Return the segment whose captured payload holds a byte of a file; -1 if none does.
+
+    places: segments sorted by source and position.
+    """
     of_source = np.searchsorted(places["source"], [source, source + 1])
     starts = places["pos"][of_source[0] : of_source[1]]
     at = int(np.searchsorted(starts, pos, "right")) - 1 + int(of_source[0])
@@ -115,5 +120,5 @@ def _holding(places: npt.NDArray[np.void], source: int, pos: int) -> int:
             return at
         if segment["captured"] > 0:
             return -1
-        at -= 1  # an empty segment may lie at the same place
+        at -= 1  # an empty segment may have the same position
     return -1

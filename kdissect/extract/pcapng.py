@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable
 from typing import BinaryIO
 
+# Block types, option codes and the secrets type, by number as in the draft
 _SECTION, _INTERFACE, _PACKET, _SECRETS = 0x0A0D0D0A, 1, 6, 10
 _BYTE_ORDER_MARK = 0x1A2B3C4D
 _COMMENT, _APPLICATION, _NAME, _RESOLUTION = 1, 4, 2, 9
@@ -22,7 +23,7 @@ def _padded(data: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """UTF-8 that fits an option: cut between characters, never within one."""
+    """Encode an option's text as UTF-8, cut to 65535 bytes between two characters."""
     data = text.encode("utf-8", "replace")[:_OPTION_SIZE_MAX]
     return data.decode("utf-8", "ignore").encode()
 
@@ -38,7 +39,7 @@ def _block(kind: int, body: bytes) -> bytes:
 
 
 class PcapngWriter:
-    """Writes to a binary stream. Call `secrets` before the packets that they decrypt."""
+    """Writes to a binary stream; `secrets` must come before the packets that they decrypt."""
 
     def __init__(self, out: BinaryIO, application: str, comment: str = "") -> None:
         self._out = out
@@ -50,14 +51,14 @@ class PcapngWriter:
         out.write(_block(_SECTION, header + _options(options)))
 
     def secrets(self, key_log: bytes) -> None:
-        """Lines of a TLS key log, for the packets that follow."""
+        """Write lines of a TLS key log (SSLKEYLOGFILE format), for the packets that follow."""
         body = struct.pack("<II", _TLS_KEY_LOG, len(key_log)) + _padded(key_log)
         self._out.write(_block(_SECRETS, body))
 
     def packet(
         self, link_type: int, time_ns: int, data: bytes, length: int, comment: str = ""
     ) -> None:
-        """A packet of `length` bytes on the wire, of which `data` was captured."""
+        """Write a packet that had `length` bytes on the wire; `data` are its captured bytes."""
         interface = self._interfaces.get(link_type)
         if interface is None:
             interface = self._interfaces[link_type] = len(self._interfaces)

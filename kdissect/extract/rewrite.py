@@ -1,8 +1,8 @@
-"""Conversations told again with other names: new packets, at the times of the old ones.
+"""Writes conversations anew with other names: new packets at the times of the captured ones.
 
-Names change the length of frames, so packets cannot be patched: each connection gets a handshake
-and the frames of its exchanges, in the order and at the times at which they were captured. Losses,
-retransmissions and TLS are not told again; frames that cannot be read are left out and counted.
+Other names change the length of frames, so packets cannot be patched. Each connection gets a
+handshake and the frames of its exchanges, in the order and at the times of their capture. Losses,
+retransmissions and TLS are not reproduced. Frames that cannot be read are left out and counted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.redaction import TEXT
 
-_SEGMENT_MAX = 1448  # of an Ethernet's packet, so that the file looks like traffic
+_SEGMENT_MAX = 1448  # bytes of payload in an Ethernet packet with TCP timestamps
 
 
 class Packet(NamedTuple):
-    """A raw IP packet; `comment` says what begins in it."""
+    """A raw IP packet; `comment` names the frame that begins in it."""
 
     time_ns: int
     data: bytes
@@ -36,7 +36,7 @@ class Packet(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A segment's payload, from one side."""
+    """The payload of one segment, with the side that sent it."""
 
     time_ns: int
     side: int
@@ -46,7 +46,7 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """A connection and those of its exchanges (rows of the assembly) that are told again."""
+    """A connection and its exchanges to write: `rows` of the assembly, int64[n]."""
 
     assembly: Assembly
     sources: Sources
@@ -56,30 +56,30 @@ class Conversation:
     broker: tuple[str, int]
 
 
-class Retelling:
-    """Tells conversations again; `left_out` counts the frames that could not be read."""
+class Rewriter:
+    """Writes conversations anew; `left_out` counts the frames that could not be read."""
 
     def __init__(self) -> None:
         self.anonymizer = Anonymizer()
         self.left_out = 0
 
     def packets(self, conversations: list[Conversation]) -> Iterator[Packet]:
-        """The packets of all of them in time order."""
-        parts = [self._conversation(each) for each in conversations]
+        """Yield the packets of all conversations in time order."""
+        parts = [self._conversation(conversation) for conversation in conversations]
         yield from heapq.merge(*parts, key=lambda packet: packet.time_ns)
 
-    def _conversation(self, told: Conversation) -> Iterator[Packet]:
-        row = told.assembly.connections[told.connection]
+    def _conversation(self, conversation: Conversation) -> Iterator[Packet]:
+        row = conversation.assembly.connections[conversation.connection]
         names = self.anonymizer.names
         flow = Flow(
-            (names.address(told.client[0]), told.client[1]),
-            (names.address(told.broker[0]), told.broker[1]),
+            (names.address(conversation.client[0]), conversation.client[1]),
+            (names.address(conversation.broker[0]), conversation.broker[1]),
         )
         begin = int(row["first_time_ns"])
         for data in flow.opened():
             yield Packet(begin, data, "")
         last = begin
-        directions = [self._direction(told, side) for side in (REQUEST, RESPONSE)]
+        directions = [self._direction(conversation, side) for side in (REQUEST, RESPONSE)]
         for part in heapq.merge(*directions, key=lambda part: part.time_ns):
             last = max(last, part.time_ns)
             for data in flow.sent(CLIENT if part.side == REQUEST else BROKER, part.data):
@@ -91,24 +91,25 @@ class Retelling:
             for data in packets:
                 yield Packet(end, data, "")
 
-    def _direction(self, told: Conversation, side: int) -> Iterator[_Part]:
-        """The segments of one direction, in the order of its stream.
+    def _direction(self, conversation: Conversation, side: int) -> Iterator[_Part]:
+        """Yield the segments of one direction, in stream order.
 
-        A frame's first segment comes when its first byte did, its last one when its last byte did.
+        A frame's first segment has the time of its first captured byte, its last segment that of
+        the last.
         """
-        column = told.assembly.exchanges[SIDES[side]][told.rows]
-        there = np.flatnonzero(column["size"] >= 0)
-        there = there[np.argsort(column["pos"][there], kind="stable")]
+        column = conversation.assembly.exchanges[SIDES[side]][conversation.rows]
+        captured = np.flatnonzero(column["size"] >= 0)
+        captured = captured[np.argsort(column["pos"][captured], kind="stable")]
         last = 0
-        for at in there.tolist():
-            exchange = int(told.rows[at])
-            frame = self._frame(told, exchange, side)
+        for at in captured.tolist():
+            exchange = int(conversation.rows[at])
+            frame = self._frame(conversation, exchange, side)
             if frame is None:
                 continue
-            # nothing comes earlier than what was before it in its stream
+            # a stream is in order: no frame is earlier than the one before it
             last = max(last, int(column["time_ns"][at]))
             end = max(last, int(column["end_time_ns"][at]))
-            comment = _comment(told.assembly.exchanges[exchange], side)
+            comment = _comment(conversation.assembly.exchanges[exchange], side)
             data = len(frame).to_bytes(4, "big") + frame
             size = _SEGMENT_MAX
             if end > last and len(data) <= size:
@@ -118,11 +119,13 @@ class Retelling:
                 yield _Part(last, side, data[pos : pos + size], comment)
                 comment = ""
 
-    def _frame(self, told: Conversation, exchange: int, side: int) -> bytes | None:
-        frames = FrameBuffer.gather(told.assembly, told.sources, np.array([exchange]))
-        row = told.assembly.exchanges[exchange]
+    def _frame(self, conversation: Conversation, exchange: int, side: int) -> bytes | None:
+        frames = FrameBuffer.gather(
+            conversation.assembly, conversation.sources, np.array([exchange])
+        )
+        row = conversation.assembly.exchanges[exchange]
         data = frames.buf[frames.start[0, side] : frames.end[0, side]].tobytes()
-        asked = frames.buf[frames.start[0, REQUEST] : frames.end[0, REQUEST]].tobytes()
+        request = frames.buf[frames.start[0, REQUEST] : frames.end[0, REQUEST]].tobytes()
         if row["is_sasl_token"]:
             return TEXT.encode()
         if not frames.whole(side)[0] or row["status"] == PairStatus.REQUEST_MISSING:
@@ -133,8 +136,8 @@ class Retelling:
             if side == REQUEST:
                 return self.anonymizer.frame(data, "request")
             if frames.whole(REQUEST)[0]:
-                # an answer to what is left out would be one to nothing
-                self.anonymizer.frame(asked, "request")
+                # if the request is left out, its response is left out too
+                self.anonymizer.frame(request, "request")
             return self.anonymizer.frame(data, "response", key, version)
         except (DecodeError, EncodeError, ValueError):
             self.left_out += 1

@@ -1,4 +1,5 @@
-"""Two passes over the captures: what is asked for, then the packets that carry it."""
+"""Extracts packets in two passes: the first finds the exchanges, the second copies their
+packets."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from kdissect.capture.packet_lookup import pick
 from kdissect.errors import CaptureError, OutputError
 from kdissect.extract.packet_search import connection_segments, frame_segments, is_carried
 from kdissect.extract.pcapng import PcapngWriter
-from kdissect.extract.rewrite import Conversation, Retelling
+from kdissect.extract.rewrite import Conversation, Rewriter
 from kdissect.extract.selection import Chosen
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import local
@@ -36,7 +37,7 @@ _APPLICATION = f"kdissect {__version__}"
 class Extracted:
     """What was written: numbers of packets, exchanges and connections, and bytes of secrets.
 
-    left_out_count: frames that could not be read, and so not be told with other names.
+    left_out_count: frames that could not be read, and so were not rewritten with other names.
     """
 
     path: str
@@ -49,7 +50,7 @@ class Extracted:
 
 @dataclass(slots=True)
 class _Wanted:
-    """Packets by source, and what to say of them."""
+    """Packet numbers by source, and comments by source and packet number."""
 
     packets: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
     comments: dict[tuple[int, int], list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -70,15 +71,17 @@ def extract(
     overwrite: bool = False,
     spool: str | None = None,
 ) -> Extracted:
-    """Write the packets of what the selection asks for to `out`.
+    """Write the packets of the selected exchanges or connections to the pcapng file `out`.
 
-    Exchanges give the packets with a byte of their frames, retransmitted copies included;
-    connections all of their packets, handshakes too. An exchange inside TLS gives its connection,
-    since its records cannot be decrypted without those before; secrets that were given (key logs,
-    or those inside a capture) are written too. The first packet of each request and response has a
-    comment. With `anonymize` the conversations are told again in new packets with other names (see
-    `anonymize` and `rewrite`). Raises CaptureError where a named exchange or connection is not in
-    the captures.
+    An exchange gives the packets with a byte of its frames, retransmitted copies included. A
+    connection gives all of its packets, handshake too. An exchange inside TLS gives its whole
+    connection, since its records cannot be decrypted without those before. TLS secrets that were
+    given or captured are written too. The first packet of each request and response gets a comment.
+    With `anonymize` the conversations are written in new packets with other names (`anonymize`,
+    `rewrite`).
+
+    Raises CaptureError if a named exchange or connection is not in the captures, OutputError if
+    `out` exists and `overwrite` is false.
     """
     target = Path(out)
     if target.is_file() and not overwrite:
@@ -96,7 +99,7 @@ def extract(
             connection_ids = set(exchanges["connection_id"].to_pylist())
             exchange_ids = np.sort(exchanges["exchange_id"].to_numpy())
         if anonymize:
-            return _retold(plan, target, connection_ids, exchange_ids)
+            return _rewritten(plan, target, connection_ids, exchange_ids)
         wanted = _wanted(plan, connection_ids, exchange_ids)
         _comment(plan, wanted, exchanges, connection_ids)
         secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
@@ -108,20 +111,22 @@ def extract(
     return Extracted(str(target), count, len(exchanges), len(connection_ids), len(secrets), 0)
 
 
-def _retold(plan: RunPlan, target: Path, connection_ids: set[int], exchange_ids: Any) -> Extracted:
+def _rewritten(
+    plan: RunPlan, target: Path, connection_ids: set[int], exchange_ids: Any
+) -> Extracted:
     conversations = list(_conversations(plan, connection_ids, exchange_ids))
-    retelling = Retelling()
+    rewriter = Rewriter()
     count = 0
     with atomic_write(target) as place, open(place, "wb") as stream:
         writer = PcapngWriter(
             stream, _APPLICATION, "names, addresses, keys and values are replaced"
         )
-        for packet in retelling.packets(conversations):
+        for packet in rewriter.packets(conversations):
             size = len(packet.data)
             writer.packet(LINK_TYPE_RAW, packet.time_ns, packet.data, size, packet.comment)
             count += 1
-    exchange_count = sum(len(each.rows) for each in conversations)
-    return Extracted(str(target), count, exchange_count, len(connection_ids), 0, retelling.left_out)
+    exchange_count = sum(len(conversation.rows) for conversation in conversations)
+    return Extracted(str(target), count, exchange_count, len(connection_ids), 0, rewriter.left_out)
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:
@@ -131,7 +136,7 @@ def _joined(parts: list[pa.Table]) -> pa.Table:
 def _check_named(
     selection: Selection, exchanges: pa.Table, connections: pa.Table, paths: Sequence[Any]
 ) -> None:
-    """Raise CaptureError for an id that was named and is not there."""
+    """Raise CaptureError for an id that was named but does not occur."""
     names = ", ".join(os.fspath(path) for path in paths)
     missing = set(selection.exchanges) - set(exchanges["exchange_id"].to_pylist())
     if missing:
@@ -141,7 +146,8 @@ def _check_named(
 
 
 def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> _Wanted:
-    """The packets of exchanges (int64[n], sorted), or of whole connections where that is None."""
+    """Find the packets of the exchanges (int64[n], sorted), or of whole connections if that is
+    None."""
     wanted = _Wanted()
     for batch, assembly, _ in local.assemblies(plan):
         ids = assembly.connections["connection_id"].tolist()
@@ -156,7 +162,8 @@ def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> _Want
 
 
 def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Any) -> Any:
-    """int64[n]: rows of the exchanges of a connection; of those named, unless that is None."""
+    """Return int64[n]: rows of a connection's exchanges, only of the named ones unless that is
+    None."""
     own = np.flatnonzero(assembly.exchanges["connection"] == connection)
     if exchange_ids is None:
         return own
@@ -166,7 +173,7 @@ def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Any) -> An
 def _conversations(
     plan: RunPlan, connection_ids: set[int], exchange_ids: Any
 ) -> Iterator[Conversation]:
-    """The connections asked for with their exchanges; those that speak no Kafka have none."""
+    """Yield the chosen connections with their exchanges; connections without Kafka have none."""
     for _, assembly, sources in local.assemblies(plan):
         ids = assembly.connections["connection_id"].tolist()
         where = endpoint_columns(assembly.endpoints, assembly.connections)
@@ -183,19 +190,19 @@ def _conversations(
 
 
 def _comment(plan: RunPlan, wanted: _Wanted, exchanges: pa.Table, connection_ids: set[int]) -> None:
-    """Say on the first packet of each frame what it is."""
+    """Write a comment for the first packet of each frame."""
     source_of = {name: number for number, name in enumerate(plan.capture_ids)}
     for row in exchanges.to_pylist() if len(exchanges) else ():
         if row["connection_id"] not in connection_ids:
             continue
         version = "" if row["api_version"] is None else f" v{row['api_version']}"
-        what = f"{row['api_name'] or 'unknown API'}{version}"
+        api = f"{row['api_name'] or 'unknown API'}{version}"
         tail = f"correlation id {row['correlation_id']}, exchange {row['exchange_id']}"
         if row["request_packet"] is not None:
             client = f" from {row['client_id']}" if row["client_id"] else ""
             topics = f", topics {', '.join(row['topics'])}" if row["topics"] else ""
             group = f", group {row['group_id']}" if row["group_id"] else ""
-            text = f"{what} request{client}{topics}{group}, {tail}"
+            text = f"{api} request{client}{topics}{group}, {tail}"
             if row["status"] != "paired":
                 text += f", {row['status'].replace('_', ' ')}"
             key = (source_of[row["request_capture_id"]], row["request_packet"])
@@ -204,13 +211,13 @@ def _comment(plan: RunPlan, wanted: _Wanted, exchanges: pa.Table, connection_ids
             latency = row["latency_ms"]
             after = "" if latency is None else f" after {latency:.3f} ms"
             error = row["error_name"]
-            said = f", {error}" if error and error != "NONE" else ""
+            failure = f", {error}" if error and error != "NONE" else ""
             key = (source_of[row["response_capture_id"]], row["response_packet"])
-            wanted.comments[key].append(f"{what} response{after}{said}, {tail}")
+            wanted.comments[key].append(f"{api} response{after}{failure}, {tail}")
 
 
 def _write(plan: RunPlan, wanted: _Wanted, writer: PcapngWriter) -> int:
-    """Copy the packets, by capture in the order of their times, then as they lie there."""
+    """Copy the packets, capture by capture in the order of their times; return their number."""
     sources = plan.sources()
     count = 0
     numbers = {source: np.unique(np.concatenate(parts)) for source, parts in wanted.packets.items()}
@@ -238,7 +245,7 @@ def _lines(text: memoryview) -> bytes:
 
 
 def _described(selection: Selection) -> str:
-    """The question in words, for the section's comment."""
+    """Describe the selection in words, for the section's comment."""
     parts = [
         f"{name} {', '.join(str(value) for value in values)}"
         for name, values in (

@@ -1,4 +1,4 @@
-"""The rows of `exchanges` and `connections` whose packets are written."""
+"""Keeps the rows of `exchanges` and `connections` whose packets are extracted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT = (
 
 @dataclass(slots=True)
 class Chosen:
-    """A sink of the pipeline that keeps the rows asked for, and of the rest nothing."""
+    """A sink of the pipeline that keeps the selected rows only."""
 
     selection: Selection
     exchanges: list[pa.Table] = field(default_factory=list)

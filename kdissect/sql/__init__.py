@@ -1,4 +1,4 @@
-"""SQL over a table set with DuckDB: every table is a view, and a query reads nothing else."""
+"""SQL over a table set with DuckDB: every table is a view, and queries can only read them."""
 
 from kdissect.sql.database import MEMORY_LIMIT, Database, QueryError
 from kdissect.sql.views import view_name

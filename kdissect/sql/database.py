@@ -1,13 +1,13 @@
-"""A DuckDB database in memory whose views are the tables of a set, and which reaches nothing else.
+"""A DuckDB database in memory whose views are the tables of a set; queries reach nothing else.
 
-Two fences keep a query inside. DuckDB's own: once the views are made, only their files may be
-opened, extensions stay out, Python's variables are no tables, and the settings are locked. And
-ours, since what DuckDB may open it may also write, a COPY may hide in a WITH, and some table
-functions write files: a query from outside is one statement whose syntax tree, as DuckDB gives it,
-holds nothing but the nodes of reading and the table functions listed here.
+Two barriers confine a query. DuckDB's own: once the views exist, only their files may be opened,
+extensions are not loaded, Python's variables are no tables, and the settings are locked. The second
+is ours: DuckDB may also write files that it may open, a COPY may hide in a WITH, and some table
+functions write files. So a user's query is one statement, and its syntax tree, as DuckDB reports
+it, contains only nodes that read and the table functions listed below.
 
-Results are streamed as record batches, what does not fit the memory limit goes to a temporary
-folder that is removed when the database is closed.
+Results are streamed as record batches. Data beyond the memory limit go to a temporary folder, which
+is removed with the database.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from kdissect.interrupts import interrupts
 from kdissect.sql.views import connect, literal, make_views
 
 MEMORY_LIMIT = "1GiB"
-BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # the values of records may be long
-INTERRUPT_S = 10  # a query that was told to end is waited for so long
+BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # fewer rows for blobs: values of records may be long
+INTERRUPT_S = 10  # how long an interrupted query may take to stop
 
 _NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
 _TABLE_FUNCTIONS = frozenset(
@@ -47,24 +47,23 @@ _TABLE_FUNCTIONS = frozenset(
 _NOT_CODE = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/", re.DOTALL)
 _EXPLAIN = re.compile(r"explain\b(\s*\([^)]*\)|\s+analyze\b|\s+(?:verbose)\b)*", re.IGNORECASE)
 _OUT_OF_MEMORY = "Out of Memory Error"
-STORE_ERROR = re.compile(r"registered as '[^']*' failed: (?:IOError|OSError)")  # of pyarrow's reads
+# text of pyarrow's errors of reading
+STORE_ERROR = re.compile(r"registered as '[^']*' failed: (?:IOError|OSError)")
 _READS = (
     "a query is one statement that reads (SELECT, FROM, WITH, SUMMARIZE, DESCRIBE, SHOW, EXPLAIN)"
 )
 
 
 class QueryError(Error, ValueError):
-    """A query cannot be run: its SQL is wrong, or it is none that only reads."""
+    """A query cannot be run: its SQL is wrong, or it would do more than read."""
 
 
 class Database:
     """The views of some tables; a context manager, for one thread at a time.
 
-    tables: name of a table (``apis/Fetch``) to its rows. Parquet files are read by DuckDB itself,
-    other datasets through pyarrow.
-    memory_limit: what DuckDB may hold before it uses temporary files, such as ``512MiB``; None is
-    `MEMORY_LIMIT`.
-    threads: None is one per core.
+    tables: rows by name of the table (``apis/Fetch``). DuckDB reads Parquet files itself, other
+    datasets through pyarrow. memory_limit: how much DuckDB may hold before it uses temporary files,
+    such as ``512MiB``; None is `MEMORY_LIMIT`. threads: None is one per core.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class Database:
         self._connection.execute("set lock_configuration = true")
 
     def stream(self, query: str) -> tuple[pa.Schema, Iterator[Any]]:
-        """The schema and the record batches of a query from outside, in bounded memory.
+        """Return the schema and the record batches of a user's query, in bounded memory.
 
-        Raises QueryError for a query that is wrong, or that does anything but read; also while
-        the batches are drawn. EnvironmentFailed where memory and disk do not suffice.
+        Raises QueryError if the query is wrong or would do more than read, EnvironmentFailed if
+        memory and disk do not suffice; both also while the batches are drawn.
         """
         self._check(query)
 
@@ -112,63 +111,63 @@ class Database:
             relation = self._connection.sql(query)
             if relation is None:
                 raise QueryError("the query gives no rows")
-            has_blobs = any("BLOB" in str(each) for each in relation.types)
+            has_blobs = any("BLOB" in str(kind) for kind in relation.types)
             reader = relation.to_arrow_reader(BLOB_BATCH_ROWS if has_blobs else BATCH_ROWS)
             return reader, next(reader, None)
 
-        # once rows are given the query cannot be repeated
-        reader, batch = self._beside(lambda: repeated(begun))
+        # a query can be repeated only until it has returned rows
+        reader, batch = self._in_thread(lambda: repeated(begun))
         return reader.schema, self._batches(reader, batch)
 
     def _batches(self, reader: Any, batch: Any) -> Iterator[Any]:
         while batch is not None:
             yield batch
-            batch = self._beside(lambda: next(reader, None))
+            batch = self._in_thread(lambda: next(reader, None))
 
-    def _beside(self, work: Callable[[], Any]) -> Any:
-        """What a query gives next, which may take minutes: in a thread, so that SIGINT ends it.
+    def _in_thread(self, work: Callable[[], Any]) -> Any:
+        """Run a query's work, which may take minutes, in a thread, so that SIGINT can end it.
 
-        DuckDB looks for signals when it hands over rows, not while it is busy with the first.
+        DuckDB notices signals when it returns rows, but not during the work for the first of them.
         """
         with _errors():
-            given = self._thread.submit(work)
+            future = self._thread.submit(work)
             try:
-                return given.result()
+                return future.result()
             except KeyboardInterrupt:
                 self._connection.interrupt()
-                wait([given], INTERRUPT_S)
+                wait([future], INTERRUPT_S)
                 raise
 
     def query(self, query: str) -> pa.Table:
-        """All rows of a query from outside; errors as of `stream`."""
+        """Return all rows of a user's query; raises as `stream` does."""
         schema, batches = self.stream(query)
         return pa.Table.from_batches(list(batches), schema)
 
     def run(self, statements: str) -> None:
-        """Our own statements, which may make temporary tables and macros."""
+        """Run statements of kdissect, which may create temporary tables and macros."""
         with _errors():
             repeated(lambda: self._connection.execute(statements))
 
     def table(self, query: str) -> pa.Table:
-        """All rows of a query of our own."""
+        """Return all rows of a query of kdissect."""
         with _errors():
             return repeated(lambda: self._connection.sql(query).to_arrow_table())
 
     def rows(self, query: str) -> list[dict[str, Any]]:
-        """Rows of a query of our own, as plain values."""
+        """Return all rows of a query of kdissect, as plain values."""
         rows: list[dict[str, Any]] = self.table(query).to_pylist()
         return rows
 
     def _check(self, query: str) -> None:
         try:
-            found = duckdb.extract_statements(query)
+            statements = duckdb.extract_statements(query)
         except duckdb.Error as error:
             raise QueryError(one_line(error)) from error
-        if not found:
+        if not statements:
             raise QueryError("the query is empty")
-        if len(found) > 1:
-            raise QueryError(f"{len(found)} statements; give one")
-        kind = found[0].type
+        if len(statements) > 1:
+            raise QueryError(f"{len(statements)} statements; give one")
+        kind = statements[0].type
         if kind == duckdb.StatementType.EXPLAIN:
             inner = _EXPLAIN.sub("", _uncommented(query), count=1)
             if _EXPLAIN.match(inner):
@@ -205,7 +204,7 @@ class Database:
 
 
 def _check_tree(tree: Any) -> None:
-    """Raise QueryError for anything in the syntax tree but reading."""
+    """Raise QueryError if the syntax tree does more than read."""
     waiting = [tree]
     while waiting:
         item = waiting.pop()
@@ -228,16 +227,16 @@ def _check_tree(tree: Any) -> None:
 
 
 def _uncommented(query: str) -> str:
-    """The query from its first word on."""
+    """Return the query from its first word on, without spaces and comments before it."""
     pos = 0
-    while found := _NOT_CODE.match(query, pos):
-        pos = found.end()
+    while skipped := _NOT_CODE.match(query, pos):
+        pos = skipped.end()
     return query[pos:]
 
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """DuckDB's errors as ours, one line each; while rows are drawn they come as OSError."""
+    """Turn DuckDB's errors, an OSError while rows are drawn, into kdissect's, one line each."""
     try:
         with interrupts():
             yield
@@ -251,7 +250,7 @@ def _errors() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """An error of DuckDB in one line, without the drawing of the place."""
+    """Return an error of DuckDB in one line, without the picture of its position."""
     text = re.split(r"\n\n(?:LINE |\s*Possible solutions)|\nPossible solutions", str(error))[0]
     place = re.search(r"LINE (\d+): (.*)\n(\s*)\^", str(error))
     words = " ".join(text.split())

@@ -1,12 +1,12 @@
-"""Query results as text, CSV, JSON, NDJSON, Parquet or Arrow, batch by batch.
+r"""Writes query results as text, CSV, JSON, NDJSON, Parquet or Arrow, batch by batch.
 
-What came from a capture is hostile: control characters never reach a terminal (``table`` writes
-them as ``\\x1b``). Times are RFC 3339 in UTC. Bytes are DuckDB's text of a blob in ``table`` and
-``csv`` (printable ASCII as it is, all else as ``\\x00``), base64 in JSON. Values that
-JSON has not the numbers for are strings there: integers beyond 2^53, decimals, NaN and infinities.
+Values from a capture are hostile: control characters never reach a terminal (``table`` writes them
+as ``\\x1b``). Times are RFC 3339 in UTC. Bytes are DuckDB's text of a blob in ``table`` and ``csv``
+(printable ASCII as it is, others as ``\\x00``), base64 in JSON. Numbers that JSON cannot represent
+are strings there: integers beyond 2^53, decimals, NaN and infinities.
 
-Columns become columns of text before rows are put together: numbers and times by Arrow, text once
-for each distinct value, and only what is nested value by value.
+Columns become columns of text before rows are joined: numbers and times by Arrow, text once for
+each distinct value, nested values one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from kdissect.text import display_width, visible
 
 _FORMAT_VERSION = 1  # of the JSON document
-_INTEGER_MAX = 2**53  # larger ones do not survive where numbers are doubles
+_INTEGER_MAX = 2**53  # larger integers are not exact as doubles
 
 _QUOTED = re.compile(r'[",\r\n]|^\s|\s$')
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x5b\x5d-\x7e]")
@@ -35,7 +35,7 @@ _MICROS_PER_SECOND = 1_000_000
 
 
 def column_names(schema: pa.Schema) -> list[str]:
-    """The columns' names, made distinct: ``a, a`` gives ``a, a_1``."""
+    """Return the columns' names, made distinct: ``a, a`` gives ``a, a_1``."""
     names: list[str] = []
     for name in schema.names:
         distinct, number = name, 0
@@ -50,26 +50,26 @@ def column_names(schema: pa.Schema) -> list[str]:
 
 
 def time_text(value: datetime.datetime) -> str:
-    """RFC 3339; with the zone where the value has one."""
+    """Format a time as RFC 3339, with the zone if the value has one."""
     text = value.isoformat(timespec="microseconds")
     return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
 
 
 def interval_text(value: Any) -> str:
-    """ISO 8601 of an interval: months, days, seconds."""
+    """Format an interval as ISO 8601: months, days, seconds."""
     seconds, micros = divmod(value.nanoseconds // 1000, _MICROS_PER_SECOND)
     tail = f".{micros:06d}".rstrip("0") if micros else ""
     return f"P{value.months}M{value.days}DT{seconds}{tail}S"
 
 
 def bytes_text(value: bytes) -> str:
-    """DuckDB's text of a blob, which gives the bytes back."""
-    escaped = _NOT_PRINTABLE.sub(lambda found: b"\\x%02X" % found[0][0], value)
+    """Return DuckDB's text of a blob, which DuckDB casts back to the same bytes."""
+    escaped = _NOT_PRINTABLE.sub(lambda match: b"\\x%02X" % match[0][0], value)
     return escaped.decode("ascii")
 
 
 def json_value(value: Any) -> Any:
-    """A value of pyarrow's as JSON has it."""
+    """Return pyarrow's value as JSON represents it."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -97,7 +97,7 @@ def json_text(value: Any) -> str:
 
 
 def cell_text(value: Any) -> str:
-    """A value as a cell of text: nested values as JSON."""
+    """Format a value as a cell of text; nested values as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -108,7 +108,8 @@ def cell_text(value: Any) -> str:
 
 
 def csv_text(value: Any) -> str:
-    """A cell of RFC 4180, quoted where it must be; the empty text too, since null is nothing."""
+    """Format a cell as in RFC 4180: quoted if necessary, and if empty, since null is an empty
+    cell."""
     cell = cell_text(value)
     if cell and not _QUOTED.search(cell):
         return cell
@@ -119,7 +120,7 @@ def csv_text(value: Any) -> str:
 
 
 def column_text(column: pa.Array, text_of: Callable[[Any], str], is_json: bool = False) -> pa.Array:
-    """The column as strings, null staying null; `text_of` says how a value is written."""
+    """Return the column as strings, null staying null; `text_of` formats one value."""
     kind = column.type
     if pa.types.is_integer(kind):
         texts = pc.cast(column, pa.string())
@@ -154,7 +155,7 @@ def _quoted_where(condition: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def _joined(parts: list[Any], between: str) -> list[str]:
-    """Rows of the columns' texts, null as nothing."""
+    """Join the columns' texts to rows; null becomes empty."""
     joined = pc.binary_join_element_wise(
         *parts, between, null_handling="replace", null_replacement=""
     )
@@ -166,7 +167,7 @@ def _joined(parts: list[Any], between: str) -> list[str]:
 
 
 def write_table(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
-    """Aligned columns; widths come from the first batch, and nothing is ever cut off."""
+    """Write aligned columns; their widths come from the first batch, and nothing is cut off."""
     names = [visible(name) for name in column_names(schema)]
     is_number = [_is_number(field.type) for field in schema]
     waiting = iter(batches)
@@ -183,7 +184,7 @@ def write_table(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
 
 
 def _cells(batch: Any) -> list[list[str]]:
-    """The texts of each column, nothing in them that a terminal would obey."""
+    """Return the texts of each column, without control characters."""
     columns = []
     for column in batch.columns:
         texts = pc.fill_null(column_text(column, lambda value: visible(cell_text(value))), "")
@@ -211,7 +212,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def write_csv(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
-    """RFC 4180 with a line of names; null is an empty cell, an empty text is ``""``."""
+    """Write RFC 4180 with a line of names; null is an empty cell, an empty text is ``""``."""
     out.write(",".join(map(csv_text, column_names(schema))) + "\n")
     for batch in batches:
         lines = _joined([column_text(column, csv_text) for column in batch.columns], ",")
@@ -219,7 +220,8 @@ def write_csv(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
 
 
 def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
-    """One document: ``format_version``, ``columns`` (name, type), ``rows``, a row a line."""
+    """Write one document: ``format_version``, ``columns`` (name, type), ``rows``, one row per
+    line."""
     names = column_names(schema)
     columns = [
         {"name": name, "type": str(field.type)} for name, field in zip(names, schema, strict=True)
@@ -234,13 +236,13 @@ def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
 
 
 def write_ndjson(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
-    """An object a line for each row."""
+    """Write each row as a JSON object on a line."""
     for line in _objects(column_names(schema), batches):
         out.write(f"{line}\n")
 
 
 def _objects(names: list[str], batches: Iterable[Any]) -> Iterator[str]:
-    """Each row as a JSON object."""
+    """Yield each row as a JSON object."""
     keys = [f"{', ' if place else '{'}{json.dumps(name)}: " for place, name in enumerate(names)]
     for batch in batches:
         parts: list[Any] = []
@@ -250,7 +252,7 @@ def _objects(names: list[str], batches: Iterable[Any]) -> Iterator[str]:
 
 
 def write_parquet(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> None:
-    """One Parquet file, zstd."""
+    """Write one Parquet file, compressed with zstd."""
     named = _named(schema)
     with pq.ParquetWriter(out, named, compression="zstd", compression_level=1) as writer:
         for batch in batches:
@@ -258,7 +260,7 @@ def write_parquet(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> N
 
 
 def write_arrow(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> None:
-    """One file of Arrow's IPC format."""
+    """Write one file in Arrow's IPC format."""
     named = _named(schema)
     with pa.ipc.new_file(out, named) as writer:
         for batch in batches:
@@ -266,7 +268,7 @@ def write_arrow(schema: pa.Schema, batches: Iterable[Any], out: BinaryIO) -> Non
 
 
 def _named(schema: pa.Schema) -> pa.Schema:
-    """With distinct names."""
+    """Return the schema with distinct names."""
     names = column_names(schema)
     return pa.schema([field.with_name(name) for field, name in zip(schema, names, strict=True)])
 

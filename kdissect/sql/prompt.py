@@ -1,4 +1,4 @@
-"""A prompt for SQL over a table set: history and completion, a query up to its semicolon."""
+"""A prompt for SQL over a table set, with history and completion; a semicolon ends a query."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kdissect.sql.database import Database, QueryError
 from kdissect.sql.formats import write_table
 
 FIRST, NEXT = "kdissect> ", "     ...> "
-ROWS_MAX = 100  # that one query shows
+ROWS_MAX = 100  # rows shown of one query
 HISTORY_MAX = 1000
 KEYWORDS = (
     *("select", "from", "where", "group by all", "order by", "limit", "count(*)", "distinct"),
@@ -28,10 +28,10 @@ The first {ROWS_MAX} rows are shown; kdissect sql SOURCE QUERY --out FILE writes
 
 
 class Prompt:
-    """Reads queries, writes their rows; what is wrong with one is a line, and the next comes."""
+    """Reads queries and writes their rows; an error is one line, and the prompt continues."""
 
     def __init__(self, database: Database, read_line: Callable[[str], str], out: TextIO) -> None:
-        """read_line: shows its argument and returns a line; EOFError ends the prompt."""
+        """read_line: shows its argument and returns a line; an EOFError ends the prompt."""
         self._database, self._read_line, self._out = database, read_line, out
 
     def run(self) -> None:
@@ -49,12 +49,12 @@ class Prompt:
                 self._say("")
                 return
             except KeyboardInterrupt:
-                self._say("")  # the query that was typed or ran is dropped
+                self._say("")  # drops the query that was being typed or running
             except (QueryError, EnvironmentFailed) as error:
                 self._say(str(error))
 
     def _query(self) -> str:
-        """The lines up to one that ends with a semicolon; a command has one line."""
+        """Read lines up to a semicolon; a command is one line."""
         lines = [self._read_line(FIRST).strip()]
         if lines[0].startswith(".") or not lines[0]:
             return lines[0]
@@ -85,7 +85,7 @@ class Prompt:
 
 
 def completions(text: str, views: Mapping[str, Sequence[str]]) -> list[str]:
-    """Keywords, views and columns that begin so, in any case; behind a view's name its columns."""
+    """Return keywords, views and columns with this beginning; behind a view's name, its columns."""
     view, dot, begun = text.rpartition(".")
     if dot and view in views:
         return [f"{view}.{name}" for name in views[view] if name.startswith(begun)]
@@ -96,18 +96,18 @@ def completions(text: str, views: Mapping[str, Sequence[str]]) -> list[str]:
 
 @contextmanager
 def line_editing(views: Mapping[str, Sequence[str]]) -> Iterator[None]:
-    """Completion and a history file for `input`, where Python has readline."""
+    """Give `input` completion and a history file, if Python has readline."""
     try:
         import readline
     except ImportError:
         yield
         return
-    found: list[str] = []
+    matches: list[str] = []
 
     def complete(text: str, number: int) -> str | None:
         if number == 0:
-            found[:] = completions(text, views)
-        return found[number] if number < len(found) else None
+            matches[:] = completions(text, views)
+        return matches[number] if number < len(matches) else None
 
     readline.set_completer_delims(" \t\n(),;=<>")
     readline.set_completer(complete)
@@ -121,11 +121,12 @@ def line_editing(views: Mapping[str, Sequence[str]]) -> Iterator[None]:
         readline.set_history_length(HISTORY_MAX)
         with suppress(OSError):
             history.parent.mkdir(parents=True, exist_ok=True)
-            history.touch(0o600)  # a query may name what is nobody's business
+            history.touch(0o600)  # queries may contain private names
             readline.write_history_file(history)
 
 
 def history_path() -> Path:
-    """In the user's folder for state, as the XDG specification has it."""
+    """Return the history file, in the user's folder for state (XDG Base Directory
+    Specification)."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state, "kdissect", "sql_history")

@@ -1,12 +1,14 @@
-"""Requests without a response in the capture: which had none, and which may have had one.
+"""Requests without a captured response: which had none, and which may have had one.
 
-A broker answers the requests of a connection in their order. So the response of a request lies
-between that of the answered request before and that of the answered request after. If bytes are
-missing or unframed there, the response may be among them. If no later response was captured, it may
-have come after the last packet, unless the connection was seen to close. But a client's FIN ends
-only its own direction: a response after it shows no hole if the broker's FIN is lost as well. So
-where packets are missing at all, the close of a connection proves nothing. Nor has a stream whose
-SYN is missing a known beginning: responses before the first captured one show no hole.
+A broker answers the requests of a connection in order. So the response of a request lies between
+those of the answered requests before and after it. If bytes are missing or unframed there, the
+response may be among them.
+
+If no later response was captured, the response may have come after the last packet, unless the
+connection was seen to close. But a client's FIN ends only its own direction (RFC 9293, 3.6): if the
+broker's FIN is lost as well, a lost response leaves no gap. So if any packet is missing, a close
+proves nothing. And a stream without SYN has no known beginning: responses lost before the first
+captured one leave no gap.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _HOLES = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
 
 
 def unanswered(prefix: str = "") -> str:
-    """SQL of `exchange_id` and `may_be_lost` (bool) of each request that is due a response.
+    """Return SQL for `exchange_id` and `may_be_lost` (bool) of each request without its response.
 
     prefix: of the views `exchanges`, `connections` and `anomalies`.
     """

@@ -1,4 +1,4 @@
-"""A DuckDB database with the tables of a set as views: what `sql` and reports have in common."""
+"""A DuckDB database with the tables of a set as views, for `sql` and for reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _PREFIXES = {"apis/": "api_", "internal/": "internal_"}
 
 
 def view_name(table: str) -> str:
-    """The view of a table: ``exchanges``, ``api_fetch`` for ``apis/Fetch``, ``internal_...``."""
+    """Return the view of a table: ``exchanges``, ``api_fetch`` for ``apis/Fetch``,
+    ``internal_...``."""
     for prefix, short in _PREFIXES.items():
         if table.startswith(prefix):
             return short + snake_case(table.removeprefix(prefix))
@@ -26,7 +27,8 @@ def view_name(table: str) -> str:
 
 @interrupts()
 def connect(place: str, spill: str, memory_limit: str, **settings: Any) -> Any:
-    """A database at `place` that fetches nothing; what does not fit its memory goes to `spill`."""
+    """Open a database at `place` that loads no extensions; data beyond `memory_limit` go to
+    `spill`."""
     connection = duckdb.connect(
         place,
         config={
@@ -38,8 +40,8 @@ def connect(place: str, spill: str, memory_limit: str, **settings: Any) -> Any:
         },
     )
     connection.execute("set TimeZone = 'UTC'")
-    # It would go to stdout, among the rows, after two seconds. In a notebook without ipywidgets it
-    # is off, and DuckDB refuses to set it at all.
+    # The progress bar would appear on stdout among the rows, after two seconds. In a notebook
+    # without ipywidgets it is off, and DuckDB refuses to set it at all.
     if connection.execute("select current_setting('enable_progress_bar')").fetchall()[0][0]:
         connection.execute("set enable_progress_bar = false")
     return connection
@@ -47,9 +49,9 @@ def connect(place: str, spill: str, memory_limit: str, **settings: Any) -> Any:
 
 @interrupts()
 def make_views(connection: Any, tables: Mapping[str, pads.Dataset]) -> list[str]:
-    """Make the views; returns the files that they read.
+    """Create the views; return the files that they read.
 
-    Parquet files of this machine are read by DuckDB itself, other datasets through pyarrow.
+    DuckDB reads Parquet files of this machine itself, other datasets through pyarrow.
     """
     files: list[str] = []
     for name, dataset in tables.items():
@@ -57,7 +59,7 @@ def make_views(connection: Any, tables: Mapping[str, pads.Dataset]) -> list[str]
         paths = _parquet_files(dataset)
         if paths:
             patterns = [_glob_escaped(path) for path in paths]
-            files += {*paths, *patterns}  # both are asked for
+            files += {*paths, *patterns}  # DuckDB checks both
             listed = ", ".join(map(literal, patterns))
             connection.execute(f'create view "{view}" as select * from read_parquet([{listed}])')
         else:
@@ -68,11 +70,11 @@ def make_views(connection: Any, tables: Mapping[str, pads.Dataset]) -> list[str]
 def _parquet_files(dataset: pads.Dataset) -> list[str]:
     files = getattr(dataset, "files", None)
     if dataset._scan_options:
-        return []  # filtered: its files have more rows
+        return []  # a filter: the files have more rows
     if files is None or getattr(dataset.format, "default_extname", "") != "parquet":
         return []
     if dataset.filesystem.type_name != "local":
-        return []  # in an object store: pyarrow knows how to get there
+        return []  # in an object store, which pyarrow reads
     return [os.path.abspath(path) for path in files]
 
 
@@ -81,5 +83,5 @@ def literal(text: str) -> str:
 
 
 def _glob_escaped(path: str) -> str:
-    """The path as a pattern that only itself matches."""
+    """Return a pattern that matches only this path."""
     return re.sub(r"([*?\[])", r"[\1]", path)
