@@ -168,8 +168,8 @@ def test_equal_answers_are_weighed_once() -> None:
     assert tried.try_out([first, answer("metadata v1, no topics", 2)[4:], bytes(30)]) == [
         True, True, False,
     ]  # fmt: skip
-    assert (tried.count, len(tried.told)) == (2, 2)
+    assert (tried.count, len(tried.results)) == (2, 2)
     tried.count = response_only.TRIED_MAX
     other = first.replace(b"broker-1", b"broker-2")
     assert tried.try_out([other, answer("produce v0", 3)[4:]]) == [True, False]
-    assert (3, 1) in tried.telling
+    assert (3, 1) in tried.successful
