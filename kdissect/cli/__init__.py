@@ -1,6 +1,6 @@
-"""The command line: thin verbs over the Python API. Results on stdout, everything else on stderr.
+"""The command line: commands that call the Python API. Results go to stdout, all else to stderr.
 
-Exit codes: 0 done, 1 a finding the user asked to fail on, 2 bad usage or unusable input, 3 the
+Exit codes: 0 done, 1 a finding that the user asked to fail on, 2 bad usage or unusable input, 3 the
 environment failed, 130 interrupted.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-# each verb attaches itself; what it needs to run is imported when it runs
+# Importing a command's module registers it; each imports its own needs when it runs.
 from kdissect.cli import (
     check,
     completion,
@@ -52,11 +52,11 @@ __all__ = [
 
 
 def main() -> None:
-    """Entry point of the `kdissect` command."""
+    """Run the `kdissect` command; ends the process with its exit code."""
     _open_closed_streams()
-    # our own words go to the terminal also while a starting JVM is given a file as its stderr
+    # messages reach the terminal even while stderr is redirected to a file for a starting JVM
     sys.stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace", buffering=1)
-    # py4j logs an interrupt with its traceback before it raises it
+    # py4j logs an interrupt with its traceback before raising it
     logging.disable(logging.CRITICAL)
     try:
         status = 0 if completion.serve(sys.argv[1:]) else app(standalone_mode=False)
@@ -81,18 +81,19 @@ def main() -> None:
             status = EXIT_USAGE
         else:
             raise
-    # Typer makes an exit code of an interrupt, and replay tells itself how far it came
+    # Typer returns an exit code for an interrupt, and replay prints its own message
     if status == EXIT_INTERRUPTED and sys.argv[1] != "replay":
         wrote_nothing = sys.argv[1] in ("dissect", "extract")
         say("interrupted; nothing was written" if wrote_nothing else "interrupted")
     sys.stdout.flush()
     sys.stderr.flush()
-    # the JVM needs a second to stop in order, and has nothing left to save
+    # the JVM needs a second for an orderly stop, and has nothing left to save
     os._exit(status or 0)
 
 
 def _open_closed_streams() -> None:
-    """A parent may have closed them (`<&-`): then no file of ours gets their number."""
+    """Open stdin, stdout and stderr if the parent closed them (`<&-`): no other file gets their
+    number."""
     for number, name, flags in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, flags))  # noqa: SIM115  (lasts as the program)
@@ -101,7 +102,7 @@ def _open_closed_streams() -> None:
 
 
 def _is_cut_import(error: BaseException | None) -> bool:
-    """What compiled modules make of an interrupt while they are loaded."""
+    """Return whether SIGINT caused the error of a compiled module that was being loaded."""
     return isinstance(error, SystemError | ImportError) and is_interrupt(error)
 
 

@@ -1,4 +1,4 @@
-"""The Typer application: verbs attach themselves to `app`, see `kdissect/cli/__init__.py`."""
+"""The Typer application `app`; each command module registers its command with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kdissect check`: the accounts of a table set that must add up."""
+"""`kdissect check`: compares sums and rows that the tables of a set must agree on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_command(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Whether the tables agree with each other: bytes, packets, ids and rows; exit 1 if not."""
+    """Check that the tables agree with each other: bytes, packets, ids and rows; exit 1 if not."""
     from kdissect.accounts import check
     from kdissect.text import visible
 

@@ -1,4 +1,4 @@
-"""What verbs share: exit codes, common options, lines to the user, checks before work."""
+"""Parts that commands share: exit codes, common options, messages, checks before work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JAVA_MIN = 17
 
 
 class Payload(StrEnum):
-    """--payload"""
+    """The values of --payload."""
 
     FULL = "full"
     KEYS = "keys"
@@ -40,7 +40,7 @@ class Payload(StrEnum):
 
 
 class DecodeValues(StrEnum):
-    """--decode-values"""
+    """The values of --decode-values."""
 
     JSON = "json"
     STRING = "string"
@@ -54,7 +54,7 @@ Ports = Annotated[
         metavar="N",
         min=1,
         max=65535,
-        help="A port that speaks Kafka: a hint, not a filter.",
+        help="A port of Kafka brokers: a hint, not a filter.",
     ),
 ]
 RevealSecrets = Annotated[
@@ -85,7 +85,7 @@ FromTime = Annotated[
     typer.Option(
         "--from",
         metavar="TIME",
-        help="Exchanges from this time on: RFC 3339, UTC where no zone is given, or seconds "
+        help="Exchanges from this time on: RFC 3339, UTC if no zone is given, or seconds "
         "since 1970.",
     ),
 ]
@@ -98,7 +98,7 @@ LimitItems = Annotated[
     typer.Option(
         "--limit",
         metavar="NAME=VALUE",
-        help="How far an input may go before it is a fault (docs/limits.md); repeatable.",
+        help="Largest value accepted from a capture (docs/limits.md); repeatable.",
     ),
 ]
 Sources = Annotated[
@@ -109,22 +109,26 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 
-_NAMED_MAX = 8  # things that a line names before it counts them
-_UNPACKED = 4  # times that a compressed capture grows, about
+_NAMED_MAX = 8  # names in a message; others are counted
+_UNPACKED = 4  # estimated size of a compressed capture, as a multiple, when decompressed
 _SIZE_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-HELP_WIDTH = 76  # what a terminal of 80 columns has for a line of examples
+HELP_WIDTH = 76  # columns for a line of examples on a terminal of 80
 
 
 def examples(text: str) -> str:
-    """Examples of a command for its help, in lines that can be copied: what is too long goes on
-    behind a backslash, or inside of quotes on the next line."""
+    """Break a command's examples into lines that can be copied from its help.
+
+    A line that is too long continues after a backslash, or inside quotes on the next line.
+    """
     parts = text.strip().split("\n\n")
     return "\n\n".join(_in_lines(part.strip()) for part in parts)
 
 
 def with_examples(text: str) -> type[TyperCommand]:
-    """A command whose help ends with examples; `epilog` would fill their lines with spaces, which
-    are copied too and separate a backslash from its line's end."""
+    """Return a Typer command class whose help ends with these examples.
+
+    Typer's `epilog` would pad lines with spaces, which are copied too and follow the backslash.
+    """
 
     class Command(TyperCommand):
         examples_text = text
@@ -154,7 +158,8 @@ def _in_lines(example: str) -> str:
 
 
 def limits_of(items: list[str] | None) -> Any:
-    """The `Limits` of --limit. Raises BadParameter that lists them for a wrong one."""
+    """Return the `Limits` of --limit; raises BadParameter, which lists all limits, for a wrong
+    one."""
     from kdissect.pipeline.limits import Limits
 
     try:
@@ -164,7 +169,7 @@ def limits_of(items: list[str] | None) -> Any:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """A list for a line that people read: the first few, and how many more."""
+    """Join the first few names of a list, with a count of the others."""
     shown = ", ".join(names[:_NAMED_MAX])
     more = len(names) - _NAMED_MAX
     return f"{shown} and {more:,} more" if more > 0 else shown
@@ -175,7 +180,7 @@ def say(line: str) -> None:
 
 
 def checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
-    """What `read` makes of an option's value; its ValueError becomes BadParameter."""
+    """Return `read(value)` for an option's value; its ValueError becomes BadParameter."""
     try:
         return read(value)
     except ValueError as error:
@@ -183,7 +188,7 @@ def checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
 
 
 def check_choice(hosts: list[str] | None, first: str | None, last: str | None) -> None:
-    """Raise BadParameter for a host that is no address, or a time that is none."""
+    """Raise BadParameter for a host that is not an address, or a time that cannot be read."""
     from kdissect.pipeline.filters import host_bytes, time_ns
 
     for name, values, read in (
@@ -200,7 +205,8 @@ def check_choice(hosts: list[str] | None, first: str | None, last: str | None) -
 def open_selected(
     paths: Sequence[str], options: SourceOptions, selected: SelectionOptions
 ) -> Tables:
-    """`open_source` with the rows of the exchanges that the options choose; warns of none."""
+    """Return the tables of `open_source` with the selected exchanges only; warns if there are
+    none."""
     selection = selected.selection()
     tables = open_source(paths, options)
     if selection.is_empty:
@@ -213,10 +219,10 @@ def open_selected(
 
 
 def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
-    """The tables of a table set, or of captures (files, folders, globs), dissected here.
+    """Return the tables of a table set, or of captures (files, folders, globs) dissected here.
 
-    Warns of captures that are damaged, and of no Kafka traffic. Raises CaptureError for captures
-    that are larger than `--in-process-max`, BadParameter for options of captures with a table set.
+    Warns of damaged captures, and if there is no Kafka traffic. Raises CaptureError if captures are
+    larger than `--in-process-max`, BadParameter for options of captures with a table set.
     """
     from kdissect import api
     from kdissect.capture.inputs import find_captures
@@ -245,7 +251,9 @@ def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
         if missing is None or not os.path.isdir(paths[0]):
             raise
         raise CaptureError(f"{missing}, and no capture in it") from None
-    advice = f"kdissect dissect {some_of(paths)} --out DIR makes a table set, which this verb takes"
+    advice = (
+        f"kdissect dissect {some_of(paths)} --out DIR makes a table set, which this command accepts"
+    )
     for item in inputs:
         if item.format == "stream":
             raise CaptureError(f"{item.path}: a stream of unknown length; {advice}")
@@ -279,7 +287,7 @@ def _warn_of_damage(tables: Tables) -> None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "256MB", "1.5GiB" or a bare number. Raises ValueError for what is no size."""
+    """Return the bytes of "256MB", "1.5GiB" or a bare number; raises ValueError for other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
     if match is None:
         raise ValueError(f"{text!r} is no size: give 256MB, 1GiB or a number of bytes")
@@ -287,7 +295,7 @@ def parse_size(text: str) -> int:
 
 
 def put(lines: Iterable[str]) -> None:
-    """Write lines to stdout; a reader that has had enough is no fault."""
+    """Write lines to stdout; a reader that closes the pipe early is no error."""
     try:
         for line in lines:
             sys.stdout.write(f"{line}\n")
@@ -297,20 +305,23 @@ def put(lines: Iterable[str]) -> None:
 
 
 def stdout_failed(error: OSError) -> None:
-    """After a failed write to stdout: quiet for a broken pipe, EnvironmentFailed for others."""
+    """Handle a failed write to stdout: ignore a broken pipe, raise EnvironmentFailed otherwise."""
     close_stdout()
     if not isinstance(error, BrokenPipeError):
         raise EnvironmentFailed(f"stdout: {error.strerror or error}") from error
 
 
 def close_stdout() -> None:
-    """What is left in the buffer, and what comes, has nowhere to go."""
+    """Discard the buffer of stdout and all later output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (stdout lasts as long as the program)
 
 
 def check_disk(out: str, inputs: list[Any]) -> None:
-    """Tables take about as much room as the captures at most, compressed ones their spool too."""
+    """Raise EnvironmentFailed if the disk has less room than the captures take.
+
+    Tables take about as much room as the captures at most.
+    """
     from kdissect.capture.object_store import is_remote
 
     if is_remote(out):
@@ -328,7 +339,7 @@ def check_disk(out: str, inputs: list[Any]) -> None:
 
 
 def check_spark() -> None:
-    """Raise EnvironmentFailed, saying what to install, if PySpark is missing (a slim image)."""
+    """Raise EnvironmentFailed with installation advice if PySpark is missing (a slim image)."""
     with suppress(ModuleNotFoundError):
         if find_spec("pyspark") is not None:
             return
@@ -339,7 +350,7 @@ def check_spark() -> None:
 
 
 def check_java() -> None:
-    """Raise EnvironmentFailed, saying what to install, unless Java 17 or newer is there."""
+    """Raise EnvironmentFailed with installation advice unless Java 17 or newer is installed."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     hint = "install a JRE, for example: apt-get install openjdk-17-jre-headless"

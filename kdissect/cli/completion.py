@@ -1,7 +1,7 @@
-"""Shell completion for a shell that is named.
+"""Shell completion for a named shell.
 
-Typer's --show-completion and --install-completion serve the shell that they are run from, and pass
-over a name behind them: `--show-completion zsh` in bash would print what bash takes.
+Typer's --show-completion and --install-completion serve the current shell and ignore a name after
+them: `--show-completion zsh` in bash would print bash's script.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ PROGRAM, VARIABLE = "kdissect", "_KDISSECT_COMPLETE"
 
 
 def serve(arguments: Sequence[str]) -> bool:
-    """Whether the arguments are one of these options and a shell's name; if so it is done.
+    """Serve one of these options with a shell's name; returns whether the arguments are that.
 
-    Raises BadParameter for a shell that has no completion.
+    Raises BadParameter for a shell without completion.
     """
     if len(arguments) != 2 or arguments[0] not in (SHOW, INSTALL):
         return False

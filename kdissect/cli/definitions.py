@@ -1,4 +1,4 @@
-"""`kdissect definitions`: what is known of Kafka's APIs."""
+"""`kdissect definitions`: shows the message definitions of Kafka's APIs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def definitions_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is known of Kafka's APIs: fields, types, versions, and what changed between two."""
+    """Show Kafka's APIs: fields, types, versions, and what changed between two versions."""
     from kdissect.protocol import describe
 
     try:
@@ -61,7 +61,7 @@ def definitions_command(
 
 
 def _is_api(name: int | str) -> bool:
-    """True for an API, and for a name that nothing has (its error suggests near ones)."""
+    """Return True for an API, and for unknown names (whose error suggests similar ones)."""
     from kdissect.protocol import catalog
 
     try:

@@ -1,4 +1,4 @@
-"""`kdissect diff`: what changed between two captures or table sets."""
+"""`kdissect diff`: compares two captures or table sets."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def diff_command(
         typer.Option(
             "--fail-on",
             metavar="KINDS",
-            help="Exit with 1 where one of these changed: apis, versions, clients, sizes, configs "
+            help="Exit with 1 if one of these changed: apis, versions, clients, sizes, configs "
             "in any way; errors, latency for the worse. A comma between them.",
         ),
     ] = None,
     memory: Annotated[
         str,
         typer.Option(
-            "--memory", metavar="SIZE", help="What the work may hold before it uses the disk."
+            "--memory", metavar="SIZE", help="Memory for the comparison before it uses the disk."
         ),
     ] = "1GiB",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """What changed from one capture to another: versions, clients, errors, latency, and more."""
+    """Compare two captures: versions, clients, errors, latency, sizes and settings."""
     from kdissect.diff import compare, failing, parse_kinds
 
     kinds = parse_kinds(fail_on)
@@ -65,18 +65,19 @@ def diff_command(
 
 
 def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
-    for name, side, path in (("a", "a", a), ("b", "b", b)):
-        has = document[side]
-        lasting = "" if has["duration_s"] is None else f" in {has['duration_s']:,.1f} s"
+    for name, path in (("a", a), ("b", b)):
+        totals = document[name]
+        seconds = totals["duration_s"]
+        lasting = "" if seconds is None else f" in {seconds:,.1f} s"
         yield (
-            f"{name}  {path}: {has['exchange_count']:,} exchanges{lasting}, "
-            f"{has['connection_count']:,} connections, {has['client_count']:,} clients"
+            f"{name}  {path}: {totals['exchange_count']:,} exchanges{lasting}, "
+            f"{totals['connection_count']:,} connections, {totals['client_count']:,} clients"
         )
-        if has["missing_byte_count"]:
-            yield f"   {has['missing_byte_count']:,} bytes are missing in it: counts are too low"
-        if has["unjudged_count"]:
+        if totals["missing_byte_count"]:
+            yield f"   {totals['missing_byte_count']:,} bytes are missing in it: counts are too low"
+        if totals["unjudged_count"]:
             yield (
-                f"   {has['unjudged_count']:,} requests without an answer could not be judged: "
+                f"   {totals['unjudged_count']:,} requests without an answer could not be judged: "
                 "it may be among missing bytes, or after the end"
             )
     same = []
@@ -168,7 +169,7 @@ def _mark(row: dict[str, Any]) -> str:
 
 
 def _certainty(row: dict[str, Any]) -> str:
-    """Of how many connections, and how far beyond chance."""
+    """Return the numbers of connections and the p-value, or that they are too few."""
     connections = f"{row['connections_a']:,}, {row['connections_b']:,} connections"
     if not row["is_decided"]:
         return f"{connections}: too few to tell from chance"
@@ -249,7 +250,7 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _text(value: str | None, missing: str = "(none)") -> str:
-    """Text of a capture, with nothing in it that a terminal would obey."""
+    """Return a capture's text without control characters."""
     from kdissect.text import visible
 
     return missing if value is None else visible(value) or '""'

@@ -1,4 +1,4 @@
-"""`kdissect dissect`: captures to Parquet tables, on Spark."""
+"""`kdissect dissect`: writes captures as Parquet tables, on Spark."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def dissect_command(
         bool,
         typer.Option(
             "--append",
-            help="Add these captures to the table set in DIR: open connections go on.",
+            help="Add these captures to the table set in DIR; open connections continue.",
         ),
     ] = False,
     keep_state: Annotated[
@@ -91,7 +91,7 @@ def dissect_command(
         typer.Option(
             "--decode-values",
             help="Add columns to records: value_json, value_text, or value_schema_id and "
-            "key_schema_id; null where the bytes are something else.",
+            "key_schema_id; null for other bytes.",
         ),
     ] = None,
     from_time: FromTime = None,
@@ -121,9 +121,9 @@ def dissect_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Packet captures to Parquet tables, on Spark."""
+    """Write the messages of packet captures as Parquet tables, on Spark."""
     settings = dict(_setting(item) for item in conf or [])
-    # what can be refused is refused before anything is started
+    # all refusals come before anything is started
     from kdissect.capture.inputs import find_captures
     from kdissect.pipeline.append import unread
     from kdissect.pipeline.plan import check_key_logs, hash_ahead
@@ -178,12 +178,12 @@ def dissect_command(
             )
     try:
         _print_result(tables, captures, out, as_json, quiet)
-    except KeyboardInterrupt:  # too late to change anything
+    except KeyboardInterrupt:  # the tables are complete
         say(f"interrupted; {out} is written")
 
 
 def _print_result(tables: Any, captures: list[str], out: str, as_json: bool, quiet: bool) -> None:
-    """The notes, the warnings and the summary of a run whose tables are written."""
+    """Print the notes, warnings and summary of a run whose tables are written."""
     import pyarrow as pa
 
     from kdissect.summary import print_summary, summarise
@@ -222,7 +222,7 @@ def _start_spark(master: str, settings: dict[str, str], log_path: str) -> Any:
 
 @contextmanager
 def _spark_log() -> Iterator[str]:
-    """A file for Spark's log, kept and named only where the environment or the program failed."""
+    """Yield a file for Spark's log; it is kept, and its name printed, only after a failure."""
     descriptor, path = tempfile.mkstemp(prefix="kdissect-spark-", suffix=".log")
     os.close(descriptor)
     try:

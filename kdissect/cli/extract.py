@@ -1,4 +1,4 @@
-"""`kdissect extract`: the packets of exchanges or connections, as pcapng for Wireshark."""
+"""`kdissect extract`: copies the packets of exchanges or connections to a pcapng for Wireshark."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def extract_command(
         bool,
         typer.Option(
             "--anonymize",
-            help="Tell the conversations again in new packets: addresses, names, ids, keys and "
-            "values are replaced, the same way everywhere.",
+            help="Write new packets in which all addresses, names, ids, keys and "
+            "values are replaced, each always by the same.",
         ),
     ] = False,
     spool: Spool = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE where it is there already.")
+        bool, typer.Option("--overwrite", help="Replace FILE if it exists.")
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """The original packets of exchanges or connections, as pcapng with comments for Wireshark.
+    """Copy the packets of exchanges or connections to a pcapng for Wireshark, with comments.
 
     Values of one option are alternatives; different options must all hold. Without
-    --anonymize packets are copied as they are: passwords and records in them too.
+    --anonymize packets are copied as they are, with passwords and records.
     """
     from kdissect.extract import extract
     from kdissect.pipeline.options import Options

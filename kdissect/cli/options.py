@@ -1,7 +1,7 @@
-"""Options that several verbs share, as groups: a command names a group as one of its parameters.
+"""Groups of options that several commands share.
 
-A group is a frozen dataclass whose fields are options. `with_groups` gives Typer a signature with
-an option for each field, and the command the group.
+A group is a frozen dataclass whose fields are options. A command has a parameter of that class, and
+`with_groups` shows Typer an option for each field instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
@@ -42,32 +42,40 @@ Spool = Annotated[
 ]
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer sees it: instead of a group, the options that are its fields."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name not in groups:
-            parameters.append(
-                parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-            )
-            continue
-        parameters += _options(groups[name])
+def with_groups(command: Callable[..., None]) -> GroupedCommand:
+    """Replace a command's parameters that are groups by their options."""
+    return GroupedCommand(command)
 
-    @wraps(command)
-    def run(**values: Any) -> None:
-        for name, group in groups.items():
+
+class GroupedCommand:
+    """A command for Typer, which reads a callable's `__signature__` and `__annotations__`."""
+
+    def __init__(self, command: Callable[..., None]) -> None:
+        update_wrapper(self, command)
+        hints = get_type_hints(command, include_extras=True)
+        self._command = command
+        self._groups: dict[str, Any] = {
+            name: hint for name, hint in hints.items() if is_dataclass(hint)
+        }
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command).parameters.items():
+            if name in self._groups:
+                parameters += _options(self._groups[name])
+            else:
+                parameters.append(
+                    parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+                )
+        self.__signature__ = inspect.Signature(parameters)
+        self.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+    def __call__(self, **values: Any) -> None:
+        for name, group in self._groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        command(**values)
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+        self._command(**values)
 
 
 def _options(group: Any) -> Iterator[inspect.Parameter]:
-    """A parameter for each field, listed in the help under the group's title."""
+    """Yield a parameter for each field; the help lists them under the group's title."""
     types = get_type_hints(group, include_extras=True)
     for field in fields(group):
         kind, option = get_args(types[field.name])
@@ -83,7 +91,7 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How captures are read."""
+    """Options for reading captures."""
 
     TITLE: ClassVar[str] = "Captures"
 
@@ -94,7 +102,7 @@ class ReadingOptions:
 
 @dataclass(frozen=True)
 class CaptureOptions(ReadingOptions):
-    """How captures are read and shown."""
+    """Options for reading captures and showing their records."""
 
     payload: ShownPayload = Payload.FULL
     reveal_secrets: RevealSecrets = False
@@ -102,7 +110,7 @@ class CaptureOptions(ReadingOptions):
 
 @dataclass(frozen=True)
 class SourceOptions(CaptureOptions):
-    """How a capture is read that a verb takes instead of a table set."""
+    """Options for captures in commands that also accept a table set."""
 
     spool: Spool = None
     in_process_max: Annotated[
@@ -116,7 +124,7 @@ class SourceOptions(CaptureOptions):
 
     @property
     def given(self) -> list[str]:
-        """The options that differ from their defaults, as they are typed."""
+        """The options that differ from their defaults, as a user types them."""
         return [
             "--" + field.name.replace("_", "-")
             for field in fields(self)
@@ -126,7 +134,7 @@ class SourceOptions(CaptureOptions):
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """Which exchanges a verb works on."""
+    """Options that select exchanges."""
 
     TITLE: ClassVar[str] = "Which exchanges"
 
@@ -135,13 +143,15 @@ class SelectionOptions:
         typer.Option(
             "--api",
             metavar="NAME",
-            help="An API by name, by the beginning of one (* and ? fit anything), or by key.",
+            help="An API by name or its beginning (* and ? match anything), or by key.",
         ),
     ] = None
     client: Annotated[
         list[str] | None,
         typer.Option(
-            "--client", metavar="NAME", help="A client id (* and ? fit anything), an IP or IP:PORT."
+            "--client",
+            metavar="NAME",
+            help="A client id (* and ? match anything), an IP or IP:PORT.",
         ),
     ] = None
     topic: Annotated[
@@ -176,7 +186,7 @@ class SelectionOptions:
     ] = None
 
     def selection(self) -> Selection:
-        """Raises BadParameter, naming the option, for a value that is wrong."""
+        """Return the selection; raises BadParameter, with the option's name, for a wrong value."""
         from kdissect.pipeline.filters import time_ns
         from kdissect.pipeline.selection import ConnectionName, Selection, api_keys, duration_ms
 
@@ -201,7 +211,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class ReplaySelectionOptions(SelectionOptions):
-    """The same where `--to` is the target."""
+    """The same options for replay, where `--to` is the target and not a time."""
 
     until_time: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="Exchanges before this time.")

@@ -1,4 +1,4 @@
-"""`kdissect readiness`: who would break on another Kafka release."""
+"""`kdissect readiness`: shows which clients another Kafka release would break."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def readiness_command(
         FailOn,
         typer.Option(
             "--fail-on",
-            help="Exit with 1 where a client would break; with unknown also where the capture "
+            help="Exit with 1 if a client would break; with unknown also if the capture "
             "does not show that every client works.",
         ),
     ] = FailOn.BREAKS,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Who would break on a Kafka release: per client what it does that the release does not take.
+    """Show which clients would break on a Kafka release, and what they use that it lacks.
 
-    Exit code 1 when any client would break; see --fail-on.
+    Exit code 1 if any client would break; see --fail-on.
     """
     from kdissect.readiness.assessment import BREAKS, assess
 
@@ -94,8 +94,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         yield from _client_lines(client, document["target"])
     internal = document["internal"]
     if internal:
-        connections = sum(each["connection_count"] for each in internal)
-        names = ", ".join(_text(each["client_id"]) for each in internal)
+        connections = sum(row["connection_count"] for row in internal)
+        names = ", ".join(_text(row["client_id"]) for row in internal)
         yield ""
         yield f"Not counted: {connections:,} connections of brokers and controllers ({names})"
     unseen = document["unseen"]
@@ -103,12 +103,12 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield (
             f"Not seen: {unseen['tls_connection_count']:,} TLS connections of "
-            f"{some_of([*map(_text, unseen['tls_addresses'])])}; --keylog of dissect opens them"
+            f"{some_of([*map(_text, unseen['tls_addresses'])])}; --keylog of dissect decrypts them"
         )
 
 
 def _established(document: dict[str, Any]) -> str:
-    """How much of the traffic the verdicts rest on."""
+    """Return how much of the traffic the verdicts rest on."""
     counts, unseen = document["counts"], document["unseen"]
     seen = counts["breaks"] + counts["ok"]
     left_out = [
@@ -148,9 +148,9 @@ def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
             f"         {finding['api_name']} {finding['api_version']}, "
             f"{finding['request_count']:,} times: {target} {takes}; {finding['why']}"
         )
-    unproven = [each for each in client["never_seen"] if each["verdict"] != "ok"]
-    for why, missing in groupby(unproven, key=lambda each: each["why"]):
-        names = ", ".join(f"{each['api_name']} {_span(each['taken'])}" for each in missing)
+    unproven = [row for row in client["never_seen"] if row["verdict"] != "ok"]
+    for why, missing in groupby(unproven, key=lambda row: row["why"]):
+        names = ", ".join(f"{row['api_name']} {_span(row['taken'])}" for row in missing)
         yield f"         never seen: {names}; {why}"
     for written in client["formats"]:
         if not written["is_taken"]:
@@ -167,7 +167,7 @@ def _span(versions: list[int]) -> str:
 
 
 def _text(value: str | None) -> str:
-    """Text of a capture, with nothing in it that a terminal would obey."""
+    """Return a capture's text without control characters."""
     from kdissect.text import visible
 
     return "(no client id)" if value is None else visible(value) or '""'

@@ -1,4 +1,4 @@
-"""`kdissect replay`: a captured workload against a live broker, every answer compared."""
+"""`kdissect replay`: sends a captured workload to a live broker and compares every answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kdissect.cli.common import (
     say,
     with_examples,
 )
-from kdissect.cli.options import ReplaySelectionOptions, with_groups
+from kdissect.cli.options import ReplaySelectionOptions, Spool, with_groups
 
 if TYPE_CHECKING:
     from kdissect.replay.model import ReplayPlan, Workload
@@ -83,7 +83,7 @@ def replay_command(
     overwrite: opt.Overwrite = False,
     pcap: opt.Pcap = None,
     save: opt.Save = None,
-    spool: opt.Spool = None,
+    spool: Spool = None,
     payload: ShownPayload = Payload.FULL,
     reveal_secrets: RevealSecrets = False,
     tls: opt.Tls = False,
@@ -110,7 +110,7 @@ def replay_command(
     from kdissect.replay.target.cluster import Target, parse_address
     from kdissect.replay.target.guard import parse_allow
 
-    # what can be refused is refused before anything is read or sent
+    # all refusals come before anything is read or sent
     _check_combination(to, dry_run, save, against, baseline)
     selection = selected.selection()
     limits = limits_of(limit)
@@ -162,7 +162,7 @@ def replay_command(
         hosts=selection.hosts,
         from_ns=selection.time_from_ns,
         to_ns=selection.time_to_ns,
-        # requests that name no topic or group are sent with any: the plan knows which
+        # the plan applies these: requests without a topic or group go with any selection
         selection=replace(
             selection,
             apis=frozenset(),
@@ -199,7 +199,7 @@ def _check_combination(
 
 def _renames(values: list[str]) -> tuple[tuple[str, str, str], ...]:
     kinds = ("topic", "group", "transactional-id")
-    found = []
+    renames = []
     for value in values:
         kind, colon, rest = value.partition(":")
         old, equals, new = rest.partition("=")
@@ -208,8 +208,8 @@ def _renames(values: list[str]) -> tuple[tuple[str, str, str], ...]:
                 f"{value!r} is not KIND:OLD=NEW (kinds: {', '.join(kinds)})",
                 param_hint="--rename",
             )
-        found.append((kind, old, new))
-    return tuple(found)
+        renames.append((kind, old, new))
+    return tuple(renames)
 
 
 def _access(
@@ -220,12 +220,12 @@ def _access(
     from kdissect.replay.target.auth import TlsOptions, sasl_from
     from kdissect.replay.target.connection import Access
 
-    spoken = TlsOptions(ca, cert, key, verify, server_name) if tls else None
-    if spoken is not None:
-        spoken.context()  # files that cannot be used are told now
+    tls_options = TlsOptions(ca, cert, key, verify, server_name) if tls else None
+    if tls_options is not None:
+        tls_options.context()  # raises now if a file is unusable
     mechanism, user, password_file, token_file = sasl
     login = sasl_from(mechanism, user, password_file, token_file) if mechanism else None
-    return Access(spoken, login, connect_timeout)
+    return Access(tls_options, login, connect_timeout)
 
 
 def _check_outputs(files: dict[str, str | None], out: str | None, overwrite: bool) -> None:
@@ -242,7 +242,7 @@ def _check_outputs(files: dict[str, str | None], out: str | None, overwrite: boo
 
 
 def _check_inputs(options: SessionOptions) -> None:
-    """Rules and baseline are read before a capture, which may take long."""
+    """Check rules and baseline before the capture is read, which may take long."""
     from kdissect.replay.comparison.rules import load_rules
     from kdissect.replay.output.baseline import read_baseline
 
@@ -274,7 +274,7 @@ def _save(workload: Workload, path: str, payload: str, reveal_secrets: bool, qui
 
 
 def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: bool) -> None:
-    """The counts: the result of a dry run, otherwise a word before the first byte is sent."""
+    """Print the plan's counts: to stdout for a dry run, otherwise to stderr before sending."""
     from rich.console import Console
 
     from kdissect.replay.output.console import print_plan
@@ -300,9 +300,9 @@ def _run(
 
     target, against = targets
     assert target is not None
-    for each in (target, against):
-        if each is not None:
-            check_address(plan.workload.facts, each.host, each.port, options.same_cluster)
+    for broker in (target, against):
+        if broker is not None:
+            check_address(plan.workload.facts, broker.host, broker.port, options.same_cluster)
     progress = ReplayProgress(shown=not quiet and sys.stderr.isatty())
     try:
         return asyncio.run(replay(plan, target, options, against, progress.watch))
@@ -344,7 +344,7 @@ def _finish(results: Results, files: dict[str, str | None], out: str | None, qui
         if written:
             say(f"written: {', '.join(written)}")
     if results.run.ended and not results.run.links:
-        say(f"nothing was sent: {results.run.ended}")  # which names the target at fault
+        say(f"nothing was sent: {results.run.ended}")  # the reason names the target
     elif results.run.ended:
         say(f"{results.target}: the replay ended early: {results.run.ended}")
     elif not results.sent_count:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import typer
 
-GUARDED = "Guard"
-SPEED = "Order and time"
-ANSWERS = "Comparison"
-OUTPUT = "Output"
-ACCESS = "Access to the target"
+# an option, listed in the help under this title
+_guard = partial(typer.Option, rich_help_panel="Guard")
+_speed = partial(typer.Option, rich_help_panel="Order and time")
+_comparison = partial(typer.Option, rich_help_panel="Comparison")
+_output = partial(typer.Option, rich_help_panel="Output")
+_access = partial(typer.Option, rich_help_panel="Access to the target")
 
 
 class OffsetMode(StrEnum):
-    """--offsets"""
+    """The values of --offsets."""
 
     CAPTURED = "captured"
     EARLIEST = "earliest"
@@ -35,57 +37,38 @@ Source = Annotated[
 To = Annotated[
     str | None, typer.Option("--to", metavar="HOST:PORT", help="A broker of the target.")
 ]
-Spool = Annotated[
-    str | None,
-    typer.Option(
-        "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
-    ),
-]
 
 # Guard
 
 Allow = Annotated[
     list[str] | None,
-    typer.Option(
+    _guard(
         "--allow",
         metavar="CLASSES",
         help="Writing classes that may be sent: produce,groups,transactions,admin. Without "
         "it only requests that read are. delete-existing: also delete what the replay did not "
-        "make.",
-        rich_help_panel=GUARDED,
+        "create.",
     ),
 ]
 CreateTopics = Annotated[
-    bool,
-    typer.Option(
-        "--create-topics",
-        help="Make the topics that the capture shows, before the replay.",
-        rich_help_panel=GUARDED,
-    ),
+    bool, _guard("--create-topics", help="Create the topics of the capture before the replay.")
 ]
 SameCluster = Annotated[
-    bool,
-    typer.Option(
-        "--same-cluster",
-        help="The target may be the cluster that was captured.",
-        rich_help_panel=GUARDED,
-    ),
+    bool, _guard("--same-cluster", help="The target may be the cluster that was captured.")
 ]
 IntoExisting = Annotated[
     bool,
-    typer.Option(
+    _guard(
         "--into-existing",
         help="Write also to topics, groups and transactional ids that hold data or members at the "
         "target.",
-        rich_help_panel=GUARDED,
     ),
 ]
 DryRun = Annotated[
     bool,
-    typer.Option(
+    _guard(
         "--dry-run",
         help="Print the plan, what is skipped and why, and the expected duration; send nothing.",
-        rich_help_panel=GUARDED,
     ),
 ]
 
@@ -93,252 +76,171 @@ DryRun = Annotated[
 
 Pace = Annotated[
     str,
-    typer.Option(
+    _speed(
         "--pace",
         metavar="PACE",
-        help="recorded, x4 (four times as fast), or max (no waiting but for answers).",
-        rich_help_panel=SPEED,
+        help="recorded, x4 (four times as fast), or max (waits for answers only).",
     ),
 ]
 MaxGap = Annotated[
     str | None,
-    typer.Option(
-        "--max-gap",
-        metavar="TIME",
-        help="No pause between requests is longer (500ms, 5s).",
-        rich_help_panel=SPEED,
-    ),
+    _speed("--max-gap", metavar="TIME", help="Longest pause between requests (500ms, 5s)."),
 ]
 Timeout = Annotated[
     str,
-    typer.Option(
+    _speed(
         "--timeout",
         metavar="TIME",
-        help="For an answer; requests that wait at the broker get their captured time more.",
-        rich_help_panel=SPEED,
+        help="Longest wait for an answer; for a long poll, plus its captured time.",
     ),
 ]
 ConnectTimeout = Annotated[
-    str,
-    typer.Option(
-        "--connect-timeout", metavar="TIME", help="For a connection.", rich_help_panel=SPEED
-    ),
+    str, _speed("--connect-timeout", metavar="TIME", help="Longest wait for a connection.")
 ]
 InFlight = Annotated[
     int,
-    typer.Option(
+    _speed(
         "--in-flight-mb",
         metavar="MB",
         min=1,
-        help="Sending pauses while so much is not answered.",
-        rich_help_panel=SPEED,
+        help="Pause sending while more than this is unanswered.",
     ),
 ]
-
-# What is replayed
-
 
 # Comparison
 
 Offsets = Annotated[
     OffsetMode,
-    typer.Option(
+    _comparison(
         "--offsets",
-        help="Where readers start: relative (where the same data is at the target), "
+        help="Where readers start: relative (at the same data), "
         "captured (the same numbers), earliest.",
-        rich_help_panel=ANSWERS,
     ),
 ]
 Rename = Annotated[
     list[str] | None,
-    typer.Option(
+    _comparison(
         "--rename",
         metavar="KIND:OLD=NEW",
-        help="A topic, group or transactional-id of another name at the target; repeatable.",
-        rich_help_panel=ANSWERS,
+        help="Another name for a topic, group or transactional-id at the target; repeatable.",
     ),
 ]
 Reencode = Annotated[
     bool,
-    typer.Option(
+    _comparison(
         "--reencode",
-        help="Send requests whose api_version the target does not speak at the nearest one.",
-        rich_help_panel=ANSWERS,
+        help="Send requests of an api_version that the target lacks in the nearest one.",
     ),
 ]
 Rules = Annotated[
     list[str] | None,
-    typer.Option(
-        "--rules",
-        metavar="FILE",
-        help="Rules for what may differ (TOML); repeatable.",
-        rich_help_panel=ANSWERS,
-    ),
+    _comparison("--rules", metavar="FILE", help="Rules for what may differ (TOML); repeatable."),
 ]
 Strict = Annotated[
     bool,
-    typer.Option(
+    _comparison(
         "--strict",
         help="Without the built-in rules: only ids that had to be translated may differ.",
-        rich_help_panel=ANSWERS,
     ),
 ]
 Against = Annotated[
     str | None,
-    typer.Option(
+    _comparison(
         "--against",
         metavar="HOST:PORT",
-        help="Replay to this one first, and compare with its answers.",
-        rich_help_panel=ANSWERS,
+        help="Replay to this broker first, and compare with its answers.",
     ),
 ]
 Baseline = Annotated[
     str | None,
-    typer.Option(
-        "--baseline",
-        metavar="FILE",
-        help="Compare with an earlier run (its --json FILE).",
-        rich_help_panel=ANSWERS,
+    _comparison(
+        "--baseline", metavar="FILE", help="Compare with an earlier run (its --json FILE)."
     ),
 ]
 FailOn = Annotated[
     list[str] | None,
-    typer.Option(
+    _comparison(
         "--fail-on",
         metavar="VERDICTS",
         help="Verdicts that make the exit code 1: different,error (default), tolerated, "
         "skipped, same, none.",
-        rich_help_panel=ANSWERS,
     ),
 ]
 
 # Output
 
 Junit = Annotated[
-    str | None,
-    typer.Option(
-        "--junit",
-        metavar="FILE",
-        help="JUnit XML, a test suite per API.",
-        rich_help_panel=OUTPUT,
-    ),
+    str | None, _output("--junit", metavar="FILE", help="JUnit XML, a test suite per API.")
 ]
 Json = Annotated[
     str | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        help="JSON lines: the run, every exchange, the counts.",
-        rich_help_panel=OUTPUT,
-    ),
+    _output("--json", metavar="FILE", help="JSON lines: the run, every exchange, the counts."),
 ]
-Html = Annotated[
-    str | None,
-    typer.Option("--html", metavar="FILE", help="A self-contained page.", rich_help_panel=OUTPUT),
-]
+Html = Annotated[str | None, _output("--html", metavar="FILE", help="A self-contained page.")]
 Out = Annotated[
-    str | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        help="The table set of the replay's own traffic.",
-        rich_help_panel=OUTPUT,
-    ),
+    str | None, _output("--out", metavar="DIR", help="The table set of the replay's own traffic.")
 ]
-Overwrite = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Replace the table set in DIR.", rich_help_panel=OUTPUT),
-]
+Overwrite = Annotated[bool, _output("--overwrite", help="Replace the table set in DIR.")]
 Pcap = Annotated[
     str | None,
-    typer.Option(
+    _output(
         "--pcap",
         metavar="FILE",
         help="The replay's own traffic as a capture (after TLS, without logins).",
-        rich_help_panel=OUTPUT,
     ),
 ]
 Save = Annotated[
     str | None,
-    typer.Option(
-        "--save",
-        metavar="FILE",
-        help="Keep the workload as a small file for later replays.",
-        rich_help_panel=OUTPUT,
-    ),
+    _output("--save", metavar="FILE", help="Keep the workload as a small file for later replays."),
 ]
 
 # Access to the target
 
-Tls = Annotated[
-    bool, typer.Option("--tls", help="Speak TLS to the target.", rich_help_panel=ACCESS)
-]
+Tls = Annotated[bool, _access("--tls", help="Speak TLS to the target.")]
 TlsCa = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-ca", metavar="FILE", help="Authorities to trust (PEM).", rich_help_panel=ACCESS
-    ),
+    str | None, _access("--tls-ca", metavar="FILE", help="Authorities to trust (PEM).")
 ]
 TlsCert = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-cert", metavar="FILE", help="Our certificate (PEM).", rich_help_panel=ACCESS
-    ),
+    str | None, _access("--tls-cert", metavar="FILE", help="The client certificate (PEM).")
 ]
 TlsKey = Annotated[
     str | None,
-    typer.Option(
+    _access(
         "--tls-key",
         metavar="FILE",
         help="Its key (PEM); the password of an encrypted one comes from "
         "KDISSECT_TLS_KEY_PASSWORD.",
-        rich_help_panel=ACCESS,
     ),
 ]
 TlsNoVerify = Annotated[
-    bool,
-    typer.Option(
-        "--tls-no-verify",
-        help="Do not check the target's certificate.",
-        rich_help_panel=ACCESS,
-    ),
+    bool, _access("--tls-no-verify", help="Do not check the target's certificate.")
 ]
 TlsServerName = Annotated[
     str | None,
-    typer.Option(
+    _access(
         "--tls-server-name",
         metavar="NAME",
-        help="The name in the target's certificate, where it is not its host.",
-        rich_help_panel=ACCESS,
+        help="The name in the target's certificate, if not its host.",
     ),
 ]
 Sasl = Annotated[
     str | None,
-    typer.Option(
-        "--sasl",
-        metavar="MECHANISM",
-        help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.",
-        rich_help_panel=ACCESS,
+    _access(
+        "--sasl", metavar="MECHANISM", help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER."
     ),
 ]
-SaslUser = Annotated[
-    str | None, typer.Option("--sasl-user", metavar="NAME", rich_help_panel=ACCESS)
-]
+SaslUser = Annotated[str | None, _access("--sasl-user", metavar="NAME")]
 SaslPasswordFile = Annotated[
     str | None,
-    typer.Option(
-        "--sasl-password-file",
-        metavar="FILE",
-        help="Or in KDISSECT_SASL_PASSWORD.",
-        rich_help_panel=ACCESS,
+    _access(
+        "--sasl-password-file", metavar="FILE", help="The password; or in KDISSECT_SASL_PASSWORD."
     ),
 ]
 SaslTokenFile = Annotated[
     str | None,
-    typer.Option(
+    _access(
         "--sasl-token-file",
         metavar="FILE",
         help="OAUTHBEARER: the token; or in KDISSECT_SASL_TOKEN.",
-        rich_help_panel=ACCESS,
     ),
 ]

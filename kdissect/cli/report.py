@@ -1,4 +1,4 @@
-"""`kdissect report`: a table set or captures as one HTML page with CSV files beside it."""
+"""`kdissect report`: writes a table set or captures as one HTML page with CSV files."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def report_command(
     ] = None,
     target: Annotated[
         str,
-        typer.Option("--target", metavar="R", help="The release that clients are held against."),
+        typer.Option("--target", metavar="R", help="The Kafka release to check clients for."),
     ] = "4.0",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """One self-contained HTML page: what happened, what stands out."""
+    """Write one self-contained HTML page: what happened, what stands out."""
     from kdissect.report import build, check_options, name_of
 
     logs = tuple(broker_log or ())
@@ -88,7 +88,7 @@ def report_command(
 
 @contextmanager
 def _progress(*, shown: bool) -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr: the section at work, and the time that is left."""
+    """Yield a function that updates a bar on stderr: the section at work, and the time left."""
     if not shown:
         yield lambda step, share: None
         return

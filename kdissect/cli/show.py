@@ -1,4 +1,4 @@
-"""`kdissect show`: exchanges on the terminal, as they come."""
+"""`kdissect show`: prints exchanges on the terminal while they are read."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def show_command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Requests with their answers, a line each, as they are completed. No Spark, no waiting.
+    """Print requests with their answers, a line each, as soon as they are complete, without Spark.
 
     Values of one option are alternatives; different options must all hold.
     """
@@ -116,7 +116,7 @@ def show_command(
     if os.path.basename(sys.argv[0]) == "kdissect" or sys.argv[0].endswith("__main__.py"):
         from kdissect.startup import light
 
-        light()  # this process shows, and nothing else
+        light()  # a process that only shows needs neither SciPy nor pandas
     import pyarrow as pa
 
     from kdissect.pipeline.options import Options
@@ -169,7 +169,7 @@ def show_command(
         stdout.drop()
         return
     except KeyboardInterrupt:
-        # how a live capture ends; lines shown so far stay, and a file has the rows so far
+        # the usual end of a live capture: lines shown so far stay, and a file has the rows so far
         say("interrupted")
         os._exit(EXIT_INTERRUPTED)
     reading = exchanges.reading
@@ -189,7 +189,7 @@ def _has_colour(wanted: bool | None) -> bool:
 
 
 def _line_width() -> int | None:
-    """COLUMNS, or the terminal's width; None for a file or a pipe, whose lines have no limit."""
+    """Return COLUMNS or the terminal's width; None for a file or a pipe, which have no limit."""
     width = os.environ.get("COLUMNS", "")
     if width.isdigit() and int(width):
         return int(width)
@@ -197,7 +197,7 @@ def _line_width() -> int | None:
 
 
 class _Output:
-    """Standard output, which may be closed by who reads it."""
+    """Standard output, whose reader may close it."""
 
     def write(self, data: bytes) -> None:
         sys.stdout.buffer.write(data)
@@ -207,7 +207,7 @@ class _Output:
         sys.stdout.buffer.flush()
 
     def drop(self) -> None:
-        """Nothing more goes out, not even what is left in buffers."""
+        """Discard all further output, including buffers."""
         empty = os.open(os.devnull, os.O_WRONLY)
         os.dup2(empty, 1)
         os.close(empty)

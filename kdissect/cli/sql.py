@@ -1,4 +1,4 @@
-"""`kdissect sql`: SQL over the tables of a set, answered by DuckDB."""
+"""`kdissect sql`: SQL over the tables of a set, run by DuckDB."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def sql_command(
     memory: Annotated[
         str,
         typer.Option(
-            "--memory", metavar="SIZE", help="What the query may hold before it uses the disk."
+            "--memory", metavar="SIZE", help="Memory for the query before it uses the disk."
         ),
     ] = "1GiB",
 ) -> None:
-    """SQL over the tables: each is a view, exchanges, api_fetch, internal_offset_commit, ..."""
+    """Query the tables with SQL: each is a view, exchanges, api_fetch, internal_offset_commit,
+    ..."""
     is_prompt = query is None and sys.stdin.isatty()
     if is_prompt and (out is not None or form is not None or not sys.stdout.isatty()):
         raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
@@ -81,7 +82,7 @@ def sql_command(
         if is_prompt:
             _prompt(tables, database)
             return
-        # a query's bytes that the locale could not read came as surrogates
+        # bytes that the locale could not read came as surrogates
         text = os.fsencode(query).decode("utf-8", "replace")
         schema, batches = database.stream(text)
         if out is None:

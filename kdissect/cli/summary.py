@@ -1,4 +1,4 @@
-"""`kdissect summary`: what a table set or a capture holds, in a page."""
+"""`kdissect summary`: prints a page about a table set or a capture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def summary_command(
     capture: SourceOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """What a capture or a table set holds: APIs, clients, topics and anomalies."""
+    """Summarise a capture or a table set: APIs, clients, topics and anomalies."""
     from rich.console import Console
 
     from kdissect.summary import print_summary, summarise

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.pipeline.cluster_facts import BROKER_ROLE, CONTROLLER, Told
+from kdissect.pipeline.cluster_facts import BROKER_ROLE, CONTROLLER, NodeRole
 from kdissect.pipeline.facts import CaptureFacts, brokers_table, with_owners
 from tests.truth.material import Capture, needs_material
 
@@ -40,17 +40,21 @@ def test_doubt_is_null() -> None:
     assert ips([(1, "a.example", 9092)], {("10.0.0.1", 9093)}) == [None]
 
 
-def roles(brokers: list[tuple[int, str | None]], told: set[Told]) -> list[list[str]]:
+def roles(brokers: list[tuple[int, str | None]], node_roles: set[NodeRole]) -> list[list[str]]:
     facts = CaptureFacts(
-        brokers={(node, "h", 1, None, cluster) for node, cluster in brokers}, roles=told
+        brokers={(node, "h", 1, None, cluster) for node, cluster in brokers}, roles=node_roles
     )
     return brokers_table(CaptureFacts.from_bytes(facts.to_bytes()))["roles"].to_pylist()
 
 
 def test_roles_of_one_cluster() -> None:
     """What a message says without naming the cluster counts for its only one."""
-    told: set[Told] = {(1, BROKER_ROLE, "c"), (1, CONTROLLER, None), (2, BROKER_ROLE, "c")}
-    assert roles([(1, "c"), (2, "c"), (3, "c")], told) == [
+    node_roles: set[NodeRole] = {
+        (1, BROKER_ROLE, "c"),
+        (1, CONTROLLER, None),
+        (2, BROKER_ROLE, "c"),
+    }
+    assert roles([(1, "c"), (2, "c"), (3, "c")], node_roles) == [
         [BROKER_ROLE, CONTROLLER],
         [BROKER_ROLE],
         [],
@@ -58,8 +62,8 @@ def test_roles_of_one_cluster() -> None:
 
 
 def test_roles_of_two_clusters() -> None:
-    told: set[Told] = {(1, BROKER_ROLE, "c"), (1, CONTROLLER, None), (1, CONTROLLER, "d")}
-    assert roles([(1, "c"), (1, "d")], told) == [[BROKER_ROLE], [CONTROLLER]]
+    node_roles: set[NodeRole] = {(1, BROKER_ROLE, "c"), (1, CONTROLLER, None), (1, CONTROLLER, "d")}
+    assert roles([(1, "c"), (1, "d")], node_roles) == [[BROKER_ROLE], [CONTROLLER]]
 
 
 def test_owners_of_tokens() -> None:
