@@ -1,10 +1,10 @@
-"""kdissect: packet captures of Apache Kafka traffic to tables.
+"""kdissect turns packet captures of Apache Kafka traffic into tables.
 
     >>> import kdissect
     >>> t = kdissect.read("captures/orders.pcap")
     >>> t.exchanges.to_pandas()
 
-The names below are loaded when first used, so that importing the package costs nothing.
+The names below are loaded at their first use, so that importing the package is fast.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""``python -m kdissect`` and the command `kdissect`: what runs until the command line is loaded."""
+"""Entry point of ``python -m kdissect`` and of the command `kdissect`, before modules are
+loaded."""
 
 import sys
 
 
 def main() -> None:
-    """Entry point; SIGINT while modules are loaded ends as any other does."""
+    """Run the command line; SIGINT while modules are loaded exits with 130, as it does later."""
     try:
         from kdissect.cli import main as run
 

@@ -1,8 +1,7 @@
-"""The accounts of a table set: sums that two tables must agree on, each able to fail.
+"""Checks of a table set: sums and rows that two tables must agree on.
 
-An account compares numbers that different steps wrote: the byte counts of a connection come from
-its TCP streams, anomalies and exchanges from framing, records from decoding, the manifest from the
-writer.
+An account compares numbers that different steps wrote: a connection's byte counts come from its TCP
+streams, anomalies and exchanges from framing, records from decoding, the manifest from the writer.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from kdissect.sql import Database, view_name
 
 _FORMAT_VERSION = 1
 _MANIFEST = "rows of a table are as many as the manifest says"
-_LISTED_MAX = 20  # faults of an account that are listed
+_LISTED_MAX = 20  # faults listed per account
 _DIRECTIONS = ("request", "response")
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What must be equal, and SQL of where it is not: `place`, `left_value`, `right_value`."""
+    """An equality that must hold, and SQL for its faults: `place`, `left_value`, `right_value`."""
 
     name: str
     sql: str
@@ -30,7 +29,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A place where an account does not add up: `left` should be `right`."""
+    """A place where an account does not add up: `left` should equal `right`."""
 
     account: str
     place: str
@@ -39,7 +38,7 @@ class Fault:
 
 
 def accounts(tables: Tables) -> Iterator[Account]:
-    """All accounts of the tables that are there."""
+    """Yield all accounts of the tables that exist."""
     for direction in _DIRECTIONS:
         yield from _bytes(direction)
     yield Account(
@@ -111,7 +110,7 @@ def accounts(tables: Tables) -> Iterator[Account]:
 
 
 def _bytes(direction: str) -> Iterator[Account]:
-    """The bytes of a direction of a connection; those of TLS are ciphertext."""
+    """Yield the accounts for one direction's bytes; bytes of TLS are ciphertext."""
     place = f"'connection ' || connection_id || ', {direction}'"
     captured, framed, unframed, missing = (
         f"{direction}_{name}"
@@ -170,9 +169,9 @@ def _belongs(table: str, parent: str, key: str) -> Account:
 
 
 def check(tables: Tables) -> dict[str, Any]:
-    """All accounts as one JSON document: their names, and the faults, LISTED_MAX of each at most.
+    """Return all accounts as one JSON document: their names, and at most 20 faults of each.
 
-    Raises CaptureError for a set of an older kdissect.
+    Raises CaptureError for tables of an older kdissect.
     """
     require_columns(tables)
     faults = [asdict(fault) for fault in _manifest(tables)]

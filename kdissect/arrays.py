@@ -1,4 +1,7 @@
-"""Rows of structured arrays moved as a whole: numpy moves their fields, ten times slower."""
+"""Faster forms of numpy functions, mostly for structured arrays.
+
+numpy copies structured arrays field by field, which takes ten times as long as copying rows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[np.void]
 
-_ENDINGS = 1 << 16  # of values, that are told apart
+_ENDINGS = 1 << 16  # values of the lowest 16 bits
 
 
 def _raw(array: Rows) -> Any:
@@ -25,7 +28,7 @@ def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def take(array: Rows, rows: npt.NDArray[Any]) -> Rows:
-    """array[rows], for indices; a copy."""
+    """Return array[rows] for an array of indices; a copy."""
     if len(rows) and 0 <= rows[0] <= rows[-1] < len(array) and (rows[1:] == rows[:-1] + 1).all():
         return copied(array[rows[0] : rows[-1] + 1])
     taken: Rows = np.take(_raw(array), rows).view(array.dtype)
@@ -33,13 +36,13 @@ def take(array: Rows, rows: npt.NDArray[Any]) -> Rows:
 
 
 def copied(array: Rows) -> Rows:
-    """array.copy()"""
+    """Return array.copy()."""
     copy: Rows = _raw(array).copy().view(array.dtype)
     return copy
 
 
 def joined(arrays: Sequence[Rows]) -> Rows:
-    """np.concatenate(arrays), for arrays of one type, at least one; a copy."""
+    """Return np.concatenate(arrays) for one or more arrays of one dtype."""
     result: Rows = np.concatenate([_raw(array) for array in arrays]).view(arrays[0].dtype)
     return result
 
@@ -47,7 +50,7 @@ def joined(arrays: Sequence[Rows]) -> Rows:
 def renumbered(
     numbers: npt.NDArray[Any], count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """np.unique(numbers, return_inverse=True), faster; the numbers are below `count`."""
+    """Return np.unique(numbers, return_inverse=True), faster; all numbers are below `count`."""
     if count > 4 * len(numbers):
         return np.unique(numbers, return_inverse=True)
     is_used = np.zeros(count, np.bool_)
@@ -56,7 +59,8 @@ def renumbered(
 
 
 def distinct(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """np.unique(values, return_inverse=True), faster for integers that are near each other."""
+    """Return np.unique(values, return_inverse=True), faster for integers that are close
+    together."""
     if not len(values):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     low = int(values.min())
@@ -65,42 +69,45 @@ def distinct(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 
 def by_value(values: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
-    """Of numbers of 16 bits: value -> places where it is, ascending."""
-    order = np.argsort(values.astype(np.int16, copy=False), kind="stable")  # by digits
+    """Return the places of each value, ascending, for 16-bit numbers."""
+    # numpy sorts 16-bit numbers by radix
+    order = np.argsort(values.astype(np.int16, copy=False), kind="stable")
     bounds = np.flatnonzero(np.diff(values[order])) + 1
     return {int(values[part[0]]): part for part in np.split(order, bounds) if len(part)}
 
 
 def is_any_of(values: npt.NDArray[np.int64], few: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """np.isin(values, few), faster where `few` are few: the values are not sorted, and only those
-    are looked for that end in the same bits as one of the few."""
-    found = np.zeros(len(values), np.bool_)
+    """Return np.isin(values, few), faster if `few` are few.
+
+    Values are not sorted: only those whose lowest 16 bits occur in `few` are compared.
+    """
+    result = np.zeros(len(values), np.bool_)
     if not len(few):
-        return found
+        return result
     ordered = np.sort(few)
     has_ending = np.zeros(_ENDINGS, np.bool_)
     has_ending[ordered & (_ENDINGS - 1)] = True
     rows = np.flatnonzero(has_ending[values & (_ENDINGS - 1)])
-    some = values[rows]
-    at = np.minimum(np.searchsorted(ordered, some), len(ordered) - 1)
-    found[rows] = ordered[at] == some
-    return found
+    candidates = values[rows]
+    place = np.minimum(np.searchsorted(ordered, candidates), len(ordered) - 1)
+    result[rows] = ordered[place] == candidates
+    return result
 
 
 def in_order_of_time(time_ns: npt.NDArray[Any], ident: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """np.lexsort((ident, time_ns)), faster where times are nearly in order and few are equal."""
+    """Return np.lexsort((ident, time_ns)), faster if times are nearly sorted and few are equal."""
     order = np.argsort(time_ns, kind="stable")
     is_equal = np.diff(time_ns[order]) == 0
     tied = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
-    some = order[tied]
-    order[tied] = some[np.lexsort((ident[some], time_ns[some]))]
+    tied_rows = order[tied]
+    order[tied] = tied_rows[np.lexsort((ident[tied_rows], time_ns[tied_rows]))]
     return order
 
 
 def gather_ranges(
     start: npt.NDArray[np.int64], count: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(indices of all ranges one after the other, new start of each range)."""
+    """Return the indices of all ranges one after the other, and the new start of each range."""
     ends = np.cumsum(count)
     new_start = ends - count
     total = int(ends[-1]) if len(ends) else 0

@@ -1,4 +1,4 @@
-"""A file that appears when it is whole: what fails on the way leaves what was there before."""
+"""Files that appear only when complete: a failure leaves an earlier file as it was."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kdissect.errors import EnvironmentFailed, OutputError
 
 @contextmanager
 def atomic_write(out: str | os.PathLike[str]) -> Iterator[str]:
-    """A path to write to, which takes the place of `out` when the block ends well.
+    """Yield a path to write to; it replaces `out` when the block ends without error.
 
-    A link stays and what it leads to is replaced; a device or a pipe is written to itself. Raises
-    OutputError where nothing can be written, EnvironmentFailed for an OSError on the way.
+    A link stays, and its target is replaced; a device or a pipe is written directly. Raises
+    OutputError if nothing can be written, EnvironmentFailed for an OSError while writing.
     """
     name = os.fspath(out)
-    # a device's folder may be writable, and then the device be replaced by a file
+    # a device's folder may be writable, and a file would then replace the device
     is_special = os.path.abspath(name).startswith(("/dev/", "/proc/")) or (
         os.path.exists(name) and not os.path.isfile(name)
     )

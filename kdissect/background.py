@@ -1,4 +1,4 @@
-"""A call in a thread of its own, for work that can go on beside something else."""
+"""Calls in a thread of their own, for work that can run beside other work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Value = TypeVar("Value")
 
 
 class Background(Generic[Value]):
-    """Starts the call at once; `result` waits, then gives its value or raises its error.
+    """Starts a call at once; `result` waits, then returns its value or raises its error.
 
-    The thread does not keep the process alive: a failing run need not wait for it.
+    The thread does not keep the process alive: a failing run does not wait for it.
     """
 
     def __init__(self, call: Callable[[], Value]) -> None:
@@ -25,7 +25,7 @@ class Background(Generic[Value]):
     def _run(self) -> None:
         try:
             self._values.append(self._call())
-        except BaseException as error:  # handed to the thread that asks
+        except BaseException as error:  # raised again by `result`
             self._error = error
 
     def result(self) -> Value:

@@ -1,8 +1,8 @@
-"""Compile all kernels now: for images, executors and wheels.
+"""Compiles all kernels now, for images, executors and wheels.
 
     python -m kdissect.compile [--cpu common] [--into DIR]
 
-Reads the small captures of `samples/`, which reach the kernels, and keeps the machine code in the
+Reads the small captures of `samples/`, which reach all kernels, and stores the machine code in the
 package (`machine_code/`), where every process that runs this copy finds it.
 
 On x86-64, `--cpu common` compiles for x86-64-v3 instead of this machine's CPU; older CPUs compile
@@ -24,7 +24,7 @@ SAMPLES = PACKAGE / "samples"
 
 
 def compile_all(folder: Path) -> int:
-    """Compile into an empty folder, and return the number of files written there."""
+    """Compile into an empty folder; return the number of files written there."""
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     import kdissect
     from kdissect.extract.run import extract
@@ -34,8 +34,8 @@ def compile_all(folder: Path) -> int:
 
     captures = sorted(map(str, SAMPLES.glob("*.pcap")))
     keylog = str(SAMPLES / "tls.keylog")
-    for chosen in (captures[:1], captures):
-        tables = kdissect.read(chosen, keylog=keylog)
+    for paths in (captures[:1], captures):
+        tables = kdissect.read(paths, keylog=keylog)
         for name in tables.names:
             tables[name].to_arrow()
     for _ in CaptureReading(captures, Options(keylog=(keylog,)), print):

@@ -1,13 +1,13 @@
-"""``format("kdissect")``: captures as a Spark Python data source.
+"""Captures as a Spark Python data source, ``format("kdissect")``.
 
     kdissect.register(spark)
     spark.read.format("kdissect").option("table", "exchanges").load("captures/")
     spark.readStream.format("kdissect").load("captures/")
 
-A data source cannot shuffle, so scanning and assembling is done once, where Spark plans the query
-(`pipeline.disk_index`), and tasks decode slots of equal bytes. For captures of many gigabytes
-`kdissect.dissect` is the way: there every step runs on all workers. On a cluster the captures, and
-the folder that the option `spool` names, must be where all workers read them.
+A data source cannot shuffle. So captures are scanned and assembled once, where Spark plans the
+query (`pipeline.disk_index`), and tasks decode slots of equal bytes. For captures of many gigabytes
+use `kdissect.dissect`, which runs every step on all workers. On a cluster all workers must be able
+to read the captures and the folder of the option `spool`.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ _TRUE = ("true", "1", "yes")
 
 
 class KdissectDataSource(DataSource):
-    """Format "kdissect". Options, beside the path: `table` (default `exchanges`) and those of the
-    command line: port, keylog, payload, revealSecrets, decodeValues, host, from, to, spool.
-    `splits` is the number of tasks to aim at (default: cores of this machine). Lists are
-    comma-separated. A stream has `completeAfter`: seconds without a change after which a file is
-    complete (default: when a file that begins later is there).
+    """The format "kdissect".
+
+    Options, besides the path: `table` (default `exchanges`) and those of the command line: port,
+    keylog, payload, revealSecrets, decodeValues, host, from, to, spool. `splits` is the number of
+    tasks to aim for (default: cores of this machine). Lists are comma-separated. A stream has
+    `completeAfter`: seconds without a change after which a file is complete (default: as soon as a
+    later file exists).
     """
 
     @classmethod
@@ -137,9 +139,9 @@ def _local(path: str) -> str:
 
 
 def _arrow_schema(table: str, options: Options, index: Any) -> pa.Schema:
-    """A table's schema. Raises ValueError for a table that cannot be.
+    """Return a table's schema; raises ValueError if the table does not exist.
 
-    Those of ``internal/`` are read off the captures, which they must be in.
+    Schemas of ``internal/`` tables are read from the captures, which must contain such records.
     """
     fixed = fixed_tables(options.decode_values)
     if table in fixed:
@@ -150,9 +152,9 @@ def _arrow_schema(table: str, options: Options, index: Any) -> pa.Schema:
     if group == "apis":
         return _api_schema(catalog.api(name).key, options)
     if group == "internal":
-        found = index()
-        for slot in found.slots():
-            for rows in found.table(table, slot):
+        captured = index()
+        for slot in captured.slots():
+            for rows in captured.table(table, slot):
                 return _plain_schema(rows.schema)
         raise ValueError(f"no record of these captures makes a table {table}")
     raise ValueError(f"no table {table!r}; there are {', '.join(fixed)}, apis/NAME, internal/NAME")
@@ -168,7 +170,7 @@ def _api_schema(api_key: int, options: Options, is_token: bool = False) -> pa.Sc
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without dictionaries."""
+    """Return the schema with the value types of dictionaries."""
     return pa.schema(
         [
             field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
@@ -178,7 +180,7 @@ def _plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 class _Slot(InputPartition):
-    """What one task reads: a slot's part of the table, or what stories tell (slot -1)."""
+    """The part of one task: a slot's rows of the table, or the rows of the stories (slot -1)."""
 
     def __init__(self, folder: str, slot: int) -> None:
         super().__init__(slot)
@@ -191,10 +193,12 @@ class _TableReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         index = self._source._index()
-        found = [] if self._table in STORIES else [_Slot(index.folder, n) for n in index.slots()]
+        partitions = (
+            [] if self._table in STORIES else [_Slot(index.folder, n) for n in index.slots()]
+        )
         if index.has_stories(self._table):
-            found.append(_Slot(index.folder, -1))
-        return found
+            partitions.append(_Slot(index.folder, -1))
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Slot)
@@ -208,7 +212,7 @@ class _TableReader(DataSourceReader):
 
 
 class _BatchFiles(InputPartition):
-    """What one micro-batch reads: the files behind `start` up to `end`."""
+    """The part of one micro-batch: the files after `start` up to `end`."""
 
     def __init__(self, start: dict[str, Any], end: dict[str, Any]) -> None:
         super().__init__(None)
@@ -216,15 +220,15 @@ class _BatchFiles(InputPartition):
 
 
 class _StreamReader(DataSourceStreamReader):
-    """A folder in which captures keep appearing (``tcpdump -G``), file by file.
+    """Reads a folder in which captures keep appearing (``tcpdump -G``), file by file.
 
-    One task reads the files of a batch in order, since connections cross them.
+    One task reads the files of a batch in order, since connections cross files.
     """
 
     def __init__(self, table: str, schema: pa.Schema, folder: FolderStream) -> None:
         self._table, self._schema, self._folder = table, schema, folder
         self._first = folder.first()
-        self._last = self._first  # the offset that was planned last
+        self._last = self._first  # the offset of the last planned batch
 
     def initialOffset(self) -> dict[str, Any]:
         return self._first
@@ -232,7 +236,7 @@ class _StreamReader(DataSourceStreamReader):
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
-        # Spark 4.1 gives no start; after a restart it plans an empty batch at the last offset
+        # Spark 4.1 passes no start; after a restart it plans an empty batch at the last offset
         return self._folder.latest(start or self._last)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -251,6 +255,6 @@ class _StreamReader(DataSourceStreamReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "kdissect" known to a session."""
+    """Register the format "kdissect" with a Spark session."""
     use_this_python(spark)
     spark.dataSource.register(KdissectDataSource)

@@ -1,26 +1,26 @@
-"""Errors that kdissect raises. Faults in captured bytes become rows; these are for callers."""
+"""Errors that kdissect raises to its callers; faults in captured bytes become rows instead."""
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """Base of every error that kdissect raises on purpose."""
+    """Base of all errors that kdissect raises on purpose."""
 
 
 class CaptureError(Error, ValueError):
-    """Nothing of an input can be used: a missing file, no capture, no table set."""
+    """An input cannot be used at all: a missing file, no capture, no table set."""
 
 
 class OutputError(Error, ValueError):
-    """The place for the results cannot be used: it exists, or cannot be written."""
+    """Results cannot be written where they should go: it exists, or is not writable."""
 
 
 class EnvironmentFailed(Error, RuntimeError):
-    """The machine failed us: disk full, no Java, a broker gone (exit code 3)."""
+    """The machine fails: disk full, no Java, a broker unreachable (exit code 3)."""
 
 
 class DefinitionError(Error, ValueError):
-    """A definition file does not follow the grammar. `place` is ``file:line``."""
+    """A definition file breaks the grammar. `place` is ``file:line``."""
 
     def __init__(self, reason: str, place: str = "") -> None:
         super().__init__(f"{place}: {reason}" if place else reason)
@@ -31,9 +31,8 @@ class DefinitionError(Error, ValueError):
 class DecodeError(Error, ValueError):
     """A message cannot be decoded.
 
-    path: field path of what was being read (``responses[0].partitions[3].records``), "" at top.
-    pos: byte position in the frame (0 is the first byte after the size prefix).
-    reason: one short clause.
+    path: the field that was being read (``responses[0].partitions[3].records``), "" at top. pos:
+    byte position in the frame; 0 is the first byte after the size prefix. reason: one short clause.
     """
 
     def __init__(self, reason: str, *, path: str = "", pos: int = 0, message: str = "") -> None:
@@ -47,7 +46,7 @@ class DecodeError(Error, ValueError):
 class EncodeError(Error, ValueError):
     """A message cannot be encoded: a value does not fit its field. `path` names the field.
 
-    what: the message, as in ``Fetch v12 request``, for the text.
+    what: the message for the text, such as ``Fetch v12 request``.
     """
 
     def __init__(self, reason: str, *, path: str = "", what: str = "") -> None:

@@ -1,24 +1,24 @@
-"""A folder in which captures keep appearing, as micro-batches of whole files, each exactly once.
+"""Reads a folder in which captures keep appearing, in micro-batches of whole files, each once.
 
-A file is *complete* when a file that begins later is there, or when it has not changed for
+A file is *complete* when a file that begins later exists, or when it has not changed for
 `complete_after_s`. A batch reads the complete files in the order of their first packets.
 
 An *offset* names the query, the number of its batch, the last file in order so far, and the files
-of the batch, so that a batch that is read again reads the same files:
+of the batch, so that a repeated batch reads the same files:
 ``{"query": "9f2c...", "number": 3, "time_ns": ..., "path": ..., "files": [[time_ns, path], ...]}``.
 
-Connections cross files: what a batch leaves open goes on in the next one (`resume.carry`), and an
-exchange is a row of the batch whose packets finish it. This state is saved by query and number. If
-it is lost, the files before are read again, without their rows.
+Connections cross files: the next batch continues the open connections of a batch (`resume.carry`),
+and an exchange is a row of the batch whose packets finish it. This state is saved by query and
+number. If it is lost, the earlier files are read again, without their rows.
 
 A file is recognised by its bytes up to the end of the first packet, not by its path:
 
-- A *late* file begins before one that was read already. Its packets do not fit the open connections
-  any more, so it is read with connections of its own.
-- A file that *grew* is read again, and the packets that were read before are passed over.
+- A *late* file begins before one that was already read. Its packets cannot continue the open
+  connections, so it is read with connections of its own.
+- A file that *grew* is read again, without the packets that were read before.
 - A file that was moved, copied or compressed after it was read is not read again.
 
-What may be lost by that is a row of `anomalies` and a warning of the logger "kdissect".
+Possible losses are rows of `anomalies` and warnings of the logger "kdissect".
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from kdissect.show.reading import NO_TIME_YET, first_packet, key_log_texts
 from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
 
 Offset = dict[str, Any]
-Key = tuple[int, str]  # the place of a file in the order: time of its first packet, path
+Key = tuple[int, str]  # orders files: time of the first packet, path
 
-STATE_FORMAT = 5  # to be raised when a class that is saved changes its fields
-SECRET_FILES_MAX = 1024  # captures whose TLS secrets are read again for a batch
+STATE_FORMAT = 5  # raise it when a saved class changes its fields
+SECRET_FILES_MAX = 1024  # captures whose TLS secrets a batch reads again
 
 _log = logging.getLogger("kdissect")
 
@@ -69,8 +69,8 @@ _log = logging.getLogger("kdissect")
 class CaptureFile(NamedTuple):
     """A file of the folder, as it was when it was opened.
 
-    time_ns: of the first packet; NO_TIME_YET if there is none. content: digest of the bytes up to
-    the end of that packet, or of the path. last_packet: number of the last packet that was read.
+    time_ns: of the first packet; NO_TIME_YET without packets. content: digest of the bytes up to
+    the end of that packet, or of the path. last_packet: number of the last packet read.
     """
 
     path: str
@@ -87,7 +87,7 @@ class CaptureFile(NamedTuple):
 
 @dataclass(slots=True)
 class _Connections:
-    """Open connections, and the captures that their source numbers stand for."""
+    """Open connections, and the captures by source number."""
 
     resumed: ConnectionCarry
     paths: list[str] = field(default_factory=list)
@@ -97,10 +97,10 @@ class _Connections:
 
 @dataclass(slots=True)
 class _State:
-    """What a batch leaves to the next one.
+    """State that a batch leaves for the next one.
 
-    files: those that were read, by path. names: of topics, by id. secret_places: by content of a
-    capture, its path and how many of its windows hold TLS secrets, which are never saved.
+    files: those read, by path. names: of topics, by id. secret_places: by content of a capture, its
+    path and how many of its windows hold TLS secrets, which are never saved.
     """
 
     connections: _Connections
@@ -113,20 +113,19 @@ class _State:
 class FolderStream:
     """The captures of a folder or glob.
 
-    spool: folder for the state between batches (default: the temporary folder).
-    complete_after_s: seconds without a change after which a file is complete; None: when a file
-    that begins later is there.
+    spool: folder for the state between batches (default: the temporary folder). complete_after_s:
+    seconds without a change after which a file is complete; None: as soon as a later file exists.
     """
 
     folder: str
     options: Options
     spool: str | None
     complete_after_s: float | None = None
-    # by path: the time of any change, also of permissions, and the file as it was then
+    # by path: the time of any change (also of permissions), and the file at that time
     _opened: dict[str, tuple[int, CaptureFile]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    # by place of the state, of one offset: a query asks for it again until there are new files
+    # by place of the state, for one offset: a query requests it repeatedly until new files arrive
     _before: dict[Path, dict[str, CaptureFile]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -137,12 +136,13 @@ class FolderStream:
     # -- which files ------------------------------------------------------------------------
 
     def first(self) -> Offset:
-        """The offset of a new query, before all files."""
+        """Return the offset of a new query, before all files."""
         query = secrets.token_hex(8)  # queries on the same folder must not share their state
         return {"query": query, "number": 0, "time_ns": -1, "path": "", "files": []}
 
     def latest(self, start: Offset) -> Offset:
-        """The offset that adds all complete files not read up to `start`; `start` if none are."""
+        """Return the offset after all complete files not read up to `start`; `start` if there
+        are none."""
         before = self._files_before(start)
         complete = self._complete()
         new = sorted(file.key for file in complete if _is_new(file, before.get(file.path)))
@@ -165,7 +165,7 @@ class FolderStream:
         captures = [file for file in files if file.time_ns != NO_TIME_YET]
         newest = max((file.key for file in captures), default=(0, ""))
         changed_ns = max((file.changed_ns for file in captures), default=0)
-        # a file without packets has its place by its time of change
+        # a file without packets is ordered by its time of change
         return [
             file
             for file in files
@@ -173,32 +173,33 @@ class FolderStream:
         ]
 
     def _files(self) -> list[CaptureFile]:
-        """The files that hold anything, but for hidden ones: copies are written to such names."""
+        """Return the files with content; hidden files are ignored, since copies are written to
+        such names."""
         paths = (path for path in listed(self.folder) if not os.path.basename(path).startswith("."))
         return [file for file in map(self.look, paths) if file is not None]
 
     def look(self, path: str) -> CaptureFile | None:
-        """A file as it is now; None if it is gone, empty, or no regular file.
+        """Return a file as it is now; None if it is gone, empty, or not a regular file.
 
-        It is opened only if it is new or has changed: a folder may hold thousands.
+        Only new and changed files are opened: a folder may hold thousands.
         """
         try:
-            there = os.stat(path)
-            if not stat.S_ISREG(there.st_mode) or not there.st_size:
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode) or not status.st_size:
                 return None
             changed_ns, file = self._opened.get(path, (0, None))
-            if file is None or (changed_ns, file.size) != (there.st_ctime_ns, there.st_size):
+            if file is None or (changed_ns, file.size) != (status.st_ctime_ns, status.st_size):
                 item = describe(path)
                 time_ns, head = first_packet(item) if item.is_capture else (NO_TIME_YET, b"")
                 content = hashlib.blake2b(head or path.encode(), digest_size=16).digest()
-                file = CaptureFile(path, there.st_size, there.st_mtime_ns, time_ns, content)
-                self._opened[path] = there.st_ctime_ns, file
+                file = CaptureFile(path, status.st_size, status.st_mtime_ns, time_ns, content)
+                self._opened[path] = status.st_ctime_ns, file
         except (FileNotFoundError, CaptureError):
             return None
         return file
 
     def _files_before(self, at: Offset) -> dict[str, CaptureFile]:
-        """The files that were read up to an offset, by path."""
+        """Return the files read up to an offset, by path."""
         place = self._place(at)
         if place not in self._before:
             state = self._load(at, only_files=True)
@@ -209,14 +210,14 @@ class FolderStream:
         return self._before[place]
 
     def files_up_to(self, at: Offset) -> list[CaptureFile]:
-        """The files up to the last one in order of an offset, in order."""
+        """Return the files up to the last one of an offset, in order."""
         files = [file for file in self._files() if file.key <= _key(at)]
         return sorted(files, key=lambda file: file.key)
 
     # -- batches ----------------------------------------------------------------------------
 
     def read(self, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
-        """The tables that the files of the batch from `start` to `end` make."""
+        """Yield the tables from the files of the batch from `start` to `end`."""
         state = self._load(start)
         batch = _Batch(self, state or self._new_state())
         if state is None:
@@ -228,13 +229,13 @@ class FolderStream:
         return _State(_new_connections(self.options))
 
     def _load(self, at: Offset, only_files: bool = False) -> _State | None:
-        """The saved state of an offset; None if it is gone or cannot be read."""
+        """Return the saved state of an offset; None if it is lost or cannot be read."""
         state = self._new_state()
         if at["number"] == 0:
             return state
         try:
             with self._place(at).open("rb") as file:
-                # trusted: it lies in a folder of this user alone
+                # unpickled only from a folder of this user alone
                 files = pickle.load(file)
                 if not only_files:
                     state = pickle.load(file)
@@ -246,7 +247,8 @@ class FolderStream:
     def _save(self, state: _State, at: Offset) -> None:
         files, state.files = state.files, {}
         state.connections.last_window = None
-        state.connections.resumed.key_logs = []  # secrets are read from their files again
+        # secrets are never saved: the next batch reads them from the captures
+        state.connections.resumed.key_logs = []
         path = self._place(at)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent)
@@ -273,7 +275,7 @@ class FolderStream:
 
 
 class _Batch:
-    """A batch that is being read: the state that it changes, and the anomalies it finds."""
+    """Reads one batch: changes the state and collects anomalies."""
 
     def __init__(self, stream: FolderStream, state: _State) -> None:
         self.stream, self.state, self.options = stream, state, stream.options
@@ -287,7 +289,7 @@ class _Batch:
         self._lister = Lister(self.options, [], selection, "records")
         self._lister.names.update(state.names)
         self._key_logs = key_log_texts(self.options.keylog)
-        self._secrets: dict[bytes, bytes] = {}  # key logs by the content of their capture
+        self._secrets: dict[bytes, bytes] = {}  # key logs by content of their capture
 
     def tables(self, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
         self._read_secrets_again([path for _, path in end["files"]])
@@ -305,7 +307,7 @@ class _Batch:
             yield from self._listed(late.resumed.finish(late.last_window, late.paths), late)
         given_up = in_order.resumed.given_up + late.resumed.given_up - given_up
         if given_up:
-            self._tell(
+            self._report(
                 Anomaly.LIMIT,
                 f"{given_up} connections were quiet for long and made room for others with "
                 "requests still open",
@@ -315,14 +317,14 @@ class _Batch:
             yield {"anomalies": anomalies_table(self.anomalies)}
 
     def resume(self, start: Offset, end: Offset) -> None:
-        """Make the state of `start` again, from the files that are still there."""
+        """Rebuild the state of `start` from the files that still exist."""
         new = {path for _, path in end["files"]}
         files = [file for file in self.stream.files_up_to(start) if file.path not in new]
         for file in files:
             for _ in self._tables_of(file.key, self.state.connections, is_late=False):
                 pass
         self.anomalies.clear()
-        self._tell(
+        self._report(
             Anomaly.STATE_LOST,
             f"the saved state of the stream is gone: {len(files)} files were read again for the "
             f"connections that were open after {start['path']}",
@@ -331,7 +333,7 @@ class _Batch:
     def _tables_of(
         self, key: Key, connections: _Connections, is_late: bool
     ) -> Iterator[dict[str, pa.Table]]:
-        """The tables of what a file's packets finish, without those that were read before."""
+        """Yield the tables from a file's packets, without the packets that were read before."""
         file = self._file_to_read(key)
         if file is None:
             return
@@ -343,7 +345,7 @@ class _Batch:
         try:
             reader = WindowReader(file.path, len(connections.paths) - 1, connections.paths)
         except CaptureError as error:
-            self._tell(Anomaly.NOT_A_CAPTURE, str(error), file)
+            self._report(Anomaly.NOT_A_CAPTURE, str(error), file)
             return
         yield from self._listed(self._finished(reader, file, after, connections), connections)
         file = file._replace(last_packet=reader.last_packet)
@@ -351,9 +353,9 @@ class _Batch:
         if before and reader.last_packet == after:
             return
         if reader.error:
-            self._tell(Anomaly.CAPTURE_CUT, f"{file.path}: {reader.error}", file)
+            self._report(Anomaly.CAPTURE_CUT, f"{file.path}: {reader.error}", file)
         if before and is_late:
-            self._tell(
+            self._report(
                 Anomaly.CAPTURE_GROWN,
                 f"{file.path}: grew after it was read; exchanges that cross packet {after + 1} are "
                 "in two parts",
@@ -361,7 +363,7 @@ class _Batch:
                 after + 1,
             )
         elif is_late:
-            self._tell(
+            self._report(
                 Anomaly.CAPTURE_LATE,
                 f"{file.path}: came after a later capture was read; exchanges that cross its "
                 "borders are in two parts",
@@ -369,21 +371,21 @@ class _Batch:
             )
 
     def _file_to_read(self, key: Key) -> CaptureFile | None:
-        """A file of the batch, as it is now; None if it is not to be read."""
+        """Return a file of the batch as it is now; None if it is not to be read."""
         time_ns, path = key
         file = self.stream.look(path)
         if file is None or file.time_ns != time_ns:
-            # a file that had no packet before and has one now is one of the next batch
+            # a file that had no packet before and has one now belongs to the next batch
             if file is None or time_ns != NO_TIME_YET:
                 how = "gone" if file is None else "replaced"
-                self._tell(Anomaly.CAPTURE_MISSING, f"{path}: was {how} before it was read")
+                self._report(Anomaly.CAPTURE_MISSING, f"{path}: was {how} before it was read")
             return None
         before = self._by_content.get(file.content)
         if before is None or file.size > before.size:
             return file
         original = self.stream.look(before.path)
         if path != before.path and original is not None and original.content == file.content:
-            self._tell(
+            self._report(
                 Anomaly.CAPTURE_REPEATED,
                 f"{path}: begins like {before.path}, which was read; not read again",
                 file,
@@ -410,18 +412,18 @@ class _Batch:
             connections.last_window = window
 
     def _listed(
-        self, found: Iterable[CompletedExchanges], connections: _Connections
+        self, completed: Iterable[CompletedExchanges], connections: _Connections
     ) -> Iterator[dict[str, pa.Table]]:
-        for finished in found:
+        for finished in completed:
             self._lister.capture_ids = connections.capture_ids
-            for some in self._lister.listed(finished):
-                yield some.tables
+            for rows in self._lister.listed(finished):
+                yield rows.tables
             yield from self._stream_anomalies(finished, connections)
 
     def _stream_anomalies(
         self, finished: CompletedExchanges, connections: _Connections
     ) -> Iterator[dict[str, pa.Table]]:
-        """Faults of TCP streams and of TLS, of the chosen hosts and times."""
+        """Yield faults of TCP streams and of TLS, for the selected hosts and times."""
         assembly, options = finished.assembly, self.options
         times = options.time_from_ns, options.time_to_ns
         of_host = self._lister.selection.of_assembled(assembly)
@@ -441,13 +443,13 @@ class _Batch:
     # -- TLS secrets inside captures --------------------------------------------------------
 
     def _add_secrets(self, file: CaptureFile, window_count: int, texts: list[bytes]) -> None:
-        """Keep the key logs in a window of a capture, by its number, for connections to come."""
+        """Keep the key logs of a capture's window (by its number) for later connections."""
         places, content = self.state.secret_places, file.content
-        text = self._secrets.pop(content, b"") + b"".join(each.rstrip() + b"\n" for each in texts)
+        text = self._secrets.pop(content, b"") + b"".join(part.rstrip() + b"\n" for part in texts)
         places.pop(content, None)
         if any(other.startswith(text) for other in self._secrets.values()):
             return
-        # a key log that still grows is put into each new capture: the last copy has all lines
+        # each new capture has a copy of a growing key log: the last copy has all lines
         for known in [key for key, other in self._secrets.items() if text.startswith(other)]:
             del self._secrets[known], places[known]
         self._secrets[content], places[content] = text, (file.path, window_count)
@@ -455,7 +457,8 @@ class _Batch:
             self._forget_secrets(next(iter(places)), "many others came since")
 
     def _read_secrets_again(self, new: list[str]) -> None:
-        """The key logs of captures that earlier batches read. new: paths that may be moved ones."""
+        """Read the key logs of captures from earlier batches; `new` are paths that may be moved
+        captures."""
         known = {file.content: file for file in self.state.files.values()}
         known |= {file.content: file for file in map(self.stream.look, new) if file is not None}
         for content, (path, window_count) in list(self.state.secret_places.items()):
@@ -469,13 +472,13 @@ class _Batch:
     def _forget_secrets(self, content: bytes, why: str) -> None:
         self._secrets.pop(content, None)
         path, _ = self.state.secret_places.pop(content)
-        self._tell(
+        self._report(
             Anomaly.NOT_DECRYPTED,
             f"{path}: its TLS secrets are known no more, since {why}; connections that need them "
             "stay encrypted from here on",
         )
 
-    def _tell(
+    def _report(
         self,
         kind: Anomaly,
         detail: str,
@@ -501,13 +504,14 @@ def _new_connections(options: Options) -> _Connections:
 
 @lru_cache(SECRET_FILES_MAX)
 def _secrets_in(path: str, window_count: int, changed_ns: int) -> bytes:
-    """The key logs in a capture's first windows. changed_ns: a file that changed is read again."""
+    """Return the key logs in a capture's first windows; a new `changed_ns` reads the file again."""
     windows = islice(WindowReader(path, 0, [path]).windows(), window_count)
     return b"".join(text.rstrip() + b"\n" for window in windows for text in window.secrets)
 
 
 def _is_new(file: CaptureFile, before: CaptureFile | None) -> bool:
-    """Whether a file, or a part of it, was not read yet. before: what was read of this path."""
+    """Return whether a file or a part of it was not read yet; `before` is the read file of this
+    path."""
     if before is None or file.content != before.content:
         return True
     return file.size > before.size and file.time_ns != NO_TIME_YET

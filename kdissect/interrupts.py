@@ -1,4 +1,4 @@
-"""SIGINT in the middle of what another library does."""
+"""SIGINT while another library runs, as Python's KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """SIGINT in the middle of a query as Python's own; DuckDB makes an error of its own of it."""
+    """Turn SIGINT during a query into KeyboardInterrupt; DuckDB raises an error of its own for
+    it."""
     try:
         yield
     except Exception as error:
-        import duckdb  # it is there, if there is a query; loading it takes a while else
+        import duckdb  # imported already if there was a query; loading it takes long otherwise
 
         is_cut = isinstance(error, RuntimeError) and "Query interrupted" in str(error)
         if is_cut or isinstance(error, duckdb.InterruptException):
@@ -21,7 +22,7 @@ def interrupts() -> Iterator[None]:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether SIGINT is behind an error: a library may fail as the interrupt leaves it."""
+    """Return whether SIGINT caused an error: a library may fail in many ways when interrupted."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

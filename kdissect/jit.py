@@ -1,13 +1,13 @@
-"""The one place that compiles: decorator options, the kernel cache, and big-endian loads.
+"""Compiles kernels: the decorators, their options, and loads of big-endian integers.
 
-``KDISSECT_NO_JIT=1`` runs every kernel as plain Python (slow; for debugging and coverage);
-``KDISSECT_BOUNDSCHECK=1`` compiles with array bounds checks (fuzzing). Kernels take 1-D arrays of
-exact dtypes, so that each compiles once; `kernel_cache` keeps its machine code on disk.
+``KDISSECT_NO_JIT=1`` runs every kernel as plain Python (slow; for debugging and coverage).
+``KDISSECT_BOUNDSCHECK=1`` compiles with checks of array bounds (for fuzzing). Kernels take 1-D
+arrays of exact dtypes, so that each compiles once; `kernel_cache` keeps the machine code on disk.
 
-The ``load_*`` functions read unaligned big-endian integers from an address; ``read_*`` from an
-array at a position; ``store_*`` write an integer to an address in the machine's byte order,
+The ``load_*`` functions read unaligned big-endian integers from an address, and ``read_*`` from an
+array at a position. ``store_*`` write an integer to an address in the machine's byte order,
 ``load_word`` reads an int64 back, and ``copy_bytes`` copies between addresses. None checks bounds:
-the caller has compared lengths first. ``fetch_ahead`` says that an address will be read soon.
+the caller must compare lengths first. ``fetch_ahead`` prefetches an address that will be read soon.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def kernel(function: Function) -> Function:
-    """Compile an entry point: cached on disk, without the GIL, signed/unsigned as written.
+    """Compile an entry point: cached on disk, without the GIL, integers signed or unsigned as
+    written.
 
-    All of its arrays are the caller's: it makes none (that does not compile) and gives none back.
-    So references to arrays are not counted. Numba does that atomically wherever a helper gets one,
-    and in a loop over packets or frames it takes longer than the work.
+    It uses its caller's arrays only: it cannot create arrays (that does not compile) or return
+    them. So references to arrays are not counted. Numba would count them atomically in every
+    helper, which takes longer than the work in a loop over packets or frames.
     """
     return _compiled(function, counts=False)
 
 
 def making_kernel(function: Function) -> Function:
-    """`kernel` for one that makes arrays, and may give them back."""
+    """Compile a `kernel` that may create arrays and return them."""
     return _compiled(function, counts=True)
 
 
@@ -58,24 +59,24 @@ def _compiled(function: Function, counts: bool) -> Function:
     def plain_call_template(args: Any, kws: Any) -> Any:
         return call_template(tuple(types.unliteral(kind) for kind in args), kws)
 
-    # else Numba compiles a kernel again for each constant that another kernel passes to it
+    # otherwise Numba compiles a kernel again for each constant that another kernel passes to it
     compiled.get_call_template = plain_call_template
-    if function.__closure__ is None:  # else its sources are more than its modules
+    if function.__closure__ is None:  # a closure depends on more than its modules' sources
         compiled._cache = KernelCache(compiled.py_func, f"boundscheck={BOUNDSCHECK} nrt={counts}")
     cached: Function = compiled
     return cached
 
 
 def inlined(function: Function) -> Function:
-    """Mark a small helper of kernels: LLVM inlines it into its callers."""
+    """Mark a small helper of kernels: LLVM may inline it into its callers."""
     return _helper(function, is_forced=False)
 
 
 def part(function: Function) -> Function:
-    """Mark a named part of one kernel: LLVM inlines it however long it is.
+    """Mark a named part of one kernel: LLVM always inlines it, whatever its length.
 
-    LLVM would call it, and hand arrays and results over through memory, which takes longer than the
-    few instructions of a part that run. A helper with several callers is `inlined` or a `kernel`.
+    A call would pass arrays and results through memory, which takes longer than the few
+    instructions of a part that run. A helper with several callers is `inlined` or a `kernel`.
     """
     return _helper(function, is_forced=True)
 
@@ -149,7 +150,7 @@ def _fetch_ahead(typingctx: Any, address: Any) -> Any:
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
         called = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        # LLVM's words for: to read, kept in all caches, of data
+        # arguments of llvm.prefetch: 0 read, 3 keep in all caches, 1 data
         builder.call(called, [pointer, number(0), number(3), number(1)])
         return context.get_dummy_value()
 

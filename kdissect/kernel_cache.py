@@ -1,12 +1,12 @@
-"""The machine code of kernels on disk, in files named by what it was compiled from.
+"""Stores the machine code of kernels on disk, in files named by their sources.
 
 A file's name holds a digest of the kernel's sources, its argument types, the versions of Numba and
-Python, and the CPU. So a copy of the package at another path, or with other times, finds the same
-files, and no file is ever out of date. Numba's own cache goes by path and looks at the kernel's own
-module only.
+Python, and the CPU. So a copy of the package at another path, or with other file times, uses the
+same files, and no file is ever outdated. Numba's own cache depends on paths and checks the kernel's
+own module only.
 
-`SHIPPED` lies in the package: wheels, images and packed environments carry it. What is compiled at
-run time goes to `folder()`.
+`SHIPPED` is part of the package: wheels, images and packed environments contain it. Code compiled
+at run time goes to `folder()`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from .errors import Error
 
 ROOT = Path(__file__).parent
 SHIPPED = ROOT / "machine_code"
-# What wheels are compiled for: x86-64-v3 of the x86-64 psABI, Intel since 2013, AMD since 2015.
+# The CPU that wheels are compiled for: x86-64-v3 of the x86-64 psABI, Intel since 2013, AMD since
+# 2015.
 COMMON_CPU = "x86-64-v3"
 _COMMON_FEATURES = (
     *("avx", "avx2", "bmi", "bmi2", "cx16", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sahf"),
@@ -50,7 +51,7 @@ _IMPORT = re.compile(
 
 @cache
 def imported_modules(path: Path) -> frozenset[Path]:
-    """The package's modules that a module imports, by their full names or by relative ones."""
+    """Return the package's modules that a module imports, by full or relative names."""
     modules: set[Path] = set()
     for dots, module, names in _IMPORT.findall(path.read_text("utf-8")):
         place = path.parents[len(dots) - 1] if dots else ROOT
@@ -62,7 +63,8 @@ def imported_modules(path: Path) -> frozenset[Path]:
 
 @cache
 def _sources_digest(path: Path) -> str:
-    """Changes with the text of any module that a kernel's module imports, directly or not."""
+    """Return a digest of a kernel's module and all modules of the package that it imports, in
+    turn too."""
     needed = {path}
     waiting = [path]
     while waiting:
@@ -78,8 +80,11 @@ def _sources_digest(path: Path) -> str:
 
 @cache
 def folder() -> Path | None:
-    """Where machine code is written: `NUMBA_CACHE_DIR`, else the user's cache folder, else a
-    private folder among the temporary files. None where none of them can be written."""
+    """Return the folder for machine code; None if none can be written.
+
+    In order: `NUMBA_CACHE_DIR` if set, otherwise the user's cache folder, otherwise a private
+    temporary folder.
+    """
     named = os.environ.get("NUMBA_CACHE_DIR")
     own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     places = [named] if named else [os.path.join(own, "kdissect", "kernels"), _temporary_folder()]
@@ -94,7 +99,7 @@ def folder() -> Path | None:
 
 
 def _temporary_folder() -> str:
-    """A folder of this user alone, since what is found there is run."""
+    """Return a folder of this user alone, since its contents are executed."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     place = os.path.join(tempfile.gettempdir(), f"kdissect-kernels-{user}")
     try:
@@ -110,7 +115,8 @@ _compiled = count(1)
 
 
 def _announce() -> None:
-    """One line on stderr when the first kernel of a process was compiled; a terminal counts on."""
+    """Write one line to stderr at the first compilation of a process; a terminal shows a running
+    count."""
     number = next(_compiled)
     if sys.stderr is None:
         return
@@ -129,7 +135,7 @@ def _runs_common_code() -> bool:
 
 
 class KernelCache(_Cache):
-    """Numba's interface of a cache, for one kernel."""
+    """Numba's cache interface, for one kernel."""
 
     def __init__(self, function: FunctionType, options: str) -> None:
         self._path = Path(function.__code__.co_filename)
@@ -164,12 +170,12 @@ class KernelCache(_Cache):
         place = folder()
         if place is not None:
             name = next(self._names(sig, data.codegen))
-            # a full disk costs the next process a compilation, and this one nothing
+            # with a full disk the next process compiles again; this one has its code
             with suppress(Error), atomic_write(place / name) as part:
                 Path(part).write_bytes(dumps(data._reduce()))
 
     def _names(self, sig: Any, codegen: Any) -> Iterator[str]:
-        """Names of files that serve these argument types on this CPU, the best first."""
+        """Yield names of files for these argument types on this CPU, the best first."""
         triple, cpu, features = codegen.magic_tuple()
         cpus = [(cpu, features)]
         if triple.startswith("x86_64") and _runs_common_code():

@@ -1,9 +1,9 @@
-"""Arrays of rows as small values, for a shuffle.
+"""Packs arrays of rows into small values for a shuffle.
 
-They are packed: the first bytes of all rows, then the second ones, and so on, each array as one lz4
-block. Most bytes of an index are those of the row before (high bytes of times and places, small
-numbers in wide fields), so a quarter is left, and a byte that is moved through sockets, shuffle
-files and two processes costs more than its packing.
+Packed bytes are transposed: the first bytes of all rows, then the second ones, and so on, and each
+array is one lz4 block. Most bytes of an index equal those of the row before (high bytes of times
+and positions, small numbers in wide fields), so a quarter remains. Moving a byte through sockets,
+shuffle files and two processes takes longer than packing it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from kdissect.jit import inlined, kernel, load_word, store_64
 
 Array = npt.NDArray[Any]
 
-TILE = 512  # rows and columns that are in the cache together
+TILE = 512  # rows and columns that fit the cache together
 
 
 def pack(arrays: Sequence[Array]) -> bytes:
-    """The arrays as one small value, for `unpack`; their dtypes are not part of it."""
+    """Return the arrays as one small value for `unpack`, which needs their dtypes."""
     blocks = [_packed(array) for array in arrays]
     lengths = [(len(array), len(block)) for array, block in zip(arrays, blocks, strict=True)]
     return b"".join([np.array(lengths, "<i8").tobytes(), *blocks])
 
 
 def unpack(data: bytes, dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
-    """The arrays that `pack` was given; fresh ones."""
+    """Return the arrays given to `pack`, as new arrays."""
     lengths = np.frombuffer(data, "<i8", 2 * len(dtypes)).reshape(-1, 2)
     view = memoryview(data)
     pos = lengths.nbytes
@@ -57,22 +57,26 @@ def _unpacked(block: memoryview, dtype: np.dtype[Any], count: int) -> Array:
 
 
 def transposed(bytes_of: npt.NDArray[np.uint8]) -> Any:
-    """`bytes_of.T`, contiguous, for uint8[rows, columns] that are contiguous: a copy, but where all
-    bytes stay in their order. numpy moves them one at a time."""
+    """Return `bytes_of.T`, contiguous, for contiguous uint8[rows, columns].
+
+    It is a copy, unless all bytes stay in order. numpy would move them one at a time.
+    """
     rows, columns = bytes_of.shape
     assert bytes_of.flags.c_contiguous
     if rows == 1 or columns == 1:
         return bytes_of.reshape(columns, rows)
-    found = np.empty((columns, rows), np.uint8)
-    source, target = bytes_of.reshape(-1), found.reshape(-1)
+    result = np.empty((columns, rows), np.uint8)
+    source, target = bytes_of.reshape(-1), result.reshape(-1)
     _transpose(source, rows, columns, target, source.ctypes.data, target.ctypes.data)
-    return found
+    return result
 
 
 @inlined
 def _exchanged(one: int, two: int, bits: int, mask: int) -> Any:
-    """(one, two), but that the upper fields of `one` and the lower ones of `two`, of so many bits
-    each, have changed places; mask: the lower ones."""
+    """Swap the upper fields of `one` with the lower ones of `two`.
+
+    bits: size of a field. mask: the bits of the lower fields.
+    """
     differing = ((one >> bits) ^ two) & mask
     return one ^ (differing << bits), two ^ differing
 
@@ -81,9 +85,12 @@ def _exchanged(one: int, two: int, bits: int, mask: int) -> Any:
 def _transpose(
     source: Any, rows: int, columns: int, target: Any, source_address: int, target_address: int
 ) -> None:
-    """Eight times eight bytes at a time, in registers: first single bytes of words in neighbouring
-    rows change places, then pairs, then fours (Warren, Hacker's Delight, 7-3). A word's lowest byte
-    comes first, as on all machines that Kafka and Spark are built for."""
+    """Transpose 8 x 8 bytes at a time, in registers (Warren, Hacker's Delight, 7-3).
+
+    First single bytes of words in neighbouring rows are swapped, then pairs, then fours. The lowest
+    byte of a word is the first in memory: all machines that Kafka and Spark support are
+    little-endian.
+    """
     for top in range(0, rows, TILE):
         bottom = min(top + TILE, rows)
         low = top + ((bottom - top) & ~7)

@@ -1,4 +1,4 @@
-"""Progress of a Spark run on a terminal: bytes done and time left, from counts of tasks."""
+"""Shows the progress of a Spark run on a terminal: bytes done and time left, from task counts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rich.progress import (
 )
 
 STAGES = ("scan", "assemble", "decode")
-# Share of the time that a stage takes, by experience: decoding writes the tables.
+# Measured share of the time per stage; decoding also writes the tables.
 WEIGHTS = (0.15, 0.15, 0.7)
-ALL_STEPS = "dissect"  # a small capture takes all of them in one task
+ALL_STEPS = "dissect"  # the tasks of a small capture run all stages
 _INTERVAL_S = 0.3
 
 
 class Progress:
-    """A context in which a thread asks Spark how many tasks of each stage are done.
+    """A context in which a thread polls Spark for the finished tasks of each stage.
 
-    Nothing is shown unless `shown`, nor where the session has no status tracker (Spark Connect).
+    Shows nothing unless `shown`, nor if the session has no status tracker (Spark Connect).
     """
 
     def __init__(self, spark: Any, byte_count: int, *, shown: bool) -> None:
@@ -73,7 +73,8 @@ class Progress:
                 bar.update(task, completed=self._byte_count)
 
     def _state(self) -> tuple[str, float]:
-        """(name of the stage at work, share of the run that is done); the last one between jobs."""
+        """Return the current stage's name and the done share of the run; between jobs, the last
+        values."""
         jobs = self._tracker.getActiveJobsIds()
         if jobs:
             self._shown = self._of_jobs(jobs)

@@ -1,8 +1,8 @@
-"""A quick start: SciPy and pandas are not imported where no code needs them.
+"""Starts quickly: keeps SciPy and pandas from being imported if no code needs them.
 
-Numba, where it finds SciPy, imports its linear algebra before it loads the first kernel; pyarrow,
-where it finds pandas, imports it to convert the first Python list. Both only look once, and either
-costs as much as everything else of a small run.
+If Numba finds SciPy, it imports its linear algebra before it loads the first kernel. If pyarrow
+finds pandas, it imports it to convert the first Python list. Both check only once, and either
+import takes as long as all else of a small run.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 
 
 def light() -> None:
-    """For the rest of the process: no SciPy for Numba's kernels, no pandas for pyarrow.
+    """Keep Numba from loading SciPy and pyarrow from loading pandas, for the rest of the process.
 
-    Not for a process in which Arrow tables become pandas frames.
+    Not for a process that converts Arrow tables to pandas.
     """
     with _hidden("scipy"):
-        import numba.np.arraymath  # noqa: F401  (here it looks for SciPy)
+        import numba.np.arraymath  # noqa: F401  (checks for SciPy when imported)
     with _hidden("pandas"):
         import pyarrow
 
-        pyarrow.array([0])  # and here pyarrow for pandas
+        pyarrow.array([0])  # checks for pandas
 
 
 class _Absent:
-    """A finder that says of one package that it is not installed."""
+    """An import finder that reports one package as not installed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -39,7 +39,7 @@ class _Absent:
 
 @contextmanager
 def _hidden(name: str) -> Iterator[None]:
-    """A package that is not imported yet cannot be, meanwhile."""
+    """Make a package that is not imported yet impossible to import in this context."""
     finder: Any = _Absent(name)
     sys.meta_path.insert(0, finder)
     try:

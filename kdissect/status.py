@@ -1,4 +1,4 @@
-"""The one vocabulary of outcomes that kernels and their plain-Python twins share."""
+"""The codes of success and failure that kernels and their plain-Python twins share."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from enum import IntEnum
 
 
 class Status(IntEnum):
-    """What reading some bytes came to. OK is 0, so a status array of zeros means success."""
+    """The result of reading some bytes. OK is 0, so a status array of zeros means success."""
 
     OK = 0
     NEED_DATA = 1
     TRUNCATED = 2  # the bytes end inside a value
     VARINT_OVERFLOW = 3  # more than 5 (32-bit) or 10 (64-bit) bytes, or bits beyond the type
     NEGATIVE_LENGTH = 4  # a length below -1, or null where null is not allowed
-    COUNT_IMPOSSIBLE = 5  # an element count that the bytes left cannot hold
-    DUPLICATE_TAG = 6  # tags must be strictly ascending
+    COUNT_IMPOSSIBLE = 5  # more elements than the remaining bytes can hold
+    DUPLICATE_TAG = 6  # tags must ascend strictly (KIP-482)
     TAG_SIZE_MISMATCH = 7  # a tagged field does not fill its announced size
     UNKNOWN_API = 8
     UNKNOWN_VERSION = 9
-    LIMIT = 10  # an option's limit was reached
-    ROOM_NEEDED = 11  # internal: a builder is full; grow and resume
+    LIMIT = 10  # a limit of the options was reached
+    ROOM_NEEDED = 11  # internal: a builder is full and must grow before it resumes
     CORRUPT = 12  # a codec refused the bytes
     UNKNOWN_CODEC = 13
     UNKNOWN_MAGIC = 14
-    PARTIAL = 15  # a record batch cut at the end of a fetch (normal)
+    PARTIAL = 15  # a record batch cut off at the end of a fetch response (normal)
     BAD_CRC = 16
     COUNT_MISMATCH = 17
     INVALID_PRESENCE = 18

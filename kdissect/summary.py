@@ -1,4 +1,4 @@
-"""What a table set holds, in a page: the summary that `dissect` prints, as data and as text."""
+"""Summarises a table set, as data and as the page that `dissect` prints."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LISTED_MAX = 12
 
 
 def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
-    """The summary as one JSON document; out: the folder that the tables were just written to.
+    """Return the summary as one JSON document; `out` is the folder of a table set just written.
 
-    Raises CaptureError for a set of an older kdissect.
+    Raises CaptureError for tables of an older kdissect.
     """
     require_columns(tables)
     totals = dict(tables.manifest["totals"])
@@ -53,9 +53,9 @@ def _grouped(
     columns: dict[str, Any],
     also: tuple[str, ...] = (),
 ) -> pa.Table:
-    """Rows by key, aggregated while they are read: memory does not grow with the table.
+    """Return rows by key, aggregated while they are read: memory does not grow with the table.
 
-    columns: expressions by name; also: columns of the table, of other names, that these are of.
+    columns: expressions by name. also: other columns of the table that the expressions need.
     """
     options = [
         ([], "hash_count_all", None, "count_all")
@@ -161,25 +161,26 @@ def _topics(tables: Tables) -> list[dict[str, Any]]:
 
 
 def _unread(tables: Tables) -> dict[str, list[dict[str, str]]]:
-    """damaged: captures not read to their end; skipped: files that are none."""
+    """Return captures not read to their end (`damaged`) and files that are no captures
+    (`skipped`)."""
     rows = tables.captures.to_arrow(["path", "format", "error"]).to_pylist()
     failed = [row for row in rows if row["error"] is not None]
-    found: dict[str, list[dict[str, str]]] = {"damaged": [], "skipped": []}
+    by_kind: dict[str, list[dict[str, str]]] = {"damaged": [], "skipped": []}
     for row in failed:
         kind = "skipped" if row["format"] == "unknown" else "damaged"
-        found[kind].append({"path": row["path"], "error": row["error"]})
-    return found
+        by_kind[kind].append({"path": row["path"], "error": row["error"]})
+    return by_kind
 
 
 def _unread_connections(tables: Tables) -> dict[str, int]:
-    """Connections that are not Kafka as far as they were read, by protocol."""
+    """Return the numbers of connections not read as Kafka, by protocol."""
     rows = tables.connections.to_arrow(["protocol", "is_kafka"])
     counts = rows.filter(pc.invert(rows["is_kafka"]))["protocol"].value_counts().to_pylist()
     return {row["values"]: row["counts"] for row in counts}
 
 
 def print_summary(document: dict[str, Any], console: Console) -> None:
-    """The summary as text for people; long lists are cut and say so."""
+    """Print the summary as text; long lists are cut, with a count of the rest."""
     totals = document["totals"]
     console.print(
         f"[bold]{totals['packets']:,}[/] packets in {_many(totals['captures'], 'capture')} "
@@ -245,7 +246,7 @@ def _print_list(console: Console, title: str, rows: list[Any], cells: Any, names
 
 
 def _plain(cell: str) -> str:
-    """Text of the capture for a terminal, without markup."""
+    """Return a capture's text for a terminal, without control characters and markup."""
     return escape(visible(cell))
 
 

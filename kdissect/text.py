@@ -1,7 +1,7 @@
 """Text for people: safe text from captures, and numbers with units, the same in every output.
 
-A capture's sender chooses every character of client ids, topics and record values. `visible` is the
-only sanitizer: each output passes such text through it, then escapes for its own format.
+The sender in a capture chooses every character of client ids, topics and record values. `visible`
+is the only sanitizer: each output passes such text through it, then escapes for its own format.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def visible(value: str | None, limit: int | None = None) -> str:
-    """The text with each unprintable character as an escape, cut to `limit` characters.
+    r"""Return the text with each unprintable character escaped, cut to `limit` characters.
 
     Control characters, line ends, marks of writing direction and lone surrogates become ``\\n``,
-    ``\\x1b`` or ``\\u202e``. A cut text says how long it was. None becomes an empty text.
+    ``\\x1b`` or ``\\u202e``. A cut text ends with its full length. None becomes an empty text.
     """
     if value is None:
         return ""
@@ -36,7 +36,7 @@ def _escaped(character: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """Columns that a terminal gives the text: wide characters have two, combining ones none."""
+    """Return the columns of a text on a terminal: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(map(_columns, text))
@@ -49,7 +49,7 @@ def _columns(character: str) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text in at most so many columns; the end of what was cut is "…"."""
+    """Cut the text to at most so many columns; a cut text ends with "…"."""
     if display_width(text) <= width:
         return text
     room = width - 1
@@ -61,12 +61,12 @@ def shortened(text: str, width: int) -> str:
 
 
 def count(value: float | None) -> str:
-    """12,345"""
+    """Format a count: 12,345"""
     return NONE if value is None else f"{value:,.0f}"
 
 
 def decimal(value: float | None) -> str:
-    """Three digits that count: 1,234 / 12.3 / 1.23 / 0.012"""
+    """Format with three significant digits: 1,234 / 12.3 / 1.23 / 0.012"""
     if value is None:
         return NONE
     size = abs(value)
@@ -80,7 +80,7 @@ def decimal(value: float | None) -> str:
 
 
 def byte_size(value: float | None) -> str:
-    """1.2 MB; decimal units"""
+    """Format bytes in decimal units: 1.2 MB"""
     if value is None:
         return NONE
     for unit in ("B", "kB", "MB", "GB"):
@@ -91,7 +91,7 @@ def byte_size(value: float | None) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """0.42 ms, 12.3 ms, 1.23 s, 4 min 10 s, 2 h 5 min"""
+    """Format milliseconds: 0.42 ms, 12.3 ms, 1.23 s, 4 min 10 s, 2 h 5 min"""
     if ms is None:
         return NONE
     if abs(ms) < 1000:
@@ -107,7 +107,7 @@ def duration(ms: float | None) -> str:
 
 
 def width(ms: float) -> str:
-    """A round duration: 50 ms, 2 s, 15 min"""
+    """Format a round duration: 50 ms, 2 s, 15 min"""
     for unit, size in (("h", 3_600_000), ("min", 60_000), ("s", 1000)):
         if ms >= size and ms % size == 0:
             return f"{ms / size:g} {unit}"
@@ -115,7 +115,7 @@ def width(ms: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """12 %, 0.3 %, below 0.01 %"""
+    """Format a share: 12 %, 0.3 %, below 0.01 %"""
     if value is None:
         return NONE
     percent = value * 100
@@ -129,27 +129,27 @@ def share(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """3.42x"""
+    """Format a ratio: 3.42×"""
     return NONE if value is None else f"{value:.2f}×"
 
 
 def rate(value: float | None) -> str:
-    """A count per second."""
+    """Format a count per second: 1.2/s"""
     return NONE if value is None else f"{decimal(value)}/s"
 
 
 def moment(value: str | None) -> str:
-    """A time of RFC 3339 without its date: 14:03:07.123456 (UTC)"""
+    """Return the time of an RFC 3339 text, without its date: 14:03:07.123456 (UTC)"""
     return NONE if value is None else value.partition("T")[2].rstrip("Z")
 
 
 def dated(value: str | None) -> str:
-    """The same with its date, where a capture spans more than one: 11-21 14:03:07.123456"""
+    """Return the date and time of an RFC 3339 text, without the year: 11-21 14:03:07.123456"""
     return NONE if value is None else value[5:].replace("T", " ").rstrip("Z")
 
 
 def day(value: str | None) -> str:
-    """2026-11-21 14:03:07 UTC"""
+    """Return the date and second of an RFC 3339 text: 2026-11-21 14:03:07 UTC"""
     if value is None:
         return NONE
     parsed = dt.datetime.fromisoformat(value)
@@ -157,12 +157,13 @@ def day(value: str | None) -> str:
 
 
 def plural(number: int, one: str, many: str | None = None) -> str:
-    """1 rebalance, 2 rebalances"""
+    """Return a count with its noun: 1 rebalance, 2 rebalances"""
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
 def unread(protocols: dict[str, int]) -> str | None:
-    """What was not read, in a line, of connections by protocol; None if that is nothing."""
+    """Return a line about connections not read, given their numbers by protocol; None if all
+    were read."""
     tls = protocols.get("tls", 0)
     others = {
         name: number
@@ -183,5 +184,5 @@ def unread(protocols: dict[str, int]) -> str | None:
 
 
 def client(row: dict[str, object]) -> str:
-    """A client's name with its address."""
+    """Return a client's name with its address."""
     return f"{row.get('client_id') or '(none)'} @ {row.get('client_ip')}"

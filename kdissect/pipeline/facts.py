@@ -190,7 +190,7 @@ def topic_tellers() -> frozenset[tuple[int, int]]:
 
 
 @cache
-def _telling_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _fact_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(keys of APIs whose requests are read here, keys of APIs whose responses are)."""
     request = {key for key, side in topic_tellers() if side == REQUEST}
     response = {key for key, side in topic_tellers() if side == RESPONSE}
@@ -237,7 +237,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
     facts, connection_facts = learnt.facts, learnt.connections
     _client_ids(assembly, sources, connection_facts)
     exchanges = assembly.exchanges
-    for side, keys in enumerate(_telling_apis()):
+    for side, keys in enumerate(_fact_apis()):
         column = exchanges[_SIDE_NAMES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
         for chunk in _chunks(rows, column["size"], chunk_bytes):

@@ -101,17 +101,17 @@ def _read(frames: FrameBuffer, api_key: int, add_topic: AddTopic) -> None:
     length = np.where(np.isin(sets.topic, codes), sets.length - lead, 0)
     time_ns = frames.exchanges["response"]["time_ns"][sets.row]
     for part in iter_record_chunks(frames.buf, start, length, DecompressionLimits()):
-        _tell(part, time_ns, api_key, add_topic)
+        _add_topics(part, time_ns, api_key, add_topic)
 
 
-def _tell(part: RecordChunk, time_ns: Rows, api_key: int, add_topic: AddTopic) -> None:
+def _add_topics(part: RecordChunk, time_ns: Rows, api_key: int, add_topic: AddTopic) -> None:
     """Pass the topics of TopicRecords to `add_topic`; time_ns: of each record set."""
     records = pa.table(part.records)
     records = records.filter(records["control_type"].is_null())
     set_index = records["set_index"].to_numpy()
     columns, _ = decode_internal(METADATA, records["key"], records["value"])
-    for found in columns:
-        if found.name == "TopicRecord":
-            times = time_ns[set_index[found.rows]].tolist()
-            for value, time in zip(found.value.to_pylist(), times, strict=True):
+    for column in columns:
+        if column.name == "TopicRecord":
+            times = time_ns[set_index[column.rows]].tolist()
+            for value, time in zip(column.value.to_pylist(), times, strict=True):
                 add_topic(value["name"], value["topic_id"], time, catalog.api(api_key).name)

@@ -52,12 +52,12 @@ GroupFacts = tuple[str | None, int | None, dict[str, Any]]  # member id, generat
 def group_events(messages: Messages) -> Iterator[pa.Table]:
     """GROUP_STEPS of a chunk."""
     for api_key in GROUP_APIS:
-        rows = _telling(messages, api_key)
+        rows = _notable(messages, api_key)
         if len(rows):
             yield _read(messages, api_key, rows)
 
 
-def _telling(messages: Messages, api_key: int) -> Rows:
+def _notable(messages: Messages, api_key: int) -> Rows:
     """Rows of the messages that change something or are refused."""
     rows = messages.rows(api_key)
     if not len(rows) or api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP):
