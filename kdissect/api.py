@@ -201,12 +201,12 @@ class Tables:
             return self._tables[name]
         except KeyError:
             near = self._near(name)
-            there = (
+            hint = (
                 f"did you mean {' or '.join(near)}?"
                 if near
                 else (f"there are {', '.join(self.names)}")
             )
-            raise KeyError(f"no table {name!r}; {there}") from None
+            raise KeyError(f"no table {name!r}; {hint}") from None
 
     def _near(self, name: str) -> list[str]:
         """Names of tables that look like `name`: "fetch" and "apis/Fecth" both give
@@ -417,8 +417,8 @@ def open_tables(path: PathLike) -> Tables:
 def require_columns(tables: Tables) -> None:
     """Raise CaptureError if the set lacks columns of `exchanges` because an older kdissect wrote
     it."""
-    there = tables.exchanges.schema.names
-    missing = [name for name in FIXED_TABLES["exchanges"].names if name not in there]
+    names = tables.exchanges.schema.names
+    missing = [name for name in FIXED_TABLES["exchanges"].names if name not in names]
     if missing:
         raise CaptureError(
             "an older kdissect wrote this table set; its exchanges lack "

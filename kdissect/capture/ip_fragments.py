@@ -281,10 +281,10 @@ def _in_order(
     rows = np.concatenate(list(tables))
     order = np.lexsort((rows[:, PACKET], source, np.concatenate(times)))
     for start in range(0, len(order), 4096):  # converted to Python's numbers, some at a time
-        some = order[start : start + 4096]
-        words = rows[some, ADDRESS:].astype(">i8")
+        portion = order[start : start + 4096]
+        words = rows[portion, ADDRESS:].astype(">i8")
         for row, of, address in zip(
-            rows[some, :ADDRESS].tolist(), source[some].tolist(), words, strict=True
+            rows[portion, :ADDRESS].tolist(), source[portion].tolist(), words, strict=True
         ):
             size = 32 if row[_IS_IPV6] else 8
             # in IPv6 only the first fragment has the protocol
@@ -301,18 +301,18 @@ class _Rows:
 
     def __init__(self, kind: Any, width: int | None = None) -> None:
         self.kind, self.width = kind, width
-        self.some: list[tuple[Any, ...]] = []
+        self.pending: list[tuple[Any, ...]] = []
         self.done: list[npt.NDArray[Any]] = []
 
     def append(self, row: tuple[Any, ...]) -> None:
-        self.some.append(row)
-        if len(self.some) == _ROWS_AT_A_TIME:
+        self.pending.append(row)
+        if len(self.pending) == _ROWS_AT_A_TIME:
             self._settle()
 
     def _settle(self) -> None:
-        made = np.array(self.some, self.kind)
+        made = np.array(self.pending, self.kind)
         self.done.append(made if self.width is None else made.reshape(-1, self.width))
-        self.some = []
+        self.pending = []
 
     def array(self) -> npt.NDArray[Any]:
         self._settle()

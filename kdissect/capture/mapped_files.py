@@ -459,8 +459,8 @@ class Sources:
 
     def _fetch(self, source: Any, pos: Any, length: Any) -> None:
         for number in np.unique(source).tolist():
-            some = source == number
-            self._ranged[number].fetch(pos[some], pos[some] + length[some])
+            of_file = source == number
+            self._ranged[number].fetch(pos[of_file], pos[of_file] + length[of_file])
 
     def _starts(self) -> npt.NDArray[np.int64]:
         """int64[n]: position of each file in the concatenated bytes of the run."""
@@ -484,13 +484,13 @@ class Sources:
 
     def _fill(self, extents: npt.NDArray[np.void], out: npt.NDArray[np.uint8]) -> None:
         pos, length, source = _columns(extents)
-        found = self._found(source, pos, length)
+        location = self._found(source, pos, length)
         far = np.zeros(len(extents), bool)
-        far[self._to_fetch(source, length, found)] = True
+        far[self._to_fetch(source, length, location)] = True
         at = 0
         rows = np.arange(len(extents))
-        for some in _portions(pos, length, far):
-            here = rows[some]
+        for portion in _portions(pos, length, far):
+            here = rows[portion]
             wanted = here[far[here]]
             self._fetch(source[wanted], pos[wanted], length[wanted])
-            at = _copy_extents(found, length, here, out, at)
+            at = _copy_extents(location, length, here, out, at)

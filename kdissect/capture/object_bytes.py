@@ -90,8 +90,8 @@ class Ranged:
     def fetch(self, start: npt.ArrayLike, end: npt.ArrayLike) -> None:
         """Make data[start:end] readable, for each range (int64[n]) inside the object."""
         begin, stop = np.atleast_1d(start), np.atleast_1d(end)
-        some = stop > begin
-        first, last = begin[some] // BLOCK_BYTES, (stop[some] - 1) // BLOCK_BYTES
+        is_range = stop > begin
+        first, last = begin[is_range] // BLOCK_BYTES, (stop[is_range] - 1) // BLOCK_BYTES
         count = last - first + 1
         blocks = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
         with self._lock:

@@ -259,7 +259,7 @@ class FarWalk:
     def _number_of(self, state: ReadState) -> int:
         return state.pos // self.split_bytes
 
-    # -- what a walk tells --------------------------------------------------------------------
+    # -- results of a walk --------------------------------------------------------------------
 
     def _sum(self, index: int) -> int:
         return sum(walked.counts[index] for walked in self.settled)
@@ -315,7 +315,7 @@ class FarWalk:
     def info(self, source: int, file: InputFile) -> CaptureInfo:
         packets = self._sum(walking._PACKETS)
         own_error = self._error()
-        some = [walked for walked in self.settled if walked.counts[walking._PACKETS]]
+        with_packets = [walked for walked in self.settled if walked.counts[walking._PACKETS]]
         types = [name for walked in self.settled for name in walked.link_types]
         return CaptureInfo(
             source=source,
@@ -323,8 +323,12 @@ class FarWalk:
             format=file.format,
             compression=file.compression,
             link_types=tuple(dict.fromkeys(types)),
-            first_time_ns=min((walked.counts[walking._FIRST] for walked in some), default=None),
-            last_time_ns=max((walked.counts[walking._LAST] for walked in some), default=None),
+            first_time_ns=min(
+                (walked.counts[walking._FIRST] for walked in with_packets), default=None
+            ),
+            last_time_ns=max(
+                (walked.counts[walking._LAST] for walked in with_packets), default=None
+            ),
             packet_count=packets,
             byte_count=self._sum(walking._BYTES),
             truncated_packet_count=self._sum(walking._CUT),

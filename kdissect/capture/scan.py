@@ -170,10 +170,10 @@ def _slot(words: Any, endpoints: Any, table: Any, multipliers: Any) -> Any:
         other = table[slot]
         if other == _EMPTY:
             return slot
-        there = other * _ENDPOINTS_SIZE
+        entry = other * _ENDPOINTS_SIZE
         is_equal = True
         for i in range(5):
-            if words[i] != read_i64(endpoints, there + 8 * i):
+            if words[i] != read_i64(endpoints, entry + 8 * i):
                 is_equal = False
                 break
         if is_equal:

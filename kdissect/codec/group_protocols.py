@@ -98,26 +98,26 @@ def assignments(
 def principals(values: pa.Array) -> Embedded:
     """Principals of Envelope requests: an int16 version and DefaultPrincipalData (KIP-590)."""
     given = _Given.of(values)
-    told = np.ones(len(values), np.bool_)
-    read = _read(catalog.definition("DefaultPrincipalData"), given, given.there, told)
+    is_layout = np.ones(len(values), np.bool_)
+    read = _read(catalog.definition("DefaultPrincipalData"), given, given.has_bytes, is_layout)
     return Embedded(_with_version(read), read.faults)
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
     """Values to decode. places: bytes after the version. number: the version, -1 if cut off.
-    there: bool, values with any bytes."""
+    has_bytes: bool, values with any bytes."""
 
     places: Places
     number: Ints
-    there: Flags
+    has_bytes: Flags
 
     @staticmethod
     def of(values: pa.Array) -> _Given:
         places = Places.of(values)
-        number, there = places.int16()
-        number = np.where(there, number, -1)
-        return _Given(places.without(np.where(there, 2, 0)), number, places.length > 0)
+        number, has_number = places.int16()
+        number = np.where(has_number, number, -1)
+        return _Given(places.without(np.where(has_number, 2, 0)), number, places.length > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,13 @@ def _decode(
     is_consumer = _equal(protocol_type, CONSUMER, len(values))
     is_connect = _equal(protocol_type, CONNECT, len(values))
     consumer = _read(
-        layouts.consumer, given, given.there & (is_consumer | unknown), is_consumer, clamped=True
+        layouts.consumer,
+        given,
+        given.has_bytes & (is_consumer | unknown),
+        is_consumer,
+        clamped=True,
     )
-    wanted = given.there & (is_connect | (unknown & ~consumer.good))
+    wanted = given.has_bytes & (is_connect | (unknown & ~consumer.good))
     connect = _read(layouts.connect, given, wanted, is_connect)
     good = consumer.good | connect.good
     protocol = pc.if_else(
@@ -166,8 +170,8 @@ def _decode(
         if name == "allocation":
             allocation = _Given.of(column)
             definition = catalog.definition("ConnectProtocolAssignment")
-            told = np.ones(len(column), np.bool_)
-            read = _read(definition, allocation, allocation.there, told)
+            is_layout = np.ones(len(column), np.bool_)
+            read = _read(definition, allocation, allocation.has_bytes, is_layout)
             inner.append((name + DECODED, _with_version(read)))
             faults += read.faults
     columns.append((CONNECT, struct_of(inner, ~connect.good)))
@@ -177,20 +181,22 @@ def _decode(
 def _streams(definition: Definition, values: pa.Array, assignor: pa.Array | None) -> _Read:
     """User data of Kafka Streams; that of other assignors stays bytes."""
     places = Places.of(values)
-    number, there = places.int32()
-    given = _Given(places, number, there)
-    told = _equal(assignor, STREAMS_ASSIGNOR, len(values))
-    return _read(definition, given, there & (told | _unknown(assignor, len(values))), told)
+    number, has_number = places.int32()
+    given = _Given(places, number, has_number)
+    is_layout = _equal(assignor, STREAMS_ASSIGNOR, len(values))
+    return _read(
+        definition, given, has_number & (is_layout | _unknown(assignor, len(values))), is_layout
+    )
 
 
 def _read(
-    definition: Definition, given: _Given, wanted: Flags, told: Flags, clamped: bool = False
+    definition: Definition, given: _Given, wanted: Flags, is_layout: Flags, clamped: bool = False
 ) -> _Read:
     """Read the wanted values with one layout.
 
-    told: values that are known to have the layout; extra bytes after their end are ignored, and
-    faults are reported. Other values must be consumed completely. clamped: read versions above the
-    newest known one as that one.
+    is_layout: values that are known to have the layout; extra bytes after their end are ignored,
+    and faults are reported. Other values must be consumed completely. clamped: read versions above
+    the newest known one as that one.
     """
     rows = np.flatnonzero(wanted)
     plan = definition_plan(definition)
@@ -210,14 +216,16 @@ def _read(
         np.where(fits, np.minimum(versions, last), -1).astype(np.int16),
     )
     decoded = columns.status == Status.OK
-    good[rows] = decoded & (told[rows] | (columns.surplus == 0))
+    good[rows] = decoded & (is_layout[rows] | (columns.surplus == 0))
     place = np.zeros(len(wanted), np.int64)
     place[rows] = np.arange(len(rows))
     body = columns.body.take(pa.array(place, mask=~good))
     wrong = (fits | (versions < definition.versions.first)) & ~decoded
     faults = [
         FormatFault(int(rows[at]), *_fault(definition, columns, at))
-        for at in np.flatnonzero(told[rows] & (wrong | (decoded & columns.invalid_utf8))).tolist()
+        for at in np.flatnonzero(
+            is_layout[rows] & (wrong | (decoded & columns.invalid_utf8))
+        ).tolist()
     ]
     return _Read(good, body, given.number, faults)
 

@@ -90,22 +90,22 @@ class Places:
 
     def int16(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
         """(int16 after `skip` bytes of each value, bool: it is there); 0 if it is not."""
-        value, there = self._number(skip, 2)
-        return value.astype(np.int16).astype(np.int64), there
+        value, is_present = self._number(skip, 2)
+        return value.astype(np.int16).astype(np.int64), is_present
 
     def int32(self, skip: int = 0) -> tuple[Ints, NDArray[np.bool_]]:
         """(int32 after `skip` bytes of each value, bool: it is there); 0 if it is not."""
-        value, there = self._number(skip, 4)
-        return value.astype(np.int32).astype(np.int64), there
+        value, is_present = self._number(skip, 4)
+        return value.astype(np.int32).astype(np.int64), is_present
 
     def _number(self, skip: int, size: int) -> tuple[Ints, NDArray[np.bool_]]:
-        there = self.length >= skip + size
-        at = np.where(there, self.start + skip, 0)
+        is_present = self.length >= skip + size
+        at = np.where(is_present, self.start + skip, 0)
         value = np.zeros(len(at), np.int64)
-        if there.any():
+        if is_present.any():
             for k in range(size):
                 value = (value << 8) | self.buf[at + k]
-        return np.where(there, value, 0), there
+        return np.where(is_present, value, 0), is_present
 
     def without(self, size: Ints | int) -> Places:
         """The same values without their first `size` bytes, which must exist."""
@@ -212,11 +212,11 @@ def decode_embedded(definition: Definition, values: Any, framing: Framing) -> Bo
     versions."""
     places = values if isinstance(values, Places) else Places.of(values)
     rows = np.flatnonzero(places.length >= 0)
-    some = places.take(rows)
-    number, there = some.int32() if framing is Framing.FIELD_INT32 else some.int16()
+    chosen = places.take(rows)
+    number, is_present = chosen.int32() if framing is Framing.FIELD_INT32 else chosen.int16()
     if framing is Framing.PREFIX:
-        some = some.without(np.where(there, 2, 0))
-    return _bodies(definition, rows, some, number, there)
+        chosen = chosen.without(np.where(is_present, 2, 0))
+    return _bodies(definition, rows, chosen, number, is_present)
 
 
 def _bodies(
@@ -262,12 +262,14 @@ def _coordinator(
     log: str, keys: Places, values: Places
 ) -> tuple[list[InternalColumns], list[InternalFaults]]:
     known = catalog.coordinator_records(log)
-    found: list[InternalColumns] = []
+    tables: list[InternalColumns] = []
     faults: list[InternalFaults] = []
-    types, there = keys.int16()
-    _add_fault(faults, f"{log} record key", Status.TRUNCATED, np.flatnonzero(~there), in_key=True)
-    for number in np.unique(types[there]).tolist():
-        rows = np.flatnonzero(there & (types == number))
+    types, has_type = keys.int16()
+    _add_fault(
+        faults, f"{log} record key", Status.TRUNCATED, np.flatnonzero(~has_type), in_key=True
+    )
+    for number in np.unique(types[has_type]).tolist():
+        rows = np.flatnonzero(has_type & (types == number))
         if number not in known:
             what = f"{log} record type"
             _add_fault(faults, what, Status.UNKNOWN_API, rows, types[rows], in_key=True)
@@ -280,8 +282,8 @@ def _coordinator(
         _body_faults(faults, key, in_key=True)
         _body_faults(faults, value)
         name = key_definition.name.removesuffix("Key")
-        found.append(_columns(name, rows, key, types[rows], value))
-    return found, faults
+        tables.append(_columns(name, rows, key, types[rows], value))
+    return tables, faults
 
 
 def _of_rows(definition: Definition, values: Places, rows: Ints, framing: Framing) -> Bodies:
@@ -291,15 +293,15 @@ def _of_rows(definition: Definition, values: Places, rows: Ints, framing: Framin
 
 def _control(keys: Places, values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:
     known = catalog.control_records()
-    found: list[InternalColumns] = []
+    tables: list[InternalColumns] = []
     faults: list[InternalFaults] = []
     key_version, _ = keys.int16()
-    types, there = keys.int16(2)
-    there &= key_version >= 0
+    types, has_type = keys.int16(2)
+    has_type &= key_version >= 0
     # a type without definition is UNKNOWN in `records`; Kafka's readers skip it too
     for definition in dict.fromkeys(known.values()):
         numbers = [number for number, one in known.items() if one is definition]
-        rows = np.flatnonzero(there & np.isin(types, numbers))
+        rows = np.flatnonzero(has_type & np.isin(types, numbers))
         if not len(rows):
             continue
         zeros = np.zeros(len(rows), np.int64)
@@ -314,8 +316,8 @@ def _control(keys: Places, values: Places) -> tuple[list[InternalColumns], list[
         framing = Framing.PREFIX if is_marker else Framing.FIELD_INT16
         value = _of_rows(definition, values, rows, framing)
         _body_faults(faults, value)
-        found.append(_columns(definition.name, rows, key, key_version[rows], value))
-    return found, faults
+        tables.append(_columns(definition.name, rows, key, key_version[rows], value))
+    return tables, faults
 
 
 def _metadata(values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:
@@ -330,9 +332,9 @@ def _metadata(values: Places) -> tuple[list[InternalColumns], list[InternalFault
     framed = frame == METADATA_FRAME_VERSION
     other = np.flatnonzero((status == Status.OK) & ~framed)
     _add_fault(faults, f"{what} frame", Status.UNKNOWN_VERSION, other, frame[other])
-    there = framed & (status == Status.OK)
-    for number in np.unique(types[there]).tolist():
-        rows = np.flatnonzero(there & (types == number))
+    is_record = framed & (status == Status.OK)
+    for number in np.unique(types[is_record]).tolist():
+        rows = np.flatnonzero(is_record & (types == number))
         if number not in known:
             _add_fault(faults, f"{what} type", Status.UNKNOWN_API, rows, types[rows])
             continue

@@ -43,10 +43,10 @@ class Message:
         if self.side == "request":
             header.setdefault("request_api_key", self.api_key)
             header.setdefault("request_api_version", self.api_version)
-            said = (header["request_api_key"], header["request_api_version"])
-            if said != (self.api_key, self.api_version):
+            stated = (header["request_api_key"], header["request_api_version"])
+            if stated != (self.api_key, self.api_version):
                 raise ValueError(
-                    f"header says api {said[0]} v{said[1]}, "
+                    f"header says api {stated[0]} v{stated[1]}, "
                     f"not api {self.api_key} v{self.api_version}"
                 )
         with _named(self):

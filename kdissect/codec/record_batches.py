@@ -400,8 +400,8 @@ class _Decoder:
         twin = entry[0]
         if twin.codec != section.codec or twin.magic != section.magic:
             return None
-        there = self.buf[twin.start : twin.start + twin.size]
-        return entry if data.tobytes() == there.tobytes() else None
+        twin_bytes = self.buf[twin.start : twin.start + twin.size]
+        return entry if data.tobytes() == twin_bytes.tobytes() else None
 
     def _place_decompressed(self) -> None:
         """Set the addresses of the decompressed records for the parser."""
@@ -566,7 +566,7 @@ class _Decoder:
     def _faults(self, low: int, high: int) -> Any:
         part = slice(low, high)
         b, state = self.b, self.state[part]
-        found = []
+        parts = []
 
         def add(where: Any, kind: Any, stage: FaultStage, a: Any, second: Any) -> None:
             chosen = low + np.flatnonzero(where)
@@ -576,7 +576,7 @@ class _Decoder:
                     faults["kind"] = kind[chosen]
                 faults["a"] = a[chosen]
                 faults["b"] = second[chosen]
-                found.append(faults)
+                parts.append(faults)
 
         whole = state == rk.WHOLE
         nothing = np.zeros(b.shape[1], np.int64)
@@ -603,7 +603,7 @@ class _Decoder:
         )
         status, read = self.items[:, rk.ITEM_STATUS], self.items[:, rk.READ]
         add(status[part] != 0, status, FaultStage.RECORDS, b[rk.COUNT], read)
-        return np.concatenate(found) if found else np.empty(0, FAULT)
+        return np.concatenate(parts) if parts else np.empty(0, FAULT)
 
 
 def _faults(b: Any, chosen: Any, kind: Any, stage: FaultStage) -> Any:

@@ -153,14 +153,14 @@ def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDA
     first = np.flatnonzero(connections[:, INCARNATION] == 0)
     first = first[connections[first, PAIR] < len(row_of)]
     row_of[connections[first, PAIR]] = first
-    here = np.stack(
+    own_pairs = np.stack(
         [requests.table[:, frame_tables.CONNECTION], requests.table[:, frame_tables.POS]], 1
     )
-    there = np.stack([row_of[known.done_pair], known.done_pos], 1)
-    both = np.concatenate([here, there])
+    known_pairs = np.stack([row_of[known.done_pair], known.done_pos], 1)
+    both = np.concatenate([own_pairs, known_pairs])
     _, number = np.unique(both, axis=0, return_inverse=True)
     number = number.reshape(-1)
-    done[np.isin(number[: len(here)], number[len(here) :])] = 1
+    done[np.isin(number[: len(own_pairs)], number[len(own_pairs) :])] = 1
     return done
 
 
@@ -192,14 +192,14 @@ def _recognise_others(
     """Detect the protocol of connections without earlier state."""
     rows = np.flatnonzero(protocol == Protocol.NONE)
     both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
-    side, found = client_side[rows], protocol[rows]
+    side, detected = client_side[rows], protocol[rows]
     recognise(
         streams.pieces, scratch.copied(streams.segments["time_ns"]),
         streams.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
         streams.connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
-        has_origin[both], likely[rows], kafka, no_requests, side, found,
+        has_origin[both], likely[rows], kafka, no_requests, side, detected,
     )  # fmt: skip
-    client_side[rows], protocol[rows] = side, found
+    client_side[rows], protocol[rows] = side, detected
 
 
 def assemble(
@@ -408,8 +408,10 @@ def _times(times: Ints, frames: Frames, scratch: Scratch) -> Ints:
     """int64[n]: time in ns of the first byte of each frame."""
     times_ns = scratch.empty(len(frames.table), np.int64)
     for first in range(0, len(times_ns), FRAMES_AT_ONCE):
-        some = slice(first, first + FRAMES_AT_ONCE)
-        np.take(times, frames.table[some, frame_tables.FIRST], out=times_ns[some], mode="clip")
+        portion = slice(first, first + FRAMES_AT_ONCE)
+        np.take(
+            times, frames.table[portion, frame_tables.FIRST], out=times_ns[portion], mode="clip"
+        )
     return times_ns
 
 

@@ -120,8 +120,8 @@ class Frames:
         """Rows of frames with missing bytes."""
         cut_rows = [np.zeros(0, np.int64)]
         for first in range(0, len(self.table), FRAMES_AT_ONCE):
-            some = self.table[first : first + FRAMES_AT_ONCE]
-            is_cut = some[:, frame_tables.CAPTURED] != some[:, frame_tables.FRAME_SIZE] + 4
+            portion = self.table[first : first + FRAMES_AT_ONCE]
+            is_cut = portion[:, frame_tables.CAPTURED] != portion[:, frame_tables.FRAME_SIZE] + 4
             cut_rows.append(np.flatnonzero(is_cut) + first)
         return np.concatenate(cut_rows)
 
@@ -392,9 +392,9 @@ class Paired:
         distinct = np.zeros((0, 3), np.int64)
         columns = [frame_tables.CONNECTION, frame_tables.API_KEY, frame_tables.VERSION]
         for first in range(0, len(self.requests.table), FRAMES_AT_ONCE):
-            some = self.requests.table[first : first + FRAMES_AT_ONCE]
-            some = some[some[:, frame_tables.KIND] != frame_tables.TOKEN][:, columns]
-            distinct = np.unique(np.concatenate([distinct, some]), axis=0)
+            portion = self.requests.table[first : first + FRAMES_AT_ONCE]
+            portion = portion[portion[:, frame_tables.KIND] != frame_tables.TOKEN][:, columns]
+            distinct = np.unique(np.concatenate([distinct, portion]), axis=0)
         return distinct
 
     def _assembly(self, exchanges: Any, extents: Any, anomalies: Any) -> Assembly:
@@ -497,11 +497,11 @@ class Ids:
         return ids
 
     def _of(self, frames: Frames, rows: Ints, direction: int) -> npt.NDArray[np.int64]:
-        some = frames.table[rows]
+        chosen = frames.table[rows]
         return exchange_ids(
-            self.connection_id[some[:, frame_tables.CONNECTION]],
-            np.full(len(some), direction),
-            some[:, frame_tables.POS],
+            self.connection_id[chosen[:, frame_tables.CONNECTION]],
+            np.full(len(chosen), direction),
+            chosen[:, frame_tables.POS],
         )
 
 

@@ -254,7 +254,7 @@ def request_points(
     correlation = header[CORRELATION]
     client = header[CLIENT_HASH]
     key = header[KEY]
-    spoken = key << 16 | header[API_VERSION]
+    api_version = key << 16 | header[API_VERSION]
     if key == SASL_HANDSHAKE and is_handshake(stream, index, pos, header):
         points += HANDSHAKE_POINTS
     # evidence of the next frames: each must be a request, preferably of the same client with the
@@ -280,7 +280,7 @@ def request_points(
             if not 0 < step(following[CORRELATION], correlation) <= REQUEST_STEP_MAX:
                 if header[CLIENT_LENGTH] <= 0:
                     return -1  # responses resemble requests without client id
-                counted = (following[KEY] << 16 | following[API_VERSION]) - spoken
+                counted = (following[KEY] << 16 | following[API_VERSION]) - api_version
                 if (
                     not is_seen
                     and following[CORRELATION] == correlation
@@ -295,7 +295,7 @@ def request_points(
         size = following[SIZE]
         correlation = following[CORRELATION]
         key = following[KEY]
-        spoken = key << 16 | following[API_VERSION]
+        api_version = key << 16 | following[API_VERSION]
     return points
 
 
@@ -506,8 +506,8 @@ def response_points(
         return -1
     size = header[SIZE]
     begins = pos == pieces.pos[index]
-    tells_mechanisms = begins and is_mechanisms(stream, index, pos, size)
-    tells = tells_mechanisms or (begins and is_api_versions(stream, index, pos, size))
+    lists_mechanisms = begins and is_mechanisms(stream, index, pos, size)
+    lists_names = lists_mechanisms or (begins and is_api_versions(stream, index, pos, size))
     # evidence of the frame itself: its correlation id
     row = find_pending(pending, first, last, correlation, time + CLOCK_SLACK_NS)
     if row >= 0:
@@ -518,7 +518,7 @@ def response_points(
         points = LOCK_POINTS - LOCK_POINTS_UNMATCHED
         if is_reserved(correlation) and begins:
             points += 3
-        elif not tells:
+        elif not lists_names:
             # Clients ask for versions first, even if earlier requests of this id range are pending.
             now = time + CLOCK_SLACK_NS
             if _is_of_the_future(pending, first, last, correlation, now):
@@ -536,7 +536,7 @@ def response_points(
                 points += 1
     # evidence of position: the start of a segment
     if begins:
-        points += TELLING_POINTS if tells else 1
+        points += TELLING_POINTS if lists_names else 1
     elif correlation < SMALL_ID:
         points -= 1 if row >= 0 else 2
     at = pos
@@ -545,7 +545,7 @@ def response_points(
         at += 4 + size
         # the segment is exactly this frame, and no later frame can confirm it
         fits = number == 0 and begins and at == pos + pieces.length[index]
-        if number == 0 and tells_mechanisms:
+        if number == 0 and lists_mechanisms:
             points += 3 if fits else 0
             break  # SASL tokens may follow
         if at >= stream.end:

@@ -239,7 +239,7 @@ def put_gaps(
 
 
 def renumber(frames: Any, faults: Any, extent_base: int) -> None:
-    """Tell flat tables of frames and faults that so many extents were found before theirs."""
+    """Add `extent_base` to the extent numbers in flat tables of frames and faults."""
     frames[EXTENT_START::FRAME_WIDTH] += extent_base
     shown = np.flatnonzero(faults[FAULT_EXTENTS::FAULT_WIDTH])
     faults[FAULT_EXTENT::FAULT_WIDTH][shown] += extent_base

@@ -164,12 +164,12 @@ def detect_single_responses(
     rows = alone[handshake_client[alone] != broker[alone]]
     tried = _Tried()
     for first in range(0, len(rows), AT_ONCE):
-        some = rows[first : first + AT_ONCE]
-        numbers = 2 * some + broker[some]
-        frame_ends = np.zeros(len(some) * FRAMES_READ, np.int64)
+        portion = rows[first : first + AT_ONCE]
+        numbers = 2 * portion + broker[portion]
+        frame_ends = np.zeros(len(portion) * FRAMES_READ, np.int64)
         chains(pieces, streams.sides, numbers, limit, frame_ends)
         ends = frame_ends.reshape(-1, FRAMES_READ)
-        starts = np.concatenate([np.zeros((len(some), 1), np.int64), ends[:, :-1]], 1)
+        starts = np.concatenate([np.zeros((len(portion), 1), np.int64), ends[:, :-1]], 1)
         size = ends - starts - 4
         row, number = np.nonzero((size >= _SIZE_MIN) & (size <= _SIZE_MAX))
         pos, size = starts[row, number] + 4, size[row, number]
@@ -179,7 +179,7 @@ def detect_single_responses(
         for lot in np.split(np.arange(len(row)), lots):
             places = zip(piece[lot].tolist(), pos[lot].tolist(), size[lot].tolist(), strict=True)
             is_response[lot] = tried.try_out([read_bytes(pieces, *place) for place in places])
-        kafka = some[np.unique(row[is_response])]
+        kafka = portion[np.unique(row[is_response])]
         protocol[kafka] = Protocol.KAFKA
         client_side[kafka] = 1 - broker[kafka]
         has_origin[2 * kafka + broker[kafka]] |= AT_ORIGIN

@@ -237,10 +237,10 @@ def after_set(plan: RunPlan, going: AppendPlan) -> RunPlan:
     count = going.before.captures
     new = [replace(info, source=info.source + count) for info in plan.captures if info.source >= 0]
     captures = (
-        *(_info(told) for told in going.document["captures"]),
+        *(_info(document) for document in going.document["captures"]),
         *new,
         *(info for info in plan.captures if info.source < 0),
-        *(_info(told) for told in going.document["unread"]),
+        *(_info(document) for document in going.document["unread"]),
     )
     return replace(
         plan,

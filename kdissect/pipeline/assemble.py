@@ -358,8 +358,10 @@ def _tables(
         chosen = overlaps & (bucket.open_connections == is_open)
         yield slot, "connections", connections.filter(pa.array(chosen))
         chosen = stays & (bucket.open_anomalies == is_open)
-        some = replace(assembly, anomalies=assembly.anomalies[chosen])
-        for table in anomaly_tables(some, bucket.sources, list(plan.capture_ids), options):
+        chosen_assembly = replace(assembly, anomalies=assembly.anomalies[chosen])
+        for table in anomaly_tables(
+            chosen_assembly, bucket.sources, list(plan.capture_ids), options
+        ):
             yield slot, "anomalies", table
     yield home, "anomalies", anomalies_table(bucket.notes)
 

@@ -125,12 +125,12 @@ def token_owners(api_key: int, body: pa.StructArray) -> Iterator[tuple[str, str]
 def learn_envelopes(
     assembly: Assembly,
     sources: Sources,
-    tellers: frozenset[tuple[int, int]],
+    topic_messages: frozenset[tuple[int, int]],
     add_topic: AddTopic,
 ) -> None:
     """Pass the name and id of every topic inside Envelopes to `add_topic`.
 
-    tellers: (api key, side) of messages that hold both a name and an id.
+    topic_messages: (api key, side) of messages that hold both a name and an id.
     """
     exchanges = assembly.exchanges
     rows = np.flatnonzero(
@@ -141,7 +141,7 @@ def learn_envelopes(
     for start in range(0, len(rows), _ENVELOPES):
         _read(
             FrameBuffer.gather(assembly, sources, rows[start : start + _ENVELOPES]),
-            tellers,
+            topic_messages,
             add_topic,
         )
 
@@ -149,7 +149,9 @@ def learn_envelopes(
 _ENVELOPES = 256  # at a time; an administrator's requests
 
 
-def _read(frames: FrameBuffer, tellers: frozenset[tuple[int, int]], add_topic: AddTopic) -> None:
+def _read(
+    frames: FrameBuffer, topic_messages: frozenset[tuple[int, int]], add_topic: AddTopic
+) -> None:
     whole = [frames.readable(ApiKey.ENVELOPE, side) for side in (REQUEST, RESPONSE)]
     chosen = np.intersect1d(whole[REQUEST], whole[RESPONSE], assume_unique=True)
     if not len(chosen):
@@ -157,9 +159,9 @@ def _read(frames: FrameBuffer, tellers: frozenset[tuple[int, int]], add_topic: A
     bodies = [frames.decode(ApiKey.ENVELOPE, side, chosen).body for side in (REQUEST, RESPONSE)]
     request_data, response_data = bodies[0].field("request_data"), bodies[1].field("response_data")
     for at, row in enumerate(chosen.tolist()):
-        pair = _inner(request_data[at].as_py(), response_data[at].as_py(), tellers)
+        pair = _inner(request_data[at].as_py(), response_data[at].as_py(), topic_messages)
         for side, message in enumerate(pair):
-            if message is None or (message.api_key, side) not in tellers:
+            if message is None or (message.api_key, side) not in topic_messages:
                 continue
             column = frames.exchanges[row]["request" if side == REQUEST else "response"]
             for name, topic_id in _topics(message.body):
@@ -167,21 +169,23 @@ def _read(frames: FrameBuffer, tellers: frozenset[tuple[int, int]], add_topic: A
 
 
 def _inner(
-    request_data: bytes | None, response_data: bytes | None, tellers: frozenset[tuple[int, int]]
+    request_data: bytes | None,
+    response_data: bytes | None,
+    topic_messages: frozenset[tuple[int, int]],
 ) -> tuple[Message | None, Message | None]:
     """The request and response inside an Envelope; None if one does not decode or is not in
-    `tellers`."""
+    `topic_messages`."""
     if not request_data or len(request_data) < 4:
         return None, None
     key = int.from_bytes(request_data[:2], "big", signed=True)
-    if not {(key, REQUEST), (key, RESPONSE)} & tellers or key not in catalog.apis():
+    if not {(key, REQUEST), (key, RESPONSE)} & topic_messages or key not in catalog.apis():
         return None, None
     request = response = None
     version = int.from_bytes(request_data[2:4], "big", signed=True)
     try:
-        if (key, REQUEST) in tellers:
+        if (key, REQUEST) in topic_messages:
             request = decode_message(request_data, side="request")
-        if (key, RESPONSE) in tellers and response_data:
+        if (key, RESPONSE) in topic_messages and response_data:
             response = decode_message(
                 response_data, side="response", api_key=key, api_version=version
             )

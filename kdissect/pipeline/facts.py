@@ -179,7 +179,7 @@ def _binds(definition: Definition) -> bool:
 
 
 @cache
-def topic_tellers() -> frozenset[tuple[int, int]]:
+def topic_messages() -> frozenset[tuple[int, int]]:
     """(api key, side) of messages that hold a topic's name beside its id."""
     return frozenset(
         (key, side)
@@ -192,8 +192,8 @@ def topic_tellers() -> frozenset[tuple[int, int]]:
 @cache
 def _fact_apis() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(keys of APIs whose requests are read here, keys of APIs whose responses are)."""
-    request = {key for key, side in topic_tellers() if side == REQUEST}
-    response = {key for key, side in topic_tellers() if side == RESPONSE}
+    request = {key for key, side in topic_messages() if side == REQUEST}
+    response = {key for key, side in topic_messages() if side == RESPONSE}
     request |= {
         ApiKey.SASL_HANDSHAKE,
         ApiKey.API_VERSIONS,
@@ -246,7 +246,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
                 _read(frames, int(api_key), side, facts, connection_facts)
     _raw_tokens(assembly, sources, learnt.tokens)
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
-    learn_envelopes(assembly, sources, topic_tellers(), facts.add_topic)
+    learn_envelopes(assembly, sources, topic_messages(), facts.add_topic)
     return learnt
 
 
@@ -255,7 +255,7 @@ def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Capt
     facts = CaptureFacts()
     exchanges = assembly.exchanges
     for side in (REQUEST, RESPONSE):
-        keys = [key for key, tells in topic_tellers() if tells == side]
+        keys = [key for key, api_side in topic_messages() if api_side == side]
         column = exchanges[_SIDE_NAMES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
         for chunk in _chunks(rows, column["size"], chunk_bytes):
@@ -268,7 +268,7 @@ def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Capt
                     name = catalog.api(api_key).name
                     _topic_facts(frames.buf, decoded, time_ns, name, facts)
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
-    learn_envelopes(assembly, sources, topic_tellers(), facts.add_topic)
+    learn_envelopes(assembly, sources, topic_messages(), facts.add_topic)
     return facts
 
 
@@ -291,7 +291,7 @@ def _read(
         return
     decoded = frames.decode(api_key, side, chosen)
     exchanges = take(frames.exchanges, chosen)
-    if (api_key, side) in topic_tellers():
+    if (api_key, side) in topic_messages():
         time_ns = exchanges[_SIDE_NAMES[side]]["time_ns"]
         _topic_facts(frames.buf, decoded, time_ns, catalog.api(api_key).name, facts)
     if side == RESPONSE and api_key == ApiKey.METADATA:
@@ -506,8 +506,8 @@ def _first_of_each(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     differs = np.ones(len(order), bool)
     differs[1:] = False
     for column in columns:
-        some = column[order]
-        differs[1:] |= some[1:] != some[:-1]
+        ordered = column[order]
+        differs[1:] |= ordered[1:] != ordered[:-1]
     return order[differs]
 
 

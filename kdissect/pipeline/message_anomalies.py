@@ -53,18 +53,18 @@ def write_message_anomalies(chunk: MessageChunk, output: TableOutput) -> None:
         rows, columns = decoded.rows, decoded.columns
         failed = np.flatnonzero(columns.status)
         is_limit = columns.status[failed] == Status.LIMIT
-        for kind, some in (
+        for kind, failures in (
             (Anomaly.MALFORMED_MESSAGE, failed[~is_limit]),
             (Anomaly.LIMIT, failed[is_limit]),
         ):
-            if len(some):
-                reason = _malformed(chunk, api_key, side, some)
-                add_anomalies(output, frames, kind, rows[some], side, reason)
+            if len(failures):
+                reason = _malformed(chunk, api_key, side, failures)
+                add_anomalies(output, frames, kind, rows[failures], side, reason)
         name = catalog.api(api_key).name
         if len(at := np.flatnonzero(columns.surplus > 0)):
             surplus, end = columns.surplus[at], frames.end[rows[at], side]
-            said = f"{{n}} bytes after the end of a {name} {SIDES[side]}"
-            detail = texts(said, len(at), n=surplus)
+            text = f"{{n}} bytes after the end of a {name} {SIDES[side]}"
+            detail = texts(text, len(at), n=surplus)
             place = (end - surplus, end)
             add_anomalies(output, frames, Anomaly.SURPLUS_BYTES, rows[at], side, detail, place)
         if len(at := np.flatnonzero(columns.invalid_utf8)):
@@ -108,12 +108,12 @@ def _without_definition(chunk: MessageChunk, output: TableOutput) -> None:
             rows = np.flatnonzero((chunk.status[:, side] == state) & has_request & ~probe)
             if not len(rows):
                 continue
-            some = take(exchanges, rows)
+            undefined = take(exchanges, rows)
             detail = texts(
                 "no definition for api key {key} version {version}",
                 len(rows),
-                key=some["api_key"],
-                version=some["api_version"],
+                key=undefined["api_key"],
+                version=undefined["api_version"],
             )
             add_anomalies(output, chunk.frames, kind, rows, side, detail)
 
@@ -151,15 +151,15 @@ def add_anomalies(
         if options.payload != FULL:
             keys = [key for key in np.unique(api_key).tolist() if _may_hold_records(key, side)]
             shown = pc.if_else(pa.array(np.isin(api_key, keys)), NO_BYTES, shown)
-        pos, there = column["pos"], column["source"] >= 0
+        pos, is_captured = column["pos"], column["source"] >= 0
         captures = np.array([*output.capture_ids, 0], np.int64)[column["source"]]
         table = anomaly_columns(
             np.full(len(exchanges), kind, np.uint8),
             detail[part],
             connection_id=ints(output.connection_ids(exchanges), pa.int64()),
             exchange_id=ints(exchanges["exchange_id"], pa.int64()),
-            capture_id=ints(captures, pa.int64(), there),
-            packet=ints(column["packet"], pa.int64(), there),
+            capture_id=ints(captures, pa.int64(), is_captured),
+            packet=ints(column["packet"], pa.int64(), is_captured),
             direction=np.full(len(exchanges), side),
             pos=ints(pos if packet_pos is None else pos + packet_pos[part], pa.int64()),
             byte_count=ints((end - start)[part], pa.int64()),

@@ -123,8 +123,8 @@ def _write_tokens(chunk: MessageChunk, output: TableOutput) -> None:
     frames = chunk.frames
     is_token = frames.exchanges["is_sasl_token"] != 0
     sides = REQUEST, RESPONSE
-    there = [frames.whole(s) & (frames.exchanges[SIDES[s]]["size"] >= 0) for s in sides]
-    rows = np.flatnonzero(is_token & (there[REQUEST] | there[RESPONSE]))
+    is_present = [frames.whole(s) & (frames.exchanges[SIDES[s]]["size"] >= 0) for s in sides]
+    rows = np.flatnonzero(is_token & (is_present[REQUEST] | is_present[RESPONSE]))
     if not len(rows):
         return
     bodies = []
@@ -132,7 +132,7 @@ def _write_tokens(chunk: MessageChunk, output: TableOutput) -> None:
         start, end = frames.start[rows, side].tolist(), frames.end[rows, side].tolist()
         tokens = [
             {"auth_bytes": frames.buf[a:b].tobytes()} if is_there else None
-            for a, b, is_there in zip(start, end, there[side][rows], strict=True)
+            for a, b, is_there in zip(start, end, is_present[side][rows], strict=True)
         ]
         bodies.append(pa.array(tokens, pa.struct([("auth_bytes", pa.binary())])))
     none = pa.nulls(len(rows), pa.int16())
@@ -147,11 +147,11 @@ def _write_api(
     """Write the table of one API, with decoded columns for messages embedded in its bytes
     fields."""
     bodies = _with_embedded(chunk, output, api_key, bodies, rows)
-    some = take(chunk.frames.exchanges, rows)
-    request, response = some["request"], some["response"]
+    exchanges = take(chunk.frames.exchanges, rows)
+    request, response = exchanges["request"], exchanges["response"]
     columns = [
-        ints(some["exchange_id"], pa.int64()),
-        ints(output.connection_ids(some), pa.int64()),
+        ints(exchanges["exchange_id"], pa.int64()),
+        ints(output.connection_ids(exchanges), pa.int64()),
         api_version,
         times_from_ns(request["time_ns"], request["size"] >= 0),
         times_from_ns(response["time_ns"], response["size"] >= 0),

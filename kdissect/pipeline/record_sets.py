@@ -31,12 +31,12 @@ def record_sets(
         # a FetchSnapshot response has one position and one record set per partition
         position[is_piece] = positions.start[positions.side == _RESPONSE]
     kept = sets.length > 0
-    some = RecordSets(*(_kept(sets, name, kept) for name in RecordSets.__dataclass_fields__))
-    lead = np.zeros(len(some.row), np.int64)
+    nonempty = RecordSets(*(_kept(sets, name, kept) for name in RecordSets.__dataclass_fields__))
+    lead = np.zeros(len(nonempty.row), np.int64)
     for at in np.flatnonzero(position[kept] != 0).tolist():
-        start = int(some.start[at])
-        lead[at] = first_batch(buf[start : start + int(some.length[at])])
-    return some, lead
+        start = int(nonempty.start[at])
+        lead[at] = first_batch(buf[start : start + int(nonempty.length[at])])
+    return nonempty, lead
 
 
 def _kept(sets: RecordSets, name: str, kept: npt.NDArray[np.bool_]) -> Any:

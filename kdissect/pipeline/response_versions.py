@@ -49,8 +49,8 @@ def infer(
     if not len(rows):
         return
     if requests is None:
-        some = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
-        columns = [some[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
+        seen = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
+        columns = [seen[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
         requests = np.unique(np.stack(columns, 1), axis=0)
     requested: dict[int, set[Pair]] = defaultdict(set)
     for connection, key, version in requests.tolist():

@@ -146,8 +146,8 @@ def requests_seen(appended: AppendedWindow) -> Any:
     """int64[n, 3]: distinct (connection, api key, api version) of requests, also of earlier
     runs."""
     exchanges = appended.assembly.exchanges
-    some = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
-    columns = [some[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
+    requests = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
+    columns = [requests[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
     seen = [np.stack(columns, 1)]
     for row, facts in appended.earlier_facts.items():
         if facts[5]:

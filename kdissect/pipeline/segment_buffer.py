@@ -77,9 +77,9 @@ class Gathered:
         order = np.argsort(others.segments["endpoints"], kind="stable")
         giant_count = sum(self._front.counts)
         for first in range(0, len(order), _ROWS_AT_ONCE):
-            some = take(others.segments, order[first : first + _ROWS_AT_ONCE])
-            some["endpoints"] += 1
-            self._front.segments.append(some)
+            portion = take(others.segments, order[first : first + _ROWS_AT_ONCE])
+            portion["endpoints"] += 1
+            self._front.segments.append(portion)
         segments = self._front.segments.array()
         segments["endpoints"][:giant_count] = 0
         giant = np.frombuffer(self._giant, ENDPOINTS)
@@ -115,13 +115,13 @@ class Gathered:
             return
         if self._others is None:
             self._others = _Written(self._scratch)
-        some = take(batch.segments, np.flatnonzero(is_giant))
-        some["endpoints"] = 0
-        self._front.add(SegmentBatch(np.frombuffer(self._giant, ENDPOINTS), some))
-        some = take(batch.segments, np.flatnonzero(~is_giant))
-        used, index = renumbered(some["endpoints"], len(batch.endpoints))
-        some["endpoints"] = index
-        self._others.add(SegmentBatch(batch.endpoints[used], some))
+        segments = take(batch.segments, np.flatnonzero(is_giant))
+        segments["endpoints"] = 0
+        self._front.add(SegmentBatch(np.frombuffer(self._giant, ENDPOINTS), segments))
+        segments = take(batch.segments, np.flatnonzero(~is_giant))
+        used, index = renumbered(segments["endpoints"], len(batch.endpoints))
+        segments["endpoints"] = index
+        self._others.add(SegmentBatch(batch.endpoints[used], segments))
 
 
 class _Written:

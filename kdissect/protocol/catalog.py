@@ -22,12 +22,12 @@ def _folder() -> Traversable:
 @cache
 def _api_files() -> dict[int, Traversable]:
     """API key -> file, ``01_fetch.kdef`` for 1, ascending."""
-    found = {
+    files = {
         int(match[1]): entry
         for entry in _folder().iterdir()
         if (match := re.match(r"(\d+)_\w+\.kdef\Z", entry.name))
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 @cache
@@ -167,12 +167,12 @@ def coordinator_records(kind: str) -> dict[int, tuple[Definition, Definition]]:
     """
     if kind not in grammar.COORDINATOR_KINDS:
         raise ValueError(f"kind must be one of {grammar.COORDINATOR_KINDS}, not {kind!r}")
-    found = {}
+    by_key = {}
     for plain in _record_files():
         parts = _record_file(plain)
         if parts[0].kind == kind:
-            found[parts[0].record_key] = (parts[0], parts[1])
-    return dict(sorted(found.items()))
+            by_key[parts[0].record_key] = (parts[0], parts[1])
+    return dict(sorted(by_key.items()))
 
 
 @cache
@@ -184,8 +184,8 @@ def metadata_records() -> dict[int, Definition]:
 @cache
 def control_records() -> dict[int, Definition]:
     """Control records: control type -> definition of the value."""
-    found = _by_record_key("control")
-    return dict(sorted({**found, _COMMIT: found[_ABORT]}.items()))
+    by_type = _by_record_key("control")
+    return dict(sorted({**by_type, _COMMIT: by_type[_ABORT]}.items()))
 
 
 def _by_record_key(kind: str) -> dict[int, Definition]:

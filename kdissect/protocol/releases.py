@@ -108,13 +108,13 @@ def find_release(target: str) -> str:
     A minor release alone means its newest patch. An unknown patch means the newest known one before
     it, because patches hardly ever change versions. Raises ValueError for an unknown minor release.
     """
-    found = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?", target.strip())
+    match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?", target.strip())
     known = [release_number(release) for release in targets()]
-    minors = [number for number in known if found and number[:2] == (int(found[1]), int(found[2]))]
-    if not found or not minors:
+    minors = [number for number in known if match and number[:2] == (int(match[1]), int(match[2]))]
+    if not match or not minors:
         first, last = (".".join(map(str, number[:2])) for number in (known[0], known[-1]))
         raise ValueError(f"release {target!r} is not known; known are {first} to {last}")
-    wanted = int(found[3]) if found[3] else minors[-1][2]
+    wanted = int(match[3]) if match[3] else minors[-1][2]
     patch = max((number[2] for number in minors if number[2] <= wanted), default=minors[0][2])
     return f"{minors[0][0]}.{minors[0][1]}.{patch}"
 
@@ -154,8 +154,10 @@ def taken(offered: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
     Differs for Produce only: versions that no release with this offer accepts are left out.
     """
     accepted = dict(offered)
-    spoken = [facts().spoken[ApiKey.PRODUCE][release] for release in releases_offering(offered)]
-    firsts = [versions.first for versions in spoken if versions is not None]
+    accepted_by_release = [
+        facts().spoken[ApiKey.PRODUCE][release] for release in releases_offering(offered)
+    ]
+    firsts = [versions.first for versions in accepted_by_release if versions is not None]
     if firsts and ApiKey.PRODUCE in accepted:
         first, last = accepted[ApiKey.PRODUCE]
         accepted[ApiKey.PRODUCE] = max(first, min(firsts)), last

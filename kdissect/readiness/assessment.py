@@ -614,14 +614,14 @@ def _ready_java(release: str) -> str | None:
     """The first release whose Java clients support what this one accepts, in every API they
     have."""
     taken = spoken_by(release)
-    for each in releases():
-        spoken = spoken_by(each)
+    for candidate in releases():
+        supported = spoken_by(candidate)
         if all(
             versions.last >= taken[key].first
-            for key, versions in spoken.items()
+            for key, versions in supported.items()
             if key in taken and key not in INTER_BROKER_APIS and key != ApiKey.WRITE_TXN_MARKERS
         ):
-            return each
+            return candidate
     return None
 
 

@@ -42,9 +42,9 @@ class Software:
 
     def speaks_enough(self, api_key: int, taken: VersionRange) -> bool | None:
         """Whether it supports a version that the target accepts; None if unknown."""
-        spoken = self.spoken()
-        if spoken is not None:
-            own = spoken.get(api_key)
+        supported = self.spoken()
+        if supported is not None:
+            own = supported.get(api_key)
             return own is not None and own.last >= taken.first
         title = f"{self.name} {self.release}" if self.name else ""
         if (match := _LIBRDKAFKA.search(title)) is not None:
@@ -71,10 +71,10 @@ class Behaviour:
         return [each for each in releases() if self._fits(each)]
 
     def _fits(self, release: str) -> bool:
-        spoken = spoken_versions(release)
+        supported = spoken_versions(release)
         is_negotiating = release_number(release) >= FIRST_NEGOTIATING_JAVA
         if self.asked_with is not None:
-            asks_with = spoken.get(ApiKey.API_VERSIONS)
+            asks_with = supported.get(ApiKey.API_VERSIONS)
             if not is_negotiating or asks_with is None or asks_with.last != self.asked_with:
                 return False
         elif is_negotiating and self.is_whole:
@@ -82,9 +82,9 @@ class Behaviour:
         for api_key, api_version, offered in self.requests:
             if api_key in HANDSHAKE_APIS:
                 continue
-            if api_key not in spoken:
+            if api_key not in supported:
                 return False
-            newest = spoken[api_key].last
+            newest = supported[api_key].last
             if not is_negotiating:
                 fits = api_version == newest
             elif offered:

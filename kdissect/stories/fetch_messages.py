@@ -54,11 +54,11 @@ def fetch_events(messages: Messages) -> Iterator[pa.Table]:
     kept = kept[epoch[kept] >= _FULL]
     if not len(kept):
         return
-    some = request.take(pa.array(kept))
+    requests = request.take(pa.array(kept))
     broker = codes(messages.broker.take(pa.array(rows[kept])), pa.array(session[kept]))
     yield _seen(messages, rows[kept], broker, session[kept], epoch[kept])
     for ask, name in ((Ask.FORGET, "forgotten_topics_data"), (Ask.ADD, "topics")):
-        topics, row = flattened(some.field(name))
+        topics, row = flattened(requests.field(name))
         partitions, in_topic = flattened(topics.field("partitions"))
         if not len(partitions):
             continue
@@ -67,7 +67,7 @@ def fetch_events(messages: Messages) -> Iterator[pa.Table]:
         names = _names(topics, messages.topic_names).take(pa.array(in_topic))
         row = row[in_topic]
         if ask is Ask.ADD:
-            again = _again(broker, row, names, partitions, _changing(some, broker, epoch[kept]))
+            again = _again(broker, row, names, partitions, _changing(requests, broker, epoch[kept]))
             chosen = np.flatnonzero(~again)
             row, via = row[chosen], pa.array(chosen)
             names, partitions = names.take(via), partitions.take(via)
