@@ -140,7 +140,7 @@ def _check_named(
     names = ", ".join(os.fspath(path) for path in paths)
     missing = set(selection.exchanges) - set(exchanges["exchange_id"].to_pylist())
     if missing:
-        raise CaptureError(f"{names}: no exchange {min(missing)} among what is asked for")
+        raise CaptureError(f"{names}: no exchange {min(missing)} among the selected ones")
     if selection.connections and not len(connections):
         raise CaptureError(f"{names}: no connection {selection.connections[0]}")
 

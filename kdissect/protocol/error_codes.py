@@ -194,15 +194,18 @@ def error_name(code: int) -> str:
 
 # Codes that are part of normal operation: (API or None for all, code) -> reason.
 ROUTINE = {
-    ("JoinGroup", "MEMBER_ID_REQUIRED"): "a new member is told its id, and joins again (KIP-394)",
+    ("JoinGroup", "MEMBER_ID_REQUIRED"): "a new member gets its id and joins again (KIP-394)",
     (
         "ApiVersions",
         "UNSUPPORTED_VERSION",
-    ): "answered as version 0, the client asks again (KIP-511)",
-    (None, "REBALANCE_IN_PROGRESS"): "tells a member to join again",
+    ): "answered in version 0; the client repeats its request (KIP-511)",
+    (None, "REBALANCE_IN_PROGRESS"): "a member must join again",
     (None, "NOT_COORDINATOR"): "the client looks for the coordinator again",
-    (None, "CONCURRENT_TRANSACTIONS"): "the transaction before is still being ended; tried again",
-    ("DescribeGroups", "GROUP_ID_NOT_FOUND"): "asked whether a group exists",
+    (
+        None,
+        "CONCURRENT_TRANSACTIONS",
+    ): "the previous transaction is still completing; the client retries",
+    ("DescribeGroups", "GROUP_ID_NOT_FOUND"): "the client checks whether a group exists",
 }
 
 

@@ -227,7 +227,7 @@ def _join_detail(event: _Event) -> list[str]:
     data = event.data
     parts = [_error(event)]
     if not event.is_good and event.error == 79:
-        parts.append("told its member id, to join again with")
+        parts.append("got its member id, to join again")
     if event.is_good:
         role = "leads" if data["leader"] == event.member_id else f"led by {data['leader']}"
         parts += [role, f"protocol {data['protocol']}"]
@@ -457,12 +457,12 @@ def _epoch_rows(epoch: _Epoch, group_type: str) -> Iterator[_Row]:
     reasons += [f"{member} left" for member in epoch.left]
     first, last = epoch.first, epoch.last
     who = _count(list(epoch.shares)) if last is not None else "not all known members got it"
-    parts = [f"epoch {epoch.number}", who, f"why: {', '.join(reasons) or 'not told'}"]
+    parts = [f"epoch {epoch.number}", who, f"why: {', '.join(reasons) or 'unknown'}"]
     row = _row_of(first, group_type, first.time_ns, "rebalance", epoch.number, parts)
     if last is not None:
         row.duration_ms = (last.answer_ns - first.time_ns) / 1e6
         shares = [
-            f"{name}: {'not told' if given is None else places(given)}"
+            f"{name}: {'unknown' if given is None else places(given)}"
             for name, given in sorted(epoch.shares.items())
         ]
         yield _row_of(last, group_type, last.answer_ns, "stable", epoch.number, shares)

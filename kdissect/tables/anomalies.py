@@ -71,7 +71,7 @@ STREAM_DETAILS: dict[Anomaly, str] = {
     Anomaly.PARTIAL_FRAME: "a frame announced {a} bytes, of which {n} are missing",
     Anomaly.RESPONSE_WITHOUT_REQUEST: "correlation id {a} answers no request of the capture",
     Anomaly.DUPLICATE_RESPONSE: "correlation id {a} was answered before",
-    Anomaly.OUT_OF_ORDER_RESPONSE: "correlation id {a} came behind the answer to {b}",
+    Anomaly.OUT_OF_ORDER_RESPONSE: "the response with correlation id {a} came after that with {b}",
     Anomaly.NEGATIVE_LATENCY: "the response is {a} ns older than the end of its request",
     Anomaly.CLOCK_STEP: "packet times step back by {a} ns",
     Anomaly.LATE_PACKETS: "{a} packets came when the rows that they belong to were complete",
