@@ -7,9 +7,12 @@ the packet. Three positions are passed along: `pos`, the layer's first byte; `en
 captured bytes; `wire_end`, the end of the packet on the wire (larger if a snap length cut it). The
 lengths in IP headers reduce both ends, which removes Ethernet's padding.
 
-Sources: RFC 791, 8200 (IP), 9293 (TCP), 4302 (AH), 7348 (VXLAN), 8926 (GENEVE), 2784 and 2890
-(GRE), 2003 (IP in IP), 3032, 4385 and 7510 (MPLS), 2516 (PPPoE); IEEE 802.1Q, 802.1ah and 802.2;
-3GPP TS 29.281 (GTP-U); tcpdump.org's list of link types; ERSPAN from draft-foschiano-erspan.
+Sources:
+
+- RFC 791 and 8200 (IP), 9293 (TCP), 4302 (AH), 2003 (IP in IP), 2784 and 2890 (GRE).
+- RFC 7348 (VXLAN), 8926 (GENEVE), 3032, 4385 and 7510 (MPLS), 2516 (PPPoE).
+- IEEE 802.1Q, 802.1ah and 802.2; 3GPP TS 29.281 (GTP-U); ERSPAN from draft-foschiano-erspan.
+- tcpdump.org's list of link types.
 """
 
 from __future__ import annotations

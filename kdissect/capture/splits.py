@@ -75,9 +75,11 @@ _ROW = 7
 class Split:
     """Records data[pos:end] of a source, and the state of reading before them.
 
-    first_packet: Wireshark's number of its first packet, from 1. other_count: records from its
-    first packet on that are no packets but have such a number. format: of the cursor. interfaces:
-    the section's rows so far, packed int64. interface_room: number of rows at the split's end.
+    first_packet: Wireshark's number of its first packet, from 1.
+    other_count: records from its first packet on that are no packets but have such a number.
+    format: of the cursor.
+    interfaces: the section's rows so far, packed int64.
+    interface_room: number of rows at the split's end.
     time_ns: of the packet before.
     """
 
@@ -98,10 +100,12 @@ class Split:
 class CaptureInfo:
     """Facts about an input file from the walk; `source` is its index in Sources, -1: not used.
 
-    first_time_ns, last_time_ns: earliest and latest packet (None without packets). byte_count:
-    captured bytes of all packets, without record headers. error: why the file could not be read to
-    its end, with the position in the uncompressed file (error_pos) and the number of the first
-    missing packet (error_packet). secrets: key logs inside a pcapng, as (type, pos, length).
+    first_time_ns, last_time_ns: earliest and latest packet (None without packets).
+    byte_count: captured bytes of all packets, without record headers.
+    error: why the file could not be read to its end.
+    error_pos: position of the error in the uncompressed file.
+    error_packet: number of the first missing packet.
+    secrets: key logs inside a pcapng, as (type, pos, length).
     """
 
     source: int

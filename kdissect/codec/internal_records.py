@@ -146,11 +146,13 @@ class Bodies:
 class InternalColumns:
     """Records of one type.
 
-    name: of the definition, without "Value" (OffsetCommit, TopicRecord). rows: int64[m] into the
-    given columns, ascending. key_version: int16[m], the first two bytes of the key; None without
-    keys. value_version: int16[m]. has_value: bool[m], False for a tombstone. key (None without
-    keys), value: structs. value_unknown_tags: list<struct<path, tag, data>>, null if there are
-    none.
+    name: of the definition, without "Value" (OffsetCommit, TopicRecord).
+    rows: int64[m] into the given columns, ascending.
+    key_version: int16[m], the first two bytes of the key; None without keys.
+    value_version: int16[m].
+    has_value: bool[m], False for a tombstone.
+    key, value: structs; key is None without keys.
+    value_unknown_tags: list<struct<path, tag, data>>, null if there are none.
     """
 
     name: str
@@ -168,8 +170,12 @@ class InternalFaults:
     """Records with one kind of fault.
 
     Records with INVALID_UTF8 or SIZE_MISMATCH (bytes after the end of the body) are in the columns
-    nevertheless. rows: int64[m] into the given columns. status: UNKNOWN_API means a type without
-    definition. in_key: the fault is in the key. number: int64[m], the unknown type or version.
+    nevertheless.
+
+    rows: int64[m] into the given columns.
+    status: UNKNOWN_API means a type without definition.
+    in_key: the fault is in the key.
+    number: int64[m], the unknown type or version.
     """
 
     what: str

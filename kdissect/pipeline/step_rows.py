@@ -1,11 +1,12 @@
 """Rows between the steps of a run; `local` and `spark` only move them.
 
-scan      one split      -> SEGMENTS rows keyed by bucket (a hash of the endpoints), STATS
-assemble  one bucket     -> EXCHANGES rows keyed by slot (a range of the captures' bytes),
-                            FACTS to every slot, TABLE rows (connections, anomalies), STATS;
-                            rows that later captures may change go to a slot of their own
-decode    one slot       -> tables into a sink, EVENTS rows keyed by group or producer, RESULT
-analyse   one such key   -> tables into a sink (built from many messages)
+- scan reads a split. It gives SEGMENTS rows keyed by bucket (a hash of the endpoints), and STATS.
+- assemble reads a bucket. It gives EXCHANGES rows keyed by slot (a range of the captures' bytes),
+  FACTS to every slot, TABLE rows (connections, anomalies), and STATS. Rows that later captures may
+  change go to a slot of their own.
+- decode reads a slot. It writes tables into a sink, and gives EVENTS rows keyed by group or
+  producer, and RESULT.
+- analyse reads the events of one such key. It writes tables built from many messages into a sink.
 
 Each step is a plain function over rows, in a module of its name. A bucket holds whole connections.
 A slot holds about equal bytes of any connections. Both depend on the input and the options alone,

@@ -283,12 +283,14 @@ def _smallest_value(this: Field, api_version: int, flexible: bool, nullable: boo
 class ColumnPlan:
     """Columns and programs of one side of one API.
 
-    program: int32, `WORDS` words per instruction. entries: int32 per version from first_version on,
-    the pc at which that version starts, or -1. paths: per pc the field that it reads, with "[]" for
-    each element index. column_width: int64, bytes per row (0: a presence). level_first: int64, the
-    first column of each level, and the end. header_count: columns of the header in level 0.
-    present: bool[versions, columns], columns that a version can fill. depth: most levels and tagged
-    sections open at once.
+    program: int32, `WORDS` words per instruction.
+    entries: int32 per version from first_version on, the pc at which that version starts, or -1.
+    paths: per pc the field that it reads, with "[]" for each element index.
+    column_width: int64, bytes per row (0: a presence).
+    level_first: int64, the first column of each level, and the end.
+    header_count: columns of the header in level 0.
+    present: bool[versions, columns], columns that a version can fill.
+    depth: most levels and tagged sections open at once.
     """
 
     api_key: int

@@ -21,10 +21,13 @@ Rows = npt.NDArray[np.int64]
 class Messages:
     """A chunk of exchanges with their decoded messages.
 
-    exchanges: EXCHANGE[n]. connection_id, capture_id (of the request): int64[n]. client_id: string
-    or dictionary [n]. broker: string[n], address and port. error_code: int16[n], first non-zero
-    code in the response, else 0. decoded: (api key, side) -> (rows of the chunk, columns in their
-    order). topic_names: topic id text -> name.
+    exchanges: EXCHANGE[n].
+    connection_id, capture_id: int64[n]; capture_id is that of the request.
+    client_id: string or dictionary [n].
+    broker: string[n], address and port.
+    error_code: int16[n], first non-zero code in the response, otherwise 0.
+    decoded: (api key, side) -> (rows of the chunk, columns in their order).
+    topic_names: topic id text -> name.
     """
 
     exchanges: npt.NDArray[np.void]

@@ -1,10 +1,10 @@
 """How much of the records' own bytes is shown (`--payload`), and readable forms of values.
 
-`full`  all bytes
-`keys`  keys; values and header values are null
-`hash`  keys, values and header values are the 16 lower-case hexadecimal digits of their
-        xxh3_64 (null stays null), so that equal bytes stay recognisable
-`none`  keys, values and header values are null
+- `full`: all bytes.
+- `keys`: keys; values and header values are null.
+- `hash`: keys, values and header values are the 16 lower-case hexadecimal digits of their xxh3_64
+  (null stays null), so that equal bytes stay recognisable.
+- `none`: keys, values and header values are null.
 """
 
 from __future__ import annotations

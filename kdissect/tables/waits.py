@@ -1,9 +1,9 @@
-"""What an exchange waited for: the column `wait` of `exchanges`, which all verbs use.
+"""What an exchange waited for: the column `wait` of `exchanges`, which all commands use.
 
-answer     the broker's own work: it took the request, did it and answered
-long_poll  a Fetch or ShareFetch that the broker held back, as its client requested: fewer than
-           `min_bytes` were available, and `max_wait_ms` had not passed
-group      JoinGroup and SyncGroup wait for the other members of the group
+- `answer`: the broker's own work: it took the request, did it and answered.
+- `long_poll`: a Fetch or ShareFetch that the broker held back, as its client requested: fewer than
+  `min_bytes` were available, and `max_wait_ms` had not passed.
+- `group`: JoinGroup and SyncGroup wait for the other members of the group.
 
 A response does not show whether it was held back. So a poll counts as held if it took at least
 POLL_MIN_MS and returned fewer than `min_bytes` of records that were available when it was sent. A
