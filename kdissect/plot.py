@@ -105,7 +105,6 @@ class Plots:
                 "stack_over_time",
                 slice_ms=step / 1e6,
                 value_title=f"{measure} per {_span(step)}",
-                tick_step=1,
                 series_title=by,
             ),
         )

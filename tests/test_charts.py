@@ -19,7 +19,6 @@ FILES = sorted(
 )
 VALUES: dict[str, Any] = {
     "slice_ms": 1000,
-    "tick_step": 1,
     "series": ["a", "b"],
     "events": ["a", "b"],
     "height": 100,
