@@ -29,6 +29,8 @@ from tests.broker.replaying import EVERYTHING, Replayed, replay
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "reports" / "replay-detection.json"
 PAGE = ROOT / "reports" / "replay-detection.md"
+OPEN = "open"  # not reported in a run with others, not told alone yet
+NOT_TOLD = "not told"
 ROOTS = frozenset({"CreateTopics", "FindCoordinator", "InitProducerId", "JoinGroup", "Metadata"})
 # The worst lies are told first: a budget may end before all are.
 ORDER = [
@@ -113,30 +115,40 @@ def measure(
         Lie(api, path, kind, is_once)
         for api, seen in known["seen"].items()
         for path, kind in seen
-        if str(Lie(api, path, kind, is_once)) not in known["lies"]
+        if known["lies"].get(str(Lie(api, path, kind, is_once)), {}).get("reported", OPEN) == OPEN
     ]
     lies.sort(key=lambda lie: (ORDER.index(lie.kind), lie.path))
+    left = [lie for lie in lies if str(lie) in known["lies"]]
+    tell_alone(left, recorded, pace, end, results)
     again: list[Lie] = []
-    for shared in rounds(lies):
+    for shared in rounds([lie for lie in lies if lie not in left]):
         if time.monotonic() > end:
             return
         done, proxy = run(recorded, shared, pace)
         for lie in shared:
-            if proxy.told[lie] and is_reported(lie, done):
-                known["lies"][str(lie)] = {"told": proxy.told[lie], "reported": "in its exchange"}
-            else:
-                again.append(lie)
+            is_clear = bool(proxy.told[lie]) and is_reported(lie, done)
+            said = "in its exchange" if is_clear else OPEN
+            known["lies"][str(lie)] = {"told": proxy.told[lie], "reported": said}
+            again += [] if is_clear else [lie]
         save(results)
-        said = f"{len(known['lies'])} reported, {len(again)} to be told alone"
+        said = f"{len(known['lies'])} told, {len(again)} of them to be told alone"
         sys.stderr.write(f"{recorded.name}: {said}\n")
-    for lie in again:
+    tell_alone(again, recorded, pace, end, results)
+
+
+def tell_alone(
+    lies: list[Lie], recorded: Recorded, pace: str, end: float, results: dict[str, Result]
+) -> None:
+    """Each in a run of its own, until `end`."""
+    known = results[recorded.name]["lies"]
+    for lie in lies:
         if time.monotonic() > end:
             return
         done, proxy = run(recorded, [lie], pace)
         said = "in its exchange" if is_reported(lie, done) else "by the run" if done.status else ""
         if not proxy.told[lie]:
-            said = "not told"
-        known["lies"][str(lie)] = {"told": proxy.told[lie], "reported": said}
+            said = NOT_TOLD
+        known[str(lie)] = {"told": proxy.told[lie], "reported": said}
         sys.stderr.write(f"{lie}: {said or 'NOT REPORTED'}\n")
         save(results)
 
@@ -151,29 +163,43 @@ def save(results: dict[str, Result]) -> None:
 
 def page(results: dict[str, Result]) -> str:
     """The report."""
-    lines = [HEAD, "| capture | pace | honest | lies | told | reported | excused | not reported |"]
-    lines.append("|---|---|---|---:|---:|---:|---:|---:|")
+    names = (
+        "capture",
+        "pace",
+        "honest",
+        "room for",
+        "told",
+        "reported",
+        "open",
+        "excused",
+        "passed",
+    )
+    lines = [HEAD, "| " + " | ".join(names) + " |", "|---|---|---|" + "---:|" * 6]
     missed: list[tuple[str, str]] = []
+    opened: list[tuple[str, str]] = []
     for name, known in sorted(results.items()):
-        told = {lie: each for lie, each in known["lies"].items() if each["reported"] != "not told"}
+        told = {lie: each for lie, each in known["lies"].items() if each["reported"] != NOT_TOLD}
         silent = [lie for lie, each in told.items() if not each["reported"]]
         excused = [lie for lie in silent if excuse(lie)]
         missed += [(name, lie) for lie in silent]
-        reported = len(told) - len(silent)
-        lines.append(
-            f"| {name} | {known['honest']['pace']} | exit {known['honest']['status']} "
-            f"| {len(known['lies'])} | {len(told)} | {reported} | {len(excused)} "
-            f"| {len(silent) - len(excused)} |"
-        )
+        left = [lie for lie, each in told.items() if each["reported"] == OPEN]
+        opened += [(name, lie) for lie in left]
+        reported = len(told) - len(silent) - len(left)
+        honest, room = known["honest"], sum(map(len, known["seen"].values()))
+        cells = [name, honest["pace"], f"exit {honest['status']}", room, len(told), reported]
+        cells += [len(left), len(excused), len(silent) - len(excused)]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "## Lies that pass", ""]
     lines += ["| capture | API, field, kind | why it may |", "|---|---|---|"]
     lines += [f"| {name} | {lie} | {excuse(lie) or '**none**'} |" for name, lie in sorted(missed)]
+    lines += ["", "## Open", "", "| capture | API, field, kind |", "|---|---|"]
+    lines += [f"| {name} | {lie} |" for name, lie in sorted(opened)]
     lines += ["", "## By kind", "", "| kind | told | reported |", "|---|---:|---:|"]
     kinds: dict[str, list[bool]] = defaultdict(list)
     for known in results.values():
         for lie, each in known["lies"].items():
-            if each["reported"] != "not told":
-                kinds[kind_of(lie)].append(bool(each["reported"]))
+            if each["reported"] != NOT_TOLD:
+                kinds[kind_of(lie)].append(each["reported"] not in ("", OPEN))
     lines += [f"| {kind} | {len(each)} | {sum(each)} |" for kind, each in sorted(kinds.items())]
     return "\n".join(lines) + "\n"
 
@@ -196,8 +222,9 @@ HEAD = """# Lies that a replay reports
 Made by `python -m tools.replay_detection`; do not edit. A proxy in front of a real broker changes
 one field of the answers of one API (`tests/broker/lies.py`; kio encodes them), in every answer or,
 as *once*, in the first that has room for it. Each lie is told in a replay of a capture that an
-honest broker passes (*honest* is the exit code then). A lie is not *told* if no answer of its run
-has room for it.
+honest broker passes (*honest* is the exit code then). *Room for* counts the lies that its answers
+have room for; *told* those that were measured so far. *Open* are lies that were not reported in a
+run with others, and were not told alone yet.
 """
 
 

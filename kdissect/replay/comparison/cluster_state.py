@@ -65,13 +65,16 @@ class ClusterState:
     def _known_addresses(self) -> dict[int, Address]:
         """Node -> the address that most answers of Metadata and DescribeCluster give."""
         counts: dict[int, Counter[Address]] = defaultdict(Counter)
+        ids: Counter[str] = Counter()
         for node, address in self._ids.target.nodes.items():
             counts[node][address] += 1
         for api_key in (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER):
             for _, _, answer in self._by_api[api_key]:
+                ids[answer.get("cluster_id") or ""] += 1
                 for broker in entries(answer.get("brokers")):
                     node = broker["node_id"] if "node_id" in broker else broker["broker_id"]
                     counts[node][broker["host"], broker["port"]] += 1
+        self._cluster_id = ids.most_common(1)[0][0] if ids else ""
         return {node: each.most_common(1)[0][0] for node, each in counts.items()}
 
     def _is_up(self, node: int, outcome: Outcome) -> bool:
@@ -100,6 +103,9 @@ class ClusterState:
         self._check_transactions(add)
 
     def _check_brokers(self, outcome: Outcome, answer: Body, id_name: str, add: Add) -> set[int]:
+        known_id, cluster_id = self._cluster_id, answer.get("cluster_id")
+        if cluster_id and known_id and cluster_id != known_id:
+            add(outcome, "cluster_id", known_id, cluster_id, "other answers have another one")
         listed = set()
         for at, broker in enumerate(entries(answer["brokers"])):
             node, path = broker[id_name], f"brokers[{at}]"

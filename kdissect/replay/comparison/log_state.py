@@ -72,18 +72,21 @@ class _Fetched:
 @dataclass(slots=True)
 class _Log:
     """Facts of one log. acknowledged: base offset -> the batch, or b"" of several.
+    claims: (first, last offset, outcome, path) by Produce responses.
     floors: (answered_ns, offset) that the log end had reached, visible to consumers. stated:
     (API, offset): log ends by answers. appends: (sent_ns, answered_ns, record count). batches: by
     base offset, delivered. unknown_records: written without an offset in an answer.
     """
 
     acknowledged: dict[int, bytes] = field(default_factory=dict)
+    claims: list[tuple[int, int, Outcome, str]] = field(default_factory=list)
     fetched: list[_Fetched] = field(default_factory=list)
     floors: list[tuple[int, int]] = field(default_factory=list)
     stated: list[tuple[int, int]] = field(default_factory=list)
     ends: list[tuple[Outcome, str, int]] = field(default_factory=list)  # to be checked
     appends: list[tuple[int, int, int]] = field(default_factory=list)
     batches: dict[int, tuple[BatchHeader, bytes]] = field(default_factory=dict)
+    latest: list[tuple[Outcome, str, int]] = field(default_factory=list)  # by ListOffsets
     unknown_records: int = 0
     is_transactional: bool = False
 
@@ -132,9 +135,12 @@ class LogState:
 
     def _produce(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         answered = {
-            (self._topic(topic), partition["index"]): partition
-            for topic in entries(answer.body["responses"] if answer is not None else None)
-            for partition in entries(topic["partition_responses"])
+            (self._topic(topic), partition["index"]): (
+                f"responses[{i}].partition_responses[{j}].base_offset",
+                partition,
+            )
+            for i, topic in enumerate(entries(None if answer is None else answer.body["responses"]))
+            for j, partition in enumerate(entries(topic["partition_responses"]))
         }
         for topic in entries(request.body["topic_data"]):
             for partition in entries(topic["partition_data"]):
@@ -146,12 +152,13 @@ class LogState:
                 done_ns = answered_ns if answered_ns >= 0 else sent_ns + _UNANSWERED_NS
                 log.appends.append((sent_ns, done_ns, count))
                 log.is_transactional |= any(each.is_transactional for each in batches)
-                response = answered.get(key)
+                path, response = answered.get(key, ("", None))
                 base = -1 if response is None or response["error_code"] else response["base_offset"]
                 if base < 0 or any(each.magic != 2 for each in batches):
                     log.unknown_records += count if base < 0 else _MANY
                     continue
                 log.acknowledged[base] = data if len(batches) == 1 else b""
+                log.claims.append((base, base + count - 1, outcome, path))
                 log.stated.append((ApiKey.PRODUCE, base + count))
                 if request.body["acks"] == _ACKS_ALL or self._has_one_node:
                     log.floors.append((outcome.answered_ns, base + count))
@@ -225,6 +232,8 @@ class LogState:
                 self._logs[key].ends.append((outcome, path, offset))
                 if wanted.get(key) == _LATEST:
                     self._logs[key].stated.append((ApiKey.LIST_OFFSETS, offset))
+                    if request.body.get("isolation_level", 0) != _READ_COMMITTED:
+                        self._logs[key].latest.append((outcome, path, offset))
 
     def _epoch_end(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         for i, topic in enumerate(entries(answer.body["topics"] if answer is not None else None)):
@@ -245,6 +254,7 @@ class LogState:
             if not topic or topic in self._removed:
                 continue
             self._check_ends(log, add)
+            _check_claims(log, add)
             aborted, committed = _transactions(log)
             for fetched in log.fetched:
                 self._check_order(topic, fetched, add)
@@ -289,6 +299,10 @@ class LogState:
         floors: list[int] = []
         for _, offset in credible:
             floors.append(max(offset, floors[-1] if floors else offset))
+        for outcome, path, offset in log.latest if self._has_one_node else ():
+            place = bisect_left(times, outcome.sent_ns) - 1
+            if place >= 0 and offset < floors[place]:
+                add(outcome, path, f"at least {floors[place]}", offset, _SHOWED_MORE)
         for fetched in log.fetched:
             self._check_watermarks(log, fetched, times, floors, add)
 
@@ -307,8 +321,7 @@ class LogState:
         else:
             place = bisect_left(times, outcome.sent_ns) - 1
             if self._has_one_node and place >= 0 and watermark < floors[place]:
-                note = "an earlier answer showed more"
-                add(outcome, path, f"at least {floors[place]}", watermark, note)
+                add(outcome, path, f"at least {floors[place]}", watermark, _SHOWED_MORE)
         if stable > watermark + appended:
             note = "it is above the high watermark"
             add(outcome, f"{fetched.path}.last_stable_offset", f"at most {watermark}", stable, note)
@@ -364,6 +377,7 @@ class LogState:
             add(outcome, f"{fetched.path}.records", "records", answered, note)
 
 
+_SHOWED_MORE = "an earlier answer showed more"
 _SEGMENT_CONFIGS = frozenset({"segment.bytes", "segment.ms"})
 
 
@@ -431,6 +445,19 @@ def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> N
             here = f"{path}.acquired_records"
             add(outcome, here, "offsets of the records", f"{first} to {end}", note)
         last = max(last, end)
+
+
+def _check_claims(log: _Log, add: Add) -> None:
+    """Produce responses give each offset once, and the one at which the batch is delivered."""
+    ranges = merged_ranges((each.base_offset, each.last_offset) for each, _ in log.batches.values())
+    starts, end = [first for first, _ in ranges], -1
+    for base, last, outcome, path in sorted(log.claims, key=lambda claim: claim[:2]):
+        place = bisect_right(starts, base) - 1
+        if base <= end and log.acknowledged[base]:
+            add(outcome, path, f"after {end}", base, "another batch has this offset")
+        elif place >= 0 and base <= ranges[place][1] and base not in log.batches:
+            add(outcome, path, "the first of a batch", base, "it is inside of a delivered batch")
+        end = max(end, last)
 
 
 def _transactions(log: _Log) -> tuple[list[tuple[int, int, int]], set[tuple[int, int]]]:

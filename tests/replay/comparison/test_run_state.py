@@ -159,6 +159,33 @@ def test_records_that_were_produced_come_back() -> None:
     assert run.said(LogState) == [(number, f"{RECORDS}[offset 0]", "other records")]
 
 
+def test_offsets_of_produce_responses() -> None:
+    """Each is given once, and is that of a delivered batch."""
+    run = Run()
+    run.produce(1, 0, batch(0))
+    run.produce(2, 2, batch(2))
+    run.fetch(3, 0, batch(0) + batch(2), 4)
+    assert run.said(LogState) == []
+    inside = run.produce(4, 3, batch(4))
+    path = "responses[0].partition_responses[0].base_offset"
+    assert (inside, path, "3") in run.said(LogState)
+    twice = Run()
+    twice.produce(1, 0, batch(0))
+    number = twice.produce(2, 0, batch(2))
+    assert twice.said(LogState) == [(number, path, "0")]
+
+
+def test_the_latest_offset() -> None:
+    run = Run()
+    run.produce(1, 0, batch(0, 4))
+    partition = {"partition_index": 0, "timestamp": -1}
+    asked = {"topics": [{"name": "t", "partitions": [partition]}]}
+    for at_s, offset in ((2, 4), (3, 3)):
+        told = {"name": "t", "partitions": [{"partition_index": 0, "offset": offset}]}
+        number = run.add(at_s, ApiKey.LIST_OFFSETS, 2, asked, {"topics": [told]})
+    assert run.said(LogState) == [(number, "topics[0].partitions[0].offset", "3")]
+
+
 def test_records_that_an_answer_withholds() -> None:
     """The high watermark says that there is more, and there was room for it."""
     run = Run()
@@ -221,7 +248,7 @@ def test_aborted_transactions(key: bytes) -> None:
 def test_a_high_watermark_while_somebody_writes() -> None:
     """The broker reads it before the records: one that is appended meanwhile may be above it."""
     run = Run()
-    run.fetch(2, 0, batch(0, 4), 3)
+    run.fetch(2, 0, batch(0, 3) + batch(3, 1), 3)
     assert [each[1] for each in run.said(LogState)][:1] == [HIGH]
     run.produce(2, 3, batch(3, 1))
     assert run.said(LogState) == []
@@ -322,13 +349,15 @@ def metadata(run: Run, at_s: float, **more: Any) -> int:
         ({"replica_nodes": [1, 1]}, ["replica_nodes"]),
         ({"offline_replicas": [1]}, ["offline_replicas"]),
         ({"controller_id": 7}, ["controller_id"]),
+        ({"cluster_id": "other"}, ["cluster_id"]),
         ({"leader_id": 7}, ["isr_nodes", "leader_id", "replica_nodes"]),
         ({"brokers": [{"node_id": 1, "host": "other", "port": 9092}]}, ["host"]),
     ],
 )
 def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
     run = Run()
-    metadata(run, 1)
+    metadata(run, 1, cluster_id="own")
+    metadata(run, 1, cluster_id="own")
     number = metadata(run, 2, **more)
     found = run.said(ClusterState)
     assert {each[0] for each in found} <= {number}
