@@ -4,6 +4,7 @@ The sources are the protocol guide (https://kafka.apache.org/protocol), the desc
 in Kafka's message definitions, and the KIPs named below. No table of the product was used, so what
 a table of the product lacks is missed here.
 
+A heading names one or more APIs, and a side of theirs; an API may stand under several headings.
 A line has a kind and the fields that hold it, as paths in the body of all versions. Lists are
 transparent. Fields that are plain values (times, limits, texts, codes) are in no line. Only APIs
 that clients send are listed: replay never sends those among brokers and controllers.
@@ -422,22 +423,23 @@ ListTransactions response
     transactional-id  transaction_states.transactional_id
     producer-id       transaction_states.producer_id
 
-ConsumerGroupHeartbeat request
+ConsumerGroupHeartbeat ShareGroupHeartbeat request
     group             group_id
     member            member_id
     generation        member_epoch
     topic             subscribed_topic_names
+ConsumerGroupHeartbeat request
     topic-id          topic_partitions.topic_id
     partition         topic_partitions.partitions
-ConsumerGroupHeartbeat response
+ConsumerGroupHeartbeat ShareGroupHeartbeat response
     member            member_id
     generation        member_epoch
     topic-id          assignment.topic_partitions.topic_id
     partition         assignment.topic_partitions.partitions
 
-ConsumerGroupDescribe request
+ConsumerGroupDescribe ShareGroupDescribe request
     group             group_ids
-ConsumerGroupDescribe response
+ConsumerGroupDescribe ShareGroupDescribe response
     group             groups.group_id
     group-epoch       groups.group_epoch groups.assignment_epoch
     member            groups.members.member_id
@@ -446,6 +448,7 @@ ConsumerGroupDescribe response
     topic-id          groups.members.assignment.topic_partitions.topic_id
     topic             groups.members.assignment.topic_partitions.topic_name
     partition         groups.members.assignment.topic_partitions.partitions
+ConsumerGroupDescribe response
     topic-id          groups.members.target_assignment.topic_partitions.topic_id
     topic             groups.members.target_assignment.topic_partitions.topic_name
     partition         groups.members.target_assignment.topic_partitions.partitions
@@ -474,29 +477,6 @@ DescribeTopicPartitions response
     node              topics.partitions.isr_nodes topics.partitions.offline_replicas
     node              topics.partitions.eligible_leader_replicas topics.partitions.last_known_elr
     leader-epoch      topics.partitions.leader_epoch
-
-ShareGroupHeartbeat request
-    group             group_id
-    member            member_id
-    generation        member_epoch
-    topic             subscribed_topic_names
-ShareGroupHeartbeat response
-    member            member_id
-    generation        member_epoch
-    topic-id          assignment.topic_partitions.topic_id
-    partition         assignment.topic_partitions.partitions
-
-ShareGroupDescribe request
-    group             group_ids
-ShareGroupDescribe response
-    group             groups.group_id
-    group-epoch       groups.group_epoch groups.assignment_epoch
-    member            groups.members.member_id
-    generation        groups.members.member_epoch
-    topic             groups.members.subscribed_topic_names
-    topic-id          groups.members.assignment.topic_partitions.topic_id
-    topic             groups.members.assignment.topic_partitions.topic_name
-    partition         groups.members.assignment.topic_partitions.partitions
 
 ShareFetch request
     group             group_id
@@ -601,22 +581,23 @@ DeleteShareGroupOffsets response
 """
 
 
-def _parsed() -> dict[tuple[str, str], dict[str, str]]:
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    paths: dict[str, str] = {}
-    for line in TEXT.splitlines():
+def _parse(text: str) -> dict[tuple[str, str], dict[str, str]]:
+    messages: dict[tuple[str, str], dict[str, str]] = {}
+    headed: list[dict[str, str]] = []
+    for line in text.splitlines():
         words = line.split()
         if line.startswith(" "):
-            for path in words[1:]:
-                assert path not in paths, line
-                paths[path] = words[0]
+            kind, *paths = words
+            for fields in headed:
+                assert not fields.keys() & set(paths), line
+                fields.update(dict.fromkeys(paths, kind))
         elif words:
-            api_name, side = words
-            paths = found[api_name, side] = {}
-    return found
+            *api_names, side = words
+            headed = [messages.setdefault((api_name, side), {}) for api_name in api_names]
+    return messages
 
 
-FIELDS = _parsed()
+FIELDS = _parse(TEXT)
 """(API, side) -> path of a field -> kind."""
 
 
