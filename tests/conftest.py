@@ -1,5 +1,8 @@
 """What several folders of tests share."""
 
+import contextlib
+import logging
+import os
 import signal
 import subprocess
 import sys
@@ -23,7 +26,38 @@ def captures() -> Path:
 
 
 @pytest.fixture
-def kdissect() -> Callable[..., subprocess.CompletedProcess[str]]:
+def kdissect(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line in this process, from the root: exit code, stdout and stderr.
+
+    It is for commands that start no Spark, read no stdin, and print to someone who reads all.
+    """
+    from kdissect.__main__ import main
+
+    class Exit(BaseException):
+        pass
+
+    def leave(status: int) -> None:
+        raise Exit(status)
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        with monkeypatch.context() as patch, contextlib.chdir(ROOT):
+            patch.setattr(os, "_exit", leave)
+            patch.setattr(sys, "argv", ["kdissect", *args])
+            patch.setattr(sys, "stderr", sys.stderr)  # main opens another one
+            patch.setattr(logging.root.manager, "disable", logging.root.manager.disable)
+            with pytest.raises(Exit) as stopped:
+                main()
+        (status,) = stopped.value.args
+        return subprocess.CompletedProcess(args, status, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def kdissect_process() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command line as a user does: a process of its own."""
 
     def run(*args: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
@@ -65,3 +99,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_spark, "run", run)
     monkeypatch.setattr(spark_session, "use_this_python", lambda _: None)
     monkeypatch.setattr(spark_session, "parallelism", lambda _: 2)
+
+
+@pytest.fixture
+def without_spark(in_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command `dissect` runs in this process, without Spark."""
+    monkeypatch.setattr("kdissect.cli.dissect._start_spark", lambda *_: None)
+    monkeypatch.setattr("kdissect.cli.dissect._progress", lambda *_: contextlib.nullcontext())

@@ -1,9 +1,7 @@
 """The command line as a user meets it: exit codes, one clear line, what is left behind."""
 
-import contextlib
 import importlib
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -21,6 +19,10 @@ from kdissect.cli import _is_cut_import, app
 from kdissect.cli.common import some_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+VERBS_WITH_EXAMPLES = (
+    *("dissect", "show", "report", "sql", "extract"),
+    *("replay", "diff", "check", "summary", "readiness"),
+)
 
 
 def one_line(result: subprocess.CompletedProcess[str]) -> str:
@@ -30,17 +32,17 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def test_version_and_help(kdissect: Run) -> None:
-    """--version and --help answer on stdout; every verb's help shows examples."""
-    assert kdissect("--version").stdout.startswith("kdissect ")
+def test_version_and_help(kdissect: Run, kdissect_process: Run) -> None:
+    """--version and --help answer on stdout; a verb's help shows examples."""
+    assert kdissect_process("--version").stdout.startswith("kdissect ")
     shown = kdissect("dissect", "--help")
     assert shown.returncode == 0
     assert "Examples" in shown.stdout
 
 
-def test_a_missing_file(kdissect: Run, tmp_path: Path) -> None:
+def test_a_missing_file(kdissect_process: Run, tmp_path: Path) -> None:
     """Exit 2, the file named, nothing written."""
-    result = kdissect("dissect", "no/such.pcap", "--out", str(tmp_path / "out"))
+    result = kdissect_process("dissect", "no/such.pcap", "--out", str(tmp_path / "out"))
     assert result.returncode == 2
     assert "no/such.pcap" in one_line(result)
     assert not (tmp_path / "out").exists()
@@ -111,34 +113,27 @@ def test_bad_usage(kdissect: Run, arguments: list[str]) -> None:
     one_line(result)
 
 
-def test_no_java(tmp_path: Path, captures: Path) -> None:
+def test_no_java(
+    kdissect: Run, tmp_path: Path, captures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without Java one line says what to install, exit 3."""
-    import sys
-
-    environment = {**os.environ, "PATH": str(tmp_path), "JAVA_HOME": ""}
-    capture = str(captures / "librdkafka.pcap")
-    command = [
-        sys.executable,
-        "-m",
-        "kdissect",
-        "dissect",
-        capture,
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", "")
+    result = kdissect("dissect", str(captures / "librdkafka.pcap"), "--out", str(tmp_path / "o"))
     assert result.returncode == 3
     assert "Java 17" in one_line(result)
     assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.spark
-def test_a_cut_capture_gives_what_it_holds(kdissect: Run, tmp_path: Path, captures: Path) -> None:
+def test_a_cut_capture_gives_what_it_holds(
+    kdissect: Run, kdissect_process: Run, tmp_path: Path, captures: Path
+) -> None:
     """A capture cut in the middle: exit 0, its exchanges, and a capture_cut anomaly."""
     whole = (captures / "librdkafka.pcap").read_bytes()
     (tmp_path / "cut.pcap").write_bytes(whole[: len(whole) // 2])
     out = tmp_path / "out"
-    result = kdissect("dissect", str(tmp_path / "cut.pcap"), "--out", str(out), "--json")
+    result = kdissect_process("dissect", str(tmp_path / "cut.pcap"), "--out", str(out), "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["totals"]["exchanges"] > 50
@@ -150,7 +145,7 @@ def test_a_cut_capture_gives_what_it_holds(kdissect: Run, tmp_path: Path, captur
     assert (out / "_kdissect.json").exists()
 
 
-@pytest.mark.spark
+@pytest.mark.usefixtures("without_spark")
 def test_a_capture_without_kafka(kdissect: Run, tmp_path: Path) -> None:
     """No Kafka found: exit 0 with a warning, tables all the same."""
     path = tmp_path / "http.pcap"
@@ -211,15 +206,13 @@ def test_an_interrupt_that_a_compiled_module_hides() -> None:
 
 
 def test_an_interrupt_of_the_summary(
-    tmp_path: Path, captures: Path, in_process: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, captures: Path, without_spark: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tables are written: the run succeeded, and says so."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kdissect.cli.dissect._start_spark", lambda *_: None)
-    monkeypatch.setattr("kdissect.cli.dissect._progress", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("kdissect.summary.summarise", interrupted)
     out = tmp_path / "out"
     done = CliRunner().invoke(
@@ -285,31 +278,14 @@ def test_replay_takes_apis_as_show_does(kdissect: Run) -> None:
     assert chosen == {"ListOffsets", "ListGroups"}
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        "dissect",
-        "show",
-        "report",
-        "sql",
-        "extract",
-        "replay",
-        "diff",
-        "check",
-        "summary",
-        "readiness",
-    ],
-)
-def test_examples_of_the_help_can_be_copied(verb: str) -> None:
+@pytest.mark.parametrize("verb", VERBS_WITH_EXAMPLES)
+def test_examples_of_the_help_can_be_copied(
+    verb: str, kdissect: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A terminal of 80 columns breaks no command: a shell reads what the page shows."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kdissect", verb, "--help"],
-        env={**os.environ, "COLUMNS": "80", "TERM": "dumb"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shown = done.stdout.partition("Examples:")[2]
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    shown = kdissect(verb, "--help").stdout.partition("Examples:")[2]
     assert all(line == line.rstrip() and len(line) <= 80 for line in shown.splitlines())
     given = examples_of(verb).strip().split("\n\n")[1:]
     listed = shown.strip().split("\n\n")

@@ -7,10 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-
-import pytest
 
 from tests.conftest import ROOT
 
@@ -29,7 +26,6 @@ def sources() -> list[Path]:
     return sorted(found)
 
 
-@cache
 def known_endings() -> set[str]:
     """Every file by each end of its path: `a/b/c.py`, `b/c.py`, `c.py`."""
     parts = [path.relative_to(ROOT).parts for path in sources()]
@@ -56,9 +52,12 @@ def is_module(name: str) -> bool:
     return any(each.is_dir() or each.with_suffix(".py").is_file() for each in (path, path.parent))
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_names_of_files_are_those_of_files(path: Path) -> None:
+def test_named_files_and_modules_are_there() -> None:
     known = known_endings()
-    for text in prose(path):
-        assert not {name for name in FILE.findall(text) if name not in known}
-        assert not {name for name in MODULE.findall(text) if not is_module(name)}
+    missing = set()
+    for path in sources():
+        for text in prose(path):
+            names = {name for name in FILE.findall(text) if name not in known}
+            names |= {name for name in MODULE.findall(text) if not is_module(name)}
+            missing |= {f"{path.relative_to(ROOT)}: {name}" for name in names}
+    assert not missing

@@ -179,7 +179,7 @@ PAIRS = [
 ]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(PAIRS),
     st.lists(

@@ -81,19 +81,17 @@ def test_hostile_names(tmp_path: Path, kdissect: Run, captures: Path) -> None:
     assert "rd\\x1b[31m" in shown.stdout
 
 
-@pytest.mark.parametrize(("target", "code"), [("4.0", 0), ("2.4", 1)])
-def test_a_closed_pipe(table_set: Path, target: str, code: int) -> None:
+def test_a_closed_pipe(table_set: Path) -> None:
     """A reader that has had enough changes neither the exit code nor stderr."""
     command = shlex.join([sys.executable, "-m", "kdissect", "readiness", str(table_set)])
-    script = f"{command} --target {target} --json | head -c 5; exit ${{PIPESTATUS[0]}}"
+    script = f"{command} --target 2.4 --json | head -c 5; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=False, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (code, b"")
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_quiet_leaves_the_exit_code(tmp_path: Path) -> None:
-    """CI jobs that want the code alone."""
+def test_quiet_leaves_the_exit_code(kdissect: Run, tmp_path: Path) -> None:
+    """A CI job gets the code alone."""
     tables = tmp_path / "tables"
     package.read(ROOT / "captures" / "java_0_10_2_2.pcap").write(tables)
-    command = [sys.executable, "-m", "kdissect", "readiness", str(tables), "--target", "4.0", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = kdissect("readiness", str(tables), "--target", "4.0", "-q")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")

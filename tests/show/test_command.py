@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import kdissect
+import kdissect as package
 from kdissect.show.columns import fitted
 from kdissect.show.loop import Style
 from kdissect.show.style import Clock
@@ -113,7 +113,9 @@ def test_filters_that_nothing_passes(kdissect: Run) -> None:
     assert kdissect("show", path).stderr == ""
 
 
-def test_hostile_names_do_not_steer_the_terminal(captures: Path, tmp_path: Path) -> None:
+def test_hostile_names_do_not_steer_the_terminal(
+    kdissect: Run, captures: Path, tmp_path: Path
+) -> None:
     """Escapes in a client id and a topic are shown as text; colours are ours alone."""
     data = (captures / "librdkafka.pcap").read_bytes()
     data = data.replace(b"rd-events", b"\x1b[31mXY\r\n")
@@ -121,21 +123,17 @@ def test_hostile_names_do_not_steer_the_terminal(captures: Path, tmp_path: Path)
     path = tmp_path / "hostile.pcap"
     path.write_bytes(data)
     for args in ([], ["-v", "-x", "--records"]):
-        done = subprocess.run(
-            [*COMMAND, os.fspath(path), *args], capture_output=True, check=True, cwd=ROOT
-        )
-        assert b"\\x1b[31mXY\\r\\n" in done.stdout
-        assert not any(byte < 32 and byte != 10 for byte in done.stdout)
-        assert "\u202e" not in done.stdout.decode()
+        lines = kdissect("show", os.fspath(path), *args).stdout
+        assert "\\x1b[31mXY\\r\\n" in lines
+        assert not any(ord(letter) < 32 and letter != "\n" for letter in lines)
+        assert "\u202e" not in lines
 
 
-def test_colours(captures: Path) -> None:
-    """None in a pipe unless asked for."""
+def test_colours(kdissect: Run, captures: Path) -> None:
+    """A pipe gets none without --colour."""
+    path = os.fspath(captures / "java_2_0_1.pcap")
     for args, has_colour in (([], False), (["--colour"], True)):
-        with start(os.fspath(captures / "java_2_0_1.pcap"), *args) as process:
-            assert process.stdout
-            assert (b"\x1b[" in process.stdout.readline()) == has_colour
-            process.stdout.close()
+        assert ("\x1b[" in kdissect("show", path, *args).stdout) == has_colour
 
 
 def test_nothing_heavy_is_loaded(captures: Path) -> None:
@@ -321,13 +319,10 @@ def test_times(captures: Path) -> None:
     assert list(itertools.accumulate(delta)) == pytest.approx(expected, abs=1e-6)
 
 
-def test_what_was_not_read_is_said_at_the_end(captures: Path) -> None:
-    """On stderr, one line: so many TLS connections as the table has; nothing once decrypted."""
-    command = [*COMMAND, "captures/tls13.pcap.gz"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    tables = kdissect.read(captures / "tls13.pcap.gz")
+def test_connections_that_stay_encrypted_are_counted(kdissect: Run, captures: Path) -> None:
+    """One line on stderr has the number that `connections` has; with the key log there is none."""
+    command = ["show", "captures/tls13.pcap.gz"]
+    tables = package.read(captures / "tls13.pcap.gz")
     count = tables.connections.to_arrow()["protocol"].to_pylist().count("tls")
-    assert f"kdissect: not read: {count} TLS connections not decrypted" in done.stderr
-    command += ["--keylog", "captures/tls13.keylog"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stderr == ""
+    assert f"kdissect: not read: {count} TLS connections not decrypted" in kdissect(*command).stderr
+    assert kdissect(*command, "--keylog", "captures/tls13.keylog").stderr == ""

@@ -110,11 +110,19 @@ LOGGED = [c for c in ALL if c.has(REQUEST_LOG)]
 CHECKED = [c for c in LOGGED if not c.is_tls]  # the independent check has no keys
 PRODUCED = [c for c in ALL if c.has(PRODUCED_LIST)]
 SHAPES_BASE = Capture("other_clients/librdkafka")
+LARGE = "perf/perf_small"  # perf_tshark has the same traffic, less of it
 
 
 def each(name: str, things: list[Any]) -> pytest.MarkDecorator:
-    """A test for each of them; all tests of a module for one come together, and its rows go."""
-    return pytest.mark.parametrize(name, things, ids=str, scope="module")
+    """A test for each of them, heavy for a large one.
+
+    All tests of a module for one come together, then its rows go.
+    """
+    cases = [
+        pytest.param(thing, marks=[pytest.mark.heavy] if str(thing).startswith(LARGE) else [])
+        for thing in things
+    ]
+    return pytest.mark.parametrize(name, cases, ids=str, scope="module")
 
 
 def key_log(path: Path) -> Path:

@@ -72,8 +72,8 @@ def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
     ("name", "split_bytes"),
     [
         pytest.param("other_clients/librdkafka", 50_000, marks=pytest.mark.heavy),
-        ("java_latest/java_latest", 700_000),
-        ("sasl/sasl", None),
+        pytest.param("java_latest/java_latest", 700_000, marks=pytest.mark.heavy),
+        ("sasl/sasl", 100_000),
     ],
 )
 def test_spark_gives_the_rows_of_read(
