@@ -1,6 +1,7 @@
 """What several folders of tests share."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -17,6 +18,35 @@ CAPTURES = ROOT / "captures"
 
 # A job that a shell started in the background ignores SIGINT, and so would the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups tests by their file, and all files that need Spark into one: they share a session.
+
+    That group and the truth tests are the longest. They come first, so that short files end a run
+    on two workers.
+    """
+    with_spark = {
+        item.path
+        for item in items
+        if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("heavy")
+    }
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else file))
+    items.sort(key=lambda item: (item.path not in with_spark, "truth" not in item.path.parts))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_heap() -> Iterator[None]:
+    """Leaves modules and tests out of garbage collections: replay makes one in each run."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)  # replay calls it at its end
+        yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

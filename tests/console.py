@@ -81,7 +81,7 @@ def run(command: str, folder: Path, width: int = 100) -> str:
 def run_here(command: str, folder: Path) -> str:
     """The same in this process, which has loaded everything; what a pipe takes in runs in a shell.
 
-    A command that needs more of a shell than a pipe, or that fails, is run as `run` does.
+    A command that needs more of a shell than a pipe, or that raises an error, is run as `run` does.
     """
     first, pipe, rest = command.strip().partition(" | ")
     try:
@@ -96,7 +96,7 @@ def run_here(command: str, folder: Path) -> str:
 
     with contextlib.chdir(folder):
         done = CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "TERM": "dumb"})
-    if done.exit_code:
+    if not isinstance(done.exception, SystemExit | None):
         return run(command, folder)
     if not pipe:
         return done.output

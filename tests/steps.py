@@ -1,17 +1,19 @@
 """How much work something is, whatever else the machine does: the lines of kdissect that it runs.
 
-They are counted in a process of their own in which kernels are plain Python, so that every turn of
-every loop counts.
+They are counted in another process in which kernels are plain Python, so that every turn of every
+loop counts. All tests of a session share that process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -27,17 +29,29 @@ def assert_linear(work: Callable[..., object], size: int, *args: Any) -> None:
     exactly 2 where work is linear, 4 where it is quadratic.
     """
     sizes = [size, 2 * size, 4 * size]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.steps", work.__module__, work.__name__,
-         json.dumps(args), json.dumps(sizes)],
-        env={**os.environ, "KDISSECT_NO_JIT": "1"},
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    steps = json.loads(done.stdout.splitlines()[-1])
+    counter = _counter()
+    assert counter.stdin
+    assert counter.stdout
+    counter.stdin.write(json.dumps([work.__module__, work.__name__, args, sizes]) + "\n")
+    counter.stdin.flush()
+    answer = counter.stdout.readline()
+    if not answer:
+        _counter.cache_clear()
+        raise AssertionError(f"{work.__name__} failed: its traceback is on stderr")
+    steps = json.loads(answer)
     print(dict(zip(sizes, steps, strict=True)))
     assert size < steps[0] < steps[1]
     assert steps[2] - steps[1] < 2.5 * (steps[1] - steps[0]), steps
+
+
+@cache
+def _counter() -> subprocess.Popen[str]:
+    """The process that counts; it ends when its stdin is closed, at the latest with this one."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "tests.steps"],
+        env={**os.environ, "KDISSECT_NO_JIT": "1"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
 
 
 def lines_run(work: Callable[..., object], *args: Any) -> int:
@@ -59,11 +73,14 @@ def lines_run(work: Callable[..., object], *args: Any) -> int:
     return count
 
 
-def main(module: str, name: str, args: str, sizes: str) -> None:
-    work, given = getattr(importlib.import_module(module), name), json.loads(args)
-    counts = [lines_run(work, *given, size) for size in json.loads(sizes)[:1] + json.loads(sizes)]
-    print(json.dumps(counts[1:]))  # the first makes what a process makes once
+def main() -> None:
+    for line in sys.stdin:
+        module, name, args, sizes = json.loads(line)
+        work = getattr(importlib.import_module(module), name)
+        with contextlib.redirect_stdout(sys.stderr):
+            counts = [lines_run(work, *args, size) for size in sizes[:1] + sizes]
+        print(json.dumps(counts[1:]), flush=True)  # the first makes what a process makes once
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 from tools.run_notebooks import run
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+IN_JUPYTER = "which_client_is_slow"  # the others run there among the heavy tests
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -28,7 +29,14 @@ def test_a_notebook_ends_in_an_answer(path: Path, monkeypatch: pytest.MonkeyPatc
     print(f"{path.stem}: {names['answer']}")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.stem == IN_JUPYTER else [pytest.mark.heavy])
+        for path in NOTEBOOKS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_shows_what_it_has_stored(path: Path) -> None:
     """In Jupyter, from its own folder: the stored outputs, and charts that need no network."""
     stored, fresh = nbformat.read(path, as_version=4), run(path)

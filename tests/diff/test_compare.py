@@ -107,14 +107,15 @@ def slowed(tables: Tables, api: str, delay_ms: float, share: float = 1.0) -> Tab
 def test_slower_answers(many: Tables) -> None:
     """Ten milliseconds more in one API are found, in that alone, and are worse one way only."""
     slow = slowed(many, "Produce", 10)
-    (row,) = compare(many, slow)["changes"]["latency"]
+    document, back = compare(many, slow), compare(slow, many)
+    (row,) = document["changes"]["latency"]
     assert (row["api"], row["change"], row["is_worse"]) == ("Produce", "slower", True)
     assert row["p50_b"] == pytest.approx(row["p50_a"] + 10, abs=0.01)
     assert row["delta"] > 0.5
-    assert failing(compare(many, slow), ["latency"]) == ["latency"]
-    (back,) = compare(slow, many)["changes"]["latency"]
-    assert (back["change"], back["is_worse"]) == ("faster", False)
-    assert failing(compare(slow, many), ["latency"]) == []
+    assert failing(document, ["latency"]) == ["latency"]
+    (row,) = back["changes"]["latency"]
+    assert (row["change"], row["is_worse"]) == ("faster", False)
+    assert failing(back, ["latency"]) == []
 
 
 def test_a_little_slower(many: Tables) -> None:
@@ -134,10 +135,10 @@ def test_too_few_connections(sarama: Tables) -> None:
 
 
 def test_random_halves_are_alike(captures: Path) -> None:
-    """Connections dealt out at random: twelve times, no false alarm of any kind."""
+    """Connections dealt out at random: six times, no false alarm of any kind."""
     for name in ("sarama.pcap.gz", "java_2_0_1.pcap"):
         tables = kdissect.read(captures / name)
-        for seed in range(6):
+        for seed in range(3):
             document = compare(*halves(tables, seed))
             assert failing(document, ["errors", "latency", "sizes"]) == []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -188,14 +187,10 @@ def test_comments_say_what_a_packet_is_and_others_can_read_it(tmp_path, whole):
     assert str(done.packet_count) in counted
 
 
-def test_what_is_not_there_is_said(tmp_path):
-    command = [sys.executable, "-m", "kdissect", "extract", str(CAPTURE), "--out"]
-
+def test_missing_exchanges_and_topics_are_named(tmp_path, request):
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, str(tmp_path / "x.pcapng"), *args], capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+        kdissect_run = request.getfixturevalue("kdissect")
+        return kdissect_run("extract", str(CAPTURE), "--out", str(tmp_path / "x.pcapng"), *args)
 
     missing = run("--exchange", "12345")
     assert (missing.returncode, missing.stdout) == (2, "")

@@ -41,9 +41,14 @@ def _rows(table) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["captures", "connections", "exchanges", "record_batches", "records", "group_events",
-     "transactions", "topics", "brokers", "anomalies", "apis/Produce", "apis/JoinGroup",
-     "apis/Metadata"],
+    [
+        *("captures", "exchanges", "records", "group_events", "anomalies", "apis/Produce"),
+        *(
+            pytest.param(name, marks=pytest.mark.heavy)
+            for name in ("connections", "record_batches", "transactions", "topics", "brokers",
+                         "apis/JoinGroup", "apis/Metadata")
+        ),
+    ],
 )  # fmt: skip
 def test_the_rows_of_read(source, tables, name):
     frame = source(name, splits=3)

@@ -69,7 +69,7 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("split_bytes", [None, 40_000])
+@pytest.mark.parametrize("split_bytes", [pytest.param(None, marks=pytest.mark.heavy), 40_000])
 def test_rows_of_the_local_file(
     spark: Any, store: Store, tmp_path: Path, read_here: list[int], split_bytes: int | None
 ) -> None:

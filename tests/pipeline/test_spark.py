@@ -25,7 +25,7 @@ def schemas(tables: kdissect.Tables) -> dict[str, pa.Schema]:
     return {name: tables[name].schema for name in tables.names}
 
 
-@pytest.mark.parametrize("split_bytes", [None, 50_000])
+@pytest.mark.parametrize("split_bytes", [pytest.param(None, marks=pytest.mark.heavy), 50_000])
 def test_spark_gives_the_rows_of_read(
     spark: Any, captures: Path, tmp_path: Path, split_bytes: int | None
 ) -> None:

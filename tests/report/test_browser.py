@@ -76,9 +76,9 @@ def _asked(browser: Any) -> list[str]:
     ("which", "size", "scheme"),
     [
         ("page", DESK, "light"),
-        ("page", PHONE, "dark"),
-        ("attacked", PHONE, "light"),
-        ("attacked", DESK, "dark"),
+        ("attacked", PHONE, "dark"),
+        pytest.param("page", PHONE, "dark", marks=pytest.mark.heavy),
+        pytest.param("attacked", DESK, "light", marks=pytest.mark.heavy),
     ],
 )
 def test_quiet_and_whole(
@@ -179,6 +179,7 @@ def test_a_capture_without_kafka_opens_too(browser: Any, tmp_path: Path) -> None
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.heavy
 def test_interactive_within_a_second(browser: Any, page: Path) -> None:
     _set(browser, DESK, "light")
     found = []

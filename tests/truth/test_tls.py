@@ -115,7 +115,9 @@ def test_split_sizes_change_nothing(capture: Capture, split_bytes: int) -> None:
 
 
 @pytest.mark.spark
-@both
+@pytest.mark.parametrize(
+    "capture", [pytest.param(TLS_12, marks=pytest.mark.heavy), TLS_13], ids=str
+)
 def test_spark_gives_the_rows_of_read(spark: Any, tmp_path: Path, capture: Capture) -> None:
     ours = kdissect.dissect(
         spark,
