@@ -81,7 +81,8 @@ def run(command: str, folder: Path, width: int = 100) -> str:
 def run_here(command: str, folder: Path) -> str:
     """The same in this process, which has loaded everything; what a pipe takes in runs in a shell.
 
-    A command that needs more of a shell than a pipe, or that raises an error, is run as `run` does.
+    A command that needs more of a shell than a pipe, that raises an error, or that fails before a
+    pipe, is run as `run` does.
     """
     first, pipe, rest = command.strip().partition(" | ")
     try:
@@ -96,7 +97,7 @@ def run_here(command: str, folder: Path) -> str:
 
     with contextlib.chdir(folder):
         done = CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "TERM": "dumb"})
-    if not isinstance(done.exception, SystemExit | None):
+    if not isinstance(done.exception, SystemExit | None) or (pipe and done.exit_code):
         return run(command, folder)
     if not pipe:
         return done.output
