@@ -35,9 +35,10 @@ _APPLICATION = f"kdissect {__version__}"
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """What was written: numbers of packets, exchanges and connections, and bytes of secrets.
+    """Counts of an extracted file: packets, exchanges, connections, and bytes of secrets.
 
-    left_out_count: frames that could not be read, and so were not rewritten with other names.
+    left_out_count: frames that kdissect could not decode, so it could not replace names in them
+    and left them out.
     """
 
     path: str

@@ -75,7 +75,11 @@ def _decide(
     candidates: list[set[Pair]],
     requested: dict[int, set[Pair]],
 ) -> None:
-    """Set what is clear from candidates and requests; then what is clear from the first results."""
+    """Set API and version of each response whose possible pairs all belong to one API.
+
+    The first turn compares the candidates with the pairs of the connection's captured requests. The
+    second turn also uses the versions that the first one found on the same connection.
+    """
     inferred: dict[int, set[Pair]] = defaultdict(set)
     for turn in range(2):
         for row, pairs in zip(rows.tolist(), candidates, strict=True):

@@ -24,15 +24,13 @@ A range R is ``3``, ``3-7``, or ``3+`` for 3 and every later version.
 
 A field is one line, ``name: type R``, followed by these in order, as far as they apply:
 
-=============  =================================================================================
-``null R``     versions that allow null; a type written ``string?`` allows it wherever it exists
-``tag N``      a tagged field; ``tag N R`` if only some of its versions tag it
-``= value``    its default: a number, ``true``, ``false``, ``null`` or a quoted string;
-               if absent: 0, false, "", no elements, a struct of defaults
-``@entity``    the kind of thing that the value names: ``@topicName``, ``@brokerId``, ...
-``key``        part of the key of its collection in Kafka's classes
-``plain``      has its non-compact form in flexible versions too
-=============  =================================================================================
+- ``null R``: versions that allow null; a type written ``string?`` allows it wherever it exists
+- ``tag N``: a tagged field; ``tag N R`` if only some of its versions tag it
+- ``= value``: its default, which is a number, ``true``, ``false``, ``null`` or a quoted string;
+  if absent: 0, false, "", no elements, a struct of defaults
+- ``@entity``: the kind of thing that the value names: ``@topicName``, ``@brokerId``, ...
+- ``key``: part of the key of its collection in Kafka's classes
+- ``plain``: has its non-compact form in flexible versions too
 
 Types are those of `model.Type` in lower case. ``[int32]`` is an array. A name with a capital is a
 struct. Its fields follow, indented by two more spaces; or they come from a ``struct Name`` part of

@@ -1,9 +1,10 @@
 """`kdissect report`: a table set as one HTML page, CSV files and a JSON document.
 
-Theory of operation: DuckDB reads the Parquet files and makes one table per question (`x`, an
-exchange a row, is what most start from, see `exchange_facts`); sections ask it for the rows that
-they show and give plain values (the document); `findings` ranks what stands out, `page` draws it.
-Memory is bounded by DuckDB's limit and by the rows that are shown, not by the table set.
+Theory of operation: DuckDB reads the Parquet files and makes one table per question. Most start
+from the table `x`, an exchange a row (see `exchange_facts`). Sections query these tables for the
+rows that they show, and add plain values to one document. `findings` ranks the problems in the
+document, and `page` draws the document. Memory is bounded by DuckDB's limit and by the rows that
+the page shows, not by the size of the table set.
 """
 
 from __future__ import annotations
@@ -71,12 +72,15 @@ _PREPARED = 8  # sections' worth of work before the first: joins over all exchan
 
 
 def _quiet(step: str, share: float) -> None:
-    """Progress that nobody looks at."""
+    """Show no progress."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What was made: the document, and the files (CSV name -> path)."""
+    """A written report: its document (plain values), and the paths of its HTML and CSV files.
+
+    csv: name of the table -> path.
+    """
 
     document: dict[str, Any]
     html: Path
@@ -97,12 +101,14 @@ def build(
 
     source: a table set's folder, or what `kdissect.read` gave.
     name: the page's (default: of the folder, or of the first capture).
-    out: the HTML file (default ``reports/NAME.html``); files beside it are NAME-*.csv. What is
-    there is replaced once the new file is whole.
+    out: the HTML file (default ``reports/NAME.html``). The CSV files are NAME-*.csv in the same
+    folder. An existing file is replaced once the new one is complete.
     broker_logs: request logs of brokers, whose times are compared.
-    target: the release of Kafka that clients are held against; ReadinessError for an unknown one.
-    progress: called with what is being done, and the share of the work that is behind.
-    Raises CaptureError without a table set, OutputError where `out` cannot be written.
+    target: the release of Kafka that the clients have to work with.
+    progress: called with the name of each step, and the share of the work done so far (0 to 1).
+
+    Raises CaptureError if there is no table set, OutputError if `out` cannot be written,
+    ReadinessError if the release is unknown.
     """
     check_options(out, broker_logs, target)
     if name is None:

@@ -33,11 +33,13 @@ _MILLIS_MIN = 0.001  # a logarithm has no zero
 
 @dataclass(slots=True)
 class Chart:
-    """A chart: its words, its rows and what draws them.
+    """A chart: its title and text, its rows, and the Vega-Lite specification that draws them.
 
-    text: what the picture shows, for readers who do not see it. height: in pixels. series: the
-    legend, in the order of colours. choose: a column that a menu narrows to one value. labels: the
-    headings of the columns in the table of the chart's data.
+    text: a description of the picture for readers who cannot see it.
+    height: in pixels.
+    series: the legend, in the order of colours.
+    choose: a column that a menu narrows to one value.
+    labels: the headings of the columns in the table of the chart's data.
     """
 
     id: str
@@ -52,7 +54,7 @@ class Chart:
     labels: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """What the page's script draws it from."""
+        """The values from which the page's script draws the chart."""
         present = set().union(*(self.data.get(name, ()) for name in ("series", "event", "group")))
         legend = [
             [name, number]

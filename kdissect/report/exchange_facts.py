@@ -1,11 +1,15 @@
-"""What all sections start from: table `x`, an exchange a row, and which connections are brokers'.
+"""Tables that all sections of the report read: `x`, an exchange a row, and `broker_connections`.
 
-Times are `service_ms`: what the broker took itself (`queued_ms` is the wait behind the response
-before on the connection). `wait` tells answers from long polls and from waiting for a group's
-members; `tables/waits` decides it. `failed`: the response has an error that is no routine step of
-the protocol; that is what the report counts as an error everywhere.
-A request without an answer `is_unanswered`, or its answer `may_be_lost` with the bytes that are
-missing there; `sql/unanswered` decides it.
+Columns of `x` that need a word:
+
+- `service_ms` is the time that the broker itself took. `queued_ms` is the time that the response
+  waited for the previous response on the connection.
+- `wait` says what the time was spent on: an ordinary answer, a long poll, or waiting for members of
+  a group. `tables/waits` decides it.
+- `failed`: the response has an error code that is not part of normal operation. The whole report
+  counts errors this way.
+- `is_unanswered`: the broker did not respond. `may_be_lost`: the response may lie in bytes that the
+  capture lacks. `sql/unanswered` decides between them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A finding says what happened, since when, to whom, with which exchanges and packets as evidence,
 and which command shows more. Its level says how bad it is: `bad` if requests failed for good or
 data was not seen, `warn` if users lost time, else `info`. Within a level findings are in the order
-of the time that was lost, then of the requests that were hit; `cost` says these figures. What is
-always so (some API is the slowest one) is no finding.
+of the time that was lost, then of the requests that were hit; `cost` says these figures. A fact
+that holds in every capture (some API is the slowest one) is no finding.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _health(facts: _Facts) -> Iterator[Finding]:
 def _slow_clients(facts: _Facts) -> Iterator[Finding]:
     """Clients whose answers of an API take longer than those of the API's other clients.
 
-    Each client has one vote on what is usual, so that a busy one does not decide it.
+    The usual time is the median over the clients' p95, so a busy client does not decide it.
     """
     database = facts.database
     rows = database.rows(
@@ -455,7 +455,7 @@ _RULES: tuple[Callable[[_Facts], Iterator[Finding]], ...] = (
 
 
 def find(database: ReportDatabase, document: Document) -> dict[str, Any]:
-    """{"findings": those that cost most first, "clear": what was looked for and is not there}.
+    """{"findings": list, most costly first; "clear": names of the checks that found no problem}.
 
     A finding is a dict of text and numbers: level, section, title, text, cost, time_lost_ms and
     request_count (what ranked it, or None), since (RFC 3339), whom, exchange_ids, packets,

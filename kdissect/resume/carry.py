@@ -10,23 +10,28 @@ marks the first carried byte (`_openings`), and `Known` has the facts that the k
 found in the bytes before. So the rows are those of `assemble`; positions and ids are restated as
 of the whole connection.
 
-An exchange is *complete* when both of its frames are whole and *settled*, its request wants no
-response, or nothing more can come: the connection was closed a while ago, its endpoints were used
-again, the capture ended, a limit was reached. Bytes are settled up to the first hole that may
-still be filled. A hole is given up when the peer acknowledged it (then the capture lost it), after
-HOLE_NS, or when much came after it. A request that was passed over is complete when `passed_max`
-later ones were answered, since a response out of order may be late.
+An exchange is *complete* in three cases:
 
-A connection that is not recognised yet is carried whole and looked at again each time it has grown
-by half, up to LOOKED_AT_MAX bytes; then it is ignored until its next SYN. So Kafka that starts
-later than that on a connection which begins with something else is not found.
+- both of its frames are whole and no later packet can change their bytes
+- its request expects no response, and its frame is whole
+- no more packets of it can come: the connection was closed a while ago, its endpoints were reused,
+  the capture ended, or a limit was reached
 
-Kafka over TLS is carried from the record with the first open frame on, as ciphertext, with what
-`tls.session` needs to decrypt it; the secrets come from the key log each time. A TLS connection
-without secrets is not read, and one whose records cannot be decrypted any more is given up.
+Bytes are final up to the first hole that a retransmission may still fill. A hole is given up when
+the peer acknowledged its bytes (then the capture lost them), after HOLE_NS, or when many bytes
+follow it. A request without a response, while later ones have theirs, is complete after
+`passed_max` responses to later requests: until then its response may come out of order.
 
-Connections beyond the limits are completed as they are, the one that was quiet for longest first,
-and counted in `given_up`.
+A connection whose protocol is not known yet is carried whole. Detection runs again each time it
+has grown by half, up to LOOKED_AT_MAX bytes. After that the connection is ignored until its next
+SYN. So Kafka traffic is not found if so many bytes of something else come before it.
+
+Kafka over TLS is carried as ciphertext, from the record with the first open frame on. The state
+that `tls.session` needs to decrypt it is carried too; the secrets come from the key log each time.
+A TLS connection without secrets is not read. One whose records no longer decrypt is given up.
+
+If there are more connections than the limits allow, the one that was idle for longest is completed
+as it is, and counted in `given_up`.
 
 *Table sets.* `ConnectionCarry.append` takes all packets of some captures as one window, and the
 states that an earlier run saved (`connection_state.pack_states`). It also says which rows of
@@ -120,12 +125,14 @@ class CarriedBytes:
 
 @dataclass(frozen=True, slots=True)
 class AppendedWindow:
-    """What a window of a table set makes: the assembly of all connections that it met or resumed.
+    """Result of one window of a table set: the assembly of all connections that it saw or resumed.
 
-    rows: the complete exchanges that earlier runs did not write. open: the rows that a later packet
-    may change. earlier_facts: by connection, `facts` of its state; states: by connection, those
-    that go on. late_count: packets of connections that were over already. is_secret: a message that
-    must not be saved is incomplete.
+    rows: the complete exchanges that earlier runs did not write.
+    open: the rows that a later packet may change.
+    earlier_facts: connection -> `facts` of the state that it had before.
+    states: connection -> its state after the window, if it is still open.
+    late_count: packets of connections that had ended in an earlier run.
+    is_secret: an incomplete message holds secrets, so its bytes must not be saved.
     """
 
     assembly: Assembly

@@ -87,16 +87,24 @@ def no_counts() -> npt.NDArray[np.void]:
 class ConnectionState:
     """A connection between windows; lists of two are by side.
 
-    base: stream position of the first carried byte; seq: its sequence number; syn: that of position
-    0, if a SYN was captured; certain: a frame begins with the first carried byte. parts: carried
-    segments (packed SEGMENT), whose `pos` is a position in the bytes beside them.
-    emitted_ids: of completed exchanges that have carried bytes; closed_request_positions: of
-    requests among them that no response to come can answer. last_response: the stream position and
-    the time (ns) at which the last response before the carried bytes ended. tls: of Kafka over TLS,
-    with which the carried bytes are decrypted: they begin at a record.
-    Of a table set also: before, CONNECTION[1], the row of what lies before the carried bytes;
-    last_packets, source and packet of the last byte of each side; facts from messages and
-    handshakes; limited_count: exchanges that a limit completed.
+    base: stream position of the first carried byte.
+    seq: sequence number of the first carried byte.
+    syn: sequence number of stream position 0, if a SYN was captured.
+    certain: whether a frame begins with the first carried byte.
+    last_response: stream position and time (ns) of the end of the last response before the carried
+    bytes.
+    parts: carried segments (packed SEGMENT) and their bytes; `pos` is a position in these bytes.
+    emitted_ids: ids of exchanges that were emitted, while some of their bytes are still carried.
+    closed_request_positions: stream positions of those requests among them that can get no response
+    any more.
+    tls: state that decrypts the carried bytes of Kafka over TLS; these begin at a TLS record.
+
+    Table sets also use:
+
+    before: CONNECTION[1], the counts of the bytes before the carried ones.
+    last_packets: source and packet of the last byte of each side.
+    facts: values from messages and handshakes.
+    limited_count: exchanges that were completed by a limit.
     """
 
     endpoints: bytes

@@ -63,7 +63,10 @@ class Detailer:
             yield from self._tree(message)
 
     def _decoded_inside(self, frames: FrameBuffer, row: int) -> list[Any]:
-        """Both bodies with what is inside their bytes, None where nothing is."""
+        """Request and response body as dicts, with the messages decoded from their bytes fields.
+
+        None for a body without such fields. Examples are a member's subscription and assignment.
+        """
         api_key = int(frames.exchanges["api_key"][row])
         if api_key not in catalog.apis():
             return [None, None]
@@ -287,7 +290,7 @@ class _MessageView:
         return is_records and (is_metadata or self._options.payload != "full")
 
     def inside(self, node: Node) -> Any:
-        """What was decoded out of a field's bytes, None where nothing was."""
+        """The message decoded from a bytes field, None if the field holds no message."""
         if self._inside is None or not node.is_leaf or node.path[0] != "body":
             return None
         *outer, name = node.path[1:]

@@ -208,7 +208,7 @@ class LineMaker:
         return joined(*parts)
 
     def _faults(self, table: pa.Table) -> pa.Array:
-        """Errors, throttling, what is missing or wrong."""
+        """The text of each row's problems: errors, throttling, missing or undecodable messages."""
         parts: list[Any] = []
         codes = text_columns.plain(table["error_codes"])
         wrong = pc.greater(pc.list_value_length(codes).fill_null(0), 0)

@@ -26,7 +26,7 @@ from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
 from kdissect.stories.events import Collector
 
-TOPICS_MAX = 100_000  # topic ids that are remembered; the ones told first are forgotten
+TOPICS_MAX = 100_000  # topic ids that are remembered; beyond that the oldest are forgotten
 DETAIL_ROWS = 512  # exchanges whose bytes are at hand together
 
 
@@ -44,7 +44,7 @@ class Listed:
 
 
 class Lister:
-    """Lists what is finished; remembers the names of topics that were told so far."""
+    """Turns completed exchanges into rows to show, with topic names for ids seen so far."""
 
     def __init__(
         self, options: Options, capture_ids: list[int], selection: Selection, detail: str = ""

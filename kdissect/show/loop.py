@@ -24,9 +24,17 @@ Write = Callable[[bytes], object]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How exchanges are shown: as_json; tree: the decoded messages; raw: with their bytes; records:
-    those of produced and fetched batches; colour: for a terminal. layout: of the lines. header: a
-    line of titles comes first. names: the columns of JSON, None for all."""
+    """How `show` writes exchanges.
+
+    as_json: a JSON object a line instead of text.
+    tree: also the fields of the decoded messages.
+    raw: also their bytes.
+    records: also the records of produced and fetched batches.
+    colour: with colours for a terminal.
+    layout: the columns of a line.
+    header: a line of titles comes first.
+    names: the columns of JSON, None for all.
+    """
 
     as_json: bool = False
     tree: bool = False
@@ -102,7 +110,7 @@ def _time_line(row: dict[str, Any]) -> str:
 
 
 class _Shower:
-    """Writes what was listed, in the style asked for."""
+    """Writes listed exchanges in one style: lines, lines with message trees, or JSON."""
 
     def __init__(self, style: Style, options: Options, write: Write) -> None:
         self._style, self._options, self._write = style, options, write

@@ -60,7 +60,8 @@ class CaptureReading:
         return {kind.name.lower(): int(self.resumed.unread[kind]) for kind in Protocol}
 
     def __iter__(self) -> Iterator[CompletedExchanges]:
-        """What is finished, as soon as it is; each to be used before the next is asked for."""
+        """Yields exchanges as soon as they are complete. Use each result before taking the next:
+        its payload stays readable only until then."""
         last: Window | None = None
         for source, path in enumerate(self.paths):
             reader = WindowReader(path, source, self.paths)

@@ -51,7 +51,7 @@ def padded(column: pa.Array, width: int, right: bool = False) -> pa.Array:
 
 
 def cut(column: pa.Array, width: int) -> pa.Array:
-    """The texts in at most so many columns of a terminal; of what was cut "…" is the end."""
+    """The texts in at most `width` columns of a terminal; longer ones are cut and end in "…"."""
     if pc.all(pc.less_equal(pc.binary_length(column), width), min_count=0).as_py():
         return column  # no text has fewer bytes than columns
     return pa.array([shortened(text or "", width) for text in column.to_pylist()], pa.string())

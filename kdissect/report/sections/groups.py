@@ -78,7 +78,10 @@ def _timeline(database: ReportDatabase, group: Row) -> dict[str, Any]:
 
 
 def _lane(event: Row) -> str:
-    """Who does it: a member by its client id, told apart by its member id; or the group."""
+    """The row of the timeline that shows an event: "group", or a member's client and member id.
+
+    The member id is cut to its first few characters, enough for members of one client to differ.
+    """
     if event["event"] in ("rebalance", "stable"):
         return "group"
     client, member = event["client_id"], event["member_id"]

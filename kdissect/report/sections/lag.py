@@ -1,8 +1,9 @@
 """Consumer lag: the end of each partition's log, less what its readers committed.
 
-The end is the highest that any answer told: high watermarks of fetches, latest offsets of
-ListOffsets, base offsets of produced batches with their records. Up to a time it is what the
-capture shows, so the lag is a lower bound, and there is none where nothing told the end.
+The end at a time is the highest offset that the responses so far report: high watermarks of
+fetches, latest offsets of ListOffsets, base offsets of produced batches plus their records. The log
+may be longer than the capture shows, so the lag is a lower bound. A partition whose end no response
+reports has no lag.
 
 Commits are accepted OffsetCommit requests, and TxnOffsetCommit requests whose transaction
 committed, from the end of that transaction on. Offsets of an aborted transaction never count. A

@@ -91,7 +91,10 @@ def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> N
 
 
 def collect_throttling(database: ReportDatabase) -> dict[str, Any]:
-    """Table `throttling`: who was told to slow down, and for how long."""
+    """Make the table `throttling`, a client, API and broker a row, and return its totals and rows.
+
+    It counts responses with `throttle_time_ms` above 0 and sums these times (KIP-219).
+    """
     database.run(
         """
         CREATE TABLE throttling AS

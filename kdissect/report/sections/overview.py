@@ -1,4 +1,4 @@
-"""What was captured, and how far it can be trusted."""
+"""The report's overview: counts, the captured time, and how complete the capture is."""
 
 from __future__ import annotations
 
