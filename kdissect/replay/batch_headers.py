@@ -21,9 +21,11 @@ _TRANSACTIONAL, _CONTROL = 16, 32
 
 
 class BatchHeader(NamedTuple):
-    """A batch of magic 2 in a record set; pos and size of the entry; size may exceed what is there.
+    """Header of a record batch (magic 2) in a record set.
 
-    Of magic 0 and 1 an entry is told with its offset, the rest is -1 and count 1.
+    pos, size: position and byte count of the batch. `is_partial`: the record set ends before that.
+    A message of magic 0 or 1 has its offset as both offsets, -1 for the producer's fields, and
+    counts as one record.
     """
 
     pos: int
@@ -41,7 +43,7 @@ class BatchHeader(NamedTuple):
 
 
 def headers(data: bytes) -> Iterator[BatchHeader]:
-    """The entries of a record set, as far as their headers are there."""
+    """The headers of a record set's batches and messages, up to the first incomplete header."""
     pos = 0
     while pos + _MAGIC_AT < len(data):
         base_offset, length = _ENTRY.unpack_from(data, pos)
@@ -84,7 +86,7 @@ def last_data(data: bytes) -> int:
 
 
 def has_producer(data: bytes) -> bool:
-    """Whether a batch tells who produced it; True also where it takes more than a look."""
+    """Whether a batch has a producer id. True as well if a quick look cannot exclude that."""
     pos, size = 0, len(data)
     while pos + BATCH_HEADER_SIZE <= size:
         _, length = _ENTRY.unpack_from(data, pos)

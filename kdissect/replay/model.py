@@ -66,7 +66,7 @@ class Exchange:
 class Connection:
     """A captured connection; its exchanges in the order of their requests.
 
-    node_id: of the broker it went to, as the capture tells, None unknown.
+    node_id: of its broker, from captured metadata; None if unknown.
     """
 
     connection_id: int
@@ -85,9 +85,10 @@ class Connection:
 class TopicFacts:
     """A topic as the capture shows it.
 
-    partition_count, replication_factor: 0 unknown. configs: those seen set or told as not default.
-    is_created: a CreateTopics of the workload makes it (with success); so nobody else has to.
-    first_time_ns: when it was first known to exist, -1 never (asked for, and not there).
+    partition_count, replication_factor: 0 if unknown.
+    configs: those that a captured request set, or that a response lists as not default.
+    is_created: a captured CreateTopics created it, so its replay will create it at the target.
+    first_time_ns: when the capture first shows that it exists; -1 if requests only ask for it.
     """
 
     name: str
@@ -102,7 +103,7 @@ class TopicFacts:
 
 @dataclass(slots=True)
 class WorkloadFacts:
-    """What the whole capture tells.
+    """Facts that the messages of the whole capture show about its cluster.
 
     brokers: node id -> (host, port) as advertised; listeners: (ip, port) that connections went to.
     topics: by name, `__cluster_metadata` and other internal ones included and marked.
@@ -116,9 +117,9 @@ class WorkloadFacts:
 
 @dataclass(slots=True)
 class Workload:
-    """Connections in the order of their first request (or start), and what they tell together.
+    """Captured connections, by the time of their first request or start, and facts about all.
 
-    source: what it was read from, as text for people. kind: "capture", "tables" or "saved".
+    source: description of the input, for people. kind: "capture", "tables" or "saved".
     notes: what a user should know about the source (frames that could not be rebuilt, redaction).
     chosen: ids of the exchanges that the user's selection lets through; None for all.
     """
@@ -313,25 +314,28 @@ class Translation(Protocol):
         """The frame to send, with the target's ids; call it just before sending."""
 
     def api_version(self, step: Step) -> int:
-        """In which api_version `request` encodes the step (another one only with `reencode`)."""
+        """The api_version of the frame from `request`: the captured one, except with `reencode`."""
 
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
-        """What the last `request` of a step lacks, in another api_version than the captured."""
+        """Fields that the last `request` of a step left out, since its api_version lacks them."""
 
     def member_request(self, join: Step, api_key: int) -> bytes:
-        """Of the member that a JoinGroup step made: a Heartbeat v1, or the JoinGroup again."""
+        """A Heartbeat v1 of the member that a JoinGroup step created, or its JoinGroup again."""
 
     def retry(self, step: Step, response: bytes) -> str:
-        """Why the request should be sent again, "" where the answer is final.
+        """The reason to send the request again, or "" if the response is final.
 
-        As a client does when a leader or coordinator is not ready yet, and the captured answer was
-        none of that kind. The runner asks first, waits a moment, and sends what `request` gives
-        then; after some attempts the answer is final whatever this says. Only what is final is
-        learnt.
+        Like a client, the replay retries while a leader or coordinator is not ready yet, unless the
+        captured response says so as well. The runner calls this before `learn`, waits a moment and
+        sends a new frame from `request`. After some attempts it takes any response as final.
+        Only final responses go to `learn`.
         """
 
     def learn(self, step: Step, response: bytes) -> None:
-        """What the final answer tells; called for every one, before any later `request`."""
+        """Learn the target's ids and offsets from a final response.
+
+        Called for each final response, before any later call of `request`.
+        """
 
     def failed(self, step: Step) -> None:
         """The step was sent and no answer came, or it was skipped by the runner."""

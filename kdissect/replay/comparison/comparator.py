@@ -367,7 +367,10 @@ def _listed(value: Any) -> list[Any]:
 
 
 class _Shape(NamedTuple):
-    """What is known of a layout's fields: their kinds, and those that name the struct."""
+    """The kinds of a struct's fields, and the fields that other code needs by meaning.
+
+    named: kind -> the field that names the struct's topic, partition, group or transaction.
+    """
 
     kinds: dict[str, FieldKind | None]
     named: dict[FieldKind, str]
@@ -401,8 +404,14 @@ def _shape_of(api_key: int, of: Layout) -> _Shape:
 
 
 class DiffPosition(NamedTuple):
-    """Where the walk is: the path, the same without indices, what the structs around tell, the
-    structs that the value is in, and a rule that allows everything below, or None."""
+    """A position in both messages during a comparison.
+
+    path: of the field, with indices.
+    plain: the path without indices, as rules have it.
+    around: topic, partition, group and transaction named by the enclosing structs.
+    captured, answered: the structs that hold the value.
+    forced: a rule that allows every difference below this position, or None.
+    """
 
     path: str
     plain: str
@@ -806,8 +815,10 @@ def _keys_of(rule: Rule, of: Layout) -> list[str]:
 
 
 def _name_topics(body: Body, names: Mapping[UUID, str]) -> None:
-    """Give topics that are told by id their names beside it: in another version the other side
-    tells them by name."""
+    """Add the name to each topic that a message identifies only by id.
+
+    The other message may be of an API version that has names instead of ids.
+    """
     for value in body.values():
         if not isinstance(value, list):
             continue
@@ -819,7 +830,7 @@ def _name_topics(body: Body, names: Mapping[UUID, str]) -> None:
 
 
 def _each_topic_once(topics: list[Body]) -> list[Body]:
-    """Brokers that collect partitions in an order of their own list a topic several times."""
+    """Merge entries of the same topic: some brokers split its partitions over several entries."""
     merged: dict[Any, Body] = {}
     for topic in topics:
         key = topic.get("topic") or topic.get("topic_id")
@@ -830,7 +841,10 @@ def _each_topic_once(topics: list[Body]) -> list[Body]:
 
 
 def _key(values: Mapping[str, Any], names: list[str]) -> Any:
-    """What tells an element from the others; of ``a|b`` the first that has a value."""
+    """A hashable key of an array's element: the values of the named fields, or all its values.
+
+    ``a|b`` stands for the first of these fields that has a value.
+    """
     if not names:
         return _hashable(dict(values))
     found = []

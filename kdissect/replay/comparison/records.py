@@ -1,8 +1,8 @@
-"""Record data of fetch responses, record by record, wherever in the answers a record comes.
+"""Compares the records of Fetch responses one by one, in whichever answer a record comes.
 
-A Fetch returns what is there at that moment: the replay's may bring fewer or more of the same
-records than the captured one. So records are compared by their offset in the log. Those that the
-captured answer had and this one has not are looked for in all answers at the end (`finish`).
+A Fetch returns the records that the log has at that moment. An answer of the target may have fewer
+or more records than the captured response. So records are compared by their offset in the log. At
+the end of the run, `finish` searches all answers for captured records that their own answer lacks.
 """
 
 from __future__ import annotations
@@ -266,7 +266,10 @@ def digests_of(data: bytes) -> set[int]:
 
 
 def _digest(record: Row) -> int:
-    """Equal for records that a consumer cannot tell apart (in this process)."""
+    """A hash of a record's key, value and headers (markers: of their type); valid in this process.
+
+    Offset, timestamp and producer do not change it.
+    """
     if record["is_control"]:
         return hash(("control", record["control_type"]))
     pairs = tuple((one["key"], one["value"]) for one in record["headers"])

@@ -77,7 +77,10 @@ def _judgement(row: Mapping[str, Any]) -> Judgement:
 
 
 def compare_runs(outcomes: Iterable[Outcome], reference: Judged) -> int:
-    """Judge outcomes anew, against another run of the same source; how many it does not have."""
+    """Judge the outcomes against another run of the same source instead of the capture.
+
+    Returns how many of the requests that run lacks.
+    """
     missing = 0
     for outcome in outcomes:
         mine, other = judgement_of(outcome), reference.get(key_of(outcome))
@@ -89,7 +92,11 @@ def compare_runs(outcomes: Iterable[Outcome], reference: Judged) -> int:
 
 
 def between(mine: Judgement, other: Judgement) -> Judgement:
-    """How an answer differs from the reference's, both told as differences from the capture."""
+    """The verdict on an answer compared with the reference run's answer to the same request.
+
+    mine, other: judgements of both answers against the capture. A difference from the capture that
+    both answers have is tolerated.
+    """
     if mine.verdict is Verdict.SKIPPED:
         return mine
     if other.verdict is Verdict.SKIPPED:

@@ -1,4 +1,4 @@
-"""What a replay tells on the terminal: the plan before, a line of progress, the findings after."""
+"""Terminal output of a replay: the plan, then a line of progress, then the differences found."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ _STYLES = {
 
 
 def clean(text: str) -> str:
-    """Text of the wild for a terminal: no control characters, no markup."""
+    """Text from a capture made safe for a terminal: no control characters, no markup."""
     return escape(visible(text))
 
 
 def print_plan(
     plan: ReplayPlan, pace: Pace, console: Console, effects: Effects | None = None
 ) -> None:
-    """What will be sent, per API; what is skipped and why; how long it takes; with `effects` also
-    the names that are made, written to and deleted at the target."""
+    """Print the plan: requests to send per API, requests to skip with the reason, and the duration.
+
+    With `effects`, also the names that the replay creates, writes to and deletes at the target.
+    """
     workload = plan.workload
     counts = plan.counts()
     planned = sum(each.planned for each in counts)

@@ -74,7 +74,7 @@ def _count(results: Results, outcomes: list[Outcome]) -> Counter[str]:
 
 
 def _element(results: Results, verdict: Verdict) -> str:
-    """The child that tells the verdict; "" for a test case that passes."""
+    """The name of the JUnit element for a verdict: failure, error or skipped; "" if it passes."""
     if verdict in results.fail_on:
         return "error" if verdict is Verdict.ERROR else "failure"
     return "skipped" if verdict is Verdict.SKIPPED else ""

@@ -85,7 +85,11 @@ class ApiResult:
 
 @dataclass
 class Results:
-    """A finished replay. reference: what was compared with, `reference_name` which one."""
+    """A finished replay.
+
+    reference: the kind of responses that the answers were compared with (the capture's by default).
+    reference_name: the name of that capture or run, if any.
+    """
 
     plan: ReplayPlan
     run: RunResult

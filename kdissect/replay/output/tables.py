@@ -18,9 +18,10 @@ def write_tables(
     payload: str = "full",
     reveal_secrets: bool = False,
 ) -> None:
-    """Tables of what was sent and answered; `captures.path` is `replay.pcap`, a file of a moment.
+    """Write a table set of the requests that the replay sent and the target's responses.
 
-    Raises OutputError where `out` cannot be used.
+    The run's traffic is first written to a temporary file, so `captures.path` is `replay.pcap`.
+    Raises OutputError if `out` cannot be used.
     """
     ports = sorted({record.theirs[1] for record in results.run.links})
     with tempfile.TemporaryDirectory(prefix="kdissect-replay-") as folder:

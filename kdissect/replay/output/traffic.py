@@ -1,8 +1,8 @@
-"""The run's own traffic as a capture: raw IP packets with what was sent and what came back.
+"""Writes the traffic of a run as a capture: raw IP packets with its requests and responses.
 
-Written from outcomes after the run, so the hot loop pays nothing for it. Payload is what Kafka's
-side of TLS saw; logins are not in it. Dissected by the same
-pipeline as any capture, it is the table set of the replay.
+It is written after the run from the outcomes, so it costs the run no time. The payload is
+plaintext, also if the run used TLS, and has no SASL exchanges. `write_tables` dissects the file
+with the usual pipeline to get the table set of the replay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAGIC_NS = 0xA1B23C4D
 
 
 def write_capture(result: RunResult, path: Path) -> int:
-    """Write a pcap file (nanoseconds); the number of packets."""
+    """Write a pcap file (nanoseconds); returns the number of packets."""
     flows = [Flow(_end(record.ours), _end(record.theirs)) for record in result.links]
     count = 0
     with open(path, "wb") as file:

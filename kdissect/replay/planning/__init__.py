@@ -1,1 +1,1 @@
-"""From a workload to steps: what is sent, when, and what each step waits for."""
+"""Turns a workload into steps: which requests to send, when, and after which other steps."""

@@ -37,8 +37,11 @@ ResourceAccess = tuple[Resource, Mode]
 
 
 class ResourceAccesses:
-    """Tells what requests touch; called in order of their times, because sessions and transactions
-    are known by what came before."""
+    """Finds the topics, groups and other resources that each request reads or writes.
+
+    Call `of` with the requests in order of their times: earlier requests decide which partitions
+    belong to a transaction, and whether there are ACLs.
+    """
 
     def __init__(self, facts: WorkloadFacts) -> None:
         self.names = {
@@ -61,7 +64,7 @@ class ResourceAccesses:
         return list(found.items())
 
     def topic_name(self, name: str, topic_id: UUID | None) -> str:
-        """The name, or that of the id, or the id's text where nobody told its name."""
+        """The topic's name, by its id if `name` is empty; an id without known name as text."""
         if name or topic_id is None:
             return name
         return self.names.get(topic_id, str(topic_id))

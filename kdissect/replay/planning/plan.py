@@ -1,26 +1,30 @@
-"""From a workload to a plan: what is sent, what is not and why, and what waits for what.
+"""Makes a plan of a workload: steps to send, skipped requests with reasons, and dependencies.
 
 Theory of operation
 -------------------
-The capture orders events: a request is *sent*, its response *seen*. One step waits for another only
-where the capture shows that the other's response was seen before this request was sent, and the two
-have something in common: their connection (a client's next request follows from the last response
-that it saw; requests pipelined before that stay pipelined), or a resource of the broker (see
-`resources`): a read waits for the writes before it, a write for the writes and reads before it.
-Since all these go from an earlier event to a later one, nothing can wait in a circle.
+The capture orders events: a client sends a request, and sees its response. A step waits for another
+step if the capture shows that the client had seen the other's response before it sent this request,
+and if the two have one of these in common:
 
-Of writes that wait for each other the last is enough, so a resource remembers only its *frontier*:
-the writes answered last on each connection, without those that another of them waited for.
+- their connection: a client's next request may follow from the last response that it saw. Requests
+  that it pipelined stay pipelined.
+- a resource of the broker (see `dependencies`): a read waits for earlier writes, and a write waits
+  for earlier writes and reads.
 
-Two orders are visible only in what answers say, and may run against the times of the events; they
-are *soft*, given up where they would close a circle:
+All these dependencies go from an earlier event to a later one, so they cannot form a cycle.
 
-- two Produce requests in flight at once on one partition were written in the order of their base
-  offsets (`PlanOptions.keep_log_order`);
-- a Fetch that waited at the broker returned what was produced meanwhile (`wait_for_data`).
+If writes wait for each other, waiting for the last of them is enough. So a resource remembers only
+its *frontier*: the last answered write of each connection that no other of these waited for.
 
-A JoinGroup or SyncGroup that waits at the broker for other members has no answer when they act: who
-acted while it waited follows its *sending* (`Step.follows`).
+Two orders are visible only in the content of responses, and may contradict the times of the events.
+They are *soft*: the plan drops them if they would close a cycle.
+
+- Two Produce requests in flight at once on one partition were written in the order of their base
+  offsets (`PlanOptions.keep_log_order`).
+- A Fetch that waited at the broker returned records that were produced meanwhile (`wait_for_data`).
+
+A JoinGroup or SyncGroup waits at the broker until other members act, so it has no response when
+they send their requests. Such requests wait until it was *sent* (`Step.follows`).
 """
 
 from __future__ import annotations
@@ -453,10 +457,11 @@ class _Ordering:
     # -- circles --------------------------------------------------------------------------------
 
     def _drop_circles(self, active: list[Step]) -> None:
-        """Give up soft orders that would make steps wait for each other in a circle.
+        """Drop soft orders that would make steps wait for each other in a circle.
 
-        Nodes are a step's sending (2n) and its answer (2n + 1); what is left after taking away all
-        that waits for nothing, again and again, hangs on a circle.
+        A step n has two nodes: it is sent (2n), and answered (2n + 1). Nodes that wait for nothing
+        are removed until none can be removed. The remaining nodes are part of a circle, or wait for
+        one.
         """
         if not any(self.soft):
             return
