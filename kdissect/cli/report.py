@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kdissect.cli.app import app
-from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, with_examples
+from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, start_light, with_examples
 from kdissect.cli.options import SelectionOptions, SourceOptions, with_groups
 
 REPORT_EXAMPLES = """
@@ -56,6 +56,7 @@ def report_command(
     quiet: Quiet = False,
 ) -> None:
     """Write one self-contained HTML page: what happened, what stands out."""
+    start_light()
     from kdissect.report import build, check_options, name_of
 
     logs = tuple(broker_log or ())

@@ -16,6 +16,7 @@ from kdissect.cli.common import (
     limits_of,
     say,
     some_of,
+    start_light,
     with_examples,
 )
 from kdissect.cli.options import CaptureOptions, SelectionOptions, with_groups
@@ -113,10 +114,7 @@ def show_command(
         raise typer.BadParameter(
             "it writes columns; no --json, -v, -x, --records", param_hint="--out"
         )
-    if os.path.basename(sys.argv[0]) == "kdissect" or sys.argv[0].endswith("__main__.py"):
-        from kdissect.startup import light
-
-        light()  # a process that only shows needs neither SciPy nor pandas
+    start_light()
     import pyarrow as pa
 
     from kdissect.pipeline.options import Options
