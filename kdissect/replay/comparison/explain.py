@@ -1,10 +1,14 @@
-"""What differences mean: a text beside each that something is known about. They stay differences.
+"""Adds a likely cause to differences as text. An explained difference stays a difference.
 
-Known is what single values say (`explanations.toml`); which releases the captured broker and the
-target are, by the versions that they offer; what a broker says itself, in the error_message of the
-same struct; that a value stands beside an error code, which is another one now; and that a request
-changed something in the capture which the target did not take, or took otherwise, so that whatever
-touched the same thing later (`resources`) may follow from that.
+Causes come from:
+
+- the field and its values (`explanations.toml`)
+- the Kafka releases of the captured broker and the target, inferred from the API versions that they
+  offer
+- the broker's own `error_message` in the same struct
+- another error code in the same struct, from which the other fields follow
+- an earlier request that changed a resource in the capture, but failed or worked differently at the
+  target; later requests on that resource (see `planning.dependencies`) may differ because of it
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ class Explanation:
 
 @cache
 def explanations() -> tuple[Explanation, ...]:
-    """The packaged ones, in order."""
+    """The explanations of `explanations.toml`, in order."""
     text = files(__package__).joinpath("explanations.toml").read_text("utf-8")
     return tuple(
         Explanation(
@@ -91,7 +95,7 @@ class Releases:
 
 
 def _captured_ranges(workload: Workload) -> dict[int, tuple[int, int]]:
-    """What a captured client was offered; of several brokers the longest list."""
+    """API key -> (first, last) version that a captured broker offered clients; the longest list."""
     found: dict[int, tuple[int, int]] = {}
     for exchange in workload.exchanges():
         if exchange.api_key != ApiKey.API_VERSIONS or exchange.internal_reason:

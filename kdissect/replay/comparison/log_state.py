@@ -276,7 +276,7 @@ class LogState:
         return name not in self._sparse
 
     def _check_ends(self, log: _Log, add: Add) -> None:
-        """Ends that answers state lie between what was visible before and what can be there."""
+        """Report log ends in responses that are below earlier ones, or above all that can exist."""
         is_fresh = 0 in log.acknowledged
         markers = len(self._markers) if log.is_transactional else 0
         tops: dict[int, int] = {}

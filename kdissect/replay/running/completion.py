@@ -46,13 +46,16 @@ class StepCompletion:
             self.waits[step.number] = len(step.depends_on) + len(step.follows)
 
     def sent(self, number: int) -> None:
-        """A step has gone out: those that follow it may."""
+        """Note that a step was sent; steps that only wait for that may go now."""
         waiting = self._on_sent.pop(number, None)
         if waiting is not None:
             self._count_down(waiting)
 
     def complete(self, number: int, outcome: Outcome) -> None:
-        """Complete a step and the later ones that it holds, or hold it."""
+        """Complete a step, or hold it until the earlier steps of its connection are complete.
+
+        A completed step releases the held steps that come directly after it.
+        """
         lane, is_complete = self._lanes[outcome.step.connection], self.is_complete
         numbers, pos = lane.numbers, lane.complete_pos
         while numbers[pos] != number and is_complete[numbers[pos]]:
@@ -88,7 +91,10 @@ class StepCompletion:
         return bool(self.is_complete[number]) or number in lane.held
 
     def release(self, lane: Lane) -> None:
-        """Nothing will come before what is held."""
+        """Complete the steps that a lane holds, although earlier steps of the lane are open.
+
+        Called when the lane ends, so the earlier steps will get no response.
+        """
         for number, outcome in sorted(lane.held.items()):
             self.complete_now(number, outcome)
         lane.held.clear()

@@ -1,4 +1,4 @@
-"""How a plan is played, and what is left of it: options and results of a run."""
+"""Options of a run, and its results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from kdissect.replay.planning.schedule import Pace
 
 @dataclass(frozen=True)
 class RunOptions:
-    """answer_timeout_s: for an answer, beyond the captured latency where the answer may block.
+    """Options of a run.
 
-    in_flight_bytes: sent and not answered, over all connections, before sending pauses.
+    pace: when to send.
+    answer_timeout_s: how long to wait for a response. For requests that wait at the broker, the
+    captured latency is added.
+    in_flight_bytes: sending pauses while unanswered requests of all connections have more bytes.
     """
 
     pace: Pace = field(default_factory=Pace)
@@ -23,7 +26,7 @@ class RunOptions:
 
 @dataclass(slots=True)
 class LinkRecord:
-    """A connection as it was, for the table set of the run. Times in ns since its start."""
+    """Addresses and times of a connection to the target. Times in ns since the run's start."""
 
     ours: tuple[str, int]
     theirs: tuple[str, int]
@@ -33,8 +36,13 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Traffic beside the outcomes: a request that was answered with "not yet" and sent again, or
-    one part of a request to several nodes. link: index in `links`. answer: empty where none is due.
+    """A request and its response that are not the outcome of a step.
+
+    Either the target was not ready and the request was sent again, or it is one part of a request
+    to several nodes.
+
+    link: index in `RunResult.links`.
+    answer: empty if the request expects no response.
     """
 
     link: int
@@ -46,13 +54,16 @@ class Attempt:
 
 @dataclass
 class RunResult:
-    """What a run did.
+    """Outcomes and connections of a run. Lists "by step" have an entry for each step number.
 
-    outcomes: by step number; every step has one. own_lag_ns: by step number, the part of the lag
-    that is ours (ready to go and not yet sent), -1 where not sent or not timed. link_of: by step
-    number the index in `links`, -1 none. ended: "" or why the run ended early; is_interrupted: by
-    the user. start_time_ns: wall clock at the run's start. send_cpu_ns: CPU time of this process
-    while it sent (and judged, at a recorded pace); judge_cpu_ns: after that.
+    outcomes: by step.
+    own_lag_ns: by step, how long it could have been sent but was not; -1 if not sent or not timed.
+    link_of: by step, the index of its connection in `links`; -1 if none.
+    ended: why the run ended early, else "".
+    is_interrupted: the user ended the run.
+    start_time_ns: wall clock at the run's start.
+    send_cpu_ns: CPU time of this process while it sent, and judged at a recorded pace.
+    judge_cpu_ns: CPU time of this process for the judging after that.
     """
 
     outcomes: list[Outcome]

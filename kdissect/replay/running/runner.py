@@ -6,9 +6,13 @@ connection, room in a buffer. `_advance` sends as many steps as may go and retur
 may not; the event that this one waits for puts the lane back into `_ready`. So no lane waits for a
 long poll of another one, and a step costs no task.
 
-A step may go if the steps that it depends on are complete (`ReplayPlan` names them,
-`StepCompletion` counts them down), if it is due, if a connection to its node is open, and if
-neither the buffer of that connection nor the bytes in flight of the run are over their limits.
+A step may go if all of these hold:
+
+- the steps that it depends on are complete: `ReplayPlan` names them, `StepCompletion` counts them
+- its time has come
+- a connection to its node is open
+- the buffer of that connection and the run's bytes in flight are below their limits
+
 Kafka answers in order on a connection: an answer belongs to the connection's first pending step,
 and must have its correlation id.
 
@@ -165,7 +169,7 @@ class Runner:
         )
 
     def interrupt(self) -> None:
-        """The user wants to stop: nothing more is sent, what was done is kept."""
+        """End the run because the user wants to: send no more requests, keep all outcomes."""
         self._is_interrupted = True
         self._stop("interrupted")
 
@@ -186,7 +190,7 @@ class Runner:
             self._done.set()
 
     async def _end(self) -> None:
-        """Close what is open; whatever has no outcome gets one."""
+        """Close all connections, and give an outcome to each step that has none."""
         for task in list(self._tasks):
             task.cancel()
         if self._is_stopping and any(link.pending for link in self._live):
@@ -224,13 +228,16 @@ class Runner:
             self._ready.append(lane)
 
     def _pump_soon(self) -> None:
-        """When what else has come is read: one kind of work at a time suits the caches."""
+        """Advance ready lanes in the event loop's next round, after it has read its sockets.
+
+        Reading all answers first and sending afterwards makes better use of the CPU's caches.
+        """
         if not self._is_pump_due:
             self._is_pump_due = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Advance what is ready; the loop looks at its sockets in between."""
+        """Advance up to PUMP_SLICE ready lanes, so that the event loop can serve its sockets."""
         self._is_pump_due = False
         if self._is_pumping:
             return
@@ -328,8 +335,11 @@ class Runner:
             self._completion.complete(number, outcome)
 
     def _fence(self, link: LaneConnection, number: int, now: int) -> None:
-        """A question of our own behind a step without a response: its answer says that it is done.
-        Among what is pending it stands as the step's number, inverted."""
+        """Send a request of the replay's own after a step that expects no response.
+
+        The broker handles requests of a connection in order, so the answer to this one means that
+        the step is done. It is pending under the inverted step number (`~number`).
+        """
         link.correlation_id = (link.correlation_id + 1) & 0x7FFFFFFF
         link.send(_FENCE + link.correlation_id.to_bytes(4, "big") + _FENCE_END)
         link.pending.append((~number, link.correlation_id, now, 0))

@@ -1,7 +1,8 @@
-"""What a step may have to wait for at the target, asked beside the workload: a topic that nothing
-is known of, partitions that are not served yet, a transaction that has yet to run out of time.
+"""Waits for the target before a step is sent, with requests of the replay's own.
 
-All of it ends after a while without complaint: then the steps themselves tell.
+A step may need metadata of an unknown topic, leaders of new partitions, or the timeout of a
+transaction. Each wait has a time limit and raises no error at its end: if the target is still not
+ready, the response to the step shows it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ EXPIRY_PAUSE_S, EXPIRY_S = 0.25, 90.0  # a transaction's own limit is 60 s by de
 
 
 async def ask_metadata(target: Target, translation: Translation, names: list[str]) -> None:
-    """Of topics that are unknown; asked a few times the first time they turn up."""
+    """Learn the metadata of topics, with a few retries while the target does not know them."""
     for pause_s in METADATA_PAUSES_S:
         await asyncio.sleep(pause_s)
         try:
@@ -33,8 +34,10 @@ async def ask_metadata(target: Target, translation: Translation, names: list[str
 
 
 async def await_expiry(target: Target, translation: Translation, step: Step) -> None:
-    """The transaction had run out of time when this was sent: so it shall have at the target,
-    whose coordinator looks for such ones every few seconds."""
+    """Wait until the transaction of `step.expired` has timed out at the target, as in the capture.
+
+    The target's coordinator looks for timed out transactions every few seconds.
+    """
     name = translation.transactional_id(step.expired)
     loop = asyncio.get_running_loop()
     end = loop.time() + EXPIRY_S
@@ -44,8 +47,11 @@ async def await_expiry(target: Target, translation: Translation, step: Step) -> 
 
 
 async def await_leaders(target: Target, translation: Translation) -> None:
-    """Partitions just made are served some time after the answer; clients find that out by asking,
-    which nothing shows that others wait for."""
+    """Wait until all partitions have a leader, and learn the metadata.
+
+    The leaders of new partitions serve requests only some time after the response that created
+    them. Captured clients found that out by retrying; the capture shows no dependency on it.
+    """
     with suppress(ConnectFailed):
         for pause_s in LEADER_PAUSES_S:
             await asyncio.sleep(pause_s)

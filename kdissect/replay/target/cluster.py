@@ -49,10 +49,12 @@ def show_address(host: str, port: int) -> str:
 
 @dataclass(eq=False)
 class Target:
-    """A cluster that is replayed to.
+    """The cluster that a replay sends its requests to.
 
-    host, port: as given by the user. nodes: node id -> address as the target tells it.
-    versions: api_key -> (min, max). metadata: the body of the last full Metadata answer.
+    host, port: the address that the user gave.
+    nodes: node id -> address in the target's metadata.
+    versions: api_key -> (min, max).
+    metadata: the body of the last Metadata answer about all topics.
     """
 
     host: str
@@ -193,7 +195,7 @@ class Target:
         return found
 
     async def has_open_transaction(self, transactional_id: str) -> bool:
-        """Whether a transaction is under way, or is being ended. False where nobody can tell.
+        """Whether a transaction is under way, or is being ended. False if the target cannot say.
 
         Raises ConnectFailed.
         """
@@ -211,7 +213,7 @@ class Target:
         )
 
     async def learn_log_starts(self) -> dict[tuple[str, int], int]:
-        """The earliest offset of every partition whose leader tells one.
+        """(topic, partition) -> earliest offset, for partitions whose leader returns one.
 
         Raises EnvironmentFailed.
         """
@@ -225,8 +227,10 @@ class Target:
         return found
 
     async def is_serving(self) -> bool:
-        """Whether all partitions have leaders, and these know that they are: brokers tell of a
-        partition in Metadata before they take requests for it. Raises ConnectFailed."""
+        """Whether all partitions have a leader that answers requests about them.
+
+        Metadata lists new partitions before their leaders accept requests. Raises ConnectFailed.
+        """
         body = await self.learn_metadata(None)
         count = sum(len(topic["partitions"]) for topic in body["topics"])
         found = 0

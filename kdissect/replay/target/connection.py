@@ -120,12 +120,12 @@ class Link(asyncio.Protocol):
     # -- what others call -------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        """Put a frame behind what is waiting; `is_full` tells when to stop for a while."""
+        """Append a frame to the send buffer. While `is_full`, callers have to wait before more."""
         assert self.transport is not None
         self.transport.write(_SIZE.pack(len(frame)) + frame)
 
     def close(self) -> None:
-        """End the connection after what is waiting is written; `on_lost` is not called."""
+        """End the connection once the send buffer is written; `on_lost` is not called."""
         self._is_closing = True
         if self.transport is not None:
             self.transport.close()

@@ -86,10 +86,11 @@ def _made_by_asking(exchange: Exchange) -> set[str]:
 async def create_topics(
     plan: ReplayPlan, target: Target, renames: Mapping[str, str] | None = None
 ) -> list[Prepared]:
-    """Make them, wait until they have leaders, and learn the target's metadata again.
+    """Create the plan's topics at the target, wait for their leaders, and refresh its metadata.
 
-    renames: the capture's names to the target's. Raises EnvironmentFailed where the target cannot
-    be asked; a topic that it refuses is told in its note.
+    renames: name in the capture -> name at the target.
+    Returns a result for each topic; if the target refuses one, the reason is in its `note`. Raises
+    EnvironmentFailed if the target cannot be reached.
     """
     renames = renames or {}
     there = {
