@@ -93,7 +93,7 @@ class StepCompletion:
     def release(self, lane: Lane) -> None:
         """Complete the steps that a lane holds, although earlier steps of the lane are open.
 
-        Called when the lane ends, so the earlier steps will get no response.
+        Called at the end of the run, after which no response to the earlier steps can come.
         """
         for number, outcome in sorted(lane.held.items()):
             self.complete_now(number, outcome)

@@ -28,7 +28,10 @@ _HEARTBEATS = frozenset(
 
 
 def from_capture(ids: IdMap, exchange: Exchange) -> None:
-    """What a captured exchange tells that later answers are held against."""
+    """Take from a captured exchange, before the run, the values that answers are compared with.
+
+    These are log start offsets, fetched offsets, assignments, and partitions in transactions.
+    """
     ids.groups.capture_tells(exchange)
     if exchange.api_key == ApiKey.FETCH:
         request, response = request_of(exchange), response_of(exchange)
@@ -77,12 +80,12 @@ def from_answer(ids: IdMap, step: Step, answer: Message) -> None:
 
 
 def teaches(step: Step) -> bool:
-    """Whether answers of that API tell anything."""
+    """Whether `from_answer` learns anything from answers of the step's API."""
     return step.exchange.api_key in _LEARNERS
 
 
 def from_failure(ids: IdMap, step: Step) -> None:
-    """No answer came, or the step was not sent."""
+    """Note that a step was not sent, or that no answer to it came."""
     if step.exchange.api_key == ApiKey.FETCH:
         ids.sessions.failed(ids.broker(step), step.number)
     elif step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
@@ -104,7 +107,7 @@ def _metadata(ids: IdMap, step: Step, captured: Message | None, answer: Message)
 
 
 def _bind_topics(ids: IdMap, captured: Message | None, answer: Message, where: str) -> None:
-    """The ids that both sides tell for a name."""
+    """Map captured topic ids to the target's, for topics that both responses name."""
     if captured is None:
         return
     told = {

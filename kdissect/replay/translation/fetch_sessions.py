@@ -1,8 +1,8 @@
 """Fetch sessions (KIP-227): the capture's, and those that the target opened for them.
 
-An incremental Fetch names only what changes; the rest is what the session was told before. So that
-a request can be sent when the target has no such session (any more), each captured session
-remembers all that it was told, and is then opened again with a full Fetch of just that.
+An incremental Fetch names only the partitions that change; for all others, the broker uses the
+session's earlier requests. The target may not have the session, or may have dropped it. So kdissect
+remembers all partitions of each captured session, and opens it again with a full Fetch of them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ Broker = tuple[str, int]  # the captured address
 
 @dataclass(slots=True)
 class _TargetSession:
-    """target_id 0: the target has none now; node: which of its nodes has it. epoch: of the next
-    request to the target."""
+    """A captured fetch session, as the target has it.
+
+    target_id: its id at the target, 0 if the target has none now.
+    node: the target's node that has it.
+    epoch: of the next request to the target.
+    """
 
     target_id: int = 0
     node: int | None = None
@@ -35,16 +39,16 @@ class _TargetSession:
 
     @property
     def told(self) -> dict[tuple[Any, int], Body]:
-        """(topic, partition) -> entry."""
+        """The partitions of the session: (topic, partition) -> entry of a Fetch request."""
         self._note_later()
         return self._told
 
     def later(self, read: Callable[[], Body]) -> None:
-        """What a request told, read when the session has to be opened again."""
+        """Add the partitions of a request; its body is read only once `told` needs it."""
         self._later.append(read)
 
     def tell(self, body: Body) -> None:
-        """What a request told."""
+        """Add the partitions that a request names, and remove those that it forgets."""
         self._note_later()
         self._note(body)
 
@@ -119,8 +123,10 @@ class FetchSessions:
         self._asked: dict[int, _TargetSession] = {}
 
     def told(self, broker: Broker, body: Body) -> list[tuple[Any, int]]:
-        """(topic or its id, partition) of all that a request asks for: what it names, and what its
-        session was told before."""
+        """(topic or its id, partition) of all partitions that a request fetches.
+
+        These are the partitions that it names, and those that its session already has.
+        """
         named = {
             (_key(topic), partition["partition"]): None
             for topic in entries(body["topics"])
@@ -144,8 +150,11 @@ class FetchSessions:
         captured_code: int = 0,
         nodes: tuple[int | None, ...] = (None,),
     ) -> tuple[Body, str]:
-        """As `_request`, for the target's nodes that are asked: a session is with one of them, so
-        several are asked for all that theirs was told, without any."""
+        """The body to send for a Fetch, and "", or the reason why it cannot be sent.
+
+        A session belongs to one node. If `nodes` has several, the body is a full Fetch of all
+        partitions of the session, without a session. Parameters are those of `_request`.
+        """
         found, reason = self._request(broker, number, body, captured_code, nodes[0])
         session = self._asked.get(number)
         if len(nodes) < 2 or reason or session is None:
@@ -162,9 +171,14 @@ class FetchSessions:
     def _request(
         self, broker: Broker, number: int, body: Body, captured_code: int, node: int | None
     ) -> tuple[Body, str]:
-        """The body with the session's own words, before ids in it are translated, and "", or why
-        it cannot be sent. `number` is the step's, captured_code the error that the capture's broker
-        answered: a session that it had lost is one that the target does not know either."""
+        """The body with the target's session id and epoch, and "", or why it cannot be sent.
+
+        Topic ids in it are still the capture's.
+
+        number: of the step.
+        captured_code: the error code of the captured response. If it says that the broker had lost
+        the session, the body is sent as captured: the target does not know the session either.
+        """
         captured_id, epoch = body["session_id"], body["session_epoch"]
         found = self._continued(
             broker, number, captured_id, epoch, captured_code, node,
@@ -200,9 +214,11 @@ class FetchSessions:
         captured_code: int,
         read: Callable[[], Body],
     ) -> tuple[int, int] | None:
-        """The session id and epoch to send to a target of one node, where these are all that
-        `request` would change; else None, and nothing is noted. read: gives the request's body,
-        should it ever be needed."""
+        """The session id and epoch to send to a target of one node, if `request` would change no
+        other field. Otherwise returns None and changes nothing.
+
+        read: returns the request's body, called only if it is needed later.
+        """
         return self._continued(
             broker, number, captured_id, epoch, captured_code, None,
             lambda session: session.later(read),
@@ -237,8 +253,10 @@ class FetchSessions:
     def answered(
         self, broker: Broker, number: int, captured_id: int, answer: Body, is_final: bool
     ) -> None:
-        """The target's answer to a step; captured_id is the session that the capture's answer told
-        (0 where it told none, or was not captured)."""
+        """Note the session of the target's answer to a step.
+
+        captured_id: session id in the captured response; 0 if there is none, or no response.
+        """
         session = self._asked.get(number)
         if session is None:
             return
@@ -256,7 +274,7 @@ class FetchSessions:
                 self._sessions[broker, captured_id] = session
 
     def failed(self, broker: Broker, number: int) -> None:
-        """No answer came: whatever the target made of the request, its session starts anew."""
+        """Drop the target's session of a step without answer, since its epoch is now unknown."""
         session = self._asked.pop(number, None)
         if session is not None:
             session.target_id = 0
@@ -267,7 +285,7 @@ def _key(topic: Body) -> Any:
 
 
 def _grouped(session: _TargetSession) -> list[Body]:
-    """All that a session was told, as the topics of a full Fetch."""
+    """All partitions of a session, as `topics` of a full Fetch."""
     topics: dict[Any, Body] = {}
     for (key, _), partition in session.told.items():
         name = "topic" if isinstance(key, str) else "topic_id"

@@ -39,19 +39,24 @@ class Groups:
     # -- to the target --------------------------------------------------------------------------
 
     def member(self, group: str, captured: str) -> str:
-        """The target's member id; one that no answer told is the client's own."""
+        """The target's id of a member. Without one from an answer, the client chose the id itself
+        (KIP-1082), and it stays as captured."""
         return self._members.get((group, captured), captured)
 
     def knows_member(self, group: str, captured: str) -> bool:
         return (group, captured) in self._members
 
     def generation(self, group: str, member: str, captured: int) -> int:
-        """Generation of a classic group, or epoch of a member; below 0 they are signs."""
+        """The target's generation of a classic group, or epoch of a member.
+
+        Values up to 0 that no answer returned have a meaning of their own (0: join, -1: leave), and
+        stay.
+        """
         if captured <= 0 and (group, captured) not in self._generations:
             return captured
         last = self._last_epoch.get((group, member))
         if last is not None:
-            # A client sends the epoch that it was told last; so does its stand-in.
+            # A client sends the epoch of its last response, so the replay does as well.
             if captured == last[0]:
                 return last[1]
             return self._epochs.get((group, member, captured), captured)
@@ -60,8 +65,10 @@ class Groups:
     def assignments(
         self, group: str, generation: int, member: str, given: list[Body]
     ) -> list[Body]:
-        """What this member's SyncGroup says: the captured leader's words if it leads at the target,
-        nothing if it does not. Member ids are the capture's still."""
+        """The assignments for this member's SyncGroup, with the capture's member ids.
+
+        They are the captured leader's if the member leads the group at the target, else none.
+        """
         leaders = self._leaders.get((group, generation))
         if leaders is None:
             return given
@@ -72,8 +79,11 @@ class Groups:
         return [] if member != captured_leader or mine != target_leader else given
 
     def owned(self, group: str, member: str, captured: Partitions) -> tuple[bool, Partitions]:
-        """What a member of a new group says that it owns: what the target gave it, where the
-        capture says what the captured coordinator gave. (False, None): as captured."""
+        """The partitions that a member's heartbeat reports as owned: (True, partitions).
+
+        If the captured member reports its captured assignment, these are the assignment from the
+        target. Otherwise (False, None): the field stays as captured.
+        """
         held = self._owned.get((group, member))
         if held is None or captured is None:
             return False, None
@@ -82,7 +92,7 @@ class Groups:
         return False, None
 
     def endpoint_epoch(self, group: str, captured: int) -> int:
-        """The epoch of a streams group's endpoints that its member was told last (KIP-1071)."""
+        """The target's endpoint information epoch of a streams group (KIP-1071)."""
         return self._endpoint_epochs.get((group, captured), captured)
 
     # -- from the target ------------------------------------------------------------------------

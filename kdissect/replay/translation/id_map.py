@@ -1,7 +1,7 @@
-"""What is known of the target: its ids, names, offsets and sessions for those of the capture.
+"""Maps ids, names, offsets and sessions of the capture to those of the target.
 
-Only data and lookups; `requests` and the comparison read it, `answers` learns it. Keys are always
-the capture's (names before renames).
+This module has only data and lookups. `answers` fills it during a run; `requests` and the
+comparison read it. Keys are always the capture's, with names before `--rename`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RENAME_KINDS = ("topic", "group", "transactional-id")
 
 
 class IdMap:
-    """What is known at one moment of a run."""
+    """The mapping from capture to target, as learnt from the answers so far."""
 
     def __init__(self, plan: ReplayPlan, options: TranslateOptions | None = None) -> None:
         self.options = options or TranslateOptions()
@@ -37,12 +37,12 @@ class IdMap:
         self.sessions = FetchSessions()
         self.producers = Producers()
         self.groups = Groups()
-        self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, where answers told both
+        self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, from answers
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
         self.marked: set[Log] = set()
         self.expected: dict[tuple[int, Log], int] = {}
         self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
-        # (group, member, captured broker) -> (topic id, partition) that its session was told
+        # (group, member, captured broker) -> (topic id, partition) of its share session
         self.share_told: dict[tuple[Any, ...], set[tuple[UUID, int]]] = {}
         self.share_held: dict[
             tuple[Any, ...], AcquiredOffsets
@@ -106,7 +106,7 @@ class IdMap:
         return found
 
     def topic_id(self, captured: UUID) -> UUID | None:
-        """The target's id; None where neither answers nor names tell it."""
+        """The target's id of a topic, or None if neither an answer nor its name gives it."""
         found = self.topic_ids.get(captured)
         if found is None and captured in self.names:
             found = self.target.topic_ids.get(self.topic(self.names[captured]))
@@ -115,8 +115,11 @@ class IdMap:
         return found
 
     def topic_key(self, topic: Mapping[str, Any], *, is_captured: bool) -> Any:
-        """What tells a topic of a message from others: the target's name of it, else its id there.
-        Captured and answered ones have equal keys, also where one is named and one identified."""
+        """A key that is equal for the same topic in captured and answered messages.
+
+        It is the target's name of the topic, or its id there if the name is unknown. So one message
+        may have the name and the other the id.
+        """
         name = topic.get("name") or topic.get("topic") or ""
         topic_id = topic.get("topic_id")
         if not is_captured:
@@ -135,7 +138,7 @@ class IdMap:
                 self.target.changes += 1
 
     def leader_epoch(self, name: str, partition: int) -> int:
-        """The target's, of the capture's topic; -1 unknown."""
+        """The target's leader epoch of a partition of a captured topic; -1 if unknown."""
         return self.target.leaders.get((self.topic(name), partition), (-1, -1))[1]
 
     def node(self, captured: int) -> int:
@@ -153,7 +156,7 @@ class IdMap:
         return log in self.marked
 
     def expected_offset(self, step: Step, log: Log) -> int | None:
-        """Which base offset the answer to a Produce should tell, by the batches before it."""
+        """The base offset that a Produce answer should have, after the earlier batches; or None."""
         return self.expected.get((step.number, log))
 
     def brings(self, log: Log, captured: bytes, answered: bytes) -> bool:
@@ -161,7 +164,7 @@ class IdMap:
         return self.reaches(log, last_data(captured), last_data(answered))
 
     def reaches(self, log: Log, last: int, found: int) -> bool:
-        """The same, of the last offsets of both (`last_data`)."""
+        """As `brings`, for the last offsets of both (`last_data`)."""
         return found >= 0 and (last < 0 or found >= self.offsets.to_target(log, last))
 
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:

@@ -1,8 +1,8 @@
 """A request for several nodes of the target in parts, and the answers to them as one.
 
-What one captured broker led or coordinated may be spread over the nodes of the target: each is
-asked for its own partitions, groups or transactions, as a client would, and the answers are put
-together before they are looked at. Parts are cut from the frame in the target's terms.
+The partitions, groups or transactions of one captured broker may belong to several nodes of the
+target. Each node then gets a request for its own ones, as a client would send it. The answers are
+merged into one before they are compared. The frame is split after its ids have been translated.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Log = tuple[str, int]  # the capture's name of a topic, partition
 
 @dataclass(slots=True)
 class _LogOffsets:
-    captured_start: int = -1  # first offset that the capture tells of
+    captured_start: int = -1  # first log start offset in the capture
     first_asked: int = -1  # smallest offset that the capture fetched
     target_start: int = -1
     bases: list[int] = field(default_factory=list)  # captured base offsets, ascending
@@ -24,9 +24,11 @@ class _LogOffsets:
 class OffsetMap:
     """Maps offsets by one of three modes.
 
-    captured: as they are. earliest: the first offset that the capture fetched of a partition is the
-    target's earliest. relative: by what was produced (a produced batch has an offset in both), else
-    by the distance to the log's start.
+    captured: offsets stay as they are.
+    earliest: the first offset that the capture fetched from a partition becomes the target's
+    earliest.
+    relative: an offset keeps its distance to the last batch before it that the replay produced (or
+    to the first one). If there is no such batch, it keeps its distance to the start of the log.
     """
 
     def __init__(self, mode: str) -> None:
@@ -42,7 +44,7 @@ class OffsetMap:
         return found
 
     def capture_tells(self, log: Log, *, start: int = -1, asked: int = -1) -> None:
-        """What the workload says before anything is sent: the first start, the smallest ask."""
+        """Add captured offsets, before the run: the first log start and the lowest fetch offset."""
         entry = self._of(log)
         if start >= 0 and entry.captured_start < 0:
             entry.captured_start = start
@@ -50,13 +52,13 @@ class OffsetMap:
             entry.first_asked = asked
 
     def target_starts(self, log: Log, start: int) -> None:
-        """The target's earliest offset; the first that is told counts."""
+        """Set the target's earliest offset of a log, unless an earlier call did."""
         entry = self._of(log)
         if entry.target_start < 0 <= start:
             entry.target_start = start
 
     def created(self, topic: str) -> None:
-        """The replay made this topic: what is produced there starts at offset 0."""
+        """Note that the replay created this topic, so its logs are empty and begin at offset 0."""
         for log in [log for log in self._logs if log[0] == topic]:
             captured_start = self._logs[log].captured_start
             self._logs[log] = _LogOffsets(

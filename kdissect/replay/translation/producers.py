@@ -39,8 +39,11 @@ class Producers:
         self._last[captured.producer_id] = captured
 
     def target(self, captured: Producer) -> Producer | None:
-        """The target's producer, None unknown. A captured epoch that no answer told (a client
-        raised it by itself, KIP-360) is as far from the last one there as it was in the capture."""
+        """The target's producer id and epoch, or None if they are unknown.
+
+        A client can raise the epoch by itself (KIP-360). An epoch that no answer returned keeps its
+        distance to the last epoch that one did.
+        """
         if captured.producer_id < 0:
             return captured
         found = self._targets.get(captured)
@@ -56,7 +59,7 @@ class Producers:
         return Producer(target.producer_id, max(0, min(epoch, 0x7FFF)))
 
     def target_id(self, captured_id: int) -> int | None:
-        """The target's id where the epoch is not told."""
+        """The target's producer id, for messages that have no epoch; None if it is unknown."""
         last = self._last.get(captured_id)
         return None if last is None else self._targets[last].producer_id
 

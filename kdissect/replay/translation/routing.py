@@ -83,8 +83,7 @@ def names(ids: IdMap, exchange: Exchange) -> Iterator[tuple[str, str]]:
 
 
 def share_told(ids: IdMap, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
-    """(captured topic id, partition) of a share session: what it was told, and what a request
-    says."""
+    """The partitions of a share session after a request, as (captured topic id, partition)."""
     key = (body["group_id"], body["member_id"], ids.broker(step))
     told = set() if body["share_session_epoch"] == 0 else set(ids.share_told.get(key, ()))
     for topic in entries(body.get("forgotten_topics_data")):

@@ -1,4 +1,4 @@
-"""What is known of the target: versions, brokers, topics with ids and leaders, coordinators."""
+"""Facts about the target: API versions, brokers, topics with ids and leaders, coordinators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TargetFacts:
         self.missing: set[str] = set()  # topics that the target said it has not
         self.being_made: set[str] = set()  # topics that Metadata requests make
         self.coordinators: dict[tuple[int, str], int] = {}
-        self.changes = 0  # how often something else was told than before
+        self.changes = 0  # how often an answer changed one of these
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         """A Metadata or DescribeTopicPartitions response of the target."""

@@ -65,7 +65,10 @@ class Translator:
         self.ids.learn_coordinator(key_type, key, node_id)
 
     def keep(self, names: Iterable[tuple[str, str]]) -> None:
-        """No request deletes these: (kind, the target's name) of what was there before the run."""
+        """Protect topics and groups that the target had before the run from deletion.
+
+        names: (kind, the target's name) of each.
+        """
         self._kept = frozenset(names)
 
     def transactional_id(self, name: str) -> str:

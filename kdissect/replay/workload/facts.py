@@ -1,4 +1,4 @@
-"""What a workload's messages tell together: brokers, topics, and who is no client."""
+"""Collects facts from all messages of a workload: brokers, topics, and internal traffic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _READ_APIS = frozenset(
 
 
 def gather_facts(connections: list[Connection]) -> WorkloadFacts:
-    """Read what the messages of all connections tell; marks internal traffic, fills node ids."""
+    """Collect brokers and topics from the messages of all connections.
+
+    Also marks traffic among brokers (`internal_reason`), and sets `node_id` of the connections.
+    """
     facts = WorkloadFacts()
     mark_internal(connections)
     exchanges = [each for connection in connections for each in connection.exchanges]
@@ -42,8 +45,11 @@ def gather_facts(connections: list[Connection]) -> WorkloadFacts:
 
 
 class _FactsReader:
-    """Adds what one exchange tells. grown: topics that were given more partitions; how many they
-    had before counts, because the replay makes the others as the capture did."""
+    """Adds the facts of one exchange.
+
+    grown: topics to which the capture added partitions. Their `partition_count` is the count before
+    that, since the replay sends the same CreatePartitions requests.
+    """
 
     def __init__(self, facts: WorkloadFacts, exchange: Exchange, grown: set[str]) -> None:
         self.facts = facts

@@ -208,7 +208,10 @@ def _iter_fields(
 def about(
     named: Mapping[FieldKind, str], values: dict[str, Any], around: FieldContext
 ) -> FieldContext:
-    """What the values of a struct say, besides what is said around it."""
+    """The context for fields of a struct: topic, partition, group and transaction that it names.
+
+    Values that the struct does not name come from `around`, the context of the struct itself.
+    """
     topic, topic_id, partition, group, transactional_id = around
     for kind, name in named.items():
         value = values.get(name)

@@ -1,4 +1,4 @@
-"""Decoded messages of a workload, and what is asked of each API everywhere in replay."""
+"""Decodes messages of a workload; has the lists of APIs and errors that all of replay uses."""
 
 from __future__ import annotations
 

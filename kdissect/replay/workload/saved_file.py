@@ -8,18 +8,21 @@ each a JSON object; plain text is read too.
 Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "payload": ..., "reveal_secrets":
 ..., "notes": [...]}``.
 
-Then a line for each connection, ``{"connection": [client ip, port, broker ip, port], "id": ...,
-"start_ns": ..., "end_ns": ...}`` (ids are strings, because they exceed 2^53; times are strings for
-the same reason; `tls` and `sasl` where there is something to tell), followed by the lines of its
-exchanges in order of their requests, ``{"id", "api": [key, version], "at": [request, request end,
-response, response end], "request", "response"}``. ``at`` counts nanoseconds from the connection's
-start, null unknown. A frame is base64 without its size prefix; absent where it was not captured,
-and then ``request_missing`` or ``response_missing`` says why. ``no_response`` marks Produce with
-acks 0.
-``packets`` [request, response] and ``capture`` lead back to the capture.
+Then each connection has a line, ``{"connection": [client ip, port, broker ip, port], "id": ...,
+"start_ns": ..., "end_ns": ...}``. Ids and times are strings, because they exceed 2^53. ``tls`` and
+``sasl`` are there if the connection used them.
 
-What is left out: traffic among brokers, SASL (never replayed, and full of secrets). Secrets and
-record data: see `redaction`.
+The lines of its exchanges follow, in the order of their requests: ``{"id", "api": [key, version],
+"at": [request, request end, response, response end], "request", "response"}``.
+
+- ``at``: nanoseconds from the connection's start, null if unknown
+- ``request``, ``response``: frames in base64, without their size prefix
+- ``request_missing``, ``response_missing``: why there is no such frame
+- ``no_response``: marks Produce with acks 0
+- ``packets`` ([request, response]) and ``capture``: where the frames are in the capture
+
+Traffic among brokers is left out, and so is SASL, which is never replayed and full of secrets.
+`redaction` says which secrets and record data are replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is replayed: a capture, a table set or a saved replay file, read to a `Workload`."""
+"""Reads a capture, a table set or a saved replay file into a `Workload` to be replayed."""
 
 from __future__ import annotations
 
