@@ -37,7 +37,7 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PY) -m tools.measure_english --offenders *.md docs
+	$(PY) -m tools.measure_english --offenders *.md docs kdissect
 
 bench: $(STAMP) java
 	$(PY) bench/run.py

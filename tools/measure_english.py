@@ -3,8 +3,7 @@
     python -m tools.measure_english [--offenders] [PATH ...]
 
 Without a path it measures README.md and the other pages of the project's folder, `docs/` and the
-docstrings of `kdissect/`. `make lint` measures the pages; it will measure `kdissect/` too, once its
-docstrings pass. Limits, for each kind of file:
+docstrings of `kdissect/`. `make lint` runs it. Limits, for each kind of file:
 
 - "tell", "tells" and "told": at most 0.3 in 1,000 words
 - clauses "what is ..." (was, are, were): at most 0.5 in 1,000 words
