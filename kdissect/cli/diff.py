@@ -172,7 +172,7 @@ def _certainty(row: dict[str, Any]) -> str:
     """Return the numbers of connections and the p-value, or that they are too few."""
     connections = f"{row['connections_a']:,}, {row['connections_b']:,} connections"
     if not row["is_decided"]:
-        return f"{connections}: too few to tell from chance"
+        return f"{connections}: too few to exclude chance"
     p_value = row["tail_p_value"] if "tail" in row["change"] else row["p_value"]
     chance = "p < 0.001" if p_value < 0.001 else f"p {p_value:.3f}"
     return f"{connections}, {chance}"

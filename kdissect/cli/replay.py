@@ -348,7 +348,7 @@ def _finish(results: Results, files: dict[str, str | None], out: str | None, qui
     elif results.run.ended:
         say(f"{results.target}: the replay ended early: {results.run.ended}")
     elif not results.sent_count:
-        say("warning: nothing was sent; see what was skipped and why")
+        say("warning: nothing was sent; --dry-run prints why")
     if results.exit_code == EXIT_INTERRUPTED:
         sys.stdout.flush()
     if results.exit_code:

@@ -68,7 +68,7 @@ DryRun = Annotated[
     bool,
     _guard(
         "--dry-run",
-        help="Print the plan, what is skipped and why, and the expected duration; send nothing.",
+        help="Print the plan, the skipped requests and the expected duration; send nothing.",
     ),
 ]
 

@@ -46,7 +46,7 @@ from kdissect.kafka.frame_tables import TOKEN as TOKEN_KIND
 from kdissect.tcp.byte_ranges import int64
 
 CLOCKS_MAX_NS = 1_000_000_000
-TOKENS_AHEAD_MAX = 64  # requests behind the last one answered that are looked at for a token
+TOKENS_AHEAD_MAX = 64  # requests after the last answered one that are searched for a token
 BUCKETS_MIN = 16  # of the table of ids
 CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at for a response
 

@@ -286,7 +286,7 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
     if options.time_from_ns is not None or options.time_to_ns is not None:
         return "the set is of a range of times"
     if options.payload != "full":
-        return "what is shown of records is limited, and a state would hold them as captured"
+        return "a state would hold records as captured, but --payload limits their values"
     if plan.fragments is not None:
         return "the captures have IP fragments"
     if any(info.secrets for info in plan.captures):

@@ -81,7 +81,7 @@ def _job_error(error: Exception) -> Exception:
     """Error for the user: a full disk, a capture that vanished, or a bug in kdissect."""
     text = str(error)
     if "No space left on device" in text:
-        return EnvironmentFailed("no space left on the device; what was there is as it was")
+        return EnvironmentFailed("no space left on the device; existing files are unchanged")
     if unfit := _unfit_worker(text):
         return EnvironmentFailed(unfit)
     raised = [found for found in _RAISED.findall(text) if "spark" not in found[0].lower()]

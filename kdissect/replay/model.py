@@ -17,7 +17,7 @@ WRITING_CLASSES = CLASSES[1:]  # each has to be allowed by name
 DELETE_EXISTING = "delete-existing"  # allowed beside classes: delete what the run did not make
 
 
-# -- what was captured ------------------------------------------------------------------------
+# -- the capture ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Workload:
         return min((each.request_time_ns for each in self.exchanges()), default=0)
 
 
-# -- what is to be done -----------------------------------------------------------------------
+# -- the plan ---------------------------------------------------------------------------------
 
 
 class SkipCode(Enum):
@@ -154,7 +154,7 @@ class SkipCode(Enum):
     UNKNOWN_API = "unknown_api"  # no definition: it cannot be translated
     API_VERSION = "api_version"  # the target does not speak this api_version: a finding
     NOT_TRANSLATABLE = "not_translatable"  # an id in it has no counterpart at the target
-    NOT_READY = "not_ready"  # it had no effect then: refused, and asked again by the client
+    NOT_READY = "not_ready"  # refused in the capture, without effect; the client sent it again
     FILTERED = "filtered"  # left out by an option
     NOT_REACHED = "not_reached"  # the run was interrupted before
 

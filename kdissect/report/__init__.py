@@ -39,7 +39,7 @@ from kdissect.report.sections import (
 
 _FORMAT_VERSION = 1  # of the JSON document
 
-# CSV file -> what is in it. Tables that a capture does not have are left out.
+# CSV file -> its query. Tables that a capture does not have are left out.
 CSV_TABLES = {
     "captures": (
         "SELECT * EXCLUDE (ignored_reasons, capture_id) FROM captures ORDER BY first_time, path"

@@ -25,7 +25,7 @@ Finding = dict[str, Any]
 EVIDENCE = 5  # exchanges and packets that a finding names
 SHOWN = 3  # findings of a kind
 SLOW_FACTOR, _SLOW_MS = 3, 20.0  # a client's p95 beside that of other clients of the same API
-API_SLOW_MS, API_STUCK_MS = 100.0, 1000.0  # p95 of an API that is told, and that is a warning
+API_SLOW_MS, API_STUCK_MS = 100.0, 1000.0  # p95 of an API that makes an info, a warning
 RETRANSMITTED_MIN = 0.001
 UNCOMPRESSED_BYTES_MIN = 1_000_000
 SMALL_BATCH_RECORDS, SMALL_BATCHES_MIN = 2, 1000
@@ -312,8 +312,8 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
             "warn",
             "groups",
             f"{row['group_id']} stood still for {f.duration(row['rebalance_ms_max'])}",
-            f"{f.plural(row['rebalances'], 'rebalance')} with {f.plural(members, 'member')}, the "
-            "longest told here. Counted as lost: the time of all its rebalances.",
+            f"{f.plural(row['rebalances'], 'rebalance')} with {f.plural(members, 'member')}; this "
+            "was the longest. Counted as lost: the time of all its rebalances.",
             whom=f"group {row['group_id']}",
             command=facts.command("show", "--group", row["group_id"], capture=found["capture"]),
             time_lost_ms=row["rebalance_ms"],
@@ -373,7 +373,7 @@ def _throttling(facts: _Facts) -> Iterator[Finding]:
             "throttling",
             f"{f.plural(throttling['responses'], 'answer')} throttled",
             f"Most: {f.client(top)} in {top['api']}, {f.duration(top['throttle_ms'])}. Counted as "
-            "lost: the time that brokers told them to wait.",
+            "lost: the time that brokers made them wait.",
             whom=f.client(top),
             command=facts.command("show", "--where", "throttle_time_ms > 0"),
             time_lost_ms=throttling["throttle_ms"],

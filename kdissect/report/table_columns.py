@@ -11,7 +11,7 @@ from kdissect.text import visible
 
 WORD_MAX = 28  # characters; longer words may be broken
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
-_LONG_TEXT = 100  # longer texts open when asked
+_LONG_TEXT = 100  # longer texts open with a click
 
 _TEXT_MAX = 1000
 _HEAD_TEXT = 64

@@ -9,7 +9,7 @@ RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = (f"\x1b[3{n}m" for n in range(1, 7))
 
 TOPICS_SHOWN = 3  # names of a line; how many more there are is said
 ADDRESS_WIDTH, SIZE_WIDTH = 21, 7
-QUEUED_MS = 1  # shorter waits behind earlier requests are not shown
+QUEUED_MS = 1  # shorter waits for earlier requests are not shown
 ARROW = " → "
 NO_ANSWER_WANTED = "no answer wanted"
 

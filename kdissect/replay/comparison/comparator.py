@@ -533,7 +533,7 @@ class TreeDiff:
             return
         twice: set[int] = set()
         if rule is not None and rule.key and not _keys_of(rule, slot.inner):
-            rule = None  # nothing tells these elements apart but their place
+            rule = None  # these elements have no key: compare them by position
         if rule is None:
             pairs: list[tuple[int, int]] = [(i, i) for i in range(min(len(c), len(a)))]
             pairs += [(i, -1) for i in range(len(a), len(c))]
@@ -604,7 +604,7 @@ class TreeDiff:
             captured=element if mine >= 0 else {}, answered=element if mine < 0 else {}
         )
         if mine >= 0 and "error_code" in element:
-            # what was refused then, and is not told now, has gone well
+            # the captured element has an error; without it in the answer, nothing failed
             if self._goes_with(here, "error_code", element, {"error_code": 0}):
                 return
         said = element_text(element)

@@ -159,7 +159,7 @@ class Meaning:
     def _topic_id(self, c: UUID, a: UUID, around: FieldContext, holder: Body) -> bool:
         found = self.ids.topic_id(c)
         if found is None:
-            return c != ZERO_UUID and a != ZERO_UUID  # nobody told its name
+            return c != ZERO_UUID and a != ZERO_UUID  # its name is unknown
         return found == a
 
     def _producer_id(self, c: int, a: int, around: FieldContext, holder: Body) -> bool:

@@ -238,7 +238,7 @@ def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> 
             known = (untaken[resource] for resource, _ in mine if resource in untaken)
             if cause := next(known, ""):
                 found[step.number] = cause
-                if step.exchange.api_key in _IN_SESSIONS:  # what is told later, too
+                if step.exchange.api_key in _IN_SESSIONS:  # later responses, too
                     untaken.setdefault(("connection", step.connection), cause)
         why = _why_untaken(outcome)
         if not why:

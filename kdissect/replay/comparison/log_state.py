@@ -367,7 +367,7 @@ class LogState:
         following = log.batches.get(begin)
         wanted = following[0].size if following is not None else _BATCH_MAX
         if fetched.batches and following is None:
-            return  # the next batch may be larger than what is left
+            return  # the next batch may be larger than the bytes left
         facts = self._ids.plan.workload.facts.topics.get(self._ids.captured_topic_name(topic))
         if fetched.batches and facts is not None and facts.configs.keys() & _SEGMENT_CONFIGS:
             return  # an answer ends with its segment

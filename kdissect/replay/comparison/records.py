@@ -20,7 +20,7 @@ _ATTRIBUTES_AT, _TIMES_AT, _PRODUCER_AT, _COUNT_AT = 21, 27, 43, 57
 _LOG_APPEND_TIME = 8
 _SHOWN = 60
 
-Found = tuple[str, str, str, str]  # path behind "records", captured, answered, note
+Found = tuple[str, str, str, str]  # path after "records", captured, answered, note
 Row = dict[str, Any]
 
 

@@ -59,7 +59,7 @@ class Rule:
     foreign: str = ""
     is_whole: bool = False
     needs_brokers: bool = False  # only where the capture or the target has several
-    needs_race: bool = False  # only where the request reads what was just changing
+    needs_race: bool = False  # only if the request reads something that was just changing
     is_unacknowledged: bool = False  # only records of Produce with acks 0, in another order
     is_own: bool = False  # from a file of the user
     matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
@@ -94,7 +94,7 @@ def _at(rules: Rules, api_name: str, path: str) -> tuple[Rule, ...]:
 
 
 def load_rules(paths: Sequence[str] = (), *, built_in: bool = True) -> Rules:
-    """The rules of files (TOML like `rules.toml`), and behind them the built-in ones.
+    """The rules of files (TOML like `rules.toml`), followed by the built-in ones.
 
     Raises RuleError, a ValueError, that names the file and the rule.
     """

@@ -68,7 +68,7 @@ from kdissect.replay.workload.messages import entries, request_of, response_of
 _ANNOUNCE_NS = 2_000_000_000
 _CHANGES_TOPICS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
 _SHOWS_TOPICS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
-_ANSWER, _REQUEST = 0, 1  # at the same moment, what is seen comes before what is sent
+_ANSWER, _REQUEST = 0, 1  # at equal times, a seen response comes before a sent request
 
 
 def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayPlan:
@@ -379,7 +379,7 @@ class _Ordering:
         waits.clear()
         waits.update(last.values(), unordered)
 
-    # -- what only answers tell -----------------------------------------------------------------
+    # -- orders that only responses show --------------------------------------------------------
 
     def _read_logs(self, active: Iterable[Step]) -> None:
         """Which steps wrote each partition, in order of the offsets that they were given.

@@ -45,7 +45,7 @@ class Lane:
         self.links: dict[int | None, LaneConnection] = {}
         self.is_queued = False
         self.complete_pos = 0  # steps before it are complete
-        self.held: dict[int, Outcome] = {}  # done, behind one that is not
+        self.held: dict[int, Outcome] = {}  # done, but an earlier step is not
         self.busy = 0  # tasks that it waits for
         self.timer: asyncio.TimerHandle | None = None
         self.close_timer: asyncio.TimerHandle | None = None

@@ -277,7 +277,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, socket.gaierror):
         return f"the host's name has no address ({(error.strerror or str(error)).lower()})"
     if isinstance(error, OSError):
-        # asyncio has words of its own; of several addresses that were tried the last one tells
+        # asyncio words these errors itself; if it tried several addresses, take the last error
         numbers = re.findall(r"\[Errno (\d+)\]", str(error))
         number = int(numbers[-1]) if numbers else error.errno
         return os.strerror(number).lower() if number else str(error) or type(error).__name__

@@ -119,7 +119,7 @@ class FetchSessions:
 
     def __init__(self) -> None:
         self._sessions: dict[tuple[Broker, int], _TargetSession] = {}
-        # what the step in flight told, until its answer says under which id
+        # step number -> session of a request in flight; its answer has the session's id
         self._asked: dict[int, _TargetSession] = {}
 
     def told(self, broker: Broker, body: Body) -> list[tuple[Any, int]]:

@@ -25,7 +25,7 @@ class Groups:
         self._owned: dict[tuple[str, str], tuple[Partitions, Partitions]] = {}
         self._endpoint_epochs: dict[tuple[str, int], int] = {}
 
-    # -- what the workload tells ----------------------------------------------------------------
+    # -- from the capture -----------------------------------------------------------------------
 
     def capture_tells(self, exchange: Exchange) -> None:
         """Remember the assignments that the captured leaders made."""

@@ -47,7 +47,7 @@ class IdMap:
         self.share_held: dict[
             tuple[Any, ...], AcquiredOffsets
         ] = {}  # what a session has got at the target
-        # ShareFetch steps that are asked again: what they acknowledge was taken the first time
+        # ShareFetch steps that are sent again: the target took their acknowledgements before
         self.share_acknowledged: set[int] = set()
         # (step, log) -> record data of its answers but the last
         self.share_records: dict[tuple[int, Log], bytes] = {}

@@ -76,7 +76,7 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
         return found
     if value in ids.names or _was_refused(step):
         return value  # the target is to say that it has no such topic, too
-    raise Untranslatable(f"no message of the capture tells the name of topic id {value}")
+    raise Untranslatable(f"no message of the capture has the name of topic id {value}")
 
 
 def _was_refused(step: Step) -> bool:
@@ -165,7 +165,7 @@ def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
                 raise Untranslatable(
                     f"the capture does not show how producer id {header.producer_id} was given"
                 )
-            # nobody can tell duplicates then, but the records are the same
+            # without a producer id, brokers do not detect duplicates; the records are the same
             found, sequence = Producer(-1, -1), -1
         else:
             sequence = ids.producers.sequence(captured, log, header.base_sequence)

@@ -146,7 +146,7 @@ class _Program:
     """The slots of a layout that mean something, or hold such."""
 
     steps: list[_Step]
-    named: dict[FieldKind, str]  # the single values that tell what a struct is about
+    named: dict[FieldKind, str]  # fields that name a struct's topic, group, ...
 
 
 _ABOUT = (

@@ -76,8 +76,8 @@ _CLASS_OF: dict[int, str] = {key: name for name, keys in _CLASS_APIS.items() for
 BLOCKING_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.SHARE_FETCH})
 
 
-# Errors that say "not yet" or "not here": a client asks again, so does a replay.
-# (19, too few replicas, is also how Produce tells that a transaction cannot be verified yet.)
+# Errors that mean "not yet" or "not here": a client retries after them, and so does a replay.
+# (Produce also returns 19, too few replicas, if a transaction cannot be verified yet: KIP-890.)
 REFUSED = frozenset(
     {
         ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER,

@@ -8,7 +8,7 @@ from kdissect.report.database import ReportDatabase, Row, listed
 
 _SHOWN_GROUPS = 6
 SHOWN_EVENTS = 250  # of a group on its timeline; the CSV file has all
-_STORIES = 20  # rebalances of a group that are told event by event
+_STORIES = 20  # rebalances of a group that the page shows event by event
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
