@@ -288,11 +288,13 @@ class Translation(Protocol):
         """A decoded Metadata response of the target (the newest api_version both know)."""
 
     def learn_log_starts(self, starts: Mapping[tuple[str, int], int]) -> None:
-        """Earliest offsets of the target, by (its name of a topic, partition): what ListOffsets
-        with timestamp -2 gives. For `offsets` "earliest" and "relative"."""
+        """Set the target's earliest offsets, by (its name of the topic, partition).
+
+        `offsets` "earliest" and "relative" need them. ListOffsets with timestamp -2 returns them.
+        """
 
     def wants_metadata(self, step: Step) -> list[str]:
-        """The target's names of topics that `step` needs and nothing is known of yet."""
+        """The target's names of topics that `step` needs and whose metadata is not known yet."""
 
     def transactional_id(self, name: str) -> str:
         """The target's name of a transactional id."""
@@ -301,14 +303,14 @@ class Translation(Protocol):
         """The target's node that this request goes to; None: any (the bootstrap address)."""
 
     def is_split(self, step: Step) -> bool:
-        """Whether several nodes of the target are to be asked, for the step's partitions, groups or
-        transactions."""
+        """Whether several nodes of the target have the step's partitions, groups or transactions,
+        so that each has to get a part of the request."""
 
     def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
-        """(node, frame) of each part of a frame that `request` gave."""
+        """(node, frame) of each part of a frame that `request` returned."""
 
     def merged(self, step: Step, responses: list[bytes]) -> bytes:
-        """The answers to all parts as one frame, for `retry`, `learn` and who compares."""
+        """The answers to all parts as one frame, for `retry`, `learn` and the comparison."""
 
     def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
         """The frame to send, with the target's ids; call it just before sending."""
@@ -338,7 +340,7 @@ class Translation(Protocol):
         """
 
     def failed(self, step: Step) -> None:
-        """The step was sent and no answer came, or it was skipped by the runner."""
+        """Note that no answer to a step came, or that the runner skipped it."""
 
 
 class DroppedField(NamedTuple):

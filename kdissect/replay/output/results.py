@@ -174,7 +174,7 @@ def _api_result(name: str, outcomes: Sequence[Outcome]) -> ApiResult:
 
 
 def judgement_of(outcome: Outcome) -> Judgement:
-    """The judgement, also of an outcome that nobody judged."""
+    """The judgement of an outcome; one not judged yet gets skipped, error or same."""
     if outcome.judgement is not None:
         return outcome.judgement
     if outcome.skipped is not None:

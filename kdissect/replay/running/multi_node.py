@@ -1,8 +1,7 @@
-"""Connections to several nodes at once, for a request that is asked in parts.
+"""Connections to several nodes, for requests of which each node gets a part.
 
-A lane has other connections for the rest of its requests. Nothing is pipelined on these: an answer
-belongs to the one request that was sent. A part goes out when nothing else of its connection is in
-flight.
+A lane sends its other requests over connections of their own. The connections here are not
+pipelined: a part is sent when no other request of its connection is in flight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The target before and beside the replay: who it is, what it speaks, where its nodes are.
+"""Queries the target's API versions, cluster id, nodes and topics, before and during a replay.
 
-One control connection asks ApiVersions, DescribeCluster's facts (from Metadata), and Metadata again
-when a topic turns up that nothing is known of.
+The requests go over a control connection that carries no captured requests. Metadata is requested
+again when a captured request needs a topic that is not known yet.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ class Target:
     async def find_coordinators(
         self, keys: Sequence[tuple[int, str]]
     ) -> dict[tuple[int, str], int]:
-        """Nodes of coordinators, by (key type, key); asked until they are ready, for a while.
+        """(key type, key) -> node of its coordinator; retries for a while until they are ready.
 
-        A fresh cluster makes the internal topics of groups and transactions when first asked.
+        A new cluster creates the internal topics of groups and transactions on the first request.
         """
         found: dict[tuple[int, str], int] = {}
         version = self.newest(_FIND_COORDINATOR)
@@ -239,7 +239,7 @@ class Target:
         return found == count
 
     def _led(self) -> dict[int, dict[str, list[int]]]:
-        """leader -> topic -> partitions, as last asked for all topics."""
+        """leader -> topic -> partitions, from the last Metadata answer about all topics."""
         by_leader: dict[int, dict[str, list[int]]] = {}
         for topic in self.metadata.get("topics", []):
             for each in topic["partitions"]:
@@ -325,7 +325,7 @@ class Target:
             link.close()
 
     def topic_names(self) -> set[str]:
-        """Of the topics that are there, as last asked."""
+        """Names of the target's topics, from the last Metadata answer about all topics."""
         return {each["name"] for each in self.metadata.get("topics", []) if each["error_code"] == 0}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A request for several nodes of the target in parts, and the answers to them as one.
+"""Splits a request for several nodes of the target into parts, and merges their answers.
 
 The partitions, groups or transactions of one captured broker may belong to several nodes of the
 target. Each node then gets a request for its own ones, as a client would send it. The answers are
@@ -44,16 +44,16 @@ SPLIT_APIS = frozenset(_TOPICS) | frozenset(_NAMED)
 
 
 def is_split(ids: IdMap, step: Step) -> bool:
-    """Whether several nodes of the target are to be asked."""
+    """Whether the request has to go to several nodes of the target, in parts."""
     if len(ids.target.nodes) < 2 or step.exchange.api_key not in SPLIT_APIS:
         return False
     return len(spread(ids, step)) > 1
 
 
 def parts(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
-    """(node, frame) of each part of a request's frame, which is in the target's terms already.
+    """(node, frame) of each part of a request's frame, which is already translated.
 
-    What nobody is known to lead goes with the first.
+    Partitions, groups and transactions without a known node are in the first part.
     """
     whole = decode_message(frame, side="request")
     key = step.exchange.api_key

@@ -1,4 +1,4 @@
-"""A captured request in the target's terms: its body changed in place, field by field."""
+"""Translates a captured request for the target: changes ids and offsets in its body, in place."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _fetch(ids: IdMap, step: Step, request: Message) -> bool:
 
 
 def _metadata(ids: IdMap, step: Step, request: Message) -> bool:
-    """Reading must not create: where creating is not allowed, no topic comes by being asked for."""
+    """Keep a Metadata request from creating topics, unless the user allows the class `admin`."""
     topics = entries(request.body["topics"])
     if ids.may_create or not topics:
         return False
@@ -267,7 +267,7 @@ def _create_topics(ids: IdMap, step: Step, request: Message) -> bool:
 
 
 def _in_sync(ids: IdMap, config: Body) -> bool:
-    """No more replicas in sync than the target has brokers, or nobody could write."""
+    """Limit min.insync.replicas to the target's brokers, else acks=all requests always fail."""
     count = len(ids.target.nodes)
     if config.get("name") != "min.insync.replicas" or not 0 < count < _number(config["value"]):
         return False

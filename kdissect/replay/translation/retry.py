@@ -1,8 +1,8 @@
-"""Which answers are not final, so that the request is sent again, as a client would.
+"""Decides which answers are not final: the request is then sent again, as a client would.
 
 A leader or a coordinator may not be ready yet, a change may not have reached every broker, and
-records may come a moment after a Fetch looks for them. Retries are bounded twice: for a step, and
-by how many steps of an API were retried to no effect.
+records may arrive a moment after the Fetch for them. Retries have two limits: the attempts of a
+step, and the number of an API's steps whose retries had no effect.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _with_data(response: Message) -> Iterator[tuple[Body, Body]]:
 
 
 def _has_topics(ids: IdMap, step: Step) -> bool:
-    """Whether the target has the topics of a request, or was asked to make them."""
+    """Whether the target has the topics of a request, or a request to create them was sent."""
     request = request_of(step.exchange)
     names: set[str] = set()
     for kind, slot, holder, _ in iter_fields(request) if request is not None else ():

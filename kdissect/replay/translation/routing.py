@@ -179,8 +179,11 @@ def _coordinator(ids: IdMap, exchange: Exchange, wanted: FieldKind, key_type: in
 
 
 def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
-    """(key type, target's name) of the coordinators that the plan will need: asked for ahead,
-    a fresh target has made its internal topics before the first request."""
+    """(key type, target's name) of the coordinators that the plan will need.
+
+    The replay looks them up before it begins, so that a new target creates its internal topics
+    before the first request.
+    """
     found: dict[tuple[int, str], None] = {}
     for step in ids.plan.steps:
         if step.skipped is not None:
