@@ -52,7 +52,7 @@ def load(name: str, /, **parameters: Any) -> Spec:
 
 
 def event_detail(generation: int | None, detail: str | None) -> str:
-    """What the tooltip of a group's event says."""
+    """The tooltip of a group's event."""
     parts = ["" if generation is None else f"generation {generation}", detail or ""]
     return ", ".join(part for part in parts if part)
 

@@ -33,7 +33,7 @@ Ints = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class TableOutput:
-    """Where the rows of exchanges go, and the data that all these rows share."""
+    """The sink that takes the rows of exchanges, and the data that all these rows share."""
 
     assembly: Assembly
     capture_ids: list[int]

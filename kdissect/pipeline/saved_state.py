@@ -41,7 +41,7 @@ _MAGIC = b"kdissect state 4\n"
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """Where the tasks of a run write files of the state; picklable."""
+    """Writes the state's files in the tasks of a run; picklable."""
 
     out: str
     run_id: str

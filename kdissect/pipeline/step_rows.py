@@ -31,7 +31,7 @@ ROW_BYTES_MAX = 4 * MB  # bytes of one shuffled row; Spark's Arrow batches hold 
 
 
 class RowKind(IntEnum):
-    """What a row carries; decode reads a slot's rows in this order."""
+    """The content of a row; the decode step reads a slot's rows in this order."""
 
     FACTS = 0
     STATS = 1

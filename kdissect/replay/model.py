@@ -210,7 +210,7 @@ class Step:
 
 @dataclass(slots=True)
 class PlanOptions:
-    """What of a workload is replayed, and how strictly in order.
+    """Options of a plan: which requests of a workload to replay, and how strictly in order.
 
     allow: writing classes that may be sent. apis: when not empty, only these API keys (-1: raw SASL
         tokens). topics, groups, client_ids: when not empty, only these names, or what patterns with
@@ -390,7 +390,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Judgement:
-    """What `compare` says of one answer."""
+    """The result of comparing one answer: a verdict, and the differences that led to it."""
 
     verdict: Verdict
     differences: list[Difference] = field(default_factory=list)

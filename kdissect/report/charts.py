@@ -321,7 +321,7 @@ def _histogram(
 
 
 def _edges(bins: list[int], per_decade: int, names: Series = ("from", "to")) -> Columns:
-    """Where logarithmic bins begin and end, with four digits."""
+    """The begin and end of logarithmic bins, with four digits."""
     return {
         name: [float(f"{10 ** ((bin_ + after) / per_decade):.4g}") for bin_ in bins]
         for after, name in enumerate(names)

@@ -34,7 +34,7 @@ _ORDER = {"bad": 0, "warn": 1, "info": 2}
 
 
 class _Facts:
-    """What the rules ask: the document, and the database for evidence."""
+    """The inputs of the rules: the document, and the database for evidence."""
 
     def __init__(self, database: ReportDatabase, document: Document) -> None:
         self.database, self.document = database, document

@@ -58,7 +58,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What stands in a cell. `sort` orders the column; `bar` is a percentage."""
+    """The content of a table cell. `sort` orders the column; `bar` is a percentage."""
 
     kind: str
     text: str

@@ -187,7 +187,7 @@ class ByteTree:
 
 
 def value_at(values: Any, path: Path) -> Any:
-    """What stands at a path in nested dicts and lists; None where there is nothing."""
+    """The value at a path in nested dicts and lists; None if there is none."""
     for step in path:
         if isinstance(values, Mapping):
             values = values.get(step)

@@ -1,4 +1,4 @@
-"""What every line for people has in common: colours, widths and phrases. Nothing heavy."""
+"""Colours, widths and phrases of all lines for people. Imports no heavy library."""
 
 from __future__ import annotations
 

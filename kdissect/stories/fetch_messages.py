@@ -21,7 +21,7 @@ _FULL, _FINAL = 0, -1  # KIP-227: session epochs 0 and -1 start and end a sessio
 
 
 class Ask(IntEnum):
-    """What a Fetch does to a session, in the order in which a broker applies it."""
+    """The changes that a Fetch makes to a session, in the order in which a broker applies them."""
 
     START = 0
     FORGET = 1

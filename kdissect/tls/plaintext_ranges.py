@@ -119,11 +119,13 @@ class OpenedStream:
 
 @dataclass(slots=True)
 class TlsConnections:
-    """What the TLS connections of a batch say; keys are rows of the connections.
+    """Facts about the TLS connections of a batch; keys are rows of the connections.
 
-    hello_side: the side that sent the ClientHello. opened: both streams, by side, of connections
-    with keys, and sessions: their facts. failed: why others have none, with a key log.
-    past_handshake: those that sent application data.
+    hello_side: the side that sent the ClientHello.
+    opened: both streams, by side, of connections with keys.
+    sessions: facts about the keys of these connections.
+    failed: why the other connections have no keys, if there is a key log.
+    past_handshake: connections that sent application data.
     """
 
     facts: dict[int, TlsFacts] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a TLS connection needs to be decrypted from a later record on, without any secret.
+"""State to resume decryption of a TLS connection at a later record; it contains no secret.
 
 RFC 8446 section 5.3 and RFC 5246 section 6.1 number the records of each direction from 0 on after
 each change of keys. So a direction resumes from its record number, the count of KeyUpdates, and
@@ -21,11 +21,12 @@ _HASH_SIZES = (0, 32, 48)  # none, SHA-256, SHA-384
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a handshake says about the keys of its connection.
+    """Facts of a handshake from which, with a key log, the connection's keys follow.
 
-    client_side: the side that sent the ClientHello. version, suite: code points. secret_name: the
-    first bytes of the client's encrypted pre-master secret. transcript_hash: of RFC 7627 section 3,
-    b"" without an extended master secret.
+    client_side: the side that sent the ClientHello.
+    version, suite: code points.
+    secret_name: the first bytes of the client's encrypted pre-master secret.
+    transcript_hash: of RFC 7627 section 3, b"" without an extended master secret.
     """
 
     client_side: int
@@ -39,13 +40,13 @@ class Session:
     is_encrypt_then_mac: bool = False
 
     def names(self) -> set[bytes]:
-        """What may name the session in a key log."""
+        """Values under which a key log may list the session's secrets."""
         return {self.client_random, self.session_id, self.secret_name} - {b""}
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPoint:
-    """Where a direction resumes: before the record with that number.
+    """Position at which a direction resumes: before the record `number`.
 
     generation: KeyUpdates before it (TLS 1.3). skip: bytes from the record's header to the first
     byte of ciphertext that is still needed.

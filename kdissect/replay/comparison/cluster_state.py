@@ -1,5 +1,4 @@
-"""What a run knows of the target's brokers, topics and transactions, and the answers that
-contradict it.
+"""Finds answers that contradict what the run has shown of brokers, topics and transactions.
 
 - A node that answers the run is in Metadata and DescribeCluster, at one address.
 - Leaders, replicas and controllers are brokers of the same answer; a leader is no offline replica.

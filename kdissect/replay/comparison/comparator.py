@@ -165,8 +165,11 @@ class Comparator:
         return Judgement(_verdict_of(walk.differences), walk.differences)
 
     def finish(self) -> dict[int, Judgement]:
-        """What all answers together say of records that single ones did not bring, and of those
-        whose places were not known yet when they came."""
+        """New judgements, by step, that only all answers together allow. Call it after the run.
+
+        They are about records that a single answer lacks, and records whose offset was not known
+        yet when their answer came.
+        """
         self.ledger.forget_missing()
         changed: dict[int, Judgement] = {}
         for step, captured, answer in self._kept.values():

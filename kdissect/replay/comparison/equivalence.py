@@ -108,8 +108,10 @@ class Meaning:
     def key(
         self, kind: FieldKind | None, value: Any, holder: Body, around: FieldContext, name: str
     ) -> Any:
-        """What the target calls a captured value, to find the element that is about it. holder: the
-        captured struct that has it, under `name`."""
+        """The target's value for a captured one, to find the matching element of an array.
+
+        holder: the captured struct that has the value in its field `name`.
+        """
         if value is None or isinstance(value, (list, dict)):
             return value
         if name == "resource_name":

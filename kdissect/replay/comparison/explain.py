@@ -254,7 +254,7 @@ def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> 
 
 
 def _why_untaken(outcome: Outcome) -> str:
-    """What the target did not do as in the capture, as a clause; "" where it did."""
+    """How the target failed a request that the capture's broker accepted, as a clause; or ""."""
     skipped = outcome.skipped or outcome.step.skipped
     if skipped is not None:
         if skipped.is_finding:

@@ -1,4 +1,4 @@
-"""What a run knows of the target's groups, and the answers that contradict it.
+"""Finds answers that contradict what the run has shown of the target's groups.
 
 - A classic group rebalances from a JoinGroup, a LeaveGroup or the end of a member's session until
   its members have their assignments. REBALANCE_IN_PROGRESS (27) at any other time is wrong.

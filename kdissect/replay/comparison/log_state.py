@@ -1,4 +1,4 @@
-"""What a run knows of the target's logs, and the answers that contradict it.
+"""Finds answers that contradict what the run has shown of the target's logs.
 
 A captured response says what another broker answered at another moment. This module compares the
 target's answers with each other, and with what the target acknowledged:

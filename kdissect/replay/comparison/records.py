@@ -36,7 +36,7 @@ class _Missing:
 
 @dataclass(slots=True)
 class RecordLedger:
-    """What all answers brought, by log and target offset."""
+    """The records of all answers, by log and target offset."""
 
     to_target: Callable[[Log, int], int]
     producer: Callable[[int, int], tuple[int, int] | None]

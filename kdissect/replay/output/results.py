@@ -1,4 +1,4 @@
-"""What a replay found, as the outputs show it: counts, latencies then and now, lag, exit code."""
+"""Results of a replay for all outputs: counts, latencies in both clusters, lag, exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FailOnError(Error, ValueError):
 
 
 class Reference(Enum):
-    """What answers are compared with; the value is what outputs show."""
+    """The kind of responses that answers are compared with; outputs show the value."""
 
     CAPTURE = "the capture"
     AGAINST = "the answers of another target"

@@ -1,4 +1,6 @@
-"""What a request reads and changes at the broker, so that a plan can keep causes before effects.
+"""Finds the resources that a request reads and changes at the broker.
+
+The plan uses them to send a request after those on which its effect depends.
 
 A *resource* is a tuple whose first item says what it is: ``("log", topic, partition)``,
 ``("topic", name)``, ``("group", id)``, ``("commits", group id)``, ``("txn", transactional id)``,

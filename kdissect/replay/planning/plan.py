@@ -222,7 +222,7 @@ def _place_silent(written: dict[int, tuple[int, int]], silent: list[tuple[int, i
 
 
 class _Frontier:
-    """What a new request on a resource has to wait for; by connection, the last of each."""
+    """Steps that a new request on a resource has to wait for: the last of each connection."""
 
     __slots__ = ("adds", "reads", "writes")
 

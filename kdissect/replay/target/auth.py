@@ -108,7 +108,10 @@ class Sasl:
 def sasl_from(
     mechanism: str, user: str | None, password_file: str | None, token_file: str | None
 ) -> Sasl:
-    """What the options say; secrets from files, else from the environment. Raises OptionError."""
+    """SASL settings from options; secrets come from files, else from the environment.
+
+    Raises OptionError.
+    """
     mechanism = mechanism.upper()
     if mechanism not in MECHANISMS:
         raise OptionError(f"SASL mechanism {mechanism} is none of {', '.join(MECHANISMS)}")

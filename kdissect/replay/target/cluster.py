@@ -72,7 +72,7 @@ class Target:
         return show_address(self.host, self.port)
 
     def address(self, node_id: int | None) -> tuple[str, int]:
-        """Where a node is reached; a cluster of one is where the user said that it is."""
+        """The address of a node. A cluster of one node has the address that the user gave."""
         if node_id is None or len(self.nodes) < 2 or node_id not in self.nodes:
             return self.host, self.port
         return self.nodes[node_id]
@@ -116,7 +116,7 @@ class Target:
             raise EnvironmentFailed(f"{self}: {error}{self._hint(error)}") from None
 
     def _hint(self, error: ConnectFailed) -> str:
-        """What to look at where a listener ends connections without a word."""
+        """Options that may be missing if a listener closes connections without an error."""
         wanted = [
             option
             for option, given in (("--tls", self.access.tls), ("--sasl", self.access.sasl))

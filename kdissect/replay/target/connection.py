@@ -44,7 +44,7 @@ class ConnectFailed(Exception):
 
 @dataclass(frozen=True)
 class Access:
-    """What every connection to a target needs. Times in seconds."""
+    """TLS, SASL and time limits (seconds) of all connections to a target."""
 
     tls: TlsOptions | None = None
     sasl: Sasl | None = None

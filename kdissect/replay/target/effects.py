@@ -1,9 +1,9 @@
-"""What a plan makes, writes to and deletes at the target, and what of it was there before.
+"""Finds the names that a plan creates, writes to and deletes, and checks them at the target.
 
-A replay must not write among the data of others by accident. Before the first write, the topics,
-groups and transactional ids of the plan are looked up at the target: those that hold data or
-members end the run, unless `--into-existing` allows it. Whatever was there before is not deleted,
-unless `--allow delete-existing` does.
+A replay must not write to existing data by accident. Before the first write, the topics, groups and
+transactional ids of the plan are looked up at the target. If one has data or members, the run ends,
+unless the user gives `--into-existing`. A name that existed before is not deleted, unless the user
+gives `--allow delete-existing`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,13 @@ def effects_of(
     makes_topics: bool = False,
     renames: Sequence[tuple[str, str, str]] = (),
 ) -> Effects:
-    """What the steps that are sent do. makes_topics: with `--create-topics`; renames: (kind, old,
-    new) of `--rename`. Kafka's own topics are left out: they have no data of a name's own."""
+    """The effects of the steps that will be sent.
+
+    makes_topics: whether `--create-topics` is given.
+    renames: (kind, old, new) of each `--rename`.
+
+    Kafka's internal topics are left out, since clients do not write to them by name.
+    """
     effects = Effects()
     internal = {topic.name for topic in plan.workload.facts.topics.values() if topic.is_internal}
     new_names = {(kind, old): new for kind, old, new in renames}

@@ -1,5 +1,8 @@
-"""What a replay may do: reading only, unless classes are allowed by name, and never by accident on
-the cluster that was captured."""
+"""Checks that a replay may send its plan to the target.
+
+Only reading is allowed, unless the user allows other classes by name. A target that may be the
+captured cluster needs the user's consent.
+"""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ def note_share(ids: IdMap, step: Step, captured: Message, answer: Message) -> No
 
 
 def acknowledge(ids: IdMap, held: AcquiredOffsets, request: Message) -> None:
-    """What a captured request acknowledges is held no longer."""
+    """Remove the offsets that a captured request acknowledges from `held`."""
     for log, entry in _logs(ids, request.body, "topics"):
         for batch in entries(entry["acknowledgement_batches"]):
             first, last = (

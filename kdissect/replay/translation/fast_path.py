@@ -139,10 +139,11 @@ class NoForm(Exception):
 
 
 class Form:
-    """What frames of one form have in common.
+    """The common part of frames that differ only in some values.
 
-    leaves: in wire order. body: as of a message, with a `FormLeaf` for each leaf and the values
-    that all such messages share; read only.
+    leaves: fields whose values differ, in wire order.
+    body: as of a message, with a `FormLeaf` for each leaf and the values that all such messages
+    share; read only.
     """
 
     def __init__(self, frame: bytes, side: str, api_key: int, api_version: int) -> None:

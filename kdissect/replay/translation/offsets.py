@@ -80,7 +80,7 @@ class OffsetMap:
         entry.shifts[captured] = target - captured
 
     def expect(self, log: Log, captured: int) -> int | None:
-        """Where the target should append what the capture's broker appended there; None unknown."""
+        """The target's base offset for a batch with this captured base offset; None if unknown."""
         entry = self._logs.get(log)
         if captured < 0:
             return None

@@ -1,4 +1,4 @@
-"""Where a request goes: the target's leaders and coordinators, or the counterpart of its broker."""
+"""Chooses the target's node for a request: a leader, a coordinator, or its broker's counterpart."""
 
 from __future__ import annotations
 

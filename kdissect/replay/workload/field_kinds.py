@@ -1,7 +1,7 @@
-"""What the fields of messages mean, and a walk over the meaningful ones of a decoded body.
+"""Kinds of message fields (topic, offset, producer id, ...), and a walk over them in a body.
 
-The meaning of a field follows from its entity and name in the definition, so that a new version or
-API is understood as far as it uses the names that Kafka always uses.
+The kind of a field follows from its entity and name in the definition. So fields of a new version
+or API are recognised if they use the names that Kafka always uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kdissect.protocol.model import Field, Type
 
 
 class FieldKind(Enum):
-    """What a field holds."""
+    """The meaning of a field's value."""
 
     TOPIC = auto()
     TOPIC_ID = auto()
@@ -113,7 +113,7 @@ def kind_of(api_key: int, one: Field) -> FieldKind | None:
 
 
 class FieldContext(NamedTuple):
-    """What the structs around a value say; "" or -1 where they say nothing.
+    """Topic, partition, group and transaction named by the structs around a value; "" or -1: none.
 
     partition is that of the value's own struct or of one around it.
     """

@@ -1,4 +1,4 @@
-"""What a saved replay shows of secrets and of record data (design, "Safe by default")."""
+"""Removes secrets, and record data if the user wants that, from a saved replay."""
 
 from __future__ import annotations
 

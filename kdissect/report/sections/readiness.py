@@ -1,4 +1,4 @@
-"""Who would break on a release of Kafka, as `kdissect.readiness` finds it: a section."""
+"""The section on clients that would break on a release of Kafka, from `kdissect.readiness`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _client(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(section: dict[str, Any]) -> str:
-    """What the counts say, in a sentence."""
+    """A sentence with the counts of clients that break, work or are undecided."""
     counts, unseen = section["counts"], section["unseen"]
     said = (
         f"{f.plural(counts['breaks'], 'client')} would break on Kafka {section['release']}, "

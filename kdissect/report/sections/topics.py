@@ -86,7 +86,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
 
 
 def _make_topic_clients(database: ReportDatabase) -> None:
-    """Who moved data of a topic, and who asked for it without getting any."""
+    """Make `topic_clients`: clients that wrote or read a topic, or fetched it without any data."""
     database.run(
         """
         CREATE TABLE topic_clients AS
