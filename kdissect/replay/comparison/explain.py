@@ -146,7 +146,7 @@ def _is_different(outcome: Outcome) -> bool:
 
 
 class _Beside:
-    """What an answer's error codes that are others now say of the values in their structs."""
+    """Explains differences by another error code, or an error message, in the same struct."""
 
     def __init__(self, differences: Sequence[Difference]) -> None:
         self._texts = {
@@ -159,7 +159,7 @@ class _Beside:
         }
 
     def note(self, one: Difference) -> str:
-        """Of a value that is not the error code itself; "" where no such is around it."""
+        """The note for a difference in a struct whose error code differs; "" if none does."""
         if one.path.endswith("error_code"):
             return ""
         holder = _holder(one.path)
@@ -171,7 +171,7 @@ class _Beside:
             holder = _holder(holder)
 
     def said(self, code: Difference) -> str:
-        """The text of the broker that refused, beside an error code."""
+        """The error message of the broker that refused the request, for its error code."""
         holder = _holder(code.path)
         text = self._texts.get(f"{holder}.error_message" if holder else "error_message")
         if text is None:
@@ -254,7 +254,7 @@ def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> 
 
 
 def _why_untaken(outcome: Outcome) -> str:
-    """How the target failed a request that the capture's broker accepted, as a clause; or ""."""
+    """Why a request did not have its captured effect at the target, as a clause; "" if it had."""
     skipped = outcome.skipped or outcome.step.skipped
     if skipped is not None:
         if skipped.is_finding:
@@ -272,5 +272,5 @@ def _why_untaken(outcome: Outcome) -> str:
     return ""
 
 
-# What is left out for these reasons changed nothing then, or is the target's own business.
+# Requests skipped for these reasons changed nothing in the capture, or are not for the target.
 _AS_CAPTURED = frozenset({"not_ready", "target_own", "internal"})

@@ -19,17 +19,17 @@ _REQUEST_HELD = "it holds secrets, which are redacted"
 
 
 class Redaction:
-    """Makes copies of exchanges without what must not be shown."""
+    """Makes copies of exchanges without secrets, and without record data unless payload is full."""
 
     def __init__(self, payload: str = "full", reveal_secrets: bool = False) -> None:
         self.payload = payload
         self.reveal_secrets = reveal_secrets
 
     def apply(self, exchange: Exchange) -> Exchange:
-        """The exchange as it is where nothing has to be hidden, else a copy.
+        """The exchange itself if it has nothing to hide, else a copy.
 
-        A request that held secrets is left out: it would not do what it did. A response keeps its
-        other fields, and the value that stands for a secret is one that `compare` knows.
+        A request with secrets is left out, since it would not work without them. A response keeps
+        its other fields; the comparison recognises the value that replaces a secret.
         """
         changed = exchange
         if not self.reveal_secrets and exchange.api_key != NO_API:
