@@ -124,9 +124,13 @@ class ClusterState:
         return listed
 
     def _check_coordinator(self, outcome: Outcome, answer: Body, add: Add) -> None:
-        found = [(f"coordinators[{at}].", each) for at, each in
-                 enumerate(entries(answer.get("coordinators")))]  # fmt: skip
-        for path, each in found or [("", answer)]:
+        coordinators = [("", answer)]
+        if "coordinators" in answer:  # KIP-699: from v4 on, one for each key
+            coordinators = [
+                (f"coordinators[{at}].", each)
+                for at, each in enumerate(entries(answer["coordinators"]))
+            ]
+        for path, each in coordinators:
             if each["error_code"]:
                 continue
             known = self._addresses.get(each["node_id"])

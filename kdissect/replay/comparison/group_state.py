@@ -202,14 +202,17 @@ def _check_generations(group: _Group, add: Add) -> None:
         if exchange.is_taken and exchange.answer is not None:
             number = exchange.answer["generation_id"]
             joined[number].append(exchange)
-            told = [
+            earlier = [
                 each.answer["generation_id"]
                 for each in group.by_api[ApiKey.JOIN_GROUP]
                 if each.is_taken and each.answer and each.end_ns < exchange.outcome.sent_ns
             ]
-            if number < max(told, default=0):
-                note = "an earlier answer had a later one"
-                add(exchange.outcome, "generation_id", f"at least {max(told)}", number, note)
+            least = max(earlier, default=0)
+            if number < least:
+                note = (
+                    "an earlier answer had a later one" if earlier else "no generation is negative"
+                )
+                add(exchange.outcome, "generation_id", f"at least {least}", number, note)
     for exchanges in joined.values():
         answers = [each.answer for each in exchanges if each.answer is not None]
         everyone = {answer["member_id"] for answer in answers}

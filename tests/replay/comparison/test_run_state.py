@@ -257,12 +257,20 @@ def test_a_high_watermark_while_somebody_writes() -> None:
 # -- groups -----------------------------------------------------------------------------------
 
 
-def join(run: Run, at_s: float, member: str, members: Sequence[str], leader: str = "a") -> int:
+def join(
+    run: Run,
+    at_s: float,
+    member: str,
+    members: Sequence[str],
+    leader: str = "a",
+    generation: int = 1,
+) -> int:
     return run.add(
         at_s, ApiKey.JOIN_GROUP, 5,
         {"group_id": "g", "member_id": member, "session_timeout_ms": 40_000,
          "protocols": [{"name": "range", "metadata": b""}]},
-        {"generation_id": 1, "protocol_name": "range", "leader": leader, "member_id": member,
+        {"generation_id": generation, "protocol_name": "range", "leader": leader,
+         "member_id": member,
          "members": [{"member_id": each, "metadata": b""} for each in members]},
     )  # fmt: skip
 
@@ -307,6 +315,15 @@ def test_members_of_a_generation() -> None:
     number = join(two, 1, "b", [], leader="b")
     join(two, 1, "c", [])
     assert two.said(GroupState) == [(number, "leader", "b")]
+
+
+def test_generations_begin_at_0_and_do_not_fall() -> None:
+    run = Run()
+    negative = join(run, 1, "a", ["a"], generation=-1)
+    join(run, 2, "a", ["a"], generation=2)
+    lower = join(run, 3, "a", ["a"], generation=1)
+    path = "generation_id"
+    assert run.said(GroupState) == [(negative, path, "-1"), (lower, path, "1")]
 
 
 def test_a_member_that_gets_no_partitions() -> None:
@@ -377,6 +394,14 @@ def test_a_coordinator_is_a_broker() -> None:
     assert [each[:2] for each in run.said(ClusterState)] == list(
         zip(numbers, ("port", "host", "node_id"), strict=True)
     )
+
+
+def test_a_response_without_coordinators() -> None:
+    """FindCoordinator from v4 on has a list (KIP-699), which may be empty."""
+    run = Run()
+    metadata(run, 1)
+    run.add(2, ApiKey.FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, {"coordinators": []})
+    assert run.said(ClusterState) == []
 
 
 def test_topics_that_the_run_made() -> None:
