@@ -47,9 +47,8 @@ def write_lock(out: str) -> Iterator[bool]:
     Raises OutputError if another run holds the lock.
     """
     lock = _StoreLock(out) if is_remote(out) else _FolderLock(out)
-    is_held = lock.acquire()
     try:
-        yield is_held
+        yield lock.acquire()
     finally:
         lock.release()
 
@@ -77,52 +76,61 @@ class _FolderLock:
         for _ in range(_RACES_MAX):
             try:
                 self.staging.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                self._descriptor = os.open(self.path, flags, 0o666)
             except (FileNotFoundError, FileExistsError):
-                continue  # the owner before has just removed the folder
+                continue  # the previous owner has just removed the folder
             except OSError as error:
-                # the previous owner has just removed the folder
                 raise OutputError(f"{self.out}: cannot be written ({error.strerror})") from error
-            if self._lock(descriptor):
-                self._descriptor = descriptor
+            if self._lock():
                 return self.is_held
-            os.close(descriptor)
+            self._close()
         raise OutputError(f"{self.staging}: cannot be made")
 
-    def _lock(self, descriptor: int) -> bool:
+    def _lock(self) -> bool:
         """False if the previous owner removed the file in the meantime."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.read(descriptor, 1000).decode(errors="replace")
-            os.close(descriptor)
+            owner = os.read(self._descriptor, 1000).decode(errors="replace")
+            self._close()
             raise _busy(self.out, owner) from None
         except OSError:
             self.is_held = False
             return True
         try:
-            is_there = os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+            is_there = os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
         except FileNotFoundError:
             return False
         if is_there:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, _owner().encode())
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, _owner().encode())
         return is_there
 
     def release(self) -> None:
-        """Remove the contents of `_staging`, the lock file last, while the lock is held."""
-        with suppress(OSError):  # other files are there, or the folder is gone
-            if self.is_held:
-                remove_staged(self.staging)
-            self.path.unlink()
+        """Remove the contents of `_staging`, the lock file last, while the lock is held.
+
+        An interrupt may come before the file is there, or before it is locked.
+        """
+        # another run holds the lock, other files are there, or the folder is gone
+        with suppress(OSError):
+            if self._descriptor >= 0:
+                if self.is_held:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_staged(self.staging)
+                self.path.unlink()
             self.staging.rmdir()
             if self.is_new:
                 Path(self.out).rmdir()
-        os.close(self._descriptor)
+        self._close()
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def remove_staged(staging: Path) -> None:
-    # other files are there, or the folder is gone
     """Remove staged files of all runs from the folder `_staging`; each run has a folder with its
     id."""
     for path in staging.iterdir():
@@ -141,19 +149,14 @@ class _StoreLock:
         self._renewal = threading.Thread(target=self._renew, daemon=True)
 
     def acquire(self) -> bool:
-        try:
-            while True:
-                self.place.write(self.name, _owner().encode())
-                locks = self._locks()
-                now = locks.pop(self.name, None)
-                if now is not None and not locks:
-                    break
-                self.place.remove([self.name])
-                self._watch(locks, now)
-        except BaseException:
-            with suppress(EnvironmentFailed):
-                self.place.remove([self.name])
-            raise
+        while True:
+            self.place.write(self.name, _owner().encode())
+            locks = self._locks()
+            now = locks.pop(self.name, None)
+            if now is not None and not locks:
+                break
+            self.place.remove([self.name])
+            self._watch(locks, now)
         self._renewal.start()
         return True
 
@@ -193,6 +196,7 @@ class _StoreLock:
 
     def release(self) -> None:
         self._over.set()
-        self._renewal.join()
+        if self._renewal.is_alive():
+            self._renewal.join()
         with suppress(EnvironmentFailed):  # it expires after DEAD_S
             self.place.remove([self.name])

@@ -207,6 +207,27 @@ def test_processes_hold_the_lock_in_turn(tmp_path: Path) -> None:
     assert not (tmp_path / "set" / STAGING).exists()
 
 
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_an_interrupt_while_a_folder_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_locked: bool
+) -> None:
+    """Nothing stays, whether it comes before the lock is taken or after."""
+    flock, calls = fcntl.flock, []
+
+    def interrupted(descriptor: int, operation: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 1 or is_locked:
+            flock(descriptor, operation)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), write_lock.write_lock(str(out)):
+        pass
+    assert not out.exists()
+
+
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets are written; whether what lies there is a live run's is not known, so it stays."""
 
