@@ -231,7 +231,7 @@ def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
         [*command, "--out", str(out)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stderr is not None
-        while process.poll() is None and not (out / "_staging").exists():
+        while process.poll() is None and not list((out / "_staging").glob("*/")):
             time.sleep(0.002)
         process.send_signal(signal.SIGINT)
         error = process.stderr.read()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -74,14 +73,6 @@ def _check_place(out: str, overwrite: bool) -> None:
             raise OutputError(f"{out}: holds a table set already; add --overwrite to replace it")
     elif path.is_dir() and not _is_free(path):
         raise OutputError(f"{out}: is a folder with other files; name a new or an empty one")
-    place = path
-    while not place.exists():
-        place = place.parent
-    try:
-        # Try it: permissions are not enough, because some file systems refuse even root.
-        os.rmdir(tempfile.mkdtemp(prefix=".kdissect-", dir=place))
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be written ({place}: {error.strerror})") from error
 
 
 def _is_free(root: Path) -> bool:
