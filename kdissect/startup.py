@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 
@@ -19,7 +20,7 @@ def light() -> None:
     Not for a process that converts Arrow tables to pandas.
     """
     with _hidden("scipy"):
-        import numba.np.arraymath  # noqa: F401  (checks for SciPy when imported)
+        import_module("numba.np.arraymath")  # checks for SciPy when imported
     with _hidden("pandas"):
         import pyarrow
 

@@ -58,7 +58,7 @@ class Pseudonyms:
         return slash + self.address(canonical)
 
     def value(self, text: str) -> str:
-        """Replace a setting's value; numbers and booleans stay, since they identify nobody."""
+        """Replace a setting's value, but keep numbers and booleans: they identify no host."""
         if _NUMBER.fullmatch(text) or text in ("true", "false", ""):
             return text
         return self.name("value", text)

@@ -207,8 +207,8 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
             hole = responses.is_behind_hole[answer] != 0
             if responses.acknowledged[answer] != NOT_ACKNOWLEDGED:
                 acked = _unwrapped(responses.acknowledged[answer], acked)
-            told = tells_acks and responses.acknowledged[answer] != NOT_ACKNOWLEDGED
-            here = acked if told else int64(1 << 62)
+            is_acknowledged = tells_acks and responses.acknowledged[answer] != NOT_ACKNOWLEDGED
+            here = acked if is_acknowledged else int64(1 << 62)
             while first < stop and (
                 requests.answer_of[first] != WAITING or requests.kind[first] == SILENT_KIND
             ):

@@ -126,13 +126,13 @@ def explain(plan: ReplayPlan, outcomes: Sequence[Outcome], target: Ranges) -> li
     for outcome in different:
         assert outcome.judgement is not None
         cause = causes.get(outcome.step.number, "")
-        told = outcome.judgement.differences
-        beside = _Beside(told)
+        differences = outcome.judgement.differences
+        beside = _Beside(differences)
         outcome.judgement = replace(
             outcome.judgement,
             differences=[
                 each if each.rule else _explained(outcome.step, each, releases, beside, cause)
-                for each in told
+                for each in differences
             ],
         )
     if not releases.differ:

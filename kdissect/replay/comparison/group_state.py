@@ -107,16 +107,16 @@ class GroupState:
             for exchange in group.by_api[ApiKey.HEARTBEAT]:
                 _check_heartbeat(exchange, rebalances, add)
             _check_generations(group, add)
-        for (_, group_id, _), told in self._members.items():
-            self._check_member(group_id, told, add)
+        for (_, group_id, _), heartbeats in self._members.items():
+            self._check_member(group_id, heartbeats, add)
 
     def _check_member(
-        self, group_id: str, told: list[tuple[_Exchange, Body | None]], add: Add
+        self, group_id: str, heartbeats: list[tuple[_Exchange, Body | None]], add: Add
     ) -> None:
         epoch = 0
         was = now = False
         known = self._ids.target
-        for exchange, captured in told:
+        for exchange, captured in heartbeats:
             answer = exchange.answer
             was |= bool(_assigned(captured))
             if answer is None or answer["error_code"]:
@@ -140,9 +140,9 @@ class GroupState:
                     text = f"{name or topic_id} partition {number}"
                     note = "Metadata has no such partition"
                     add(exchange.outcome, path, "a partition of a topic", text, note)
-        if was and not now and told[-1][0].answer is not None:
+        if was and not now and heartbeats[-1][0].answer is not None:
             note = "no heartbeat of this member brings any"
-            add(told[-1][0].outcome, "assignment", "partitions", "none", note)
+            add(heartbeats[-1][0].outcome, "assignment", "partitions", "none", note)
 
 
 _GROUP_APIS = _HEARTBEATS | {

@@ -129,7 +129,9 @@ class LogState:
 
     def _topic(self, topic: Body) -> str:
         name = topic.get("topic") or topic.get("name") or topic.get("topic_name") or ""
-        return name or self._ids.target.names.get(topic.get("topic_id"), "")  # type: ignore[arg-type]
+        if name or "topic_id" not in topic:
+            return str(name)
+        return self._ids.target.names.get(topic["topic_id"], "")
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -191,11 +193,11 @@ class LogState:
                 continue
             log, data = self._logs[key], partition["records"] or b""
             batches = [each for each in headers(data) if not each.is_partial]
-            told = named.get(key, {})
+            wanted = named.get(key, {})
             fetched = _Fetched(
-                outcome, path, partition, batches, told.get("fetch_offset", -1),
+                outcome, path, partition, batches, wanted.get("fetch_offset", -1),
                 request.body.get("isolation_level", 0) == _READ_COMMITTED,
-                body.get("max_bytes", 0x7FFFFFFF) - size, told.get("partition_max_bytes", 0),
+                body.get("max_bytes", 0x7FFFFFFF) - size, wanted.get("partition_max_bytes", 0),
             )  # fmt: skip
             log.fetched.append(fetched)
             for each in batches:

@@ -34,12 +34,12 @@ def text_of(value: Any, null: str = "null") -> str:
 
 
 def element_text(element: dict[str, Any]) -> str:
-    told = (
+    fields = (
         f"{name}={text_of(value)}"
         for name, value in element.items()
         if not isinstance(value, (dict, list, bytes))
     )
-    return "{" + ", ".join(told) + "}"
+    return "{" + ", ".join(fields) + "}"
 
 
 def records_text(data: bytes) -> str:

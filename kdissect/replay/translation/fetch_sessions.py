@@ -34,20 +34,20 @@ class _TargetSession:
     target_id: int = 0
     node: int | None = None
     epoch: int = 1
-    _told: dict[tuple[Any, int], Body] = field(default_factory=dict)
+    _partitions: dict[tuple[Any, int], Body] = field(default_factory=dict)
     _later: list[Callable[[], Body]] = field(default_factory=list)  # bodies not looked at yet
 
     @property
-    def told(self) -> dict[tuple[Any, int], Body]:
+    def partitions(self) -> dict[tuple[Any, int], Body]:
         """The partitions of the session: (topic, partition) -> entry of a Fetch request."""
         self._note_later()
-        return self._told
+        return self._partitions
 
     def later(self, read: Callable[[], Body]) -> None:
-        """Add the partitions of a request; its body is read only once `told` needs it."""
+        """Add the partitions of a request; its body is read when `partitions` is."""
         self._later.append(read)
 
-    def tell(self, body: Body) -> None:
+    def add(self, body: Body) -> None:
         """Add the partitions that a request names, and remove those that it forgets."""
         self._note_later()
         self._note(body)
@@ -60,11 +60,11 @@ class _TargetSession:
     def _note(self, body: Body) -> None:
         for topic in entries(body.get("forgotten_topics_data")):
             for partition in topic["partitions"]:
-                self._told.pop((_key(topic), partition), None)
+                self._partitions.pop((_key(topic), partition), None)
         for topic in entries(body["topics"]):
             for partition in entries(topic["partitions"]):
                 # a copy: the request's own is changed to the target's terms
-                self._told[_key(topic), partition["partition"]] = dict(partition)
+                self._partitions[_key(topic), partition["partition"]] = dict(partition)
 
 
 def stand_in(member_id: str, broker: Broker) -> str:
@@ -122,7 +122,7 @@ class FetchSessions:
         # step number -> session of a request in flight; its answer has the session's id
         self._asked: dict[int, _TargetSession] = {}
 
-    def told(self, broker: Broker, body: Body) -> list[tuple[Any, int]]:
+    def fetched_partitions(self, broker: Broker, body: Body) -> list[tuple[Any, int]]:
         """(topic or its id, partition) of all partitions that a request fetches.
 
         These are the partitions that it names, and those that its session already has.
@@ -140,7 +140,10 @@ class FetchSessions:
             for topic in entries(body.get("forgotten_topics_data"))
             for partition in topic["partitions"]
         }
-        return [*(key for key in known.told if key not in forgotten and key not in named), *named]
+        return [
+            *(key for key in known.partitions if key not in forgotten and key not in named),
+            *named,
+        ]
 
     def request(
         self,
@@ -182,18 +185,18 @@ class FetchSessions:
         captured_id, epoch = body["session_id"], body["session_epoch"]
         found = self._continued(
             broker, number, captured_id, epoch, captured_code, node,
-            lambda session: session.tell(body),
+            lambda session: session.add(body),
         )  # fmt: skip
         if found is not None:
             return {**body, "session_id": found[0], "session_epoch": found[1]}, ""
         known = self._sessions.get((broker, captured_id))
         if known is None:
             known = self._sessions[broker, captured_id] = _TargetSession(node=node)
-            known.tell(body)
-            if not known.told:
+            known.add(body)
+            if not known.partitions:
                 return body, "its fetch session began before the capture"
         elif number not in self._asked:
-            known.tell(body)
+            known.add(body)
         self._asked[number] = known
         if known.node != node:
             known.target_id, known.node = 0, node
@@ -287,7 +290,7 @@ def _key(topic: Body) -> Any:
 def _grouped(session: _TargetSession) -> list[Body]:
     """All partitions of a session, as `topics` of a full Fetch."""
     topics: dict[Any, Body] = {}
-    for (key, _), partition in session.told.items():
+    for (key, _), partition in session.partitions.items():
         name = "topic" if isinstance(key, str) else "topic_id"
         topic = topics.setdefault(key, {name: key, "partitions": []})
         topic["partitions"].append(dict(partition))

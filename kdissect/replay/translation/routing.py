@@ -134,7 +134,7 @@ def spread(ids: IdMap, step: Step) -> Counter[int]:
     if key == ApiKey.FETCH:
         request = request_of(step.exchange)
         if request is not None and "session_epoch" in request.body:
-            for topic, number in ids.sessions.told(ids.broker(step), request.body):
+            for topic, number in ids.sessions.fetched_partitions(ids.broker(step), request.body):
                 is_name = isinstance(topic, str)
                 name = ids.topic_name(topic, None) if is_name else ids.topic_name("", topic)
                 _vote(ids, votes, name, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Outcome, Step
@@ -60,7 +60,7 @@ def asked(
     """Which requests are sent for member a, whose lane had these, while another one's JoinGroup
     waits for some time."""
     side, attempts = Coordinator(code), list[Attempt]()
-    members = GroupMembers(Asking(), side, lambda _: is_over, attempts)  # type: ignore[arg-type]
+    members = GroupMembers(cast(Any, Asking()), side, lambda _: is_over, attempts)
     for number, api_key in enumerate(before):
         done = outcome(number, api_key)
         members.sent(done.step, 0)

@@ -77,7 +77,7 @@ def same(fast: Replayed, plain: Replayed) -> None:
         assert vars(getattr(mine, name)) == vars(getattr(theirs, name)), name
     for ids in (mine, theirs):
         for session in ids.sessions._sessions.values():
-            assert session.told is not None  # reads what was left for later
+            assert session.partitions is not None  # reads what was left for later
     assert repr(vars(mine.sessions)) == repr(vars(theirs.sessions))
 
 
