@@ -243,8 +243,8 @@ class Tables:
         """Run one SQL query with DuckDB over the tables; returns the rows.
 
         Every table is a view: `exchanges`, `api_fetch` for ``apis/Fetch``,
-        `internal_offset_commit`. A query is one statement that only reads. Raises ValueError
-        (`QueryError`) for any other statement and for wrong SQL.
+        `internal_offset_commit`; so is `incidents`. A query is one statement that only reads.
+        Raises ValueError (`QueryError`) for any other statement and for wrong SQL.
         memory_limit: DuckDB's, for example "2GB".
         """
         with self.database(memory_limit=memory_limit) as database:
@@ -256,7 +256,18 @@ class Tables:
         from kdissect.sql import Database
 
         sources = {name: table.dataset for name, table in self._tables.items()}
-        return Database(sources, memory_limit=memory_limit)
+        derived = {"incidents": self.incidents}
+        return Database(sources, memory_limit=memory_limit, derived=derived)
+
+    def incidents(self) -> pa.Table:
+        """Find the incidents in the tables; returns one row for each, the worst first.
+
+        Columns: kind, severity (`bad`, `warn`, `info`), start_time, end_time, subject,
+        request_count, time_lost_ms, evidence, text, next_command.
+        """
+        from kdissect.incidents import find_incidents
+
+        return find_incidents({name: table.dataset for name, table in self._tables.items()})
 
     def select(self, selection: Selection) -> Tables:
         """Return a set that holds only the selected exchanges and the rows that belong to them.

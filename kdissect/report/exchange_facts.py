@@ -15,23 +15,13 @@ Columns of `x` that need a word:
 from __future__ import annotations
 
 from kdissect.report.database import ReportDatabase
-from kdissect.report.sections.errors import is_fault
+from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault
 from kdissect.sql.unanswered import unanswered
 
 EXACT_MAX = 20_000_000  # above this many exchanges percentiles are t-digests: bounded memory
 
 # Kafka's fixed topic ids: of the metadata log, and of none.
 METADATA_ID, ZERO_ID = "AAAAAAAAAAAAAAAAAAAAAQ", "AAAAAAAAAAAAAAAAAAAAAA"
-
-# What only brokers and controllers send.
-BROKER_APIS = (
-    *("LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "WriteTxnMarkers"),
-    *("AlterPartition", "BeginQuorumEpoch", "EndQuorumEpoch", "Vote", "FetchSnapshot"),
-    *("BrokerRegistration", "BrokerHeartbeat", "AllocateProducerIds", "Envelope"),
-    *("ControllerRegistration", "AssignReplicasToDirs", "UpdateRaftVoter"),
-    *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState"),
-    *("DeleteShareGroupState", "ReadShareGroupStateSummary"),
-)
 
 
 def prepare(database: ReportDatabase) -> None:
@@ -42,7 +32,9 @@ def prepare(database: ReportDatabase) -> None:
         f"FROM topics WHERE topic IS NOT NULL AND topic_id NOT IN ('{METADATA_ID}', '{ZERO_ID}') "
         f"GROUP BY topic_id UNION ALL SELECT '{METADATA_ID}', '__cluster_metadata'"
     )
-    _make_broker_connections(database)
+    database.run(
+        f"CREATE TABLE broker_connections AS {broker_connections(database.has('apis/Fetch'))}"
+    )
     database.run(
         f"""
         CREATE TABLE x AS
@@ -65,27 +57,6 @@ def prepare(database: ReportDatabase) -> None:
         LEFT JOIN ({unanswered()}) u ON u.exchange_id = e.exchange_id
         """
     )
-
-
-def _make_broker_connections(database: ReportDatabase) -> None:
-    names = ", ".join(f"'{name}'" for name in BROKER_APIS)
-    query = (
-        f"SELECT DISTINCT connection_id FROM exchanges WHERE api_name IN ({names}) "
-        # since version 4 brokers send it for their clients (KIP-890)
-        "OR (api_name = 'AddPartitionsToTxn' AND api_version >= 4)"
-    )
-    if database.has("apis/Fetch"):
-        query += (
-            " UNION SELECT DISTINCT connection_id FROM api_fetch "
-            "WHERE greatest(coalesce(request.replica_id, -1), "
-            "coalesce(request.replica_state.replica_id, -1)) >= 0"
-        )
-    database.run(f"CREATE TABLE broker_connections AS {query}")
-
-
-def endpoint(ip: str, port: str) -> str:
-    """SQL of ``10.0.0.1:9092`` or ``[::1]:9092`` of two columns."""
-    return f"CASE WHEN contains({ip}, ':') THEN '[' || {ip} || ']:' ELSE {ip} || ':' END || {port}"
 
 
 def quantile(database: ReportDatabase, column: str, share: float, condition: str = "true") -> str:

@@ -62,8 +62,10 @@ class Database:
     """The views of some tables; a context manager, for one thread at a time.
 
     tables: rows by name of the table (``apis/Fetch``). DuckDB reads Parquet files itself, other
-    datasets through pyarrow. memory_limit: how much DuckDB may hold before it uses temporary files,
-    such as ``512MiB``; None is `MEMORY_LIMIT`. threads: None is one per core.
+    datasets through pyarrow.
+    memory_limit: how much DuckDB may hold before it uses temporary files,
+    such as ``512MiB``; None is `MEMORY_LIMIT`. threads: None is one per core. derived: functions
+    that compute the rows of further tables, once a user's query names one.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Database:
         *,
         memory_limit: str | None = None,
         threads: int | None = None,
+        derived: Mapping[str, Callable[[], pa.Table]] | None = None,
     ) -> None:
+        self._derived = dict(derived or {})
         self._spill = tempfile.mkdtemp(prefix="kdissect-sql-")
         self._thread = ThreadPoolExecutor(1)
         settings: dict[str, Any] = {"python_enable_replacements": False}
@@ -106,6 +110,7 @@ class Database:
         memory and disk do not suffice; both also while the batches are drawn.
         """
         self._check(query)
+        self._derive(query)
 
         def begun() -> Any:
             relation = self._connection.sql(query)
@@ -118,6 +123,12 @@ class Database:
         # a query can be repeated only until it has returned rows
         reader, batch = self._in_thread(lambda: repeated(begun))
         return reader.schema, self._batches(reader, batch)
+
+    def _derive(self, query: str) -> None:
+        """Compute the tables that the query names and that do not exist yet."""
+        for name in list(self._derived):
+            if re.search(rf"\b{name}\b", query, re.IGNORECASE):
+                self._connection.register(name, self._derived.pop(name)())
 
     def _batches(self, reader: Any, batch: Any) -> Iterator[Any]:
         while batch is not None:

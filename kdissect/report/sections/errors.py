@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from kdissect.protocol.error_codes import (
     RETRIABLE,
-    ROUTINE,
-    ErrorCode,
     error_name,
     routine_reason,
 )
@@ -40,15 +38,6 @@ _SUBJECTS = {
     "user": "user",
 }
 _MESSAGES = ("error_message", "message")
-
-
-def is_fault(api: str, codes: str) -> str:
-    """SQL: a list column has a code that is no routine step of the API in another column."""
-    steps = " OR ".join(
-        f"code = {ErrorCode[error]:d}" + (f" AND {api} = '{name}'" if name else "")
-        for name, error in ROUTINE
-    )
-    return f"coalesce(len(list_filter({codes}, lambda code: NOT ({steps}))), 0) > 0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect.report.database import ReportDatabase, listed
-from kdissect.report.exchange_facts import endpoint
+from kdissect.sql.exchange_facts import endpoint
 
 _EXAMPLES = 8  # of each kind of anomaly
 

@@ -1,0 +1,128 @@
+"""`kdissect incidents`: the problems in a capture, with their evidence."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from kdissect.cli.app import app
+from kdissect.cli.common import (
+    EXIT_FINDING,
+    AsJson,
+    Quiet,
+    Sources,
+    examples,
+    open_selected,
+    put,
+    start_light,
+    with_examples,
+)
+from kdissect.cli.options import SelectionOptions, SourceOptions, with_groups
+
+INCIDENTS_EXAMPLES = """
+Examples:
+
+  kdissect incidents trace.pcap
+
+  kdissect incidents tables/ --json
+
+  kdissect incidents 'trace-*.pcap' --keylog keys.log --fail-on bad
+
+  kdissect incidents tables/ --fail-on broker_stall,login_failures
+"""
+_FORMAT_VERSION = 1
+_WIDTH, _INDENT = 100, 6
+
+
+@app.command("incidents", cls=with_examples(INCIDENTS_EXAMPLES))
+@with_groups
+def incidents_command(
+    source: Sources,
+    selected: SelectionOptions,
+    capture: SourceOptions,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-on",
+            metavar="KIND",
+            help="Exit with 1 if there is an incident of this kind, or at least of this severity "
+            "(bad, warn, info); repeatable, or separated by commas.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show incidents: stalled brokers, refused logins, stuck consumers, storms and others."""
+    start_light()
+    from kdissect.incidents import SEVERITIES
+
+    wanted = _wanted(fail_on or ())
+    rows = open_selected(source, capture, selected).incidents().to_pylist()
+    if as_json:
+        put([json.dumps(_document(rows), indent=1)])
+    elif not quiet:
+        put(_lines(rows))
+    if any(
+        {row["kind"], *SEVERITIES[SEVERITIES.index(row["severity"]) :]} & wanted for row in rows
+    ):
+        raise typer.Exit(EXIT_FINDING)
+
+
+def _wanted(values: Sequence[str]) -> set[str]:
+    """Return the kinds and severities of --fail-on; raises BadParameter for an unknown one."""
+    from kdissect.incidents import KINDS, SEVERITIES
+
+    names = {name.strip() for value in values for name in value.split(",")}
+    for name in sorted(names):
+        if name not in KINDS and name not in SEVERITIES:
+            raise typer.BadParameter(
+                f"{name!r} is none of {', '.join((*SEVERITIES, *KINDS))}", param_hint="--fail-on"
+            )
+    return names
+
+
+def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the JSON document; ids are texts, because they exceed the integers of JSON readers."""
+    incidents = []
+    for row in rows:
+        ids = {name: [str(number) for number in ids] for name, ids in row["evidence"].items()}
+        times = {name: _rfc3339(row[name]) for name in ("start_time", "end_time")}
+        incidents.append({**row, **times, "evidence": ids})
+    return {"format_version": _FORMAT_VERSION, "incidents": incidents}
+
+
+def _rfc3339(time: Any) -> str:
+    return str(time.isoformat(timespec="microseconds")).replace("+00:00", "Z")
+
+
+def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    if not rows:
+        yield "No incidents found"
+    for number, row in enumerate(rows):
+        if number:
+            yield ""
+        yield f"{row['severity']:<{_INDENT}}{row['kind']}  {row['subject']}"
+        yield from textwrap.wrap(f"{_when(row)}. {row['text']}", _WIDTH, **_MARGINS)
+        if row["next_command"]:
+            yield textwrap.indent(examples(f"$ {row['next_command']}"), _MARGIN)
+
+
+_MARGIN = " " * _INDENT
+_MARGINS: Any = {"initial_indent": _MARGIN, "subsequent_indent": _MARGIN}
+
+
+def _when(row: dict[str, Any]) -> str:
+    """Return when an incident happened and what it cost: 2026-11-22 14:03:07.123, 3.01 s, ..."""
+    from kdissect.text import duration, plural
+
+    begin = row["start_time"]
+    length = (row["end_time"] - begin).total_seconds() * 1000
+    parts = [f"{begin:%Y-%m-%d %H:%M:%S}.{begin.microsecond // 1000:03d}"]
+    parts += [f"for {duration(length)}"] if length else []
+    parts += [plural(row["request_count"], "request")] if row["request_count"] else []
+    parts += [f"{duration(row['time_lost_ms'])} lost"] if row["time_lost_ms"] else []
+    return ", ".join(parts)

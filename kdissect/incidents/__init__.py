@@ -1,0 +1,38 @@
+"""Incidents: the problems in a capture that users ask about, each with its evidence.
+
+A kind of incident is a module with a function `find`. It asks the tables with SQL and yields an
+`Incident` for each one that its evidence establishes; without evidence it yields nothing. `causes`
+then removes incidents that another one explains. All kinds read tables only, so that sets that
+Spark wrote and captures that were read in process give the same incidents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from kdissect.incidents import broker_stall, login_failures
+from kdissect.incidents.causes import without_consequences
+from kdissect.incidents.facts import Facts
+from kdissect.incidents.model import KINDS, SCHEMA, SEVERITIES, Incident, incident_table
+from kdissect.sql import Database
+
+__all__ = ["KINDS", "SCHEMA", "SEVERITIES", "find_incidents"]
+
+_FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
+    "broker_stall": broker_stall.find,
+    "login_failures": login_failures.find,
+}
+
+
+def find_incidents(tables: Mapping[str, pads.Dataset]) -> pa.Table:
+    """Return the table `incidents` of a table set.
+
+    tables: the rows of each table by name, such as ``exchanges`` and ``apis/Fetch``.
+    """
+    with Database(tables) as database:
+        facts = Facts(database, {name: dataset.schema for name, dataset in tables.items()})
+        found = [incident for find in _FINDERS.values() for incident in find(facts)]
+    return incident_table(without_consequences(found))

@@ -1,0 +1,34 @@
+"""Removes incidents that another incident explains, so that a reader sees the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from kdissect.incidents.model import Incident
+
+# Cause -> the kinds that it brings about at its brokers while it lasts.
+_CONSEQUENCES: dict[str, frozenset[str]] = {
+    "broker_unreachable": frozenset(("leader_change", "retry_storm", "broker_stall")),
+    "broker_stall": frozenset(("retry_storm",)),
+}
+# Clients notice an outage, and recover from it, up to so long after its ends: back-off times and
+# refreshes of metadata (retry.backoff.max.ms and reconnect.backoff.max.ms are 1 s by default).
+_SLACK = timedelta(seconds=2)
+
+
+def without_consequences(incidents: Sequence[Incident]) -> list[Incident]:
+    """Return the incidents that no other incident explains."""
+    return [
+        incident
+        for incident in incidents
+        if not any(_explains(cause, incident) for cause in incidents)
+    ]
+
+
+def _explains(cause: Incident, incident: Incident) -> bool:
+    return (
+        incident.kind in _CONSEQUENCES.get(cause.kind, ())
+        and bool(cause.brokers & incident.brokers)
+        and cause.start - _SLACK <= incident.start <= cause.end + _SLACK
+    )

@@ -1,0 +1,111 @@
+"""Tables that several kinds of incidents read, in a DuckDB database over the views of a table set.
+
+- `requests`: an exchange a row, with `client` (name and address) and `broker` (address and port).
+  `failed`: it has an error that is no routine step. `is_unanswered`: the broker did not respond.
+- `sessions`: a connection a row, with `client`, `broker` and `is_broker` (a broker opened it).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from kdissect.sql import Database, view_name
+from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault
+from kdissect.sql.unanswered import unanswered
+
+Row = dict[str, Any]
+# SQL of a client as `text.client` writes it
+_CLIENT = "coalesce(nullif({id}, ''), '(none)') || ' @ ' || {ip}"
+
+
+class Facts:
+    """The prepared tables of one table set.
+
+    schemas: of the tables of the set, by their names. first, last: time of the first and the last
+    packet, None without packets.
+    """
+
+    def __init__(self, database: Database, schemas: Mapping[str, pa.Schema]) -> None:
+        self._database = database
+        self._views = {view_name(name): schema for name, schema in schemas.items()}
+        self._prepare()
+        captures = self.rows("SELECT capture_id, path, first_time, last_time FROM captures")
+        self._paths: dict[int, str] = {row["capture_id"]: row["path"] for row in captures}
+        ends = [row for row in captures if row["first_time"] is not None]
+        self.first: datetime | None = min((row["first_time"] for row in ends), default=None)
+        self.last: datetime | None = max((row["last_time"] for row in ends), default=None)
+
+    def has(self, view: str) -> bool:
+        """Return whether the set has the table of a view, such as ``api_fetch``."""
+        return view in self._views
+
+    def has_field(self, view: str, *path: str) -> bool:
+        """Return whether a view has a column with these nested fields; lists are looked into."""
+        if view not in self._views:
+            return False
+        kind: Any = pa.struct(list(self._views[view]))
+        for name in path:
+            while pa.types.is_list(kind):
+                kind = kind.value_type
+            if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+                return False
+            kind = kind.field(name).type
+        return True
+
+    def run(self, statement: str) -> None:
+        """Run a statement that makes a temporary table."""
+        self._database.run(statement)
+
+    def rows(self, query: str) -> list[Row]:
+        """Return all rows of a query as plain values."""
+        return self._database.rows(query)
+
+    def command(self, verb: str, *options: str, capture_id: int | None = None) -> str:
+        """Return a kdissect command over a capture, quoted for a shell."""
+        first = next(iter(self._paths.values()), "CAPTURE")
+        path = self._paths.get(capture_id, first) if capture_id is not None else first
+        return " ".join(_quoted(word) for word in ("kdissect", verb, path, *options))
+
+    def _prepare(self) -> None:
+        brokers = broker_connections("api_fetch" in self._views)
+        self.run(
+            f"""
+            CREATE TEMP TABLE sessions AS
+            SELECT *, {_CLIENT.format(id="client_ids[1]", ip="client_ip")} AS client,
+              {endpoint("client_ip", "client_port")} AS client_address,
+              {endpoint("broker_ip", "broker_port")} AS broker,
+              connection_id IN ({brokers}) AS is_broker
+            FROM connections
+            """
+        )
+        self.run(
+            f"""
+            CREATE TEMP TABLE requests AS
+            SELECT e.exchange_id, e.connection_id, e.api_name AS api, e.api_version,
+              {_CLIENT.format(id="e.client_id", ip="e.client_ip")} AS client, e.client_id,
+              {endpoint("e.broker_ip", "e.broker_port")} AS broker,
+              coalesce(e.request_time, e.response_time) AS time, e.request_time,
+              e.request_end_time, e.response_time, e.response_end_time, e.wait, e.service_ms,
+              e.latency_ms, e.upload_ms, e.duration_ms, e.status, e.error_code, e.error_name,
+              e.error_codes, e.throttle_time_ms, e.group_id, e.request_size, e.response_size,
+              {is_fault("e.api_name", "e.error_codes")} AS failed,
+              NOT coalesce(u.may_be_lost, true) AS is_unanswered, s.is_broker
+            FROM exchanges e LEFT JOIN sessions s USING (connection_id)
+            LEFT JOIN ({unanswered()}) u USING (exchange_id)
+            """
+        )
+
+
+def _quoted(word: str) -> str:
+    """Return a word quoted for a shell; SQL with quotes of its own stays readable."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
+
+
+def follow(connection_ids: Sequence[int]) -> tuple[str, str]:
+    """Return the options of `show` that follow the first of some connections."""
+    return "--follow", str(connection_ids[0])

@@ -1,0 +1,67 @@
+"""`login_failures`: SASL logins that a broker refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, Incident
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.text import plural
+
+# A user who mistypes a password tries again once or twice; a program goes on.
+LOOP_MIN = 3
+# Failures farther apart are separate incidents: clients retry within seconds (back-off 1 s).
+PAUSE_S = 60
+_REFUSALS = (
+    ErrorCode.SASL_AUTHENTICATION_FAILED,
+    ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+    ErrorCode.ILLEGAL_SASL_STATE,
+)
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the failed logins of each client at each broker."""
+    codes = ", ".join(f"{code:d}" for code in _REFUSALS)
+    rows = facts.rows(
+        f"""
+        WITH refused AS (
+          SELECT r.*, s.principal, s.sasl_mechanism,
+            r.time - lag(r.time) OVER (PARTITION BY r.client, r.broker ORDER BY r.time)
+              > INTERVAL {PAUSE_S} SECONDS AS is_new
+          FROM requests r JOIN sessions s USING (connection_id)
+          WHERE api IN ('SaslAuthenticate', 'SaslHandshake') AND r.error_code IN ({codes})
+        ), runs AS (
+          SELECT *, count(*) FILTER (is_new)
+            OVER (PARTITION BY client, broker ORDER BY time) AS run FROM refused
+        )
+        SELECT client, broker, min(time) AS start, max(response_time) AS stop,
+          count(*) AS requests, count(DISTINCT connection_id) AS connections,
+          list(DISTINCT principal) FILTER (principal IS NOT NULL) AS principals,
+          list(DISTINCT sasl_mechanism) FILTER (sasl_mechanism IS NOT NULL) AS mechanisms,
+          mode(error_name) AS error, sum(duration_ms) AS lost_ms,
+          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM runs GROUP BY client, broker, run ORDER BY start, client
+        """
+    )
+    for row in rows:
+        seconds = (row["stop"] - row["start"]).total_seconds()
+        pace = f" in {seconds:,.0f} s" if seconds >= 1 else ""
+        user = ", ".join(row["principals"] or []) or "an unknown principal"
+        mechanism = ", ".join(row["mechanisms"] or []) or "SASL"
+        yield Incident(
+            "login_failures",
+            BAD if row["requests"] >= LOOP_MIN else INFO,
+            row["start"],
+            row["stop"],
+            row["client"],
+            f"{row['broker']} refused {plural(row['requests'], 'login')}{pace} "
+            f"of {user} by {mechanism}: {row['error']}.",
+            row["requests"],
+            row["lost_ms"],
+            row["exchange_ids"],
+            row["connection_ids"],
+            facts.command("show", *follow(row["connection_ids"])),
+            frozenset((row["broker"],)),
+        )

@@ -1,0 +1,49 @@
+"""SQL of facts about exchanges that the report and the incidents share."""
+
+from __future__ import annotations
+
+from kdissect.protocol.error_codes import ROUTINE, ErrorCode
+
+# What only brokers and controllers send.
+BROKER_APIS = (
+    *("LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "WriteTxnMarkers"),
+    *("AlterPartition", "BeginQuorumEpoch", "EndQuorumEpoch", "Vote", "FetchSnapshot"),
+    *("BrokerRegistration", "BrokerHeartbeat", "AllocateProducerIds", "Envelope"),
+    *("ControllerRegistration", "AssignReplicasToDirs", "UpdateRaftVoter"),
+    *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState"),
+    *("DeleteShareGroupState", "ReadShareGroupStateSummary"),
+)
+
+
+def is_fault(api: str, codes: str) -> str:
+    """SQL: a list column has a code that is no routine step of the API in another column."""
+    steps = " OR ".join(
+        f"code = {ErrorCode[error]:d}" + (f" AND {api} = '{name}'" if name else "")
+        for name, error in ROUTINE
+    )
+    return f"coalesce(len(list_filter({codes}, lambda code: NOT ({steps}))), 0) > 0"
+
+
+def broker_connections(has_fetch: bool) -> str:
+    """SQL of `connection_id` of the connections whose client is a broker or a controller.
+
+    has_fetch: the view `api_fetch` exists.
+    """
+    names = ", ".join(f"'{name}'" for name in BROKER_APIS)
+    query = (
+        f"SELECT DISTINCT connection_id FROM exchanges WHERE api_name IN ({names}) "
+        # since version 4 brokers send it for their clients (KIP-890)
+        "OR (api_name = 'AddPartitionsToTxn' AND api_version >= 4)"
+    )
+    if has_fetch:
+        query += (
+            " UNION SELECT DISTINCT connection_id FROM api_fetch "
+            "WHERE greatest(coalesce(request.replica_id, -1), "
+            "coalesce(request.replica_state.replica_id, -1)) >= 0"
+        )
+    return query
+
+
+def endpoint(ip: str, port: str) -> str:
+    """SQL of ``10.0.0.1:9092`` or ``[::1]:9092`` of two columns."""
+    return f"CASE WHEN contains({ip}, ':') THEN '[' || {ip} || ']:' ELSE {ip} || ':' END || {port}"

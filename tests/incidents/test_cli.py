@@ -1,0 +1,77 @@
+"""`kdissect incidents`: its lines, its JSON document and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kdissect.tables.schemas import FIXED_TABLES
+from tests.console import run_here
+from tests.incidents.made import connection
+from tests.report.made import exchange, tables
+
+REFUSED = {
+    "api_name": "SaslAuthenticate",
+    "error_code": 58,
+    "error_name": "SASL_AUTHENTICATION_FAILED",
+    "error_codes": [58],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A table set with a login loop."""
+    exchanges = [exchange(n, at_us=n * 1_000_000, **REFUSED) for n in range(5)]
+    tables(exchanges=exchanges, connections=[connection()]).write(tmp_path / "tables")
+    return tmp_path
+
+
+def test_an_empty_table_set_has_no_incidents(tmp_path: Path) -> None:
+    tables().write(tmp_path / "tables")
+    assert set(FIXED_TABLES)  # all of them exist, without rows
+    assert run_here("kdissect incidents tables", tmp_path) == "No incidents found\n"
+
+
+def test_lines_fit_a_hundred_columns(folder: Path) -> None:
+    text = run_here("kdissect incidents tables", folder)
+    assert text.startswith("bad   login_failures  app @ 10.0.0.1\n")
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_json_is_one_document(folder: Path) -> None:
+    document = json.loads(run_here("kdissect incidents tables --json", folder))
+    (row,) = document["incidents"]
+    assert document["format_version"] == 1
+    assert row["evidence"]["exchange_ids"] == ["0", "1", "2", "3", "4"]
+    assert row["start_time"] == "2026-09-21T14:13:20.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ("", 0),
+        ("--fail-on broker_stall", 0),
+        ("--fail-on broker_stall,login_failures", 1),
+        ("--fail-on broker_stall --fail-on bad", 1),
+        ("--fail-on info", 1),
+    ],
+)
+def test_fail_on_decides_the_exit_code(folder: Path, options: str, code: int) -> None:
+    text = run_here(f'kdissect incidents tables -q {options}; echo "exit $?"', folder)
+    assert text == f"exit {code}\n"
+
+
+def test_an_unknown_kind_is_a_users_mistake(folder: Path) -> None:
+    text = run_here('kdissect incidents tables --fail-on bda 2>&1; echo "exit $?"', folder)
+    assert "'bda' is none of bad, warn, info, broker_unreachable" in text
+    assert text.endswith("exit 2\n")
+
+
+def test_sql_queries_the_incidents(folder: Path) -> None:
+    query = "select kind, request_count from incidents"
+    assert run_here(f'kdissect sql tables "{query}" --format csv', folder).splitlines() == [
+        "kind,request_count",
+        "login_failures,5",
+    ]

@@ -1,0 +1,46 @@
+"""Refused SASL logins: a loop, and a user who mistypes a password."""
+
+from __future__ import annotations
+
+from tests.incidents.made import Row, connection, found
+from tests.report.made import exchange
+
+
+def _refused(count: int) -> dict[str, list[Row]]:
+    return {
+        "connections": [
+            connection(n, principal="User:alice", sasl_mechanism="PLAIN") for n in range(count)
+        ],
+        "exchanges": [
+            exchange(
+                n,
+                connection_id=n,
+                at_us=n * 1_000_000,
+                api_name="SaslAuthenticate",
+                error_code=58,
+                error_name="SASL_AUTHENTICATION_FAILED",
+                error_codes=[58],
+            )
+            for n in range(count)
+        ],
+    }
+
+
+def test_a_program_that_goes_on_with_a_wrong_password() -> None:
+    (loop,) = found(**_refused(6))
+    assert (loop["kind"], loop["severity"]) == ("login_failures", "bad")
+    assert loop["subject"] == "app @ 10.0.0.1"
+    assert loop["request_count"] == 6
+    assert "10.0.0.9:9092 refused 6 logins in 5 s of User:alice by PLAIN" in loop["text"]
+
+
+def test_one_refused_login_is_only_information() -> None:
+    (one,) = found(**_refused(1))
+    assert one["severity"] == "info"
+
+
+def test_logins_that_succeed_are_no_incident() -> None:
+    rows = _refused(6)
+    for row in rows["exchanges"]:
+        row.update(error_code=0, error_name="NONE", error_codes=[])
+    assert found(**rows) == []
