@@ -34,6 +34,8 @@ from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, 
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import is_interrupt
 
+_log = logging.getLogger(__name__)
+
 __all__ = [
     "app",
     "check",
@@ -64,25 +66,9 @@ def main() -> None:
         status = 0 if completion.serve(sys.argv[1:]) else app(standalone_mode=False)
     except typer.Exit as stop:
         status = stop.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        status = EXIT_INTERRUPTED
-    except EnvironmentFailed as error:
-        say(str(error))
-        status = EXIT_ENVIRONMENT
-    except Error as error:
-        say(str(error))
-        status = EXIT_USAGE
-    except OSError as error:
-        say(f"{error.filename or 'system'}: {error.strerror or error}")
-        status = EXIT_ENVIRONMENT
-    except Exception as error:
-        if _is_cut_import(error):
-            status = EXIT_INTERRUPTED
-        elif _is_usage(error):
-            say(_usage_text(error))
-            status = EXIT_USAGE
-        else:
-            raise
+    except BaseException as error:
+        status = _exit_code(error)
+        _log.debug("exit code %d", status, exc_info=error)
     # Typer returns an exit code for an interrupt, and replay prints its own message
     if status == EXIT_INTERRUPTED and sys.argv[1] != "replay":
         wrote_nothing = sys.argv[1] in ("dissect", "extract")
@@ -91,6 +77,25 @@ def main() -> None:
     sys.stderr.flush()
     # the JVM needs a second for an orderly stop, and has nothing left to save
     os._exit(status or 0)
+
+
+def _exit_code(error: BaseException) -> int:
+    """Print an error's line and return its exit code; raises the error again if it is a defect."""
+    if isinstance(error, typer.Abort | KeyboardInterrupt) or _is_cut_import(error):
+        return EXIT_INTERRUPTED
+    if isinstance(error, EnvironmentFailed):
+        say(str(error))
+        return EXIT_ENVIRONMENT
+    if isinstance(error, Error):
+        say(str(error))
+        return EXIT_USAGE
+    if isinstance(error, OSError):
+        say(f"{error.filename or 'system'}: {error.strerror or error}")
+        return EXIT_ENVIRONMENT
+    if _is_usage(error):
+        say(_usage_text(error))
+        return EXIT_USAGE
+    raise error
 
 
 def _open_closed_streams() -> None:
@@ -108,7 +113,7 @@ def _is_cut_import(error: BaseException | None) -> bool:
     return isinstance(error, SystemError | ImportError) and is_interrupt(error)
 
 
-def _is_usage(error: Exception) -> bool:
+def _is_usage(error: BaseException) -> bool:
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import typer
 
-from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_FINDING,
     AsJson,
@@ -14,9 +14,12 @@ from kdissect.cli.common import (
     Sources,
     open_source,
     put,
-    with_examples,
 )
-from kdissect.cli.options import SourceOptions, with_groups
+from kdissect.cli.options import SourceOptions
+from kdissect.cli.verbs import verb
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 CHECK_EXAMPLES = """
 Examples:
@@ -27,8 +30,7 @@ Examples:
 """
 
 
-@app.command("check", cls=with_examples(CHECK_EXAMPLES))
-@with_groups
+@verb("check", CHECK_EXAMPLES)
 def check_command(
     source: Sources,
     capture: SourceOptions,
@@ -39,7 +41,9 @@ def check_command(
     from kdissect.accounts import check
     from kdissect.text import visible
 
-    document = check(open_source(source, capture))
+    tables = open_source(source, capture)
+    with logged_step(_log, "check"):
+        document = check(tables)
     faults = document["faults"]
     if as_json:
         put([json.dumps(document, indent=1)])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
 from kdissect.errors import CaptureError, EnvironmentFailed
 
@@ -112,49 +109,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 _NAMED_MAX = 8  # names in a message; others are counted
 _UNPACKED = 4  # estimated size of a compressed capture, as a multiple, when decompressed
 _SIZE_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-HELP_WIDTH = 76  # columns for a line of examples on a terminal of 80
-
-
-def examples(text: str) -> str:
-    """Break a command's examples into lines that can be copied from its help.
-
-    A line that is too long continues after a backslash, or inside quotes on the next line.
-    """
-    parts = text.strip().split("\n\n")
-    return "\n\n".join(_in_lines(part.strip()) for part in parts)
-
-
-def with_examples(text: str) -> type[TyperCommand]:
-    """Return a Typer command class whose help ends with these examples.
-
-    Typer's `epilog` would pad lines with spaces, which are copied too and follow the backslash.
-    """
-
-    class Command(TyperCommand):
-        examples_text = text
-
-        def format_help(self, ctx: Any, formatter: Any) -> None:
-            super().format_help(ctx, formatter)
-            typer.echo(textwrap.indent(examples(text), " ") + "\n")
-
-    return Command
-
-
-def _in_lines(example: str) -> str:
-    lines = [""]
-    is_quoted = False
-    for part in re.split(r" (?=--\w|\| )", example):
-        starts_line = len(lines[-1]) + len(part) >= HELP_WIDTH - 2
-        for n, word in enumerate(part.split(" ")):
-            if not lines[-1]:
-                lines[-1] = word
-            elif (starts_line and not n) or len(lines[-1]) + len(word) >= HELP_WIDTH - 2:
-                lines[-1] += "" if is_quoted else " \\"
-                lines.append(word if is_quoted else f"  {word}")
-            else:
-                lines[-1] += f" {word}"
-            is_quoted ^= (word.count('"') + word.count("'")) % 2 == 1
-    return "\n".join(lines)
 
 
 def limits_of(items: list[str] | None) -> Any:
@@ -351,25 +305,18 @@ def check_spark() -> None:
 
 def check_java() -> None:
     """Raise EnvironmentFailed with installation advice unless Java 17 or newer is installed."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    from kdissect.cli.java import java_program, java_version
+
+    java = java_program()
     hint = "install a JRE, for example: apt-get install openjdk-17-jre-headless"
-    if not java or not os.access(java, os.X_OK):
+    if java is None:
         raise EnvironmentFailed(
             f"Java {JAVA_MIN} or newer is needed for Spark and none is found; {hint}"
         )
-    release = Path(java).resolve().parent.parent / "release"
-    if release.exists():
-        text = release.read_text(errors="replace")
-    else:
-        text = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, check=False
-        ).stderr
-        text = text.replace('version "', 'JAVA_VERSION="')
-    number = text.partition('JAVA_VERSION="')[2].split('"')[0]
-    major = number.split(".")[0]
+    version = java_version(java)
+    major = version.split(".")[0]
     if major.isdigit() and int(major) < JAVA_MIN:
-        raise EnvironmentFailed(f"Java {JAVA_MIN} or newer is needed, {java} is {number}; {hint}")
+        raise EnvironmentFailed(f"Java {JAVA_MIN} or newer is needed, {java} is {version}; {hint}")
 
 
 def start_light() -> None:

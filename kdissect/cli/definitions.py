@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.app import app
-from kdissect.cli.common import AsJson, with_examples
+from kdissect.cli.common import AsJson
+from kdissect.cli.verbs import verb
 
 DEFINITIONS_EXAMPLES = """
 Examples:
@@ -23,7 +23,7 @@ Examples:
 """
 
 
-@app.command("definitions", cls=with_examples(DEFINITIONS_EXAMPLES))
+@verb("definitions", DEFINITIONS_EXAMPLES)
 def definitions_command(
     api: Annotated[
         str | None, typer.Argument(metavar="[API]", help="Name or key; other definitions by name.")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, open_source, put, with_examples
-from kdissect.cli.options import SourceOptions, with_groups
+from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, open_source, put
+from kdissect.cli.options import SourceOptions
+from kdissect.cli.verbs import verb
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 DIFF_EXAMPLES = """
 Examples:
@@ -25,8 +29,7 @@ Examples:
 """
 
 
-@app.command("diff", cls=with_examples(DIFF_EXAMPLES))
-@with_groups
+@verb("diff", DIFF_EXAMPLES)
 def diff_command(
     a: Annotated[str, typer.Argument(metavar="A", help="A table set or capture from before.")],
     b: Annotated[str, typer.Argument(metavar="B", help="A table set or capture from after.")],
@@ -53,7 +56,9 @@ def diff_command(
     from kdissect.diff import compare, failing, parse_kinds
 
     kinds = parse_kinds(fail_on)
-    document = compare(open_source([a], capture), open_source([b], capture), memory_limit=memory)
+    tables = open_source([a], capture), open_source([b], capture)
+    with logged_step(_log, "compare"):
+        document = compare(*tables, memory_limit=memory)
     failed = failing(document, kinds)
     if as_json:
         put([json.dumps({**document, "fail_on": kinds, "failed_on": failed}, indent=1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -15,7 +16,6 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.background import Background
-from kdissect.cli.app import app
 from kdissect.cli.common import (
     DecodeValues,
     FromTime,
@@ -35,9 +35,12 @@ from kdissect.cli.common import (
     limits_of,
     say,
     some_of,
-    with_examples,
 )
+from kdissect.cli.verbs import verb
 from kdissect.errors import EnvironmentFailed, Error
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 DISSECT_EXAMPLES = """
 Examples:
@@ -56,7 +59,7 @@ Examples:
 """
 
 
-@app.command("dissect", cls=with_examples(DISSECT_EXAMPLES))
+@verb("dissect", DISSECT_EXAMPLES)
 def dissect_command(
     captures: Annotated[
         list[str],
@@ -152,7 +155,8 @@ def dissect_command(
         hash_ahead(inputs)
         from kdissect import api
 
-        spark = start.result()
+        with logged_step(_log, "start of Spark"):
+            spark = start.result()
         session_start_s = time.perf_counter() - began
         with _progress(spark, sum(item.size for item in inputs), quiet):
             tables = api.dissect(

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.app import app
-from kdissect.cli.common import AsJson, Quiet, limits_of, say, with_examples
-from kdissect.cli.options import ReadingOptions, SelectionOptions, Spool, with_groups
+from kdissect.cli.common import AsJson, Quiet, limits_of, say
+from kdissect.cli.options import ReadingOptions, SelectionOptions, Spool
+from kdissect.cli.verbs import verb
 
 _EXAMPLES = """
 Examples:
@@ -24,8 +24,7 @@ Examples:
 """
 
 
-@app.command("extract", cls=with_examples(_EXAMPLES))
-@with_groups
+@verb("extract", _EXAMPLES)
 def extract_command(
     captures: Annotated[
         list[str],

@@ -1,17 +1,13 @@
 """Groups of options that several commands share.
 
 A group is a frozen dataclass whose fields are options. A command has a parameter of that class, and
-`with_groups` shows Typer an option for each field instead.
+`verbs` shows Typer an option for each field instead.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
-from functools import update_wrapper
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -40,53 +36,6 @@ Spool = Annotated[
         "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
     ),
 ]
-
-
-def with_groups(command: Callable[..., None]) -> GroupedCommand:
-    """Replace a command's parameters that are groups by their options."""
-    return GroupedCommand(command)
-
-
-class GroupedCommand:
-    """A command for Typer, which reads a callable's `__signature__` and `__annotations__`."""
-
-    def __init__(self, command: Callable[..., None]) -> None:
-        update_wrapper(self, command)
-        hints = get_type_hints(command, include_extras=True)
-        self._command = command
-        self._groups: dict[str, Any] = {
-            name: hint for name, hint in hints.items() if is_dataclass(hint)
-        }
-        parameters: list[inspect.Parameter] = []
-        for name, parameter in inspect.signature(command).parameters.items():
-            if name in self._groups:
-                parameters += _options(self._groups[name])
-            else:
-                parameters.append(
-                    parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-                )
-        self.__signature__ = inspect.Signature(parameters)
-        self.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-
-    def __call__(self, **values: Any) -> None:
-        for name, group in self._groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        self._command(**values)
-
-
-def _options(group: Any) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each field; the help lists them under the group's title."""
-    types = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        kind, option = get_args(types[field.name])
-        option = copy(option)
-        option.rich_help_panel = group.TITLE
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[kind, option],
-        )
 
 
 @dataclass(frozen=True)

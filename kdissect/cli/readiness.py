@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import groupby
@@ -10,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_FINDING,
     AsJson,
@@ -20,9 +20,12 @@ from kdissect.cli.common import (
     put,
     say,
     some_of,
-    with_examples,
 )
-from kdissect.cli.options import SourceOptions, with_groups
+from kdissect.cli.options import SourceOptions
+from kdissect.cli.verbs import verb
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 READINESS_EXAMPLES = """
 Examples:
@@ -42,8 +45,7 @@ class FailOn(StrEnum):
     UNKNOWN = "unknown"
 
 
-@app.command("readiness", cls=with_examples(READINESS_EXAMPLES))
-@with_groups
+@verb("readiness", READINESS_EXAMPLES)
 def readiness_command(
     source: Sources,
     target: Annotated[
@@ -67,7 +69,10 @@ def readiness_command(
     """
     from kdissect.readiness.assessment import BREAKS, assess
 
-    document = assess(open_source(source, capture), target)
+    tables = open_source(source, capture)
+    with logged_step(_log, "assess clients") as counts:
+        document = assess(tables, target)
+        counts["clients"] = len(document["clients"])
     if not document["clients"] and not quiet:
         say(f"warning: no Kafka client in {some_of(source)}")
     if as_json or not quiet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kdissect.cli import replay_options as opt
-from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_INTERRUPTED,
     KeyLogs,
@@ -23,9 +23,10 @@ from kdissect.cli.common import (
     checked,
     limits_of,
     say,
-    with_examples,
 )
-from kdissect.cli.options import ReplaySelectionOptions, Spool, with_groups
+from kdissect.cli.options import ReplaySelectionOptions, Spool
+from kdissect.cli.verbs import verb
+from kdissect.step_log import logged_step
 
 if TYPE_CHECKING:
     from kdissect.replay.model import ReplayPlan, Workload
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from kdissect.replay.running.replay import SessionOptions
     from kdissect.replay.target.cluster import Target
     from kdissect.replay.target.connection import Access
+
+_log = logging.getLogger(__name__)
 
 REPLAY_EXAMPLES = """
 Examples:
@@ -49,8 +52,7 @@ Examples:
 """
 
 
-@app.command("replay", cls=with_examples(REPLAY_EXAMPLES))
-@with_groups
+@verb("replay", REPLAY_EXAMPLES)
 def replay_command(
     source: opt.Source,
     selected: ReplaySelectionOptions,
@@ -255,8 +257,14 @@ def _plan(source: list[str], options: Any, **selection: Any) -> tuple[Workload, 
     from kdissect.replay.planning.plan import make_plan
     from kdissect.replay.workload.source import load_workload
 
-    workload = load_workload(source, **selection)
-    return workload, make_plan(workload, options)
+    with logged_step(_log, "load workload") as counts:
+        workload = load_workload(source, **selection)
+        counts["connections"] = len(workload.connections)
+    with logged_step(_log, "plan") as counts:
+        plan = make_plan(workload, options)
+        counts["steps"] = len(plan.steps)
+        counts["sent"] = sum(step.skipped is None for step in plan.steps)
+    return workload, plan
 
 
 def _save(workload: Workload, path: str, payload: str, reveal_secrets: bool, quiet: bool) -> None:
@@ -305,7 +313,10 @@ def _run(
             check_address(plan.workload.facts, broker.host, broker.port, options.same_cluster)
     progress = ReplayProgress(shown=not quiet and sys.stderr.isatty())
     try:
-        return asyncio.run(replay(plan, target, options, against, progress.watch))
+        with logged_step(_log, "replay") as counts:
+            results = asyncio.run(replay(plan, target, options, against, progress.watch))
+            counts["sent"] = results.sent_count
+        return results
     finally:
         progress.stop()
 

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.app import app
-from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, start_light, with_examples
-from kdissect.cli.options import SelectionOptions, SourceOptions, with_groups
+from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, start_light
+from kdissect.cli.options import SelectionOptions, SourceOptions
+from kdissect.cli.verbs import verb
 
 REPORT_EXAMPLES = """
 Examples:
@@ -27,8 +27,7 @@ Examples:
 """
 
 
-@app.command("report", cls=with_examples(REPORT_EXAMPLES))
-@with_groups
+@verb("report", REPORT_EXAMPLES)
 def report_command(
     source: Sources,
     selected: SelectionOptions,

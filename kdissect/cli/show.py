@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_INTERRUPTED,
     Quiet,
@@ -17,10 +16,10 @@ from kdissect.cli.common import (
     say,
     some_of,
     start_light,
-    with_examples,
 )
-from kdissect.cli.options import CaptureOptions, SelectionOptions, with_groups
+from kdissect.cli.options import CaptureOptions, SelectionOptions
 from kdissect.cli.rows import format_of, write_file
+from kdissect.cli.verbs import verb
 from kdissect.show.style import Clock
 
 SHOW_EXAMPLES = """
@@ -42,8 +41,7 @@ Examples:
 """
 
 
-@app.command("show", cls=with_examples(SHOW_EXAMPLES))
-@with_groups
+@verb("show", SHOW_EXAMPLES)
 def show_command(
     captures: Annotated[
         list[str],

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.app import app
-from kdissect.cli.common import open_source, with_examples
-from kdissect.cli.options import SourceOptions, with_groups
+from kdissect.cli.common import open_source
+from kdissect.cli.options import SourceOptions
 from kdissect.cli.rows import BINARY, Format, format_of, write_file, write_stdout
+from kdissect.cli.verbs import verb
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 SQL_EXAMPLES = """
 Examples:
@@ -32,8 +36,7 @@ Examples:
 """
 
 
-@app.command("sql", cls=with_examples(SQL_EXAMPLES))
-@with_groups
+@verb("sql", SQL_EXAMPLES)
 def sql_command(
     source: Annotated[
         str,
@@ -84,11 +87,13 @@ def sql_command(
             return
         # bytes that the locale could not read came as surrogates
         text = os.fsencode(query).decode("utf-8", "replace")
-        schema, batches = database.stream(text)
-        if out is None:
-            write_stdout(form, schema, batches)
-        else:
-            write_file(form, schema, batches, out)
+        with logged_step(_log, "query"):
+            schema, batches = database.stream(text)
+        with logged_step(_log, "write rows", columns=len(schema)):
+            if out is None:
+                write_stdout(form, schema, batches)
+            else:
+                write_file(form, schema, batches, out)
 
 
 def _prompt(tables: Any, database: Any) -> None:

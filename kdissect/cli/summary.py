@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Annotated
 
 import typer
 
-from kdissect.cli.app import app
-from kdissect.cli.common import Sources, open_selected, with_examples
-from kdissect.cli.options import SelectionOptions, SourceOptions, with_groups
+from kdissect.cli.common import Sources, open_selected
+from kdissect.cli.options import SelectionOptions, SourceOptions
+from kdissect.cli.verbs import verb
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 SUMMARY_EXAMPLES = """
 Examples:
@@ -20,8 +24,7 @@ Examples:
 """
 
 
-@app.command("summary", cls=with_examples(SUMMARY_EXAMPLES))
-@with_groups
+@verb("summary", SUMMARY_EXAMPLES)
 def summary_command(
     source: Sources,
     selected: SelectionOptions,
@@ -34,7 +37,8 @@ def summary_command(
     from kdissect.summary import print_summary, summarise
 
     tables = open_selected(source, capture, selected)
-    document = summarise(tables)
+    with logged_step(_log, "summarise"):
+        document = summarise(tables)
     if as_json:
         typer.echo(json.dumps(document, indent=1, default=str))
     else:

@@ -3,6 +3,7 @@ packets."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,10 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.selection import Selection
+from kdissect.step_log import logged_step
 from kdissect.tables.connections import endpoint_columns
+
+_log = logging.getLogger(__name__)
 
 _APPLICATION = f"kdissect {__version__}"
 
@@ -108,7 +112,8 @@ def extract(
             writer = PcapngWriter(stream, _APPLICATION, _described(selection))
             if secrets:
                 writer.secrets(secrets)
-            count = _write(plan, wanted, writer)
+            with logged_step(_log, "write packets") as counts:
+                count = counts["packets"] = _write(plan, wanted, writer)
     return Extracted(str(target), count, len(exchanges), len(connection_ids), len(secrets), 0)
 
 

@@ -6,6 +6,7 @@ Rows pass from step to step in memory. `spark` runs the same four functions as s
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,6 +21,9 @@ from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import Row, RowKind, Sink
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 
 def run(
@@ -34,20 +38,24 @@ def run(
     for_open, for_stories = lanes or (sink, sink)
     sources = plan.sources()
     buckets, slots, events = _KeyedRows(), _KeyedRows(), _KeyedRows()
-    for split in range(plan.split_count):
-        buckets.add(scan(plan, sources, split))
-    for _, rows in buckets.drain():
-        slots.add(assemble(plan, sources, rows, files))
+    with logged_step(_log, "scan", splits=plan.split_count, bytes=plan.byte_count):
+        for split in range(plan.split_count):
+            buckets.add(scan(plan, sources, split))
+    with logged_step(_log, "assemble", buckets=len(buckets)):
+        for _, rows in buckets.drain():
+            slots.add(assemble(plan, sources, rows, files))
     for number in range(len(plan.before.event_files) if plan.before else 0):
         events.add(earlier_events(plan, number))
-    for slot, rows in slots.drain():
-        target = for_open if slot == plan.open_slot else sink
-        events.add(decode(plan, sources, rows, target, files))
+    with logged_step(_log, "decode", slots=len(slots)):
+        for slot, rows in slots.drain():
+            target = for_open if slot == plan.open_slot else sink
+            events.add(decode(plan, sources, rows, target, files))
     results: list[dict[str, Any]] = []
-    for _, rows in events.drain():
-        results += (json.loads(row.data) for row in rows if row.kind == RowKind.RESULT)
-        packed = [row.data for row in rows if row.kind == RowKind.EVENTS]
-        results += [analyse(packed, for_stories)] if packed else []
+    with logged_step(_log, "analyse", keys=len(events)):
+        for _, rows in events.drain():
+            results += (json.loads(row.data) for row in rows if row.kind == RowKind.RESULT)
+            packed = [row.data for row in rows if row.kind == RowKind.EVENTS]
+            results += [analyse(packed, for_stories)] if packed else []
     return summed(results)
 
 
@@ -57,6 +65,9 @@ class _KeyedRows:
 
     def __init__(self) -> None:
         self._rows: dict[int, list[Row]] = defaultdict(list, {0: []})
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Container, Iterator, Sequence
@@ -19,7 +20,10 @@ from kdissect.capture.splits import plan_splits
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.run_plan import RunPlan, sized, tasks
+from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
+
+_log = logging.getLogger(__name__)
 
 SPLIT_BYTES_MAX = 128 * MB
 SPLIT_BYTES_MIN = 4 * MB
@@ -48,7 +52,9 @@ def planned(
     Without it they are copied to disk first.
     Raises CaptureError if a named file is missing or no capture, or no file can be used.
     """
-    inputs = find_captures([os.fspath(path) for path in paths])
+    with logged_step(_log, "find captures") as counts:
+        inputs = find_captures([os.fspath(path) for path in paths])
+        counts["captures"] = len(inputs)
     with planned_inputs(inputs, options, parallelism, spool_dir, walk_pieces) as plan:
         yield plan
 
@@ -63,7 +69,9 @@ def planned_inputs(
 ) -> Iterator[RunPlan]:
     """Like `planned`, for inputs that were found already."""
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
-        yield make_plan(inputs, options, parallelism, folder, walk_pieces)
+        with logged_step(_log, "plan", captures=len(inputs)):
+            plan = make_plan(inputs, options, parallelism, folder, walk_pieces)
+        yield plan
 
 
 def make_plan(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,9 @@ from kdissect.pipeline.spark_jobs import job_errors
 from kdissect.pipeline.spark_session import parallelism
 from kdissect.pipeline.step_rows import Row, RowKind
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 ROWS = "key long, kind int, ord long, data binary"
 RESULTS = "result string"
@@ -55,7 +59,8 @@ def run(
 ) -> tuple[list[StagedFile], dict[str, Any]]:
     """Run all stages; returns (staged files of successful attempts, sums of the timings)."""
     began = time.perf_counter()
-    with job_errors(spark, plan):
+    counts = {"splits": plan.split_count, "buckets": plan.bucket_count, "slots": plan.slot_count}
+    with logged_step(_log, "Spark job", **counts), job_errors(spark, plan):
         results = [json.loads(row.result) for row in _stages(spark, plan, out, run_id).collect()]
     files = [StagedFile(**file) for result in results for file in result["files"]]
     summed = local.summed(results)

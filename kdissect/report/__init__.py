@@ -9,6 +9,7 @@ the page shows, not by the size of the table set.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +37,9 @@ from kdissect.report.sections import (
     traffic,
     transactions,
 )
+from kdissect.step_log import logged_step
+
+_log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 1  # of the JSON document
 
@@ -175,9 +179,10 @@ def collect(
     # a database of its own, beside this one
     assessed = Background(lambda: readiness.collect(database.tables, target))
     progress("reading", 0)
-    exchange_facts.prepare(database)
-    width_us = traffic.prepare(database)
-    errors.prepare(database)
+    with logged_step(_log, "joins over all exchanges"):
+        exchange_facts.prepare(database)
+        width_us = traffic.prepare(database)
+        errors.prepare(database)
     sections: dict[str, Callable[[], Any]] = {
         "overview": lambda: overview.collect(database),
         "traffic": lambda: traffic.collect(database, width_us),
@@ -196,6 +201,7 @@ def collect(
     document: dict[str, Any] = {"format_version": _FORMAT_VERSION, "program_version": __version__}
     for number, (name, section) in enumerate(sections.items(), _PREPARED):
         progress(name, number / (_PREPARED + len(sections)))
-        document[name] = section()
+        with logged_step(_log, name):
+            document[name] = section()
     document["findings"] = findings.find(database, document)
     return document

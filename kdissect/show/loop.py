@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,10 @@ from kdissect.show.columns import DEFAULT, LineLayout, fitted
 from kdissect.show.lines import LineMaker
 from kdissect.show.listing import Listed, Lister
 from kdissect.show.reading import CaptureReading
+from kdissect.step_log import logged_step
 from kdissect.text import display_width, shortened
+
+_log = logging.getLogger(__name__)
 
 Write = Callable[[bytes], object]
 
@@ -73,10 +77,14 @@ class Exchanges:
         self.is_interrupted = False
 
     def __iter__(self) -> Iterator[Listed]:
-        for finished in self.reading:
-            for listed in self._lister.listed(finished):
-                self.count += listed.table.num_rows
-                yield listed
+        with logged_step(_log, "read captures", captures=len(self.reading.paths)) as counts:
+            for finished in self.reading:
+                for listed in self._lister.listed(finished):
+                    self.count += listed.table.num_rows
+                    yield listed
+            counts["packets"] = self.reading.packet_count
+            counts["exchanges"] = self.reading.exchange_count
+            counts["shown"] = self.count
         if self.reading.exchange_count and not self.count:
             self._note(f"0 of {self.reading.exchange_count:,} exchanges pass the filters")
 

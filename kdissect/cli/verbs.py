@@ -1,0 +1,133 @@
+"""Registers a command: its options by group, its examples, and `--debug`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import update_wrapper
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from kdissect.cli import debug_log
+from kdissect.cli.app import app
+
+HELP_WIDTH = 76  # columns for a line of examples on a terminal of 80
+_DEBUG = inspect.Parameter(
+    "debug",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            callback=debug_log.start,
+            is_eager=True,
+            help="Log versions, options, steps and errors to stderr, without secrets.",
+        ),
+    ],
+)
+
+
+def verb(name: str, help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
+    """Return a decorator that registers a function as `kdissect NAME`.
+
+    The help of the command ends with the examples. Typer's `epilog` would pad their lines with
+    spaces, which are copied too and follow the backslash.
+    """
+
+    class Verb(TyperCommand):
+        examples_text = help_examples
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            typer.echo(textwrap.indent(examples(help_examples), " ") + "\n")
+
+        def invoke(self, ctx: Any) -> Any:
+            debug_log.log_options(ctx)
+            return super().invoke(ctx)
+
+    def register(command: Callable[..., None]) -> GroupedCommand:
+        grouped = GroupedCommand(command)
+        app.command(name, cls=Verb)(grouped)
+        return grouped
+
+    return register
+
+
+class GroupedCommand:
+    """A command for Typer: options replace each parameter that is a group, and `--debug` is added.
+
+    Typer reads a callable's `__signature__` and `__annotations__`.
+    """
+
+    def __init__(self, command: Callable[..., None]) -> None:
+        update_wrapper(self, command)
+        hints = get_type_hints(command, include_extras=True)
+        self._command = command
+        self._groups: dict[str, Any] = {
+            name: hint for name, hint in hints.items() if is_dataclass(hint)
+        }
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command).parameters.items():
+            if name in self._groups:
+                parameters += _options(self._groups[name])
+            else:
+                parameters.append(
+                    parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+                )
+        parameters.append(_DEBUG)
+        self.__signature__ = inspect.Signature(parameters)
+        self.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+    def __call__(self, **values: Any) -> None:
+        del values[_DEBUG.name]  # its callback did the work
+        for name, group in self._groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        self._command(**values)
+
+
+def _options(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field; the help lists them under the group's title."""
+    types = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        kind, option = get_args(types[field.name])
+        option = copy(option)
+        option.rich_help_panel = group.TITLE
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[kind, option],
+        )
+
+
+def examples(text: str) -> str:
+    """Break a command's examples into lines that can be copied from its help.
+
+    A line that is too long continues after a backslash, or inside quotes on the next line.
+    """
+    parts = text.strip().split("\n\n")
+    return "\n\n".join(_in_lines(part.strip()) for part in parts)
+
+
+def _in_lines(example: str) -> str:
+    lines = [""]
+    is_quoted = False
+    for part in re.split(r" (?=--\w|\| )", example):
+        starts_line = len(lines[-1]) + len(part) >= HELP_WIDTH - 2
+        for n, word in enumerate(part.split(" ")):
+            if not lines[-1]:
+                lines[-1] = word
+            elif (starts_line and not n) or len(lines[-1]) + len(word) >= HELP_WIDTH - 2:
+                lines[-1] += "" if is_quoted else " \\"
+                lines.append(word if is_quoted else f"  {word}")
+            else:
+                lines[-1] += f" {word}"
+            is_quoted ^= (word.count('"') + word.count("'")) % 2 == 1
+    return "\n".join(lines)
