@@ -9,19 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.app import app
 from kdissect.cli.common import (
     EXIT_FINDING,
     AsJson,
     Quiet,
     Sources,
-    examples,
     open_selected,
     put,
     start_light,
-    with_examples,
 )
-from kdissect.cli.options import SelectionOptions, SourceOptions, with_groups
+from kdissect.cli.options import SelectionOptions, SourceOptions
+from kdissect.cli.verbs import examples, verb
 
 INCIDENTS_EXAMPLES = """
 Examples:
@@ -38,8 +36,7 @@ _FORMAT_VERSION = 1
 _WIDTH, _INDENT = 100, 6
 
 
-@app.command("incidents", cls=with_examples(INCIDENTS_EXAMPLES))
-@with_groups
+@verb("incidents", INCIDENTS_EXAMPLES)
 def incidents_command(
     source: Sources,
     selected: SelectionOptions,
