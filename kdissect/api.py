@@ -426,15 +426,16 @@ def open_tables(path: PathLike) -> Tables:
 
 
 def require_columns(tables: Tables) -> None:
-    """Raise CaptureError if the set lacks columns of `exchanges` because an older kdissect wrote
-    it."""
-    names = tables.exchanges.schema.names
-    missing = [name for name in FIXED_TABLES["exchanges"].names if name not in names]
-    if missing:
-        raise CaptureError(
-            "an older kdissect wrote this table set; its exchanges lack "
-            f"{', '.join(missing)}. Dissect the captures again"
-        )
+    """Raise CaptureError if the set lacks columns of `exchanges` or `connections` because an older
+    kdissect wrote it."""
+    for table in ("exchanges", "connections"):
+        names = tables[table].schema.names
+        missing = [name for name in FIXED_TABLES[table].names if name not in names]
+        if missing:
+            raise CaptureError(
+                f"an older kdissect wrote this table set; its {table} lack "
+                f"{', '.join(missing)}. Dissect the captures again"
+            )
 
 
 def _written(root: str, manifest: dict[str, Any]) -> Tables:

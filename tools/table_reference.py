@@ -13,10 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from kdissect.protocol import catalog
+from kdissect.protocol.model import SIDES
 from kdissect.tables.schemas import (
     COUNTERS,
     DECODE_VALUES,
     FIXED_TABLES,
+    SIDE_COLUMNS,
     api_schema,
     decoded_fields,
     internal_schema,
@@ -41,12 +43,13 @@ def type_name(kind: pa.DataType) -> str:
 
 def rows(name: str, schema: pa.Schema, said: dict[str, str]) -> list[str]:
     """A table's lines. Raises SystemExit for a column without words, or words without a column."""
-    counted = {f"{side}_{counter}" for side in ("request", "response") for counter in COUNTERS}
+    by_side = (*COUNTERS, *(column for column, _ in SIDE_COLUMNS))
+    sided = {f"{side}_{column}" for side in SIDES for column in by_side}
     lines = ["| column | type | |", "|---|---|---|"]
     used = {"_"}
     for field in schema:
         key = field.name
-        if name == "connections" and key in counted:
+        if name == "connections" and key in sided and key not in said:
             key = key.split("_", 1)[1]
         if key not in said:
             raise SystemExit(f"docs/columns.toml has no text for {name}.{key}")

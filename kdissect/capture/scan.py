@@ -60,7 +60,7 @@ from kdissect.capture.packet_reader import (
 )
 from kdissect.capture.pcap import pcap_step
 from kdissect.capture.pcapng import pcapng_step
-from kdissect.capture.segments import ENDPOINTS, NO_HEADER, SEGMENT, SegmentBatch
+from kdissect.capture.segments import ENDPOINTS, NO_HEADER, NO_WINDOW, SEGMENT, SegmentBatch
 from kdissect.capture.splits import Split
 from kdissect.jit import inlined, kernel, read_i64, read_u8, read_u16, read_u32
 
@@ -283,6 +283,8 @@ def _scan_packets(
         segments["side"][segment] = side
         if headers[CAPTURED_END] - tcp >= 16:
             segments["window"][segment] = read_u16(buf, tcp + 14)
+        else:
+            segments["ip_id"][segment] |= NO_WINDOW
         counts[_SEGMENTS] = segment + 1
 
 

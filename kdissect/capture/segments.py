@@ -41,7 +41,7 @@ SEGMENT = np.dtype(
         ("length", "<i4"),
         ("source", "<i4"),  # index into the run's list of captures, ordered by first packet
         ("endpoints", "<i4"),  # index into SegmentBatch.endpoints
-        ("ip_id", "<u4"),  # 16 bits of it (for IPv6 of TCP's timestamps), FRAGMENT_PART, NO_HEADER
+        ("ip_id", "<u4"),  # 16 bits of it (for IPv6 of TCP's timestamps), and marks (below)
         ("flags", "u1"),  # TCP's: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32
         ("side", "u1"),
         ("window", "<u2"),
@@ -54,6 +54,8 @@ FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 FRAGMENT_PART = 1 << 16
 # In ip_id: the segment's TCP header is cut or malformed; only its endpoints are known.
 NO_HEADER = 1 << 17
+# In ip_id: the TCP header is cut before its window.
+NO_WINDOW = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)

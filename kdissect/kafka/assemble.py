@@ -70,6 +70,7 @@ from kdissect.tcp.columns import (
     SIDE_WIDTH,
 )
 from kdissect.tcp.connection_ids import connection_ids
+from kdissect.tcp.facts import TcpFacts
 from kdissect.tcp.reassembly import Streams, reassemble
 from kdissect.tls.plaintext_ranges import (
     PlainStreams,
@@ -131,6 +132,7 @@ class Known:
     last_response: int64[pairs, 2], position and time (ns) of the end of the last response before
     the batch; NO_RESPONSE if there is none.
     tls: by pair, TLS state of connections that begin at a record; their positions count plaintext.
+    tcp: by pair, facts of the earlier segments.
     """
 
     has_origin: Ints
@@ -142,6 +144,7 @@ class Known:
     is_certain: npt.NDArray[np.uint8]
     last_response: Ints
     tls: dict[int, TlsState]
+    tcp: TcpFacts
 
 
 def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
@@ -257,7 +260,9 @@ def _paired(
 ) -> tuple[Paired, Streams, TlsConnections]:
     endpoints = batches[0].endpoints
     check_batch(batches[0], sources)
-    streams = reassemble(batches, sources, options.duplicate_window_ns, scratch)
+    streams = reassemble(
+        batches, sources, options.duplicate_window_ns, scratch, known.tcp if known else None
+    )
     connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
     sides = streams.sides.reshape(-1, SIDE_WIDTH)
     pair = connections[:, PAIR]
@@ -400,6 +405,7 @@ def _paired(
         np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
         tls.facts,
         plain.carried,
+        streams.facts,
     )
     return paired, streams, tls
 

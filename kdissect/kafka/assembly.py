@@ -13,6 +13,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.tcp.facts import TcpFacts, no_facts
+
 NO_DIRECTION = 2
 
 
@@ -223,7 +225,8 @@ class Assembly:
     """The result of assembling a SegmentBatch; rows refer to each other by index.
 
     duplicate_packets: int64[n], per source, segments that are second copies of a packet. tls:
-    handshake facts by connection row. carried: bytes of extents that are in no capture.
+    handshake facts by connection row. carried: bytes of extents that are in no capture. tcp: facts
+    of the connections' segments.
     """
 
     endpoints: npt.NDArray[np.void]  # capture.index.ENDPOINTS
@@ -234,3 +237,4 @@ class Assembly:
     duplicate_packets: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tls: dict[int, TlsFacts] = field(default_factory=dict)
     carried: Carried = NO_CARRIED
+    tcp: TcpFacts = field(default_factory=lambda: no_facts(0))

@@ -34,6 +34,7 @@ from kdissect.kafka.pairing import NOT_ACKNOWLEDGED
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.connection_ids import exchange_ids
+from kdissect.tcp.facts import TcpFacts
 
 Ints = npt.NDArray[np.int64]
 Walk = Callable[
@@ -346,6 +347,7 @@ class Paired:
     duplicate_packets: Ints
     tls: dict[int, TlsFacts]
     carried: Carried
+    tcp: TcpFacts
 
     def __len__(self) -> int:
         """The number of exchanges."""
@@ -400,7 +402,7 @@ class Paired:
     def _assembly(self, exchanges: Any, extents: Any, anomalies: Any) -> Assembly:
         return Assembly(
             self.endpoints, self.connections, exchanges, extents, anomalies,
-            self.duplicate_packets, self.tls, self.carried,
+            self.duplicate_packets, self.tls, self.carried, self.tcp,
         )  # fmt: skip
 
     def _exchanges(self, request: Ints, response: Ints) -> npt.NDArray[np.void]:

@@ -351,7 +351,7 @@ def _tables(
     overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
     stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
     connections = connections_table(
-        assembly.endpoints, assembly.connections, learnt.connections, assembly.tls
+        assembly.endpoints, assembly.connections, learnt.connections, assembly.tls, assembly.tcp
     )
     home = number % plan.slot_count
     for is_open, slot in ((False, home), (True, plan.open_slot)):

@@ -79,6 +79,7 @@ from kdissect.resume.open_rows import (
     late_and_limited,
     open_rows,
 )
+from kdissect.tcp.facts import joined_facts
 from kdissect.tcp.reassembly import FAR_ONCE_CLOSED
 
 
@@ -286,7 +287,6 @@ class ConnectionCarry:
     def _defer(self, window: Window, key: bytes, rows: Ints) -> None:
         state = self._states[key]
         some = window.batch.segments[rows]
-        some = some[some["captured"] > 0]
         parts = [
             window.buffer[pos : pos + size]
             for pos, size in zip(some["pos"].tolist(), some["captured"].tolist(), strict=True)
@@ -459,6 +459,7 @@ def _known(states: list[ConnectionState]) -> Known:
         ),
         np.array([_last_response(state) for state in states], np.int64).reshape(-1, 2),
         {number: state.tls for number, state in enumerate(states) if state.tls is not None},
+        joined_facts([state.tcp for state in states]),
     )
 
 

@@ -647,6 +647,7 @@ class _StateUpdate:
         self.open_count = tracker.open_count.tolist()
         self.resume = tracker.carried_from.tolist()
         self.tls = _tls_states(tracker)
+        self.facts = tracker.streams.facts
         self.base = tracker.base.tolist()
         self.seq = tracker.seq_of_start.tolist()
         self.has_syn = (sides[:, HAS_SYN] != 0).tolist()
@@ -685,6 +686,7 @@ class _StateUpdate:
             state.closed_at = state.last_time
         state.phase = phase
         state.tls = self.tls.get(connection) if phase is KAFKA else None
+        state.tcp = self.facts.of(connection)
         ids = self.emitted.get(connection)
         state.emitted_ids = NO_IDS if ids is None else np.array(ids, np.int64)
         gone = self.gone.get(connection)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kdissect.capture.segments import ENDPOINTS, SEGMENT
 from kdissect.kafka.assembly import CONNECTION
 from kdissect.kafka.exchanges import NO_RESPONSE
+from kdissect.tcp.facts import CONNECTION_FACTS, RTT_COUNT, SIDE_FACTS, TcpFacts, no_facts
 from kdissect.tls.session import TlsState
 
 Ints = npt.NDArray[np.int64]
@@ -98,6 +99,7 @@ class ConnectionState:
     closed_request_positions: stream positions of those requests among them that can get no response
     any more.
     tls: state that decrypts the carried bytes of Kafka over TLS; these begin at a TLS record.
+    tcp: facts of all segments so far.
 
     Table sets also use:
 
@@ -135,6 +137,7 @@ class ConnectionState:
     facts: Any = None
     limited_count: int = 0
     tls: TlsState | None = None
+    tcp: TcpFacts = field(default_factory=lambda: no_facts(1))
 
     @property
     def is_resumed(self) -> bool:
@@ -172,10 +175,13 @@ _ROW = np.dtype(
         ("last_response", "<i8", (2,)),
         ("last_packets", "<i8", (2, 2)),
         ("before", CONNECTION),
+        ("tcp", CONNECTION_FACTS),
+        ("tcp_sides", SIDE_FACTS, (2,)),
         ("segment_count", "<i8"),
         ("byte_count", "<i8"),
         ("emitted_count", "<i8"),
         ("closed_count", "<i8"),
+        ("rtt_count", "<i8"),
     ]
 )
 _AS_THEY_ARE = ("client_side", "incarnation", "limited_count", "open_count", "first_time",
@@ -186,7 +192,7 @@ _AS_THEY_ARE = ("client_side", "incarnation", "limited_count", "open_count", "fi
 def pack_states(states: Sequence[ConnectionState]) -> bytes:
     """States as bytes, for `unpack_states`."""
     rows = np.zeros(len(states), _ROW)
-    blocks: list[list[bytes]] = [[], [], [], []]
+    blocks: list[list[bytes]] = [[], [], [], [], []]
     for row, state in zip(rows, states, strict=True):
         row["endpoints"] = np.frombuffer(state.endpoints, ENDPOINTS)[0]
         row["phase"], row["has_loss"], row["certain"] = state.phase, state.has_loss, state.certain
@@ -199,35 +205,38 @@ def pack_states(states: Sequence[ConnectionState]) -> bytes:
         row["segment_count"], row["byte_count"] = len(segments) // SEGMENT.itemsize, len(data)
         row["emitted_count"] = len(state.emitted_ids)
         row["closed_count"] = len(state.closed_request_positions)
+        row["tcp"], row["tcp_sides"] = state.tcp.connections[0], state.tcp.sides
+        row["rtt_count"] = len(state.tcp.rtt)
         ids = state.emitted_ids.tobytes(), state.closed_request_positions.tobytes()
-        for block, part in zip(blocks, (segments, data, *ids), strict=True):
+        parts = segments, data, *ids, state.tcp.rtt.tobytes()
+        for block, part in zip(blocks, parts, strict=True):
             block.append(part)
     facts = json.dumps(
         [[state.facts, state.tls and state.tls.to_json()] for state in states]
     ).encode()
-    parts = [rows.tobytes(), *(b"".join(block) for block in blocks), facts]
-    return b"".join([np.array([len(part) for part in parts], "<i8").tobytes(), *parts])
+    packed = [rows.tobytes(), *(b"".join(block) for block in blocks), facts]
+    return b"".join([np.array([len(part) for part in packed], "<i8").tobytes(), *packed])
 
 
 def unpack_states(data: bytes) -> list[ConnectionState]:
     """The states that `pack_states` was given. Raises ValueError for other bytes."""
-    sizes = np.frombuffer(data, "<i8", 6).tolist()
-    if min(sizes) < 0 or 48 + sum(sizes) != len(data):
+    sizes = np.frombuffer(data, "<i8", 7).tolist()
+    if min(sizes) < 0 or 56 + sum(sizes) != len(data):
         raise ValueError("states of connections: their sizes are not those of the bytes")
-    bounds = np.cumsum([48, *sizes]).tolist()
+    bounds = np.cumsum([56, *sizes]).tolist()
     parts = [data[low:high] for low, high in itertools.pairwise(bounds)]
     rows = np.frombuffer(parts[0], _ROW)
     widths = {"segment_count": SEGMENT.itemsize, "byte_count": 1, "emitted_count": 8,
-              "closed_count": 8}  # fmt: skip
+              "closed_count": 8, "rtt_count": RTT_COUNT.itemsize}  # fmt: skip
     blocks = []
-    for part, (name, width) in zip(parts[1:5], widths.items(), strict=True):
+    for part, (name, width) in zip(parts[1:6], widths.items(), strict=True):
         ends = np.cumsum(rows[name]) * width
         if (rows[name] < 0).any() or (len(ends) and ends[-1] != len(part)):
             raise ValueError("states of connections: their parts are not as long as they say")
         starts = ends - rows[name] * width
         blocks.append([part[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
     states = []
-    pairs = json.loads(parts[5])
+    pairs = json.loads(parts[6])
     if not isinstance(pairs, list) or any(len(pair) != 2 for pair in pairs):
         raise ValueError("states of connections: their facts have another form")
     for number, (row, (facts, tls)) in enumerate(zip(rows, pairs, strict=True)):
@@ -237,7 +246,12 @@ def unpack_states(data: bytes) -> list[ConnectionState]:
         state.has_loss, state.certain = bool(row["has_loss"]), (row["certain"] != 0).tolist()
         state.closed_at = int(row["closed_at"]) if row["is_closed"] else None
         state.before = rows["before"][number : number + 1].copy()
-        segments, payload, emitted, closed = (block[number] for block in blocks)
+        segments, payload, emitted, closed, rtt = (block[number] for block in blocks)
+        state.tcp = TcpFacts(
+            rows["tcp"][number : number + 1].copy(),
+            rows["tcp_sides"][number].copy(),
+            np.frombuffer(rtt, RTT_COUNT),
+        )
         if segments:
             state.carry(segments, payload)
         state.emitted_ids = np.frombuffer(emitted, np.int64)

@@ -10,8 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.kafka.assembly import CloseReason, Protocol, TlsFacts
+from kdissect.protocol.model import SIDES
 from kdissect.tables.arrow_arrays import ints, ip_text, labels, names_of, times_from_ns
 from kdissect.tables.schemas import CONNECTIONS, COUNTERS
+from kdissect.tables.tcp_columns import tcp_columns
+from kdissect.tcp.facts import TcpFacts
 
 
 @dataclass(slots=True)
@@ -73,16 +76,18 @@ def _texts(facts: dict[int, str], count: int) -> pa.Array:
     return pa.array([facts.get(row) for row in range(count)], pa.string())
 
 
-def _tls_columns(tls: dict[int, TlsFacts], count: int) -> list[pa.Array]:
+def _tls_columns(tls: dict[int, TlsFacts], count: int) -> dict[str, pa.Array]:
     nothing = TlsFacts()
     rows = [tls.get(row, nothing) for row in range(count)] if tls else [nothing] * count
-    return [
-        pa.array([row.version for row in rows], pa.string()),
-        pa.array([row.sni for row in rows], pa.string()),
-        pa.array([row.cipher for row in rows], pa.string()),
-        pa.array([list(row.certificate_names) for row in rows], pa.list_(pa.string())),
-        pa.array([row.client_subject for row in rows], pa.string()),
-    ]
+    return {
+        "tls_version": pa.array([row.version for row in rows], pa.string()),
+        "tls_sni": pa.array([row.sni for row in rows], pa.string()),
+        "tls_cipher": pa.array([row.cipher for row in rows], pa.string()),
+        "tls_certificate_names": pa.array(
+            [list(row.certificate_names) for row in rows], pa.list_(pa.string())
+        ),
+        "tls_client_subject": pa.array([row.client_subject for row in rows], pa.string()),
+    }
 
 
 def connections_table(
@@ -90,34 +95,39 @@ def connections_table(
     connections: npt.NDArray[np.void],
     facts: ConnectionFacts,
     tls: dict[int, TlsFacts],
+    tcp: TcpFacts,
 ) -> pa.Table:
-    """`connections` for CONNECTION rows; facts and tls are keyed by row."""
+    """`connections` for CONNECTION rows; facts, tls and tcp are keyed by row."""
     count = len(connections)
     where = endpoint_columns(endpoints, connections)
     rtt_ns = connections["handshake_rtt_ns"]
     software = [facts.software.get(row, (None, None)) for row in range(count)]
-    columns = [
-        ints(connections["connection_id"], pa.int64()),
-        where.client_ip,
-        ints(where.client_port.astype(np.int32), pa.int32()),
-        where.broker_ip,
-        ints(where.broker_port.astype(np.int32), pa.int32()),
-        times_from_ns(connections["first_time_ns"]),
-        times_from_ns(connections["last_time_ns"]),
-        pa.array(connections["handshake_seen"] != 0),
-        pa.array(rtt_ns / 1e6, pa.float64(), mask=rtt_ns < 0),
-        labels(connections["close_reason"], names_of(CloseReason)),
-        pa.array(connections["protocol"] == Protocol.KAFKA),
-        pa.array(connections["is_tls"] != 0),
-        labels(connections["protocol"], names_of(Protocol)),
-        *_tls_columns(tls, count),
-        _texts(facts.mechanism, count),
-        _texts(facts.principal, count),
-        pa.array([name for name, _ in software], pa.string()),
-        pa.array([release for _, release in software], pa.string()),
-        pa.array([facts.client_ids.get(row, []) for row in range(count)], pa.list_(pa.string())),
-    ]
-    for direction in (0, 1):
+    client_ids = [facts.client_ids.get(row, []) for row in range(count)]
+    columns = {
+        "connection_id": ints(connections["connection_id"], pa.int64()),
+        "client_ip": where.client_ip,
+        "client_port": ints(where.client_port.astype(np.int32), pa.int32()),
+        "broker_ip": where.broker_ip,
+        "broker_port": ints(where.broker_port.astype(np.int32), pa.int32()),
+        "first_time": times_from_ns(connections["first_time_ns"]),
+        "last_time": times_from_ns(connections["last_time_ns"]),
+        "handshake_seen": pa.array(connections["handshake_seen"] != 0),
+        "handshake_rtt_ms": pa.array(rtt_ns / 1e6, pa.float64(), mask=rtt_ns < 0),
+        "close_reason": labels(connections["close_reason"], names_of(CloseReason)),
+        "is_kafka": pa.array(connections["protocol"] == Protocol.KAFKA),
+        "is_tls": pa.array(connections["is_tls"] != 0),
+        "protocol": labels(connections["protocol"], names_of(Protocol)),
+        **_tls_columns(tls, count),
+        "sasl_mechanism": _texts(facts.mechanism, count),
+        "principal": _texts(facts.principal, count),
+        "client_software_name": pa.array([name for name, _ in software], pa.string()),
+        "client_software_version": pa.array([release for _, release in software], pa.string()),
+        "client_ids": pa.array(client_ids, pa.list_(pa.string())),
+        "proxied_from": pa.nulls(count, pa.string()),
+        **tcp_columns(connections, tcp),
+    }
+    for direction, side in enumerate(SIDES):
         for name in COUNTERS:
-            columns.append(ints(connections["direction"][name][:, direction], pa.int64()))
-    return pa.table(columns, names=CONNECTIONS.names)
+            counter = connections["direction"][name][:, direction]
+            columns[f"{side}_{name}"] = ints(counter, pa.int64())
+    return pa.table([columns[name] for name in CONNECTIONS.names], names=CONNECTIONS.names)

@@ -54,6 +54,20 @@ _CAPTURES = pa.schema(
     ]
 )
 
+# Facts of one side of a TCP connection.
+SIDE_COLUMNS = (
+    ("syn_seen", _bool),
+    ("mss", _i32),
+    ("window_scale", _i32),
+    ("sack_permitted", _bool),
+    ("window_max", _i64),
+    ("zero_window_count", _i64),
+    ("zero_window_ms", _f64),
+    ("rtt_ms_p50", _f64),
+    ("rtt_ms_p99", _f64),
+    ("last_time", TIME),
+)
+
 CONNECTIONS = pa.schema(
     [
         ("connection_id", _i64),
@@ -79,6 +93,15 @@ CONNECTIONS = pa.schema(
         ("client_software_name", _string),
         ("client_software_version", _string),
         ("client_ids", STRINGS),
+        ("proxied_from", _string),
+        ("closed_by", _string),
+        ("syn_count", _i64),
+        ("unanswered_syn_count", _i64),
+        ("refused", _bool),
+        ("idle_ms_max", _f64),
+        ("idle_start_time", TIME),
+        *((f"request_{name}", kind) for name, kind in SIDE_COLUMNS),
+        *((f"response_{name}", kind) for name, kind in SIDE_COLUMNS),
         *((f"request_{name}", _i64) for name in COUNTERS),
         *((f"response_{name}", _i64) for name in COUNTERS),
     ]

@@ -96,6 +96,7 @@ from kdissect.tcp.columns import (
     SYN_TIME,
     UNUSED,
 )
+from kdissect.tcp.facts import TcpFacts, tcp_facts
 from kdissect.tcp.overlaps import lay_pieces, listed
 
 FAR = 1 << 30  # a larger distance between sequence numbers means two connections
@@ -118,6 +119,7 @@ class Streams:
     pieces: Pieces
     conflicts: npt.NDArray[np.int64]  # flat, CONFLICT_WIDTH
     mark: npt.NDArray[np.uint8]  # per segment: DUPLICATE, PROBE, UNUSED
+    facts: TcpFacts
 
     def begins_at(self) -> npt.NDArray[np.int64]:
         """int64[streams]: position of each stream's first captured byte; -1 if it has none."""
@@ -690,12 +692,16 @@ def _addresses(segments: Any, sources: MappedSources, scratch: Scratch) -> Any:
 
 
 def reassemble(
-    batches: list[SegmentBatch], sources: MappedSources, window_ns: int, scratch: Scratch = MEMORY
+    batches: list[SegmentBatch],
+    sources: MappedSources,
+    window_ns: int,
+    scratch: Scratch = MEMORY,
+    earlier_facts: TcpFacts | None = None,
 ) -> Streams:
     """Reassemble a checked batch (`options.check_batch`) into connections and pieces.
 
     batches: a list of one batch, which is removed: its segments may use as much memory as
-    everything else, and are not needed after they were ordered.
+    everything else, and are not needed after they were ordered. earlier_facts: as for `tcp_facts`.
     """
     segments, pair_start = ordered(batches, scratch)
     count = len(segments)
@@ -710,6 +716,7 @@ def reassemble(
     connections = np.zeros(connection_count * CONNECTION_WIDTH, np.int64)
     sides = np.zeros(2 * connection_count * SIDE_WIDTH, np.int64)
     measure(segments, numbered, connections, sides)
+    facts = tcp_facts(segments, numbered.connection, numbered.mark, connections, earlier_facts)
     connection, number, mark = numbered.connection, numbered.number, numbered.mark
     del numbered  # frees the acknowledgements
     table = sides.reshape(-1, SIDE_WIDTH)
@@ -742,4 +749,5 @@ def reassemble(
         ),
         conflicts[: conflict_count * CONFLICT_WIDTH],
         mark,
+        facts,
     )
