@@ -37,10 +37,10 @@ class Authority:
         self.cert = folder / f"{name}.pem"
         self.cert.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, host: str | None = None) -> Pem:
-        """For a host (an address), or for a client."""
+    def issue(self, name: str, host: str | None = None, ends: datetime | None = None) -> Pem:
+        """For a host (an address), or for a client; without an end it is valid for two days."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _certificate(_name(name), self._name, key)
+        builder = _certificate(_name(name), self._name, key, ends)
         if host is not None:
             names = x509.SubjectAlternativeName([x509.IPAddress(ip_address(host))])
             builder = builder.add_extension(names, critical=False)
@@ -62,15 +62,18 @@ def _name(text: str) -> x509.Name:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    ends: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+    ends = ends or datetime.now(UTC) + timedelta(days=2)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=2))
+        .not_valid_before(min(ends, datetime.now(UTC)) - timedelta(hours=1))
+        .not_valid_after(ends)
     )

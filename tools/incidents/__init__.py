@@ -1,0 +1,1 @@
+"""Incidents recorded with real brokers and clients; a measure of what kdissect finds."""

@@ -1,0 +1,226 @@
+"""Groups: members that poll too late, that flap, and consumers that do not advance."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from confluent_kafka import Consumer, Producer
+
+from tools.incidents.clients import (
+    LIBRDKAFKA,
+    consumer,
+    create_topic,
+    drain,
+    member,
+    producer,
+    producing,
+)
+from tools.incidents.network import Relay
+from tools.incidents.scene import PLAINTEXT, Scene, now, wait_until
+
+
+def member_slow(scene: Scene) -> None:
+    """A member works on its records for longer than max.poll.interval.ms, twice."""
+    broker = scene.broker()
+    create_topic(broker.address, "orders", 4)
+    interval_s = scene.pick(4, 6)
+    config = {
+        "max_poll_interval_ms": interval_s * 1000,
+        "session_timeout_ms": interval_s * 1000,
+        "heartbeat_interval_ms": 500,
+    }
+    polls = []
+    with (
+        scene.recording(broker.ports[PLAINTEXT]),
+        producing(LIBRDKAFKA, broker.address, "orders", "shop", 10),
+        member(broker.address, ["orders"], "billing", "quick", **config),
+    ):
+        slow = consumer(broker.address, group_id="billing", client_id="slow", **config)
+        slow.subscribe(["orders"])
+        for _ in range(2):
+            wait_until(lambda: drain(slow, 0.2) and len(slow.assignment()) == 2)
+            _poll_for(slow, 2)
+            polls.append(now())
+            time.sleep(interval_s + scene.pick(3, 4))
+        wait_until(lambda: drain(slow, 0.2) and len(slow.assignment()) == 2)
+        ended = now()
+        slow.close()
+    scene.happened("member_too_slow", "billing", polls[0] + timedelta(seconds=interval_s), ended)
+
+
+def _poll_for(one: Consumer, duration_s: float) -> None:
+    end = time.monotonic() + duration_s
+    while time.monotonic() < end:
+        drain(one, 0.1)
+
+
+def member_flaps(scene: Scene) -> None:
+    """One member joins and leaves every two seconds; the other rebalances each time."""
+    broker = scene.broker()
+    create_topic(broker.address, "orders", 4)
+    config = {"heartbeat_interval_ms": 300}
+    with (
+        scene.recording(broker.ports[PLAINTEXT]),
+        producing(LIBRDKAFKA, broker.address, "orders", "shop", 10),
+        member(broker.address, ["orders"], "billing", "steady", **config),
+    ):
+        time.sleep(6)
+        began = now()
+        for _ in range(scene.pick(6, 8)):
+            with member(broker.address, ["orders"], "billing", "flapping", **config) as one:
+                wait_until(one.assignment)
+                time.sleep(0.5)
+            time.sleep(1)
+        ended = now()
+        time.sleep(2)
+    scene.happened("rebalance_loop", "billing", began, ended)
+
+
+def transaction_hangs(scene: Scene) -> None:
+    """A producer writes in a transaction and does not end it; a read_committed reader waits."""
+    broker = scene.broker()
+    create_topic(broker.address, "orders")
+    with scene.recording(broker.ports[PLAINTEXT]):
+        hanging = producer(
+            broker.address, client_id="ledger", transactional_id="ledger-1",
+            transaction_timeout_ms=120_000,
+        )  # fmt: skip
+        hanging.init_transactions(30)
+        with (
+            member(
+                broker.address, ["orders"], "billing", "billing", isolation_level="read_committed"
+            ),
+            producing(LIBRDKAFKA, broker.address, "orders", "shop", 10),
+        ):
+            time.sleep(4)
+            began = now()
+            hanging.begin_transaction()
+            hanging.produce("orders", b"pending")
+            hanging.flush(30)
+            time.sleep(scene.pick(15, 25))
+        if scene.variant:  # the capture sees the end
+            hanging.abort_transaction(30)
+    scene.happened("transaction_open", "ledger-1", began)
+
+
+def batch_too_large(scene: Scene) -> None:
+    """A consumer accepts smaller responses than one batch needs, and asks again for ever."""
+    broker = scene.broker({"message.max.bytes": "2000000"})
+    create_topic(broker.address, "orders")
+    size = scene.pick(30_000, 60_000)
+    with scene.recording(broker.ports[PLAINTEXT]):
+        one = producer(broker.address, client_id="shop")
+        _write(one, [b"x" * 100] * 20)
+        _write(one, [bytes(range(250)) * (size // 250)])
+        _write(one, [b"x" * 100] * 20)
+        stuck = consumer(
+            broker.address, client_id="billing", group_id="billing",
+            fetch_max_bytes=1000, message_max_bytes=1000, receive_message_max_bytes=2000,
+            fetch_message_max_bytes=1000, reconnect_backoff_max_ms=500,
+        )  # fmt: skip
+        stuck.subscribe(["orders"])
+        seen, reached = 0, None
+        end = time.monotonic() + scene.pick(14, 18)
+        while time.monotonic() < end:
+            seen += drain(stuck, 0.1)
+            if seen >= 20 and reached is None:
+                reached = now()
+        stuck.close()
+    assert reached is not None
+    assert seen == 20
+    scene.happened("consumer_stuck", "orders-0", reached)
+
+
+def _write(one: Producer, values: list[bytes]) -> None:
+    for value in values:
+        one.produce("orders", value)
+    if one.flush(30):
+        raise TimeoutError("records were not delivered")
+
+
+def retries_duplicate(scene: Scene) -> None:
+    """The response to a Produce is lost; the application writes the batch with a new producer."""
+    _duplicates(scene, enable_idempotence=True)
+
+
+def retries_duplicate_plain(scene: Scene) -> None:
+    """The response to a Produce is lost; the producer without idempotence sends it again."""
+    _duplicates(scene, enable_idempotence=False)
+
+
+def _duplicates(scene: Scene, enable_idempotence: bool) -> None:
+    broker, relay = scene.broker_with_relay()
+    create_topic(broker.address, "orders")
+    address = f"127.0.0.1:{relay.port}"
+    config = {"client_id": "shop", "acks": "all", "enable_idempotence": enable_idempotence}
+    with scene.recording(relay.port):
+        one = producer(address, linger_ms=100, **config)
+        for number in range(3):
+            _write(one, _orders(number))
+        relay.is_swallowing = True
+        for value in _orders(3):
+            one.produce("orders", value)
+        one.flush(1)
+        if enable_idempotence:
+            one.purge()
+            one.flush(1)
+            del one
+        relay.is_swallowing = False
+        _again(relay, address, config, None if enable_idempotence else one, scene)
+
+
+def _again(
+    relay: Relay, address: str, config: dict[str, object], one: Producer | None, scene: Scene
+) -> None:
+    """Write the same batch again: by a new producer, or by the retry of a connection's end."""
+    began = now()
+    if one is None:
+        one = producer(address, linger_ms=100, **config)
+        _write(one, _orders(3))
+    else:
+        relay.reset_all()
+        if one.flush(30):
+            raise TimeoutError("records were not delivered")
+    _write(one, _orders(4))
+    scene.happened("duplicate_records", "orders-0", began)
+
+
+def _orders(number: int) -> list[bytes]:
+    return [f"order {number}-{line} of customer {line * 7919}".encode() for line in range(10)]
+
+
+def group_sessions(scene: Scene) -> None:
+    """Healthy: members that come and go, commits, a topic that is created."""
+    broker = scene.broker()
+    with scene.recording(broker.ports[PLAINTEXT]):
+        create_topic(broker.address, "orders", 4)
+        with (
+            producing(LIBRDKAFKA, broker.address, "orders", "shop", 20),
+            member(broker.address, ["orders"], "billing", "billing-1"),
+        ):
+            time.sleep(5)
+            with member(broker.address, ["orders"], "billing", "billing-2"):
+                time.sleep(8)
+            time.sleep(4)
+
+
+def transactions_committed(scene: Scene) -> None:
+    """Healthy: transactions that commit and abort, and a read_committed reader."""
+    broker = scene.broker()
+    create_topic(broker.address, "orders")
+    with scene.recording(broker.ports[PLAINTEXT]):
+        one = producer(broker.address, client_id="ledger", transactional_id="ledger-1")
+        one.init_transactions(30)
+        with member(
+            broker.address, ["orders"], "billing", "billing", isolation_level="read_committed"
+        ):
+            for number in range(12):
+                one.begin_transaction()
+                for value in _orders(number):
+                    one.produce("orders", value)
+                one.flush(30)
+                time.sleep(0.5)
+                end = one.abort_transaction if number % 4 == 3 else one.commit_transaction
+                end(30)
+            time.sleep(2)
