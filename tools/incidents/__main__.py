@@ -41,7 +41,7 @@ SCENARIOS: dict[str, Scenario] = {
         brokers.advertised_wrong,
         brokers.advertised_silent,
         brokers.leader_moved,
-        brokers.rolling_restart,
+        brokers.controlled_shutdown,
         connections.idle_cut,
         connections.idle_reset,
         connections.upload_slow,

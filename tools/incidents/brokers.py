@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from datetime import datetime
 
 from confluent_kafka import Producer
+from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from tests.broker.kafka_broker import Broker, free_ports
@@ -23,9 +24,10 @@ from tools.incidents.clients import (
     running,
 )
 from tools.incidents.network import drop_segments
-from tools.incidents.scene import PLAINTEXT, Scene, now, wait_until
+from tools.incidents.scene import PLAINTEXT, Scene, now
 
-_ELECT_LEADERS = 43
+_LEADS = "Leader orders-0 with topic id"
+_METADATA, _ELECT_LEADERS = 3, 43
 
 
 def _traffic(scene: Scene, stack: ExitStack, address: str, topic: str = "orders") -> None:
@@ -175,6 +177,9 @@ def advertised_silent(scene: Scene) -> None:
 def _advertised(scene: Scene, wrong: int) -> None:
     advertised = f"PLAINTEXT://127.0.0.1:{wrong}"
     broker = scene.broker({"advertised.listeners": advertised})
+    topics = {"topics": [{"name": "orders"}], "allow_auto_topic_creation": True}
+    call(broker.address, _METADATA, 8, topics)  # a client would wait for the new topic
+    time.sleep(1)
     with scene.recording(broker.ports[PLAINTEXT], wrong):
         began = now()
         with producing(scene.pick(LIBRDKAFKA, KAFKA_PYTHON), broker.address, "orders", "shop", 5):
@@ -193,13 +198,23 @@ def leader_moved(scene: Scene) -> None:
         _traffic(scene, stack, nodes[0].address)
         time.sleep(3)
         admin = KafkaAdminClient(bootstrap_servers=nodes[0].address, client_id="operator")
-        admin.alter_partition_reassignments({("orders", 0): [*others, leader]})
-        moved = now()
+        admin.alter_partition_reassignments({TopicPartition("orders", 0): [*others, leader]})
         _prefer(nodes)
-        wait_until(lambda: _leader(nodes[0], "orders") == others[0])
         time.sleep(3)
         admin.close()
-    scene.happened("leader_change", "orders-0", moved)
+    new = next(node for node in nodes if node.node_id == others[0])
+    scene.happened("leader_change", "orders-0", _leads_since(new))
+
+
+def _log(node: Broker) -> str:
+    return (node.folder / "server.log").read_text(errors="replace")
+
+
+def _leads_since(node: Broker) -> datetime:
+    """The time at which a node became the leader of the partition, from its log."""
+    line = next(line for line in reversed(_log(node).splitlines()) if _LEADS in line)
+    local = datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f")
+    return local.astimezone()
 
 
 def _prefer(nodes: list[Broker]) -> None:
@@ -212,17 +227,17 @@ def _prefer(nodes: list[Broker]) -> None:
     call(nodes[0].address, _ELECT_LEADERS, 2, body)
 
 
-def rolling_restart(scene: Scene) -> None:
-    """Healthy: a controlled shutdown moves the leaders of one node, which then starts again."""
+def controlled_shutdown(scene: Scene) -> None:
+    """A node stops in order (SIGTERM), and another one leads its partition from then on."""
     nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
-    create_topic(nodes[0].address, "orders", 3, 3)
-    stopped = nodes[2]
+    create_topic(nodes[0].address, "orders", 1, 3)
+    leader = _leader(nodes[0], "orders")
+    stopped = next(node for node in nodes if node.node_id == leader)
+    others = [node for node in nodes if node is not stopped]
     with scene.recording(*(node.ports[PLAINTEXT] for node in nodes)), ExitStack() as stack:
-        _traffic(scene, stack, nodes[0].address)
+        _traffic(scene, stack, others[0].address)
         time.sleep(3)
-        began = now()
         stopped.stop()
-        time.sleep(1)
-        stopped.start()
-        time.sleep(4)
-    scene.happened("leader_change", "orders", began)
+        time.sleep(scene.pick(2, 3))
+    moved = min(_leads_since(node) for node in others if _LEADS in _log(node))
+    scene.happened("leader_change", "orders-0", moved)
