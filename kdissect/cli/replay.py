@@ -77,6 +77,8 @@ def replay_command(
     strict: opt.Strict = False,
     against: opt.Against = None,
     baseline: opt.Baseline = None,
+    control_runs: opt.ControlRuns = 0,
+    reset: opt.Reset = None,
     fail_on: opt.FailOn = None,
     junit: opt.Junit = None,
     json: opt.Json = None,
@@ -114,6 +116,7 @@ def replay_command(
 
     # all refusals come before anything is read or sent
     _check_combination(to, dry_run, save, against, baseline)
+    _check_control_runs(control_runs, baseline)
     selection = selected.selection()
     limits = limits_of(limit)
     allowed = parse_allow(allow or ())
@@ -144,6 +147,8 @@ def replay_command(
         into_existing=into_existing,
         fail_on=FAIL_ON_DEFAULT if fail_on is None else parse_fail_on(fail_on),
         baseline=baseline,
+        control_runs=control_runs,
+        reset=reset or "",
     )
     files = {"--junit": junit, "--json": json, "--html": html, "--pcap": pcap, "--save": save}
     _check_outputs(files, out, overwrite)
@@ -197,6 +202,20 @@ def _check_combination(
         )
     if against is not None and baseline is not None:
         raise typer.BadParameter("name one of --against and --baseline", param_hint="--against")
+
+
+def _check_control_runs(control_runs: int, baseline: str | None) -> None:
+    from kdissect.replay.running.control_runs import FEWEST
+
+    if control_runs and control_runs < FEWEST:
+        raise typer.BadParameter(
+            f"at least {FEWEST}: one run cannot show which fields differ by themselves",
+            param_hint="--control-runs",
+        )
+    if control_runs and baseline is not None:
+        raise typer.BadParameter(
+            "name one of --control-runs and --baseline", param_hint="--control-runs"
+        )
 
 
 def _renames(values: list[str]) -> tuple[tuple[str, str, str], ...]:

@@ -157,6 +157,25 @@ Baseline = Annotated[
         "--baseline", metavar="FILE", help="Compare with an earlier run (its --json FILE)."
     ),
 ]
+ControlRuns = Annotated[
+    int,
+    _comparison(
+        "--control-runs",
+        metavar="N",
+        min=0,
+        help="Replay N times, at least 2, to --against or else to the target itself, and excuse "
+        "fields that differ between these runs.",
+    ),
+]
+Reset = Annotated[
+    str | None,
+    _guard(
+        "--reset",
+        metavar="COMMAND",
+        help="Run this command before each run: it resets the cluster, whose address is in "
+        "KDISSECT_TARGET.",
+    ),
+]
 FailOn = Annotated[
     list[str] | None,
     _comparison(

@@ -8,7 +8,7 @@ differ from the capture in the same way. What only one of them does is the diffe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kdissect.errors import CaptureError
@@ -76,19 +76,27 @@ def _judgement(row: Mapping[str, Any]) -> Judgement:
     return Judgement(Verdict(row["verdict"]), differences, row["reason"] or "")
 
 
-def compare_runs(outcomes: Iterable[Outcome], reference: Judged) -> int:
-    """Judge the outcomes against another run of the same source instead of the capture.
+def compare_runs(outcomes: Iterable[Outcome], references: Sequence[Judged]) -> int:
+    """Judge the outcomes against other runs of the same source instead of the capture.
 
-    Returns how many of the requests that run lacks.
+    An answer is compared with the run that it resembles most. Returns how many of the requests
+    those runs lack.
     """
     missing = 0
     for outcome in outcomes:
-        mine, other = judgement_of(outcome), reference.get(key_of(outcome))
-        if other is None:
+        mine, key = judgement_of(outcome), key_of(outcome)
+        others = [each[key] for each in references if key in each]
+        if not others:
             missing += 1
             continue
-        outcome.judgement = between(mine, other)
+        outcome.judgement = min((between(mine, other) for other in others), key=_findings)
     return missing
+
+
+def _findings(judgement: Judgement) -> tuple[bool, int]:
+    """A rank that is lower for a judgement with fewer findings."""
+    count = sum(not each.rule for each in judgement.differences)
+    return judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR), count
 
 
 def between(mine: Judgement, other: Judgement) -> Judgement:

@@ -16,9 +16,11 @@ from typing import Any
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.comparison.explain import explain
 from kdissect.replay.comparison.grouping import dropped_notes, retry_notes
+from kdissect.replay.comparison.noise import Noise
 from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions, Verdict
 from kdissect.replay.output import baseline as runs
 from kdissect.replay.output.results import FAIL_ON_DEFAULT, Reference, Results
+from kdissect.replay.running.control_runs import ControlRun, PlannedRun, plan_runs
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.cluster import Target
@@ -34,6 +36,7 @@ class SessionOptions:
     into_existing: write to topics, groups and transactional ids that hold data or members.
     rules: files of rules for the comparison. is_strict: no built-in tolerance.
     baseline: a file of an earlier run's --json.
+    control_runs: how often to replay to the reference. reset: a command before each run, "" none.
     """
 
     run: RunOptions = field(default_factory=RunOptions)
@@ -45,6 +48,8 @@ class SessionOptions:
     into_existing: bool = False
     fail_on: frozenset[Verdict] = FAIL_ON_DEFAULT
     baseline: str | None = None
+    control_runs: int = 0
+    reset: str = ""
 
 
 Watch = Callable[[Runner], None]
@@ -64,60 +69,130 @@ async def replay(
     where it could not be reached at all: every step then says so, and the run has ended early.
     """
     try:
-        return await _replay(plan, target, options, against, watch)
+        return await _Replay(plan, options, watch).run(target, against)
     finally:
         for each in (against, target):
             if each is not None:
                 each.close()
 
 
-async def _replay(
-    plan: ReplayPlan,
-    target: Target,
-    options: SessionOptions,
-    against: Target | None,
-    watch: Watch | None,
-) -> Results:
-    baseline = runs.read_baseline(options.baseline) if options.baseline else None
-    effects = effects_of(plan, makes_topics=options.makes_topics, renames=options.translate.renames)
-    existing: dict[Target, dict[Name, str]] = {}
-    for each in (against, target):
-        if each is not None:  # both are looked at before the first request of the workload
-            try:
-                await each.probe()
-                check_cluster(plan.workload.facts, each, options.same_cluster)
-                existing[each] = await find_existing(each, effects)
-            except EnvironmentFailed as error:
-                nothing = not_begun(plan, str(error), time.time_ns())
-                return _results(plan, target, options, nothing, [], [])
-            if not options.into_existing:
-                check_existing(each, existing[each])
-    notes: list[str] = []
-    reference, reference_name = Reference.CAPTURE, ""
-    if against is not None:
-        first, _ = await _run(plan, against, options, existing[against], watch)
-        if first.ended:
-            notes.append(f"the run against {against} ended early: {first.ended}")
-        notes += [f"the run against {against}: {note}" for note in dropped_notes(first.outcomes)]
-        baseline = runs.judged(first.outcomes)
-        reference, reference_name = Reference.AGAINST, str(against)
-        if first.is_interrupted:
-            return _results(plan, against, options, first, [], notes)
-    elif baseline is not None:
-        reference, reference_name = Reference.BASELINE, str(options.baseline)
-    result, prepared = await _run(plan, target, options, existing[target], watch)
-    if baseline is not None:
-        missing = runs.compare_runs(result.outcomes, baseline)
-        if missing:
-            notes.append(
-                f"{missing} exchanges are not in the reference and were compared with the capture"
+class _Replay:
+    """All runs of one replay, and their comparison."""
+
+    def __init__(self, plan: ReplayPlan, options: SessionOptions, watch: Watch | None) -> None:
+        self._plan, self._options, self._watch = plan, options, watch
+        self._existing: dict[str, dict[Name, str]] = {}  # by run
+        self._controls: list[ControlRun] = []
+        self._notes: list[str] = []
+
+    async def run(self, target: Target, against: Target | None) -> Results:
+        """Do all runs in their order, and compare the one that counts with the others."""
+        options, plan = self._options, self._plan
+        baseline = runs.read_baseline(options.baseline) if options.baseline else None
+        planned = plan_runs(
+            plan,
+            target,
+            against,
+            options.translate,
+            control_runs=options.control_runs,
+            command=options.reset,
+            makes_topics=options.makes_topics,
+        )
+        if not options.reset:  # all are looked at before the first request of the workload
+            for each in planned:
+                if reason := await self._prepare(each):
+                    return self._ended_before(target, reason)
+        finished: tuple[RunResult, list[Prepared]] | None = None
+        for each in planned:
+            if options.reset and (reason := await self._prepare(each)):
+                if finished is None:
+                    return self._ended_before(target, reason)
+                finished[0].ended = reason
+                break
+            result, prepared = await _run(
+                plan, each, options, self._existing[each.name], self._watch
             )
-    notes += dropped_notes(result.outcomes)
-    notes += retry_notes(result.outcomes)
-    notes += explain(plan, result.outcomes, target.versions)
-    results = _results(plan, target, options, result, prepared, notes)
-    results.reference, results.reference_name = reference, reference_name
-    return results
+            for outcome in result.outcomes:
+                if outcome.judgement is not None:
+                    outcome.judgement = each.in_capture_terms(outcome.judgement)
+            if not each.is_control:
+                finished = result, prepared
+            elif finished is None and result.is_interrupted:
+                return _results(plan, each.target, options, result, [], self._notes)
+            else:
+                self._add_control(each, result)
+            if result.is_interrupted:
+                assert finished is not None
+                finished[0].is_interrupted = True
+                break
+        assert finished is not None
+        return self._compared(target, against, *finished, baseline)
+
+    async def _prepare(self, run: PlannedRun) -> str:
+        """Reset and probe the run's target, and check what it holds. Returns why the run cannot
+        begin, or ""."""
+        options = self._options
+        effects = effects_of(
+            self._plan, makes_topics=options.makes_topics, renames=run.translate.renames
+        )
+        try:
+            await run.reset()
+            await run.target.probe()
+            check_cluster(self._plan.workload.facts, run.target, options.same_cluster)
+            self._existing[run.name] = await find_existing(run.target, effects)
+        except EnvironmentFailed as error:
+            return str(error)
+        if not options.into_existing:
+            check_existing(run.target, self._existing[run.name])
+        return ""
+
+    def _ended_before(self, target: Target, reason: str) -> Results:
+        nothing = not_begun(self._plan, reason, time.time_ns())
+        return _results(self._plan, target, self._options, nothing, [], self._notes)
+
+    def _add_control(self, run: PlannedRun, result: RunResult) -> None:
+        if result.ended:
+            self._notes.append(f"{run.name} ended early: {result.ended}")
+        self._notes += [f"{run.name}: {note}" for note in dropped_notes(result.outcomes)]
+        self._controls.append(ControlRun.of(run.name, result.outcomes))
+
+    def _compared(
+        self,
+        target: Target,
+        against: Target | None,
+        result: RunResult,
+        prepared: list[Prepared],
+        baseline: runs.Judged | None,
+    ) -> Results:
+        """The results of a run, judged by its reference and without the noise of control runs."""
+        options, plan, notes = self._options, self._plan, self._notes
+        controls = [each.judgements for each in self._controls]
+        reference, reference_name = Reference.CAPTURE, ""
+        references: list[runs.Judged] = []
+        if against is not None:
+            reference, reference_name, references = Reference.AGAINST, str(against), [*controls]
+        elif baseline is not None:
+            reference, reference_name = Reference.BASELINE, str(options.baseline)
+            references = [baseline]
+        if references:
+            missing = runs.compare_runs(result.outcomes, references)
+            if missing:
+                notes.append(
+                    f"{missing} exchanges are not in the reference and were compared with the "
+                    "capture"
+                )
+        if options.control_runs:
+            noise = Noise(controls)
+            for outcome in result.outcomes:
+                if outcome.judgement is not None:
+                    outcome.judgement = noise.excuse(runs.key_of(outcome), outcome.judgement)
+            notes += noise.notes()
+        notes += dropped_notes(result.outcomes)
+        notes += retry_notes(result.outcomes)
+        notes += explain(plan, result.outcomes, target.versions)
+        results = _results(plan, target, options, result, prepared, notes)
+        results.reference, results.reference_name = reference, reference_name
+        return results
 
 
 def _results(
@@ -143,7 +218,7 @@ def _results(
 
 async def _run(
     plan: ReplayPlan,
-    target: Target,
+    planned: PlannedRun,
     options: SessionOptions,
     existing: Collection[Name],
     watch: Watch | None,
@@ -153,7 +228,8 @@ async def _run(
     from kdissect.replay.translation.fast_path import FastTranslator
     from kdissect.replay.translation.id_map import IdMap
 
-    ids = IdMap(plan, options.translate)
+    target, translate = planned.target, planned.translate
+    ids = IdMap(plan, translate)
     comparator = Comparator(ids, load_rules(options.rules), strict=options.is_strict)
     # `Translator` does the same. The fast path saves a third of the CPU of a compared replay
     # of small requests.
@@ -164,7 +240,7 @@ async def _run(
     prepared: list[Prepared] = []
     try:
         if options.makes_topics:
-            prepared = await create_topics(plan, target, _topic_renames(options.translate))
+            prepared = await create_topics(plan, target, _topic_renames(translate))
         translator.learn_metadata(target.metadata)
         translator.learn_log_starts(await target.learn_log_starts())
         coordinators = await target.find_coordinators(translator.coordinator_keys())

@@ -162,14 +162,14 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     baseline = read_baseline(str(tmp_path / "r.jsonl"))
     assert len(baseline) == 5
     again = made()
-    assert compare_runs(again.outcomes, baseline) == 0
+    assert compare_runs(again.outcomes, [baseline]) == 0
     assert [outcome.judgement.verdict.value for outcome in again.outcomes if outcome.judgement] == [
         "same", "tolerated", "tolerated", "tolerated", "skipped",
     ]  # fmt: skip
     fresh = made()
     fresh.outcomes[0].judgement = Judgement(Verdict.DIFFERENT, [FAILED])
     fresh.outcomes[2].judgement = Judgement(Verdict.SAME)
-    compare_runs(fresh.outcomes, judged(made().outcomes))
+    compare_runs(fresh.outcomes, [judged(made().outcomes)])
     assert fresh.verdicts()[Verdict.DIFFERENT] == 2
     other = fresh.outcomes[2].judgement
     assert other is not None

@@ -1,0 +1,158 @@
+"""Control runs: the same workload sent to the reference several times, around the run that counts.
+
+The order is A B A: half of the control runs come before, so that a cluster that warms up or slows
+down meanwhile affects both. Runs must not see each other's data. Either a command of the user
+resets the cluster before each run, or the names that the plan writes to get a suffix in each run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kdissect.errors import EnvironmentFailed, Error
+from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, TranslateOptions
+from kdissect.replay.output.baseline import Key, judged
+from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.effects import Effects, effects_of
+from kdissect.replay.target.topics import topics_to_make
+from kdissect.replay.workload.messages import request_of
+from kdissect.text import visible
+
+TOPIC_NAME_MAX = 249  # Kafka's limit
+FEWEST = 2  # fewer control runs cannot differ from each other
+_REGEX = "subscribed_topic_regex"
+
+
+class ControlRunError(Error, ValueError):
+    """Control runs of a plan cannot be kept apart; the text says which option helps."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One of the runs of a replay. suffix: of the names that it writes to. command: resets the
+    cluster before the run, "" none."""
+
+    target: Target
+    name: str
+    translate: TranslateOptions
+    is_control: bool = False
+    suffix: str = ""
+    command: str = ""
+
+    async def reset(self) -> None:
+        """Run the user's command to its end. Raises EnvironmentFailed if it fails."""
+        if not self.command:
+            return
+        self.target.close()
+        variables = {"KDISSECT_TARGET": str(self.target), "KDISSECT_RUN": self.name}
+        with tempfile.TemporaryFile() as output:  # what it starts may keep the file open
+            process = await asyncio.create_subprocess_shell(
+                self.command, stdout=output, stderr=output, env={**os.environ, **variables}
+            )
+            code = await process.wait()
+            output.seek(max(output.seek(0, os.SEEK_END) - 2000, 0))
+            lines = output.read().decode(errors="replace").split("\n")
+        if code:
+            said = next((visible(line.strip()) for line in reversed(lines) if line.strip()), "")
+            text = f"--reset ended with exit code {code} before {self.name}"
+            raise EnvironmentFailed(f"{text}: {said}" if said else text)
+
+    def in_capture_terms(self, judgement: Judgement) -> Judgement:
+        """The judgement with the run's suffix removed from all texts."""
+        if not self.suffix or not judgement.differences:
+            return judgement
+
+        def plain(one: Difference) -> Difference:
+            texts = (
+                each.replace(self.suffix, "") for each in (one.captured, one.answered, one.note)
+            )
+            captured, answered, note = texts
+            return replace(one, captured=captured, answered=answered, note=note)
+
+        return replace(judgement, differences=[plain(each) for each in judgement.differences])
+
+
+@dataclass(frozen=True)
+class ControlRun:
+    """The results of a control run that others are compared with. latencies_ns: of answered
+    requests that were sent once."""
+
+    name: str
+    judgements: dict[Key, Judgement]
+    latencies_ns: dict[int, int]
+
+    @classmethod
+    def of(cls, name: str, outcomes: Sequence[Outcome]) -> ControlRun:
+        latencies = {
+            each.step.number: each.latency_ns
+            for each in outcomes
+            if each.latency_ns >= 0 and not each.earlier
+        }
+        return cls(name, judged(outcomes), latencies)
+
+
+def plan_runs(
+    plan: ReplayPlan,
+    target: Target,
+    against: Target | None,
+    translate: TranslateOptions,
+    *,
+    control_runs: int = 0,
+    command: str = "",
+    makes_topics: bool = False,
+) -> list[PlannedRun]:
+    """The runs in their order. Raises ControlRunError if they would see each other's data."""
+    reference = against or target
+    count = control_runs or int(against is not None)
+    names = [f"control run {number} of {count}" for number in range(1, count + 1)]
+    if not control_runs:
+        names = [f"the run against {against}"] * count
+    runs = [PlannedRun(reference, name, translate, True, command=command) for name in names]
+    runs.insert((count + 1) // 2, PlannedRun(target, "the run", translate, command=command))
+    if control_runs and not command:
+        return list(_kept_apart(plan, runs, makes_topics))
+    return runs
+
+
+def _kept_apart(
+    plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool
+) -> Iterator[PlannedRun]:
+    """The runs with another suffix each for the names that the plan writes to."""
+    effects = effects_of(plan, makes_topics=makes_topics)
+    _check_names(plan, effects, makes_topics)
+    started = f"{int(time.time()):x}"
+    for number, run in enumerate(runs, 1):
+        suffix = f"-{started}-{number}"
+        renames = {(kind, old): new for kind, old, new in run.translate.renames}
+        for kind, name in effects.made | effects.written | effects.deleted:
+            new = f"{renames.get((kind, name), name)}{suffix}"
+            if kind == "topic" and len(new) > TOPIC_NAME_MAX:
+                raise ControlRunError(
+                    f"topic {visible(name)}: too long for a suffix in each run; give --reset"
+                )
+            renames[kind, name] = new
+        changed = tuple((kind, old, new) for (kind, old), new in renames.items())
+        yield replace(run, suffix=suffix, translate=replace(run.translate, renames=changed))
+
+
+def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None:
+    """Refuse a plan whose topics nothing creates, or whose members subscribe to a pattern."""
+    missing = {each.name for each in topics_to_make(plan)} & set(effects.names("topic"))
+    if missing and not makes_topics:
+        shown = ", ".join(visible(name) for name in sorted(missing)[:10])
+        raise ControlRunError(
+            f"--control-runs writes to topics with a suffix in each run, and the replay does not "
+            f"create {shown}: give --create-topics, or --reset"
+        )
+    for step in plan.steps:
+        request = request_of(step.exchange) if step.skipped is None else None
+        if request is not None and request.body.get(_REGEX):
+            raise ControlRunError(
+                f"group {visible(request.body['group_id'])} subscribes to a pattern, which would "
+                "match the topics of every control run: give --reset"
+            )

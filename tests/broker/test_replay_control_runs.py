@@ -1,0 +1,29 @@
+"""Control runs on a real broker: what an unchanged broker does differently is no finding."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.broker.kafka_broker import AS_RECORDED, LATEST, Broker
+from tests.broker.replaying import EVERYTHING, ROOT, replay
+
+pytestmark = [pytest.mark.broker, pytest.mark.heavy]
+SARAMA = ROOT / "captures" / "sarama.pcap.gz"
+OPTIONS = (*EVERYTHING, "--create-topics", "--pace", "x4", "--control-runs", "2")
+
+
+def test_a_broker_is_like_itself(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    """Three runs into names of their own on one broker: no finding, and nothing of one run is in
+    the topics of another."""
+    target = start_broker(LATEST, settings=AS_RECORDED)
+    options = (*OPTIONS, "--against", target.address)
+    done = replay(SARAMA, target.address, tmp_path / "r.jsonl", *options)
+    assert done.status == 0, done.explain()
+    assert done.verdicts["same"] + done.verdicts["tolerated"] >= 500
+    from confluent_kafka.admin import AdminClient
+
+    topics = AdminClient({"bootstrap.servers": target.address}).list_topics(timeout=20).topics
+    made = [name for name in topics if not name.startswith("__")]
+    assert {name.rpartition("-")[2] for name in made} == {"1", "2", "3"}
+    assert len({name.rpartition("-")[0] for name in made}) == len(made) / 3
