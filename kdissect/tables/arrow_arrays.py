@@ -22,6 +22,12 @@ Ints = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 
+def table_of(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
+    """Return the table of columns that are named in any order, in the order of the schema."""
+    assert columns.keys() == set(schema.names), columns.keys() ^ set(schema.names)
+    return pa.table([columns[name] for name in schema.names], names=schema.names)
+
+
 def ints(values: Ints, kind: Any, valid: Mask | None = None) -> pa.Array:
     """An integer column; null where `valid` is False."""
     mask = None if valid is None else ~valid

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kdissect.kafka.assembly import CloseReason, Protocol, TlsFacts
 from kdissect.protocol.model import SIDES
-from kdissect.tables.arrow_arrays import ints, ip_text, labels, names_of, times_from_ns
+from kdissect.tables.arrow_arrays import ints, ip_text, labels, names_of, table_of, times_from_ns
 from kdissect.tables.schemas import CONNECTIONS, COUNTERS
 from kdissect.tables.tcp_columns import tcp_columns
 from kdissect.tcp.facts import TcpFacts
@@ -130,4 +130,4 @@ def connections_table(
         for name in COUNTERS:
             counter = connections["direction"][name][:, direction]
             columns[f"{side}_{name}"] = ints(counter, pa.int64())
-    return pa.table([columns[name] for name in CONNECTIONS.names], names=CONNECTIONS.names)
+    return table_of(columns, CONNECTIONS)

@@ -15,7 +15,7 @@ from kdissect.kafka.assembly import NO_API, PairStatus
 from kdissect.protocol import catalog
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.error_codes import error_name
-from kdissect.tables.arrow_arrays import ints, labels, names_of, times_from_ns
+from kdissect.tables.arrow_arrays import ints, labels, names_of, table_of, times_from_ns
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.message_facts import ChunkMarks
 from kdissect.tables.schemas import EXCHANGES
@@ -80,6 +80,10 @@ def _capture_ids(side: npt.NDArray[np.void], capture_ids: list[int], valid: Any)
     return ints(ids[np.where(valid, side["source"], len(capture_ids))], pa.int64(), valid)
 
 
+def _ms(nanoseconds: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> pa.Array:
+    return pa.array(nanoseconds / 1e6, mask=~valid)
+
+
 def exchanges_table(
     endpoints: npt.NDArray[np.void],
     connections: npt.NDArray[np.void],
@@ -94,6 +98,7 @@ def exchanges_table(
     both = has_request & has_response
     latency_ns = response["time_ns"] - request["end_time_ns"]
     queued_ns = exchanges["queued_ns"]
+    has_queue = both & (queued_ns >= 0)
     where = endpoint_columns(endpoints, connections)
     via = pa.array(exchanges["connection"], pa.int32())
     has_version = has_request | (exchanges["confidence"] > 0)
@@ -108,55 +113,57 @@ def exchanges_table(
     confidence = np.where(version_source == VersionSource.UNKNOWN, 0.0, 1.0)
     inferred = version_source == VersionSource.INFERRED
     confidence = np.where(inferred, exchanges["confidence"], confidence)
-    columns = [
-        ints(exchanges["exchange_id"], pa.int64()),
-        ints(connections["connection_id"][exchanges["connection"]], pa.int64()),
-        where.client_ip.take(via),
-        ints(where.client_port.astype(np.int32)[exchanges["connection"]], pa.int32()),
-        where.broker_ip.take(via),
-        ints(where.broker_port.astype(np.int32)[exchanges["connection"]], pa.int32()),
-        ints(exchanges["api_key"], pa.int16(), has_api),
-        api_name_column(exchanges),
-        ints(exchanges["api_version"], pa.int16(), has_api),
-        ints(exchanges["correlation_id"], pa.int32(), has_id),
-        facts.client_id,
-        times_from_ns(request["time_ns"], has_request),
-        times_from_ns(request["end_time_ns"], has_request),
-        times_from_ns(response["time_ns"], has_response),
-        times_from_ns(response["end_time_ns"], has_response),
-        ints(request["time_ns"], pa.int64(), has_request),
-        ints(response["time_ns"], pa.int64(), has_response),
-        pa.array(latency_ns / 1e6, mask=~both),
-        pa.array((response["end_time_ns"] - request["time_ns"]) / 1e6, mask=~both),
-        pa.array(queued_ns / 1e6, mask=~both | (queued_ns < 0)),
-        pa.array((latency_ns - queued_ns) / 1e6, mask=~both | (queued_ns < 0)),
-        *(
-            pa.array((side["end_time_ns"] - side["time_ns"]) / 1e6, mask=~is_there)
-            for side, is_there in ((request, has_request), (response, has_response))
+    columns = {
+        "exchange_id": ints(exchanges["exchange_id"], pa.int64()),
+        "connection_id": ints(connections["connection_id"][exchanges["connection"]], pa.int64()),
+        "client_ip": where.client_ip.take(via),
+        "client_port": ints(
+            where.client_port.astype(np.int32)[exchanges["connection"]], pa.int32()
         ),
-        facts.wait,
-        ints(request["size"], pa.int64(), has_request),
-        ints(response["size"], pa.int64(), has_response),
-        _capture_ids(request, capture_ids, has_request),
-        _capture_ids(response, capture_ids, has_response),
-        ints(request["packet"], pa.int64(), has_request),
-        ints(response["packet"], pa.int64(), has_response),
-        ints(request["pos"], pa.int64(), has_request),
-        ints(response["pos"], pa.int64(), has_response),
-        labels(exchanges["status"], names_of(PairStatus)),
-        labels(version_source, names_of(VersionSource)),
-        pa.array(confidence),
-        labels(worse(status), decode_names),
-        labels(status[:, 0], decode_names),
-        labels(status[:, 1], decode_names),
-        ints(error, pa.int16(), facts.has_error),
-        labels(
+        "broker_ip": where.broker_ip.take(via),
+        "broker_port": ints(
+            where.broker_port.astype(np.int32)[exchanges["connection"]], pa.int32()
+        ),
+        "api_key": ints(exchanges["api_key"], pa.int16(), has_api),
+        "api_name": api_name_column(exchanges),
+        "api_version": ints(exchanges["api_version"], pa.int16(), has_api),
+        "correlation_id": ints(exchanges["correlation_id"], pa.int32(), has_id),
+        "client_id": facts.client_id,
+        "request_time": times_from_ns(request["time_ns"], has_request),
+        "request_end_time": times_from_ns(request["end_time_ns"], has_request),
+        "response_time": times_from_ns(response["time_ns"], has_response),
+        "response_end_time": times_from_ns(response["end_time_ns"], has_response),
+        "request_time_ns": ints(request["time_ns"], pa.int64(), has_request),
+        "response_time_ns": ints(response["time_ns"], pa.int64(), has_response),
+        "latency_ms": _ms(latency_ns, both),
+        "duration_ms": _ms(response["end_time_ns"] - request["time_ns"], both),
+        "queued_ms": _ms(queued_ns, has_queue),
+        "service_ms": _ms(latency_ns - queued_ns, has_queue),
+        "upload_ms": _ms(request["end_time_ns"] - request["time_ns"], has_request),
+        "download_ms": _ms(response["end_time_ns"] - response["time_ns"], has_response),
+        "wait": facts.wait,
+        "request_size": ints(request["size"], pa.int64(), has_request),
+        "response_size": ints(response["size"], pa.int64(), has_response),
+        "request_capture_id": _capture_ids(request, capture_ids, has_request),
+        "response_capture_id": _capture_ids(response, capture_ids, has_response),
+        "request_packet": ints(request["packet"], pa.int64(), has_request),
+        "response_packet": ints(response["packet"], pa.int64(), has_response),
+        "request_pos": ints(request["pos"], pa.int64(), has_request),
+        "response_pos": ints(response["pos"], pa.int64(), has_response),
+        "status": labels(exchanges["status"], names_of(PairStatus)),
+        "version_source": labels(version_source, names_of(VersionSource)),
+        "version_confidence": pa.array(confidence),
+        "decode_status": labels(worse(status), decode_names),
+        "request_decode_status": labels(status[:, 0], decode_names),
+        "response_decode_status": labels(status[:, 1], decode_names),
+        "error_code": ints(error, pa.int16(), facts.has_error),
+        "error_name": labels(
             error_codes_of, [error_name(int(code)) for code in distinct_errors], facts.has_error
         ),
-        error_codes,
-        ints(throttle.astype(np.int32), pa.int32(), has_throttle),
-        marks.topics_column(),
-        marks.first_text(Role.GROUP_ID),
-        marks.first_text(Role.TRANSACTIONAL_ID),
-    ]
-    return pa.table(columns, names=EXCHANGES.names)
+        "error_codes": error_codes,
+        "throttle_time_ms": ints(throttle.astype(np.int32), pa.int32(), has_throttle),
+        "topics": marks.topics_column(),
+        "group_id": marks.first_text(Role.GROUP_ID),
+        "transactional_id": marks.first_text(Role.TRANSACTIONAL_ID),
+    }
+    return table_of(columns, EXCHANGES)

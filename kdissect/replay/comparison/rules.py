@@ -25,7 +25,7 @@ FOREIGN = ("topic", "group", "transactional_id")
 _KNOWN = frozenset(
     {
         "name", "kind", "path", "apis", "why", "where", "absolute", "relative", "key", "as",
-        "modulo", "pattern", "classes", "captured", "answered", "foreign", "reencoded", "whole",
+        "modulo", "pattern", "classes", "captured", "answered", "foreign", "whole",
         "several_brokers", "racing", "answered_max", "not_emptied", "unacknowledged",
     }
 )  # fmt: skip
