@@ -263,10 +263,12 @@ class Tables:
         """Find the incidents in the tables; returns one row for each, the worst first.
 
         Columns: kind, severity (`bad`, `warn`, `info`), start_time, end_time, subject,
-        request_count, time_lost_ms, evidence, text, next_command.
+        request_count, time_lost_ms, evidence, text, next_command. Raises CaptureError for tables of
+        an older kdissect.
         """
         from kdissect.incidents import find_incidents
 
+        require_columns(self)
         return find_incidents({name: table.dataset for name, table in self._tables.items()})
 
     def select(self, selection: Selection) -> Tables:
@@ -275,8 +277,9 @@ class Tables:
         `connections` keeps those with a selected exchange. `anomalies` keeps those of such a
         connection and those without a connection. `captures`, `topics` and `brokers` keep all rows.
         The manifest's totals are the counts after the selection. The ids are read now, other rows
-        on first use.
+        on first use. Raises CaptureError for tables of an older kdissect.
         """
+        require_columns(self)
         exchange_ids, connection_ids = _passing(self.exchanges, selection)
         is_exchange = pc.field("exchange_id").isin(exchange_ids)
         of_connection = pc.field("connection_id").isin(connection_ids)
@@ -417,25 +420,36 @@ def open_tables(path: PathLike) -> Tables:
         for name, entry in manifest["tables"].items()
     }
     opened = Tables(tables, manifest)
-    if manifest.get("format_version", 0) < FORMAT_VERSION:
-        try:
-            require_columns(opened)
-        except CaptureError as error:
-            opened.notes.append(f"{root}: {error}")
+    lacks = _missing_columns(opened)
+    if lacks:
+        opened.notes.append(f"{root}: {lacks}")
     return opened
 
 
 def require_columns(tables: Tables) -> None:
-    """Raise CaptureError if the set lacks columns of `exchanges` or `connections` because an older
-    kdissect wrote it."""
-    for table in ("exchanges", "connections"):
-        names = tables[table].schema.names
-        missing = [name for name in FIXED_TABLES[table].names if name not in names]
+    """Raise CaptureError if the set lacks columns because an older kdissect wrote it."""
+    lacks = _missing_columns(tables)
+    if lacks:
+        # the note of `open_tables` names the set
+        raise CaptureError(next(iter(tables.notes), lacks))
+
+
+def _missing_columns(tables: Tables) -> str:
+    """Return a line about the columns that the fixed tables lack, empty if they have all."""
+    lacks = []
+    if tables.manifest.get("format_version", FORMAT_VERSION) >= FORMAT_VERSION:
+        return ""
+    for name, schema in FIXED_TABLES.items():
+        present = set(tables[name].schema.names) if name in tables else set()
+        missing = [column for column in schema.names if column not in present]
         if missing:
-            raise CaptureError(
-                f"an older kdissect wrote this table set; its {table} lack "
-                f"{', '.join(missing)}. Dissect the captures again"
-            )
+            lacks.append(f"{name}: {', '.join(missing)}")
+    if not lacks:
+        return ""
+    return (
+        f"an older kdissect wrote this table set, which lacks columns ({'; '.join(lacks)}). "
+        "Dissect the captures again"
+    )
 
 
 def _written(root: str, manifest: dict[str, Any]) -> Tables:

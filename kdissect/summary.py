@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.acero import (
-    AggregateNodeOptions,
-    Declaration,
-    ProjectNodeOptions,
-    RecordBatchReaderSourceNodeOptions,
-)
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as TextTable
 
-from kdissect.api import Table, Tables, require_columns
-from kdissect.capture.object_store import repeated
+from kdissect.api import Tables, require_columns
+from kdissect.sql import Database
+from kdissect.sql.exchange_facts import is_fault
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 from kdissect.text import unread, visible
 
@@ -31,63 +25,23 @@ def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
     """
     require_columns(tables)
     totals = dict(tables.manifest["totals"])
+    names = ("exchanges", "record_batches", "anomalies")
+    with Database({name: tables[name].dataset for name in names}) as database:
+        apis, clients, topics = (database.rows(query) for query in (_APIS, _CLIENTS, _TOPICS))
+        anomalies = {row["kind"]: row["count"] for row in database.rows(_ANOMALIES)}
     return {
         "format_version": FORMAT_VERSION,
         "out": out,
         "totals": totals,
         "timings": tables.manifest["timings"],
         "kafka_connections": _kafka_connections(tables),
-        "apis": _apis(tables),
-        "clients": _clients(tables),
-        "topics": _topics(tables),
-        "anomalies": _counts(tables.anomalies, "kind"),
+        "apis": apis,
+        "clients": clients,
+        "topics": topics,
+        "anomalies": anomalies,
         **_unread(tables),
         "unread_connections": _unread_connections(tables),
     }
-
-
-def _grouped(
-    table: Table,
-    keys: list[str],
-    aggregates: list[tuple[Any, str]],
-    columns: dict[str, Any],
-    also: tuple[str, ...] = (),
-) -> pa.Table:
-    """Return rows by key, aggregated while they are read: memory does not grow with the table.
-
-    columns: expressions by name. also: other columns of the table that the expressions need.
-    """
-    options = [
-        ([], "hash_count_all", None, "count_all")
-        if name == []
-        else (name, f"hash_{how}", None, f"{name}_{how}")
-        for name, how in aggregates
-    ]
-    names, expressions = list(columns), list(columns.values())
-    read = [name for name in table.schema.names if name in {*names, *also}]
-
-    def grouped() -> pa.Table:
-        scanner = table.dataset.scanner(columns=read, batch_readahead=2, fragment_readahead=1)
-        reader = RecordBatchReaderSourceNodeOptions(scanner.to_reader())
-        plan = [
-            Declaration("record_batch_reader_source", reader),
-            Declaration("project", ProjectNodeOptions(expressions, names)),
-            Declaration("aggregate", AggregateNodeOptions(options, keys)),
-        ]
-        return Declaration.from_sequence(plan).to_table(use_threads=False)
-
-    return repeated(grouped)
-
-
-def _as_they_are(*names: str) -> dict[str, Any]:
-    return {name: pc.field(name) for name in names}
-
-
-def _counts(table: Table, name: str) -> dict[str, int]:
-    grouped = _grouped(table, [name], [([], "count_all")], _as_they_are(name)).sort_by(
-        [("count_all", "descending"), (name, "ascending")]
-    )
-    return dict(zip(grouped[name].to_pylist(), grouped["count_all"].to_pylist(), strict=True))
 
 
 def _kafka_connections(tables: Tables) -> int:
@@ -95,69 +49,25 @@ def _kafka_connections(tables: Tables) -> int:
     return int(pc.sum(kafka).as_py() or 0)
 
 
-def _apis(tables: Tables) -> list[dict[str, Any]]:
-    failed = pc.coalesce(pc.field("error_code") != 0, pc.scalar(False))
-    columns = _as_they_are("api_name", "api_version")
-    is_answer = pc.field("wait") == "answer"
-    columns["service_ms"] = pc.if_else(is_answer, pc.field("service_ms"), pa.scalar(None))
-    columns["failed"] = failed.cast(pa.int64())
-    grouped = _grouped(
-        tables.exchanges,
-        ["api_name"],
-        [
-            ("api_version", "min"),
-            ("api_version", "max"),
-            ([], "count_all"),
-            ("failed", "sum"),
-            ("service_ms", "approximate_median"),
-            ("service_ms", "max"),
-        ],
-        columns,
-        ("error_code", "service_ms", "wait"),
-    ).sort_by([("count_all", "descending"), ("api_name", "ascending")])
-    return [
-        {
-            "api": row["api_name"],
-            "versions": [row["api_version_min"], row["api_version_max"]],
-            "exchanges": row["count_all"],
-            "errors": row["failed_sum"],
-            "service_ms_median": row["service_ms_approximate_median"],
-            "service_ms_max": row["service_ms_max"],
-        }
-        for row in grouped.to_pylist()
-    ]
-
-
-def _clients(tables: Tables) -> list[dict[str, Any]]:
-    keys = ["client_id", "client_ip"]
-    grouped = _grouped(tables.exchanges, keys, [([], "count_all")], _as_they_are(*keys)).sort_by(
-        [("count_all", "descending"), ("client_id", "ascending")]
-    )
-    return [
-        {"client_id": row["client_id"], "ip": row["client_ip"], "exchanges": row["count_all"]}
-        for row in grouped.to_pylist()
-    ]
-
-
-def _topics(tables: Tables) -> list[dict[str, Any]]:
-    keys = ["topic", "source", "codec"]
-    grouped = _grouped(
-        tables.record_batches,
-        keys,
-        [([], "count_all"), ("record_count", "sum"), ("size", "sum")],
-        _as_they_are(*keys, "record_count", "size"),
-    ).sort_by([("size_sum", "descending"), ("topic", "ascending"), ("source", "ascending")])
-    return [
-        {
-            "topic": row["topic"],
-            "source": row["source"],
-            "codec": row["codec"],
-            "batches": row["count_all"],
-            "records": row["record_count_sum"],
-            "bytes": row["size_sum"],
-        }
-        for row in grouped.to_pylist()
-    ]
+# Errors are faults: routine steps of the protocol do not count, as in the report.
+_APIS = f"""
+    select api_name as api, [min(api_version), max(api_version)] as versions,
+        count(*) as exchanges,
+        count(*) filter ({is_fault("api_name", "error_codes")}) as errors,
+        approx_quantile(service_ms, 0.5) filter ("wait" = 'answer') as service_ms_median,
+        max(service_ms) filter ("wait" = 'answer') as service_ms_max
+    from exchanges group by all order by exchanges desc, api
+"""
+_CLIENTS = """
+    select client_id, client_ip as ip, count(*) as exchanges
+    from exchanges group by all order by exchanges desc, client_id, ip
+"""
+_TOPICS = """
+    select topic, source, codec, count(*) as batches, sum(record_count)::bigint as records,
+        sum(size)::bigint as bytes
+    from record_batches group by all order by bytes desc, topic, source, codec
+"""
+_ANOMALIES = "select kind, count(*) as count from anomalies group by all order by count desc, kind"
 
 
 def _unread(tables: Tables) -> dict[str, list[dict[str, str]]]:

@@ -172,6 +172,12 @@ def open_selected(
     return chosen
 
 
+def say_notes(tables: Tables) -> None:
+    """Print the notes of the tables on stderr: lines for the user."""
+    for note in tables.notes:
+        say(note)
+
+
 def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
     """Return the tables of a table set, or of captures (files, folders, globs) dissected here.
 
@@ -196,8 +202,6 @@ def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
                     f"{paths[0]} is a table set; this is for captures", param_hint=options.given[0]
                 )
             _warn_of_damage(tables)
-            for note in tables.notes:
-                say(note)
             return tables
     try:
         inputs = find_captures(paths)

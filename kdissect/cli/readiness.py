@@ -19,6 +19,7 @@ from kdissect.cli.common import (
     open_source,
     put,
     say,
+    say_notes,
     some_of,
 )
 from kdissect.cli.options import SourceOptions
@@ -70,6 +71,8 @@ def readiness_command(
     from kdissect.readiness.assessment import BREAKS, assess
 
     tables = open_source(source, capture)
+    if not quiet:
+        say_notes(tables)
     with logged_step(_log, "assess clients") as counts:
         document = assess(tables, target)
         counts["clients"] = len(document["clients"])

@@ -52,6 +52,7 @@ from kdissect.pipeline.run_plan import Before, RunPlan
 from kdissect.pipeline.saved_state import EXCEPTIONS, KNOWN_FILE, StateFiles, read_state
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
 from kdissect.pipeline.table_writer import StagedFile
+from kdissect.tables.schemas import FORMAT_VERSION
 
 STATE_VERSION = 4
 DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
@@ -163,7 +164,8 @@ def append_plan(
     state = manifest.get("state") or {"missing": "it was written without --keep-state"}
     if "missing" in state:
         raise ReadAgainError(state["missing"])
-    if state["version"] != STATE_VERSION or manifest["program_version"] != __version__:
+    versions = (state["version"], manifest["format_version"], manifest["program_version"])
+    if versions != (STATE_VERSION, FORMAT_VERSION, __version__):
         raise ReadAgainError("another version of kdissect wrote the set")
     if set(options.ports) - set(before["ports"]) or set(options.keylog) - set(before["keylog"]):
         raise ReadAgainError("there are new port hints or key logs")

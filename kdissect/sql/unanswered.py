@@ -14,7 +14,7 @@ captured one leave no gap.
 from __future__ import annotations
 
 # runs of response bytes that hold no known frame
-_HOLES = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
+HOLES = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
 
 
 def unanswered(prefix: str = "") -> str:
@@ -38,7 +38,7 @@ def unanswered(prefix: str = "") -> str:
             where request_pos is not null and connection_id in (select connection_id from due)
         ), holes as (
             select connection_id, pos, pos + byte_count as stop from {prefix}anomalies
-            where direction = 'response' and kind in {_HOLES} and byte_count > 0
+            where direction = 'response' and kind in {HOLES} and byte_count > 0
         ), among_holes as (
             select distinct exchange_id from placed join holes using (connection_id)
             where holes.stop > low and holes.pos < coalesce(high, holes.stop)

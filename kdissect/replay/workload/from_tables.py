@@ -49,7 +49,7 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
     tables = open_tables(path)
     options = tables.manifest.get("options", {})
     payload = options.get("payload", "full")
-    notes = []
+    notes = [*tables.notes]
     if payload != "full":
         notes.append(
             f"{path}: dissected with --payload {payload}: messages with records are not rebuilt"

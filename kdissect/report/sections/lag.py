@@ -8,7 +8,8 @@ reports has no lag.
 Commits are accepted OffsetCommit requests, and TxnOffsetCommit requests whose transaction
 committed, from the end of that transaction on. Offsets of an aborted transaction never count. A
 commit is undecided if the capture lacks its request, its answer or the end of its transaction. A
-partition whose latest commit is undecided has neither a last commit nor a lag.
+partition has neither a last commit nor a lag if its latest commit is undecided, or if the capture
+may lack a later commit.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import Any
 
 from kdissect.report.database import ReportDatabase, columns_of, listed
 from kdissect.report.sections.traffic import slice_of
+from kdissect.sql.lost_exchanges import lost_exchanges
 
 _SHOWN_GROUPS = 8
 LATEST = -1  # the timestamp in ListOffsets that asks for the end
+# A commit has at least the size, the header, three lengths, a partition and its offset.
+_COMMIT_SIZE_MIN = 40
 
 _ENDS = {
     "apis/Fetch": """
@@ -64,6 +68,21 @@ _OUTCOMES = """
     SELECT exchange_id, outcome, end_time FROM (
       SELECT unnest(exchange_ids) AS exchange_id, outcome, end_time FROM transactions)
     SEMI JOIN api_txn_offset_commit USING (exchange_id)
+"""
+
+_SEARCHED = f"""
+    SELECT connection_id, {_COMMIT_SIZE_MIN}
+      + min(length(group_id) + coalesce(length(client_id), 0)) AS request_size_min
+    FROM committed GROUP BY connection_id
+"""
+# When a lost exchange of a connection may have been a later commit to its partitions.
+_LOST_COMMITS = f"""
+    WITH committed AS (
+      SELECT DISTINCT connection_id, group_id, topic, partition, client_id
+      FROM commits JOIN (SELECT exchange_id, connection_id, client_id FROM exchanges)
+      USING (exchange_id))
+    SELECT group_id, topic, partition, max(time) AS time
+    FROM committed JOIN ({lost_exchanges(_SEARCHED)}) USING (connection_id) GROUP BY ALL
 """
 
 
@@ -166,6 +185,7 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
         ON c.topic = e.topic AND c.partition = e.partition AND c.time >= e.time
         """
     )
+    database.run(f"CREATE TABLE lost_commits AS {_LOST_COMMITS}")
     database.run(
         """
         CREATE TABLE lag AS
@@ -180,13 +200,14 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
           SELECT c.group_id, c.topic, c.partition, count(*) FILTER (c.is_decided) AS commits,
             count(*) FILTER (NOT c.is_decided) AS undecided_commits,
             arg_min(c.committed, c.time) FILTER (c.is_decided) AS first_committed,
-            CASE WHEN arg_max(c.is_decided, c.time) THEN arg_max(c.committed, c.time) END
-              AS last_committed,
+            CASE WHEN arg_max(c.is_decided, c.time) AND coalesce(max(l.time) <= max(c.time), true)
+              THEN arg_max(c.committed, c.time) END AS last_committed,
             any_value(t.log_end) AS log_end, max(c.lag) AS lag_max,
             arg_max(c.lag, c.time) AS lag_at_last_commit,
             min(c.time) AS first_time, max(c.time) AS last_time,
             arg_max(c.exchange_id, c.time) AS exchange_id
-          FROM commit_lag c LEFT JOIN tail t USING (topic, partition) GROUP BY ALL)
+          FROM commit_lag c LEFT JOIN tail t USING (topic, partition)
+          LEFT JOIN lost_commits l USING (group_id, topic, partition) GROUP BY ALL)
         """
     )
     database.run(

@@ -163,6 +163,45 @@ def test_a_commit_whose_request_was_lost() -> None:
     assert (row["last_committed"], row["lag_at_end"], row["undecided_commits"]) == (54, 150, 1)
 
 
+@pytest.mark.parametrize(
+    ("request_hole", "response_hole", "is_decided"),
+    [
+        ((150, 60), (320, 20), False),  # room for a commit and its answer
+        ((150, 60), None, True),  # answers 1 and 99 are neighbours: the gap has no exchange
+        ((150, 30), (320, 20), True),  # no commit is so small
+        ((20, 60), (320, 20), True),  # before the commit
+    ],
+)
+def test_a_commit_that_may_be_lost(
+    request_hole: tuple[int, int], response_hole: tuple[int, int] | None, is_decided: bool
+) -> None:
+    """Bytes missing after the last commit in both directions may be a later commit."""
+    holes = {"request": request_hole, "response": response_hole}
+    placed = [
+        exchange(1, group_id="g", request_pos=100, request_size=46, response_pos=100),
+        exchange(99, at_us=5 * SECOND_US, request_pos=230, response_pos=350),
+    ]
+    source = made([commit(1, 2, 54)], [], [])
+    damaged = tables(
+        exchanges=placed,
+        connections=[{"connection_id": 1, "last_time": START_US + 6 * SECOND_US}],
+        anomalies=[
+            {
+                "kind": "gap",
+                "connection_id": 1,
+                "direction": side,
+                "pos": at[0],
+                "byte_count": at[1],
+            }
+            for side, at in holes.items()
+            if at is not None
+        ],
+        apis__OffsetCommit=source["apis/OffsetCommit"].to_arrow(),
+        apis__ListOffsets=source["apis/ListOffsets"].to_arrow(),
+    )
+    assert row_of(damaged)["lag_at_end"] == (150 if is_decided else None)
+
+
 def test_no_end_of_the_log() -> None:
     """No lag is better than none behind."""
     row = row_of(made([commit(1, 2, 54), commit(2, 3, 55)], [], [], log_end=-1))
