@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.dataset as pads
 
-from kdissect.incidents import broker_stall, login_failures
+from kdissect.incidents import (
+    broker_stall,
+    connection_storm,
+    login_failures,
+    metadata_storm,
+    retry_storm,
+    throttled,
+)
 from kdissect.incidents.causes import without_consequences
 from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import KINDS, SCHEMA, SEVERITIES, Incident, incident_table
@@ -24,6 +31,10 @@ __all__ = ["KINDS", "SCHEMA", "SEVERITIES", "find_incidents"]
 _FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
     "broker_stall": broker_stall.find,
     "login_failures": login_failures.find,
+    "connection_storm": connection_storm.find,
+    "metadata_storm": metadata_storm.find,
+    "retry_storm": retry_storm.find,
+    "throttled": throttled.find,
 }
 
 

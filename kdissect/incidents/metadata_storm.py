@@ -1,0 +1,60 @@
+"""`metadata_storm`: a client sent Metadata requests without a pause.
+
+A client needs them when it starts, after an error, and every metadata.max.age.ms (5 minutes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.model import EVIDENCE_MAX, WARN, Incident
+from kdissect.incidents.runs import runs
+from kdissect.text import byte_size, duration, plural
+
+# A client that starts sends up to 17 within seconds. Waiting for a new topic or leader, it sends
+# one each retry.backoff.ms: 100 ms, and up to 1 s apart (KIP-580).
+REQUESTS_MIN = 30
+PAUSE_MS = 500
+LENGTH_MS = 3000
+RATE_MIN = 5  # a second
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the storms of each client."""
+    asked = "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT coalesce(is_broker, false))"
+    rows = facts.rows(
+        f"""
+        SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
+          count(*) AS requests, sum(request_size) + sum(response_size) AS bytes,
+          mode(error_name) FILTER (failed) AS error, sum(duration_ms) AS lost_ms,
+          list(DISTINCT broker) AS brokers,
+          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM ({runs(asked, "client", PAUSE_MS)})
+        GROUP BY client, run
+        HAVING requests >= {REQUESTS_MIN}
+          AND stop - start >= INTERVAL {LENGTH_MS} MILLISECONDS
+          AND requests >= {RATE_MIN} * epoch(stop - start)
+        ORDER BY start, client
+        """
+    )
+    for row in rows:
+        length_s = (row["stop"] - row["start"]).total_seconds()
+        error = f" Their most frequent error: {row['error']}." if row["error"] else ""
+        yield Incident(
+            "metadata_storm",
+            WARN,
+            row["start"],
+            row["stop"],
+            row["client"],
+            f"{row['client']} sent {plural(row['requests'], 'Metadata request')} in "
+            f"{duration(length_s * 1000)}, {row['requests'] / length_s:,.1f} a second; requests "
+            f"and responses have {byte_size(row['bytes'])}.{error}",
+            row["requests"],
+            row["lost_ms"],
+            row["exchange_ids"],
+            row["connection_ids"],
+            facts.command("show", *follow(row["connection_ids"])),
+            frozenset(row["brokers"]),
+        )

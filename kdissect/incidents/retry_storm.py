@@ -1,0 +1,57 @@
+"""`retry_storm`: a client repeated a failing request without a pause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
+from kdissect.incidents.runs import runs
+from kdissect.text import byte_size, duration, plural
+
+# With Kafka's defaults a client repeats a request after 100 ms, 200 ms, ... 1 s (KIP-580): 8 times
+# in 5 s. An election of a leader takes less than that.
+REQUESTS_MIN = 20
+PAUSE_MS = 1000
+LENGTH_MS = 2000
+RATE_MIN = 3  # a second
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the storms of each client, API and error."""
+    failing = "(SELECT * FROM requests WHERE failed AND NOT coalesce(is_broker, false))"
+    rows = facts.rows(
+        f"""
+        SELECT client, api, error_name AS error, run, min(time) AS start,
+          max(coalesce(response_time, time)) AS stop, count(*) AS requests,
+          sum(request_size) AS bytes, sum(duration_ms) AS lost_ms, list(DISTINCT broker) AS brokers,
+          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM ({runs(failing, "client, api, error_name", PAUSE_MS)})
+        WHERE api NOT IN ('SaslHandshake', 'SaslAuthenticate', 'Metadata')
+        GROUP BY ALL
+        HAVING requests >= {REQUESTS_MIN}
+          AND stop - start >= INTERVAL {LENGTH_MS} MILLISECONDS
+          AND requests >= {RATE_MIN} * epoch(stop - start)
+        ORDER BY start, client, api
+        """
+    )
+    for row in rows:
+        length_s = (row["stop"] - row["start"]).total_seconds()
+        yield Incident(
+            "retry_storm",
+            BAD,
+            row["start"],
+            row["stop"],
+            row["client"],
+            f"{row['client']} sent {plural(row['requests'], row['api'] + ' request')} "
+            f"({byte_size(row['bytes'])}) in {duration(length_s * 1000)}, "
+            f"{row['requests'] / length_s:,.1f} a second; "
+            f"{', '.join(row['brokers'])} answered each with {row['error']}.",
+            row["requests"],
+            row["lost_ms"],
+            row["exchange_ids"],
+            row["connection_ids"],
+            facts.command("show", *follow(row["connection_ids"])),
+            frozenset(row["brokers"]),
+        )

@@ -1,0 +1,58 @@
+"""`throttled`: a quota made a client wait.
+
+The broker names the wait in its response (`throttle_time_ms`); since Kafka 2.0 it also ignores the
+connection for that time (KIP-219).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
+from kdissect.incidents.runs import runs
+from kdissect.text import duration, plural, share
+
+# Quotas are averages over seconds (quota.window.num * quota.window.size.seconds: 11 s).
+PAUSE_MS = 30_000
+# Shorter waits are what a quota is for; a client notices them no more than a slow network.
+WAIT_MS = 1000
+_QUOTAS = {"Produce": "of bytes written", "Fetch": "of bytes read"}
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the waits of each client, with the quota that its APIs prove."""
+    waits = """(
+      SELECT * REPLACE (response_time AS time) FROM requests WHERE throttle_time_ms > 0
+    )"""
+    rows = facts.rows(
+        f"""
+        SELECT client, api, run, min(time) AS start,
+          max(time + to_milliseconds(throttle_time_ms)) AS stop, count(*) AS requests,
+          sum(throttle_time_ms)::DOUBLE AS lost_ms, max(throttle_time_ms) AS longest_ms,
+          list(DISTINCT broker) AS brokers,
+          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM ({runs(waits, "client, api", PAUSE_MS)}) GROUP BY ALL ORDER BY start, client, api
+        """
+    )
+    for row in rows:
+        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        quota = _QUOTAS.get(row["api"], "of requests or of changes to topics")
+        yield Incident(
+            "throttled",
+            WARN if row["lost_ms"] >= WAIT_MS else INFO,
+            row["start"],
+            row["stop"],
+            row["client"],
+            f"A quota {quota} made {row['client']} wait {duration(row['lost_ms'])} in "
+            f"{duration(length_ms)} ({share(min(1, row['lost_ms'] / length_ms))} of the time): "
+            f"{plural(row['requests'], row['api'] + ' response')}, the longest wait "
+            f"{duration(row['longest_ms'])}.",
+            row["requests"],
+            row["lost_ms"],
+            row["exchange_ids"],
+            row["connection_ids"],
+            facts.command("show", *follow(row["connection_ids"])),
+            frozenset(row["brokers"]),
+        )

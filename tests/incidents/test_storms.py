@@ -1,0 +1,92 @@
+"""Storms of connections, of Metadata and of retries, beside busy clients that are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
+
+
+def _connections(count: int, interval_s: float, length_s: float) -> list[Row]:
+    return [
+        connection(
+            number,
+            first_time=at(number * interval_s),
+            last_time=at(number * interval_s + length_s),
+            close_reason="fin",
+        )
+        for number in range(count)
+    ]
+
+
+def _requests(count: int, interval_s: float, **values: object) -> dict[str, list[Row]]:
+    return {
+        "connections": [connection(0)],
+        "exchanges": [
+            exchange(n, connection_id=0, at_us=round(n * interval_s * SECOND_US), **values)
+            for n in range(count)
+        ],
+    }
+
+
+def test_a_connection_for_each_record() -> None:
+    """Forty connections, four a second, none of which lives for a second."""
+    (storm,) = found(connections=_connections(40, 0.25, 0.2))
+    assert (storm["kind"], storm["severity"]) == ("connection_storm", "warn")
+    assert storm["subject"] == "app @ 10.0.0.1"
+    assert storm["start_time"].timestamp() * SECOND_US == at(0)
+    assert "opened 40 connections to 10.0.0.9:9092 in 9.75 s, 4.1 a second" in storm["text"]
+
+
+@pytest.mark.parametrize(
+    ("count", "interval_s", "length_s"),
+    [(20, 0.25, 0.2), (40, 0.25, 30), (60, 0.01, 0.2), (40, 3, 0.2)],
+    ids=["few", "long-lived", "all at once", "far apart"],
+)
+def test_connections_that_are_no_storm(count: int, interval_s: float, length_s: float) -> None:
+    """Few, long-lived, opened at once, or rare connections are no incident."""
+    assert found(connections=_connections(count, interval_s, length_s)) == []
+
+
+def test_metadata_without_a_pause() -> None:
+    """A client asks ten times a second for six seconds."""
+    (storm,) = found(**_requests(60, 0.1, api_name="Metadata", client_id="app"))
+    assert (storm["kind"], storm["severity"]) == ("metadata_storm", "warn")
+    assert storm["request_count"] == 60
+    assert storm["start_time"].timestamp() * SECOND_US == at(0)
+
+
+@pytest.mark.parametrize(("count", "interval_s"), [(17, 0.1), (60, 1), (60, 0.001)])
+def test_metadata_that_is_no_storm(count: int, interval_s: float) -> None:
+    """A start, a refresh each second, and many clients that start at once are no incident."""
+    assert found(**_requests(count, interval_s, api_name="Metadata")) == []
+
+
+_FAILED = {"error_code": 19, "error_name": "NOT_ENOUGH_REPLICAS", "error_codes": [19]}
+
+
+def test_retries_without_a_pause() -> None:
+    """A producer repeats a refused request every 50 ms."""
+    (storm,) = found(**_requests(100, 0.05, api_name="Produce", client_id="app", **_FAILED))
+    assert (storm["kind"], storm["severity"]) == ("retry_storm", "bad")
+    assert storm["subject"] == "app @ 10.0.0.1"
+    assert "sent 100 Produce requests" in storm["text"]
+    assert "NOT_ENOUGH_REPLICAS" in storm["text"]
+
+
+@pytest.mark.parametrize(("count", "interval_s", "error"), [(100, 0.05, {}), (15, 0.5, _FAILED)])
+def test_requests_that_are_no_retry_storm(count: int, interval_s: float, error: Row) -> None:
+    """Requests that succeed, and retries with Kafka's default pauses, are no incident."""
+    assert found(**_requests(count, interval_s, api_name="Produce", **error)) == []
+
+
+def test_a_quota_makes_a_client_wait() -> None:
+    """Four responses name waits of a second; a wait of 50 ms alone is information."""
+    rows = _requests(4, 2, api_name="Produce", client_id="app", throttle_time_ms=1000)
+    (wait,) = found(**rows)
+    assert (wait["kind"], wait["severity"], wait["time_lost_ms"]) == ("throttled", "warn", 4000)
+    assert "A quota of bytes written made app @ 10.0.0.1 wait 4.00 s" in wait["text"]
+    (short,) = found(**_requests(1, 2, api_name="Fetch", throttle_time_ms=50))
+    assert short["severity"] == "info"
+    assert found(**_requests(4, 2, throttle_time_ms=0)) == []
