@@ -12,6 +12,10 @@ _CONSEQUENCES: dict[str, frozenset[str]] = {
     "broker_unreachable": frozenset(("leader_change", "retry_storm", "broker_stall")),
     "broker_stall": frozenset(("retry_storm",)),
 }
+# Cause -> the kinds that it brings about for the same client: each new client sends Metadata.
+_CONSEQUENCES_FOR_CLIENT: dict[str, frozenset[str]] = {
+    "connection_storm": frozenset(("metadata_storm",)),
+}
 # Clients notice an outage, and recover from it, up to so long after its ends: back-off times and
 # refreshes of metadata (retry.backoff.max.ms and reconnect.backoff.max.ms are 1 s by default).
 _SLACK = timedelta(seconds=2)
@@ -27,8 +31,13 @@ def without_consequences(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def _explains(cause: Incident, incident: Incident) -> bool:
+    is_at_broker = incident.kind in _CONSEQUENCES.get(cause.kind, ())
+    is_of_client = (
+        incident.kind in _CONSEQUENCES_FOR_CLIENT.get(cause.kind, ())
+        and cause.subject == incident.subject
+    )
     return (
-        incident.kind in _CONSEQUENCES.get(cause.kind, ())
+        (is_at_broker or is_of_client)
         and bool(cause.brokers & incident.brokers)
         and cause.start - _SLACK <= incident.start <= cause.end + _SLACK
     )

@@ -198,9 +198,10 @@ def connections_stormed(scene: Scene) -> None:
     ):
         time.sleep(3)
         began = now()
-        end = time.monotonic() + scene.pick(8, 6)
+        end = time.monotonic() + scene.pick(6, 9)
         while time.monotonic() < end:
             _one_record(broker.address, scene.pick(LIBRDKAFKA, KAFKA_PYTHON))
+            time.sleep(0.1)
         ended = now()
         time.sleep(2)
     scene.happened("connection_storm", client("per-record"), began, ended)
