@@ -8,7 +8,6 @@ moment (`resident`), and stay in the page cache or on disk. Kernels use them lik
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import tempfile
 import weakref
@@ -18,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from kdissect import memory_maps
 from kdissect.capture import resident
 from kdissect.errors import EnvironmentFailed
 
@@ -27,8 +27,7 @@ MEMORY_BYTES = 320 << 20
 
 COPIED_BYTES = 16 << 20  # up to this size, growing copies the rows
 
-_PROT_READ_WRITE, _MAP_SHARED = 3, 1
-_FAILED = ctypes.c_void_p(-1).value
+_ZEROS = bytes(1 << 20)
 
 
 class Scratch:
@@ -59,7 +58,7 @@ class Scratch:
             return array
         with _file() as file:
             try:
-                os.posix_fallocate(file.fileno(), 0, size)  # else writing could end in SIGBUS
+                _allocate(file, size)
             except OSError as error:
                 raise _no_room(error) from None
             return _mapped(file, size).view(kind)
@@ -147,20 +146,27 @@ def _file() -> IO[bytes]:
         raise _no_room(error) from None
 
 
+def _allocate(file: IO[bytes], size: int) -> None:
+    """Allocate the file's room on disk; without it a write to the map could end in SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    for start in range(0, size, len(_ZEROS)):  # macOS
+        file.write(_ZEROS[: size - start])
+
+
 def _no_room(error: OSError) -> EnvironmentFailed:
     return EnvironmentFailed(f"{tempfile.gettempdir()}: {error.strerror}")
 
 
 def _mapped(file: IO[bytes], size: int) -> npt.NDArray[np.uint8]:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-    )  # fmt: skip
-    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    address = libc.mmap(None, length, _PROT_READ_WRITE, _MAP_SHARED, file.fileno(), 0)
-    if address is None or address == _FAILED:
-        raise _no_room(OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno())))
+    length = -(-size // memory_maps.PAGE_BYTES) * memory_maps.PAGE_BYTES
+    try:
+        address = memory_maps.map_memory(
+            length, memory_maps.READ_WRITE, memory_maps.SHARED, file.fileno()
+        )
+    except OSError as error:
+        raise _no_room(error) from None
     memory = (ctypes.c_uint8 * size).from_address(address)
     weakref.finalize(memory, resident.unmap, address, length)
     resident.keep_small(address, length)

@@ -9,8 +9,6 @@ object, or the ranges of one call. Bytes that were not fetched read as zeros.
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
 import threading
 import weakref
 from collections.abc import Iterable
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kdissect import memory_maps
 from kdissect.capture import object_store
 from kdissect.errors import CaptureError, EnvironmentFailed
 
@@ -29,19 +28,7 @@ BUDGET_BYTES = 64 << 20
 WHOLE_RECORD_MAX = 16 << 20  # largest record that `head_and_tail` fetches completely
 _REQUESTS_AT_A_TIME = 4
 
-_PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
-_MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x20, 0x4000
-_MADV_DONTNEED = 4
-NOT_FETCHED = _PROT_READ  # protection of bytes that are not there: they read as zeros
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-)  # fmt: skip
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+NOT_FETCHED = memory_maps.READ  # protection of bytes that are not there: they read as zeros
 
 
 class Version(NamedTuple):
@@ -71,15 +58,17 @@ class Ranged:
         self._lock = threading.RLock()
         if not version.size:
             return
-        self._size = -(-version.size // mmap.PAGESIZE) * mmap.PAGESIZE
-        flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
-        address = _libc.mmap(None, self._size, NOT_FETCHED, flags, -1, 0)
-        if address is None or address == ctypes.c_void_p(-1).value:
-            reason = os.strerror(ctypes.get_errno())
-            raise EnvironmentFailed(f"{url}: no address space for {version.size} bytes: {reason}")
-        self._address = int(address)
+        self._size = -(-version.size // memory_maps.PAGE_BYTES) * memory_maps.PAGE_BYTES
+        flags = memory_maps.PRIVATE | memory_maps.ANONYMOUS | memory_maps.NO_RESERVE
+        try:
+            self._address = memory_maps.map_memory(self._size, NOT_FETCHED, flags)
+        except OSError as error:
+            reason = error.strerror
+            raise EnvironmentFailed(
+                f"{url}: no address space for {version.size} bytes: {reason}"
+            ) from None
         memory = (ctypes.c_uint8 * version.size).from_address(self._address)
-        weakref.finalize(memory, _libc.munmap, self._address, self._size)
+        weakref.finalize(memory, memory_maps.unmap_memory, self._address, self._size)
         self.data = np.frombuffer(memoryview(memory), np.uint8)
         self.data.flags.writeable = False
 
@@ -132,8 +121,8 @@ class Ranged:
         del self._present[block]
         pos = block * BLOCK_BYTES
         size = min(BLOCK_BYTES, self._size - pos)
-        _libc.madvise(self._address + pos, size, _MADV_DONTNEED)
-        _libc.mprotect(self._address + pos, size, NOT_FETCHED)
+        memory_maps.release_pages(self._address + pos, size)
+        memory_maps.protect(self._address + pos, size, NOT_FETCHED)
 
     def _open(self) -> None:
         try:
@@ -153,8 +142,10 @@ class Ranged:
             raise changed(self.url, self.version, Version(pos + len(data), self.version.tag))
         address = self._address + pos
         room = min(count * BLOCK_BYTES, self._size - pos)
-        if _libc.mprotect(address, room, _PROT_READ | _PROT_WRITE):
-            raise EnvironmentFailed(f"{self.url}: {os.strerror(ctypes.get_errno())}")
+        try:
+            memory_maps.protect(address, room, memory_maps.READ_WRITE)
+        except OSError as error:
+            raise EnvironmentFailed(f"{self.url}: {error.strerror}") from None
         ctypes.memmove(address, data, size)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import threading
 import weakref
@@ -19,25 +18,13 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
+from kdissect import memory_maps
 from kdissect.errors import EnvironmentFailed
 
 WATCHED_SIZE_MIN = 128 << 20  # bytes of a file from which on its pages are released
 INTERVAL_S = 0.02
 # bytes of shared mappings, as a task writes them, that may stay resident
 KEPT_MAX = 64 << 20
-
-_MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22
-_PROT_READ, _MAP_PRIVATE = 1, 2
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-)  # fmt: skip
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-if hasattr(_libc, "malloc_trim"):
-    _libc.malloc_trim.argtypes = (ctypes.c_size_t,)
 
 _lock = threading.RLock()
 _watched: dict[int, int] = {}
@@ -55,10 +42,11 @@ def mapped(descriptor: int, name: str) -> npt.NDArray[np.uint8]:
     size = os.fstat(descriptor).st_size
     if size == 0:
         return np.zeros(0, np.uint8)
-    address = _libc.mmap(None, size, _PROT_READ, _MAP_PRIVATE, descriptor, 0)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        reason = os.strerror(ctypes.get_errno())
-        raise EnvironmentFailed(f"{name}: cannot be mapped into memory: {reason}")
+    try:
+        address = memory_maps.map_memory(size, memory_maps.READ, memory_maps.PRIVATE, descriptor)
+    except OSError as error:
+        reason = error.strerror
+        raise EnvironmentFailed(f"{name}: cannot be mapped into memory: {reason}") from None
     memory = (ctypes.c_uint8 * size).from_address(address)
     weakref.finalize(memory, unmap, address, size)
     watch(address, size)
@@ -92,8 +80,7 @@ def _begin(table: dict[int, int], address: int, size: int) -> None:
 
 def release() -> None:
     """Return freed memory to the system; glibc would keep it."""
-    if hasattr(_libc, "malloc_trim"):
-        _libc.malloc_trim(0)
+    memory_maps.trim_heap()
 
 
 def fault(address: int, size: int) -> str | None:
@@ -102,17 +89,21 @@ def fault(address: int, size: int) -> str | None:
     Touching them would end the process with SIGBUS, because the disk fails or the file was cut.
     Linux before 5.14 cannot test this.
     """
-    start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    if not size or not _libc.madvise(start, address + size - start, _MADV_POPULATE_READ):
+    start = address // memory_maps.PAGE_BYTES * memory_maps.PAGE_BYTES
+    if not size:
         return None
-    number = ctypes.get_errno()
-    return None if number in (errno.EINVAL, errno.EINTR) else os.strerror(errno.EIO)
+    try:
+        memory_maps.read_pages(start, address + size - start)
+    except OSError as error:
+        is_untested = error.errno in (errno.EINVAL, errno.EINTR)
+        return None if is_untested else os.strerror(errno.EIO)
+    return None
 
 
 def drop(address: int, size: int) -> None:
     """Release the pages of a read-only file mapping that contain these bytes."""
-    start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    _libc.madvise(start, address + size - start, _MADV_DONTNEED)
+    start = address // memory_maps.PAGE_BYTES * memory_maps.PAGE_BYTES
+    memory_maps.release_pages(start, address + size - start)
 
 
 def unmap(address: int, size: int) -> None:
@@ -128,13 +119,16 @@ def unmap(address: int, size: int) -> None:
 def _unmap(address: int, size: int) -> None:
     _watched.pop(address, None)
     _kept.pop(address, None)
-    _libc.munmap(address, size)
+    memory_maps.unmap_memory(address, size)
 
 
 def _file_bytes() -> int:
-    """Resident bytes of this process that are mapped files."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[2]) * mmap.PAGESIZE
+    """Resident bytes of this process that are mapped files; 0 on systems that do not say it."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[2]) * memory_maps.PAGE_BYTES
+    except FileNotFoundError:
+        return 0
 
 
 def _run() -> None:
@@ -148,7 +142,7 @@ def _run() -> None:
                 dropped += _kept.items()
             for address, size in dropped:
                 # shared, or never written: the pages are read from the file again
-                _libc.madvise(address, size, _MADV_DONTNEED)
+                memory_maps.release_pages(address, size)
             while _deferred:
                 _unmap(*_deferred.pop())
             if not _watched and not _kept:

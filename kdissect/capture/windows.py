@@ -7,7 +7,6 @@ bytes that it has: a window then holds the packets that have arrived.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import stat
@@ -96,6 +95,14 @@ class Window:
         return WindowSources(paths, self.buffer[: self.used])
 
 
+def _enlarge_pipe(descriptor: int) -> None:
+    """Let the pipe hold PIPE_BYTES where the system can (Linux)."""
+    with suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
 class _Plain:
     """The bytes of a file or a pipe."""
 
@@ -104,9 +111,8 @@ class _Plain:
         self._head = head
         mode = os.fstat(descriptor).st_mode
         self._waits = not stat.S_ISREG(mode)
-        if stat.S_ISFIFO(mode) and hasattr(fcntl, "F_SETPIPE_SZ"):
-            with suppress(OSError):
-                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        if stat.S_ISFIFO(mode):
+            _enlarge_pipe(descriptor)
 
     def into(self, room: memoryview) -> int:
         """Read the next bytes into `room`, at least one; returns their number, 0 at the end.

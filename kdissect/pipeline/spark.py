@@ -59,9 +59,9 @@ def run(
 ) -> tuple[list[StagedFile], dict[str, Any]]:
     """Run all stages; returns (staged files of successful attempts, sums of the timings)."""
     began = time.perf_counter()
-    counts = {"splits": plan.split_count, "buckets": plan.bucket_count, "slots": plan.slot_count}
-    with logged_step(_log, "Spark job", **counts), job_errors(spark, plan):
+    with logged_step(_log, "Spark job") as counts, job_errors(spark, plan):
         results = [json.loads(row.result) for row in _stages(spark, plan, out, run_id).collect()]
+        counts["results"] = len(results)
     files = [StagedFile(**file) for result in results for file in result["files"]]
     summed = local.summed(results)
     summed["timings"]["stages_s"] = time.perf_counter() - began

@@ -1,7 +1,7 @@
 """The lock of a table set: one run writes at a time, and a killed run leaves no lock.
 
 In a folder the lock is an flock on ``_staging/lock``, which ends with the process. On a file system
-without flock there is no lock.
+or a platform without flock there is no lock.
 
 In an object store the lock is an object ``_staging/lock-<id>``, which its owner rewrites every
 RENEW_S seconds. `pyarrow.fs` has no conditional writes, so each run writes an object of its own and
@@ -17,7 +17,7 @@ A run that is suspended for longer than DEAD_S loses the lock; at its commit it 
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import random
 import re
@@ -50,7 +50,11 @@ def write_lock(out: str) -> Iterator[bool]:
     try:
         yield lock.acquire()
     finally:
-        lock.release()
+        try:
+            lock.release()
+        except KeyboardInterrupt:
+            lock.release()
+            raise
 
 
 def _owner() -> str:
@@ -76,7 +80,7 @@ class _FolderLock:
         for _ in range(_RACES_MAX):
             try:
                 self.staging.mkdir(parents=True, exist_ok=True)
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
                 self._descriptor = os.open(self.path, flags, 0o666)
             except (FileNotFoundError, FileExistsError):
                 continue  # the previous owner has just removed the folder
@@ -90,7 +94,7 @@ class _FolderLock:
     def _lock(self) -> bool:
         """False if the previous owner removed the file in the meantime."""
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(self._descriptor)
         except BlockingIOError:
             owner = os.read(self._descriptor, 1000).decode(errors="replace")
             self._close()
@@ -98,36 +102,50 @@ class _FolderLock:
         except OSError:
             self.is_held = False
             return True
+        if not self._is_at_path():
+            return False
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, _owner().encode())
+        return True
+
+    def _is_at_path(self) -> bool:
+        """Return whether the open file is still the one at the lock's path."""
         try:
-            is_there = os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
         except FileNotFoundError:
             return False
-        if is_there:
-            os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, _owner().encode())
-        return is_there
 
     def release(self) -> None:
         """Remove the contents of `_staging`, the lock file last, while the lock is held.
 
-        An interrupt may come before the file is there, or before it is locked.
+        An interrupt may come before the file is there, or before it is locked. After an interrupt
+        of this method, a second call completes it.
         """
-        # another run holds the lock, other files are there, or the folder is gone
-        with suppress(OSError):
-            if self._descriptor >= 0:
+        with suppress(OSError):  # another run holds the lock, or the folder is gone
+            # an interrupted call may have removed the file, and another run locked a new one
+            if self._descriptor >= 0 and self._is_at_path():
                 if self.is_held:
-                    fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _flock(self._descriptor)
                     remove_staged(self.staging)
                 self.path.unlink()
-            self.staging.rmdir()
-            if self.is_new:
-                Path(self.out).rmdir()
+        for folder in (self.staging, Path(self.out)) if self.is_new else (self.staging,):
+            with suppress(OSError):
+                folder.rmdir()
         self._close()
 
     def _close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _flock(descriptor: int) -> None:
+    """Lock the file; raises BlockingIOError if another process has it, OSError without flock."""
+    try:
+        import fcntl
+    except ImportError:
+        raise OSError(errno.ENOSYS, "no flock on this platform") from None
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def remove_staged(staging: Path) -> None:

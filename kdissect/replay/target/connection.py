@@ -11,7 +11,6 @@ import asyncio
 import errno
 import os
 import re
-import resource
 import socket
 import ssl
 import struct
@@ -285,7 +284,11 @@ def reason_of(error: BaseException) -> str:
 
 
 def allow_many_files() -> None:
-    """As many open connections as the system lets us have."""
+    """As many open connections as the system lets us have; Windows has no such limit."""
+    try:
+        import resource
+    except ImportError:
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,83 @@
+"""Platforms without the modules and calls of Linux: every module can be imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import kdissect
+from tests.conftest import CAPTURES
+
+# Windows has no such modules, and no library without a name
+WITHOUT_UNIX = """
+import ctypes, mmap, os, sys
+
+class NotThere:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "resource", "pwd", "grp", "termios", "readline", "posix_ipc"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotThere())
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "readline"):
+    sys.modules.pop(name, None)
+load = ctypes.CDLL
+
+class Library(load):
+    def __init__(self, name, *arguments, **options):
+        if name is None:
+            raise TypeError("LoadLibrary() argument 1 must be str, not None")
+        super().__init__(name, *arguments, **options)
+
+ctypes.CDLL = Library
+for name in ("MAP_ANONYMOUS", "MAP_NORESERVE", "MAP_PRIVATE", "MAP_SHARED", "PROT_READ"):
+    if hasattr(mmap, name):
+        delattr(mmap, name)
+"""
+IMPORTS = """
+import importlib
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(len(sys.argv) - 1)
+"""
+# what a user meets there
+COMMANDS = """
+from kdissect.__main__ import main
+main()
+"""
+
+
+def run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a program in a process without what Unix has."""
+    command = [sys.executable, "-c", WITHOUT_UNIX + program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_every_module_can_be_imported_without_unix() -> None:
+    """No import needs fcntl, resource or the C library; PySpark's own modules are left out."""
+    package = Path(kdissect.__file__).parent
+    files = sorted(package.rglob("*.py"))
+    names = [
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in files
+        if path.name != "__main__.py" and "pyspark" not in path.read_text()
+    ]
+    done = run(IMPORTS, *names)
+    assert done.stderr == ""
+    assert done.stdout == f"{len(names)}\n"
+    assert len(names) > 200
+
+
+def test_a_capture_without_memory_maps_is_refused_in_one_line() -> None:
+    """The table verbs name what is missing, with exit code 3."""
+    done = run(COMMANDS, "summary", str(CAPTURES / "java_2_0_1.pcap"))
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].endswith(
+        "java_2_0_1.pcap: cannot be mapped into memory: memory maps need Linux or macOS; use WSL "
+        "on Windows"
+    )
+
+
+def test_show_needs_no_memory_maps() -> None:
+    """`show` reads a capture in windows, without maps."""
+    done = run(COMMANDS, "show", str(CAPTURES / "java_2_0_1.pcap"), "--api", "Metadata")
+    assert done.returncode == 0, done.stderr
+    assert "Metadata" in done.stdout
