@@ -15,6 +15,8 @@ import pyarrow.dataset as pads
 
 from kdissect.incidents import (
     broker_stall,
+    capture_loss,
+    clock_step,
     connection_storm,
     login_failures,
     metadata_storm,
@@ -35,6 +37,8 @@ _FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
     "metadata_storm": metadata_storm.find,
     "retry_storm": retry_storm.find,
     "throttled": throttled.find,
+    "capture_loss": capture_loss.find,
+    "clock_step": clock_step.find,
 }
 
 

@@ -22,6 +22,8 @@ QUICK_APIS = (
     *("Fetch", "SaslHandshake", "SaslAuthenticate"),
 )
 
+POLLS = ("Fetch", "ShareFetch")
+
 
 def find(facts: Facts) -> Iterator[Incident]:
     """Yield the stalls of each broker.
@@ -29,6 +31,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     Waiting requests of two connections prove a stall, or those of one connection with a request of
     QUICK_APIS. A long poll that ended in time proves nothing.
     """
+    polls = ", ".join(f"'{api}'" for api in POLLS)
     quick = ", ".join(f"'{api}'" for api in QUICK_APIS)
     rows = facts.rows(
         f"""
@@ -47,11 +50,13 @@ def find(facts: Facts) -> Iterator[Incident]:
               AND s.silent_to + INTERVAL {RELEASE_MS} MILLISECONDS
             AND r.request_end_time < s.silent_to
           WHERE r.wait = 'answer' AND r.service_ms IS NOT NULL
+            AND s.silent_to - waits_from >= INTERVAL {RELEASE_MS} MILLISECONDS
         )
         SELECT broker, silent_from, silent_to, count(*) AS requests,
           count(DISTINCT connection_id) AS connections, count(DISTINCT client) AS clients,
           count(*) FILTER (api IN ({quick})) AS quick_requests,
-          min(waits_from) FILTER (waits_from > silent_from) AS first_wait,
+          -- a poll that was on hold when the silence began does not show when the stall did
+          min(waits_from) FILTER (waits_from > silent_from OR api NOT IN ({polls})) AS first_wait,
           max(epoch_us(silent_to) - epoch_us(waits_from)) / 1e3 AS longest_ms,
           sum(epoch_us(response_time) - epoch_us(waits_from)) / 1e3 AS lost_ms,
           list(exchange_id ORDER BY waits_from, exchange_id)[:{EVIDENCE_MAX}] AS exchange_ids,

@@ -1,0 +1,51 @@
+"""Faults of the capture itself: packets that are missing, and clocks that jump."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.incidents.made import Row, at, connection, found
+from tests.report.made import START_US, exchange
+
+
+def _produced(*, delays: dict[int, float], step_s: float = 0, step_from: int = 10**9) -> Row:
+    """40 produced batches, one each 100 ms; the capture's clock steps at one of them."""
+    exchanges, batches = [], []
+    for number in range(40):
+        sent = number / 10 + delays.get(number, 0)
+        seen = sent + (step_s if number >= step_from else 0)
+        exchanges.append(exchange(number, at_us=round(seen * 1e6), api_name="Produce"))
+        stamp = (START_US + number * 100_000) // 1000
+        batches.append({"exchange_id": number, "source": "produce", "max_timestamp_ms": stamp})
+    for row in exchanges:
+        row["response_capture_id"] = 7
+    return {"exchanges": exchanges, "record_batches": batches, "connections": [connection()]}
+
+
+@pytest.mark.parametrize(("step_s", "direction"), [(2.0, "forward"), (-2.0, "back")])
+def test_a_step_of_the_clock(step_s: float, direction: str) -> None:
+    (step,) = found(**_produced(delays={}, step_s=step_s, step_from=20))
+    assert step["kind"] == "clock_step"
+    assert step["start_time"].timestamp() == pytest.approx(at(1.901) / 1e6)
+    assert f"went {direction} by 2" in step["text"] or f"went {direction} by 1.9" in step["text"]
+
+
+def test_a_producer_that_waits_is_no_step() -> None:
+    """Its batches are late, and later ones are in time again."""
+    late = {number: (29.9 - number) / 10 for number in range(15, 30)}
+    assert found(**_produced(delays=late)) == []
+
+
+def test_bytes_that_the_capture_lacks() -> None:
+    exchanges = [exchange(number, at_us=number * 1_000_000) for number in range(10)]
+    gap = {"kind": "gap", "severity": "error", "connection_id": 1, "capture_id": 7, "packet": 8,
+           "byte_count": 500, "direction": "request"}  # fmt: skip
+    counts = {"request_byte_count": 9500, "request_missing_byte_count": 500}
+    (loss,) = found(exchanges=exchanges, anomalies=[gap], connections=[connection(**counts)])
+    assert (loss["kind"], loss["severity"], loss["subject"]) == (
+        "capture_loss",
+        "bad",
+        "trace.pcap",
+    )
+    assert loss["start_time"].timestamp() == at(4) / 1e6  # the request in packet 8
+    assert "500 B (5.00 %) are missing in 1 gap of 1 connection" in loss["text"]
