@@ -33,6 +33,7 @@ from numba.extending import intrinsic
 from kdissect.capture import object_bytes, resident
 from kdissect.capture.object_bytes import Ranged, Version
 from kdissect.capture.packet_reader import END, NEEDED, POS, STEP_CUT, STEP_END
+from kdissect.capture.segments import ranges_read
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.jit import JIT_ENABLED, kernel
 
@@ -334,11 +335,12 @@ class Sources:
         return other
 
     def payload(self, segments: npt.NDArray[np.void], size: int) -> Iterator[bytes]:
-        """Yield the captured bytes of SEGMENT[n], concatenated, about `size` at a time."""
-        rows = np.flatnonzero(segments["captured"] > 0)
+        """Yield the bytes of SEGMENT[n] that assembly reads, concatenated, about `size` at a
+        time."""
+        rows, pos, length = ranges_read(segments)
         extents = np.zeros(len(rows), _EXTENT)
-        extents["pos"], extents["source"] = segments["pos"][rows], segments["source"][rows]
-        extents["length"] = segments["captured"][rows]
+        extents["pos"], extents["source"] = pos, segments["source"][rows]
+        extents["length"] = length
         number = np.cumsum(extents["length"]) // size
         for part in np.split(extents, np.flatnonzero(np.diff(number)) + 1):
             if len(part):
@@ -355,9 +357,9 @@ class Sources:
         place, length = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         starts = self._starts()
         for some in segments:
-            rows = np.flatnonzero(some["captured"] > 0)
-            place.append(starts[some["source"][rows]] + some["pos"][rows])
-            length.append(some["captured"][rows].astype(np.int64))
+            rows, pos, size = ranges_read(some)
+            place.append(starts[some["source"][rows]] + pos)
+            length.append(size)
         places, lengths = np.concatenate(place), np.concatenate(length)
         if int(lengths.sum()) != len(payload):
             raise ValueError(f"payload: {len(payload)} bytes are not those of the segments")
@@ -391,15 +393,13 @@ class Sources:
         """
         if self._staged is not _NOTHING:
             return self
-        rows = np.flatnonzero(segments["captured"] > 0)
-        length = segments["captured"][rows].astype(np.int64)
+        rows, pos, length = ranges_read(segments)
         total = int(length.sum())
         is_small = int(self.sizes.sum()) < resident.WATCHED_SIZE_MIN
         if is_small or not 0 < total <= STAGED_BYTES_MAX:
             return self
         source = segments["source"][rows].astype(np.int64)
         starts = self._starts()
-        pos = segments["pos"][rows]
         if (pos < 0).any() or (pos > self.sizes[source] - length).any():
             raise ValueError("segments: one does not lie inside its file")
         place = starts[source] + pos

@@ -60,7 +60,15 @@ from kdissect.capture.packet_reader import (
 )
 from kdissect.capture.pcap import pcap_step
 from kdissect.capture.pcapng import pcapng_step
-from kdissect.capture.segments import ENDPOINTS, NO_HEADER, NO_WINDOW, SEGMENT, SegmentBatch
+from kdissect.capture.segments import (
+    ENDPOINTS,
+    NO_HEADER,
+    NO_WINDOW,
+    OPTIONS_SHIFT,
+    SEGMENT,
+    SYN,
+    SegmentBatch,
+)
 from kdissect.capture.splits import Split
 from kdissect.jit import inlined, kernel, read_i64, read_u8, read_u16, read_u32
 
@@ -279,7 +287,10 @@ def _scan_packets(
         if headers[IS_IPV6]:
             identification = _of_timestamps(buf, tcp + 20, min(payload, headers[CAPTURED_END]))
         segments["ip_id"][segment] = identification
-        segments["flags"][segment] = read_u8(buf, tcp + 13)
+        flags = read_u8(buf, tcp + 13)
+        segments["flags"][segment] = flags
+        if flags & SYN and payload <= headers[CAPTURED_END]:
+            segments["ip_id"][segment] |= ((headers[TCP_HEADER] >> 2) - 4) << OPTIONS_SHIFT
         segments["side"][segment] = side
         if headers[CAPTURED_END] - tcp >= 16:
             segments["window"][segment] = read_u16(buf, tcp + 14)

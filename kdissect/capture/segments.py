@@ -7,6 +7,7 @@ payload. Batches are packed to bytes, so that Spark shuffles each as one binary 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,26 @@ FRAGMENT_PART = 1 << 16
 NO_HEADER = 1 << 17
 # In ip_id: the TCP header is cut before its window.
 NO_WINDOW = 1 << 18
+# In ip_id of a SYN: 1 + the number of 32-bit words of TCP options, which lie before `pos` in the
+# source. 0 if they are cut, or if the SYN came in IP fragments.
+OPTIONS_SHIFT, OPTIONS_MASK = 19, 15
+
+
+def option_sizes(segments: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """int64[n]: bytes of TCP options directly before the payload; -1 if they are not available.
+
+    Only a SYN's options are available.
+    """
+    words = (segments["ip_id"] >> OPTIONS_SHIFT) & OPTIONS_MASK
+    return 4 * words.astype(np.int64) - np.where(words > 0, 4, 1)
+
+
+def ranges_read(segments: npt.NDArray[np.void]) -> tuple[Any, Any, Any]:
+    """(rows, pos, length) of the bytes that assembly reads: payload, and options of SYNs."""
+    options = np.maximum(option_sizes(segments), 0)
+    length = options + segments["captured"]
+    rows = np.flatnonzero(length)
+    return rows, segments["pos"][rows] - options[rows], length[rows]
 
 
 @dataclass(frozen=True, slots=True)

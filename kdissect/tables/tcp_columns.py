@@ -12,6 +12,7 @@ from kdissect.protocol.model import SIDES
 from kdissect.tables.arrow_arrays import ints, labels, times_from_ns
 from kdissect.tcp.facts import NO_TIME, UNKNOWN, TcpFacts
 
+SCALE_MAX = 14
 _CLOSERS = ("client", "broker")
 
 
@@ -72,14 +73,14 @@ def _side_columns(own: Any, peer: Any, last_time: Any) -> dict[str, pa.Array]:
 def _largest_window(own: Any, peer: Any) -> tuple[Any, Any]:
     """(bytes of the largest receive window, whether it is known).
 
-    RFC 7323, 2.2: windows are scaled only if both SYNs have the option. A SYN's own window is never
-    scaled.
+    RFC 7323, 2.2 and 2.3: windows are scaled only if both SYNs have the option, by a shift of at
+    most 14. A SYN's own window is never scaled.
     """
     is_unscaled = np.zeros(len(own), np.bool_)
     for side in (own, peer):
         is_unscaled |= (side["has_options"] != 0) & (side["window_scale"] == UNKNOWN)
     is_scaled = (own["window_scale"] != UNKNOWN) & (peer["window_scale"] != UNKNOWN)
-    shift = np.where(is_scaled, own["window_scale"], 0).astype(np.int64)
+    shift = np.where(is_scaled, np.minimum(own["window_scale"], SCALE_MAX), 0).astype(np.int64)
     window = np.maximum(own["window_max"], 0) << shift
     largest = np.maximum(window, own["syn_window_max"])
     has_later = own["window_max"] != UNKNOWN

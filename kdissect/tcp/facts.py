@@ -27,8 +27,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.capture.segments import ACK, FIN, FRAGMENT_PART, NO_HEADER, NO_WINDOW, RST, SYN
-from kdissect.jit import inlined, kernel
+from kdissect.arrays import take
+from kdissect.capture.segments import (
+    ACK,
+    FIN,
+    FRAGMENT_PART,
+    NO_HEADER,
+    NO_WINDOW,
+    RST,
+    SYN,
+    option_sizes,
+)
+from kdissect.jit import inlined, kernel, load_u8, load_u16
+from kdissect.kafka.options import MappedSources
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.columns import CONNECTION_WIDTH, DUPLICATE, INCARNATION, PAIR, UNUSED
 
@@ -77,6 +88,8 @@ SIDE_FACTS = np.dtype(
 
 # Round-trip times of a stream (2 * connection + side) in one bucket.
 RTT_COUNT = np.dtype([("stream", "<i8"), ("bucket", "<i4"), ("count", "<i4")])
+
+_OPTIONS = np.dtype([("mss", "<i4"), ("window_scale", "<i4"), ("sack_permitted", "u1")])
 
 _STEPS = 16  # buckets for each doubling of the time
 _BUCKETS = 960  # up to 2^63 ns
@@ -133,7 +146,12 @@ def joined_facts(parts: list[TcpFacts]) -> TcpFacts:
 
 
 def tcp_facts(
-    segments: Any, connection: Any, mark: Any, connections: Any, earlier: TcpFacts | None
+    segments: Any,
+    connection: Any,
+    mark: Any,
+    connections: Any,
+    sources: MappedSources,
+    earlier: TcpFacts | None,
 ) -> TcpFacts:
     """The facts of all connections.
 
@@ -157,11 +175,70 @@ def tcp_facts(
         before["stream"] = 2 * row + (before["stream"] & 1)
         before = before[row != UNKNOWN]
         before = before[np.argsort(before["stream"], kind="stable")]
+    _add_options(segments, connection, mark, sources, facts)
     room = 0 if earlier is None else len(segments) + len(before)
     rtt = np.zeros(room, RTT_COUNT)
     counts = np.zeros(2 * _BUCKETS, np.int64)
     used = _walk(segments, connection, mark, facts.connections, facts.sides, before, counts, rtt)
     return facts._replace(rtt=rtt[:used])
+
+
+def _add_options(
+    segments: Any, connection: Any, mark: Any, sources: MappedSources, facts: TcpFacts
+) -> None:
+    """Set the facts from the options of SYNs, of each side the last ones."""
+    rows = np.flatnonzero(segments["flags"] & SYN)
+    rows = rows[(mark[rows] != DUPLICATE) & (segments["packet"][rows] > 0)]
+    before = facts.connections[connection[rows]]
+    source = segments["source"][rows]
+    is_new = source > before["source_before"]
+    is_same = source == before["source_before"]
+    is_new |= is_same & (segments["packet"][rows] > before["packet_before"])
+    rows = rows[is_new]  # a SYN that earlier windows counted has lost its options
+    syns = take(segments, rows)
+    sizes = option_sizes(syns)
+    rows, syns, sizes = rows[sizes >= 0], syns[sizes >= 0], sizes[sizes >= 0]
+    if not len(rows):
+        return
+    options = np.zeros(len(rows), _OPTIONS)
+    address = sources.addresses(syns["source"], syns["pos"] - sizes, sizes)
+    _read_options(address, sizes, options)
+    stream = 2 * connection[rows].astype(np.int64) + syns["side"]
+    facts.sides["has_options"][stream] = 1
+    for name in _OPTIONS.names or ():
+        facts.sides[name][stream] = options[name]
+
+
+@kernel
+def _read_options(address: Any, sizes: Any, options: Any) -> None:
+    """Read MSS (RFC 9293, 3.7.1), window scale (RFC 7323, 2.2) and SACK-permitted (RFC 2018, 2).
+
+    Options of another length than theirs are ignored. A list ends at an impossible length.
+    """
+    for row in range(len(sizes)):
+        options[row]["mss"] = UNKNOWN
+        options[row]["window_scale"] = UNKNOWN
+        pos = int64(0)
+        while pos < sizes[row]:
+            here = address[row] + np.uint64(pos)
+            kind = load_u8(here)
+            if kind == 0:
+                break
+            if kind == 1:
+                pos += 1
+                continue
+            if sizes[row] - pos < 2:
+                break
+            size = load_u8(here + np.uint64(1))
+            if size < 2 or size > sizes[row] - pos:
+                break
+            if kind == 2 and size == 4:
+                options[row]["mss"] = np.int32(load_u16(here + np.uint64(2)))
+            elif kind == 3 and size == 3:
+                options[row]["window_scale"] = np.int32(load_u8(here + np.uint64(2)))
+            elif kind == 4 and size == 2:
+                options[row]["sack_permitted"] = np.uint8(1)
+            pos += size
 
 
 @inlined
@@ -285,14 +362,14 @@ def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
         _open_window(time, own)
     if is_outside or not (has_data or flags & SYN):
         return sample
+    if own["next"] >= 0 and _distance(begin, own["next"]) < 0:
+        if _distance(begin, own["timed_end"]) < 0:
+            own["timed_since"] = NO_TIME  # a retransmission: the next ACK may be of either copy
+    elif own["timed_since"] == NO_TIME and not flags & (SYN | RST) and not is_part:
+        own["timed_end"] = end
+        own["timed_since"] = time
     if own["next"] < 0 or _distance(end, own["next"]) > 0:
-        is_new = own["next"] < 0 or _distance(begin, own["next"]) >= 0
-        if is_new and own["timed_since"] == NO_TIME and not flags & (SYN | RST) and not is_part:
-            own["timed_end"] = end
-            own["timed_since"] = time
         own["next"] = end
-    elif _distance(begin, own["timed_end"]) < 0:
-        own["timed_since"] = NO_TIME  # a retransmission: the next ACK may be of either copy
     return sample
 
 

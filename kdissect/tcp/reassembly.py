@@ -716,7 +716,9 @@ def reassemble(
     connections = np.zeros(connection_count * CONNECTION_WIDTH, np.int64)
     sides = np.zeros(2 * connection_count * SIDE_WIDTH, np.int64)
     measure(segments, numbered, connections, sides)
-    facts = tcp_facts(segments, numbered.connection, numbered.mark, connections, earlier_facts)
+    facts = tcp_facts(
+        segments, numbered.connection, numbered.mark, connections, sources, earlier_facts
+    )
     connection, number, mark = numbered.connection, numbered.number, numbered.mark
     del numbered  # frees the acknowledgements
     table = sides.reshape(-1, SIDE_WIDTH)

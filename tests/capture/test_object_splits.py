@@ -18,6 +18,7 @@ from kdissect.capture.inputs import InputFile, detect_format
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.object_bytes import Version
 from kdissect.capture.scan import scan
+from kdissect.capture.segments import SEGMENT
 from kdissect.capture.splits import Splits, plan_splits
 from kdissect.errors import EnvironmentFailed
 from tests.capture.build import Blocks, ethernet, ignored_of, ipv4, pcap, segments_of, tcp
@@ -292,7 +293,7 @@ def test_sources_hold_what_others_fetched(put: Put, tmp_path: Path) -> None:
     content = bytes(range(200)) * 40
     asked = put(content)
     sources = Sources([URL], [Version(len(content), "tag")])
-    segments = np.zeros(3, [("pos", "<i8"), ("captured", "<i4"), ("source", "<i4")])
+    segments = np.zeros(3, SEGMENT)
     segments["pos"], segments["captured"] = [100, 7000, 50], [20, 30, 10]
     payload = b"".join(sources.payload(segments, 25))
     asked.clear()

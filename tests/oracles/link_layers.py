@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kdissect.capture import link_layers as link
-from kdissect.capture.segments import MAPPED, NO_HEADER
+from kdissect.capture.segments import MAPPED, NO_HEADER, NO_WINDOW, OPTIONS_SHIFT, SYN
 from tests.oracles.packets import Packet, read_capture
 
 
@@ -329,17 +329,20 @@ def to_segment(packet: Packet, data: bytes) -> Segment:
             (*a, *b, at.network), at.ip_id | NO_HEADER, 0, side, 0,
         )  # fmt: skip
     seq, ack, flags = struct.unpack_from(">IIxB", content, at.pos + 4)
-    window = 0
+    window, marks = 0, NO_WINDOW
     if at.end - at.pos >= 16:
         (window,) = struct.unpack_from(">H", content, at.pos + 14)
+        marks = 0
     payload = at.pos + at.tcp_header
+    if flags & SYN and payload <= at.end:
+        marks |= (at.tcp_header // 4 - 4) << OPTIONS_SHIFT
     ip_id = at.ip_id
     if at.is_ipv6:
         ip_id = of_timestamps(content[at.pos + 20 : min(payload, at.end)])
     return Segment(
         packet.time_ns, packet.data_pos + payload, packet.number, seq, ack,
-        max(at.end - payload, 0), at.wire_end - payload, (*a, *b, at.network), ip_id, flags,
-        side, window,
+        max(at.end - payload, 0), at.wire_end - payload, (*a, *b, at.network),
+        ip_id | marks, flags, side, window,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def our_segments(path: Path, folder: Path) -> tuple[bytes, Path, list[tuple[Any,
                 (
                     int(row["packet"]), round(int(row["time_ns"]) / 1e9 * 1e6), *sender, *receiver,
                     int(row["seq"]), int(row["ack"]), int(row["flags"]), int(row["window"]),
-                    int(row["ip_id"]), data[pos : pos + int(row["captured"])],
+                    int(row["ip_id"]) & 0xFFFF, data[pos : pos + int(row["captured"])],
                 )
             )  # fmt: skip
     return data, Path(file.data_path), rows
