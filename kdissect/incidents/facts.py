@@ -19,6 +19,9 @@ from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault
 from kdissect.sql.unanswered import unanswered
 
 Row = dict[str, Any]
+# A broker holds back the responses of these until records or members arrive, so that a request
+# without a response is no sign of a fault until its time is over.
+HELD_APIS = "('Fetch', 'ShareFetch', 'JoinGroup', 'SyncGroup')"
 # SQL of a client as `text.client` writes it
 _CLIENT = "coalesce(nullif({id}, ''), '(none)') || ' @ ' || {ip}"
 

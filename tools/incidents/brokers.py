@@ -44,22 +44,13 @@ def broker_killed(scene: Scene) -> None:
     with scene.recording(broker.ports[PLAINTEXT]), ExitStack() as stack:
         _traffic(scene, stack, broker.address)
         time.sleep(2)
-        killed = _kill(broker)
+        killed = now()
+        broker.kill()
         time.sleep(scene.pick(3, 7))
         broker.start()
         back = now()
         time.sleep(3)
     scene.happened("broker_unreachable", broker.address, killed, back)
-
-
-def _kill(broker: Broker) -> datetime:
-    """Send SIGKILL; returns the time at which the process was gone, with its connections."""
-    assert broker.process is not None
-    broker.process.kill()
-    broker.process.wait()
-    gone = now()
-    broker.kill()
-    return gone
 
 
 def node_killed(scene: Scene) -> None:
@@ -71,7 +62,8 @@ def node_killed(scene: Scene) -> None:
     with scene.recording(*(node.ports[PLAINTEXT] for node in nodes)), ExitStack() as stack:
         _traffic(scene, stack, alive.address)
         time.sleep(3)
-        killed = _kill(victim)
+        killed = now()
+        victim.kill()
         time.sleep(scene.pick(12, 16))
     scene.happened("broker_unreachable", victim.address, killed)
 

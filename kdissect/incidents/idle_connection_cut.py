@@ -1,0 +1,82 @@
+"""`idle_connection_cut`: a connection was dead when its client used it again after a pause.
+
+Load balancers and firewalls forget idle connections. Some send RST at the next segment, others drop
+it: then the client waits for its request timeout. Kafka's own limit is connections.max.idle.ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import HELD_APIS, Facts, follow
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
+from kdissect.text import duration, plural
+
+# Shorter than the idle limit of any load balancer, and longer than a client's usual pauses:
+# heartbeats follow each 3 s, long polls each 0.5 s.
+IDLE_S = 5
+# A broker answers within this time, or its other connections show that it is slow as well.
+SILENCE_S = 2
+# The broker's other connections prove that it is alive.
+PROOF_S = 60
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the connections that died while they were idle, for each client and broker."""
+    rows = facts.rows(
+        f"""
+        WITH alive AS (
+          SELECT connection_id, max(response_end_time) AS answered FROM requests
+          WHERE response_time IS NOT NULL GROUP BY connection_id
+        ), asked AS (
+          SELECT r.connection_id, a.answered, min(r.request_time) AS asked,
+            count(*) AS requests, list(r.exchange_id ORDER BY r.request_time) AS ids
+          FROM requests r JOIN alive a USING (connection_id)
+          WHERE r.status IN ('response_missing', 'connection_closed')
+            AND r.request_time > a.answered AND r.api NOT IN {HELD_APIS}
+          GROUP BY ALL
+        ), dead AS (
+          SELECT q.*, s.client, s.broker, s.last_time,
+            s.close_reason = 'rst' AND s.closed_by = 'broker' AS is_reset,
+            s.last_time - q.asked >= INTERVAL {SILENCE_S} SECONDS AS is_silent
+          FROM asked q JOIN sessions s USING (connection_id)
+          WHERE q.asked - q.answered >= INTERVAL {IDLE_S} SECONDS
+            AND s.response_last_time <= q.asked AND s.response_gap_count = 0
+            AND NOT s.is_broker
+        )
+        SELECT client, broker, min(asked) AS start, max(last_time) AS stop,
+          max(epoch_us(asked) - epoch_us(answered)) / 1e3 AS idle_ms, bool_or(is_reset) AS is_reset,
+          count(*) AS connections, sum(requests)::BIGINT AS requests,
+          sum(epoch_us(last_time) - epoch_us(asked)) / 1e3 AS lost_ms,
+          flatten(list(ids))[:{EVIDENCE_MAX}] AS exchange_ids,
+          list(connection_id ORDER BY asked)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM dead d WHERE (is_reset OR is_silent) AND EXISTS (
+          FROM requests r WHERE r.broker = d.broker AND r.connection_id != d.connection_id
+            AND r.response_time BETWEEN d.asked AND d.last_time + INTERVAL {PROOF_S} SECONDS)
+        GROUP BY client, broker ORDER BY start, client
+        """
+    )
+    for row in rows:
+        waited = duration(row["lost_ms"])
+        how = (
+            "The next segment was answered with RST."
+            if row["is_reset"]
+            else f"Nothing answered {plural(row['requests'], 'request')} for {waited}, while "
+            "the broker answered other connections."
+        )
+        yield Incident(
+            "idle_connection_cut",
+            WARN if row["is_reset"] else BAD,
+            row["start"],
+            row["stop"],
+            row["client"],
+            f"{plural(row['connections'], 'connection')} of {row['client']} to {row['broker']} "
+            f"died while idle for {duration(row['idle_ms'])}. {how} Compare the idle limits of "
+            "load balancers and firewalls with connections.max.idle.ms of the client.",
+            row["requests"],
+            row["lost_ms"],
+            row["exchange_ids"],
+            row["connection_ids"],
+            facts.command("show", *follow(row["connection_ids"])),
+            frozenset((row["broker"],)),
+        )
