@@ -80,6 +80,8 @@ def replay_command(
     control_runs: opt.ControlRuns = 0,
     reset: opt.Reset = None,
     fail_on: opt.FailOn = None,
+    latency_ratio: opt.LatencyRatio = 1.5,
+    latency_min: opt.LatencyMin = "5ms",
     junit: opt.Junit = None,
     json: opt.Json = None,
     html: opt.Html = None,
@@ -106,8 +108,9 @@ def replay_command(
 
     Reads only, unless --allow names more. Exit code 1 when a verdict of --fail-on was found.
     """
+    from kdissect.replay.comparison.latency import LatencyOptions
     from kdissect.replay.model import PlanOptions, TranslateOptions
-    from kdissect.replay.output.results import FAIL_ON_DEFAULT, parse_fail_on
+    from kdissect.replay.output.results import FailOn, parse_fail_on
     from kdissect.replay.planning.schedule import parse_pace, parse_span
     from kdissect.replay.running.replay import SessionOptions
     from kdissect.replay.running.result import RunOptions
@@ -145,10 +148,13 @@ def replay_command(
         makes_topics=create_topics,
         same_cluster=same_cluster,
         into_existing=into_existing,
-        fail_on=FAIL_ON_DEFAULT if fail_on is None else parse_fail_on(fail_on),
+        fail_on=FailOn() if fail_on is None else parse_fail_on(fail_on),
         baseline=baseline,
         control_runs=control_runs,
         reset=reset or "",
+        latency=LatencyOptions(
+            latency_ratio, int(checked("--latency-min", parse_span, latency_min) * 1e9)
+        ),
     )
     files = {"--junit": junit, "--json": json, "--html": html, "--pcap": pcap, "--save": save}
     _check_outputs(files, out, overwrite)

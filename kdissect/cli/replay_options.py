@@ -182,7 +182,24 @@ FailOn = Annotated[
         "--fail-on",
         metavar="VERDICTS",
         help="Verdicts that make the exit code 1: different,error (default), tolerated, "
-        "skipped, same, none.",
+        "skipped, same, none. latency: answers that are slower than those of --control-runs.",
+    ),
+]
+LatencyRatio = Annotated[
+    float,
+    _comparison(
+        "--latency-ratio",
+        metavar="RATIO",
+        min=1.0,
+        help="How many times as long an API's median latency has to be for --fail-on latency.",
+    ),
+]
+LatencyMin = Annotated[
+    str,
+    _comparison(
+        "--latency-min",
+        metavar="TIME",
+        help="How much longer an API's median latency has to be for --fail-on latency.",
     ),
 ]
 

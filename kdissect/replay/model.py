@@ -444,6 +444,25 @@ class Outcome:
         return self.answered_ns - self.sent_ns if self.answered_ns >= 0 else -1
 
 
+@dataclass(frozen=True, slots=True)
+class RunFinding:
+    """A finding about the whole run, not about one answer.
+
+    kind: "latency" or "end state". subject: an API, a partition, a group. expected, found: as text
+    for people. note: the evidence.
+    """
+
+    kind: str
+    subject: str
+    expected: str
+    found: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.kind} of {self.subject}: {self.expected} -> {self.found}{note}"
+
+
 class Comparison(Protocol):
     """Judges answers; `comparison.comparator.Comparator` is the only one."""
 

@@ -22,10 +22,13 @@ Alter = Callable[[Message], bool]
 
 class Proxy:
     """Frames to `upstream` and back; responses to the workload go through `alter`, those to the
-    replay's own requests do not."""
+    replay's own requests do not. delay_s: how much later every response comes."""
 
-    def __init__(self, port: int, upstream: int, alter: Alter | None = None) -> None:
+    def __init__(
+        self, port: int, upstream: int, alter: Alter | None = None, delay_s: float = 0.0
+    ) -> None:
         self.port, self._upstream, self.alter = port, upstream, alter
+        self._delay_s = delay_s
         self.altered = 0
         self._loop = asyncio.new_event_loop()
 
@@ -48,6 +51,7 @@ class Proxy:
                 api_key, api_version, is_own = asked.popleft()
                 if not is_own:
                     frame = self._altered(frame, api_key, api_version)
+                await asyncio.sleep(self._delay_s)
                 writer.write(len(frame).to_bytes(4, "big") + frame)
 
         tasks = [asyncio.ensure_future(requests()), asyncio.ensure_future(responses())]

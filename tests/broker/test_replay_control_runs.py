@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.kafka_broker import AS_RECORDED, LATEST, Broker
+from tests.broker.kafka_broker import AS_RECORDED, LATEST, Broker, free_ports
+from tests.broker.proxy import Proxy
 from tests.broker.replaying import EVERYTHING, ROOT, replay
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
@@ -27,3 +28,19 @@ def test_a_broker_is_like_itself(start_broker: Callable[..., Broker], tmp_path: 
     made = [name for name in topics if not name.startswith("__")]
     assert {name.rpartition("-")[2] for name in made} == {"1", "2", "3"}
     assert len({name.rpartition("-")[0] for name in made}) == len(made) / 3
+
+
+@pytest.mark.parametrize(("delay_s", "expected"), [(0.1, 1), (0.0, 0)], ids=["slower", "as fast"])
+def test_slower_answers_are_found(
+    start_broker: Callable[..., Broker], tmp_path: Path, delay_s: float, expected: int
+) -> None:
+    """100 ms more on each answer is a finding for all APIs together; the same broker through a
+    proxy that adds nothing is none."""
+    broker = start_broker(LATEST, settings=AS_RECORDED)
+    [port] = free_ports(1)
+    with Proxy(port, broker.ports["PLAINTEXT"], delay_s=delay_s).running():
+        options = (*OPTIONS, "--against", broker.address, "--fail-on", "latency")
+        done = replay(SARAMA, f"127.0.0.1:{port}", tmp_path / "r.jsonl", *options)
+    slower = {each["subject"] for each in done.summary["findings"]}
+    assert done.status == expected, (slower, done.run["notes"])
+    assert ("all APIs" in slower) is bool(expected)

@@ -153,6 +153,7 @@ def print_results(results: Results, console: Console) -> None:
     for topic in results.prepared:
         console.print(f"topic {clean(topic.name)}: {clean(topic.note)}", highlight=False)
     _print_differences(results, console)
+    _print_findings(results, console)
     _print_reasons(results, console)
     _print_run(results, console)
 
@@ -173,6 +174,15 @@ def _print_differences(results: Results, console: Console) -> None:
         )
     if len(groups) > _SHOWN_GROUPS:
         console.print(f"  and {len(groups) - _SHOWN_GROUPS} more, see --json or --html")
+
+
+def _print_findings(results: Results, console: Console) -> None:
+    """Findings about the whole run."""
+    for finding in results.findings[:_SHOWN_GROUPS]:
+        console.print(clean(str(finding)), highlight=False)
+    if len(results.findings) > _SHOWN_GROUPS:
+        count = len(results.findings) - _SHOWN_GROUPS
+        console.print(f"and {plural(count, 'finding')} more, see --json or --html")
 
 
 def _print_reasons(results: Results, console: Console) -> None:

@@ -139,6 +139,17 @@ def summary_row(results: Results) -> dict[str, Any]:
             for tolerated in (False, True)
             for each in results.groups(tolerated=tolerated)
         ],
+        "findings": [
+            {
+                "kind": each.kind,
+                "subject": each.subject,
+                "expected": each.expected,
+                "found": each.found,
+                "note": each.note or None,
+                "fails": results.fails(each),
+            }
+            for each in results.findings
+        ],
         "sent": results.sent_count,
         "elapsed_s": results.run.elapsed_ns / 1e9,
         "requests_per_s": results.requests_per_s(),

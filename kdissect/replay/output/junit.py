@@ -36,7 +36,11 @@ def _suites(results: Results) -> Element:
         step = outcome.step
         outcomes.setdefault((step.exchange.api_key, step.api_name), []).append(outcome)
     began = timestamp(results.run.start_time_ns) or ""
-    run = Counter(tests=1, errors=int(bool(results.run.ended)))
+    run = Counter(
+        tests=1 + len(results.findings),
+        errors=int(bool(results.run.ended)),
+        failures=sum(results.fails(each) for each in results.findings),
+    )
     counts = {key: _count(results, each) for key, each in outcomes.items()}
     seconds = _seconds(results.run.elapsed_ns)
     total = sum(counts.values(), run)
@@ -49,6 +53,13 @@ def _suites(results: Results) -> Element:
     )
     if results.run.ended:
         SubElement(case, "error", message=_text(results.run.ended), type="run")
+    for finding in results.findings:
+        name = f"{finding.kind} of {finding.subject}"
+        case = SubElement(suite, "testcase", classname="kdissect.replay", name=_text(name))
+        if results.fails(finding):
+            SubElement(case, "failure", message=_text(str(finding)), type=finding.kind)
+        else:
+            SubElement(case, "system-out").text = _text(str(finding))
     for key in sorted(outcomes):
         seconds = _seconds(sum(max(each.latency_ns, 0) for each in outcomes[key]))
         attributes = {**_numbers(counts[key]), "time": seconds, "timestamp": began}
@@ -75,7 +86,7 @@ def _count(results: Results, outcomes: list[Outcome]) -> Counter[str]:
 
 def _element(results: Results, verdict: Verdict) -> str:
     """The name of the JUnit element for a verdict: failure, error or skipped; "" if it passes."""
-    if verdict in results.fail_on:
+    if verdict in results.fail_on.verdicts:
         return "error" if verdict is Verdict.ERROR else "failure"
     return "skipped" if verdict is Verdict.SKIPPED else ""
 
@@ -88,7 +99,7 @@ def _properties(results: Results, suite: Element) -> None:
         "cluster_id": results.cluster_id or "",
         "pace": results.pace,
         "compared_with": f"{results.reference.value} {results.reference_name}".strip(),
-        "fail_on": ",".join(sorted(verdict.value for verdict in results.fail_on)),
+        "fail_on": str(results.fail_on),
         "lag_p99_ms": "" if lag.p99 is None else f"{lag.p99 / 1e6:.3f}",
     }
     properties = SubElement(suite, "properties")

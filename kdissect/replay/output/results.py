@@ -10,13 +10,13 @@ from enum import Enum
 
 from kdissect.errors import Error
 from kdissect.replay.comparison.grouping import DifferenceGroup, group_differences
-from kdissect.replay.model import Judgement, Outcome, ReplayPlan, Verdict
+from kdissect.replay.model import Judgement, Outcome, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.topics import Prepared
 
 RESULTS_VERSION = 1
 _PARTS = (0.5, 0.95, 0.99)
-FAIL_ON_DEFAULT = frozenset({Verdict.DIFFERENT, Verdict.ERROR})
+_LATENCY = "latency"  # of --fail-on, and a kind of RunFinding
 EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130
 
 
@@ -32,14 +32,31 @@ class Reference(Enum):
     BASELINE = "an earlier run"
 
 
-def parse_fail_on(values: Iterable[str]) -> frozenset[Verdict]:
-    """Verdicts of ``different,error`` and the like; ``none`` for nothing. Raises FailOnError."""
+@dataclass(frozen=True)
+class FailOn:
+    """What makes the exit code 1: verdicts, and slower answers."""
+
+    verdicts: frozenset[Verdict] = frozenset({Verdict.DIFFERENT, Verdict.ERROR})
+    latency: bool = False
+
+    def __str__(self) -> str:
+        names = sorted(verdict.value for verdict in self.verdicts)
+        return ",".join([*names, _LATENCY] if self.latency else names)
+
+
+def parse_fail_on(values: Iterable[str]) -> FailOn:
+    """The verdicts of ``different,error,latency`` and the like; ``none`` for nothing.
+
+    Raises FailOnError.
+    """
     names = {name.strip().lower() for value in values for name in value.split(",")} - {""}
     known = {verdict.value: verdict for verdict in Verdict}
-    for name in sorted(names - {"none"}):
+    for name in sorted(names - {"none", _LATENCY}):
         if name not in known:
-            raise FailOnError(f"--fail-on {name}: verdicts are {', '.join(known)}, or none")
-    return frozenset(known[name] for name in names - {"none"})
+            every = ", ".join([*known, _LATENCY])
+            raise FailOnError(f"--fail-on {name}: verdicts are {every}, or none")
+    verdicts = frozenset(known[name] for name in names - {"none", _LATENCY})
+    return FailOn(verdicts, _LATENCY in names)
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,7 @@ class Results:
 
     reference: the kind of responses that the answers were compared with (the capture's by default).
     reference_name: the name of that capture or run, if any.
+    findings: about the whole run, not about one answer.
     """
 
     plan: ReplayPlan
@@ -97,11 +115,12 @@ class Results:
     cluster_id: str | None
     pace: str
     is_timed: bool
-    fail_on: frozenset[Verdict] = FAIL_ON_DEFAULT
+    fail_on: FailOn = field(default_factory=FailOn)
     reference: Reference = Reference.CAPTURE
     reference_name: str = ""
     prepared: list[Prepared] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    findings: list[RunFinding] = field(default_factory=list)
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -146,9 +165,18 @@ class Results:
     def requests_per_s(self) -> float:
         return self.sent_count / (self.run.elapsed_ns / 1e9) if self.run.elapsed_ns else 0.0
 
+    def fails(self, finding: RunFinding) -> bool:
+        """Whether --fail-on names a finding of the whole run."""
+        if finding.kind == _LATENCY:
+            return self.fail_on.latency
+        return Verdict.DIFFERENT in self.fail_on.verdicts
+
     def failing(self) -> int:
-        """Outcomes with a verdict of --fail-on."""
-        return sum(count for verdict, count in self.verdicts().items() if verdict in self.fail_on)
+        """Outcomes and findings that --fail-on names."""
+        verdicts = self.verdicts()
+        return sum(verdicts[each] for each in self.fail_on.verdicts) + sum(
+            self.fails(each) for each in self.findings
+        )
 
     @property
     def exit_code(self) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kdissect.errors import EnvironmentFailed, Error
+from kdissect.replay.comparison.latency import latencies_of
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, TranslateOptions
 from kdissect.replay.output.baseline import Key, judged
 from kdissect.replay.target.cluster import Target
@@ -79,8 +80,8 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class ControlRun:
-    """The results of a control run that others are compared with. latencies_ns: of answered
-    requests that were sent once."""
+    """The results of a control run that others are compared with. latencies_ns: by
+    step."""
 
     name: str
     judgements: dict[Key, Judgement]
@@ -88,12 +89,7 @@ class ControlRun:
 
     @classmethod
     def of(cls, name: str, outcomes: Sequence[Outcome]) -> ControlRun:
-        latencies = {
-            each.step.number: each.latency_ns
-            for each in outcomes
-            if each.latency_ns >= 0 and not each.earlier
-        }
-        return cls(name, judged(outcomes), latencies)
+        return cls(name, judged(outcomes), latencies_of(outcomes))
 
 
 def plan_runs(

@@ -16,10 +16,17 @@ from typing import Any
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.comparison.explain import explain
 from kdissect.replay.comparison.grouping import dropped_notes, retry_notes
+from kdissect.replay.comparison.latency import (
+    LatencyOptions,
+    captured_latencies,
+    compare_latencies,
+    latencies_of,
+    notes_of,
+)
 from kdissect.replay.comparison.noise import Noise
-from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions, Verdict
+from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, RunFinding, TranslateOptions
 from kdissect.replay.output import baseline as runs
-from kdissect.replay.output.results import FAIL_ON_DEFAULT, Reference, Results
+from kdissect.replay.output.results import FailOn, Reference, Results
 from kdissect.replay.running.control_runs import ControlRun, PlannedRun, plan_runs
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
@@ -46,10 +53,11 @@ class SessionOptions:
     makes_topics: bool = False
     same_cluster: bool = False
     into_existing: bool = False
-    fail_on: frozenset[Verdict] = FAIL_ON_DEFAULT
+    fail_on: FailOn = field(default_factory=FailOn)
     baseline: str | None = None
     control_runs: int = 0
     reset: str = ""
+    latency: LatencyOptions = field(default_factory=LatencyOptions)
 
 
 Watch = Callable[[Runner], None]
@@ -191,8 +199,22 @@ class _Replay:
         notes += retry_notes(result.outcomes)
         notes += explain(plan, result.outcomes, target.versions)
         results = _results(plan, target, options, result, prepared, notes)
+        if options.fail_on.latency:
+            results.findings += self._slower(result)
         results.reference, results.reference_name = reference, reference_name
         return results
+
+    def _slower(self, result: RunResult) -> list[RunFinding]:
+        """Findings about latencies; notes say what they do not prove."""
+        controls = [each.latencies_ns for each in self._controls]
+        tests = compare_latencies(
+            self._plan,
+            controls or [captured_latencies(self._plan)],
+            latencies_of(result.outcomes),
+            self._options.latency,
+        )
+        self._notes += notes_of(tests, has_controls=bool(controls), is_controlled=len(controls) > 1)
+        return [each.finding() for each in tests if each.is_slower]
 
 
 def _results(

@@ -18,6 +18,7 @@ from kdissect.replay.model import (
     DroppedField,
     Judgement,
     Outcome,
+    RunFinding,
     SkipCode,
     Skipped,
     Verdict,
@@ -263,3 +264,27 @@ def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
     cases = ElementTree.parse(tmp_path / "r.xml").getroot()[1]
     told = ["v2 has no groups[1].require_stable" in "".join(case.itertext()) for case in cases]
     assert told == [True, True, True, False, False]
+
+
+def test_findings_about_the_whole_run_are_in_every_output(tmp_path: Path) -> None:
+    """A slower API fails the run only if --fail-on names latency; hostile names stay text."""
+    finding = RunFinding("latency", HOSTILE, "1 ms", "501 ms", "p = 0.0001")
+    for fail_on, code in (("none", 0), ("latency", 1)):
+        results = made(fail_on)
+        results.findings.append(finding)
+        assert results.exit_code == code
+        write_junit(results, tmp_path / "r.xml")
+        suites = ElementTree.parse(tmp_path / "r.xml").getroot()
+        assert suites.get("failures") == str(code)
+        assert len(suites.findall(".//failure")) == code
+        assert int(suites.get("tests", 0)) == len(suites.findall(".//testcase"))
+        write_json_lines(results, tmp_path / "r.jsonl")
+        summary = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[-1])
+        assert summary["findings"][0]["found"] == "501 ms"
+        assert summary["findings"][0]["fails"] is bool(code)
+    write_html(results, tmp_path / "r.html")
+    assert "<script>alert" not in (tmp_path / "r.html").read_text()
+    out = StringIO()
+    print_results(results, Console(file=out, width=200))
+    assert "1 ms -> 501 ms (p = 0.0001)" in out.getvalue()
+    assert "\x1b[31m" not in out.getvalue()

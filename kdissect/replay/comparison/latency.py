@@ -1,0 +1,203 @@
+"""Tests whether the target answers slower than the reference, by the same requests.
+
+Each exchange is paired with itself in the control runs. Its score in a run is the logarithm of its
+latency there, less the mean over all runs, so requests of any cost count alike. Scores are summed
+by connection and run, and a permutation test deals these sums to the runs (`diff.statistics`).
+
+A change is a finding if all of these hold:
+
+- it is beyond chance, with all tested APIs corrected for
+- the median ratio is at least `LatencyOptions.ratio`, and twice as far from 1, as a logarithm, as
+  that of any two control runs
+- the median latency grows by at least `LatencyOptions.min_ns`
+
+Without control runs the captured latencies are the only reference. That is another machine on
+another day, and there is no measure of its noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.diff.statistics import Scores, compare_units
+from kdissect.replay.model import Outcome, ReplayPlan, RunFinding
+from kdissect.text import duration, plural
+
+ALPHA = 0.01  # the probability of one false alarm or more among all APIs of a replay
+FEWEST_EXCHANGES = 5
+ALL = "all APIs"
+KIND = "latency"
+_NOISE_FACTOR = 2.0
+
+Latencies = Mapping[int, int]  # by step, in ns
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """The least effects that count: ratio of median latencies, growth of the median."""
+
+    ratio: float = 1.5
+    min_ns: int = 5_000_000
+
+
+@dataclass(frozen=True)
+class LatencyTest:
+    """The test of one API. Latencies are medians. noise: the largest median ratio of two control
+    runs, at least 1. is_decided: whether there are enough connections."""
+
+    api_name: str
+    exchanges: int
+    connections: int
+    reference_ns: int
+    answered_ns: int
+    ratio: float
+    noise: float
+    p_value: float
+    is_decided: bool
+    is_slower: bool
+
+    def finding(self) -> RunFinding:
+        """The finding of a slower API."""
+        noise = f", control runs differ by {self.noise:.2f}" if self.noise > 1 else ""
+        return RunFinding(
+            KIND,
+            self.api_name,
+            duration(self.reference_ns / 1e6),
+            duration(self.answered_ns / 1e6),
+            f"medians; {self.ratio:.2f} times as long, by chance with p = {self.p_value:.4f} in "
+            f"{plural(self.exchanges, 'exchange')} on {plural(self.connections, 'connection')}"
+            f"{noise}",
+        )
+
+
+def latencies_of(outcomes: Sequence[Outcome]) -> dict[int, int]:
+    """Latencies of answered requests that were sent once."""
+    return {
+        each.step.number: each.latency_ns
+        for each in outcomes
+        if each.latency_ns > 0 and not each.earlier
+    }
+
+
+def captured_latencies(plan: ReplayPlan) -> dict[int, int]:
+    """Latencies in the capture, without requests that wait at the broker: their latency depends on
+    when other requests came."""
+    return {
+        step.number: step.exchange.latency_ns
+        for step in plan.steps
+        if step.exchange.latency_ns > 0 and not step.blocks
+    }
+
+
+def compare_latencies(
+    plan: ReplayPlan, controls: Sequence[Latencies], run: Latencies, options: LatencyOptions
+) -> list[LatencyTest]:
+    """A test of each API with enough exchanges that all runs answered, and one of all together."""
+    runs = [*controls, run]
+    numbers = sorted(set(run).intersection(*controls)) if controls else []
+    if not numbers:
+        return []
+    logs = np.log(np.array([[each[number] for number in numbers] for each in runs], np.float64))
+    steps = [plan.steps[number] for number in numbers]
+    connections = np.array([step.connection for step in steps], np.int64)
+    rows_of: dict[str, Ints] = {ALL: np.arange(len(steps))}
+    for name in sorted({step.api_name for step in steps}):
+        rows_of[name] = np.flatnonzero([step.api_name == name for step in steps])
+    tested = {name: rows for name, rows in rows_of.items() if len(rows) >= FEWEST_EXCHANGES}
+    if not tested:
+        return []
+    scores, is_run = _scores(logs, connections, list(tested.values()))
+    verdicts = compare_units(scores, is_run, len(tested), ALPHA)
+    return [
+        _tested(
+            name, logs[:, rows], len(set(connections[rows].tolist())), options,
+            float(verdicts.p_values[place]), bool(verdicts.is_decided[place]),
+        )
+        for place, (name, rows) in enumerate(tested.items())
+    ]  # fmt: skip
+
+
+def _scores(
+    logs: Floats, connections: Ints, tested: Sequence[Ints]
+) -> tuple[Scores, npt.NDArray[np.bool_]]:
+    """Sums of scores by API, connection and run; and for each of these units, whether it is of the
+    last run."""
+    run_count = len(logs)
+    scores = logs - logs.mean(axis=0)
+    _, connection = np.unique(connections, return_inverse=True)
+    parts = []
+    for comparison, rows in enumerate(tested):
+        for run in range(run_count):
+            units, inverse = np.unique(connection[rows] * run_count + run, return_inverse=True)
+            values = scores[run, rows]
+            parts.append(
+                (
+                    np.full(len(units), comparison),
+                    units,
+                    np.bincount(inverse).astype(np.float64),
+                    np.bincount(inverse, values),
+                    np.bincount(inverse, values**2),
+                )
+            )
+    columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
+    unit_count = (int(connection.max()) + 1) * run_count
+    return Scores(*columns), np.arange(unit_count) % run_count == run_count - 1
+
+
+def _tested(
+    name: str,
+    logs: Floats,
+    connections: int,
+    options: LatencyOptions,
+    p_value: float,
+    decided: bool,
+) -> LatencyTest:
+    """The effect in an API, and whether it is a finding. logs: by run, the tested one last."""
+    controls, run = logs[:-1], logs[-1]
+    effect = float(np.median(run - controls.mean(axis=0)))
+    noise = max(
+        (abs(float(np.median(one - other))) for one, other in combinations(controls, 2)),
+        default=0.0,
+    )
+    reference_ns, answered_ns = (int(np.median(np.exp(each))) for each in (controls, run))
+    is_slower = (
+        decided
+        and p_value < ALPHA
+        and effect >= max(math.log(options.ratio), _NOISE_FACTOR * noise)
+        and answered_ns - reference_ns >= options.min_ns
+    )
+    return LatencyTest(
+        name, logs.shape[1], connections, reference_ns, answered_ns, math.exp(effect),
+        math.exp(noise), p_value, decided, is_slower,
+    )  # fmt: skip
+
+
+def notes_of(tests: Sequence[LatencyTest], *, has_controls: bool, is_controlled: bool) -> list[str]:
+    """What the tests do not show. has_controls: latencies of another run are the reference, not the
+    captured ones. is_controlled: there are several such runs."""
+    notes = []
+    if not has_controls:
+        notes.append(
+            "latencies were compared with the captured ones, of another machine on another day: a "
+            "difference does not prove that the target is slower; --control-runs measures both"
+        )
+    elif not is_controlled:
+        notes.append(
+            "latencies were compared with one run, which does not show how much two runs differ; "
+            "--control-runs does"
+        )
+    if open_tests := [each.api_name for each in tests if not each.is_decided]:
+        names = ", ".join(open_tests)
+        notes.append(f"too few connections to decide whether latencies changed: {names}")
+    decided = len(tests) - len(open_tests)
+    slower = sum(each.is_slower for each in tests)
+    notes.append(f"latencies of {plural(decided, 'test')} decided, {slower} slower")
+    return notes

@@ -1,0 +1,129 @@
+"""Latency tests of a replay: real changes are found, noise between runs is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kdissect.replay.comparison.latency import (
+    ALL,
+    LatencyOptions,
+    LatencyTest,
+    captured_latencies,
+    compare_latencies,
+    notes_of,
+)
+from kdissect.replay.model import ReplayPlan
+from tests.replay.made import MS, PlanMaker
+
+OPTIONS = LatencyOptions()
+
+
+def plan_of(connections: int, each: int = 10) -> ReplayPlan:
+    maker = PlanMaker()
+    for number in range(connections * each):
+        maker.add(number % connections, number)
+    return maker.plan()
+
+
+def a_run(plan: ReplayPlan, seed: int, factor: float = 1.0, more_ms: float = 0.0) -> dict[int, int]:
+    """Latencies of some 4 ms, and ten times as much in one of ten requests, with noise."""
+    generator = np.random.default_rng(seed)
+    noise = np.exp(generator.normal(0, 0.2, len(plan.steps)))
+    return {
+        step.number: int(((40 if step.number % 10 == 0 else 4) * noise[step.number] * factor
+                          + more_ms) * MS)
+        for step in plan.steps
+    }  # fmt: skip
+
+
+def of_all(
+    plan: ReplayPlan, *runs: dict[int, int], options: LatencyOptions = OPTIONS
+) -> LatencyTest:
+    """The test of all APIs together; the last run is the one that counts."""
+    [found] = [
+        each for each in compare_latencies(plan, runs[:-1], runs[-1], options)
+        if each.api_name == ALL
+    ]  # fmt: skip
+    return found
+
+
+def test_a_delay_of_every_answer_is_found() -> None:
+    """500 ms more on each answer: the finding has both medians and the ratio."""
+    plan = plan_of(8)
+    found = of_all(plan, a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, more_ms=500))
+    assert found.is_slower
+    assert found.p_value < 0.01
+    assert 490 * MS < found.answered_ns - found.reference_ns < 510 * MS
+    assert "8 connections" in found.finding().note
+    assert found.finding().subject == ALL
+
+
+def test_equal_runs_are_no_finding() -> None:
+    """Thirty replays of an unchanged target: none is called slower."""
+    plan = plan_of(8)
+    for seed in range(0, 90, 3):
+        runs = [a_run(plan, seed + number) for number in range(3)]
+        assert not of_all(plan, *runs).is_slower
+
+
+def test_a_difference_that_control_runs_have_too_is_no_finding() -> None:
+    """One control run took twice as long as the other, so twice as long proves nothing."""
+    plan = plan_of(8)
+    noisy = a_run(plan, 1), a_run(plan, 2, factor=2), a_run(plan, 3, factor=3.5)
+    found = of_all(plan, *noisy, options=LatencyOptions(min_ns=0))
+    assert found.noise == pytest.approx(2, rel=0.1)
+    assert not found.is_slower
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (LatencyOptions(ratio=1.5, min_ns=0), True),
+        (LatencyOptions(ratio=3.0, min_ns=0), False),
+        (LatencyOptions(ratio=1.5, min_ns=50 * MS), False),
+    ],
+)
+def test_effects_below_the_least_ones_are_no_finding(
+    options: LatencyOptions, expected: bool
+) -> None:
+    """Twice as long: it depends on --latency-ratio and --latency-min whether that counts."""
+    plan = plan_of(8)
+    runs = a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, factor=2)
+    assert of_all(plan, *runs, options=options).is_slower is expected
+
+
+def test_faster_answers_are_no_finding() -> None:
+    """A quarter of the latency is a change, but not a worse one."""
+    plan = plan_of(8)
+    runs = a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, factor=0.25)
+    assert not of_all(plan, *runs, options=LatencyOptions(min_ns=0)).is_slower
+
+
+def test_one_connection_decides_nothing() -> None:
+    """Many exchanges of one connection are one unit: the test is open, and a note names it."""
+    plan = plan_of(1, 100)
+    found = of_all(plan, a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, more_ms=500))
+    assert not found.is_decided
+    assert not found.is_slower
+    [note, _] = notes_of([found], has_controls=True, is_controlled=True)
+    assert "too few connections" in note
+
+
+def test_the_capture_as_reference_proves_little() -> None:
+    """Captured latencies are 1 ms here; the finding comes with a note about its worth."""
+    plan = plan_of(8)
+    found = of_all(plan, captured_latencies(plan), a_run(plan, 3, more_ms=500))
+    assert found.is_slower
+    notes = notes_of([found], has_controls=False, is_controlled=False)
+    assert "another machine on another day" in notes[0]
+
+
+def test_requests_that_a_run_lacks_are_left_out() -> None:
+    """Only exchanges that all runs answered are pairs; without any there is no test."""
+    plan = plan_of(8)
+    first, second = a_run(plan, 1), a_run(plan, 2)
+    part = {number: first[number] for number in list(first)[:40]}
+    assert of_all(plan, part, second).exchanges == 40
+    assert compare_latencies(plan, [{}], second, OPTIONS) == []
+    assert compare_latencies(plan, [], second, OPTIONS) == []
