@@ -27,6 +27,7 @@ from kdissect.protocol.releases import (
     releases_offering,
 )
 from kdissect.replay.comparison.grouping import plain_path
+from kdissect.replay.comparison.other_release import RULE, OtherRelease, release_note
 from kdissect.replay.comparison.rules import path_pattern
 from kdissect.replay.model import Difference, Outcome, ReplayPlan, Step, Verdict, Workload
 from kdissect.replay.planning.dependencies import Mode, Resource, ResourceAccesses
@@ -48,6 +49,7 @@ class Explanation:
     captured: frozenset[str]
     answered: frozenset[str]
     needs_releases: bool
+    is_no_finding: bool
     matches: re.Pattern[str]
 
     def fits(self, api_name: str, difference: Difference) -> bool:
@@ -72,6 +74,7 @@ def explanations() -> tuple[Explanation, ...]:
             frozenset(each.get("captured", ())),
             frozenset(each.get("answered", ())),
             bool(each.get("releases", False)),
+            bool(each.get("no_finding", False)),
             path_pattern(each["path"]),
         )
         for each in tomllib.loads(text)["explanation"]
@@ -122,8 +125,10 @@ def explain(plan: ReplayPlan, outcomes: Sequence[Outcome], target: Ranges) -> li
     if not different:
         return []
     releases = Releases.of(plan.workload, target)
+    if releases.differ:
+        _allow_other_release(different, OtherRelease(target))
     causes = _causes(plan, outcomes, {each.step.number for each in different})
-    for outcome in different:
+    for outcome in filter(_is_different, different):
         assert outcome.judgement is not None
         cause = causes.get(outcome.step.number, "")
         differences = outcome.judgement.differences
@@ -137,8 +142,27 @@ def explain(plan: ReplayPlan, outcomes: Sequence[Outcome], target: Ranges) -> li
         )
     if not releases.differ:
         return []
-    return [f"by what they offer, the captured broker is Kafka {releases.then}, the target "
-            f"Kafka {releases.now}"]  # fmt: skip
+    return [
+        f"by what they offer, the captured broker is Kafka {releases.then}, the target "
+        f"Kafka {releases.now}",
+        *release_note(outcomes, releases.then, releases.now),
+    ]
+
+
+def _allow_other_release(different: Iterable[Outcome], release: OtherRelease) -> None:
+    """Give the rule `other-release` to differences that are no findings between two releases."""
+    for outcome in different:
+        assert outcome.judgement is not None
+        name, differences = outcome.step.api_name, []
+        for one in outcome.judgement.differences:
+            fitting = next((each for each in explanations() if each.fits(name, one)), None)
+            is_allowed = fitting is not None and fitting.is_no_finding
+            if not one.rule and is_allowed and release.allows(outcome.step, one):
+                one = replace(one, rule=RULE)
+            differences.append(one)
+        is_allowed = bool(differences) and all(each.rule for each in differences)
+        verdict = Verdict.TOLERATED if is_allowed else outcome.judgement.verdict
+        outcome.judgement = replace(outcome.judgement, verdict=verdict, differences=differences)
 
 
 def _is_different(outcome: Outcome) -> bool:

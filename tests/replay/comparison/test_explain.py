@@ -60,19 +60,36 @@ def notes(outcome: Outcome) -> list[str]:
 
 
 def test_another_release() -> None:
-    """The captured broker and the target are named; allowed differences are left alone."""
+    """Ranges that the target's release speaks are no findings: one note counts them. A range that
+    it does not speak stays one, with the releases as its note."""
     plan = make_plan(workload([exchange(0, asked(), 0, 1, api_versions(OLD))]), everything())
-    found = [
-        Difference("api_keys[3].max_version", "12", "13"),
-        Difference("api_keys[60]", "absent", "{api_key=90}"),
+    index = list(OLD).index(ApiKey.FETCH)
+    added = next(key for key in NEW if key not in OLD)
+    first, last = NEW[added]
+    of_release = [
+        Difference(f"api_keys[{index}].max_version", "17", str(NEW[ApiKey.FETCH][1])),
+        Difference(
+            "api_keys[90]",
+            "absent",
+            f"{{api_key={added}, min_version={first}, max_version={last}}}",
+        ),
         Difference("throttle_time_ms", "0", "1", rule="throttle-time"),
     ]
-    told, [outcome] = run(plan, {0: found})
-    assert told == ["by what they offer, the captured broker is Kafka 3.9, the target Kafka 4.3"]
+    told, [outcome] = run(plan, {0: of_release})
+    assert told[0] == "by what they offer, the captured broker is Kafka 3.9, the target Kafka 4.3"
+    assert told[1].startswith("2 differences between Kafka 3.9 and Kafka 4.3 (rule other-release)")
+    assert outcome.judgement is not None
+    assert outcome.judgement.verdict is Verdict.TOLERATED
+    lies = [
+        Difference(f"api_keys[{index}].max_version", "17", "3"),
+        Difference("api_keys[1]", "{api_key=1, min_version=0, max_version=17}", "absent"),
+    ]
+    told, [outcome] = run(plan, {0: lies})
+    assert len(told) == 1
+    assert [each.rule for each in outcome.judgement.differences] == ["", ""]  # type: ignore[union-attr]
     assert notes(outcome) == [
         "versions of this API that Kafka 3.9 offered, and those that Kafka 4.3 does",
-        "Kafka 4.3 offers this API, Kafka 3.9 did not",
-        "",
+        "Kafka 3.9 offered this API, Kafka 4.3 does not",
     ]
 
 
