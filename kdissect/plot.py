@@ -106,6 +106,7 @@ class Plots:
                 slice_ms=step / 1e6,
                 value_title=f"{measure} per {_span(step)}",
                 series_title=by,
+                step_min=1,
             ),
         )
 

@@ -31,6 +31,40 @@ _LANES_MAX = 40  # of the timeline of transactions; beyond that a table is easie
 _MILLIS_MIN = 0.001  # a logarithm has no zero
 
 
+# Tooltips of the headings in the tables of the charts' data.
+_MEANINGS = {
+    "answers": "responses with a service time",
+    "api": "API of the requests",
+    "broker": "the request log's time, from here on",
+    "broker_to": "the request log's time, below this",
+    "bytes": "bytes of record batches",
+    "capture": "the capture's time, from here on",
+    "capture_to": "the capture's time, below this",
+    "client": "client id, with its address if the id is not unique",
+    "count": "number with a value between the two",
+    "detail": "generation, error or number of records",
+    "event": "what happened",
+    "from": "values of this row begin here",
+    "group": "consumer group",
+    "lag": "end of the log less the committed offset, summed over partitions",
+    "lane": "member of the group, or the group itself",
+    "max": "the longest service time",
+    "ms": "time from the event's beginning to its end",
+    "name": "client id, with its address if the id is not unique",
+    "p50": "half of the answers took at most this service time",
+    "p95": "95 % of the answers took at most this service time",
+    "p99": "99 % of the answers took at most this service time",
+    "records": "records in the record batches",
+    "requests": "bytes of requests in the slice, divided by its length",
+    "responses": "bytes of responses in the slice, divided by its length",
+    "series": "the colour in the chart",
+    "t": "when the slice or the event begins",
+    "t_end": "when the event ends",
+    "to": "values of this row are below this",
+    "topic": "name of the topic",
+}
+
+
 @dataclass(slots=True)
 class Chart:
     """A chart: its title and text, its rows, and the Vega-Lite specification that draws them.
@@ -40,6 +74,7 @@ class Chart:
     series: the legend, in the order of colours.
     choose: a column that a menu narrows to one value.
     labels: the headings of the columns in the table of the chart's data.
+    meanings: of columns, if the number means something else here than in other charts.
     """
 
     id: str
@@ -52,6 +87,7 @@ class Chart:
     choose: str | None = None
     choose_label: str = ""
     labels: dict[str, str] = field(default_factory=dict)
+    meanings: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The values from which the page's script draws the chart."""
@@ -71,6 +107,7 @@ class Chart:
             "choose": self.choose,
             "legend": legend,
             "labels": {"t": "from (UTC)", "t_end": "until (UTC)", **self.labels},
+            "meanings": {name: (_MEANINGS | self.meanings)[name] for name in data},
         }
 
 
@@ -122,9 +159,11 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
             slice_ms=slice_ms,
             value_title="exchanges per second",
             series_title="API",
+            step_min=0,
         ),
         series=names,
         labels={"series": "API", "value": "exchanges per second"},
+        meanings={"value": "exchanges in the slice, divided by its length"},
     )
 
 
@@ -143,9 +182,11 @@ def errors_over_time(data: Columns, slice_ms: float) -> Chart | None:
             slice_ms=slice_ms,
             value_title="answers",
             series_title="error",
+            step_min=1,
         ),
         series=dict.fromkeys(stack["series"]),
         labels={"series": "error", "value": "answers"},
+        meanings={"value": "answers in the slice whose first error code is this"},
     )
 
 
@@ -213,6 +254,7 @@ def latency_over_time(data: Columns, slice_ms: float) -> Chart | None:
         ),
         series=LATENCY_LINES,
         labels={"count": "answers"},
+        meanings={"count": "answers in the slice"},
     )
 
 
@@ -430,6 +472,7 @@ def transaction_timeline(data: Columns) -> Chart | None:
         22 * len(ids) + 40,
         series=OUTCOME_NAMES,
         labels={"lane": "transactional id", "event": "outcome", "ms": "took, ms"},
+        meanings={"lane": "transactional id of the producer", "event": "how the transaction ended"},
     )
 
 

@@ -55,6 +55,7 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
         network_text=_network_text(document),
         csv_of=lambda table: csv_names.get(table, ""),
         style=Markup(style),
+        plain_style=Markup(environment.get_template("plain.css").render(views=shown)),
         script_hashes=Markup(" ".join(_hash(script) for script in scripts)),
         charts_json=json_script({key: chart.to_json() for key, chart in found.items()}),
         vega_script=Markup(_inline(library)),

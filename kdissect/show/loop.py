@@ -13,17 +13,25 @@ import pyarrow as pa
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
 from kdissect.pipeline.selection import Selection
-from kdissect.show import json_lines
 from kdissect.show.columns import DEFAULT, LineLayout, fitted
 from kdissect.show.lines import LineMaker
 from kdissect.show.listing import Listed, Lister
 from kdissect.show.reading import CaptureReading
 from kdissect.step_log import logged_step
+from kdissect.tables.value_text import COMPACT, json_objects
 from kdissect.text import display_width, shortened
 
 _log = logging.getLogger(__name__)
 
 Write = Callable[[bytes], object]
+
+
+def json_lines(table: pa.Table, more: list[str] | None = None) -> bytes:
+    """Return each row as a JSON object on a line; `more`: members to add to each, as JSON."""
+    lines = json_objects(table.column_names, table.to_batches(), COMPACT)
+    if more is not None:
+        lines = (f"{line[:-1]}{members}}}" for line, members in zip(lines, more, strict=True))
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ class _Shower:
             more = [records.members(ident) for ident in ids.to_pylist()]
         names = self._style.names
         table = listed.table if names is None else listed.table.select(names)
-        self._write(json_lines.block(table, more))
+        self._write(json_lines(table, more))
 
     def _write_details(self, listed: Listed) -> None:
         from kdissect.show.detail import Detailer

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kdissect.show import style
 from kdissect.show.detail import bytes_text, value_text
-from kdissect.show.json_lines import value
+from kdissect.tables.value_text import json_value
 from kdissect.text import visible
 
 VALUE_SHOWN = 400  # bytes of a key or a value; how many more there are is said
@@ -76,7 +76,7 @@ class Records:
 
         rows = []
         for row in self._records.get(exchange_id, []):
-            shown = {name: value(item) for name, item in row.items() if name != "exchange_id"}
+            shown = {name: json_value(item) for name, item in row.items() if name != "exchange_id"}
             rows.append(shown)
         return f',"records":{json.dumps(rows, ensure_ascii=False)}'
 

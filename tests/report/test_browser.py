@@ -124,6 +124,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(kdissect.read(capture), out, csv=False).html
 
 
+# the page and the tables that are wider than their room
+_SIDEWAYS = """
+const wide = (e) => e.scrollWidth > e.clientWidth;
+return [...(wide(document.documentElement) ? ["page"] : []),
+  ...[...document.querySelectorAll(".scroll")].filter(wide)
+  .map((e) => e.querySelector("table").id || e.textContent.slice(0, 40))]
+"""
+
+
 @pytest.mark.parametrize("which", ["page", "long_names", "large"])
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1000, "dark"), (420, "dark")])
 def test_nothing_scrolls_sideways(
@@ -132,13 +141,7 @@ def test_nothing_scrolls_sideways(
     """Neither the page nor a table, with the details of rows open too; each cell is in one."""
     page = request.getfixturevalue(which)
     _open(browser, page, (width, 900), scheme)
-    measure = (
-        "const wide = (e) => e.scrollWidth > e.clientWidth;"
-        "return [...(wide(document.documentElement) ? ['page'] : []),"
-        "...[...document.querySelectorAll('.scroll')].filter(wide)"
-        ".map((e) => e.querySelector('table').id || e.textContent.slice(0, 40))]"
-    )
-    assert browser.execute_script(measure) == []
+    assert browser.execute_script(_SIDEWAYS) == []
     opened = browser.execute_script(
         "const buttons = [...document.querySelectorAll('tbody tr:first-child .more')]"
         ".filter((b) => b.offsetParent !== null);"
@@ -146,7 +149,7 @@ def test_nothing_scrolls_sideways(
         "return buttons.length"
     )
     assert opened >= (1 if width == 1400 else 10)
-    assert browser.execute_script(measure) == []
+    assert browser.execute_script(_SIDEWAYS) == []
     hidden = browser.execute_script(
         "return [...document.querySelectorAll('tr.detail')].filter((detail) => {"
         "const cells = [...detail.previousElementSibling.cells]"
@@ -155,6 +158,30 @@ def test_nothing_scrolls_sideways(
         "return cells.length !== detail.querySelectorAll('dd').length}).length"
     )
     assert hidden == 0
+
+
+@pytest.mark.parametrize("which", ["page", "long_names"])
+@pytest.mark.parametrize(("width", "media"), [(1400, ""), (420, ""), (718, "print")])
+def test_paper_and_pages_without_scripts_have_all_columns(
+    browser: Any, which: str, width: int, media: str, request: pytest.FixtureRequest
+) -> None:
+    """No cell is hidden, and nothing scrolls sideways."""
+    _set(browser, (width, 900), "light")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media})
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not media})
+    try:
+        browser.get("about:blank")
+        browser.get(request.getfixturevalue(which).as_uri())
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+        assert browser.execute_script(_SIDEWAYS) == []
+        hidden = (
+            "return [...document.querySelectorAll('tbody tr > *')]"
+            ".filter((cell) => getComputedStyle(cell).display === 'none').length"
+        )
+        assert browser.execute_script(hidden) == 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_each_heading_says_what_it_is(browser: Any, page: Path) -> None:
@@ -247,13 +274,15 @@ def test_a_charts_data_is_a_table(browser: Any, page: Path) -> None:
     rows = browser.execute_script(
         "const d = document.querySelector('[data-chart=latency-histogram] details'); d.open = true;"
         "return new Promise(r => setTimeout(() => r("
-        "[d.querySelectorAll('tbody tr').length, d.querySelector('caption').textContent]), 100))"
+        "[d.querySelectorAll('tbody tr').length, d.querySelector('caption').textContent,"
+        "[...d.querySelectorAll('th')].filter((h) => h.title.length < 10).length]), 100))"
     )
     charts = json.loads(
         browser.execute_script("return document.getElementById('charts').textContent")
     )
     assert rows[0] == len(charts["latency-histogram"]["data"]["count"])
     assert "Service time" in rows[1]
+    assert rows[2] == 0, "a heading without a tooltip"
 
 
 def test_one_api_can_be_chosen(browser: Any, page: Path) -> None:

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.show import json_lines
-from kdissect.show.loop import Style
+from kdissect.show.loop import Style, json_lines
 from tests.fuzz.packets import pcap_bytes, read_pcap
 from tests.show.conftest import SHIPPED, key_log, shared, shown
 
@@ -24,7 +23,7 @@ MORE = shared(
 
 def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str]:
     table = kdissect.read(paths, keylog=keylog).exchanges.to_arrow()
-    return sorted(json_lines.block(table).decode().splitlines())
+    return sorted(json_lines(table).decode().splitlines())
 
 
 def check_rows(path: Path) -> None:
@@ -98,7 +97,7 @@ def test_json_of_anything_is_json() -> None:
             "latency_ms": [0.25, None, -1.0],
         }
     )
-    rows = [json.loads(line) for line in json_lines.block(table).decode().splitlines()]
+    rows = [json.loads(line) for line in json_lines(table).decode().splitlines()]
     assert [row["client_id"] for row in rows] == ['a"b\\c\n', None, "\x1b[31m"]
     assert [row["topics"] for row in rows] == [["x", 'y"'], None, []]
     assert [row["exchange_id"] for row in rows] == [5, str(2**60), None]
