@@ -125,7 +125,7 @@ def _uvarint(pieces: Any, index: int, stop: int, pos: int) -> Any:
     bytes."""
     value = int64(0)
     for number in range(5):
-        while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+        while index < stop and pieces[index]["end"] <= pos:
             index += 1
         byte = peek_u8(pieces, index, stop, pos)
         pos += 1

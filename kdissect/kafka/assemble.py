@@ -178,8 +178,8 @@ def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratc
     piece = sides[:, PIECE_START]
     has_bytes = sides[:, PIECE_STOP] > piece
     piece = piece[has_bytes]
-    first = pieces.segment[piece]
-    inside = pieces.file_pos[piece] - segments["pos"][first] - pieces.pos[piece]
+    first = pieces["segment"][piece]
+    inside = pieces["file_pos"][piece] - segments["pos"][first] - pieces["pos"][piece]
     # RFC 9293: the ACK field is the next sequence number that its sender expects. The SYN takes one
     # sequence number, so position 0 is that of the SYN plus 1.
     is_syn = segments["flags"][first] & SYN != 0

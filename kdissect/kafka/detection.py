@@ -129,7 +129,7 @@ def _is_zookeeper(stream: Any) -> bool:
     index = stream.start
     if index >= stream.stop:
         return False
-    pos = pieces.pos[index]
+    pos = pieces[index]["pos"]
     for _ in range(3):
         size = peek(pieces, index, stream.stop, pos, 4)
         first = peek(pieces, index, stream.stop, pos + 4, 4)
@@ -208,7 +208,7 @@ def _begins_with_requests(
     index = stream.start
     if index >= stream.stop:
         return False
-    pos = pieces.pos[index]
+    pos = pieces[index]["pos"]
     for number in range(TOKENS_MAX + 1):
         grade = request_header(pieces, index, stream.stop, pos, kafka, header)
         size = header[SIZE]
@@ -258,7 +258,7 @@ def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: An
     count."""
     pieces = stream.pieces
     index = stream.start
-    if index >= stream.stop or pieces.pos[index] != 0:
+    if index >= stream.stop or pieces[index]["pos"] != 0:
         return False
     if not response_header(pieces, index, stream.stop, 0, limit, header):
         return False
@@ -332,7 +332,7 @@ def _recognise(
         for side in range(2):
             stream = side_a if side == 0 else side_b
             if not content and stream.start < stream.stop:
-                pos = pieces.pos[stream.start]
+                pos = pieces[stream.start]["pos"]
                 if _is_tls(stream, stream.start, pos):
                     content = _TLS
                 elif pos == 0:
@@ -376,7 +376,7 @@ def _recognise(
             stream = side_a if side == 0 else side_b
             for index in range(stream.start, min(stream.stop, stream.start + SEGMENTS_LOOKED_AT)):
                 if not content:
-                    pos = pieces.pos[index]
+                    pos = pieces[index]["pos"]
                     content = _is_text(peek(pieces, index, stream.stop, pos, 4))
                     if not content and _is_tls(stream, index, pos):
                         content = _TLS

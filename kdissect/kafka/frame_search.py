@@ -152,7 +152,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     mixed = length
     at = pos + 14
     for place in range(at, at + min(length, CLIENT_BYTES_READ)):
-        while index < stop and pieces.pos[index] + pieces.length[index] <= place:
+        while index < stop and pieces[index]["end"] <= place:
             index += 1
         byte = peek_u8(pieces, index, stop, place)
         if byte < 0:
@@ -235,7 +235,7 @@ def request_points(
         points += 1
     elif header[KEY] != CONTROLLED_SHUTDOWN:
         # Zeros inside a message resemble it, repeatedly if messages repeat.
-        if client_count > 0 or pos != pieces.pos[index]:
+        if client_count > 0 or pos != pieces[index]["pos"]:
             return -1
         points -= NAMELESS_POINTS
         looked_behind = LOOKED_BEHIND_NAMELESS
@@ -247,7 +247,7 @@ def request_points(
             fallen = step(last_id, header[CORRELATION])
             if header[CLIENT_LENGTH] <= 0 or not 0 < fallen <= FALL_MAX:
                 return -1
-    if pos == pieces.pos[index]:
+    if pos == pieces[index]["pos"]:
         points += 1
     at = pos
     size = header[SIZE]
@@ -270,7 +270,7 @@ def request_points(
         index = find(pieces, index, stream.stop, at)
         grade = request_header(pieces, index, stream.stop, at, kafka, following)
         if grade == ABSENT:
-            if pieces.pos[index] > at and pieces.pos[index - 1] + pieces.length[index - 1] == at:
+            if pieces[index]["pos"] > at and pieces[index - 1]["end"] == at:
                 points += 2  # the next frame is in a gap, and this one ends with a segment
             break
         if grade != GOOD:
@@ -312,15 +312,16 @@ def find_request(
     pieces = stream.pieces
     limit = kafka.limit[0]
     for number in range(index, stream.stop):
-        begin = max(pos, pieces.pos[number])
-        whole = pieces.pos[number] + pieces.length[number]
-        if may_be_token and begin == pieces.pos[number]:
+        begin = max(pos, pieces[number]["pos"])
+        whole = pieces[number]["end"]
+        if may_be_token and begin == pieces[number]["pos"]:
             size = peek(pieces, number, stream.stop, begin, 4)
-            if size + 4 == pieces.length[number] and is_client_token(stream, number, begin, size):
+            is_segment = begin + 4 + size == whole
+            if is_segment and is_client_token(stream, number, begin, size):
                 return begin
         for at in range(begin, whole):
             if whole - at >= 8:
-                address = pieces.address[number] + np.uint64(at - pieces.pos[number])
+                address = pieces[number]["address"] + np.uint64(at - pieces[number]["pos"])
                 size = load_u32(address)
                 if size < REQUEST_SIZE_MIN or size > limit:
                     continue
@@ -369,7 +370,7 @@ def response_header(pieces: Any, index: int, stop: int, pos: int, limit: int, he
     header[CORRELATION] = peek(pieces, index, stop, pos + 4, 4)
     if size == RESPONSE_SIZE_MIN:
         return True
-    while index < stop and pieces.pos[index] + pieces.length[index] <= pos + 8:
+    while index < stop and pieces[index]["end"] <= pos + 8:
         index += 1
     byte = peek_u8(pieces, index, stop, pos + 8)
     return byte <= 0 or byte == 255
@@ -505,7 +506,7 @@ def response_points(
     if correlation < 0:
         return -1
     size = header[SIZE]
-    begins = pos == pieces.pos[index]
+    begins = pos == pieces[index]["pos"]
     lists_mechanisms = begins and is_mechanisms(stream, index, pos, size)
     lists_names = lists_mechanisms or (begins and is_api_versions(stream, index, pos, size))
     # evidence of the frame itself: its correlation id
@@ -544,7 +545,7 @@ def response_points(
     for number in range(2):
         at += 4 + size
         # the segment is exactly this frame, and no later frame can confirm it
-        fits = number == 0 and begins and at == pos + pieces.length[index]
+        fits = number == 0 and begins and at == pieces[index]["end"]
         if number == 0 and lists_mechanisms:
             points += 3 if fits else 0
             break  # SASL tokens may follow
@@ -555,14 +556,14 @@ def response_points(
                 points -= 1
             break
         behind = find(pieces, index, stream.stop, at)
-        if behind > 0 and pieces.pos[behind] > at:
-            if pieces.pos[behind - 1] + pieces.length[behind - 1] == at:
+        if behind > 0 and pieces[behind]["pos"] > at:
+            if pieces[behind - 1]["end"] == at:
                 points += 3 if fits else 1  # the next frame is in a gap
             break
         index = behind
         if not response_header(pieces, index, stream.stop, at, limit, following):
             return -1
-        if at == pieces.pos[index]:
+        if at == pieces[index]["pos"]:
             points += 1
         if following[SIZE] < 0 or following[CORRELATION] < 0:
             break
@@ -607,27 +608,27 @@ def find_response(
     """
     pieces = stream.pieces
     for number in range(index, stream.stop):
-        begin = max(pos, pieces.pos[number])
-        whole = pieces.pos[number] + pieces.length[number]
-        time = times[pieces.segment[number]]
-        if may_be_token and begin == pieces.pos[number]:
+        begin = max(pos, pieces[number]["pos"])
+        whole = pieces[number]["end"]
+        time = times[pieces[number]["segment"]]
+        if may_be_token and begin == pieces[number]["pos"]:
             size = peek(pieces, number, stream.stop, begin, 4)
-            if size + 4 == pieces.length[number]:
+            if begin + 4 + size == whole:
                 if is_broker_token(stream, number, begin, size):
                     return begin
                 behind = number + 1
                 if size == 0 and pending_token(pending, first, last, time + CLOCK_SLACK_NS) >= 0:
                     return begin
-                if size == 0 and behind < stream.stop and pieces.pos[behind] == whole:
+                if size == 0 and behind < stream.stop and pieces[behind]["pos"] == whole:
                     points = response_points(
                         stream, behind, whole, limit, pending, first, last, last_id, rise_max,
-                        times[pieces.segment[behind]], header, following,
+                        times[pieces[behind]["segment"]], header, following,
                     )  # fmt: skip
                     if points >= LOCK_POINTS:
                         return begin
         for at in range(begin, whole):
             if whole - at >= 9:
-                address = pieces.address[number] + np.uint64(at - pieces.pos[number])
+                address = pieces[number]["address"] + np.uint64(at - pieces[number]["pos"])
                 size = load_u32(address)
                 if size < RESPONSE_SIZE_MIN or size > limit:
                     continue

@@ -52,7 +52,7 @@ def extents_max(pieces: Any, index: int, stop: int, end: int) -> int:
     Each piece can have a hole before and after it.
     """
     behind = index
-    while behind < stop and pieces.pos[behind] < end:
+    while behind < stop and pieces[behind]["pos"] < end:
         behind += 1
     return 2 * (behind - index) + 1
 
@@ -68,19 +68,19 @@ def put_extents(
     captured = int64(0)
     here = begin
     while here < end:
-        while index < stop and pieces.pos[index] + pieces.length[index] <= here:
+        while index < stop and pieces[index]["end"] <= here:
             index += 1
         at = used[EXTENTS] * EXTENT_WIDTH
-        if index >= stop or pieces.pos[index] > here:
-            until = end if index >= stop else min(end, pieces.pos[index])
+        if index >= stop or pieces[index]["pos"] > here:
+            until = end if index >= stop else min(end, pieces[index]["pos"])
             extents[at] = 0
             extents[at + 1] = until - here
             extents[at + 2] = -1
         else:
-            until = min(end, pieces.pos[index] + pieces.length[index])
-            extents[at] = pieces.file_pos[index] + (here - pieces.pos[index])
+            until = min(end, pieces[index]["end"])
+            extents[at] = pieces[index]["file_pos"] + (here - pieces[index]["pos"])
             extents[at + 1] = until - here
-            extents[at + 2] = source[pieces.segment[index]]
+            extents[at + 2] = source[pieces[index]["segment"]]
             captured += until - here
         used[EXTENTS] += 1
         here = until
@@ -94,9 +94,9 @@ def put_whole_frame(
 ) -> None:  # fmt: skip
     """`put_frame` for the common case: a frame with bytes that lie in one piece."""
     at = used[EXTENTS] * EXTENT_WIDTH
-    extents[at] = pieces.file_pos[index] + (pos + 4 - pieces.pos[index])
+    extents[at] = pieces[index]["file_pos"] + (pos + 4 - pieces[index]["pos"])
     extents[at + 1] = header[SIZE]
-    extents[at + 2] = source[pieces.segment[index]]
+    extents[at + 2] = source[pieces[index]["segment"]]
     used[EXTENTS] += 1
     at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
     frames[at + EXTENT_START] = used[EXTENTS] - 1
@@ -111,7 +111,7 @@ def _put_head(
     number."""
     at = used[FRAMES] * FRAME_WIDTH
     used[FRAMES] += 1
-    segment = pieces.segment[index]
+    segment = pieces[index]["segment"]
     frames[at + CONNECTION] = connection
     frames[at + POS] = pos
     frames[at + FRAME_SIZE] = header[SIZE]
@@ -143,9 +143,9 @@ def put_frame(
     frames[at + EXTENT_COUNT] = used[EXTENTS] - first
     frames[at + CAPTURED] = captured + 4
     last = find(pieces, index, stop, end - 1)
-    if last >= stop or pieces.pos[last] >= end:
+    if last >= stop or pieces[last]["pos"] >= end:
         last -= 1
-    frames[at + LAST] = pieces.segment[last]
+    frames[at + LAST] = pieces[last]["segment"]
 
 
 @making_kernel
@@ -178,20 +178,20 @@ def put_unframed(
     connection: int, reason: int, size: int, extents: Any, faults: Any, used: Any,
 ) -> Any:  # fmt: skip
     """Append a fault for the captured bytes in [begin, end), if any; returns (extents, faults)."""
-    while index < stop and pieces.pos[index] + pieces.length[index] <= begin:
+    while index < stop and pieces[index]["end"] <= begin:
         index += 1
-    if index >= stop or pieces.pos[index] >= end:
+    if index >= stop or pieces[index]["pos"] >= end:
         return extents, faults
-    first = max(begin, pieces.pos[index])
+    first = max(begin, pieces[index]["pos"])
     count = int64(0)
     number = index
-    while number < stop and pieces.pos[number] < end:
-        last = min(end, pieces.pos[number] + pieces.length[number])
-        count += last - max(begin, pieces.pos[number])
+    while number < stop and pieces[number]["pos"] < end:
+        last = min(end, pieces[number]["end"])
+        count += last - max(begin, pieces[number]["pos"])
         number += 1
     faults = put_fault(
         faults, used, int64(Anomaly.UNFRAMED_BYTES), WARNING, direction, connection,
-        pieces.segment[index], first, count, reason, size, -1,
+        pieces[index]["segment"], first, count, reason, size, -1,
     )  # fmt: skip
     at = (used[FAULTS] - 1) * FAULT_WIDTH
     before = used[EXTENTS]
@@ -208,9 +208,9 @@ def put_unframed(
 def _has_gaps(pieces: Any, start: int, stop: int, end: int) -> bool:
     here = int64(0)
     for index in range(start, stop):
-        if pieces.pos[index] > here:
+        if pieces[index]["pos"] > here:
             return True
-        here = pieces.pos[index] + pieces.length[index]
+        here = pieces[index]["end"]
     return end > here
 
 
@@ -225,16 +225,16 @@ def put_gaps(
     here = int64(0)
     segment = int64(-1)
     for index in range(start, stop + 1):
-        until = pieces.pos[index] if index < stop else end
+        until = pieces[index]["pos"] if index < stop else end
         if index < stop:
-            segment = pieces.segment[index]
+            segment = pieces[index]["segment"]
         if until > here:
             faults = put_fault(
                 faults, used, int64(Anomaly.GAP), WARNING, direction, connection, segment, here,
                 until - here, 0, 0, -1,
             )  # fmt: skip
         if index < stop:
-            here = pieces.pos[index] + pieces.length[index]
+            here = pieces[index]["end"]
     return faults
 
 

@@ -164,7 +164,7 @@ def stream_of(pieces: Any, sides: Any, number: int) -> Any:
     stop = sides[at + PIECE_STOP]
     end = int64(0)
     if stop > start:
-        end = pieces.pos[stop - 1] + pieces.length[stop - 1]
+        end = pieces[stop - 1]["end"]
     return Stream(pieces, start, stop, end)
 
 
@@ -229,7 +229,7 @@ def _lock(walk: Any, pos: int) -> None:
 def _piece_at(pieces: Any, index: int, stop: int, pos: int) -> int:
     """The first piece from `index` on that ends after `pos`: nearly always `index` or the next
     one."""
-    while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+    while index < stop and pieces[index]["end"] <= pos:
         index += 1
     return index
 
@@ -246,7 +246,7 @@ def _append_frame(
     pos = walk["pos"]
     size = header[SIZE]
     end = pos + 4 + size
-    is_whole = pieces.pos[index] <= pos and end <= pieces.pos[index] + pieces.length[index]
+    is_whole = pieces[index]["pos"] <= pos and end <= pieces[index]["end"]
     is_whole = is_whole and size > 0
     frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
     rows = int64(1) if is_whole else extents_max(pieces, index, stop, end)
@@ -413,19 +413,19 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
                 index = _piece_at(pieces, index, stop, pos)
                 _lock(walk, pos)
             if index + AHEAD < stop:
-                fetch_ahead(pieces.address[index + AHEAD])
-            available = pieces.pos[index] + pieces.length[index] - pos
-            address = pieces.address[index] + np.uint64(max(0, pos - pieces.pos[index]))
+                fetch_ahead(pieces[index + AHEAD]["address"])
+            available = pieces[index]["end"] - pos
+            address = pieces[index]["address"] + np.uint64(max(0, pos - pieces[index]["pos"]))
             # Request header: size int32, api key int16, api version int16, correlation id int32,
             # client id as a nullable string of int16 length (in all versions, KIP-482 too).
-            is_here = pos >= pieces.pos[index]
+            is_here = pos >= pieces[index]["pos"]
             if is_here and quick_request(address, available, limit, kafka.known, header):
                 grade = GOOD
             else:
                 grade = request_header(pieces, index, stop, pos, kafka, header)
             size = header[SIZE]
             if size < 0:
-                _lose_boundary(walk, pieces.pos[index])
+                _lose_boundary(walk, pieces[index]["pos"])
                 continue
             kind = int64(EXPECTS)
             if grade != GOOD:
@@ -598,15 +598,15 @@ def some_responses(
                 first += 1
             walk["next_request"] = first
             if index + AHEAD < stop:
-                fetch_ahead(pieces.address[index + AHEAD])
+                fetch_ahead(pieces[index + AHEAD]["address"])
             # Response header: size int32, correlation id int32 (then tagged fields, KIP-482).
             is_next = False
             is_plausible = False
-            available = pieces.pos[index] + pieces.length[index] - pos
-            is_here = pos >= pieces.pos[index]
+            available = pieces[index]["end"] - pos
+            is_here = pos >= pieces[index]["pos"]
             if is_here and available >= 8 and first < last:
                 # The common case: a broker answers the requests of a connection in order.
-                address = pieces.address[index] + np.uint64(pos - pieces.pos[index])
+                address = pieces[index]["address"] + np.uint64(pos - pieces[index]["pos"])
                 header[SIZE] = load_u32(address)
                 header[CORRELATION] = load_u32(address + np.uint64(4))
                 is_next = (
@@ -618,14 +618,14 @@ def some_responses(
                 is_plausible = response_header(pieces, index, stop, pos, limit, header)
             size = header[SIZE]
             if size < 0:
-                _lose_boundary(walk, pieces.pos[index])
+                _lose_boundary(walk, pieces[index]["pos"])
                 continue
             kind = int64(EXPECTS)
             request = first
             lists_mechanisms = False
             begins = False
             if not is_next:
-                sent_before = times[pieces.segment[index]] + CERTAIN_SLACK_NS
+                sent_before = times[pieces[index]["segment"]] + CERTAIN_SLACK_NS
                 kind, request, lists_mechanisms, begins = _doubtful_response(
                     stream, index, is_plausible, limit, pending, last, sent_before, walk, header,
                     following,

@@ -61,9 +61,9 @@ Ints = npt.NDArray[np.int64]
 @inlined
 def _is_whole(pieces: Any, index: int, stop: int, end: int) -> bool:
     """Whether all bytes from inside piece `index` up to `end` were captured."""
-    while pieces.pos[index] + pieces.length[index] < end:
+    while pieces[index]["end"] < end:
         index += 1
-        if index >= stop or pieces.pos[index] > pieces.pos[index - 1] + pieces.length[index - 1]:
+        if index >= stop or pieces[index]["pos"] > pieces[index - 1]["end"]:
             return False
     return True
 
@@ -85,7 +85,7 @@ def chains(pieces: Any, sides: Any, streams: Any, limit: int, ends: Any) -> None
             if pos >= stream.end:
                 break
             index = find(pieces, index, stream.stop, pos)
-            if pieces.pos[index] > pos:
+            if pieces[index]["pos"] > pos:
                 break  # the next frame is in a gap
             accept = response_header(pieces, index, stream.stop, pos, limit, header)
             size = header[SIZE]

@@ -48,7 +48,7 @@ def end_of_mechanism(pieces: Any, index: int, stop: int, pos: int, end: int) -> 
     if not 0 < length <= MECHANISM_MAX or pos + 2 + length > end:
         return -1
     for place in range(pos + 2, pos + 2 + length):
-        while index < stop and pieces.pos[index] + pieces.length[index] <= place:
+        while index < stop and pieces[index]["end"] <= place:
             index += 1
         if not _is_name(peek_u8(pieces, index, stop, place)):
             return -1
@@ -98,7 +98,7 @@ def _is_text(stream: Any, index: int, pos: int, size: int) -> bool:
     """Whether the first bytes of a token are text, or OAUTHBEARER's separator."""
     pieces = stream.pieces
     for place in range(pos + 4, pos + 4 + min(size, TOKEN_BYTES_READ)):
-        while index < stream.stop and pieces.pos[index] + pieces.length[index] <= place:
+        while index < stream.stop and pieces[index]["end"] <= place:
             index += 1
         byte = peek_u8(pieces, index, stream.stop, place)
         if (byte < 32 and byte != SEPARATOR) or byte == 127:
@@ -133,7 +133,7 @@ def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
     zeros = 0
     run = 0  # bytes since the last NUL
     for place in range(pos + 4, pos + 4 + size):
-        while index < stop and pieces.pos[index] + pieces.length[index] <= place:
+        while index < stop and pieces[index]["end"] <= place:
             index += 1
         byte = peek_u8(pieces, index, stop, place)
         if byte == 0:

@@ -265,10 +265,10 @@ class CompletionTracker:
         self.last_end = np.zeros(2 * self.count, np.int64)
         some = np.flatnonzero(self.sides[:, PIECE_STOP] > self.sides[:, PIECE_START])
         last = self.sides[some, PIECE_STOP] - 1
-        self.last_end[some] = pieces.pos[last] + pieces.length[last]
+        self.last_end[some] = pieces["end"][last]
         for connection, opened in self.tls.opened.items():
             self.last_end[2 * connection : 2 * connection + 2] = [one.end for one in opened]
-        row = pieces.segment[last]
+        row = pieces["segment"][last]
         self.last_packet[some] = np.stack([segments["source"][row], segments["packet"][row]], 1)
 
     # -- complete exchanges -----------------------------------------------------------------
@@ -342,11 +342,11 @@ class CompletionTracker:
         side = self.sides[stream]
         pieces, segments = self.streams.pieces, self.streams.segments
         rows = slice(int(side[PIECE_START]), int(side[PIECE_STOP]))
-        begin = pieces.pos[rows]
+        begin = pieces["pos"][rows]
         if not len(begin):
             return 0
-        end = begin + pieces.length[rows]
-        owner = pieces.segment[rows]
+        end = pieces["end"][rows]
+        owner = pieces["segment"][rows]
         before = np.concatenate([[0], end[:-1]])
         is_hole = begin > before
         # bytes that a snap length cut do not come
@@ -559,8 +559,8 @@ class CompletionTracker:
         start, stop = self.sides[:, PIECE_START], self.sides[:, PIECE_STOP]
         some = np.flatnonzero(stop > start)
         piece = start[some]
-        row = pieces.segment[piece]
-        inside = pieces.file_pos[piece] - segments["pos"][row] - pieces.pos[piece]
+        row = pieces["segment"][piece]
+        inside = pieces["file_pos"][piece] - segments["pos"][row] - pieces["pos"][piece]
         is_syn = (segments["flags"][row] & SYN) != 0
         numbers[some] = (segments["seq"][row].astype(np.int64) + is_syn + inside) & 0xFFFFFFFF
         rows = np.flatnonzero(segments["flags"] & SYN)[::-1]  # the first one stays

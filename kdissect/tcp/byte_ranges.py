@@ -1,14 +1,14 @@
 """The byte ranges of TCP streams: found by stream position, read across their borders.
 
-`Pieces` holds the ordered, disjoint byte ranges (pieces) of all streams, one stream after the
-other; a stream is a range [start, stop) of them. Bytes between two pieces are missing. `peek` reads
-big-endian numbers at any position and returns -1 if one of their bytes is missing.
+An array of `PIECE` has the ordered, disjoint byte ranges (pieces) of all streams, one stream after
+the other; a stream is a range [start, stop) of its rows. Bytes between two pieces are missing.
+`peek` reads big-endian numbers at any position and returns -1 if one of their bytes is missing.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,15 @@ from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32
 int64: Any = np.int64  # for kernels: mypy distinguishes it from int, Numba does not
 
 
-class Pieces(NamedTuple):
-    """One row per piece; `segment` is the row of the segment that it came from, in assembly
-    order."""
+Pieces = npt.NDArray[np.void]  # PIECE[n]
 
-    pos: npt.NDArray[np.int64]  # in the stream
-    length: npt.NDArray[np.int64]
-    address: npt.NDArray[np.uint64]
-    file_pos: npt.NDArray[np.int64]
-    segment: npt.NDArray[np.int64]
+PIECE = np.dtype([
+    ("pos", "i8"),  # of its first byte, in the stream
+    ("end", "i8"),  # after its last byte
+    ("address", "u8"),  # of its first byte, in memory
+    ("file_pos", "i8"),  # of its first byte, in its source
+    ("segment", "i8"),  # row of the segment that it came from, in assembly order
+])  # fmt: skip
 
 
 @kernel
@@ -36,7 +36,7 @@ def find(pieces: Any, start: int, stop: int, pos: int) -> int:
     high = stop
     while low < high:
         middle = (low + high) >> 1
-        if pieces.pos[middle] + pieces.length[middle] <= pos:
+        if pieces[middle]["end"] <= pos:
             low = middle + 1
         else:
             high = middle
@@ -46,9 +46,9 @@ def find(pieces: Any, start: int, stop: int, pos: int) -> int:
 @inlined
 def peek_u8(pieces: Any, index: int, stop: int, pos: int) -> int:
     """The byte at `pos`, -1 if it is missing; `index` is the result of `find` for `pos`."""
-    if index >= stop or pieces.pos[index] > pos:
+    if index >= stop or pieces[index]["pos"] > pos:
         return -1
-    return load_u8(pieces.address[index] + np.uint64(pos - pieces.pos[index]))
+    return load_u8(pieces[index]["address"] + np.uint64(pos - pieces[index]["pos"]))
 
 
 @kernel
@@ -57,19 +57,19 @@ def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
 
     index: a piece at or before the one that holds `pos`.
     """
-    while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+    while index < stop and pieces[index]["end"] <= pos:
         index += 1
-    if index >= stop or pieces.pos[index] > pos:
+    if index >= stop or pieces[index]["pos"] > pos:
         return -1
-    if pieces.pos[index] + pieces.length[index] - pos >= count:
-        address = pieces.address[index] + np.uint64(pos - pieces.pos[index])
+    if pieces[index]["end"] - pos >= count:
+        address = pieces[index]["address"] + np.uint64(pos - pieces[index]["pos"])
         if count == 4:
             return load_u32(address)
         if count == 2:
             return load_u16(address)
     value = 0
     for at in range(pos, pos + count):
-        if pieces.pos[index] + pieces.length[index] <= at:
+        if pieces[index]["end"] <= at:
             index += 1
         byte = peek_u8(pieces, index, stop, at)
         if byte < 0:
@@ -80,13 +80,13 @@ def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
 
 def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
     """Bytes [pos, pos + count) of a stream, all captured, starting in or after piece `index`."""
-    while pieces.pos[index] + pieces.length[index] <= pos:
+    while pieces[index]["end"] <= pos:
         index += 1
     parts = []
     while count > 0:
-        skipped = pos - int(pieces.pos[index])
-        size = min(count, int(pieces.length[index]) - skipped)
-        parts.append(ctypes.string_at(int(pieces.address[index]) + skipped, size))
+        skipped = pos - int(pieces[index]["pos"])
+        size = min(count, int(pieces[index]["end"]) - pos)
+        parts.append(ctypes.string_at(int(pieces[index]["address"]) + skipped, size))
         pos += size
         count -= size
         index += 1

@@ -78,13 +78,48 @@ def _rise(heap: Any, at: int) -> None:
 
 
 @making_kernel
-def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: Any) -> int:
+def _sorted(values: Any) -> Any:
+    """Return the order of ascending values, int64[n]: a merge sort, fast for nearly sorted values.
+
+    np.argsort would take seconds to compile.
+    """
+    count = len(values)
+    order = np.empty(count, np.int64)
+    for index in range(count):
+        order[index] = index
+    merged = np.empty(count, np.int64)
+    width = 1
+    while width < count:
+        for low in range(0, count, 2 * width):
+            left = low
+            middle = min(low + width, count)
+            right = middle
+            high = min(middle + width, count)
+            is_sorted = right == high or values[order[middle - 1]] <= values[order[middle]]
+            for place in range(low, high):
+                is_left = left < middle
+                if is_left and not is_sorted and right < high:
+                    is_left = values[order[left]] <= values[order[right]]
+                if is_left:
+                    merged[place] = order[left]
+                    left += 1
+                else:
+                    merged[place] = order[right]
+                    right += 1
+        order, merged = merged, order
+        width *= 2
+    return order
+
+
+@making_kernel
+def sweep(first: Any, last: Any, pieces: Any) -> int:
     """Split overlapping intervals [first, last) into disjoint ones; the lower index wins.
 
-    Writes up to 2n ascending pieces (position, end, index of the interval); returns their number.
+    Fills `pos`, `end` and `segment` (the index of the interval) of up to 2n ascending pieces;
+    returns their number.
     """
     # sweep by position; the heap holds the open intervals, the one captured first on top
-    by_pos = np.argsort(first, kind="mergesort")
+    by_pos = _sorted(first)
     heap = np.empty(len(first), np.int64)
     used = 0
     waiting = 0
@@ -109,12 +144,12 @@ def sweep(first: Any, last: Any, piece_pos: Any, piece_end: Any, piece_owner: An
         until = last[owner]
         if waiting < len(first) and first[by_pos[waiting]] < until:
             until = first[by_pos[waiting]]
-        if count and piece_owner[count - 1] == owner and piece_end[count - 1] == here:
-            piece_end[count - 1] = until
+        if count and pieces[count - 1]["segment"] == owner and pieces[count - 1]["end"] == here:
+            pieces[count - 1]["end"] = until
         else:
-            piece_pos[count] = here
-            piece_end[count] = until
-            piece_owner[count] = owner
+            pieces[count]["pos"] = here
+            pieces[count]["end"] = until
+            pieces[count]["segment"] = owner
             count += 1
         here = until
     return count
@@ -142,11 +177,12 @@ def lay_pieces(
                 row = rows[index]
                 captured = int64(segments[row]["captured"])
                 if captured:
-                    pieces.pos[count] = number[row] - origin
-                    pieces.length[count] = captured
-                    pieces.address[count] = address[row]
-                    pieces.file_pos[count] = segments[row]["pos"]
-                    pieces.segment[count] = row
+                    pos = number[row] - origin
+                    pieces[count]["pos"] = pos
+                    pieces[count]["end"] = pos + captured
+                    pieces[count]["address"] = address[row]
+                    pieces[count]["file_pos"] = segments[row]["pos"]
+                    pieces[count]["segment"] = row
                     count += 1
         sides[at + PIECE_STOP] = count
         _settle(sides, at, pieces)
@@ -171,10 +207,10 @@ def _settle(sides: Any, at: int, pieces: Any) -> None:
         end = sides[at + ACK_HIGH] - origin
     here = int64(0)
     for index in range(sides[at + PIECE_START], sides[at + PIECE_STOP]):
-        if pieces.pos[index] > here:
+        if pieces[index]["pos"] > here:
             sides[at + GAP_COUNT] += 1
-        here = pieces.pos[index] + pieces.length[index]
-        sides[at + BYTE_COUNT] += pieces.length[index]
+        here = pieces[index]["end"]
+        sides[at + BYTE_COUNT] += here - pieces[index]["pos"]
     if end > here:
         sides[at + GAP_COUNT] += 1
     sides[at + END] = end
@@ -241,20 +277,17 @@ def _lay_run(
         place = number[row] - origin
         first[index] = max(0, place)
         last[index] = max(first[index], place + int64(segments[row]["captured"]))
-    owner = np.empty(2 * total, np.int64)
-    end = np.empty(2 * total, np.int64)
     begin = count
-    count += sweep(first, last, pieces.pos[begin:], end, owner)
+    count += sweep(first, last, pieces[begin:])
     for index in range(begin, count):
-        interval = owner[index - begin]
+        interval = pieces[index]["segment"]
         row = rows[interval]
-        pos = pieces.pos[index]
+        pos = pieces[index]["pos"]
         skipped = pos - (number[row] - origin)
-        pieces.length[index] = end[index - begin] - pos
-        pieces.address[index] = address[row] + np.uint64(skipped)
-        pieces.file_pos[index] = segments[row]["pos"] + skipped
-        pieces.segment[index] = row
-        won[interval] += pieces.length[index]
+        pieces[index]["address"] = address[row] + np.uint64(skipped)
+        pieces[index]["file_pos"] = segments[row]["pos"] + skipped
+        pieces[index]["segment"] = row
+        won[interval] += pieces[index]["end"] - pos
     for index in range(total):
         row = rows[index]
         place = number[row] - origin
@@ -290,11 +323,11 @@ def _conflict(
     pos = int64(-1)
     differing = int64(0)
     index = find(pieces, start, stop, first)
-    while index < stop and pieces.pos[index] < last:
-        if pieces.segment[index] != row:
-            begin = max(first, pieces.pos[index])
-            end = min(last, pieces.pos[index] + pieces.length[index])
-            winner_address = pieces.address[index] - np.uint64(pieces.pos[index])
+    while index < stop and pieces[index]["pos"] < last:
+        if pieces[index]["segment"] != row:
+            begin = max(first, pieces[index]["pos"])
+            end = min(last, pieces[index]["end"])
+            winner_address = pieces[index]["address"] - np.uint64(pieces[index]["pos"])
             for at in range(begin, end):
                 if load_u8(winner_address + np.uint64(at)) != load_u8(
                     address + np.uint64(at - place)

@@ -62,7 +62,7 @@ from kdissect.capture.segments import (
 from kdissect.jit import inlined, kernel, load_u8, making_kernel
 from kdissect.kafka.assembly import CloseReason
 from kdissect.kafka.options import MappedSources
-from kdissect.tcp.byte_ranges import Pieces, int64
+from kdissect.tcp.byte_ranges import PIECE, Pieces, int64
 from kdissect.tcp.columns import (
     ACK_HIGH,
     ACK_LOW,
@@ -126,7 +126,7 @@ class Streams:
         sides = self.sides.reshape(-1, SIDE_WIDTH)
         first = np.full(len(sides), -1, np.int64)
         has_bytes = sides[:, PIECE_STOP] > sides[:, PIECE_START]
-        first[has_bytes] = self.pieces.pos[sides[has_bytes, PIECE_START]]
+        first[has_bytes] = self.pieces["pos"][sides[has_bytes, PIECE_START]]
         return first
 
 
@@ -725,14 +725,7 @@ def reassemble(
     rows = scratch.empty(int(table[:, DATA_COUNT].sum()), np.int64)
     start = listed(segments, connection, mark, sides, rows)
     messy = int(table[table[:, IS_MESSY] != 0, DATA_COUNT].sum())
-    room = len(rows) + messy
-    pieces = Pieces(
-        scratch.empty(room, np.int64),
-        scratch.empty(room, np.int64),
-        scratch.empty(room, np.uint64),
-        scratch.empty(room, np.int64),
-        scratch.empty(room, np.int64),
-    )
+    pieces = scratch.empty(len(rows) + messy, PIECE)
     conflicts = scratch.empty(messy * CONFLICT_WIDTH, np.int64)
     piece_count, conflict_count = lay_pieces(
         segments, address, number, rows, start, sides, pieces, conflicts
@@ -742,13 +735,7 @@ def reassemble(
         connection,
         connections,
         sides,
-        Pieces(
-            pieces.pos[:piece_count],
-            pieces.length[:piece_count],
-            pieces.address[:piece_count],
-            pieces.file_pos[:piece_count],
-            pieces.segment[:piece_count],
-        ),
+        pieces[:piece_count],
         conflicts[: conflict_count * CONFLICT_WIDTH],
         mark,
         facts,

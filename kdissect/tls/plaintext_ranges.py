@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import joined
 from kdissect.capture.file_arrays import MEMORY, Scratch
 from kdissect.capture.spool import Spool
 from kdissect.kafka import frame_tables
@@ -21,7 +22,7 @@ from kdissect.kafka.assembly import NO_CARRIED, WARNING, Anomaly, Carried, Proto
 from kdissect.kafka.detection import recognise
 from kdissect.kafka.frame_search import Kafka, PendingRequests
 from kdissect.kafka.frame_tables import FAULT_WIDTH
-from kdissect.tcp.byte_ranges import Pieces
+from kdissect.tcp.byte_ranges import PIECE, Pieces
 from kdissect.tcp.columns import (
     BYTE_COUNT,
     CONNECTION_WIDTH,
@@ -183,7 +184,7 @@ def plain_streams(
         )
     sides = streams.sides.copy()
     tables = []
-    count = len(streams.pieces.pos)
+    count = len(streams.pieces)
     for connection, opened in tls.opened.items():
         for side in (0, 1):
             table = opened[side].table
@@ -195,16 +196,12 @@ def plain_streams(
             tables.append(table)
     records = np.concatenate(tables)
     data = tls.spool.data()
-    pieces = streams.pieces
-    merged = Pieces(
-        np.concatenate([pieces.pos, records["pos"]]),
-        np.concatenate([pieces.length, records["length"]]),
-        np.concatenate(
-            [pieces.address, (records["spool_pos"] + data.ctypes.data).astype(np.uint64)]
-        ),
-        np.concatenate([pieces.file_pos, records["spool_pos"]]),
-        np.concatenate([pieces.segment, len(times) + np.arange(len(records))]),
-    )
+    pieces = np.zeros(len(records), PIECE)
+    pieces["pos"] = records["pos"]
+    pieces["end"] = records["pos"] + records["length"]
+    pieces["address"] = records["spool_pos"] + data.ctypes.data
+    pieces["file_pos"] = records["spool_pos"]
+    pieces["segment"] = len(times) + np.arange(len(records))
     first = records["first_segment"]
     order = np.argsort(records["spool_pos"])
     carried = Carried(
@@ -215,7 +212,7 @@ def plain_streams(
         streams.segments["pos"][first[order]],
     )
     return PlainStreams(
-        merged,
+        joined([streams.pieces, pieces]),
         sides,
         np.concatenate([times, times[first]]),
         np.concatenate([source, np.full(len(records), source_count, np.int32)]),

@@ -47,9 +47,9 @@ def _size_at(pieces: Any, index: int, stop: int, pos: int) -> int:
 def _search(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
     """The first boundary of a record at or after `pos`, or -1."""
     while index < stop:
-        here = max(pos, pieces.pos[index])
-        until = pieces.pos[index] + pieces.length[index]
-        address = pieces.address[index] - np.uint64(pieces.pos[index])
+        here = max(pos, pieces[index]["pos"])
+        until = pieces[index]["end"]
+        address = pieces[index]["address"] - np.uint64(pieces[index]["pos"])
         while here < until:
             kind = load_u8(address + np.uint64(here))
             if CHANGE_CIPHER <= kind <= APPLICATION:
@@ -79,9 +79,9 @@ def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
     stop = sides[stream * SIDE_WIDTH + PIECE_STOP]
     if start >= stop:
         return table[:0]
-    end = pieces.pos[stop - 1] + pieces.length[stop - 1]
+    end = pieces[stop - 1]["end"]
     index = start
-    pos = int64(0) if has_origin[stream] else pieces.pos[start]
+    pos = int64(0) if has_origin[stream] else pieces[start]["pos"]
     if not has_origin[stream]:
         boundary = _search(pieces, index, stop, pos, end)
         until = end if boundary < 0 else boundary
@@ -112,7 +112,7 @@ def _put(
         return table, used, index
     table = grown(table, used * RECORD_WIDTH, RECORD_WIDTH)
     at = used * RECORD_WIDTH
-    while index < stop and pieces.pos[index] + pieces.length[index] <= pos:
+    while index < stop and pieces[index]["end"] <= pos:
         index += 1
     table[at + TYPE] = kind
     table[at + _VERSION] = version
@@ -122,13 +122,13 @@ def _put(
     table[at + FIRST] = -1
     table[at + LAST] = -1
     captured = int64(0)
-    while index < stop and pieces.pos[index] < pos + size:
-        last = min(pos + size, pieces.pos[index] + pieces.length[index])
-        captured += last - max(pos, pieces.pos[index])
+    while index < stop and pieces[index]["pos"] < pos + size:
+        last = min(pos + size, pieces[index]["end"])
+        captured += last - max(pos, pieces[index]["pos"])
         if table[at + FIRST] < 0:
-            table[at + FIRST] = pieces.segment[index]
-        table[at + LAST] = pieces.segment[index]
-        if pieces.pos[index] + pieces.length[index] > pos + size:
+            table[at + FIRST] = pieces[index]["segment"]
+        table[at + LAST] = pieces[index]["segment"]
+        if pieces[index]["end"] > pos + size:
             break
         index += 1
     table[at + CAPTURED] = captured

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kdissect.tcp import columns
-from kdissect.tcp.byte_ranges import Pieces
+from kdissect.tcp.byte_ranges import PIECE
 from tests.kafka.plain_reader import Memory
 
 cuts = st.lists(st.integers(0, 400), max_size=9)
@@ -33,7 +33,11 @@ class MadePieces:
         begin = np.array([begin for begin, _ in self.spans], np.int64)
         end = np.array([end for _, end in self.spans], np.int64)
         address = self.memory.bases[0] + begin.astype(np.uint64)
-        self.pieces = Pieces(begin, end - begin, address, begin, np.arange(len(begin)))
+        self.pieces = np.zeros(len(begin), PIECE)
+        self.pieces["pos"] = self.pieces["file_pos"] = begin
+        self.pieces["end"] = end
+        self.pieces["address"] = address
+        self.pieces["segment"] = np.arange(len(begin))
         self.sides = np.zeros(2 * columns.SIDE_WIDTH, np.int64)
         self.sides[columns.PIECE_STOP] = len(begin)
         self.sides[columns.END] = len(data)

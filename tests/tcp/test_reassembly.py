@@ -56,12 +56,12 @@ def kernel(segments: list[oracle.Segment]) -> tuple[list[int], list[tuple[Any, A
         owner: dict[int, int] = {}
         last = 0
         for piece in range(side[c.PIECE_START], side[c.PIECE_STOP]):
-            pos, row = int(streams.pieces.pos[piece]), int(streams.pieces.segment[piece])
+            pos, end, _, file_pos, row = streams.pieces[piece].tolist()
             assert pos >= last
-            last = pos + int(streams.pieces.length[piece])
+            last = end
             for at in range(pos, last):
                 owner[at] = row
-                place = int(streams.pieces.file_pos[piece]) + at - pos
+                place = file_pos + at - pos
                 assert batch.segments["pos"][row] <= place
         told = {int(one[1]): (int(one[2]), int(one[3])) for one in conflicts if one[0] == number}
         assert side[c.BYTE_COUNT] == len(owner)
@@ -201,13 +201,10 @@ def test_streams_cut_into_runs_have_the_pieces_of_the_whole() -> None:
     painted = np.full(place.max() + size, -1)
     for row in range(count - 1, -1, -1):
         painted[place[row] : place[row] + size] = row + 1
-    pieces = streams.pieces
     found = np.full(len(painted), -1)
-    for pos, length, row in zip(
-        *(a.tolist() for a in (pieces.pos, pieces.length, pieces.segment)), strict=True
-    ):
-        assert (found[pos : pos + length] == -1).all()
-        found[pos : pos + length] = row
+    for pos, end, _, _, row in streams.pieces.tolist():
+        assert (found[pos:end] == -1).all()
+        found[pos:end] = row
     assert found.tolist() == painted.tolist()
     side = streams.sides.reshape(-1, c.SIDE_WIDTH)[0]
     won = np.bincount(painted[painted > 0], minlength=count + 1)[1:]
