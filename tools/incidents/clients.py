@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from threading import Event, Thread
 from typing import Any
 
 import kafka
@@ -49,14 +49,14 @@ def create_topic(
 @contextmanager
 def running(step: Callable[[], object], pause_s: float) -> Iterator[None]:
     """Repeat a step in a thread of its own until the block ends."""
-    is_over = threading.Event()
+    is_over = Event()
 
     def loop() -> None:
         while not is_over.is_set():
             step()
             is_over.wait(pause_s)
 
-    thread = threading.Thread(target=loop, daemon=True)
+    thread = Thread(target=loop, daemon=True)
     thread.start()
     try:
         yield
@@ -142,12 +142,15 @@ def drain(one: Consumer, timeout_s: float) -> int:
 @contextmanager
 def member(
     address: str, topics: Sequence[str], group: str, client_id: str, **config: Any
-) -> Iterator[Consumer]:
-    """A member of a group that polls and commits while the block runs."""
-    one = consumer(address, group_id=group, client_id=client_id, **config)
-    one.subscribe(list(topics))
+) -> Iterator[Event]:
+    """A member of a group that polls and commits while the block runs.
+
+    Yields an event that is set as soon as the member has partitions: a consumer serves one thread.
+    """
+    one, is_assigned = consumer(address, group_id=group, client_id=client_id, **config), Event()
+    one.subscribe(list(topics), on_assign=lambda *_: is_assigned.set())
     with running(lambda: _poll_and_commit(one), 0):
-        yield one
+        yield is_assigned
     one.close()
 
 

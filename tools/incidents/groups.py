@@ -68,8 +68,8 @@ def member_flaps(scene: Scene) -> None:
         time.sleep(6)
         began = now()
         for _ in range(scene.pick(6, 8)):
-            with member(broker.address, ["orders"], "billing", "flapping", **config) as one:
-                wait_until(one.assignment)
+            with member(broker.address, ["orders"], "billing", "flapping", **config) as is_assigned:
+                wait_until(is_assigned.is_set)
                 time.sleep(0.5)
             time.sleep(1)
         ended = now()
