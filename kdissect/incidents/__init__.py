@@ -21,9 +21,11 @@ from kdissect.incidents import (
     clock_step,
     connection_storm,
     idle_connection_cut,
+    leader_change,
     login_failures,
     metadata_storm,
     retry_storm,
+    slow_upload,
     throttled,
 )
 from kdissect.incidents.causes import without_consequences
@@ -42,7 +44,9 @@ _FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
     "connection_storm": connection_storm.find,
     "metadata_storm": metadata_storm.find,
     "retry_storm": retry_storm.find,
+    "leader_change": leader_change.find,
     "throttled": throttled.find,
+    "slow_upload": slow_upload.find,
     "capture_loss": capture_loss.find,
     "clock_step": clock_step.find,
 }

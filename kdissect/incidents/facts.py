@@ -68,6 +68,14 @@ class Facts:
         """Return all rows of a query as plain values."""
         return self._database.rows(query)
 
+    def addresses(self, node_id: int) -> frozenset[str]:
+        """Return the addresses that Metadata names for a node."""
+        rows = self.rows(
+            f"SELECT {endpoint('ip', 'port')} AS address FROM brokers "
+            f"WHERE ip IS NOT NULL AND node_id = {node_id:d}"
+        )
+        return frozenset(row["address"] for row in rows)
+
     def command(self, verb: str, *options: str, capture_id: int | None = None) -> str:
         """Return a kdissect command over a capture, quoted for a shell."""
         first = next(iter(self._paths.values()), "CAPTURE")

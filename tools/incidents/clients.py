@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Event, Thread
 from typing import Any
@@ -67,23 +67,27 @@ def running(step: Callable[[], object], pause_s: float) -> Iterator[None]:
 
 def producer(address: str, **config: Any) -> Producer:
     """A librdkafka producer that sends each record at once."""
-    settings = {name.replace("_", "."): value for name, value in config.items()}
-    return Producer(
-        {"bootstrap.servers": address, "linger.ms": 0, "error_cb": quiet, **settings},
-        logger=_silent(),
-    )
+    defaults = {"bootstrap.servers": address, "linger.ms": 0, "error_cb": quiet}
+    return Producer(defaults | _settings(config), logger=_silent())
 
 
 def consumer(address: str, **config: Any) -> Consumer:
     """A librdkafka consumer that reads from the beginning."""
-    settings = {name.replace("_", "."): value for name, value in config.items()}
     defaults = {
         "bootstrap.servers": address,
         "auto.offset.reset": "earliest",
         "group.id": "readers",
         "error_cb": quiet,
     }
-    return Consumer(defaults | settings, logger=_silent())
+    return Consumer(defaults | _settings(config), logger=_silent())
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of librdkafka by their Python names; callbacks have no dots."""
+    return {
+        name if name.endswith("_cb") else name.replace("_", "."): value
+        for name, value in config.items()
+    }
 
 
 def _silent() -> Any:

@@ -1,0 +1,106 @@
+"""`leader_change`: another broker became the leader of partitions.
+
+Clients find out by an error of the old leader, and then by Metadata: the first sign is the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
+from kdissect.incidents.runs import runs
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.text import duration, plural
+
+# Partitions whose leaders change within this time changed for one reason.
+TOGETHER_MS = 2000
+# Errors this long before the first Metadata response with the new leader belong to the change:
+# clients refresh Metadata after an error within retry.backoff.max.ms (1 s).
+NOTICE_S = 10
+# An election takes less; clients with default settings do not notice it.
+LONG_MS = 5000
+PARTITIONS_MAX = 5  # that the subject names
+_SIGNS = (
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+)
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the changes of leaders, those of one moment together."""
+    if not facts.has_field("api_metadata", "response", "topics", "partitions", "leader_id"):
+        return
+    has_epoch = facts.has_field("api_metadata", "response", "topics", "partitions", "leader_epoch")
+    epoch = "coalesce(p.leader_epoch, -1)" if has_epoch else "-1"
+    changes = "(SELECT *, coalesce(failed, known) AS time FROM noticed)"
+    codes = ", ".join(f"{code:d}" for code in _SIGNS)
+    rows = facts.rows(
+        f"""
+        WITH topics AS (
+          SELECT exchange_id, connection_id, response_time AS time,
+            unnest(response.topics) AS t
+          FROM api_metadata WHERE response_time IS NOT NULL
+        ), partitions AS (
+          SELECT exchange_id, connection_id, time, t.name AS topic, unnest(t.partitions) AS p
+          FROM topics WHERE t.name IS NOT NULL
+        ), leaders AS (
+          SELECT topic, p.partition_index AS partition, p.leader_id AS leader, {epoch} AS epoch,
+            min(time) AS time, arg_min(exchange_id, time) AS exchange_id,
+            arg_min(connection_id, time) AS connection_id
+          FROM partitions WHERE p.leader_id >= 0 GROUP BY ALL
+        ), changes AS (
+          SELECT *, lag(leader) OVER w AS old_leader, lag(time) OVER w AS old_time FROM leaders
+          WINDOW w AS (PARTITION BY topic, partition ORDER BY epoch, time)
+        ), errors AS (
+          SELECT exchange_id, response_time AS time, unnest(topics) AS topic
+          FROM exchanges
+          WHERE api_name IN ('Produce', 'Fetch', 'ListOffsets', 'OffsetForLeaderEpoch')
+            AND list_has_any(error_codes, [{codes}])
+        ), noticed AS (
+          SELECT c.topic, c.partition, c.leader, c.old_leader, c.time AS known, c.exchange_id,
+            min(e.time) AS failed, count(e.exchange_id) AS requests,
+            coalesce(list(e.exchange_id ORDER BY e.time)
+              FILTER (e.exchange_id IS NOT NULL), [])[:{EVIDENCE_MAX}] AS error_ids,
+            [c.connection_id] AS connection_ids
+          FROM changes c LEFT JOIN errors e ON e.topic = c.topic
+            AND e.time BETWEEN greatest(c.old_time, c.time - INTERVAL {NOTICE_S} SECONDS)
+              AND c.time
+          WHERE c.old_leader IS NOT NULL AND c.old_leader != c.leader AND c.time > c.old_time
+          GROUP BY ALL
+        )
+        SELECT old_leader, run, min(time) AS start, max(known) AS stop,
+          list(DISTINCT leader ORDER BY leader) AS leaders, sum(requests)::BIGINT AS requests,
+          list(topic || '-' || partition ORDER BY topic, partition) AS partitions,
+          flatten(list(error_ids)) || list(exchange_id) AS exchange_ids,
+          flatten(list(connection_ids)) AS connection_ids
+        FROM ({runs(changes, "old_leader", TOGETHER_MS)}) GROUP BY ALL ORDER BY start, old_leader
+        """
+    )
+    for row in rows:
+        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        names = row["partitions"][:PARTITIONS_MAX]
+        more = len(row["partitions"]) - len(names)
+        errors = (
+            f" Until clients knew it, {plural(row['requests'], 'request')} failed in "
+            f"{duration(length_ms)}."
+            if row["requests"]
+            else " No captured request failed."
+        )
+        yield Incident(
+            "leader_change",
+            WARN if length_ms >= LONG_MS and row["requests"] else INFO,
+            row["start"],
+            row["stop"],
+            ", ".join(names) + (f" and {more} more" if more else ""),
+            f"{plural(len(row['partitions']), 'partition')} moved from node {row['old_leader']} "
+            f"to {', '.join(map(str, row['leaders']))}.{errors}",
+            row["requests"],
+            length_ms if row["requests"] else None,
+            list(dict.fromkeys(row["exchange_ids"])),
+            list(dict.fromkeys(row["connection_ids"])),
+            facts.command("show", *follow(row["connection_ids"])),
+            facts.addresses(row["old_leader"]),
+        )
