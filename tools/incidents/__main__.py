@@ -13,6 +13,7 @@ import inspect
 import shutil
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from tools.incidents import brokers, connections, derived, groups, storms
@@ -83,9 +84,10 @@ def record(names: list[str], variant: int, out: Path) -> int:
             write(name, inspect.getdoc(scenario) or "", scene, out)
             size = (out / f"{name}.pcap.gz").stat().st_size
             print(f"{name}: {size} bytes, {scene.incidents}", flush=True)
-        except Exception as error:
+        except Exception:
             failed += 1
-            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            print(f"{name}: failed", file=sys.stderr)
+            traceback.print_exc()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return failed

@@ -41,23 +41,24 @@ def metadata_stormed(scene: Scene) -> None:
 
 def retries_stormed(scene: Scene) -> None:
     """Writes fail with NOT_ENOUGH_REPLICAS, and the producer sends them again every 20 ms."""
-    broker = scene.broker()
-    create_topic(broker.address, "orders", min_insync_replicas="2")
-    create_topic(broker.address, "other")
+    nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
+    create_topic(nodes[0].address, "orders", 1, 3, min_insync_replicas="3")
+    create_topic(nodes[0].address, "other")
+    pause_ms = scene.pick(20, 50)
+    nodes[2].stop()
     with (
-        scene.recording(broker.ports[PLAINTEXT]),
-        producing(LIBRDKAFKA, broker.address, "other", "steady", 10),
+        scene.recording(*(node.ports[PLAINTEXT] for node in nodes)),
+        producing(LIBRDKAFKA, nodes[0].address, "other", "steady", 10),
     ):
         time.sleep(3)
         one = producer(
-            broker.address, client_id="shop", acks="all", message_timeout_ms=60_000,
-            retry_backoff_ms=scene.pick(20, 50), retry_backoff_max_ms=scene.pick(20, 50),
+            nodes[0].address, client_id="shop", acks="all", message_timeout_ms=60_000,
+            retry_backoff_ms=pause_ms, retry_backoff_max_ms=pause_ms,
         )  # fmt: skip
         one.list_topics("orders", timeout=30)
         began = now()
-        for _ in range(3):
-            one.produce("orders", b"x" * 200)
-        end = time.monotonic() + scene.pick(8, 10)
+        one.produce("orders", b"x" * 200)
+        end = time.monotonic() + scene.pick(6, 10)
         while time.monotonic() < end:
             one.poll(0.1)
         ended = now()

@@ -1,0 +1,84 @@
+"""Leaders of partitions that change, in Metadata and in errors."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from kdissect.incidents import find_incidents
+from tests.incidents.made import SECOND_US, Row, at, connection
+from tests.report.made import exchange, tables
+
+_PARTITION = pa.struct(
+    [("partition_index", pa.int32()), ("leader_id", pa.int32()), ("leader_epoch", pa.int32())]
+)
+_RESPONSE = pa.struct(
+    [
+        (
+            "topics",
+            pa.list_(pa.struct([("name", pa.string()), ("partitions", pa.list_(_PARTITION))])),
+        )
+    ]
+)
+
+
+def _found(leaders: list[tuple[float, int, int]], errors: tuple[float, ...] = ()) -> list[Row]:
+    """Incidents of Metadata responses (seconds, leader, epoch) and failed Produce requests."""
+    failed: dict[str, Any] = {"error_codes": [6], "error_code": 6, "topics": ["orders"]}
+    exchanges = [
+        exchange(100 + n, at_us=round(s * SECOND_US), api_name="Produce", **failed)
+        for n, s in enumerate(errors)
+    ]
+    exchanges += [exchange(n, at_us=round(s * SECOND_US)) for n, (s, _, _) in enumerate(leaders)]
+    made = tables(connections=[connection()], exchanges=exchanges)
+    times = [datetime.fromtimestamp(at(s) / SECOND_US, UTC) for s, _, _ in leaders]
+    rows = [
+        {
+            "topics": [
+                {
+                    "name": "orders",
+                    "partitions": [
+                        {"partition_index": 0, "leader_id": leader, "leader_epoch": epoch}
+                    ],
+                }
+            ]
+        }
+        for _, leader, epoch in leaders
+    ]
+    metadata = pa.table(
+        {
+            "exchange_id": pa.array(range(len(rows)), pa.int64()),
+            "connection_id": pa.array([1] * len(rows), pa.int64()),
+            "response_time": pa.array(times, pa.timestamp("us", "UTC")),
+            "response": pa.array(rows, _RESPONSE),
+        }
+    )
+    sets = {name: table.dataset for name, table in made._tables.items()}
+    incidents: list[Row] = find_incidents(
+        sets | {"apis/Metadata": pads.dataset(metadata)}
+    ).to_pylist()
+    return incidents
+
+
+def test_a_leader_that_moved() -> None:
+    """The first error of the old leader is the start, also before Metadata names the new one."""
+    (change,) = _found([(1, 1, 0), (10, 2, 1)], errors=(9.5, 9.7))
+    assert (change["kind"], change["severity"]) == ("leader_change", "info")
+    assert (change["subject"], change["request_count"]) == ("orders-0", 2)
+    assert 0 <= change["start_time"].timestamp() * SECOND_US - at(9.5) <= 1000
+    assert "moved from node 1 to 2" in change["text"]
+
+
+def test_a_change_that_takes_long() -> None:
+    """Requests that fail for more than five seconds are a warning."""
+    (change,) = _found([(1, 1, 0), (20, 2, 1)], errors=(12.0, 19.0))
+    assert change["severity"] == "warn"
+
+
+def test_metadata_of_a_broker_that_lags_is_no_change() -> None:
+    """An older epoch that comes later, and the same leader again, are no change."""
+    assert _found([(1, 1, 0), (2, 1, 1), (3, 1, 0)]) == []
+    assert len(_found([(1, 1, 0), (10, 2, 1), (11, 1, 0)])) == 1

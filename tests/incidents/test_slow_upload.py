@@ -1,0 +1,48 @@
+"""Requests that take long to arrive, and the signs of TCP for it."""
+
+from __future__ import annotations
+
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
+
+
+def _produce(number: int, upload_ms: float) -> Row:
+    begins_us = number * 10 * SECOND_US
+    return exchange(
+        number,
+        at_us=begins_us,
+        latency_us=round(upload_ms * 1000) + 1000,
+        api_name="Produce",
+        upload_ms=upload_ms,
+        service_ms=1.0,
+        request_end_time=at(number * 10) + round(upload_ms * 1000),
+    )
+
+
+def test_uploads_into_a_full_receive_window() -> None:
+    """Two uploads of 6 s: the broker read too slowly, and no window scaling was agreed."""
+    one = connection(
+        response_zero_window_count=5,
+        response_zero_window_ms=9000.0,
+        request_syn_seen=True,
+        response_syn_seen=True,
+        request_window_scale=7,
+    )
+    (slow,) = found(connections=[one], exchanges=[_produce(0, 6000), _produce(1, 6000)])
+    assert (slow["kind"], slow["severity"]) == ("slow_upload", "bad")
+    assert (slow["subject"], slow["request_count"]) == ("app @ 10.0.0.1", 2)
+    assert slow["start_time"].timestamp() * SECOND_US == at(0)
+    assert "announced a full receive window 5 times, 9.00 s in all" in slow["text"]
+    assert "no window scaling" in slow["text"]
+
+
+def test_uploads_without_a_sign_of_tcp() -> None:
+    """TCP shows nothing: the text names no cause."""
+    (slow,) = found(connections=[connection()], exchanges=[_produce(0, 2000)])
+    assert slow["severity"] == "warn"
+    assert "TCP shows no cause" in slow["text"]
+
+
+def test_quick_uploads_are_no_incident() -> None:
+    """Uploads of less than a second are usual for large requests."""
+    assert found(connections=[connection()], exchanges=[_produce(0, 900)]) == []
