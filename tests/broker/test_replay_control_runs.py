@@ -1,12 +1,16 @@
 """Control runs on a real broker: what an unchanged broker does differently is no finding."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kdissect.replay.target.cluster import Target, parse_address
+from kdissect.replay.target.end_state import EndState, read_end_state
 from tests.broker.kafka_broker import AS_RECORDED, LATEST, Broker, free_ports
 from tests.broker.proxy import Proxy
+from tests.broker.read_back import read_logs
 from tests.broker.replaying import EVERYTHING, ROOT, replay
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
@@ -45,3 +49,40 @@ def test_slower_answers_are_found(
     slower = {each["subject"] for each in done.summary["findings"]}
     assert done.status == int(is_delayed), (slower, done.run["notes"])
     assert ("all APIs" in slower) is is_delayed
+
+
+def test_the_state_after_a_run_is_read_back(
+    start_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
+    """Records and committed offsets as an independent client reads them, and no finding."""
+    from confluent_kafka import ConsumerGroupTopicPartitions
+    from confluent_kafka.admin import AdminClient
+
+    broker = start_broker(LATEST, settings=AS_RECORDED)
+    options = (*EVERYTHING, "--create-topics", "--pace", "x4")
+    done = replay(SARAMA, broker.address, tmp_path / "r.jsonl", *options)
+    assert done.status == 0, done.explain()
+    assert done.summary["findings"] == []
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    topics = [name for name in admin.list_topics(timeout=20).topics if not name.startswith("__")]
+    groups = [each.group_id for each in admin.list_consumer_groups().result().valid]
+
+    async def run() -> EndState:
+        host, port = parse_address(broker.address)
+        target = Target(host, port)
+        await target.probe()
+        state = await read_end_state(target, topics, groups, [])
+        target.close()
+        return state
+
+    state = asyncio.run(run())
+    assert not state.unread
+    counts = {log: len(records) for log, records in read_logs(broker.address, topics).items()}
+    assert {log: extent.records for log, extent in state.logs.items()} == counts
+    assert sum(counts.values()) > 50
+    for group in groups:
+        wanted = [ConsumerGroupTopicPartitions(group)]
+        listed = admin.list_consumer_group_offsets(wanted)[group].result().topic_partitions
+        assert {(group, each.topic, each.partition): each.offset for each in listed} == {
+            key: offset for key, offset in state.commits.items() if key[0] == group
+        }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kdissect.replay.comparison.value_text import text_of
@@ -20,7 +20,8 @@ class DifferenceGroup:
     """Differences of one API at one place (`path` without indices) with the same values.
 
     captured, answered: the values, "various" where there are many. rule: what tolerates them, "".
-    example: the step's number of the first; example_path: its path with indices.
+    example: the step's number of the first; example_path: its path with indices. later: by API, the
+    exchanges that differ after one of these on the same resource.
     """
 
     api_name: str
@@ -33,6 +34,7 @@ class DifferenceGroup:
     steps: int = 0
     example: int = -1
     example_path: str = ""
+    later: Counter[str] = field(default_factory=Counter)
     _last_step: int = field(default=-1, repr=False)
 
     def add(self, number: int, difference: Difference) -> None:
@@ -81,8 +83,29 @@ def retry_notes(outcomes: Iterable[Outcome]) -> list[str]:
     ]
 
 
-def group_differences(outcomes: Iterable[Outcome]) -> list[DifferenceGroup]:
-    """All differences of judged outcomes, those that no rule tolerates first, then by count."""
+def group_roots(outcomes: Sequence[Outcome], roots: Mapping[int, int]) -> list[DifferenceGroup]:
+    """Findings of exchanges that follow no other one, in the order of their first exchange.
+
+    roots: step -> step of the first divergence (`roots.find_roots`).
+    """
+    later: dict[int, Counter[str]] = {}
+    for outcome in outcomes:
+        if outcome.step.number in roots:
+            root = roots[outcome.step.number]
+            later.setdefault(root, Counter())[outcome.step.api_name] += 1
+    first = [outcome for outcome in outcomes if outcome.step.number not in roots]
+    groups = [each for each in group_differences(first, later) if not each.rule]
+    return sorted(groups, key=lambda each: each.example)
+
+
+def group_differences(
+    outcomes: Iterable[Outcome], later: Mapping[int, Counter[str]] | None = None
+) -> list[DifferenceGroup]:
+    """All differences of judged outcomes, those that no rule tolerates first, then by count.
+
+    later: by step, the exchanges of each API that follow it. The step's first group gets them.
+    """
+    open_later = dict(later or {})
     exact: dict[tuple[str, str, str], dict[tuple[str, str], DifferenceGroup]] = {}
     for outcome in outcomes:
         if outcome.judgement is None:
@@ -99,6 +122,8 @@ def group_differences(outcomes: Iterable[Outcome]) -> list[DifferenceGroup]:
             if group is None:
                 group = by_values[values] = DifferenceGroup(name, path, *values, each.rule, "")
             group.add(outcome.step.number, each)
+            if not each.rule:
+                group.later += open_later.pop(outcome.step.number, Counter())
     groups = [group for by_values in exact.values() for group in _merged(by_values)]
     groups.sort(key=lambda each: (bool(each.rule), -each.count, each.api_name, each.path))
     return groups
@@ -116,4 +141,5 @@ def _merged(by_values: dict[tuple[str, str], DifferenceGroup]) -> list[Differenc
     )  # fmt: skip
     whole.count = sum(each.count for each in groups)
     whole.steps = sum(each.steps for each in groups)
+    whole.later = sum((each.later for each in groups), Counter())
     return [whole]

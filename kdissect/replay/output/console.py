@@ -159,7 +159,7 @@ def print_results(results: Results, console: Console) -> None:
 
 
 def _print_differences(results: Results, console: Console) -> None:
-    groups = results.groups()
+    groups = results.root_groups()
     if not groups:
         return
     compared = f"{results.reference.value} {results.reference_name}".strip()
@@ -172,6 +172,13 @@ def _print_differences(results: Results, console: Console) -> None:
             f"for example exchange {results.exchange_id(each.example)}",
             highlight=False,
         )
+        if each.later:
+            apis = ", ".join(f"{name} {count}" for name, count in each.later.most_common())
+            console.print(
+                f"    then {plural(each.later.total(), 'exchange')} on the same topic, partition, "
+                f"group or transaction: {apis}",
+                highlight=False,
+            )
     if len(groups) > _SHOWN_GROUPS:
         console.print(f"  and {len(groups) - _SHOWN_GROUPS} more, see --json or --html")
 

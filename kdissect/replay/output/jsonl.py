@@ -47,7 +47,9 @@ def rows(results: Results) -> Iterator[dict[str, Any]]:
         ],
     }
     for outcome in results.outcomes:
-        yield exchange_row(outcome, run.start_time_ns, results.is_timed)
+        row = exchange_row(outcome, run.start_time_ns, results.is_timed)
+        root = results.roots.get(outcome.step.number)
+        yield {**row, "follows": None if root is None else str(results.exchange_id(root))}
     yield summary_row(results)
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from kdissect.errors import Error
-from kdissect.replay.comparison.grouping import DifferenceGroup, group_differences
+from kdissect.replay.comparison.grouping import DifferenceGroup, group_differences, group_roots
 from kdissect.replay.model import Judgement, Outcome, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.topics import Prepared
@@ -107,6 +107,7 @@ class Results:
     reference: the kind of responses that the answers were compared with (the capture's by default).
     reference_name: the name of that capture or run, if any.
     findings: about the whole run, not about one answer.
+    roots: step -> step of the first divergence on one of its resources.
     """
 
     plan: ReplayPlan
@@ -121,6 +122,7 @@ class Results:
     prepared: list[Prepared] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     findings: list[RunFinding] = field(default_factory=list)
+    roots: dict[int, int] = field(default_factory=dict)
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -144,6 +146,10 @@ class Results:
     def groups(self, *, tolerated: bool = False) -> list[DifferenceGroup]:
         """Differences that nothing tolerates (or those that a rule does), each kind once."""
         return [each for each in group_differences(self.outcomes) if bool(each.rule) is tolerated]
+
+    def root_groups(self) -> list[DifferenceGroup]:
+        """Findings of exchanges that follow no other divergence, each kind once."""
+        return group_roots(self.outcomes, self.roots)
 
     def exchange_id(self, step_number: int) -> int:
         return self.plan.steps[step_number].exchange.exchange_id

@@ -12,15 +12,17 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.replay.comparison.latency import latencies_of
-from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, TranslateOptions
+from kdissect.replay.model import Difference, Judgement, ReplayPlan, RunFinding, TranslateOptions
 from kdissect.replay.output.baseline import Key, judged
+from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.effects import Effects, effects_of
-from kdissect.replay.target.topics import topics_to_make
+from kdissect.replay.target.end_state import EndState
+from kdissect.replay.target.topics import Prepared, topics_to_make
 from kdissect.replay.workload.messages import request_of
 from kdissect.text import visible
 
@@ -77,19 +79,42 @@ class PlannedRun:
 
         return replace(judgement, differences=[plain(each) for each in judgement.differences])
 
+    def finding_in_capture_terms(self, finding: RunFinding) -> RunFinding:
+        """The finding with the run's suffix removed from its subject."""
+        if not self.suffix:
+            return finding
+        return replace(finding, subject=finding.subject.replace(self.suffix, ""))
+
+    def state_in_capture_terms(self, state: EndState) -> EndState:
+        """The end state by the capture's names."""
+        old_names = {(kind, new): old for kind, old, new in self.translate.renames}
+        return state.renamed(old_names)
+
 
 @dataclass(frozen=True)
 class ControlRun:
-    """The results of a control run that others are compared with. latencies_ns: by
-    step."""
+    """The results of a control run that others are compared with. latencies_ns: by step. state:
+    None if it was not read. findings: about that state."""
 
-    name: str
     judgements: dict[Key, Judgement]
     latencies_ns: dict[int, int]
+    state: EndState | None
+    findings: list[RunFinding]
 
     @classmethod
-    def of(cls, name: str, outcomes: Sequence[Outcome]) -> ControlRun:
-        return cls(name, judged(outcomes), latencies_of(outcomes))
+    def of(cls, finished: FinishedRun) -> ControlRun:
+        outcomes = finished.result.outcomes
+        return cls(judged(outcomes), latencies_of(outcomes), finished.state, finished.findings)
+
+
+@dataclass
+class FinishedRun:
+    """A run with the state of the target after it, in the capture's terms."""
+
+    result: RunResult
+    prepared: list[Prepared] = field(default_factory=list)
+    state: EndState | None = None
+    findings: list[RunFinding] = field(default_factory=list)
 
 
 def plan_runs(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.errors import EnvironmentFailed
+from kdissect.replay.comparison.end_state import Claims, compare_states
 from kdissect.replay.comparison.explain import explain
 from kdissect.replay.comparison.grouping import dropped_notes, retry_notes
 from kdissect.replay.comparison.latency import (
@@ -24,16 +25,19 @@ from kdissect.replay.comparison.latency import (
     notes_of,
 )
 from kdissect.replay.comparison.noise import Noise
+from kdissect.replay.comparison.roots import find_roots
 from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, RunFinding, TranslateOptions
 from kdissect.replay.output import baseline as runs
 from kdissect.replay.output.results import FailOn, Reference, Results
-from kdissect.replay.running.control_runs import ControlRun, PlannedRun, plan_runs
+from kdissect.replay.running.control_runs import ControlRun, FinishedRun, PlannedRun, plan_runs
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.effects import Name, check_existing, effects_of, find_existing
+from kdissect.replay.target.end_state import read_end_state
 from kdissect.replay.target.guard import check_cluster
 from kdissect.replay.target.topics import Prepared, create_topics
+from kdissect.replay.translation.id_map import IdMap
 
 
 @dataclass(frozen=True)
@@ -110,31 +114,29 @@ class _Replay:
             for each in planned:
                 if reason := await self._prepare(each):
                     return self._ended_before(target, reason)
-        finished: tuple[RunResult, list[Prepared]] | None = None
+        finished: FinishedRun | None = None
         for each in planned:
             if options.reset and (reason := await self._prepare(each)):
                 if finished is None:
                     return self._ended_before(target, reason)
-                finished[0].ended = reason
+                finished.result.ended = reason
                 break
-            result, prepared = await _run(
-                plan, each, options, self._existing[each.name], self._watch
-            )
-            for outcome in result.outcomes:
+            run = await _run(plan, each, options, self._existing[each.name], self._watch)
+            for outcome in run.result.outcomes:
                 if outcome.judgement is not None:
                     outcome.judgement = each.in_capture_terms(outcome.judgement)
             if not each.is_control:
-                finished = result, prepared
-            elif finished is None and result.is_interrupted:
-                return _results(plan, each.target, options, result, [], self._notes)
+                finished = run
+            elif finished is None and run.result.is_interrupted:
+                return _results(plan, each.target, options, run, self._notes)
             else:
-                self._add_control(each, result)
-            if result.is_interrupted:
+                self._add_control(each, run)
+            if run.result.is_interrupted:
                 assert finished is not None
-                finished[0].is_interrupted = True
+                finished.result.is_interrupted = True
                 break
         assert finished is not None
-        return self._compared(target, against, *finished, baseline)
+        return self._compared(target, against, finished, baseline)
 
     async def _prepare(self, run: PlannedRun) -> str:
         """Reset and probe the run's target, and check what it holds. Returns why the run cannot
@@ -156,24 +158,24 @@ class _Replay:
 
     def _ended_before(self, target: Target, reason: str) -> Results:
         nothing = not_begun(self._plan, reason, time.time_ns())
-        return _results(self._plan, target, self._options, nothing, [], self._notes)
+        return _results(self._plan, target, self._options, FinishedRun(nothing), self._notes)
 
-    def _add_control(self, run: PlannedRun, result: RunResult) -> None:
-        if result.ended:
-            self._notes.append(f"{run.name} ended early: {result.ended}")
-        self._notes += [f"{run.name}: {note}" for note in dropped_notes(result.outcomes)]
-        self._controls.append(ControlRun.of(run.name, result.outcomes))
+    def _add_control(self, planned: PlannedRun, run: FinishedRun) -> None:
+        if run.result.ended:
+            self._notes.append(f"{planned.name} ended early: {run.result.ended}")
+        self._notes += [f"{planned.name}: {note}" for note in dropped_notes(run.result.outcomes)]
+        self._notes += [f"{planned.name}: {finding}" for finding in run.findings]
+        self._controls.append(ControlRun.of(run))
 
     def _compared(
         self,
         target: Target,
         against: Target | None,
-        result: RunResult,
-        prepared: list[Prepared],
+        run: FinishedRun,
         baseline: runs.Judged | None,
     ) -> Results:
         """The results of a run, judged by its reference and without the noise of control runs."""
-        options, plan, notes = self._options, self._plan, self._notes
+        options, plan, notes, result = self._options, self._plan, self._notes, run.result
         controls = [each.judgements for each in self._controls]
         reference, reference_name = Reference.CAPTURE, ""
         references: list[runs.Judged] = []
@@ -198,11 +200,32 @@ class _Replay:
         notes += dropped_notes(result.outcomes)
         notes += retry_notes(result.outcomes)
         notes += explain(plan, result.outcomes, target.versions)
-        results = _results(plan, target, options, result, prepared, notes)
+        results = _results(plan, target, options, run, notes)
+        results.roots = find_roots(plan, result.outcomes)
+        results.findings = self._end_findings(run, is_reference=against is not None)
         if options.fail_on.latency:
             results.findings += self._slower(result)
         results.reference, results.reference_name = reference, reference_name
         return results
+
+    def _end_findings(self, run: FinishedRun, *, is_reference: bool) -> list[RunFinding]:
+        """Findings about the end state that the control runs do not have. is_reference: the state
+        has to be that of a control run."""
+        state = run.state
+        if state is None:
+            return []
+        self._notes += [
+            f"the end state of {part} could not be read: {why}"
+            for part, why in state.unread.items()
+        ]
+        excused = {each for control in self._controls for each in control.findings}
+        findings = [each for each in run.findings if each not in excused]
+        states = [each.state for each in self._controls if each.state is not None]
+        if states and is_reference:
+            known = {each.subject for each in findings}
+            compared = compare_states(state, states)
+            findings += [each for each in compared if each.subject not in known]
+        return findings
 
     def _slower(self, result: RunResult) -> list[RunFinding]:
         """Findings about latencies; notes say what they do not prove."""
@@ -221,19 +244,18 @@ def _results(
     plan: ReplayPlan,
     target: Target,
     options: SessionOptions,
-    result: RunResult,
-    prepared: list[Prepared],
+    run: FinishedRun,
     notes: list[str],
 ) -> Results:
     return Results(
         plan,
-        result,
+        run.result,
         str(target),
         target.cluster_id,
         str(options.run.pace),
         not options.run.pace.is_max,
         options.fail_on,
-        prepared=prepared,
+        prepared=run.prepared,
         notes=notes,
     )
 
@@ -242,13 +264,12 @@ async def _run(
     plan: ReplayPlan,
     planned: PlannedRun,
     options: SessionOptions,
-    existing: Collection[Name],
+    existing: Mapping[Name, str],
     watch: Watch | None,
-) -> tuple[RunResult, list[Prepared]]:
+) -> FinishedRun:
     from kdissect.replay.comparison.comparator import Comparator
     from kdissect.replay.comparison.rules import load_rules
     from kdissect.replay.translation.fast_path import FastTranslator
-    from kdissect.replay.translation.id_map import IdMap
 
     target, translate = planned.target, planned.translate
     ids = IdMap(plan, translate)
@@ -267,14 +288,43 @@ async def _run(
         translator.learn_log_starts(await target.learn_log_starts())
         coordinators = await target.find_coordinators(translator.coordinator_keys())
     except EnvironmentFailed as error:
-        return not_begun(plan, str(error), time.time_ns()), prepared
+        return FinishedRun(not_begun(plan, str(error), time.time_ns()), prepared)
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
     runner = Runner(plan, translator, comparator, target, options.run)
     with _stopped_by_signals(runner):
         if watch is not None:
             watch(runner)
-        return await runner.run(), prepared
+        result = await runner.run()
+    finished = FinishedRun(result, prepared)
+    if not result.ended and not result.is_interrupted:
+        await _read_back(plan, planned, options, existing, ids, finished)
+    return finished
+
+
+async def _read_back(
+    plan: ReplayPlan,
+    planned: PlannedRun,
+    options: SessionOptions,
+    existing: Mapping[Name, str],
+    ids: IdMap,
+    finished: FinishedRun,
+) -> None:
+    """Read the end state of a run that wrote something, and compare it with the answers."""
+    effects = effects_of(plan, makes_topics=options.makes_topics, renames=planned.translate.renames)
+    topics = effects.names("topic")
+    claims = Claims(ids, finished.result.outcomes)
+    if not topics and not claims.groups and not claims.transactional_ids:
+        return
+    state = await read_end_state(
+        planned.target, topics, claims.groups, claims.transactional_ids, claims.gone
+    )
+    planned.target.close()
+    held = {name for (kind, name), text in existing.items() if kind == "topic" and text}
+    finished.findings = [
+        planned.finding_in_capture_terms(each) for each in claims.check(state, held)
+    ]
+    finished.state = planned.state_in_capture_terms(state)
 
 
 def _topic_renames(options: TranslateOptions) -> Mapping[str, str]:

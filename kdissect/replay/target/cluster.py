@@ -218,7 +218,7 @@ class Target:
         Raises EnvironmentFailed.
         """
         found: dict[tuple[str, int], int] = {}
-        for leader, topics in self._led().items():
+        for leader, topics in self.led().items():
             try:
                 found |= await self._log_offsets(leader, topics, _EARLIEST)
             except ConnectFailed as error:
@@ -234,11 +234,11 @@ class Target:
         body = await self.learn_metadata(None)
         count = sum(len(topic["partitions"]) for topic in body["topics"])
         found = 0
-        for leader, topics in self._led().items():
+        for leader, topics in self.led().items():
             found += len(await self._log_offsets(leader, topics, _EARLIEST))
         return found == count
 
-    def _led(self) -> dict[int, dict[str, list[int]]]:
+    def led(self) -> dict[int, dict[str, list[int]]]:
         """leader -> topic -> partitions, from the last Metadata answer about all topics."""
         by_leader: dict[int, dict[str, list[int]]] = {}
         for topic in self.metadata.get("topics", []):
@@ -251,15 +251,25 @@ class Target:
     async def record_counts(self, names: Collection[str]) -> dict[str, int]:
         """Offsets between start and end of the logs, by topic. Raises ConnectFailed."""
         counts: dict[str, int] = {}
-        for leader, led in self._led().items():
-            topics = {name: numbers for name, numbers in led.items() if name in names}
-            if not topics:
-                continue
-            starts = await self._log_offsets(leader, topics, _EARLIEST)
-            ends = await self._log_offsets(leader, topics, _LATEST)
-            for log in starts.keys() & ends.keys():
-                counts[log[0]] = counts.get(log[0], 0) + ends[log] - starts[log]
+        starts = await self.log_offsets(names, _EARLIEST)
+        ends = await self.log_offsets(names, _LATEST)
+        for log in starts.keys() & ends.keys():
+            counts[log[0]] = counts.get(log[0], 0) + ends[log] - starts[log]
         return counts
+
+    async def log_offsets(
+        self, names: Collection[str], timestamp: int
+    ) -> dict[tuple[str, int], int]:
+        """(topic, partition) -> offset, by ListOffsets, of topics in the last Metadata answer.
+
+        Raises ConnectFailed.
+        """
+        found: dict[tuple[str, int], int] = {}
+        for leader, led in self.led().items():
+            topics = {name: numbers for name, numbers in led.items() if name in names}
+            if topics:
+                found |= await self._log_offsets(leader, topics, timestamp)
+        return found
 
     async def list_groups(self) -> dict[str, str]:
         """Groups of every kind by id, with their state. Raises ConnectFailed."""

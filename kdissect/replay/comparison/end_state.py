@@ -1,0 +1,420 @@
+"""Compares the state of a target after a run with the claims of its answers, and of other runs.
+
+An answer claims something about the end: an acknowledged batch is in its log, a committed offset is
+the group's, an ended transaction has ended, a created topic exists with its configs. Later requests
+to the same resource may change that, and a request without an answer leaves it unknown. Only claims
+that nothing later touches are checked.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.batch_headers import headers
+from kdissect.replay.model import Outcome, RunFinding
+from kdissect.replay.target.end_state import EndState, Log, LogExtent
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded, entries
+from kdissect.text import plural
+
+KIND = "end state"
+_BY_ANSWERS = "by the answers of this run"
+_BY_REFERENCE = "by the reference"
+_MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
+# The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
+_MAYBE_APPENDED = frozenset({7, 20, 46})
+_MARKER_NS = 5_000_000_000  # until offsets of a committed transaction are visible
+_SHRINKING = ("cleanup.policy", "retention.bytes", "retention.ms", "local.retention.")
+_SET, _DELETE = 0, 1  # operations of IncrementalAlterConfigs
+_TOPIC_RESOURCE = 2
+
+Body = dict[str, Any]
+Commit = tuple[str, str, int]  # group, topic, partition
+
+
+@dataclass(slots=True)
+class _LogClaim:
+    """Acknowledged batches of a log: base offset -> record count. unknown: records that may be
+    there besides. start: offset by DeleteRecords, -1 none."""
+
+    batches: dict[int, int] = field(default_factory=dict)
+    unknown: int = 0
+    start: int = -1
+
+
+@dataclass(slots=True)
+class _TopicClaim:
+    """A topic: exists, partition count (-1 unknown), configs (None for an unknown value)."""
+
+    exists: bool
+    partitions: int = -1
+    configs: dict[str, str | None] = field(default_factory=dict)
+
+
+class Claims:
+    """Claims of a run's answers about the state after it, by the target's names."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._ids = ids
+        self._logs: dict[Log, _LogClaim] = defaultdict(_LogClaim)
+        self._topics: dict[str, _TopicClaim] = {}
+        self._commits: dict[Commit, list[tuple[int, int, int]]] = defaultdict(list)
+        self._open_groups: set[str] = set()  # with commits whose effect is unknown
+        self._in_transaction: dict[str, list[tuple[Commit, int]]] = defaultdict(list)
+        self._transactions: dict[str, str] = {}  # "" unknown
+        collect: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
+            ApiKey.PRODUCE: self._produce,
+            ApiKey.DELETE_RECORDS: self._delete_records,
+            ApiKey.METADATA: self._metadata,
+            ApiKey.CREATE_TOPICS: self._create_topics,
+            ApiKey.DELETE_TOPICS: self._delete_topics,
+            ApiKey.CREATE_PARTITIONS: self._create_partitions,
+            ApiKey.ALTER_CONFIGS: self._alter_configs,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
+            ApiKey.OFFSET_COMMIT: self._offset_commit,
+            ApiKey.TXN_OFFSET_COMMIT: self._txn_offset_commit,
+            ApiKey.OFFSET_DELETE: self._forget_group,
+            ApiKey.DELETE_GROUPS: self._forget_group,
+            ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
+            ApiKey.ADD_PARTITIONS_TO_TXN: self._begin,
+            ApiKey.ADD_OFFSETS_TO_TXN: self._begin,
+            ApiKey.END_TXN: self._end_txn,
+        }
+        for outcome in sorted(outcomes, key=_completed_ns):
+            api_key = outcome.step.exchange.api_key
+            if outcome.sent is None or api_key not in collect:
+                continue
+            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+            answer = self._answer(outcome)
+            if request is not None:
+                collect[api_key](outcome, request.body, None if answer is None else answer.body)
+
+    @staticmethod
+    def _answer(outcome: Outcome) -> Message | None:
+        if outcome.answer is None:
+            return None
+        api_key = outcome.step.exchange.api_key
+        return decoded(outcome.answer, "response", api_key, outcome.api_version)
+
+    @property
+    def gone(self) -> set[str]:
+        """Topics that the run deleted at last."""
+        return {name for name, claim in self._topics.items() if not claim.exists}
+
+    @property
+    def groups(self) -> set[str]:
+        """Groups with committed offsets."""
+        return {commit[0] for commit in self._commits}
+
+    @property
+    def transactional_ids(self) -> set[str]:
+        """Transactional ids whose state the answers decide."""
+        return {name for name, state in self._transactions.items() if state}
+
+    def _name(self, topic: Body) -> str:
+        name = topic.get("name") or topic.get("topic") or topic.get("topic_name") or ""
+        return str(name or self._ids.target.names.get(topic.get("topic_id"), ""))  # type: ignore[arg-type]
+
+    def _results(self, body: Body | None, topics: str, inner: str) -> dict[Log, Body]:
+        """(topic, partition) -> its entry in a response; empty without a response."""
+        return {
+            (self._name(topic), each.get("partition_index", each.get("index", -1))): each
+            for topic in entries(None if body is None else body.get(topics))
+            for each in entries(topic[inner])
+        }
+
+    # -- topics and logs ------------------------------------------------------------------------
+
+    def _produce(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        if request.get("transactional_id"):
+            self._transactions[request["transactional_id"]] = ""
+        results = self._results(answer, "responses", "partition_responses")
+        for topic in entries(request["topic_data"]):
+            for partition in entries(topic["partition_data"]):
+                log = self._name(topic), partition["index"]
+                claim, result = self._logs[log], results.get(log)
+                batches = list(headers(partition["records"] or b""))
+                is_counted = all(each.magic == 2 for each in batches)
+                count = sum(max(each.record_count, 0) for each in batches) if is_counted else _MANY
+                if result is not None and result["error_code"] == 0 and is_counted:
+                    claim.batches[result["base_offset"]] = count
+                elif result is None or result["error_code"] in (0, *_MAYBE_APPENDED):
+                    claim.unknown += count
+
+    def _delete_records(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        for log, result in self._results(answer, "topics", "partitions").items():
+            if result["error_code"] == 0:
+                self._logs[log].start = max(self._logs[log].start, result["low_watermark"])
+        if answer is None:
+            for topic in entries(request["topics"]):
+                for each in entries(topic["partitions"]):
+                    self._logs.pop((topic["name"], each["partition_index"]), None)
+
+    def _metadata(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        """A request that creates topics may bring back one that was deleted."""
+        if request.get("allow_auto_topic_creation", True):
+            for topic in entries(request["topics"]):
+                name = self._name(topic)
+                if name in self._topics and not self._topics[name].exists:
+                    del self._topics[name]
+
+    def _create_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        if request.get("validate_only"):
+            return
+        results = {} if answer is None else {each["name"]: each for each in answer["topics"]}
+        for topic in entries(request["topics"]):
+            result = results.get(topic["name"])
+            if result is None:
+                self._topics.pop(topic["name"], None)
+            elif result["error_code"] == 0:
+                count = len(entries(topic["assignments"])) or topic["num_partitions"]
+                configs = {each["name"]: each["value"] for each in entries(topic["configs"])}
+                self._topics[topic["name"]] = _TopicClaim(True, count, configs)
+
+    def _delete_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        for result in entries(None if answer is None else answer["responses"]):
+            name = self._name(result)
+            if result["error_code"] == 0 and name:
+                self._topics[name] = _TopicClaim(False)
+                self._forget_topic(name)
+        if answer is None:
+            for name in [
+                *entries(request.get("topic_names")),
+                *map(self._name, entries(request.get("topics"))),
+            ]:
+                self._topics.pop(name, None)
+                self._forget_topic(name)
+
+    def _forget_topic(self, name: str) -> None:
+        for log in [log for log in self._logs if log[0] == name]:
+            del self._logs[log]
+        for commit in [commit for commit in self._commits if commit[1] == name]:
+            del self._commits[commit]  # the group's offsets go with the topic
+
+    def _create_partitions(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        if request["validate_only"]:
+            return
+        results = {} if answer is None else {each["name"]: each for each in answer["results"]}
+        for topic in entries(request["topics"]):
+            claim, result = self._topics.get(topic["name"]), results.get(topic["name"])
+            if claim is not None and (result is None or result["error_code"] == 0):
+                claim.partitions = -1 if result is None else topic["count"]
+
+    def _alter_configs(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        if request["validate_only"]:
+            return
+        refused = {
+            each["resource_name"]
+            for each in entries(None if answer is None else answer["responses"])
+            if each["error_code"]
+        }
+        is_incremental = outcome.step.exchange.api_key == ApiKey.INCREMENTAL_ALTER_CONFIGS
+        for resource in entries(request["resources"]):
+            name = resource["resource_name"]
+            if resource["resource_type"] != _TOPIC_RESOURCE or name in refused:
+                continue
+            claim = self._topics.setdefault(name, _TopicClaim(True))
+            if not is_incremental:
+                claim.configs = dict.fromkeys(claim.configs)
+            for each in entries(resource["configs"]):
+                is_set = each.get("config_operation", _SET) == _SET and answer is not None
+                claim.configs[each["name"]] = each["value"] if is_set else None
+
+    # -- groups and transactions ----------------------------------------------------------------
+
+    def _committed(
+        self, outcome: Outcome, request: Body, answer: Body | None
+    ) -> Iterator[tuple[Commit, int]]:
+        """Offsets that a response accepted."""
+        group = request["group_id"]
+        results = self._results(answer, "topics", "partitions")
+        for topic in entries(request["topics"]):
+            for each in entries(topic["partitions"]):
+                log = self._name(topic), each["partition_index"]
+                result = results.get(log)
+                if result is None:
+                    self._open_groups.add(group)
+                elif result["error_code"] == 0:
+                    yield (group, *log), each["committed_offset"]
+
+    def _offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        for commit, offset in self._committed(outcome, request, answer):
+            self._commits[commit].append((outcome.sent_ns, outcome.answered_ns, offset))
+
+    def _txn_offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        name = request["transactional_id"]
+        self._transactions[name] = ""
+        self._in_transaction[name] += self._committed(outcome, request, answer)
+
+    def _forget_group(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        groups = set(entries(request.get("groups_names"))) or {request.get("group_id")}
+        for commit in [commit for commit in self._commits if commit[0] in groups]:
+            del self._commits[commit]
+
+    def _init_producer_id(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        name = request["transactional_id"]
+        if name:
+            is_done = answer is not None and answer["error_code"] == 0
+            self._transactions[name] = "Empty" if is_done else ""
+            self._in_transaction.pop(name, None)
+
+    def _begin(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        name = request.get("transactional_id") or request.get("v3_and_below_transactional_id")
+        for each in [
+            name,
+            *(one["transactional_id"] for one in entries(request.get("transactions"))),
+        ]:
+            if each:
+                self._transactions[each] = ""
+
+    def _end_txn(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        name = request["transactional_id"]
+        commits = self._in_transaction.pop(name, [])
+        if answer is None or answer["error_code"]:
+            self._transactions[name] = ""
+            self._open_groups.update(commit[0] for commit, _ in commits)
+            return
+        self._transactions[name] = "CompleteCommit" if request["committed"] else "CompleteAbort"
+        for commit, offset in commits if request["committed"] else ():
+            times = outcome.sent_ns, outcome.answered_ns + _MARKER_NS
+            self._commits[commit].append((*times, offset))
+
+    # -- the check ------------------------------------------------------------------------------
+
+    def check(self, state: EndState, held: set[str]) -> list[RunFinding]:
+        """Findings where the state is not as claimed. held: topics that had records before."""
+        return [
+            *self._check_topics(state),
+            *self._check_logs(state, held),
+            *self._check_commits(state),
+            *self._check_transactions(state),
+        ]
+
+    def _check_topics(self, state: EndState) -> Iterator[RunFinding]:
+        if "topics" in state.unread:
+            return
+        for name, claim in sorted(self._topics.items()):
+            count = state.topics.get(name)
+            subject = f"topic {name}"
+            if claim.exists != (count is not None):
+                words = ("deleted", "there") if count is not None else ("created", "not there")
+                yield RunFinding(KIND, subject, *words, _BY_ANSWERS)
+            elif claim.exists and claim.partitions > 0 and count != claim.partitions:
+                expected = plural(claim.partitions, "partition")
+                yield RunFinding(KIND, subject, expected, str(count), _BY_ANSWERS)
+            configs = state.configs.get(name)
+            for config, value in claim.configs.items() if configs is not None else ():
+                if value is not None and configs is not None and configs.get(config) != value:
+                    found = configs.get(config, "not set")
+                    yield RunFinding(KIND, f"config {config} of {name}", value, found, _BY_ANSWERS)
+
+    def _check_logs(self, state: EndState, held: set[str]) -> Iterator[RunFinding]:
+        for log, claim in sorted(self._logs.items()):
+            extent = state.logs.get(log)
+            if not claim.batches and claim.start < 0:
+                continue
+            subject = f"log {log[0]}-{log[1]}"
+            if extent is None:
+                if log[0] in state.topics and not state.unread:
+                    yield RunFinding(KIND, subject, "a log", "none", _BY_ANSWERS)
+                continue
+            may_shrink = any(name.startswith(_SHRINKING) for name in state.configs.get(log[0], ()))
+            yield from _check_extent(subject, claim, extent, may_shrink)
+            if extent.records is not None and not may_shrink:
+                yield from _check_count(subject, claim, extent, log[0] in held)
+
+    def _check_commits(self, state: EndState) -> Iterator[RunFinding]:
+        for commit, found in sorted(self._commits.items()):
+            group, topic, partition = commit
+            if group in self._open_groups or f"group {group}" in state.unread:
+                continue
+            last = [
+                offset
+                for _, answered_ns, offset in found
+                if not any(sent_ns >= answered_ns for sent_ns, _, _ in found)
+            ]
+            if state.commits.get(commit) not in last:
+                yield RunFinding(
+                    KIND, f"committed offset of {group} in {topic}-{partition}",
+                    _either(last), str(state.commits.get(commit, "none")), _BY_ANSWERS,
+                )  # fmt: skip
+
+    def _check_transactions(self, state: EndState) -> Iterator[RunFinding]:
+        for name, expected in sorted(self._transactions.items()):
+            subject = f"transactional id {name}"
+            found = state.transactions.get(name, "unknown id")
+            if expected and subject not in state.unread and found != expected:
+                yield RunFinding(KIND, subject, expected, found, _BY_ANSWERS)
+
+
+def _completed_ns(outcome: Outcome) -> int:
+    return outcome.answered_ns if outcome.answered_ns >= 0 else outcome.sent_ns
+
+
+def _either(values: Iterable[Any]) -> str:
+    return " or ".join(dict.fromkeys(map(str, values)))
+
+
+def _check_extent(
+    subject: str, claim: _LogClaim, extent: LogExtent, may_shrink: bool
+) -> Iterator[RunFinding]:
+    """The start and end of a log against acknowledged batches and deleted records."""
+    end = max((base + count for base, count in claim.batches.items()), default=-1)
+    if extent.end < end:
+        expected, found = f"ends at {end} or later", f"ends at {extent.end}"
+        yield RunFinding(KIND, subject, expected, found, _BY_ANSWERS)
+    start = claim.start if claim.start >= 0 else min(claim.batches, default=extent.start)
+    is_early = claim.start >= 0 and extent.start < claim.start
+    is_late = not may_shrink and extent.start > start
+    if is_early or is_late:
+        expected, found = f"starts at {start}", f"starts at {extent.start}"
+        yield RunFinding(KIND, subject, expected, found, _BY_ANSWERS)
+
+
+def _check_count(
+    subject: str, claim: _LogClaim, extent: LogExtent, is_held: bool
+) -> Iterator[RunFinding]:
+    """The records of a log against those that were acknowledged. is_held: it had some before."""
+    assert extent.records is not None
+    kept = sum(count for base, count in claim.batches.items() if base + count > extent.start)
+    is_more = not is_held and extent.records > kept + claim.unknown
+    if extent.records < kept or is_more:
+        maybe = f" to {kept + claim.unknown}" if 0 < claim.unknown < _MANY else ""
+        expected = f"{kept}{maybe} records"
+        yield RunFinding(KIND, subject, expected, plural(extent.records, "record"), _BY_ANSWERS)
+
+
+def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunFinding]:
+    """Findings where a state is like none of the reference's, all by the capture's names."""
+    findings = []
+    facts, others = _facts(state), [_facts(each) for each in references]
+    for subject in sorted(facts.keys() | {name for each in others for name in each}):
+        expected = [each.get(subject, "none") for each in others]
+        found = facts.get(subject, "none")
+        if found not in expected:
+            findings.append(RunFinding(KIND, subject, _either(expected), found, _BY_REFERENCE))
+    return findings
+
+
+def _facts(state: EndState) -> dict[str, str]:
+    """Values of a state that runs must have in common, by subject. Offsets count from the start of
+    the log; parts that could not be read are left out."""
+    facts = {f"partitions of topic {name}": str(count) for name, count in state.topics.items()}
+    for (topic, partition), extent in state.logs.items():
+        subject = f"log {topic}-{partition}"
+        if extent.records is not None:
+            facts[subject] = plural(extent.records, "record")
+    for (group, topic, partition), offset in state.commits.items():
+        extent = state.logs.get((topic, partition), LogExtent(0, 0))
+        facts[f"committed offset of {group} in {topic}-{partition}"] = (
+            f"{offset - extent.start} after the start"
+        )
+    facts |= {f"transactional id {name}": each for name, each in state.transactions.items()}
+    for topic, configs in state.configs.items():
+        facts |= {f"config {name} of {topic}": value for name, value in configs.items()}
+    return facts

@@ -1,0 +1,234 @@
+"""The state after a run against what its answers claim, and against other runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdissect.codec.message import Message, encode_message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.end_state import Claims, compare_states
+from kdissect.replay.model import Outcome
+from kdissect.replay.target.end_state import EndState, LogExtent
+from kdissect.replay.translation.id_map import IdMap
+from tests.replay.comparison.test_run_state import batch
+from tests.replay.made import MS, PlanMaker
+
+VERSIONS = {
+    ApiKey.PRODUCE: 9, ApiKey.OFFSET_COMMIT: 8, ApiKey.TXN_OFFSET_COMMIT: 3, ApiKey.END_TXN: 3,
+    ApiKey.CREATE_TOPICS: 5, ApiKey.DELETE_TOPICS: 5, ApiKey.DELETE_RECORDS: 2,
+    ApiKey.INIT_PRODUCER_ID: 3, ApiKey.METADATA: 9, ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
+    ApiKey.OFFSET_DELETE: 0, ApiKey.ADD_PARTITIONS_TO_TXN: 3,
+}  # fmt: skip
+
+
+class Run:
+    """Outcomes one after the other, 10 ms each unless their times are given."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.maker = PlanMaker()
+
+    def add(
+        self,
+        api_key: ApiKey,
+        request: dict[str, Any],
+        answer: dict[str, Any] | None,
+        times_ms: tuple[float, float] | None = None,
+    ) -> None:
+        number = self.maker.add(0)
+        step = self.maker.steps[number]
+        version = VERSIONS[api_key]
+        step.exchange.api_key, step.exchange.api_version = api_key, version
+        header = {"correlation_id": 7, "client_id": "test"}
+        sent = encode_message(Message(api_key, version, "request", header, request))
+        begin, end = times_ms or (number * 20, number * 20 + 10)
+        outcome = Outcome(step, sent, None, int(begin * MS), api_version=version)
+        if answer is not None:
+            header = {"correlation_id": 7}
+            outcome.answer = encode_message(Message(api_key, version, "response", header, answer))
+            outcome.answered_ns = int(end * MS)
+        else:
+            outcome.error = "timeout"
+        self.outcomes.append(outcome)
+
+    def produce(self, count: int, base: int | None, code: int = 0) -> None:
+        """A batch of one record each to orders-0; base: by the answer, None for none."""
+        partition = {"index": 0, "records": batch(0, count)}
+        topics = [{"name": "orders", "partition_data": [partition]}]
+        request = {"acks": -1, "timeout_ms": 1, "topic_data": topics}
+        result = {"index": 0, "error_code": code, "base_offset": base}
+        answer = {"responses": [{"name": "orders", "partition_responses": [result]}]}
+        self.add(ApiKey.PRODUCE, request, None if base is None else answer)
+
+    def commit(self, offset: int, times_ms: tuple[float, float] | None = None) -> None:
+        partition = {"partition_index": 0, "committed_offset": offset}
+        topics = [{"name": "orders", "partitions": [partition]}]
+        done = [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": 0}]}]
+        request = {"group_id": "billing", "topics": topics}
+        self.add(ApiKey.OFFSET_COMMIT, request, {"topics": done}, times_ms)
+
+    def found(self, state: EndState, held: tuple[str, ...] = ()) -> list[str]:
+        """The findings as text."""
+        ids = IdMap(self.maker.plan())
+        return [str(each) for each in Claims(ids, self.outcomes).check(state, set(held))]
+
+
+def after(start: int, end: int, records: int | None, **more: Any) -> EndState:
+    """A state with the log orders-0."""
+    return EndState({"orders": 1}, {("orders", 0): LogExtent(start, end, records)}, **more)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (after(0, 5, 5), ""),
+        (after(0, 3, 3), "ends at 5 or later -> ends at 3"),
+        (after(0, 5, 3), "5 records -> 3 records"),
+        (after(0, 10, 10), "5 records -> 10 records"),
+        (after(2, 5, 3), "starts at 0 -> starts at 2"),
+    ],
+    ids=["as acknowledged", "end missing", "records missing", "doubled", "start missing"],
+)
+def test_a_log_has_the_acknowledged_records(state: EndState, expected: str) -> None:
+    """Two batches of 2 and 3 records were acknowledged at 0 and 2."""
+    run = Run()
+    run.produce(2, 0)
+    run.produce(3, 2)
+    found = run.found(state)
+    assert bool(found) is bool(expected)
+    assert expected in " ".join(found)
+
+
+def test_a_batch_without_an_answer_may_be_there_or_not() -> None:
+    """Two records are certain and three possible: 2 and 5 are right, 1 and 6 are not."""
+    run = Run()
+    run.produce(2, 0)
+    run.produce(3, None)
+    assert run.found(after(0, 2, 2)) == run.found(after(0, 5, 5)) == []
+    assert run.found(after(0, 2, 1))
+    assert "2 to 5 records -> 6 records" in run.found(after(0, 6, 6))[0]
+
+
+def test_a_refused_batch_is_not_counted() -> None:
+    """MESSAGE_TOO_LARGE appends nothing; NOT_ENOUGH_REPLICAS_AFTER_APPEND may have appended."""
+    run = Run()
+    run.produce(2, 0)
+    run.produce(3, -1, code=10)
+    assert run.found(after(0, 5, 5))
+    run.produce(3, -1, code=20)
+    assert run.found(after(0, 5, 5)) == []
+
+
+def test_a_topic_with_earlier_records_or_retention_is_not_counted() -> None:
+    """More records are no finding if some were there before, nor fewer under retention.ms."""
+    run = Run()
+    run.produce(2, 100)
+    assert run.found(after(0, 102, 102), held=("orders",)) == []
+    assert run.found(after(101, 102, 1, configs={"orders": {"retention.ms": "1"}})) == []
+    assert run.found(after(0, 102, 1), held=("orders",))
+
+
+def test_deleted_records_move_the_start() -> None:
+    """DeleteRecords up to 2: the log starts there, and has the rest."""
+    run = Run()
+    run.produce(2, 0)
+    run.produce(3, 2)
+    partition = {"partition_index": 0, "offset": 2}
+    result = {"partition_index": 0, "low_watermark": 2, "error_code": 0}
+    run.add(
+        ApiKey.DELETE_RECORDS,
+        {"topics": [{"name": "orders", "partitions": [partition]}], "timeout_ms": 1},
+        {"topics": [{"name": "orders", "partitions": [result]}]},
+    )
+    assert run.found(after(2, 5, 3)) == []
+    assert "starts at 2 -> starts at 0" in run.found(after(0, 5, 5))[0]
+
+
+def committed(offset: int) -> EndState:
+    return EndState(commits={("billing", "orders", 0): offset})
+
+
+def test_the_last_committed_offset_is_the_groups() -> None:
+    """Commits one after the other: the last counts. Commits at the same time: either."""
+    run = Run()
+    run.commit(5)
+    run.commit(7)
+    assert run.found(committed(7)) == []
+    assert "7 -> 5" in run.found(committed(5))[0]
+    assert "7 -> none" in run.found(EndState())[0]
+    run.commit(9, (30, 45))  # with the one of 7, from 20 to 30
+    run.commit(8, (35, 50))
+    assert run.found(committed(9)) == run.found(committed(8)) == []
+    assert "9 or 8 -> 7" in run.found(committed(7))[0]
+
+
+def transactional(run: Run, *, is_committed: bool) -> None:
+    """A transaction that commits offset 3 of billing."""
+    topics = [{"name": "orders", "partitions": [{"partition_index": 0, "committed_offset": 3}]}]
+    done = [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": 0}]}]
+    run.add(
+        ApiKey.TXN_OFFSET_COMMIT,
+        {"transactional_id": "ledger", "group_id": "billing", "producer_id": 1,
+         "producer_epoch": 0, "topics": topics},
+        {"topics": done},
+    )  # fmt: skip
+    run.add(
+        ApiKey.END_TXN,
+        {"transactional_id": "ledger", "producer_id": 1, "producer_epoch": 0,
+         "committed": is_committed},
+        {"error_code": 0},
+    )  # fmt: skip
+
+
+def test_offsets_of_a_transaction_count_if_it_was_committed() -> None:
+    """The transaction ends as the answer says, and its offsets with it."""
+    run = Run()
+    transactional(run, is_committed=True)
+    state = committed(3)
+    state.transactions["ledger"] = "CompleteCommit"
+    assert run.found(state) == []
+    state.transactions["ledger"] = "Ongoing"
+    assert "CompleteCommit -> Ongoing" in run.found(state)[0]
+    aborted = Run()
+    transactional(aborted, is_committed=False)
+    assert aborted.found(EndState(transactions={"ledger": "CompleteAbort"})) == []
+    assert aborted.found(EndState(transactions={"ledger": "CompleteCommit"}))
+
+
+def test_topics_and_configs_are_as_answered() -> None:
+    """A created topic has its partitions and configs; a deleted one is not there."""
+    run = Run()
+    topic = {"name": "orders", "num_partitions": 3, "replication_factor": 1, "assignments": [],
+             "configs": [{"name": "retention.ms", "value": "5"}]}  # fmt: skip
+    run.add(
+        ApiKey.CREATE_TOPICS,
+        {"topics": [topic], "timeout_ms": 1, "validate_only": False},
+        {"topics": [{"name": "orders", "error_code": 0}]},
+    )
+    right = {"orders": {"retention.ms": "5"}}
+    assert run.found(EndState({"orders": 3}, configs=right)) == []
+    assert "3 partitions -> 1" in run.found(EndState({"orders": 1}, configs=right))[0]
+    assert "5 -> not set" in run.found(EndState({"orders": 3}, configs={"orders": {}}))[0]
+    assert "created -> not there" in run.found(EndState())[0]
+    run.add(
+        ApiKey.DELETE_TOPICS,
+        {"topic_names": ["orders"], "timeout_ms": 1},
+        {"responses": [{"name": "orders", "error_code": 0}]},
+    )
+    assert run.found(EndState()) == []
+    assert "deleted -> there" in run.found(EndState({"orders": 3}))[0]
+
+
+def test_a_state_has_to_be_that_of_a_reference() -> None:
+    """Offsets count from the start of the log. If references differ, either is right."""
+    one, shifted = after(0, 5, 5), after(100, 105, 5)
+    one.commits = {("billing", "orders", 0): 4}
+    shifted.commits = {("billing", "orders", 0): 104}
+    assert compare_states(one, [shifted]) == []
+    fewer = after(0, 5, 4)
+    [missing, offset] = compare_states(fewer, [one, shifted])
+    assert (offset.expected, offset.found) == ("5 records", "4 records")
+    assert missing.found == "none"
+    assert compare_states(one, [shifted, fewer]) == []

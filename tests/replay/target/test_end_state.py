@@ -1,0 +1,72 @@
+"""Reading a target's state back: what is counted, and a target that does not answer properly."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kdissect.codec.message import decode_message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.end_state import EndState, LogExtent, read_end_state
+from tests.replay.comparison.test_run_state import batch
+from tests.replay.made import FakeBroker, empty_answer, response
+
+NODE = {"node_id": 1, "host": "127.0.0.1", "port": 1}
+PARTITION = {"error_code": 0, "partition_index": 0, "leader_id": 1}
+TOPIC = {"error_code": 0, "name": "orders", "partitions": [PARTITION]}
+
+
+def read(data: bytes | None, end: int, code: int = 0) -> tuple[EndState, int]:
+    """The state of orders by a broker whose log has these bytes, and the count of its Fetches."""
+    fetches = 0
+
+    def answer(number: int, frame: bytes) -> bytes:
+        nonlocal fetches
+        request = decode_message(frame, side="request")
+        body: dict[str, Any]
+        if request.api_key == ApiKey.METADATA:
+            body = {"brokers": [NODE], "topics": [TOPIC]}
+        elif request.api_key == ApiKey.LIST_OFFSETS:
+            is_end = request.body["topics"][0]["partitions"][0]["timestamp"] == -1
+            entry = {"partition_index": 0, "error_code": 0, "offset": end if is_end else 0}
+            body = {"topics": [{"name": "orders", "partitions": [entry]}]}
+        elif request.api_key == ApiKey.FETCH:
+            fetches += 1
+            entry = {"partition_index": 0, "error_code": code, "records": data}
+            body = {"responses": [{"topic": "orders", "partitions": [entry]}]}
+            body = body if data is not None else {"responses": []}
+        else:
+            return empty_answer(frame)
+        correlation_id = int.from_bytes(frame[4:8], "big")
+        return response(request.api_key, request.api_version, correlation_id, **body)
+
+    async def run(port: int) -> EndState:
+        target = Target("127.0.0.1", port)
+        await target.probe()
+        state = await read_end_state(target, ["orders"], ["billing"], ["ledger"])
+        target.close()
+        return state
+
+    with FakeBroker(answer).running() as server:
+        return asyncio.run(asyncio.wait_for(run(server.port), 30)), fetches
+
+
+def test_records_are_counted_by_their_batches() -> None:
+    """Two batches of 2 and 3 records, and a last one that is cut off."""
+    data = batch(0, 2) + batch(2, 3)
+    state, fetches = read(data + batch(5, 9)[:70], 5)
+    assert state.logs == {("orders", 0): LogExtent(0, 5, 5)}
+    assert fetches == 1
+    assert state.topics == {"orders": 1}
+    assert not state.unread
+
+
+def test_a_log_that_brings_nothing_has_no_count() -> None:
+    """An answer without records, without the topic, or with an error: the reason is in `unread`,
+    and nothing is asked for ever."""
+    for data, code, said in ((b"", 0, "no batch"), (None, 0, "no answer"), (b"", 6, "NOT_LEADER")):
+        state, fetches = read(data, 5, code)
+        assert state.logs["orders", 0].records is None
+        assert said in state.unread["orders-0"]
+        assert fetches == 1
