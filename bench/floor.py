@@ -57,7 +57,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one process does for one capture."""
+    """The work of one process for one capture."""
 
     path: str
     byte_range: tuple[int, int]

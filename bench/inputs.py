@@ -65,7 +65,7 @@ def one_codec(codec: str, magic: int = 2) -> Input:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the exchanges of a made capture lie in connections."""
+    """The layout of a made capture's exchanges in connections."""
 
     name: str
     title: str

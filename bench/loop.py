@@ -1,4 +1,4 @@
-"""What one would write first: a loop over packets with dpkt, messages with kafka-python's classes.
+"""The obvious program: a loop over packets with dpkt, messages with kafka-python's classes.
 
 Streams are put together by sequence number, cut at the size prefixes, and each message of an API
 and version that kafka-python knows becomes an object. Nothing is written, and record batches stay

@@ -47,7 +47,7 @@ IPV6_PREFIX = b"\xfd" + bytes(11)
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """What was written."""
+    """The written file and its counts."""
 
     path: Path
     copies: int
@@ -66,7 +66,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Survey:
-    """What the first pass over the input finds."""
+    """The results of the first pass over the input."""
 
     ipv4: npt.NDArray[np.uint32]  # distinct addresses, ascending
     ipv6: npt.NDArray[np.void]
@@ -168,7 +168,7 @@ def _store(data: Bytes, place: Places, values: npt.NDArray[Any]) -> None:
 
 
 def _ip_places(block: _Block, link: int) -> tuple[Places, Places]:
-    """Where the IPv4 and the IPv6 headers are that were captured whole."""
+    """Return the places of IPv4 and IPv6 headers that were captured whole."""
     link_size, ethertype_at = LINKS[link]
     place = block.start + PACKET_HEADER_SIZE + link_size
     found = []

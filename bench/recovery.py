@@ -1,4 +1,4 @@
-"""How many frames are found again in damaged captures, and whether any is false.
+"""Counts frames that are found again in damaged captures, and false ones.
 
     python -m bench.recovery [--seeds 3] [--all] [captures...]
 

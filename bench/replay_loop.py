@@ -1,4 +1,4 @@
-"""What a replay can do on its own: against a server that answers at once.
+"""Measures a replay against a server that answers at once.
 
     bench/replay_loop.py --connections 100 --requests 200000 --pace max --loop
     bench/replay_loop.py --connections 1000 --requests 60000 --seconds 20 --pace recorded

@@ -365,7 +365,7 @@ def startup(quick: bool) -> dict[str, Any]:
 
 
 def replay(quick: bool) -> dict[str, Any]:
-    """What the client alone can do, against a server that answers at once on the other core."""
+    """Measure the client alone, against a server that answers at once on the other core."""
     source = inputs.message_heavy()
     part = 10 if quick else 1
     made = ["--connections", "100", "--requests", str(300_000 // part)]

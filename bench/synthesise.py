@@ -142,7 +142,7 @@ def fetch(
 
 
 def exchanges(number: int, recipe: Recipe) -> Iterator[Exchange]:
-    """What a producer and a consumer of the recipe's topic exchange with the broker."""
+    """Yield the exchanges of a producer and a consumer of the recipe's topic."""
     rng = random.Random(SEED + number)
     topic = f"bench-{recipe.codec}".encode()
     size, magic = recipe.batch_records, recipe.magic

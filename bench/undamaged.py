@@ -1,4 +1,4 @@
-"""What reading hostile captures costs those that are not: this commit beside an older one.
+"""Measures the cost of hardening on harmless captures: this commit beside an older one.
 
 Each commit is checked out into a worktree of its own under a temporary folder and runs there in a
 warm Spark session (`product.py`, which both have), in turns. Everything else that was built
@@ -24,7 +24,7 @@ COPIES = 5
 
 
 def git(*arguments: str) -> str:
-    """What git says in this checkout. Raises RuntimeError with its words when it fails."""
+    """Return git's output in this checkout. Raises RuntimeError with its message if it fails."""
     done = subprocess.run(
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -169,7 +169,7 @@ class Plots:
         return _chart(title, rows, load("heat_map", measure=measure, height=height))
 
     def group(self, group_id: str | None = None) -> alt.Chart:
-        """What happened in a group, a row per member: joins, syncs, errors, leaves.
+        """Draw the events of a group, a row per member: joins, syncs, errors, leaves.
 
         group_id: the one with most events where none is given. Raises KeyError for one that the
         captures do not show.

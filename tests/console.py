@@ -78,8 +78,8 @@ def run(command: str, folder: Path, width: int = 100) -> str:
     return done.stdout
 
 
-def run_here(command: str, folder: Path) -> str:
-    """The same in this process, which has loaded everything; what a pipe takes in runs in a shell.
+def run_here(command: str, folder: Path, width: int = 100) -> str:
+    """The same in this process, which has loaded everything; the part after a pipe runs in a shell.
 
     A command that needs more of a shell than a pipe, that raises an error, or that fails before a
     pipe, is run as `run` does.
@@ -88,17 +88,17 @@ def run_here(command: str, folder: Path) -> str:
     try:
         program, *arguments = shlex.split(first)
     except ValueError:  # the bar was inside of quotes
-        return run(command, folder)
+        return run(command, folder, width)
     if program != "kdissect" or SHELL.search(QUOTED.sub("", first)) or "$" in first:
-        return run(command, folder)
+        return run(command, folder, width)
     from typer.testing import CliRunner
 
     from kdissect.cli import app
 
     with contextlib.chdir(folder):
-        done = CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "TERM": "dumb"})
+        done = CliRunner().invoke(app, arguments, env={"COLUMNS": str(width), "TERM": "dumb"})
     if not isinstance(done.exception, SystemExit | None) or (pipe and done.exit_code):
-        return run(command, folder)
+        return run(command, folder, width)
     if not pipe:
         return done.output
     return subprocess.run(

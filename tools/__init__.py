@@ -1,1 +1,1 @@
-"""What maintainers run: `python -m tools.NAME` in the checkout. Not part of the package."""
+"""Programs for maintainers: `python -m tools.NAME` in the checkout. Not part of the package."""

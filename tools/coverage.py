@@ -32,7 +32,7 @@ Place = tuple[int, int, str]  # api_key, api_version, side
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of each (api_key, api_version, side).
+    """Evidence for each (api_key, api_version, side).
 
     sources: where the frames came from, one sentence each. decoded: frames that decoded to the
     values written beside them. encoded: frames whose values encoded back to the same bytes.

@@ -3,7 +3,7 @@
     python -m tools.measure_english [--offenders] [PATH ...]
 
 Without a path it measures README.md and the other pages of the project's folder, `docs/` and the
-docstrings of `kdissect/`. `make lint` runs it. Limits, for each kind of file:
+docstrings of `kdissect/`, `tools/` and `bench/`. `make lint` runs it. Limits for each kind of file:
 
 - "tell", "tells" and "told": at most 0.3 in 1,000 words
 - clauses "what is ..." (was, are, were): at most 0.5 in 1,000 words
@@ -18,7 +18,8 @@ not for the mean: short fragments would hide long sentences.
 
 Pages in `reports/` hold output of programs and are not measured. `docs/cli.md`, `docs/python.md`
 and `docs/replay-rules.md` are made from help texts, docstrings and the rules of the comparison. The
-script measures these at their source: docstrings in modules, `why` and `text` in TOML files.
+script measures these at their source: docstrings and help texts (`help="..."`) in modules, `why`
+and `text` in TOML files.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 KINDS = {".md": "pages", ".py": "docstrings", ".toml": "rules"}
+FOLDERS = ("docs", "kdissect", "tools", "bench")
 GENERATED = {"cli.md", "python.md", "replay-rules.md"}
 
 TELL_PER_1000_MAX = 0.3
@@ -132,8 +134,11 @@ def page_sentences(path: Path) -> Iterator[Sentence]:
 
 
 def docstring_sentences(path: Path) -> Iterator[Sentence]:
-    """Sentences of all docstrings of a module."""
+    """Sentences of a module's docstrings, and of its help texts: arguments `help="..."`."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.keyword) and node.arg == "help":
+            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                yield from sentences(path, node.value.value, node.value.lineno)
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if text := ast.get_docstring(node, clean=False):
@@ -198,7 +203,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--offenders", action="store_true", help="list sentences that pass a limit")
     arguments = parser.parse_args()
-    default = [*sorted(ROOT.glob("*.md")), ROOT / "docs", ROOT / "kdissect"]
+    default = [*sorted(ROOT.glob("*.md")), *(ROOT / name for name in FOLDERS)]
     readers = {".md": page_sentences, ".py": docstring_sentences, ".toml": rule_sentences}
     kinds: dict[str, list[Sentence]] = {kind: [] for kind in KINDS.values()}
     for path in measured_files(arguments.paths or default):

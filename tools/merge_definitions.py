@@ -23,7 +23,7 @@ from kdissect.protocol.model import (
 
 
 def clamp(inner: VersionRange, outer: VersionRange) -> VersionRange:
-    """What two ranges have in common; open where both are."""
+    """Return the intersection of two ranges; it is open if both are."""
     both = VersionRange(max(inner.first, outer.first), min(inner.last, outer.last))
     return NEVER if both.is_empty else both
 
@@ -137,7 +137,7 @@ Shape = tuple[object, ...]
 
 
 def shape(definition: Definition, version: int) -> Shape:
-    """What decides the bytes of `version`, names aside: equal shapes are equal layouts."""
+    """Return the layout of `version` without names: equal shapes are equal layouts."""
     return (version in definition.flexible, *_shapes(definition.fields, version))
 
 

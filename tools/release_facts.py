@@ -1,4 +1,4 @@
-"""Which versions the releases speak, from the code of their own jars.
+"""Reads the versions that releases speak from the code of their own jars.
 
     python -m tools.release_facts kafka-clients-0.8.2.2.jar ... kafka-clients-4.3.1.jar
 

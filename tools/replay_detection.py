@@ -74,7 +74,7 @@ def run(
 
 
 def is_reported(lie: Lie, done: Replayed) -> bool:
-    """Whether an exchange of the lie's API differs at its field, above or below it."""
+    """Return whether an exchange of the lie's API differs at its field, above or below it."""
     wanted = lie.path.replace("_ms", "")
     leaf = wanted.rpartition(".")[2]
     for row in done.rows:
@@ -212,7 +212,7 @@ def kind_of(lie: str) -> str:
 
 
 def excuse(lie: str) -> str:
-    """Why a lie may pass; never for lies about record data."""
+    """Return the reason why a lie may pass; "" for lies about record data."""
     path = lie.split(" ")[1]
     if kind_of(lie) in RECORD_KINDS:
         return ""

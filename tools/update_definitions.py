@@ -112,7 +112,7 @@ def definition_of(facts: Facts) -> Definition:
 
 
 def coordinator_of(name: str) -> str:
-    """Which log a coordinator's record is of."""
+    """Return the log of a coordinator's record."""
     return _LOGS.get(re.sub("(Key|Value)$", "", name), "group")
 
 

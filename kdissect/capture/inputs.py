@@ -58,7 +58,7 @@ class InputFile:
 
     @property
     def is_ranged(self) -> bool:
-        """Whether it can be read in place, in an object store."""
+        """Return whether it can be read in place, in an object store."""
         return self.is_capture and self.compression == "none" and object_store.is_remote(self.path)
 
 

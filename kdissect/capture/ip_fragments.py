@@ -369,7 +369,7 @@ class _Joiner:
             datagram.copied = None
 
     def _is_copy(self, datagram: Datagram, fragment: Fragment) -> bool:
-        """Whether a fragment repeats bytes of a datagram that is complete."""
+        """Return whether a fragment repeats bytes of a datagram that is complete."""
         assert datagram.done_ns is not None
         assert datagram.total is not None
         is_soon = fragment.time_ns - datagram.done_ns <= COPY_NS

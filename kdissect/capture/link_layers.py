@@ -89,7 +89,8 @@ def _short(pos: Any, wire_end: Any, need: Any, malformed: Any) -> Any:
 
 @part
 def _is_ethertype(number: Any) -> Any:
-    """Whether an ethertype is plausible in a pseudowire's Ethernet frame: IP, a VLAN tag, ARP."""
+    """Return whether an ethertype is plausible in a pseudowire's Ethernet frame: IP, a VLAN tag,
+    ARP."""
     return number in (_P_IPV4, _P_IPV6, _P_VLAN, _P_SERVICE_VLAN, _P_ARP)
 
 

@@ -222,7 +222,7 @@ class Sources:
 
     @property
     def is_far(self) -> bool:
-        """Whether any source is an object in a store."""
+        """Return whether any source is an object in a store."""
         return any(version is not None for version in self.versions)
 
     def data(self, source: int) -> npt.NDArray[np.uint8]:

@@ -340,7 +340,7 @@ class FarWalk:
 
 
 def _agree(state: ReadState, walked: Walked) -> bool:
-    """Whether a piece was walked from exactly the given state."""
+    """Return whether a piece was walked from exactly the given state."""
     start = walked.start
     if start is None:
         return False

@@ -47,7 +47,7 @@ def _pafs() -> Any:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL; a path with a scheme is no local file."""
+    """Return whether a path is a URL; a path with a scheme is no local file."""
     return _URL.match(path) is not None
 
 

@@ -84,7 +84,7 @@ def release() -> None:
 
 
 def fault(address: int, size: int) -> str | None:
-    """Why bytes of a file mapping cannot be read; None if they can.
+    """Return why bytes of a file mapping cannot be read; None if they can.
 
     Touching them would end the process with SIGBUS, because the disk fails or the file was cut.
     Linux before 5.14 cannot test this.

@@ -126,8 +126,8 @@ class CaptureInfo:
 
 @inlined
 def _is_plain_tcp(buf: Any, start: Any, captured: Any) -> Any:
-    """Whether an Ethernet frame is TCP over IPv4 and no fragment: a quick test for the common
-    case."""
+    """Return whether an Ethernet frame is TCP over IPv4 and no fragment: a quick test for the
+    common case."""
     return (
         # ethertype IPv4; no fragment offset and no More Fragments; protocol 6
         captured >= 34

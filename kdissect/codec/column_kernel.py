@@ -141,7 +141,7 @@ class EncodedMessages(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Where values are stored. data, valid: addresses, per column. The others per level: first
+    """The places of stored values. data, valid: addresses, per column. The others per level: first
     column, rows of room, rows used, rows used before the current message."""
 
     data: npt.NDArray[np.int64]

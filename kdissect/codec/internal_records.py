@@ -53,7 +53,7 @@ Ints = NDArray[np.int64]
 
 
 class Framing(IntEnum):
-    """Where an embedded struct has its version."""
+    """The position of an embedded struct's version."""
 
     PREFIX = 0  # an int16 before the body
     FIELD_INT16 = 1  # the body's first field

@@ -176,7 +176,7 @@ def read_count(
 
 
 def read_presence(buf: Bytes, pos: int, tagged: bool = False) -> tuple[bool, int]:
-    """Whether a nullable struct follows.
+    """Return whether a nullable struct follows.
 
     The flag is a byte, negative for null. In a tagged field, Kafka's classes write a uvarint
     instead, 0 for null.
@@ -683,7 +683,7 @@ def _write_tags(struct_layout: Layout, values: Mapping[str, Any], out: bytearray
 
 
 def _is_default(slot: Slot, value: Any) -> bool:
-    """Whether Kafka's writer leaves this tagged field out."""
+    """Return whether Kafka's writer leaves this tagged field out."""
     if value is None or isinstance(value, float):
         same = slot.default()
         if value is None or same is None:

@@ -70,7 +70,7 @@ def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
 
 @kernel
 def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) -> bool:
-    """Whether the bytes after the header at `pos` can be a Produce request: True if they are
+    """Return whether the bytes after the header at `pos` can be a Produce request: True if they are
     missing.
 
     acks must have a plausible value, and there must be room for the topics that the request claims.

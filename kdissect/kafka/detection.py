@@ -1,4 +1,4 @@
-"""Which protocol a connection speaks, by its content; ports only add certainty.
+"""Detects the protocol of a connection by its content; ports only add certainty.
 
 The first rule that holds decides:
 1. No payload: none.
@@ -92,7 +92,7 @@ def _is_text(word: int) -> int:
 
 @kernel
 def _is_tls(stream: Any, index: int, pos: int) -> bool:
-    """Whether TLS records begin at `pos`: two plausible headers, or one ClientHello or
+    """Return whether TLS records begin at `pos`: two plausible headers, or one ClientHello or
     ServerHello."""
     pieces = stream.pieces
     for seen in range(2):
@@ -118,8 +118,8 @@ def _is_tls(stream: Any, index: int, pos: int) -> bool:
 
 @kernel
 def _is_zookeeper(stream: Any) -> bool:
-    """Whether the stream begins with ZooKeeper's connect packets, or with requests that have a
-    path.
+    """Return whether the stream begins with ZooKeeper's connect packets, or with requests that have
+    a path.
 
     ConnectRequest: protocol version 0, zxid, timeout, session id, a password of 16 bytes, and
     perhaps a flag. ConnectResponse: the same without zxid. A request: xid, opcode, path. A ping:
@@ -157,7 +157,8 @@ def _is_zookeeper(stream: Any) -> bool:
 
 @kernel
 def _are_zookeeper_replies(stream: Any, index: int, pos: int) -> bool:
-    """Whether the frames from `pos` on are ZooKeeper replies, which resemble Kafka responses.
+    """Return whether the frames from `pos` on are ZooKeeper replies, which resemble Kafka
+    responses.
 
     A reply is xid, zxid, error code, body. Zxids never fall; their upper half is the leader's
     epoch. If that is 0 (a single server), the replies must include one to a ping.

@@ -95,7 +95,7 @@ class Stream(NamedTuple):
 
 @inlined
 def step(number: int, last: int) -> int:
-    """How far a correlation id rose since the last one, 0 to 2^32 - 1; ids wrap around."""
+    """Return the distance from the last correlation id, 0 to 2^32 - 1; ids wrap around."""
     return (number - last) & 0xFFFFFFFF
 
 
@@ -202,7 +202,7 @@ def quick_request(address: Any, available: int, limit: int, known: Any, header: 
 
 @kernel
 def is_handshake(stream: Any, index: int, pos: int, header: Any) -> bool:
-    """Whether the SaslHandshake request at `pos` ends exactly after the mechanism's name."""
+    """Return whether the SaslHandshake request at `pos` ends exactly after the mechanism's name."""
     at = pos + 14 + max(header[CLIENT_LENGTH], 0)
     end = pos + 4 + header[SIZE]
     return end_of_mechanism(stream.pieces, index, stream.stop, at, end) == end
@@ -405,7 +405,8 @@ def find_pending(pending: Any, first: int, stop: int, correlation: int, sent_bef
 
 @inlined
 def _is_of_the_future(pending: Any, first: int, last: int, correlation: int, now: int) -> bool:
-    """Whether one of the next WINDOW requests has a lower id and was sent only after `now`."""
+    """Return whether one of the next WINDOW requests has a lower id and was sent only after
+    `now`."""
     for row in range(first, min(last, first + WINDOW)):
         if pending.time[row] > now:
             return step(correlation, pending.correlation[row]) <= RISE_MAX
@@ -422,7 +423,8 @@ def expecting(pending: Any, first: int, stop: int) -> int:
 
 @inlined
 def _are_ranges(pieces: Any, index: int, stop: int, at: int, count: int, width: int) -> bool:
-    """Whether the first of `count` entries at `at` are (api key, lowest, highest version)."""
+    """Return whether the first of `count` entries at `at` are (api key, lowest, highest
+    version)."""
     for _ in range(min(count, ENTRIES_READ)):
         key = peek(pieces, index, stop, at, 2)
         low = peek(pieces, index, stop, at + 2, 2)
@@ -463,7 +465,8 @@ def end_of_tags(pieces: Any, index: int, stop: int, at: int, end: int) -> int:
 
 @kernel
 def is_api_versions(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the frame at `pos` is an ApiVersions response: a list of entries of 6 or 7 bytes.
+    """Return whether the frame at `pos` is an ApiVersions response: a list of entries of 6 or 7
+    bytes.
 
     v0-2: error code, int32 count, (key, min, max)*, and from v1 on a throttle time. From v3 on the
     count is compact, and entries and body end with tagged fields. A broker has at least ENTRIES_MIN

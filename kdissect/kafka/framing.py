@@ -140,7 +140,8 @@ class KafkaStreams(NamedTuple):
 
 
 class WalkState(NamedTuple):
-    """Where a walk continues. walk: WALK[1]. clients: int64[CLIENTS_MAX], hashes of client ids."""
+    """The point at which a walk continues. walk: WALK[1]. clients: int64[CLIENTS_MAX], hashes of
+    client ids."""
 
     walk: npt.NDArray[Any]
     clients: npt.NDArray[np.int64]
@@ -314,7 +315,7 @@ def _remember(clients: Any, count: int, client: int) -> int:
 
 @inlined
 def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) -> bool:
-    """Whether a request, or the end of the stream, follows a frame that ends at `pos`."""
+    """Return whether a request, or the end of the stream, follows a frame that ends at `pos`."""
     if pos >= stream.end:
         return pos == stream.end
     behind = find(stream.pieces, index, stream.stop, pos)
@@ -326,7 +327,7 @@ def _doubtful_request(
     stream: Any, index: int, grade: int, origin: int, kafka: Any, walk: Any, header: Any,
     following: Any,
 ) -> int:  # fmt: skip
-    """What stands on the boundary `pos` if its header is not GOOD.
+    """Classify the bytes at the boundary `pos` if the header there is not GOOD.
 
     Returns EXPECTS, TOKEN, _HEADER_MISSING or _NO_FRAME.
     """
@@ -470,7 +471,7 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
 
 @inlined
 def _is_near(pending: Any, first: int, last: int, correlation: int, last_id: int) -> bool:
-    """Whether an id without a captured request is plausible, given the ids around it."""
+    """Return whether an id without a captured request is plausible, given the ids around it."""
     if last_id >= 0 and (
         0 < step(correlation, last_id) <= STEP_MAX or 0 < step(last_id, correlation) <= FALL_MAX
     ):
@@ -485,8 +486,8 @@ def _is_near(pending: Any, first: int, last: int, correlation: int, last_id: int
 def _is_token(
     stream: Any, index: int, pending: Any, last: int, is_plausible: bool, walk: Any, header: Any
 ) -> bool:
-    """Whether the frame at `pos`, whose id matches no request, is a SASL token without header
-    (KIP-43)."""
+    """Return whether the frame at `pos`, whose id matches no request, is a SASL token without
+    header (KIP-43)."""
     size = header[SIZE]
     first = walk["next_request"]
     token_expected = first < last and pending.kind[first] == TOKEN
@@ -506,7 +507,7 @@ def _doubtful_response(
     stream: Any, index: int, is_plausible: bool, limit: int, pending: Any, last: int,
     sent_before: int, walk: Any, header: Any, following: Any,
 ) -> Any:  # fmt: skip
-    """What stands on the boundary `pos` if it is not the response to the next request.
+    """Classify the bytes at the boundary `pos` if they do not answer the next request.
 
     Returns (EXPECTS, TOKEN, _HEADER_MISSING or _NO_FRAME; row of its request or -1; whether it is a
     list of SASL mechanisms; whether it is such a list or a list of versions).

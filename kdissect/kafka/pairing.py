@@ -100,7 +100,7 @@ NOT_ACKNOWLEDGED = -1  # of a response whose segment acknowledges nothing
 
 @inlined
 def _may_answer(requests: Any, row: int, start: int, stop: int, time: int, acked: int) -> bool:
-    """Whether a response of this time can belong to the request `row`, as clocks go."""
+    """Return whether a response of this time can belong to the request `row`, as clocks go."""
     if requests.time[row] <= time:
         return True
     if requests.time[row] > time + CLOCKS_MAX_NS:

@@ -60,7 +60,7 @@ Ints = npt.NDArray[np.int64]
 
 @inlined
 def _is_whole(pieces: Any, index: int, stop: int, end: int) -> bool:
-    """Whether all bytes from inside piece `index` up to `end` were captured."""
+    """Return whether all bytes from inside piece `index` up to `end` were captured."""
     while pieces[index]["end"] < end:
         index += 1
         if index >= stop or pieces[index]["pos"] > pieces[index - 1]["end"]:
@@ -115,7 +115,7 @@ class _Tried:
         self.size = 0
 
     def try_out(self, frames: list[bytes]) -> list[bool]:
-        """Whether each frame, given without its size prefix, has enough weight."""
+        """Return whether each frame, given without its size prefix, has enough weight."""
         names = [blake2b(frame[4:], digest_size=16).digest() for frame in frames]
         new = {
             name: frame

@@ -57,7 +57,8 @@ def end_of_mechanism(pieces: Any, index: int, stop: int, pos: int, end: int) -> 
 
 @kernel
 def is_mechanisms(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the frame at `pos` is a SaslHandshake response: error code, names of mechanisms."""
+    """Return whether the frame at `pos` is a SaslHandshake response: error code, names of
+    mechanisms."""
     pieces = stream.pieces
     stop = stream.stop
     error = peek(pieces, index, stop, pos + 8, 2)
@@ -77,7 +78,8 @@ def is_mechanisms(stream: Any, index: int, pos: int, size: int) -> bool:
 
 @inlined
 def _is_gss(word: int, size: int) -> bool:
-    """Whether a token of `size` bytes that begins with the 32 bits of `word` is a GSSAPI token.
+    """Return whether a token of `size` bytes that begins with the 32 bits of `word` is a GSSAPI
+    token.
 
     An initial token is 0x60, its length in DER, and an object identifier (RFC 2743, 3.1); a wrap
     token is 5, 4, flags, 255 (RFC 4121, 4.2.6.2).
@@ -95,7 +97,7 @@ def _is_gss(word: int, size: int) -> bool:
 
 @kernel
 def _is_text(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the first bytes of a token are text, or OAUTHBEARER's separator."""
+    """Return whether the first bytes of a token are text, or OAUTHBEARER's separator."""
     pieces = stream.pieces
     for place in range(pos + 4, pos + 4 + min(size, TOKEN_BYTES_READ)):
         while index < stream.stop and pieces[index]["end"] <= place:
@@ -108,7 +110,7 @@ def _is_text(stream: Any, index: int, pos: int, size: int) -> bool:
 
 @kernel
 def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the frame of `size` bytes at `pos` has the shape of a client's token; see the
+    """Return whether the frame of `size` bytes at `pos` has the shape of a client's token; see the
     module."""
     pieces = stream.pieces
     stop = stream.stop
@@ -150,8 +152,8 @@ def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
 
 @kernel
 def is_broker_token(stream: Any, index: int, pos: int, size: int) -> bool:
-    """Whether the frame of `size` bytes at `pos` has the shape of a broker's token that is not
-    empty."""
+    """Return whether the frame of `size` bytes at `pos` has the shape of a broker's token that is
+    not empty."""
     if size < 4:
         return False
     word = peek(stream.pieces, index, stream.stop, pos + 4, 4)

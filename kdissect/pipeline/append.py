@@ -88,7 +88,8 @@ def extended(
 
 
 def _is_there(out: str, item: dict[str, Any], reason: str) -> bool:
-    """Whether a capture can be read again. False for a file that was no capture the first time."""
+    """Return whether a capture can be read again. False for a file that was no capture the first
+    time."""
     if not item.get("is_capture", True):
         return False
     if is_remote(item["path"]):
@@ -148,7 +149,7 @@ class AppendPlan:
 def append_plan(
     out: str, paths: Sequence[str], options: Options, read_again: bool = False
 ) -> AppendPlan | None:
-    """How to append to the set at `out` from its saved state; None if there is no set.
+    """Return the plan of an append to the set at `out` from its saved state; None without a set.
 
     Raises ReadAgainError if the captures of the set must be read again, or `read_again` is set;
     CaptureError if a named file is missing or no capture; OutputError if the set was made with
@@ -212,8 +213,8 @@ def append_plan(
 
 
 def is_the_same(path: str, known: dict[str, Any], changed_ns: dict[str, int]) -> bool:
-    """Whether a file still has the bytes that were read: by size and time of change, or by its
-    hash."""
+    """Return whether a file still has the bytes that were read: by size and time of change, or by
+    its hash."""
     if is_remote(path):
         return False
     state = os.stat(path)
@@ -280,7 +281,7 @@ def _info(document: dict[str, Any]) -> CaptureInfo:
 
 
 def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str | None:
-    """Why a run cannot save its state; None if it can."""
+    """Return why a run cannot save its state; None if it can."""
     if is_remote(out):
         return "the set is in an object store"
     if any(version is not None for version in plan.versions):

@@ -293,7 +293,7 @@ def _save_state(
 def _state_unavailable_reason(
     plan: RunPlan, window: AppendedWindow, states: list[ConnectionState]
 ) -> str | None:
-    """Why the state of a bucket cannot be saved; None if it can."""
+    """Return why the state of a bucket cannot be saved; None if it can."""
     if window.is_secret:
         return "a message with secrets is not complete at the end"
     too_many = len(states) > plan.options.limits.connections

@@ -171,7 +171,7 @@ def _messages(
 
 
 def _late_names(plan: RunPlan, facts: CaptureFacts, sink: Sink) -> int:
-    """How many names this run knows that rows of earlier runs lack; an anomaly lists some of
+    """Return how many names this run knows that rows of earlier runs lack; an anomaly lists some of
     them."""
     if plan.before is None:
         return 0

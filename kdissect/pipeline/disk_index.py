@@ -58,7 +58,7 @@ class Index:
         return sorted(int(name.partition("-")[2]) for name in names)
 
     def has_stories(self, name: str) -> bool:
-        """Whether part of a table is built from messages of many slots."""
+        """Return whether part of a table is built from messages of many slots."""
         return name in STORIES or name == _ANOMALIES
 
     def table(self, name: str, slot: int) -> Iterator[pa.Table]:

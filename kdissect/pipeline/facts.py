@@ -165,7 +165,8 @@ class NamesUsed:
 
 
 def _binds(definition: Definition) -> bool:
-    """Whether any version of the definition has a struct with both a topic's name and its id."""
+    """Return whether any version of the definition has a struct with both a topic's name and its
+    id."""
 
     def roles(fields: tuple[Field, ...], api_version: int) -> bool:
         here = [item for item in fields if api_version in item.versions]

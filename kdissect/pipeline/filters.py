@@ -129,7 +129,8 @@ def bools(mask: Any) -> npt.NDArray[np.bool_]:
 
 
 def fits(name: str | None, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of the patterns: case-insensitive, with * and ? as wildcards.
+    """Return whether a name matches one of the patterns: case-insensitive, with * and ? as
+    wildcards.
 
     None never matches.
     """

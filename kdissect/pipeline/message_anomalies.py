@@ -170,7 +170,7 @@ def add_anomalies(
 
 @cache
 def _may_hold_records(api_key: int, side: int) -> bool:
-    """Whether messages of that API and side may hold records; True for an unknown API."""
+    """Return whether messages of that API and side may hold records; True for an unknown API."""
 
     def has(fields: tuple[Field, ...]) -> bool:
         return any(item.type is Type.RECORDS or has(item.fields) for item in fields)

@@ -64,7 +64,7 @@ class StoreFolder:
         return {info.path[len(self.root) + 1 :]: info for info in infos}
 
     def has(self, names: Iterable[str]) -> list[bool]:
-        """Whether each name is a file."""
+        """Return whether each name is a file."""
         try:
             infos = self.store.get_file_info([self.path(name) for name in names])
         except _FAILURES as error:
@@ -155,7 +155,7 @@ def check(out: str, manifest: str, overwrite: bool) -> None:
 
 
 def _is_free(place: StoreFolder) -> bool:
-    """Whether the folder holds nothing except leftovers of interrupted runs of kdissect."""
+    """Return whether the folder holds nothing except leftovers of interrupted runs of kdissect."""
     return all(
         not is_file
         and name in FOLDERS
@@ -165,7 +165,7 @@ def _is_free(place: StoreFolder) -> bool:
 
 
 def is_by_a_run(name: str) -> bool:
-    """Whether a file below a set's folder has a name that only runs give."""
+    """Return whether a file below a set's folder has a name that only runs give."""
     folder = name.partition("/")[0]
     return folder == STAGING or (folder in FOLDERS and _BY_A_RUN.fullmatch(name) is not None)
 
@@ -179,7 +179,7 @@ def begin(out: str, run_id: str) -> None:
 
 
 def is_open(place: StoreFolder, run_id: str) -> bool:
-    """Whether attempts of this run may still write."""
+    """Return whether attempts of this run may still write."""
     return place.has([f"{STAGING}/{run_id}"])[0]
 
 

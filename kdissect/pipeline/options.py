@@ -16,7 +16,7 @@ PAYLOADS = ("full", "keys", "hash", "none")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to dissect.
+    """The options of a dissection.
 
     ports: TCP ports on which to expect Kafka; detection still looks at the bytes.
     reveal_secrets: show passwords, tokens and sensitive configuration values.

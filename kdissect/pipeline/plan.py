@@ -155,7 +155,8 @@ _ahead: list[Background[dict[str, Hashed]]] = []  # at most one, until `manifest
 
 
 def _is_file(path: str) -> bool:
-    """Whether the path is a readable regular file. Errors are reported when the file is read."""
+    """Return whether the path is a readable regular file. Errors are reported when the file is
+    read."""
     return os.path.isfile(path) and os.access(path, os.R_OK)
 
 

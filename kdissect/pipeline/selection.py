@@ -123,7 +123,7 @@ class Selection:
 
     @property
     def is_of_connections(self) -> bool:
-        """Whether the selection takes whole connections only."""
+        """Return whether the selection takes whole connections only."""
         return replace(self, hosts=(), connections=()).is_empty
 
     @property

@@ -76,7 +76,7 @@ def _check_place(out: str, overwrite: bool) -> None:
 
 
 def _is_free(root: Path) -> bool:
-    """Whether the folder holds only leftovers of killed runs."""
+    """Return whether the folder holds only leftovers of killed runs."""
     return all(entry.name in FOLDERS for entry in root.iterdir()) and all(
         is_by_a_run(path.relative_to(root).as_posix()) for path in root.rglob("*") if path.is_file()
     )
@@ -270,7 +270,7 @@ def _remove_unlisted(root: Path, listed: set[str]) -> None:
 
 
 def has_set(out: str) -> bool:
-    """Whether there is a manifest of a table set at `out`."""
+    """Return whether there is a manifest of a table set at `out`."""
     if is_remote(out):
         return object_table_set.StoreFolder(out).read(MANIFEST) is not None
     return (Path(out) / MANIFEST).exists()

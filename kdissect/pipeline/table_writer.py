@@ -174,7 +174,7 @@ def _dictionary_columns(table: pa.Table) -> list[str]:
 
 
 def _hardly_repeats(table: pa.Table) -> bool:
-    """Whether a dictionary of exchange ids would be larger than the ids themselves."""
+    """Return whether a dictionary of exchange ids would be larger than the ids themselves."""
     ids = table["exchange_id"].fill_null(0).to_numpy()
     return bool(2 * np.count_nonzero(ids[1:] != ids[:-1]) > len(ids))
 

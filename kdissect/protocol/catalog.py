@@ -110,7 +110,7 @@ def apis() -> dict[int, Api]:
 
 
 def has_version(key: int, version: int) -> bool:
-    """Whether any Kafka release has this version of this API."""
+    """Return whether any Kafka release has this version of this API."""
     return key in _api_files() and version in _api(key).request.versions
 
 

@@ -210,5 +210,5 @@ ROUTINE = {
 
 
 def routine_reason(api_name: str | None, error_name: str) -> str | None:
-    """Why an error of an API is part of normal operation; None if it is not."""
+    """Return why an error of an API is part of normal operation; None if it is not."""
     return ROUTINE.get((api_name, error_name)) or ROUTINE.get((None, error_name))

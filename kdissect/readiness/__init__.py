@@ -1,4 +1,4 @@
-"""Which clients would break on another Kafka release."""
+"""Finds clients that would break on another Kafka release."""
 
 from kdissect.readiness.assessment import assess
 

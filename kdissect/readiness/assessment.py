@@ -1,4 +1,4 @@
-"""Which clients would break on another Kafka release, judged by their requests.
+"""Finds clients that would break on another Kafka release, by their requests.
 
 A request below the lowest version that the target accepts is a finding. A request above its highest
 version is none, because clients fall back to what a broker offers. The verdict on a finding depends
@@ -72,7 +72,7 @@ class ReadinessError(Error, ValueError):
 
 
 def assess(tables: Tables, target: str) -> dict[str, Any]:
-    """Which clients would break on the release `target` (``4.0``, ``3.9.1``), as a JSON document.
+    """Return a JSON document: the clients that would break on the release `target` (``4.0``).
 
     ``verdict``: the worst of ``clients``; at best ``unknown`` if TLS hides connections or there are
     no clients. ``counts``: clients by verdict. ``established_request_count``: requests of clients
@@ -397,7 +397,7 @@ def _requests(database: Database, condition: str) -> list[dict[str, Any]]:
 
 
 def _behaviour(requests: list[dict[str, Any]]) -> Behaviour | None:
-    """How a client chose its versions; None for a named client, except Java without a release."""
+    """Return a client's choice of versions; None if it is named, except Java without a release."""
     first = requests[0]
     software = Software(first["software_name"], first["software_version"])
     if software.name not in (None, JAVA) or software.spoken() is not None:

@@ -41,7 +41,7 @@ class Software:
         return spoken_versions(older[-1]) if older else None
 
     def speaks_enough(self, api_key: int, taken: VersionRange) -> bool | None:
-        """Whether it supports a version that the target accepts; None if unknown."""
+        """Return whether it supports a version that the target accepts; None if unknown."""
         supported = self.spoken()
         if supported is not None:
             own = supported.get(api_key)
@@ -55,7 +55,7 @@ class Software:
 
 @dataclass
 class Behaviour:
-    """How a client without a name chose its versions.
+    """The choice of versions by a client without a name.
 
     asked_with: highest ApiVersions version that it sent; None if it sent none. is_whole: all its
     connections were captured from their first packet. requests: (API key, version, highest versions

@@ -86,7 +86,8 @@ def last_data(data: bytes) -> int:
 
 
 def has_producer(data: bytes) -> bool:
-    """Whether a batch has a producer id. True as well if a quick look cannot exclude that."""
+    """Return whether a batch has a producer id. True as well if a quick look cannot exclude
+    that."""
     pos, size = 0, len(data)
     while pos + BATCH_HEADER_SIZE <= size:
         _, length = _ENTRY.unpack_from(data, pos)
@@ -117,7 +118,7 @@ def _seal(data: bytearray, header: BatchHeader) -> None:
 
 
 def is_sealed(data: bytes, header: BatchHeader) -> bool:
-    """Whether the CRC-32C of a whole batch of magic 2 is right."""
+    """Return whether the CRC-32C of a whole batch of magic 2 is right."""
     stored = int.from_bytes(data[header.pos + _CRC_AT : header.pos + _CRC_FROM], "big")
     covered = memoryview(data)[header.pos + _CRC_FROM : header.pos + header.size]
     return bool(crc32c.crc32c(covered) == stored)

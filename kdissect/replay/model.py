@@ -145,7 +145,7 @@ class Workload:
 
 
 class SkipCode(Enum):
-    """Why a step is not sent; the value is what outputs show."""
+    """The reason for skipping a step; outputs show the value."""
 
     INTERNAL = "internal"  # brokers and controllers among themselves; never sent
     TARGET_OWN = "target_own"  # SASL and the like: the runner speaks the target's own
@@ -303,8 +303,8 @@ class Translation(Protocol):
         """The target's node that this request goes to; None: any (the bootstrap address)."""
 
     def is_split(self, step: Step) -> bool:
-        """Whether several nodes of the target have the step's partitions, groups or transactions,
-        so that each has to get a part of the request."""
+        """Return whether several nodes of the target have the step's partitions, groups or
+        transactions, so that each has to get a part of the request."""
 
     def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
         """(node, frame) of each part of a frame that `request` returned."""

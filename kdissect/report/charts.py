@@ -288,7 +288,7 @@ def latency_histogram(data: dict[str, Any]) -> Chart | None:
 
 
 def batch_sizes(data: Columns) -> Chart | None:
-    """How large batches are, in powers of two."""
+    """Return the histogram of batch sizes, in powers of two."""
     if not data["bin"]:
         return None
     return _histogram(

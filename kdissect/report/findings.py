@@ -1,4 +1,4 @@
-"""What stands out: the few findings that a reader should see first, those that cost most on top.
+"""Ranks the few findings that a reader should see first; those that cost most are on top.
 
 A finding says what happened, since when, to whom, with which exchanges and packets as evidence,
 and which command shows more. Its level says how bad it is: `bad` if requests failed for good or

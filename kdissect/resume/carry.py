@@ -272,7 +272,7 @@ class ConnectionCarry:
         return taken
 
     def _waits(self, batch: SegmentBatch, key: bytes, rows: Ints) -> bool:
-        """Whether these segments cannot complete anything yet."""
+        """Return whether these segments cannot complete anything yet."""
         state, segments = self._states[key], batch.segments[rows]
         if (segments["flags"] & (SYN | FIN | RST)).any():
             return False

@@ -141,7 +141,7 @@ class ConnectionState:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether a made SYN marks the first carried byte."""
+        """Return whether a made SYN marks the first carried byte."""
         return self.phase is KAFKA or self.phase is OTHER
 
     def carry(self, segments: bytes, data: bytes) -> None:

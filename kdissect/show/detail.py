@@ -261,7 +261,7 @@ class _MessageView:
     # -- secrets ----------------------------------------------------------------------------
 
     def is_hidden(self, node: Node) -> bool:
-        """Whether the value may be a secret."""
+        """Return whether the value may be a secret."""
         if self._options.reveal_secrets or not node.is_leaf:
             return False
         if self._is_token:
@@ -280,7 +280,7 @@ class _MessageView:
         return is_text and value_at(self._redacted, node.path[1:]) == TEXT and node.value != TEXT
 
     def hides_raw(self, node: Node) -> bool:
-        """Whether the bytes may hold a secret, or records that are not to be shown."""
+        """Return whether the bytes may hold a secret, or records that are not to be shown."""
         if self.is_hidden(node):
             return True
         if not node.is_records and node.path[0] in ("header", "body"):

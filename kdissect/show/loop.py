@@ -36,7 +36,7 @@ def json_lines(table: pa.Table, more: list[str] | None = None) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How `show` writes exchanges.
+    """The style in which `show` writes exchanges.
 
     as_json: a JSON object a line instead of text.
     tree: also the fields of the decoded messages.
@@ -117,7 +117,7 @@ _TIMES = ("upload_ms", "queued_ms", "service_ms", "download_ms")
 
 
 def _time_line(row: dict[str, Any]) -> str:
-    """Where the time of an answered exchange went."""
+    """Return the line of an answered exchange's times."""
     spans = [
         f"{name.removesuffix('_ms')} {'unknown' if row[name] is None else f'{row[name]:.3f} ms'}"
         for name in _TIMES

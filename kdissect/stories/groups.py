@@ -372,7 +372,7 @@ def _why(generation: _Generation, before: _Generation | None, left: list[_Event]
 
 
 def _is_new(join: _Event, known: list[str] | None) -> bool:
-    """Whether a member joins with the id that it has just got: its second join (KIP-394)."""
+    """Return whether a member joins with the id that it has just got: its second join (KIP-394)."""
     said = join.data["reason"] or ""
     return known is None and said.startswith("need to re-join with the given member-id")
 

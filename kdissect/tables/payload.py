@@ -1,4 +1,4 @@
-"""How much of the records' own bytes is shown (`--payload`), and readable forms of values.
+"""Hides bytes of records as `--payload` says, and gives readable forms of values.
 
 - `full`: all bytes.
 - `keys`: keys; values and header values are null.

@@ -74,7 +74,7 @@ _HARMLESS = re.compile(r"key\.(de)?serializer|key\.type|keystore\.(type|location
 
 
 def is_sensitive_name(name: str) -> bool:
-    """Whether a config's name indicates that its value is a secret."""
+    """Return whether a config's name indicates that its value is a secret."""
     return bool(SENSITIVE_NAME.search(name)) and not _HARMLESS.search(name)
 
 
@@ -157,7 +157,8 @@ def redact_record(value: pa.StructArray, name: str) -> tuple[pa.StructArray, np.
 
 
 def holds_secrets(name: str) -> bool:
-    """Whether records of that name may contain secrets, so that raw bytes must not be shown."""
+    """Return whether records of that name may contain secrets, so that raw bytes must not be
+    shown."""
     return name in RECORDS_ALWAYS or name in RECORDS_CONFIGS
 
 

@@ -1,4 +1,4 @@
-"""What an exchange waited for: the column `wait` of `exchanges`, which all commands use.
+"""Computes the wait of an exchange: the column `wait` of `exchanges`, which all commands use.
 
 - `answer`: the broker's own work: it took the request, did it and answered.
 - `long_poll`: a Fetch or ShareFetch that the broker held back, as its client requested: fewer than

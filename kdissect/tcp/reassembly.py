@@ -200,7 +200,7 @@ def group(segments: Any, start: Any, order: Any) -> None:
 
 @inlined
 def _is_earlier(one: int, two: int, time: Any, here: Any) -> bool:
-    """Whether the next row of run `one` comes before that of run `two`; runs are numbered by
+    """Return whether the next row of run `one` comes before that of run `two`; runs are numbered by
     source."""
     a, b = time[here[one]], time[here[two]]
     return a < b or (a == b and one < two)
@@ -395,8 +395,8 @@ def _home_of(segments: Any, row: int) -> int:
 @inlined
 def _starts_anew(walk: Any, flags: int, side: int, number: int, ack: int, length: int,
                  closed: int) -> bool:  # fmt: skip
-    """Whether a segment starts a new connection; `number` is the one after the SYN, if it has
-    one."""
+    """Return whether a segment starts a new connection; `number` is the one after the SYN, if it
+    has one."""
     other = 1 - side
     # RFC 9293, 3.5: a connection begins with a SYN. An equal sequence number is a retransmission of
     # it.

@@ -36,12 +36,12 @@ _CONTENT = re.compile(rb"^[ \t]*[^ \t\r\n#]", re.MULTILINE)
 
 
 def holds_secrets(text: Any) -> bool:
-    """Whether the bytes have at least one line of a key log."""
+    """Return whether the bytes have at least one line of a key log."""
     return _LINE.search(text) is not None
 
 
 def is_blank(text: Any) -> bool:
-    """Whether there are only comments and empty lines."""
+    """Return whether there are only comments and empty lines."""
     return _CONTENT.search(text) is None
 
 

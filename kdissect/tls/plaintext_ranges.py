@@ -81,7 +81,8 @@ class OpenedStream:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `point` gives a point for each position, from which the rest can be decrypted."""
+        """Return whether `point` gives a point for each position, from which the rest can be
+        decrypted."""
         if self.start is None or self.after is None or self.closed_byte_count > CLOSED_MAX:
             return False
         return self.start[1].generation >= 0 and self.after[1].generation <= GENERATION_MAX

@@ -40,8 +40,8 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
 
     def run(number: int) -> str:
         ((command, shown),) = console.commands(SECTIONS[str(number)])
-        assert console.run(command, folder) == shown
-        return console.run(command, folder, width=250)
+        assert console.run_here(command, folder) == shown
+        return console.run_here(command, folder, width=250)
 
     return run
 

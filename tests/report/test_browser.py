@@ -37,14 +37,19 @@ def _set(browser: Any, size: tuple[int, int], scheme: str) -> None:
     )
 
 
-def _open(browser: Any, page: Path, size: tuple[int, int] = DESK, scheme: str = "light") -> None:
-    """Load the page afresh and scroll through it until every chart is drawn."""
+def _load(browser: Any, page: Path, size: tuple[int, int] = DESK, scheme: str = "light") -> None:
+    """Load the page afresh; charts are drawn when they are scrolled to."""
     _set(browser, size, scheme)
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get_log("performance")
     browser.get(page.as_uri())
     browser.execute_script("try { localStorage.clear() } catch {}")
+
+
+def _open(browser: Any, page: Path, size: tuple[int, int] = DESK, scheme: str = "light") -> None:
+    """Load the page afresh and scroll through it until every chart is drawn."""
+    _load(browser, page, size, scheme)
     wanted = browser.execute_script("return document.querySelectorAll('[data-chart]').length")
     assert wanted > 8
     script = (
@@ -133,8 +138,17 @@ return [...(wide(document.documentElement) ? ["page"] : []),
 """
 
 
-@pytest.mark.parametrize("which", ["page", "long_names", "large"])
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1000, "dark"), (420, "dark")])
+PAGES, SIZES = ("long_names", "large", "page"), ((420, "dark"), (1000, "dark"), (1400, "light"))
+
+
+@pytest.mark.parametrize(
+    ("which", "width", "scheme"),
+    [
+        pytest.param(page, *size, marks=[] if number == other else pytest.mark.heavy)
+        for number, page in enumerate(PAGES)
+        for other, size in enumerate(SIZES)
+    ],
+)
 def test_nothing_scrolls_sideways(
     browser: Any, which: str, width: int, scheme: str, request: pytest.FixtureRequest
 ) -> None:
@@ -186,7 +200,7 @@ def test_paper_and_pages_without_scripts_have_all_columns(
 
 def test_each_heading_says_what_it_is(browser: Any, page: Path) -> None:
     """A sentence; the same for the same column wherever its tables mean the same."""
-    _open(browser, page)
+    _load(browser, page)
     titles = browser.execute_script(
         "return [...document.querySelectorAll('thead button')].map((b) => b.title)"
     )
@@ -234,7 +248,7 @@ def test_the_theme_switch_stays_and_redraws(browser: Any, page: Path) -> None:
 
 
 def test_tables_sort_and_narrow_by_keyboard(browser: Any, page: Path) -> None:
-    _open(browser, page)
+    _load(browser, page)
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     heading = browser.find_element("css selector", "#t-apis thead th:nth-child(2) button")
     values = (
@@ -258,7 +272,7 @@ def test_tables_sort_and_narrow_by_keyboard(browser: Any, page: Path) -> None:
 
 
 def test_focus_is_seen_and_the_first_stop_skips_the_navigation(browser: Any, page: Path) -> None:
-    _open(browser, page)
+    _load(browser, page)
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     browser.execute_script("scrollTo(0, 0); document.activeElement.blur()")
     browser.find_element("tag name", "body").send_keys(keys.TAB)
@@ -322,7 +336,7 @@ def test_a_chart_tells_values_under_the_pointer(browser: Any, attacked: Path) ->
 
 
 def test_a_packets_filter_is_copied(browser: Any, page: Path) -> None:
-    _open(browser, page)
+    _load(browser, page)
     browser.execute_cdp_cmd(
         "Browser.grantPermissions",
         {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},

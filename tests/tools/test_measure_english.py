@@ -37,6 +37,13 @@ def test_docstrings_of_modules_classes_and_functions(tmp_path: Path) -> None:
     assert found == ["Module.", "Returns x.", "first.", "rest."]
 
 
+def test_help_texts_are_measured(tmp_path: Path) -> None:
+    """Texts of arguments named `help` count with the docstrings; other texts do not."""
+    module = tmp_path / "module.py"
+    module.write_text('option("--x", metavar="A file.", help="The file " "to read.")')
+    assert [each.text for each in docstring_sentences(module)] == ["The file to read."]
+
+
 @pytest.mark.parametrize(
     ("text", "passes"),
     [

@@ -1,4 +1,4 @@
-"""How often `kdissect diff` cries wolf, and which delays it finds.
+"""Counts false alarms of `kdissect diff`, and the delays that it finds.
 
 Two sides are alike if the connections of one capture are dealt out to both at random, and if both
 are recordings of one workload (see `recordings`). Delays are put into answers of one side.
@@ -82,7 +82,7 @@ def outcome(document: dict[str, Any], kinds: Sequence[str] = KINDS) -> str:
 
 
 def finding(document: dict[str, Any]) -> str:
-    """What became of a delay: `found`, `undecided` or `missed`."""
+    """Return the verdict on a delay: `found`, `undecided` or `missed`."""
     rows = [row for row in document["changes"]["latency"] if row["api"] == API]
     if any(row["is_worse"] for row in rows):
         return "found"

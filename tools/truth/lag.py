@@ -1,9 +1,9 @@
-"""The report's consumer lag beside what the brokers logged and what clients wrote.
+"""Compares the report's consumer lag with the request logs of brokers.
 
-The truth of a group's partition is computed from the request log alone: offsets that OffsetCommit
-stored, those of TxnOffsetCommit once EndTxn or a marker committed the transaction, and the highest
-end of the log that an answer or a written record shows. The brokers' own answers to OffsetFetch
-confirm it.
+The truth of a group's partition comes from the request log alone. Its committed offset is the one
+that OffsetCommit stored, or TxnOffsetCommit once EndTxn or a marker committed the transaction. Its
+end is the highest one that a response or a written record shows. The brokers' responses to
+OffsetFetch confirm both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Commit = tuple[str, str, int]  # group, topic, partition
 
 @dataclass
 class LoggedOffsets:
-    """What a request log says at its end.
+    """The offsets at the end of a request log.
 
     A log has the requests of one broker in the order of their completion, then those of the next.
     A client numbers its requests over all brokers, so `commit` knows the later one.

@@ -62,7 +62,7 @@ class Compared:
 
 
 def log_of(capture: Path) -> Path:
-    """Where the request log of a capture lies, if there is one."""
+    """Return the path of a capture's request log, which may not exist."""
     return capture.with_suffix(".requests.jsonl.gz")
 
 

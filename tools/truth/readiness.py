@@ -1,8 +1,8 @@
-"""Verdicts of `kdissect readiness` beside what the recorded clients are.
+"""Compares verdicts of `kdissect readiness` with the known releases of recorded clients.
 
-The manifest of each recording names the clients and their releases, and each pattern of client ids
-here says what becomes of them on the target: what their release speaks is in Kafka's own jars, and
-whoever worked on a recorded 4.3.1 broker works on every release from 4.0 on that has its APIs.
+The manifest of each recording names the clients and their releases. Each pattern of client ids here
+gives the verdict for the target. Kafka's own jars show the versions of a release. A client that
+worked on a recorded 4.3.1 broker works on every release from 4.0 on that has its APIs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ TRUTHS: dict[tuple[str, str], dict[str, str]] = {
 
 
 def judge(truth: str, verdict: str) -> str:
-    """Whether a verdict is right; `unknown` is right where the truth depends on a setting."""
+    """Return whether a verdict is right; `unknown` is right where the truth depends on a
+    setting."""
     if verdict == UNKNOWN:
         return RIGHT if truth == DEPENDS else UNDECIDED
     return RIGHT if verdict == truth else WRONG

@@ -77,7 +77,7 @@ class ClusterState:
         return {node: each.most_common(1)[0][0] for node, each in counts.items()}
 
     def _is_up(self, node: int, outcome: Outcome) -> bool:
-        """Whether a node answered the run shortly before and after this exchange."""
+        """Return whether a node answered the run shortly before and after this exchange."""
         if len(self._ids.target.nodes) == 1:
             return node in self._ids.target.nodes
         times = self._active.get(node, ())

@@ -85,7 +85,7 @@ class Comparator:
 
     @property
     def has_several_brokers(self) -> bool:
-        """Whether the capture's cluster or the target has more than one."""
+        """Return whether the capture's cluster or the target has more than one."""
         ids = self.ids
         return len(ids.captured_nodes) > 1 or len(ids.target.nodes) > 1
 
@@ -144,7 +144,7 @@ class Comparator:
         return judgement
 
     def differs(self, step: Step, captured: Message, answer: Message) -> bool:
-        """Whether an answer that brings no records is different, as far as is known now."""
+        """Return whether an answer that brings no records is different, as far as is known now."""
         walk = TreeDiff(self, step)
         walk.run(captured, answer)
         return _verdict_of(walk.differences) is Verdict.DIFFERENT
@@ -304,7 +304,7 @@ def _record_path(path: str) -> str:
 
 
 def _is_in_bounds(rule: Rule, place: DiffPosition) -> bool:
-    """Whether the answered value is one that the rule's bounds allow."""
+    """Return whether the answered value is one that the rule's bounds allow."""
     name = place.plain.rpartition(".")[2]
     captured, answered = place.captured.get(name), place.answered.get(name)
     if rule.answered_max is not None and isinstance(answered, (int, float)):
@@ -481,7 +481,8 @@ class TreeDiff:
             self.leaf(place.field(UNKNOWN_TAGS), mine, their, None, None)
 
     def _goes_with(self, place: DiffPosition, name: str, c: Body, a: Body) -> bool:
-        """Whether a rule for whole structs allows this field: then the rest follows from it."""
+        """Return whether a rule for whole structs allows this field: then the rest follows from
+        it."""
         here = place.field(name)
         for rule in self.rules.at(self.api_name, here.plain):
             if rule.is_whole and self._allows(rule, here, c[name], a[name], None):

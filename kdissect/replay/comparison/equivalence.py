@@ -1,4 +1,4 @@
-"""Whether two values are two ends of one id: what the target calls the captured thing."""
+"""Decides if two values are the captured and the target's form of one id."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Meaning:
 
     @staticmethod
     def is_noted(translated_as: str) -> bool:
-        """Whether a difference of this kind is worth a line, and the verdict tolerated."""
+        """Return whether a difference of this kind is worth a line, and the verdict tolerated."""
         return translated_as in ("marked_log", "racing")
 
     def same(
@@ -70,7 +70,8 @@ class Meaning:
         step: Step,
         path: str,
     ) -> bool:
-        """Whether `a` is what the target calls the captured `c`. holder: the captured struct."""
+        """Return whether `a` is what the target calls the captured `c`. holder: the captured
+        struct."""
         wanted = self._kinds.get(translated_as)
         name = path.rpartition(".")[2]
         if translated_as == "name" and name in ("resource_name", "key") and c is not None:
@@ -212,7 +213,8 @@ class Meaning:
         return not self.ids.target.nodes or a in self.ids.target.nodes
 
     def _replication_factor(self, c: Any, a: Any, around: FieldContext, holder: Body) -> bool:
-        """As many as there are nodes, where the capture's cluster had more; as a number or text."""
+        """Return whether the target has fewer nodes than the captured factor, and `a` is their
+        number."""
         count = len(self.ids.target.nodes)
         text = str(c)
         return text.isascii() and text.isdigit() and 0 < count < int(text) and str(a) == str(count)

@@ -237,7 +237,7 @@ def _explained(
 
 
 def _since(step: Step) -> list[str]:
-    """Which releases speak the version of a request."""
+    """Return the releases that speak the version of a request."""
     key, version = step.exchange.api_key, step.exchange.api_version
     first, last = first_release_with(key, version), last_release_with(key, version)
     if first is None or last is None:
@@ -278,7 +278,7 @@ def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> 
 
 
 def _why_untaken(outcome: Outcome) -> str:
-    """Why a request did not have its captured effect at the target, as a clause; "" if it had."""
+    """Return the reason why a request lacks its captured effect, as a clause; "" if it has it."""
     skipped = outcome.skipped or outcome.step.skipped
     if skipped is not None:
         if skipped.is_finding:

@@ -268,7 +268,8 @@ class LogState:
             _check_acquired(outcome, path, partition, add)
 
     def _is_dense(self, topic: str) -> bool:
-        """Whether a log leaves no offset out. Compacted ones may; the capture shows which."""
+        """Return whether a log leaves no offset out. Compacted ones may; the capture shows
+        which."""
         name = self._ids.captured_topic_name(topic)
         facts = self._ids.plan.workload.facts.topics.get(name)
         if facts is None or facts.is_internal or "compact" in facts.configs.get(_POLICY, ""):

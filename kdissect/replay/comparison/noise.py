@@ -54,7 +54,7 @@ class NoisyField:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether differences in this field count although control runs differ there."""
+        """Return whether differences in this field count although control runs differ there."""
         name = self.path.rpartition(".")[2]
         return name.endswith("error_code") or any(word in self.path for word in _EVIDENCE)
 
@@ -68,7 +68,7 @@ class NoisyField:
             self.spread = max(self.spread, max(numbers) - min(numbers))
 
     def allows(self, value: str, others: Sequence[str]) -> bool:
-        """Whether a value is noise. others: the control runs' values in the same place."""
+        """Return whether a value is noise. others: the control runs' values in the same place."""
         if self.is_evidence:
             return False
         number, numbers = _number(value), [_number(each) for each in others]

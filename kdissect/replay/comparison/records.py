@@ -78,7 +78,8 @@ class RecordLedger:
     def _same_batch(
         self, c: BatchHeader, captured: bytes, a: BatchHeader, answered: bytes, found: list[Found]
     ) -> bool:
-        """Whether two batches hold the same records byte for byte; notes what else differs."""
+        """Return whether two batches hold the same records byte for byte; notes what else
+        differs."""
         mine = captured[c.pos : c.pos + c.size]
         theirs = answered[a.pos : a.pos + a.size]
         is_own = c.is_control and a.is_control  # markers have the time of their own transaction
@@ -217,7 +218,8 @@ def _control_type(batch: bytes) -> bytes:
 
 
 def is_abort_marker(batch: bytes) -> bool:
-    """Whether a control batch ends an aborted transaction (its key is version, type: 0 abort)."""
+    """Return whether a control batch ends an aborted transaction (its key is version, type: 0
+    abort)."""
     return _control_type(batch)[2:4] == b"\0\0"
 
 

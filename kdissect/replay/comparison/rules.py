@@ -65,7 +65,8 @@ class Rule:
     matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
 
     def fits(self, api_name: str, path: str) -> bool:
-        """Whether the rule is about that place; `path` without indices (``topics[].name``)."""
+        """Return whether the rule is about that place; `path` without indices
+        (``topics[].name``)."""
         if self.apis and api_name not in self.apis:
             return False
         return self.matches.fullmatch(path) is not None

@@ -1,4 +1,4 @@
-"""Which answers that were not final timing explains.
+"""Decides if timing explains an answer that was not final.
 
 A replay sends a request again if its answer says "not yet", as clients do. So a broker that hides a
 wrong answer behind a retry could pass. An answer that is not final is explained if
@@ -55,7 +55,7 @@ class Timing:
                     self._successes[key] = min(first, outcome.answered_ns)
 
     def explains(self, outcome: Outcome, answer: EarlierAnswer) -> bool:
-        """Whether timing explains an answer of `outcome.earlier`."""
+        """Return whether timing explains an answer of `outcome.earlier`."""
         step = outcome.step
         if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
             return True

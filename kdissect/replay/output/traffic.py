@@ -40,7 +40,7 @@ def write_capture(result: RunResult, path: Path) -> int:
 
 
 def _events(result: RunResult) -> Iterator[tuple[int, int, str, bytes]]:
-    """What happened on links: (ns since start, link, kind, frame), each link's in order."""
+    """Yield the events of links: (ns since start, link, kind, frame), in order for each link."""
     for number, record in enumerate(result.links):
         yield record.opened_ns, number, "open", b""
     for outcome in result.outcomes:

@@ -27,7 +27,7 @@ _GROUP_KEY = 0  # key type of FindCoordinator
 
 
 class Mode(Enum):
-    """How a request touches a resource."""
+    """The access of a request to a resource."""
 
     READ = "read"  # after writes that were answered before; writes wait for it in turn
     READ_NO_BLOCK = "peek"  # as READ, but no write waits for it: it may wait for the write (Fetch)

@@ -181,8 +181,8 @@ def _skip(
 
 
 def _had_no_effect(exchange: Exchange) -> bool:
-    """Whether all that was answered is "not here" or "not yet". Done at a target that is ready, the
-    client's next attempt would be a second time."""
+    """Return whether all that was answered is "not here" or "not yet". Done at a target that is
+    ready, the client's next attempt would be a second time."""
     response = response_of(exchange)
     if response is None:
         return False
@@ -191,7 +191,8 @@ def _had_no_effect(exchange: Exchange) -> bool:
 
 
 def _is_chosen(step: Step, touched: list[ResourceAccess], options: PlanOptions) -> bool:
-    """Whether the options' filters keep a step; what names no topic or group passes those."""
+    """Return whether the options' filters keep a step; what names no topic or group passes
+    those."""
     if options.apis and step.exchange.api_key not in options.apis:
         return False
     if options.client_ids and not fits(step.exchange.client_id, options.client_ids):
@@ -382,7 +383,7 @@ class _Ordering:
     # -- orders that only responses show --------------------------------------------------------
 
     def _read_logs(self, active: Iterable[Step]) -> None:
-        """Which steps wrote each partition, in order of the offsets that they were given.
+        """Find the steps that wrote each partition, in the order of their offsets.
 
         Nobody says where the records of a Produce with acks 0 went; the gaps between the others'
         do, as far as they are large enough.

@@ -1,4 +1,4 @@
-"""Which steps of a run are complete, in which order, and for what each of the others waits.
+"""Tracks complete steps of a run, their order, and the steps for which others wait.
 
 A step is *complete* when it was answered, failed, timed out or was skipped. Dependent steps then
 proceed. Steps of a connection complete in its order, as brokers answer. So a step that waits for
@@ -86,7 +86,7 @@ class StepCompletion:
             self._count_down(waiting)
 
     def is_done(self, number: int) -> bool:
-        """Whether a step is complete, or held until those before it are."""
+        """Return whether a step is complete, or held until those before it are."""
         lane = self._lanes[self._plan.steps[number].connection]
         return bool(self.is_complete[number]) or number in lane.held
 

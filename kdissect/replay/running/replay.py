@@ -42,7 +42,7 @@ from kdissect.replay.translation.id_map import IdMap
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a plan is replayed; `run` has pace and limits.
+    """The options of a replay; `run` has pace and limits.
 
     into_existing: write to topics, groups and transactional ids that hold data or members.
     rules: files of rules for the comparison. is_strict: no built-in tolerance.

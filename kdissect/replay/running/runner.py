@@ -114,7 +114,7 @@ class Runner:
 
     @property
     def left(self) -> int:
-        """How many steps are not complete."""
+        """The number of steps that are not complete."""
         return self._completion.left
 
     # -- the whole run ----------------------------------------------------------------------
@@ -441,7 +441,7 @@ class Runner:
         self._pump()
 
     def _has_ended(self, connection: int) -> bool:
-        """Whether all requests of a connection were sent."""
+        """Return whether all requests of a connection were sent."""
         lane = self._lanes[connection]
         return lane.pos >= len(lane.numbers)
 

@@ -1,4 +1,4 @@
-"""How a replay proves itself to the target: TLS contexts and the client's side of SASL.
+"""Authenticates a replay to the target: TLS contexts and the client's side of SASL.
 
 Mechanisms are generators of client tokens, without input or output: PLAIN (RFC 4616),
 SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677), OAUTHBEARER (RFC 7628). Secrets come from

@@ -195,7 +195,8 @@ class Target:
         return found
 
     async def has_open_transaction(self, transactional_id: str) -> bool:
-        """Whether a transaction is under way, or is being ended. False if the target cannot say.
+        """Return whether a transaction is under way, or is being ended. False if the target cannot
+        say.
 
         Raises ConnectFailed.
         """
@@ -227,7 +228,7 @@ class Target:
         return found
 
     async def is_serving(self) -> bool:
-        """Whether all partitions have a leader that answers requests about them.
+        """Return whether all partitions have a leader that answers requests about them.
 
         Metadata lists new partitions before their leaders accept requests. Raises ConnectFailed.
         """

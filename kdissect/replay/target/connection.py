@@ -284,7 +284,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def allow_many_files() -> None:
-    """As many open connections as the system lets us have; Windows has no such limit."""
+    """Raise the limit of open connections to the system's maximum; Windows has no such limit."""
     try:
         import resource
     except ImportError:

@@ -80,7 +80,7 @@ def from_answer(ids: IdMap, step: Step, answer: Message) -> None:
 
 
 def teaches(step: Step) -> bool:
-    """Whether `from_answer` learns anything from answers of the step's API."""
+    """Return whether `from_answer` learns anything from answers of the step's API."""
     return step.exchange.api_key in _LEARNERS
 
 

@@ -172,7 +172,7 @@ class Form:
         return [leaf.value_index for leaf in self.leaves if leaf.slot.field.type is of]
 
     def fits(self, number: int) -> bool:
-        """Whether a frame of this size, read as one big-endian number, is of this form."""
+        """Return whether a frame of this size, read as one big-endian number, is of this form."""
         return number & self._mask == self._structure
 
     def values(self, frame: bytes) -> list[Any]:
@@ -583,7 +583,7 @@ def pair_of(step: Step, answer: bytes) -> Pair | None:
 
 
 def is_final(ids: IdMap, step: Step, pair: Pair) -> bool:
-    """Whether `Retry.reason` is certainly ""."""
+    """Return whether `Retry.reason` is certainly ""."""
     if pair.codes & (TRANSIENT - pair.captured_codes):
         return False
     if step.exchange.api_key in REJOINING_APIS and pair.codes & REBALANCING:
@@ -598,7 +598,8 @@ def is_final(ids: IdMap, step: Step, pair: Pair) -> bool:
 
 
 def _brings_all(ids: IdMap, pair: Pair) -> bool:
-    """Whether each partition of a Fetch with captured data records has them, in the same order."""
+    """Return whether each partition of a Fetch with captured data records has them, in the same
+    order."""
     for field in pair.form.records:
         for leaf in field.leaves:
             captured, answered = pair.captured[leaf.value_index], pair.answered[leaf.value_index]

@@ -110,7 +110,7 @@ class AcquiredOffsets:
         self._ranges[log] = sorted(set(parts))
 
     def covers(self, log: Log, first: int, last: int) -> bool:
-        """Whether one range holds all of it."""
+        """Return whether one range holds all of it."""
         return any(low <= first and last <= high for low, high in self._ranges.get(log, ()))
 
 

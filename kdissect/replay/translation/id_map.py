@@ -152,7 +152,8 @@ class IdMap:
         return name
 
     def is_marked(self, log: Log) -> bool:
-        """Whether transactions of the capture write this partition, and so leave markers there."""
+        """Return whether transactions of the capture write this partition, and so leave markers
+        there."""
         return log in self.marked
 
     def expected_offset(self, step: Step, log: Log) -> int | None:
@@ -160,11 +161,12 @@ class IdMap:
         return self.expected.get((step.number, log))
 
     def brings(self, log: Log, captured: bytes, answered: bytes) -> bool:
-        """Whether the data records of an answer go as far as those of the captured response."""
+        """Return whether the data records of an answer go as far as those of the captured
+        response."""
         return self.reaches(log, last_data(captured), last_data(answered))
 
     def reaches(self, log: Log, last: int, found: int) -> bool:
-        """As `brings`, for the last offsets of both (`last_data`)."""
+        """Return the result of `brings` for the last offsets of both (`last_data`)."""
         return found >= 0 and (last < 0 or found >= self.offsets.to_target(log, last))
 
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:

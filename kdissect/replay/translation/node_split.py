@@ -44,7 +44,7 @@ SPLIT_APIS = frozenset(_TOPICS) | frozenset(_NAMED)
 
 
 def is_split(ids: IdMap, step: Step) -> bool:
-    """Whether the request has to go to several nodes of the target, in parts."""
+    """Return whether the request has to go to several nodes of the target, in parts."""
     if len(ids.target.nodes) < 2 or step.exchange.api_key not in SPLIT_APIS:
         return False
     return len(spread(ids, step)) > 1

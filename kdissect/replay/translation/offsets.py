@@ -66,7 +66,7 @@ class OffsetMap:
             )
 
     def was_asked(self, log: Log) -> bool:
-        """Whether the capture fetched from this log."""
+        """Return whether the capture fetched from this log."""
         entry = self._logs.get(log)
         return entry is not None and entry.first_asked >= 0
 

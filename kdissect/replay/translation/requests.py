@@ -80,7 +80,7 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
 
 
 def _was_refused(step: Step) -> bool:
-    """Whether the captured broker did not know an id of the request either."""
+    """Return whether the captured broker did not know an id of the request either."""
     response = response_of(step.exchange)
     return response is not None and _holds_code(response.body, _UNKNOWN_TOPIC_ID)
 
@@ -242,7 +242,7 @@ def _unregister(ids: IdMap, step: Step, request: Message) -> bool:
 
 
 def _create_topics(ids: IdMap, step: Step, request: Message) -> bool:
-    """As many replicas as the target has brokers, at most; placement by the target's nodes."""
+    """Cut replica counts to the number of the target's brokers, and place them on its nodes."""
     count = len(ids.target.nodes)
     is_changed = False
     if not count:

@@ -61,8 +61,10 @@ class Retry:
         self._produces: dict[int, set[int]] = {}  # connection -> Produce steps to be sent again
 
     def reason(self, step: Step, answer: Message) -> str:
-        """Why to send the request again, "" if the answer is final. What the target took of a
-        request that is sent again is noted in the ids."""
+        """Return the reason to send the request again, "" if the answer is final.
+
+        For a request that is sent again, the ids note the parts that the target took.
+        """
         ids = self._ids
         captured = response_of(step.exchange)
         if captured is None:
@@ -99,8 +101,8 @@ class Retry:
             self._produces.get(step.connection, set()).discard(step.number)
 
     def _follows_retried_produce(self, step: Step) -> bool:
-        """Whether an earlier Produce of the connection is sent again: the sequence numbers before
-        this one's are missing until then."""
+        """Return whether an earlier Produce of the connection is sent again: the sequence numbers
+        before this one's are missing until then."""
         return any(number < step.number for number in self._produces.get(step.connection, ()))
 
     def _fetch(self, step: Step, captured: Message, answer: Message) -> str:
@@ -167,7 +169,7 @@ class Retry:
 
 
 def _is_idempotent(step: Step) -> bool:
-    """Whether brokers recognise batches of a Produce that they have written already."""
+    """Return whether brokers recognise batches of a Produce that they have written already."""
     request = request_of(step.exchange)
     return request is not None and all(
         header.producer_id >= 0
@@ -178,7 +180,8 @@ def _is_idempotent(step: Step) -> bool:
 
 
 def _brings_all(ids: IdMap, captured: Message, answer: Message) -> bool:
-    """Whether a Fetch response has the data records of the captured one, to the last offset."""
+    """Return whether a Fetch response has the data records of the captured one, to the last
+    offset."""
     records = {
         (ids.topic_key(topic, is_captured=False), partition["partition_index"]): partition[
             "records"
@@ -206,7 +209,8 @@ def _with_data(response: Message) -> Iterator[tuple[Body, Body]]:
 
 
 def _has_topics(ids: IdMap, step: Step) -> bool:
-    """Whether the target has the topics of a request, or a request to create them was sent."""
+    """Return whether the target has the topics of a request, or a request to create them was
+    sent."""
     request = request_of(step.exchange)
     names: set[str] = set()
     for kind, slot, holder, _ in iter_fields(request) if request is not None else ():

@@ -51,7 +51,8 @@ _NUMBERED = frozenset({FieldKind.PARTITION})
 
 
 def share_key(ids: IdMap, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Whose share session a request is of: (node of the target, group, member, captured broker)."""
+    """Return the key of a request's share session: (target node, group, member, captured
+    broker)."""
     node = target_node(ids, step)
     return (node, body["group_id"] or "", body["member_id"] or "", ids.broker(step))
 

@@ -196,7 +196,7 @@ def mark_internal(connections: list[Connection]) -> None:
 
 
 def _is_replica(exchange: Exchange) -> bool:
-    """Whether only a broker sends this request."""
+    """Return whether only a broker sends this request."""
     if exchange.api_key in api.INTERNAL_CONNECTION_APIS - {ApiKey.WRITE_TXN_MARKERS}:
         return True
     if exchange.api_key in (ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH):
@@ -209,7 +209,7 @@ def _is_replica(exchange: Exchange) -> bool:
 
 
 def _node_ids(connections: list[Connection], facts: WorkloadFacts) -> None:
-    """Which broker each connection went to: by address, else by a port that only one has."""
+    """Set the broker of each connection: by address, else by a port that only one broker has."""
     by_address = {address: node for node, address in facts.brokers.items()}
     by_port: dict[int, set[int]] = {}
     for node, (_, port) in facts.brokers.items():

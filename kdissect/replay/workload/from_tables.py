@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 
 class _CannotRebuild(Exception):
-    """Why a message of the tables is no frame again: one clause."""
+    """The reason why a message of the tables cannot become a frame: one clause."""
 
 
 def read_connections(path: str) -> tuple[list[Connection], list[str]]:
@@ -315,7 +315,8 @@ class _Records:
 
 
 def _is_of(batch: Row, topic: Row) -> bool:
-    """Whether the batch lies in that topic of the message: by id where it has one, else by name."""
+    """Return whether the batch lies in that topic of the message: by id where it has one, else by
+    name."""
     if topic.get("topic_id") is not None:
         return batch["topic_id"] is not None and _uuid(batch["topic_id"]) == topic["topic_id"]
     return bool(batch["topic"] == (topic.get("name") or topic.get("topic")))

@@ -46,7 +46,7 @@ _TIMES = ("request_time_ns", "request_end_time_ns", "response_time_ns", "respons
 
 
 def is_saved(path: str) -> bool:
-    """Whether a file is a saved replay, by its first bytes."""
+    """Return whether a file is a saved replay, by its first bytes."""
     with Path(path).open("rb") as stream:
         start = stream.read(len(_MARK))
         if not start.startswith(_GZIP):
