@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from kdissect.incidents import (
-    advertised_address_unreachable,
     broker_stall,
     broker_unreachable,
     capture_loss,
@@ -35,11 +34,11 @@ from kdissect.sql import Database
 
 __all__ = ["KINDS", "SCHEMA", "SEVERITIES", "find_incidents"]
 
+# broker_unreachable also finds advertised_address_unreachable: both start from the same outages
 _FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
     "broker_unreachable": broker_unreachable.find,
     "broker_stall": broker_stall.find,
     "idle_connection_cut": idle_connection_cut.find,
-    "advertised_address_unreachable": advertised_address_unreachable.find,
     "login_failures": login_failures.find,
     "connection_storm": connection_storm.find,
     "metadata_storm": metadata_storm.find,

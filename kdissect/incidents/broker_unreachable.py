@@ -1,102 +1,307 @@
-"""`broker_unreachable`: clients lost a broker, and their attempts to connect again failed.
+"""`broker_unreachable` and `advertised_address_unreachable`: no connection could be made.
 
-The outage begins with the broker's first silence: a connection that it closed, a request that it
-did not answer, or a failed attempt. It ends with the next connection.
+Both start from outages: attempts to connect to an address that failed, without a successful one in
+between. An address that Metadata advertised and that never worked is the cluster's mistake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from kdissect.incidents.attempts import FAILED, PROVEN
-from kdissect.incidents.facts import HELD_APIS, Facts, follow
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
+from kdissect.incidents.facts import Facts, Row, follow
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, WARN, Incident
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.sql.exchange_facts import endpoint
 from kdissect.text import duration, plural
 
-# One refused SYN is a client that came late to a stop, or early to a start.
-ATTEMPTS_MIN = 2
-# The silence before the first failed attempt that belongs to the outage: request.timeout.ms is
-# 30 s by default, and a client connects again after it.
-SILENCE_S = 60
+# A client that starts early or races with a restart fails once or twice, then succeeds.
+ATTEMPTS_MIN = 3
+LENGTH_MIN_MS = 1000
+# Before it stops, a node gives its partitions away (KIP-46); its clients see that as this error.
+GIVING_AWAY_S = 10
+# A node that announced its shutdown takes so long at most (controlled shutdown and log flushes).
+SHUTDOWN_S = 60
+# Listeners of one node close within so long of each other.
+ONE_NODE = timedelta(milliseconds=250)
+# A client connects to the brokers that Metadata named within so long of its own start.
+TOLD_BEFORE = timedelta(seconds=5)
+# Java's clients repeat Metadata each retry.backoff.ms; some requests may be of a client's start.
+METADATA_MIN = 3
+
+_PREPARE = f"""
+CREATE TEMP TABLE attempts AS
+SELECT connection_id, broker, broker_ip, client_address, client_ip, first_time AS time, last_time,
+  is_failed, refused, syn_count, is_broker, connection_id IN (
+    SELECT connection_id FROM requests WHERE NOT is_broker AND api <> 'ApiVersions') AS is_clients,
+  count(*) FILTER (NOT is_failed)
+    OVER (PARTITION BY broker ORDER BY first_time, connection_id) AS era
+FROM (SELECT *, coalesce(refused, false) OR unanswered_syn_count >= syn_count AS is_failed
+  FROM sessions WHERE syn_count > 0);
+
+CREATE TEMP TABLE outages AS
+WITH failed AS (
+  SELECT broker, broker_ip, era, min(time) AS first_failed, max(last_time) AS last_failed,
+    sum(syn_count)::BIGINT AS syns, count(*) AS attempts,
+    count(*) FILTER (refused) AS refusals,
+    list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS failed_ids
+  FROM attempts WHERE is_failed GROUP BY broker, broker_ip, era
+), next AS (
+  SELECT broker, era - 1 AS era, min(time) AS back FROM attempts WHERE NOT is_failed
+  GROUP BY broker, era
+), seen AS (
+  SELECT broker, era, max(last_response) AS last_response FROM (
+    SELECT f.broker, f.era, max(r.response_time) AS last_response FROM failed f
+    JOIN requests r ON r.broker = f.broker AND r.response_time < f.first_failed GROUP BY ALL)
+  GROUP BY ALL
+), closed AS (
+  SELECT f.broker, f.era, min(s.last_time) AS closed_at, count(*) AS closed_connections,
+    list(s.connection_id ORDER BY s.last_time) AS closed_ids
+  FROM failed f LEFT JOIN seen USING (broker, era) JOIN sessions s ON s.broker = f.broker
+    AND s.closed_by = 'broker' AND s.last_time <= f.first_failed
+    AND s.last_time >= coalesce(seen.last_response, f.first_failed - INTERVAL 1 SECONDS)
+    AND NOT coalesce(s.refused, false)
+  GROUP BY ALL
+), used AS (
+  SELECT broker, bool_or(is_clients) AS is_clients, bool_or(is_broker) AS is_brokers
+  FROM attempts GROUP BY broker
+)
+SELECT f.*, n.back, s.last_response, c.closed_at, coalesce(c.closed_ids, []) AS closed_ids,
+  coalesce(c.closed_connections, 0) AS closed_connections,
+  coalesce(u.is_clients, false) AS is_clients, coalesce(u.is_brokers, false) AS is_brokers
+FROM failed f LEFT JOIN next n USING (broker, era) LEFT JOIN seen s USING (broker, era)
+LEFT JOIN closed c USING (broker, era) LEFT JOIN used u USING (broker)
+"""
 
 
 def find(facts: Facts) -> Iterator[Incident]:
-    """Yield the outages of each broker that the capture has also seen at work."""
+    """Yield the outages of brokers, and the advertised addresses that never worked."""
+    facts.run(_PREPARE)
+    facts.run(f"CREATE TEMP TABLE shutdowns AS {_shutdowns(facts)}")
+    advertised = {
+        row["address"]
+        for row in facts.rows(
+            """SELECT DISTINCT CASE WHEN contains(a, ':') THEN '[' || a || ']:' ELSE a || ':' END
+              || port AS address FROM (SELECT unnest([ip, host]) AS a, port FROM brokers)
+            WHERE a IS NOT NULL"""
+        )
+    }
+    groups: list[list[Incident]] = []
+    rows = facts.rows(f"SELECT * FROM ({_outages_with_requests()}) ORDER BY start, broker")
+    for row in rows:
+        if not row["era"] and row["back"] is None and row["broker"] in advertised:
+            yield from _advertised(facts, row)
+            continue
+        # a controller's listener, which no client uses
+        is_internal = row["is_brokers"] and row["broker"] not in advertised
+        if found := _outage(facts, row, is_internal or not row["is_clients"]):
+            near = groups[-1] if groups else []
+            if near and found.start - near[0].start <= ONE_NODE and _ip(near[0]) == _ip(found):
+                near.append(found)
+            else:
+                groups.append([found])
+    for group in groups:
+        yield _merged(group)
+    yield from _unseen(facts)
+
+
+def _shutdowns(facts: Facts) -> str:
+    """Return SQL of the addresses of brokers that announced their end, and when."""
+    announced = [
+        f"SELECT request.broker_id AS node_id, request_time AS time FROM {view} WHERE {condition}"
+        for view, condition in (
+            ("api_controlled_shutdown", "true"),
+            ("api_broker_heartbeat", "request.want_shut_down"),
+        )
+        if facts.has_field(view, "request", "broker_id")
+    ]
+    if not announced:
+        return "SELECT NULL::VARCHAR AS broker, NULL::TIMESTAMPTZ AS time WHERE false"
+    return f"""
+        SELECT {endpoint("coalesce(b.ip, b.host)", "b.port")} AS broker, time
+        FROM ({" UNION ALL ".join(announced)}) JOIN brokers b USING (node_id)
+    """
+
+
+def _outages_with_requests() -> str:
+    """Return SQL of the outages with their begin, and the requests that they left unanswered.
+
+    An outage begins when the broker closes its connections; without a close, with the first
+    request that had no response, or with the first failed attempt.
+    """
+    not_leader = f"{ErrorCode.NOT_LEADER_OR_FOLLOWER:d}"
+    return f"""
+      WITH hits AS (
+        SELECT o.broker, o.era, count(*) FILTER (r.is_unanswered) AS requests,
+          min(r.request_time) FILTER (r.is_unanswered AND r.request_time > o.last_response)
+            AS first_unanswered,
+          list(r.exchange_id ORDER BY r.request_time)
+            FILTER (r.is_unanswered)[:{EVIDENCE_MAX}] AS exchange_ids,
+          coalesce(bool_or(list_contains(r.error_codes, {not_leader})
+            AND r.response_time >= o.first_failed - INTERVAL {GIVING_AWAY_S} SECONDS), false)
+            AS is_planned
+        FROM outages o JOIN requests r ON r.broker = o.broker
+          AND r.request_time <= coalesce(o.back, o.last_failed)
+          AND (r.request_time >= o.last_response OR list_contains(o.closed_ids, r.connection_id)
+            OR r.response_time >= o.first_failed - INTERVAL {GIVING_AWAY_S} SECONDS)
+        GROUP BY o.broker, o.era
+      )
+      SELECT o.*, coalesce(o.closed_at, h.first_unanswered, o.first_failed) AS start,
+        coalesce(o.back, o.last_failed) AS stop, coalesce(h.requests, 0) AS requests,
+        h.exchange_ids, coalesce(h.is_planned, false) OR EXISTS (
+          FROM shutdowns s WHERE s.broker = o.broker AND s.time
+            BETWEEN o.first_failed - INTERVAL {SHUTDOWN_S} SECONDS AND o.first_failed) AS is_planned
+      FROM outages o LEFT JOIN hits h USING (broker, era)
+    """
+
+
+def _outage(facts: Facts, row: Row, is_internal: bool) -> Incident | None:
+    length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+    was_up, comes_back = row["era"] > 0, row["back"] is not None
+    if row["attempts"] < ATTEMPTS_MIN and row["syns"] < ATTEMPTS_MIN and not row["requests"]:
+        return None
+    if length_ms < LENGTH_MIN_MS and not row["requests"]:
+        return None
+    if not was_up:
+        severity = INFO if comes_back else WARN
+    elif row["is_planned"] or is_internal:
+        severity = INFO
+    else:
+        severity = BAD
+    kind = "refused" if row["refusals"] == row["attempts"] else "unanswered"
+    attempts = plural(row["attempts"], f"{kind} connection attempt")
+    begin = f"was not up yet: {attempts}" if not was_up and comes_back else f"had {attempts}"
+    closed = plural(row["closed_connections"], "connection") if row["closed_connections"] else ""
+    cause = f" It closed {closed} at the beginning." if closed else ""
+    planned = " It had given its partitions away: an orderly shutdown." if row["is_planned"] else ""
+    end = f"It was back after {duration(length_ms)}." if comes_back else "It did not come back."
+    ids = [*row["closed_ids"], *row["failed_ids"]]
+    return Incident(
+        "broker_unreachable",
+        severity,
+        row["start"],
+        row["stop"],
+        row["broker"],
+        f"{row['broker']} {begin}.{cause}{planned} {plural(row['requests'], 'request')} had no "
+        f"response. {end}",
+        row["requests"],
+        length_ms,
+        row["exchange_ids"] or (),
+        ids,
+        facts.command("show", *follow(ids)),
+        frozenset((row["broker"],)),
+    )
+
+
+def _ip(incident: Incident) -> str:
+    return incident.subject.rpartition(":")[0]
+
+
+def _merged(group: list[Incident]) -> Incident:
+    """Return one incident for the listeners of a node: that of its clients comes first."""
+    order = {severity: number for number, severity in enumerate((BAD, WARN, INFO))}
+    first, *rest = sorted(group, key=lambda one: (order[one.severity], -one.request_count))
+    if not rest:
+        return first
+    others = ", ".join(one.subject for one in rest)
+    return Incident(
+        first.kind,
+        first.severity,
+        min(one.start for one in group),
+        max(one.end for one in group),
+        first.subject,
+        f"{first.text} The same holds for {others}.",
+        sum(one.request_count for one in group),
+        max(one.time_lost_ms or 0 for one in group),
+        [number for one in (first, *rest) for number in one.exchange_ids],
+        [number for one in (first, *rest) for number in one.connection_ids],
+        first.next_command,
+        frozenset(one.subject for one in group),
+    )
+
+
+def _advertised(facts: Facts, row: Row) -> Iterator[Incident]:
+    if row["syns"] < ATTEMPTS_MIN and row["attempts"] < ATTEMPTS_MIN:
+        return
+    kind = "refused" if row["refusals"] else "not answered"
+    yield _wrong_address(
+        facts,
+        row["broker"],
+        _told_at(facts, row["first_failed"]),
+        row["last_failed"],
+        f"Metadata names {row['broker']} as the address of a broker. "
+        f"{plural(row['attempts'], 'connection attempt')} to it were {kind}, and none worked. "
+        "Check advertised.listeners of that broker.",
+        row["failed_ids"],
+    )
+
+
+def _told_at(facts: Facts, first_failed: datetime) -> datetime:
+    """Return when the client connected that asked for Metadata before the first attempt."""
+    (row,) = facts.rows(
+        f"""
+        SELECT max_by(s.first_time, r.response_time) AS told
+        FROM requests r JOIN sessions s USING (connection_id)
+        WHERE r.api = 'Metadata' AND r.response_time <= TIMESTAMPTZ '{first_failed.isoformat()}'
+        """
+    )
+    told: datetime | None = row["told"]
+    # a connection that is older had another reason
+    is_recent = told is not None and first_failed - told <= TOLD_BEFORE
+    return told if told is not None and is_recent else first_failed
+
+
+def _unseen(facts: Facts) -> Iterator[Incident]:
+    """Yield advertised addresses that clients never reached and the capture never saw.
+
+    The evidence: a client asks for Metadata again and again and does nothing else, and the capture
+    has no connection to any advertised address.
+    """
     rows = facts.rows(
         f"""
-        WITH attempts AS (
-          SELECT broker, first_time AS time, last_time, connection_id, client_ip,
-            ({FAILED}) AS is_failed, coalesce(refused, false) AS is_refused, {PROVEN} AS is_proven
-          FROM sessions WHERE syn_count > 0 AND (handshake_seen OR ({FAILED}))
-        ), runs AS (
-          SELECT *, count(*) FILTER (NOT is_failed)
-              OVER (PARTITION BY broker ORDER BY time, is_failed) AS run,
-            min(time) FILTER (NOT is_failed) OVER (PARTITION BY broker ORDER BY time, is_failed
-              ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS back
-          FROM attempts
-        ), outages AS (
-          SELECT broker, run, min(time) AS failed_from, max(last_time) AS failed_to,
-            max(back) AS back, count(*) AS attempts, bool_or(is_proven) AS is_proven,
-            bool_or(is_refused) AS is_refused, count(DISTINCT client_ip) AS hosts,
-            list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
-          FROM runs WHERE is_failed GROUP BY broker, run
-          HAVING attempts >= {ATTEMPTS_MIN} AND is_proven
-        ), answered AS (
-          SELECT o.*, (SELECT max(response_end_time) FROM requests r
-            WHERE r.broker = o.broker AND r.response_end_time <= o.failed_from) AS answered
-          FROM outages o
-        ), closed AS (
-          SELECT a.*, (SELECT min(s.last_time) FROM sessions s WHERE s.broker = a.broker
-            AND s.closed_by = 'broker' AND s.handshake_seen AND s.last_time <= a.failed_from
-            AND s.last_time >= a.failed_from - INTERVAL {SILENCE_S} SECONDS
-            AND s.last_time >= a.answered) AS closed
-          FROM answered a WHERE answered IS NOT NULL
-        ), waiting AS (
-          SELECT broker, exchange_id, client, request_time FROM requests
-          WHERE status IN ('response_missing', 'connection_closed') AND api NOT IN {HELD_APIS}
+        WITH seen AS (SELECT DISTINCT broker_ip AS ip, broker_port AS port FROM connections),
+        wrong AS (
+          SELECT string_agg(DISTINCT host || ':' || port, ', ') AS hosts FROM brokers
+          WHERE host IS NOT NULL HAVING count(*) FILTER (port IN (SELECT port FROM seen)
+            AND (ip IS NULL OR ip IN (SELECT ip FROM seen))) = 0 AND count(*) > 0
+        ), stuck AS (
+          SELECT client, min(time) FILTER (api = 'Metadata') AS start, max(time) AS stop,
+            count(*) FILTER (api = 'Metadata') AS refreshes,
+            list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          FROM requests WHERE NOT is_broker GROUP BY client
+          HAVING refreshes >= {METADATA_MIN}
+            AND stop - start >= INTERVAL {LENGTH_MIN_MS} MILLISECONDS
+            AND count(*) FILTER (api NOT IN ('Metadata', 'ApiVersions', 'SaslHandshake',
+              'SaslAuthenticate', 'DescribeCluster')) = 0
         )
-        SELECT c.*, count(w.exchange_id) AS requests, count(DISTINCT w.client) AS clients,
-          min(w.request_time) AS waiting_from,
-          list(w.exchange_id ORDER BY w.request_time)[:{EVIDENCE_MAX}] AS exchange_ids
-        FROM closed c LEFT JOIN waiting w ON w.broker = c.broker AND w.request_time > answered
-          AND w.request_time BETWEEN failed_from - INTERVAL {SILENCE_S} SECONDS
-            AND coalesce(back, failed_to)
-        GROUP BY ALL ORDER BY failed_from, c.broker
+        SELECT * FROM stuck, wrong ORDER BY start
         """
     )
     for row in rows:
-        signs = (row["failed_from"], row["closed"], row["waiting_from"])
-        start = min(sign for sign in signs if sign is not None)
-        end = row["back"] or row["failed_to"]
-        how = "refused (RST)" if row["is_refused"] else "left without an answer (no SYN-ACK)"
-        back = (
-            f"It accepted a connection again after {_length(start, end)}"
-            if row["back"]
-            else f"It accepted none until the capture's end, {_length(start, end)} later"
-        )
-        lost = (
-            f"; {plural(row['requests'], 'request')} of {plural(row['clients'], 'client')} "
-            "had no response"
-            if row["requests"]
-            else ""
-        )
-        yield Incident(
-            "broker_unreachable",
-            BAD,
-            start,
-            end,
-            row["broker"],
-            f"{row['broker']} was unreachable: {plural(row['attempts'], 'connection attempt')} "
-            f"of {plural(row['hosts'], 'host')} {how}{lost}. {back}.",
-            row["requests"],
-            (end - start).total_seconds() * 1000,
-            row["exchange_ids"] or [],
+        yield _wrong_address(
+            facts,
+            row["hosts"],
+            row["start"],
+            row["stop"],
+            f"Metadata names {row['hosts']} as addresses of brokers. {row['client']} sent "
+            f"{plural(row['refreshes'], 'Metadata request')} and nothing else, and no connection "
+            "to such an address is in the capture. Check advertised.listeners.",
             row["connection_ids"],
-            facts.command("show", *follow(row["connection_ids"])),
-            frozenset((row["broker"],)),
         )
 
 
-def _length(start: datetime, end: datetime) -> str:
-    return duration((end - start).total_seconds() * 1000)
+def _wrong_address(
+    facts: Facts, address: str, start: datetime, stop: datetime, text: str, ids: list[int]
+) -> Incident:
+    return Incident(
+        "advertised_address_unreachable",
+        BAD,
+        start,
+        stop,
+        address,
+        text,
+        time_lost_ms=(stop - start).total_seconds() * 1000,
+        connection_ids=ids,
+        next_command=facts.command("sql", "from brokers"),
+        brokers=frozenset((address,)),
+    )

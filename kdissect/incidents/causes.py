@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from kdissect.incidents.model import Incident
+from kdissect.incidents.model import INFO, Incident
 
 # Cause -> the kinds that it brings about at its brokers while it lasts.
 _CONSEQUENCES: dict[str, frozenset[str]] = {
-    "broker_unreachable": frozenset(("leader_change", "retry_storm", "broker_stall")),
-    "broker_stall": frozenset(("retry_storm",)),
+    "broker_unreachable": frozenset(
+        ("leader_change", "retry_storm", "broker_stall", "idle_connection_cut")
+    ),
+    "broker_stall": frozenset(("retry_storm", "idle_connection_cut")),
 }
 # Cause -> the kinds that it brings about for the same client: each new client sends Metadata.
 _CONSEQUENCES_FOR_CLIENT: dict[str, frozenset[str]] = {
@@ -31,6 +33,8 @@ def without_consequences(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def _explains(cause: Incident, incident: Incident) -> bool:
+    if cause.severity == INFO and incident.severity != INFO:
+        return False  # an orderly shutdown explains no lost requests
     is_at_broker = incident.kind in _CONSEQUENCES.get(cause.kind, ())
     is_of_client = (
         incident.kind in _CONSEQUENCES_FOR_CLIENT.get(cause.kind, ())

@@ -1,128 +1,93 @@
-"""Brokers that clients lost, addresses that they never reached, connections that died idle."""
+"""Connections that could not be made, and neighbours that are no outage."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.incidents.made import Row, at, connection, found
 from tests.report.made import exchange
 
 
-def _attempt(number: int, seconds: float, **values: Any) -> Row:
-    """A connection whose SYN was refused."""
-    row = connection(
-        number,
-        first_time=at(seconds),
-        last_time=at(seconds),
-        handshake_seen=False,
-        close_reason="rst",
-        is_kafka=False,
-        protocol="none",
-        client_ids=[],
-        syn_count=1,
-        unanswered_syn_count=0,
-        refused=True,
-    )
+def _attempt(number: int, second: float, **values: Any) -> Row:
+    """A connection attempt that the broker's host refused."""
+    times = {"first_time": at(second), "last_time": at(second + 0.0001)}
+    row = connection(number, syn_count=1, unanswered_syn_count=0, refused=True, is_kafka=False,
+                     client_ids=[], close_reason="rst", closed_by="broker", **times)  # fmt: skip
     return row | values
 
 
-def _open(number: int, seconds: float = 0, **values: Any) -> Row:
-    """A connection that the broker accepted, with its last response a second later."""
-    row = connection(
-        number,
-        first_time=at(seconds),
-        syn_count=1,
-        unanswered_syn_count=0,
-        refused=False,
-        response_byte_count=100,
-        response_last_time=at(seconds + 1),
+def _worked(number: int, start: float, end: float, **values: Any) -> Row:
+    times = {"first_time": at(start), "last_time": at(end)}
+    return connection(number, syn_count=1, unanswered_syn_count=0, refused=False, **times, **values)
+
+
+def _traffic(number: int, start: float, end: float) -> list[Row]:
+    return [
+        exchange(number * 100 + n, connection_id=number, at_us=round((start + n) * 1e6))
+        for n in range(int(end - start))
+    ]
+
+
+KILLED = [
+    _worked(1, 0, 10.01, close_reason="fin", closed_by="broker"),
+    *[_attempt(10 + n, 10.5 + n) for n in range(5)],
+]
+
+
+def test_a_broker_that_was_killed_and_came_back() -> None:
+    connections = [*KILLED, _worked(2, 16, 60)]
+    lost = exchange(
+        500,
+        at_us=9_990_000,
+        latency_us=None,
+        status="connection_closed",
+        api_name="Produce",
+        request_pos=2000,
     )
-    return row | values
+    (outage,) = found(exchanges=[*_traffic(1, 0, 9), lost], connections=connections)
+    assert (outage["kind"], outage["severity"]) == ("broker_unreachable", "bad")
+    assert outage["subject"] == "10.0.0.9:9092"
+    assert outage["start_time"].timestamp() == at(10.01) / 1e6
+    assert outage["end_time"].timestamp() == at(16) / 1e6
+    assert outage["request_count"] == 1
+    assert outage["evidence"]["exchange_ids"] == [500]
 
 
-def _answered(number: int, seconds: float, connection_id: int = 1) -> Row:
-    return exchange(number, connection_id=connection_id, at_us=round(seconds * SECOND_US))
+def test_a_broker_that_announced_its_end_is_only_information() -> None:
+    """It gave its partitions away: clients got NOT_LEADER_OR_FOLLOWER before."""
+    moved = exchange(501, at_us=8_500_000, api_name="Produce", error_code=6, error_codes=[6])
+    (outage,) = found(exchanges=[*_traffic(1, 0, 9), moved], connections=KILLED)
+    assert outage["severity"] == "info"
+    assert "an orderly shutdown" in outage["text"]
 
 
-def _waiting(number: int, seconds: float, **values: Any) -> Row:
-    at_us = round(seconds * SECOND_US)
-    return exchange(number, at_us=at_us, latency_us=None, api_name="Produce", **values)
+def test_a_client_that_starts_before_its_broker() -> None:
+    connections = [*[_attempt(10 + n, n) for n in range(5)], _worked(1, 6, 60)]
+    (early,) = found(exchanges=_traffic(1, 6, 20), connections=connections)
+    assert early["severity"] == "info"
+    assert "was not up yet" in early["text"]
 
 
-def test_a_broker_that_refuses_connections() -> None:
-    """The outage begins with the request without response, and ends with the next connection."""
-    (lost,) = found(
-        connections=[
-            _open(1, close_reason="fin", closed_by="broker", last_time=at(10.1)),
-            *(_attempt(n, 10.2 + n) for n in (2, 3, 4)),
-            _open(9, 20),
-        ],
-        exchanges=[
-            _answered(0, 5),
-            _waiting(1, 10, status="connection_closed"),
-            _answered(2, 20, 9),
-        ],
-    )
-    assert (lost["kind"], lost["severity"]) == ("broker_unreachable", "bad")
-    assert lost["subject"] == "10.0.0.9:9092"
-    assert lost["start_time"].timestamp() * SECOND_US == at(10)
-    assert lost["end_time"].timestamp() * SECOND_US == at(20)
-    assert "3 connection attempts of 1 host refused (RST)" in lost["text"]
+def test_one_refused_attempt_is_no_outage() -> None:
+    connections = [_worked(1, 0, 60), _attempt(10, 20), _worked(2, 20.1, 60)]
+    assert found(exchanges=_traffic(1, 0, 20), connections=connections) == []
 
 
-def test_a_broker_whose_network_is_silent() -> None:
-    """SYNs without any answer, sent again, are an outage until the capture's end."""
-    silent = {"refused": False, "unanswered_syn_count": 2, "syn_count": 2}
-    (lost,) = found(
-        connections=[_open(1), _attempt(2, 10, **silent), _attempt(3, 13, **silent)],
-        exchanges=[_answered(0, 5)],
-    )
-    assert lost["kind"] == "broker_unreachable"
-    assert "no SYN-ACK" in lost["text"]
-    assert "until the capture's end" in lost["text"]
+def test_an_advertised_address_that_never_worked() -> None:
+    wrong = {"broker_port": 9999, "refused": False, "unanswered_syn_count": 3, "syn_count": 3}
+    connections = [_worked(1, 0, 60), *[_attempt(10 + n, 1 + n, **wrong) for n in range(4)]]
+    broker = {"node_id": 1, "host": "10.0.0.9", "port": 9999, "ip": "10.0.0.9"}
+    (address,) = found(exchanges=_traffic(1, 0, 2), connections=connections, brokers=[broker])
+    assert (address["kind"], address["severity"]) == ("advertised_address_unreachable", "bad")
+    assert address["subject"] == "10.0.0.9:9999"
 
 
-def test_an_attempt_before_the_broker_started_is_no_outage() -> None:
-    """Refused attempts before the first response, and a single one later, are no incident."""
-    early = [_attempt(2, 1), _attempt(3, 2), _open(1, 4)]
-    assert found(connections=early, exchanges=[_answered(0, 5)]) == []
-    late = [_open(1), _attempt(2, 10), _open(4, 11)]
-    assert found(connections=late, exchanges=[_answered(0, 5)]) == []
-
-
-def test_an_advertised_address_that_refuses() -> None:
-    """Metadata names a port that no client reached."""
-    broker = {"node_id": 3, "host": "10.0.0.8", "port": 9093, "ip": "10.0.0.8", "roles": []}
-    wrong = {"broker_ip": "10.0.0.8", "broker_port": 9093}
-    (lost,) = found(
-        connections=[_open(1), *(_attempt(n, n, **wrong) for n in (2, 3))],
-        exchanges=[_answered(0, 1)],
-        brokers=[broker],
-    )
-    assert (lost["kind"], lost["subject"]) == ("advertised_address_unreachable", "10.0.0.8:9093")
-    assert lost["start_time"].timestamp() * SECOND_US == at(2)
-    assert "for node 3" in lost["text"]
-    reached = [_open(1), _attempt(2, 2, **wrong), _open(3, 3, **wrong)]
-    assert found(connections=reached, exchanges=[_answered(0, 1)], brokers=[broker]) == []
-
-
-def test_an_idle_connection_that_was_cut() -> None:
-    """After a minute of silence a request has no response, while another connection works."""
-    rows = {
-        "connections": [_open(1, last_time=at(58)), _open(2, 56)],
-        "exchanges": [_answered(0, 1), _waiting(1, 55), _answered(2, 57, 2)],
-    }
-    (cut,) = found(**rows)
-    assert (cut["kind"], cut["severity"]) == ("idle_connection_cut", "bad")
-    assert cut["subject"] == "app @ 10.0.0.1"
-    assert cut["start_time"].timestamp() * SECOND_US == at(55)
-    assert "died while idle for 54" in cut["text"]
-    rows["exchanges"] = rows["exchanges"][:2]  # the broker answers nobody: no cut connection
-    assert found(**rows) == []
-
-
-def test_an_idle_connection_that_its_client_closes_is_no_cut() -> None:
-    """A request that a closing client leaves behind is no incident."""
-    closing = _open(1, last_time=at(55.1), close_reason="fin", closed_by="client")
-    rows = [_answered(0, 1), _waiting(1, 55), _answered(2, 57, 2)]
-    assert found(connections=[closing, _open(2, 56)], exchanges=rows) == []
+def test_an_advertised_name_that_no_client_can_resolve() -> None:
+    """The client asks for Metadata again and again, and nothing else."""
+    broker = {"node_id": 1, "host": "kafka.internal", "port": 9094}
+    only_metadata = _traffic(1, 0, 20)
+    (address,) = found(exchanges=only_metadata, connections=[_worked(1, 0, 60)], brokers=[broker])
+    assert address["subject"] == "kafka.internal:9094"
+    progress = exchange(900, at_us=21_000_000, api_name="Produce")
+    rows = [*only_metadata, progress]
+    assert found(exchanges=rows, connections=[_worked(1, 0, 60)], brokers=[broker]) == []

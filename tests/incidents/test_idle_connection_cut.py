@@ -1,0 +1,53 @@
+"""Connections that died while they idled, and idle ones that still work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
+
+
+def _open(number: int, seconds: float = 0, **values: Any) -> Row:
+    """A connection that the broker accepted, with its last response a second later."""
+    row = connection(
+        number,
+        first_time=at(seconds),
+        syn_count=1,
+        unanswered_syn_count=0,
+        refused=False,
+        response_byte_count=100,
+        response_last_time=at(seconds + 1),
+    )
+    return row | values
+
+
+def _answered(number: int, seconds: float, connection_id: int = 1) -> Row:
+    return exchange(number, connection_id=connection_id, at_us=round(seconds * SECOND_US))
+
+
+def _waiting(number: int, seconds: float, **values: Any) -> Row:
+    at_us = round(seconds * SECOND_US)
+    return exchange(number, at_us=at_us, latency_us=None, api_name="Produce", **values)
+
+
+def test_an_idle_connection_that_was_cut() -> None:
+    """After a minute of silence a request has no response, while another connection works."""
+    rows = {
+        "connections": [_open(1, last_time=at(58)), _open(2, 56)],
+        "exchanges": [_answered(0, 1), _waiting(1, 55), _answered(2, 57, 2)],
+    }
+    (cut,) = found(**rows)
+    assert (cut["kind"], cut["severity"]) == ("idle_connection_cut", "bad")
+    assert cut["subject"] == "app @ 10.0.0.1"
+    assert cut["start_time"].timestamp() * SECOND_US == at(55)
+    assert "died while idle for 54" in cut["text"]
+    rows["exchanges"] = rows["exchanges"][:2]  # the broker answers nobody: no cut connection
+    assert found(**rows) == []
+
+
+def test_an_idle_connection_that_its_client_closes_is_no_cut() -> None:
+    """A request that a closing client leaves behind is no incident."""
+    closing = _open(1, last_time=at(55.1), close_reason="fin", closed_by="client")
+    rows = [_answered(0, 1), _waiting(1, 55), _answered(2, 57, 2)]
+    assert found(connections=[closing, _open(2, 56)], exchanges=rows) == []
