@@ -19,6 +19,7 @@ from kdissect.incidents import (
     capture_loss,
     clock_step,
     connection_storm,
+    duplicate_records,
     idle_connection_cut,
     leader_change,
     login_failures,
@@ -26,6 +27,7 @@ from kdissect.incidents import (
     retry_storm,
     slow_upload,
     throttled,
+    transaction_open,
 )
 from kdissect.incidents.causes import without_consequences
 from kdissect.incidents.facts import Facts
@@ -43,6 +45,8 @@ _FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
     "connection_storm": connection_storm.find,
     "metadata_storm": metadata_storm.find,
     "retry_storm": retry_storm.find,
+    "transaction_open": transaction_open.find,
+    "duplicate_records": duplicate_records.find,
     "leader_change": leader_change.find,
     "throttled": throttled.find,
     "slow_upload": slow_upload.find,

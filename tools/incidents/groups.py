@@ -16,7 +16,6 @@ from tools.incidents.clients import (
     producer,
     producing,
 )
-from tools.incidents.network import Relay
 from tools.incidents.scene import PLAINTEXT, Scene, now, wait_until
 
 
@@ -111,9 +110,9 @@ def batch_too_large(scene: Scene) -> None:
     size = scene.pick(30_000, 60_000)
     with scene.recording(broker.ports[PLAINTEXT]):
         one = producer(broker.address, client_id="shop")
-        _write(one, [b"x" * 100] * 20)
+        _write(one, [b"x" * 20] * 20)
         _write(one, [bytes(range(250)) * (size // 250)])
-        _write(one, [b"x" * 100] * 20)
+        _write(one, [b"x" * 20] * 20)
         stuck = consumer(
             broker.address, client_id="billing", group_id="billing",
             fetch_max_bytes=1000, message_max_bytes=1000, receive_message_max_bytes=2000,
@@ -150,40 +149,41 @@ def retries_duplicate_plain(scene: Scene) -> None:
 
 
 def _duplicates(scene: Scene, enable_idempotence: bool) -> None:
-    broker, relay = scene.broker_with_relay()
-    create_topic(broker.address, "orders")
+    _, relay = scene.broker_with_relay()
     address = f"127.0.0.1:{relay.port}"
-    config = {"client_id": "shop", "acks": "all", "enable_idempotence": enable_idempotence}
+    create_topic(address, "orders")
+    config = {
+        "client_id": "shop",
+        "acks": "all",
+        "enable_idempotence": enable_idempotence,
+        "linger_ms": 20,
+        "retry_backoff_ms": 10,
+        "reconnect_backoff_ms": 10,
+    }
     with scene.recording(relay.port):
-        one = producer(address, linger_ms=100, **config)
+        one = producer(address, **config)
         for number in range(3):
             _write(one, _orders(number))
         relay.is_swallowing = True
         for value in _orders(3):
             one.produce("orders", value)
         one.flush(1)
-        if enable_idempotence:
+        if enable_idempotence:  # the application gives up, and a new producer writes again
             one.purge()
             one.flush(1)
-            del one
-        relay.is_swallowing = False
-        _again(relay, address, config, None if enable_idempotence else one, scene)
-
-
-def _again(
-    relay: Relay, address: str, config: dict[str, object], one: Producer | None, scene: Scene
-) -> None:
-    """Write the same batch again: by a new producer, or by the retry of a connection's end."""
-    began = now()
-    if one is None:
-        one = producer(address, linger_ms=100, **config)
-        _write(one, _orders(3))
-    else:
-        relay.reset_all()
-        if one.flush(30):
-            raise TimeoutError("records were not delivered")
-    _write(one, _orders(4))
-    scene.happened("duplicate_records", "orders-0", began)
+            relay.is_swallowing = False
+            one = producer(address, **config)
+            _write(one, _orders(4))
+            began = now()
+            _write(one, _orders(3))
+        else:  # the connection ends, and the producer repeats the batch
+            relay.is_swallowing = False
+            began = now()
+            relay.reset_all()
+            one.flush(30)
+        ended = now()
+        _write(one, _orders(5))
+    scene.happened("duplicate_records", "orders-0", began, ended)
 
 
 def _orders(number: int) -> list[bytes]:

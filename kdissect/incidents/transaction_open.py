@@ -1,0 +1,110 @@
+"""`transaction_open`: a transaction that did not end kept records from read_committed readers.
+
+A broker gives such readers the records below the last stable offset (LSO, KIP-98): the first offset
+of an open transaction. Fetch responses show it below the high watermark, and at the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
+from kdissect.text import duration, plural
+
+# Kafka Streams ends a transaction each 100 ms, connectors each few seconds.
+BLOCKED_S = 5
+LONG_S = 10
+_READ_COMMITTED = 1
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the transactions that blocked readers, or the partitions if none was captured."""
+    path = ("response", "responses", "partitions", "last_stable_offset")
+    if not facts.has_field("api_fetch", *path):
+        return
+    name = _topic_name(facts)
+    rows = facts.rows(
+        f"""
+        WITH responses AS (
+          SELECT exchange_id, response_time AS time, unnest(response.responses) AS t
+          FROM api_fetch WHERE request.isolation_level = {_READ_COMMITTED}
+            AND response_time IS NOT NULL
+        ), partitions AS (
+          SELECT exchange_id, time, {name} AS topic, unnest(t.partitions) AS p FROM responses
+        ), behind AS (
+          SELECT exchange_id, time, topic, p.partition_index AS partition,
+            p.last_stable_offset AS stable, p.high_watermark AS high
+          FROM partitions WHERE topic IS NOT NULL AND p.error_code = 0
+            AND p.last_stable_offset >= 0 AND p.last_stable_offset < p.high_watermark
+        ), blocked AS (
+          SELECT r.client, r.broker, b.topic, b.partition, b.stable, min(b.time) AS start,
+            max(b.time) AS stop, max(b.high) AS high, count(*) AS requests,
+            list(b.exchange_id ORDER BY b.time)[:{EVIDENCE_MAX}] AS exchange_ids,
+            arg_min(r.connection_id, b.time) AS connection_id
+          FROM behind b JOIN requests r USING (exchange_id)
+          GROUP BY r.client, r.broker, b.topic, b.partition, b.stable
+          HAVING max(b.time) - min(b.time) >= INTERVAL {BLOCKED_S} SECONDS
+        ), written AS (
+          SELECT transactional_id, producer_id, begin_time, end_time,
+            unnest(partitions) AS written FROM transactions
+        ), causes AS (
+          SELECT b.*, w.transactional_id, w.producer_id, w.begin_time, w.end_time,
+            row_number() OVER (PARTITION BY b.client, b.topic, b.partition, b.stable
+              ORDER BY w.begin_time NULLS LAST) AS place
+          FROM blocked b LEFT JOIN written w ON w.written.topic = b.topic
+            AND w.written.partition = b.partition AND w.begin_time <= b.start
+            AND coalesce(w.end_time, b.stop) >= b.stop - INTERVAL 1 SECOND
+        )
+        SELECT transactional_id, producer_id,
+          CASE WHEN producer_id IS NULL THEN topic || '-' || partition END AS unknown_at,
+          coalesce(begin_time, min(start)) AS start,
+          coalesce(end_time, max(stop)) AS stop, end_time IS NULL AS is_open,
+          list(DISTINCT topic || '-' || partition) AS partitions, max(high - stable) AS waiting,
+          list(DISTINCT client) AS clients, list(DISTINCT broker) AS brokers,
+          sum(requests)::BIGINT AS requests, arg_min(stable, start) AS stable,
+          max(epoch_us(stop) - epoch_us(start)) / 1e3 AS lost_ms,
+          flatten(list(exchange_ids ORDER BY start))[:{EVIDENCE_MAX}] AS exchange_ids,
+          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM causes WHERE place = 1
+        GROUP BY transactional_id, producer_id, begin_time, end_time, unknown_at
+        ORDER BY start, unknown_at
+        """
+    )
+    for row in rows:
+        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        where = ", ".join(sorted(row["partitions"])[:3])
+        if row["producer_id"] is None:
+            subject = row["unknown_at"]
+            cause = "A transaction whose begin was not captured"
+        else:
+            subject = row["transactional_id"] or f"producer {row['producer_id']}"
+            cause = f"The transaction of {subject} (producer id {row['producer_id']})"
+        state = "was still open at the end" if row["is_open"] else "ended"
+        yield Incident(
+            "transaction_open",
+            BAD if length_ms >= LONG_S * 1000 else WARN,
+            row["start"],
+            row["stop"],
+            subject,
+            f"{cause} {state} after {duration(length_ms)}. Until then "
+            f"{', '.join(row['clients'][:3])} could not read beyond offset {row['stable']:,} of "
+            f"{where}, though {plural(row['waiting'], 'offset')} followed. "
+            "kafka-transactions.sh find-hanging shows such transactions, abort ends them.",
+            row["requests"],
+            row["lost_ms"],
+            row["exchange_ids"],
+            row["connection_ids"],
+            facts.command("show", *follow(row["connection_ids"])),
+            frozenset(row["brokers"]),
+        )
+
+
+def _topic_name(facts: Facts) -> str:
+    """Return SQL for the topic of a Fetch response: a name, or an id since version 13 (KIP-516)."""
+    path = ("response", "responses")
+    name = "t.topic" if facts.has_field("api_fetch", *path, "topic") else "NULL"
+    if not facts.has_field("api_fetch", *path, "topic_id"):
+        return name
+    by_id = "(SELECT any_value(k.topic) FROM topics k WHERE k.topic_id = t.topic_id)"
+    return f"coalesce({name}, {by_id})"
