@@ -32,6 +32,7 @@ def compress(data: bytes, compression: str, path: Path) -> bytes:
 
 
 def test_format_is_known_by_content_not_by_name(tmp_path: Path) -> None:
+    """A pcapng named .pcap is a pcapng."""
     (tmp_path / "a.txt").write_bytes(CAPTURE)
     (tmp_path / "b.pcap").write_bytes(Blocks(False).section())
     found = {Path(file.path).name: file.format for file in find_captures([tmp_path])}
@@ -54,6 +55,7 @@ def test_compressed_files_unpack_to_the_same_bytes(tmp_path: Path, compression: 
 
 
 def test_damaged_compressed_file_gives_what_it_holds(tmp_path: Path, compression: str) -> None:
+    """The bytes before the damage are unpacked, and the error counts them."""
     content = CAPTURE + NOISE
     whole = compress(content, compression, tmp_path / "whole")
     path = tmp_path / "made"
@@ -74,6 +76,7 @@ def test_damaged_compressed_file_gives_what_it_holds(tmp_path: Path, compression
 
 
 def test_gzip_with_garbage_behind_it(tmp_path: Path) -> None:
+    """The capture is whole; the error names the other bytes."""
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(CAPTURE) + b"garbage")
     plain = spool(find_captures([path])[0], tmp_path)
@@ -82,6 +85,7 @@ def test_gzip_with_garbage_behind_it(tmp_path: Path) -> None:
 
 
 def test_folder_lists_what_is_no_capture(tmp_path: Path) -> None:
+    """Each other file of a folder is listed with the reason."""
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "x.pcap").write_bytes(CAPTURE)
@@ -102,6 +106,7 @@ def test_folder_lists_what_is_no_capture(tmp_path: Path) -> None:
 
 
 def test_file_reached_twice_is_one_input(tmp_path: Path) -> None:
+    """A path, its folder, a glob and a link name one file."""
     (tmp_path / "x.pcap").write_bytes(CAPTURE)
     os.symlink(tmp_path / "x.pcap", tmp_path / "y.pcap")
     files = find_captures([tmp_path / "x.pcap", tmp_path, str(tmp_path / "*.pcap")])
@@ -120,6 +125,7 @@ def test_file_reached_twice_is_one_input(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_path_is_one_clear_line(tmp_path: Path, name: str, reason: str) -> None:
+    """A missing, empty or other file raises CaptureError with its name."""
     (tmp_path / "notes.json").write_text("{}")
     (tmp_path / "empty.pcap").touch()
     (tmp_path / "folder").mkdir()
@@ -130,11 +136,13 @@ def test_unusable_path_is_one_clear_line(tmp_path: Path, name: str, reason: str)
 
 
 def test_no_path_at_all() -> None:
+    """An empty list raises CaptureError."""
     with pytest.raises(CaptureError, match="no path was given"):
         find_captures([])
 
 
 def test_name_with_glob_characters_is_a_name(tmp_path: Path) -> None:
+    """An existing file is taken by its name, brackets included."""
     path = tmp_path / "x[1].pcap"
     path.write_bytes(CAPTURE)
     assert [file.path for file in find_captures([path])] == [str(path)]
@@ -147,6 +155,7 @@ class _Stdin:
 
 @pytest.mark.parametrize("data", [CAPTURE, gzip.compress(CAPTURE)])
 def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    """'-' is copied to the spool folder and unpacked."""
     monkeypatch.setattr("sys.stdin", _Stdin(data))
     (file,) = find_captures(["-"])
     plain = spool(file, tmp_path)
@@ -156,12 +165,14 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: b
 
 
 def test_standard_input_without_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other bytes on stdin raise CaptureError."""
     monkeypatch.setattr("sys.stdin", _Stdin(b"hello, world"))
     with pytest.raises(CaptureError, match=r"^-: not a pcap"):
         spool(find_captures(["-"])[0], tmp_path)
 
 
 def test_named_pipe(tmp_path: Path) -> None:
+    """A pipe is copied to the spool folder."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(CAPTURE,))
@@ -172,6 +183,7 @@ def test_named_pipe(tmp_path: Path) -> None:
 
 
 def test_spool_folder_that_is_missing(tmp_path: Path) -> None:
+    """EnvironmentFailed names the capture."""
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(CAPTURE))
     with pytest.raises(EnvironmentFailed, match=r"a\.gz: spooling to"):
@@ -179,6 +191,7 @@ def test_spool_folder_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_plain_file_needs_no_spooling(tmp_path: Path) -> None:
+    """An uncompressed capture is read in place."""
     path = tmp_path / "x.pcap"
     path.write_bytes(CAPTURE)
     (file,) = find_captures([path])

@@ -35,6 +35,7 @@ def check(line):
 
 @pytest.mark.skipif(not VECTORS.is_file(), reason=f"no vectors at {VECTORS}")
 def test_every_message_of_kafkas_own_writer():
+    """Each API and version as Kafka's classes wrote it decodes and encodes to the same bytes."""
     seen = set()
     with gzip.open(VECTORS, "rt", encoding="utf-8") as file:
         lines = [json.loads(text) for text in file]
@@ -45,6 +46,7 @@ def test_every_message_of_kafkas_own_writer():
 
 
 def test_golden_messages():
+    """The shipped golden messages cover both sides of each API."""
     seen = set()
     for text in GOLDEN.read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
@@ -54,6 +56,7 @@ def test_golden_messages():
 
 
 def test_missing_values_are_defaults():
+    """Values that are not given take the definition's defaults, in elements, too."""
     message = Message(api_key=1, api_version=12, side="request", body={"topics": [{"topic": "t"}]})
     assert message.header == {
         "request_api_key": 1,
@@ -69,6 +72,7 @@ def test_missing_values_are_defaults():
 
 
 def test_every_message_can_be_made_of_defaults():
+    """A message without values encodes and decodes in every version."""
     for key, api in catalog.apis().items():
         for version in range(api.request.versions.first, api.request.versions.last + 1):
             for side in ("request", "response"):
@@ -93,6 +97,7 @@ def test_every_message_can_be_made_of_defaults():
     ],
 )
 def test_what_does_not_fit_is_a_value_error(arguments, reason):
+    """A wrong API, version, side or name raises ValueError with the reason."""
     with pytest.raises(ValueError, match=reason):
         Message(**{"api_key": 3, "api_version": 12, "side": "request", **arguments})
 
@@ -109,12 +114,14 @@ def test_what_does_not_fit_is_a_value_error(arguments, reason):
     ],
 )
 def test_a_value_of_the_wrong_kind_names_its_field(body, path):
+    """EncodeError has the path of the field."""
     with pytest.raises(EncodeError) as caught:
         encode_message(Message(3, 12, "request", body=body))
     assert caught.value.path == path
 
 
 def test_numbers_out_of_range_are_refused():
+    """A number beyond its type, and a bool for a number, raise EncodeError."""
     with pytest.raises(EncodeError, match=r"throttle_time_ms: 2147483648 does not fit"):
         encode_message(Message(12, 1, "response", body={"throttle_time_ms": 2**31}))
     with pytest.raises(EncodeError, match=r"error_code: expected a number, not bool"):
@@ -130,6 +137,7 @@ def test_surplus_is_kept():
 
 
 def test_other_encodings_come_back_in_kafkas_form():
+    """An overlong varint is decoded, and encoded in its short form."""
     plain = encode_message(Message(12, 4, "response", body={"error_code": 7}))
     overlong = plain[:-1] + b"\x80\x00"
     message = decode_message(overlong, side="response", api_key=12, api_version=4)
@@ -137,6 +145,7 @@ def test_other_encodings_come_back_in_kafkas_form():
 
 
 def test_known_tags_and_unknown_ones_are_merged_in_order():
+    """Tags ascend on the wire (KIP-482); a known field's tag is refused."""
     body = {"supported_features": [], "_unknown_tags": {2000: b"z", 2: b"y", 9: b"x"}}
     with pytest.raises(EncodeError, match="tag 2 is the field"):
         encode_message(Message(18, 3, "response", body=body))
@@ -149,6 +158,7 @@ def test_known_tags_and_unknown_ones_are_merged_in_order():
 
 
 def test_apiversions_with_error_35_is_version_0():
+    """UNSUPPORTED_VERSION comes in version 0, whatever was requested (KIP-511)."""
     body = {"error_code": 35, "api_keys": [{"api_key": 18, "min_version": 0, "max_version": 3}]}
     frame = encode_message(Message(18, 0, "response", {"correlation_id": 7}, body))
     for asked in (1, 2, 3, 4):
@@ -165,6 +175,7 @@ def test_apiversions_with_error_35_in_the_version_asked_for():
 
 
 def test_apiversions_that_fit_only_version_0_are_read_as_that():
+    """A response without the requested version's layout is version 0."""
     body = {"api_keys": [{"api_key": 1, "min_version": 0, "max_version": 4}] * 3}
     frame = encode_message(Message(18, 0, "response", body=body))
     message = decode_message(frame, side="response", api_key=18, api_version=3)
@@ -173,6 +184,7 @@ def test_apiversions_that_fit_only_version_0_are_read_as_that():
 
 
 def test_apiversions_that_fit_nothing_say_why_for_the_version_asked():
+    """The error is the one of the requested version."""
     with pytest.raises(DecodeError, match="ApiVersionsResponse v3"):
         decode_message(b"\0\0\0\1\0\0\xff", side="response", api_key=18, api_version=3)
 
@@ -188,12 +200,14 @@ def test_apiversions_that_fit_nothing_say_why_for_the_version_asked():
     ],
 )
 def test_a_request_that_cannot_be_told_is_a_decode_error(data, pos, reason):
+    """A cut header, or an unknown API or version, has position and reason."""
     with pytest.raises(DecodeError, match=reason) as caught:
         decode_message(data, side="request")
     assert caught.value.pos == pos
 
 
 def test_what_a_response_is_must_be_said():
+    """A response needs an API and version; a request's must equal its header's."""
     with pytest.raises(ValueError, match="needs the api_key"):
         decode_message(bytes(8), side="response")
     with pytest.raises(ValueError, match="side must be"):
@@ -206,12 +220,14 @@ def test_what_a_response_is_must_be_said():
 
 
 def test_controlled_shutdown_0_has_no_client_id():
+    """Request header v0 ends after the correlation id."""
     message = decode_message(b"\0\7\0\0\0\0\0\5\0\0\0\1", side="request")
     assert "client_id" not in message.header
     assert message.body == {"broker_id": 1}
 
 
 def test_data_may_be_any_bytes():
+    """bytes, bytearray and memoryview decode alike."""
     frame = encode_message(Message(3, 12, "request", body={"topics": [{"name": "t"}]}))
     message = decode_message(frame, side="request")
     assert decode_message(bytearray(frame), side="request") == message
@@ -219,6 +235,7 @@ def test_data_may_be_any_bytes():
 
 
 def test_the_package_exports_it():
+    """The public names are the codec's classes."""
     assert kdissect.Message is Message
     assert issubclass(kdissect.DecodeError, kdissect.Error)
     assert issubclass(kdissect.DecodeError, ValueError)

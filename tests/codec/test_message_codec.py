@@ -70,6 +70,7 @@ def of(text, name="Test"):
     ],
 )
 def test_a_wire_type_is_read_whole_cut_and_with_a_tail(read, write, pairs):
+    """Each type is read and written; a cut value is a fault at its first byte."""
     reader = getattr(message_codec, f"read_{read}")
     writer = getattr(message_codec, f"write_{write}")
     for data, value in pairs.items():
@@ -94,6 +95,7 @@ def test_a_wire_type_is_read_whole_cut_and_with_a_tail(read, write, pairs):
     ],
 )
 def test_null_is_read_only_where_it_is_allowed(read, data):
+    """Null of a nullable type is a value; elsewhere it is a negative length."""
     reader = getattr(message_codec, f"read_{read}")
     assert reader(data, 0, True) == (None, len(data))
     with pytest.raises(DecodeError, match="negative length"):
@@ -104,6 +106,7 @@ def test_null_is_read_only_where_it_is_allowed(read, data):
 
 
 def test_lengths_below_null_are_faults():
+    """A length below -1 is a fault for nullable types, too."""
     for reader, data in (
         (message_codec.read_string, b"\xff\xfe"),
         (message_codec.read_bytes, b"\x80\0\0\0"),
@@ -113,6 +116,7 @@ def test_lengths_below_null_are_faults():
 
 
 def test_any_byte_but_zero_is_true():
+    """Kafka's reader takes any byte but 0 as true."""
     assert [message_codec.read_bool(bytes([byte]), 0)[0] for byte in (0, 1, 2, 0xFF)] == [
         False,
         True,
@@ -123,17 +127,20 @@ def test_any_byte_but_zero_is_true():
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x10", b"\x80" * 5, b"\xff" * 9])
 def test_a_varint_beyond_32_bits_is_a_fault(data):
+    """The fault is at the first byte of the varint."""
     with pytest.raises(DecodeError, match="varint overflow") as caught:
         message_codec.read_uvarint(b"x" + data, 1)
     assert caught.value.pos == 1
 
 
 def test_an_overlong_varint_is_its_value():
+    """A varint with unneeded bytes of zeros is read as its value."""
     assert message_codec.read_uvarint(b"\x81\x80\x80\x80\x00", 0) == (1, 5)
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(max_size=3))
 def test_uvarints_survive(value, tail):
+    """Any 32-bit number is written and read again, with other bytes after it."""
     out = bytearray()
     message_codec.write_uvarint(out, value)
     assert message_codec.read_uvarint(bytes(out) + tail, 0) == (value, len(out))
@@ -143,6 +150,7 @@ def test_uvarints_survive(value, tail):
     ("presence", "expected"), [(-1, None), (-128, None), (1, {}), (0, {}), (5, {})]
 )
 def test_a_nullable_struct_has_a_presence_byte(presence, expected):
+    """A negative byte stands for null, any other for a struct."""
     definition = of("  s: S? 0+\n    a: int8 0+\n")
     data = struct.pack("b", presence) + (b"\7" if expected is not None else b"")
     value = None if expected is None else {"a": 7}
@@ -178,6 +186,7 @@ def test_no_element_of_an_array_is_empty_on_the_wire():
 
 
 def test_samples_of_every_version_survive():
+    """Messages of every API and version decode to the values that were encoded."""
     for definition, version in ALL:
         for seed in (1, 2):
             body = sample(definition, version, seed)
@@ -189,6 +198,7 @@ def test_samples_of_every_version_survive():
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_values_survive(data):
+    """Values of any kind decode as they were encoded, in any version."""
     definition, version = data.draw(st.sampled_from(ALL))
     body = data.draw(values(definition, version))
     encoded = encode(definition, version, body)
@@ -208,6 +218,7 @@ def test_a_message_cut_anywhere_is_a_decode_error():
 
 
 def test_a_message_with_changed_bytes_is_a_decode_error_or_values():
+    """Changed bytes raise DecodeError, or give values that encode again."""
     generator = random.Random(20)
     for definition, version in ALL:
         encoded = encode(definition, version, sample(definition, version, "changed"))
@@ -241,10 +252,12 @@ def decoded_or_none(definition, version, data):
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(ALL), st.binary(max_size=80))
 def test_random_bytes_are_a_decode_error_or_values(pair, data):
+    """Random bytes raise nothing but DecodeError."""
     decoded_or_none(*pair, data)
 
 
 def test_a_huge_count_is_refused_before_anything_is_built():
+    """A count larger than the remaining bytes allow is a fault."""
     definition = of("  items: [Item] 0+\n    a: int32 0+\n    b: string 0+\n")
     with pytest.raises(DecodeError, match="element count impossible"):
         decode(definition, 0, b"\x7f\xff\xff\xff" + bytes(50))
@@ -302,6 +315,7 @@ SHAPE = """\
     ],
 )  # fmt: skip
 def test_a_fault_is_named_where_it_starts(version, data, path, pos, reason):
+    """The error has the path of the field, the position and the reason."""
     with pytest.raises(DecodeError) as caught:
         decode(of(SHAPE), version, bytes.fromhex(data))
     error = caught.value
@@ -309,12 +323,14 @@ def test_a_fault_is_named_where_it_starts(version, data, path, pos, reason):
 
 
 def test_the_sentence_of_a_fault_reads_as_a_path():
+    """The message names the definition, the field and the position."""
     with pytest.raises(DecodeError) as caught:
         decode(of(SHAPE), 0, bytes.fromhex("00000001 00000000 00000001 0009 00000001"))
     assert str(caught.value) == ("Test v0 > topics[0].name, pos 12: the bytes end inside the value")
 
 
 def test_a_default_sent_as_a_tag_decodes_and_is_left_out_again():
+    """A tagged field with its default is read; Kafka's writer omits it."""
     definition = of(SHAPE)
     data = bytes.fromhex("00000001 01 00 ff 01 05 05 0000 0000 00")
     body, end = decode(definition, 1, data)
@@ -324,6 +340,7 @@ def test_a_default_sent_as_a_tag_decodes_and_is_left_out_again():
 
 
 def test_unknown_tags_keep_a_struct_from_being_its_default():
+    """A tagged struct with unknown tags is written."""
     definition = of(SHAPE)
     body = {"late": {"x": 0, "y": 0, "_unknown_tags": {9: b"z"}}}
     data = encode(definition, 1, body)
@@ -331,11 +348,13 @@ def test_unknown_tags_keep_a_struct_from_being_its_default():
 
 
 def test_a_version_that_is_not_there_is_the_callers_fault():
+    """An unknown version raises ValueError, not DecodeError."""
     with pytest.raises(ValueError, match="no version 2"):
         decode(of(SHAPE), 2, b"")
 
 
 def test_null_where_it_is_not_allowed_is_not_encoded():
+    """EncodeError names the field, also for an element of an array."""
     with pytest.raises(EncodeError, match=r"topics\[0\].name: null is not allowed"):
         encode(of(SHAPE), 0, {"topics": [{"name": None}]})
     with pytest.raises(EncodeError, match=r"names\[0\]: null"):
@@ -343,6 +362,7 @@ def test_null_where_it_is_not_allowed_is_not_encoded():
 
 
 def test_a_string_too_long_for_its_form_is_refused():
+    """An int16 length cannot hold 40,000 bytes; a compact string can."""
     with pytest.raises(EncodeError, match="does not fit"):
         encode(of("  s: string 0+\n"), 0, {"s": "x" * 40_000})
     assert len(encode(of("  s: string 0+\n"), 1, {"s": "x" * 40_000})) == 40_004
@@ -353,6 +373,7 @@ def test_a_string_too_long_for_its_form_is_refused():
 
 @pytest.mark.skipif(not INTERNAL.is_file(), reason=f"no vectors at {INTERNAL}")
 def test_internal_records_of_kafkas_own_writer():
+    """Keys and values of internal topics decode as Kafka's classes wrote them."""
     checked = 0
     with gzip.open(INTERNAL, "rt", encoding="utf-8") as file:
         lines = [json.loads(text) for text in file]
@@ -421,6 +442,7 @@ def test_a_captured_assignment_of_kafka_streams():
 
 
 def test_every_type_of_the_model_has_a_wire_form():
+    """The codec has a reader and writer for each type of the grammar."""
     for kind in Type:
         if kind is not Type.STRUCT:
             assert kind in message_codec._PRIMITIVES

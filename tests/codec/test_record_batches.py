@@ -100,6 +100,7 @@ def test_vectors(decoder: str, chunk_bytes: int) -> None:
 
 
 def test_twins_agree_on_vectors() -> None:
+    """Kernel and plain decoder give the same rows for Kafka's own batches."""
     cases = vectors()
     if not cases:
         pytest.skip("no record vectors beside the repository (../shared/kafka/vectors)")
@@ -136,6 +137,7 @@ def test_batch_round_trip(codec: str, xerial: bool) -> None:
 @pytest.mark.parametrize("codec", CODEC_NAMES[:4])
 @pytest.mark.parametrize("magic", [0, 1])
 def test_message_set_round_trip(codec: str, magic: int) -> None:
+    """Messages of magic 0 and 1 come back from each codec, with offsets and checksums."""
     records = [record | {"headers": []} for record in rows(9)]
     (found,) = assert_twins_agree([encode_messages(records, magic, codec=codec)])
     if magic == 0:
@@ -149,6 +151,7 @@ def test_message_set_round_trip(codec: str, magic: int) -> None:
 
 
 def test_schema_of_chunks() -> None:
+    """Batches and records have their fixed Arrow schemas."""
     buf = np.frombuffer(encode_batch(rows(3)), np.uint8)
     (chunk,) = iter_record_chunks(buf, np.array([0]), np.array([buf.size]))
     assert chunk.batches.schema == BATCHES
@@ -235,6 +238,7 @@ FAULTS: dict[str, tuple[bytes, list[tuple[Status, FaultStage]], int]] = {
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_good_batches_around_a_bad_one_are_kept(what: str) -> None:
+    """A fault in one batch costs no record of its neighbours."""
     bad, faults, kept = FAULTS[what]
     (found,) = assert_twins_agree([GOOD + bad + GOOD])
     assert [(fault[0], fault[1], fault[2]) for fault in found.faults] == [(1, *f) for f in faults]
@@ -244,6 +248,7 @@ def test_good_batches_around_a_bad_one_are_kept(what: str) -> None:
 
 
 def test_invalid_utf8_becomes_replacement_characters() -> None:
+    """A header key that is no UTF-8 is decoded with U+FFFD."""
     bad, _, _ = FAULTS["header keys that are no UTF-8"]
     (found,) = decode_columns([bad])
     assert found.records[0]["headers"][0]["key"] == b"\xff\xe2\x82a".decode("utf-8", "replace")
@@ -278,6 +283,7 @@ def test_cut_at_every_length(data: bytes) -> None:
 
 
 def test_partial_batch_tells_what_its_header_says() -> None:
+    """A cut batch has its header's facts, no records and no checksum."""
     (found,) = assert_twins_agree([GOOD[:70]])
     (batch,) = found.batches
     assert batch["is_partial"] is True
@@ -288,6 +294,7 @@ def test_partial_batch_tells_what_its_header_says() -> None:
 
 
 def test_control_types() -> None:
+    """The first bytes of a control record's key give its type; other and cut keys are UNKNOWN."""
     keys = [struct.pack(">hh", 0, number) for number in range(9)]
     keys += [b"", b"\0\0\0", struct.pack(">hh", -1, 0), struct.pack(">hhq", 1, 1, 9)]
     records = [record | {"key": key} for record, key in zip(rows(13), keys, strict=True)]
@@ -306,6 +313,7 @@ def test_control_types() -> None:
 
 
 def test_log_append_time_and_delete_horizon() -> None:
+    """One time for all records (KIP-32); the horizon takes the base time's place (KIP-534)."""
     log_append = encode_batch(rows(3), timestamp_type="LogAppendTime", max_timestamp_ms=77)
     horizon = encode_batch(rows(3), delete_horizon_ms=123_456)
     appended, deleted = assert_twins_agree([log_append, horizon])
@@ -316,6 +324,7 @@ def test_log_append_time_and_delete_horizon() -> None:
 
 
 def test_wrapper_with_stored_offset_zero_keeps_inner_offsets() -> None:
+    """Old producers store 0 in the wrapper of magic 1."""
     records = [record | {"headers": []} for record in rows(3, first=50)]
     data = encode_messages(records, 1, codec="gzip", wrapper_offset=0)
     (found,) = assert_twins_agree([data])
@@ -334,6 +343,7 @@ def test_wrapper_with_stored_offset_zero_keeps_inner_offsets() -> None:
     ],
 )
 def test_wrapper_with_something_else_inside(inner: bytes, status: Status, kept: int) -> None:
+    """Other bytes inside a compressed message are a fault; messages before them stay."""
     value = compress(1, inner)
     body = struct.pack(">bbqii", 1, 1, 5, -1, len(value)) + value
     data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
@@ -358,6 +368,7 @@ def test_wrong_crc_inside_a_wrapper_is_a_fault(magic: int) -> None:
 
 
 def test_wrapper_without_value_is_corrupt() -> None:
+    """A compressed message with a null value is a fault of its codec."""
     body = struct.pack(">bbqii", 1, 1, 5, -1, -1)
     data = struct.pack(">qiI", 9, 4 + len(body), zlib.crc32(body)) + body
     (found,) = assert_twins_agree([data])
@@ -366,6 +377,7 @@ def test_wrapper_without_value_is_corrupt() -> None:
 
 @pytest.mark.parametrize("chunk_bytes", [1, 100, 5000, 1 << 20])
 def test_any_chunk_size_gives_the_same_rows(chunk_bytes: int) -> None:
+    """Rows do not depend on the size of chunks."""
     sets = [
         b"".join(encode_batch(rows(30, 50), codec=codec) for codec in CODEC_NAMES),
         b"",
@@ -391,6 +403,7 @@ def test_large_batch_is_split_over_chunks() -> None:
 
 
 def test_more_headers_than_the_buffers_hold() -> None:
+    """Buffers grow for 200,000 headers; the limit is a fault."""
     headers = [{"key": "k", "value": None}] * 200_000
     records = rows(3)
     records[1]["headers"] = headers
@@ -447,6 +460,7 @@ def test_many_bombs_cost_bounded_work_and_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_arguments_that_do_not_fit_raise() -> None:
+    """Positions outside of the buffer, other types and empty chunks raise ValueError."""
     buf = np.zeros(10, np.uint8)
     for start, length in (([0], [11]), ([-1], [2]), ([5], [-1]), ([0, 1], [1]), ([11], [0])):
         with pytest.raises(ValueError, match="start and length"):
@@ -458,6 +472,7 @@ def test_arguments_that_do_not_fit_raise() -> None:
 
 
 def test_iterators_side_by_side_do_not_disturb_each_other() -> None:
+    """Two decoders at work at once keep their own state."""
     first = np.frombuffer(encode_batch(rows(500, 100), codec="lz4"), np.uint8)
     second = np.frombuffer(encode_batch(rows(500, 100, first=9), codec="zstd"), np.uint8)
     pair = [
@@ -472,6 +487,7 @@ def test_iterators_side_by_side_do_not_disturb_each_other() -> None:
 
 
 def test_varints_at_their_bounds() -> None:
+    """The largest and smallest deltas of offset and time are read."""
     extreme = [
         {"offset": offset, "timestamp_ms": time, "key": None, "value": None, "headers": []}
         for offset, time in [(2**31 - 1, 2**63 - 1), (-(2**31), -(2**63)), (0, 0)]

@@ -32,6 +32,7 @@ def kinds(book: Playbook) -> list[Anomaly]:
 
 
 def test_a_request_and_its_response() -> None:
+    """One exchange is paired; its connection has the handshake's round trip and the client."""
     book = Playbook().syn() >> request(7) << response(7)
     assert book.exchanges() == [(7, "paired")]
     connection = book.run().connections[0]
@@ -42,18 +43,21 @@ def test_a_request_and_its_response() -> None:
 
 
 def test_many_in_flight_are_paired_by_id() -> None:
+    """Three requests before the first response: correlation ids pair them."""
     book = Playbook().syn() >> request(1) + request(2) >> request(3) << response(1)
     book = book << response(2) + response(3)
     assert book.exchanges() == [(1, "paired"), (2, "paired"), (3, "paired")]
 
 
 def test_equal_ids_pair_in_order() -> None:
+    """Requests with the same correlation id take the responses in their order."""
     book = Playbook().syn() >> request(0) >> request(0) << response(0, b"\0\0\1") << response(0)
     sizes = book.run().exchanges["response"]["size"]
     assert list(sizes) == [7, 10]
 
 
 def test_ids_wrap() -> None:
+    """Correlation ids continue after 2^31 - 1 with -2^31."""
     book = Playbook().syn()
     for number in (2**31 - 2, 2**31 - 1, -(2**31), -(2**31) + 1):
         book = book >> request(number) << response(number)
@@ -71,6 +75,7 @@ def test_acks_0_expects_no_response(api_version: int) -> None:
 
 
 def test_an_answer_to_acks_0_is_taken() -> None:
+    """A Produce with acks 0 is paired if a response comes all the same."""
     book = Playbook().syn() >> produce(1, 0) << response(1)
     assert book.exchanges() == [(1, "paired")]
 
@@ -89,6 +94,7 @@ def test_what_was_not_answered() -> None:
 
 
 def test_late_second_and_unasked_responses() -> None:
+    """A late response is paired; a second or unasked one has no request and an anomaly."""
     book = Playbook().syn() >> request(1) >> request(2) << response(2) << response(1)
     assert book.exchanges() == [(1, "paired"), (2, "paired")]
     assert kinds(book) == [Anomaly.OUT_OF_ORDER_RESPONSE]
@@ -103,6 +109,7 @@ def test_late_second_and_unasked_responses() -> None:
 
 
 def test_a_gap_inside_a_frame_ends_nothing() -> None:
+    """Missing bytes inside a frame make it partial; later frames are paired."""
     whole = request(2, body=b"x" * 400)
     book = Playbook().syn() >> request(1) << response(1)
     book = book >> whole[:100] >> gap(200) >> whole[300:] >> request(3)
@@ -118,6 +125,7 @@ def test_a_gap_inside_a_frame_ends_nothing() -> None:
 
 
 def test_a_gap_over_a_prefix_costs_one_frame() -> None:
+    """The frame with the missing size prefix is lost; framing resumes at the next one."""
     whole = request(2, body=b"x" * 400)
     book = Playbook().syn() >> request(1) >> gap(50) >> whole[50:] >> request(3) >> request(4)
     book = book << response(1) << response(2) << response(3) << response(4)
@@ -158,6 +166,7 @@ def test_the_end_of_an_answer_makes_no_client() -> None:
 
 
 def test_sasl_handshake_v0_is_followed_by_tokens() -> None:
+    """After SaslHandshake v0 the next frames are tokens without a header."""
     book = Playbook().syn() >> request(1, 17, 0, body=b"\0\5PLAIN") << response(1)
     book = book >> token() << framed(b"") >> request(2) << response(2)
     assert book.exchanges() == [(1, "paired"), (-1, "paired"), (2, "paired")]
@@ -167,12 +176,14 @@ def test_sasl_handshake_v0_is_followed_by_tokens() -> None:
 
 
 def test_a_first_frame_that_is_no_request_is_a_gssapi_token() -> None:
+    """Raw GSSAPI tokens before the first request pair with each other."""
     book = Playbook().syn() >> framed(b"\x60\x82" + b"g" * 70) << framed(b"\x6f" + b"h" * 30)
     book = book >> request(1) << response(1)
     assert book.exchanges() == [(-1, "paired"), (1, "paired")]
 
 
 def test_a_size_that_cannot_be() -> None:
+    """Bytes with an impossible size prefix are unframed; later requests are found again."""
     book = Playbook().syn() >> request(1) << response(1) >> b"GET / HTTP/1.1\r\n\r\n"
     assert book.exchanges() == [(1, "paired")]
     assert kinds(book) == [Anomaly.UNFRAMED_BYTES]
@@ -182,6 +193,7 @@ def test_a_size_that_cannot_be() -> None:
 
 
 def test_a_frame_cut_by_the_end() -> None:
+    """A frame that the capture's end cuts is partial if its header is whole, else unframed."""
     book = Playbook().syn() >> request(1) << response(1)[:8]
     assert book.exchanges() == [(1, "paired")]
     assert kinds(book) == [Anomaly.PARTIAL_FRAME]
@@ -193,6 +205,7 @@ def test_a_frame_cut_by_the_end() -> None:
 
 
 def test_retransmissions_and_conflicts() -> None:
+    """Retransmitted bytes count once; other bytes in the same place are an anomaly."""
     one, two = request(1), request(2)
     book = Playbook().syn() >> one >> two
     book = book.segment(CLIENT, one, 0).segment(CLIENT, b"XX" + two[2:], len(one)) << response(1)
@@ -205,6 +218,7 @@ def test_retransmissions_and_conflicts() -> None:
 
 
 def test_a_keep_alive_probe_is_no_data() -> None:
+    """A probe of one old byte (RFC 9293, 3.8.4) is no retransmission and no conflict."""
     one = request(1)
     book = Playbook().syn() >> one
     book = book.segment(CLIENT, b"\0", len(one) - 1, ACK) << response(1)
@@ -213,6 +227,7 @@ def test_a_keep_alive_probe_is_no_data() -> None:
 
 
 def test_data_on_fin_and_rst() -> None:
+    """A response in the segment with FIN or RST is paired."""
     for flags in (ACK | 1, ACK | RST):
         book = Playbook().syn() >> request(1)
         book = book.segment(BROKER, response(1), 0, flags)
@@ -220,6 +235,7 @@ def test_data_on_fin_and_rst() -> None:
 
 
 def test_a_reused_port_is_another_connection() -> None:
+    """A new SYN, or a jump of the sequence numbers, begins another connection."""
     book = Playbook().syn() >> request(1)
     again = Playbook(isn=(900_000_000, 5_000_000))
     again.time = book.time
@@ -237,6 +253,7 @@ def test_a_reused_port_is_another_connection() -> None:
 
 
 def test_the_same_packet_twice_counts_once() -> None:
+    """Packets that were captured twice are counted as duplicates, and give one exchange."""
     book = Playbook().syn() >> request(1) << response(1)
     batch, memory = book.batch()
     twice = np.repeat(batch.segments, 2)
@@ -250,6 +267,7 @@ def test_the_same_packet_twice_counts_once() -> None:
 
 
 def test_delivery_out_of_order() -> None:
+    """Shuffled segments give whole frames, also where sequence numbers wrap."""
     for seed in range(8):
         book = Playbook(isn=(2**32 - 100, 2**32 - 7)).syn()
         for number in range(30):
@@ -283,6 +301,7 @@ def test_other_protocols(first: bytes, protocol: Protocol) -> None:
 
 
 def test_a_port_hint_adds_certainty_only() -> None:
+    """--port makes undecided bytes Kafka; it does not overrule HTTP."""
     book = Playbook().syn() >> b"\xff\xff\xff\xff"
     assert book.run().connections["protocol"][0] == Protocol.OTHER
     book.options = StreamOptions(ports=(9092,))
@@ -294,6 +313,7 @@ def test_a_port_hint_adds_certainty_only() -> None:
 
 
 def test_a_batch_that_points_outside_is_refused() -> None:
+    """Segments with a position or number outside of their arrays raise ValueError."""
     batch, memory = (Playbook().syn() >> request(1)).batch()
     for field, number in (("pos", 2**40), ("source", 5), ("endpoints", 9), ("captured", -1)):
         segments = batch.segments.copy()
@@ -303,11 +323,13 @@ def test_a_batch_that_points_outside_is_refused() -> None:
 
 
 def test_nothing_at_all() -> None:
+    """An empty batch gives no connection."""
     none = SegmentBatch(np.zeros(0, ENDPOINTS), Playbook().batch()[0].segments)
     assert len(assemble(none, Memory(b"")).connections) == 0
 
 
 def test_ids_do_not_depend_on_the_rest_of_the_batch() -> None:
+    """Ids of connections and exchanges stay if other connections are in the batch."""
     one = Playbook().syn() >> request(1) << response(1)
     alone = one.run()
     batch, memory = one.batch()
@@ -320,6 +342,7 @@ def test_ids_do_not_depend_on_the_rest_of_the_batch() -> None:
 
 
 def test_syn_behind_its_answer_belongs_to_it() -> None:
+    """A SYN that was captured after its SYN-ACK begins no second connection."""
     book = Playbook().syn() >> request(1) << response(1)
     book.rows[0], book.rows[1] = book.rows[1], book.rows[0]
     found = book.run()

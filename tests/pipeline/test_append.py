@@ -133,6 +133,7 @@ def _one_by_one(captures: list[str], out: Path, **options) -> list[str | None]:
 
 
 def test_the_next_file_of_a_rotation_goes_on_where_the_last_one_ended(tmp_path, in_process):
+    """Open requests of three files are answered in the next two."""
     if not ROTATED:
         pytest.skip("no shared captures on this machine")
     out = tmp_path / "tables"
@@ -147,6 +148,7 @@ def test_the_next_file_of_a_rotation_goes_on_where_the_last_one_ended(tmp_path, 
 
 @pytest.mark.spark
 def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
+    """Appends on Spark with many splits and slots give the set of one run."""
     captures = _rotated(CAPTURES / "java_2_0_1.pcap", 3, tmp_path / "parts")
     monkeypatch.setattr(plan, "sized", lambda *_: (3, 20_000))
     out = tmp_path / "tables"
@@ -159,6 +161,7 @@ def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["java_2_0_1", "librdkafka"])
 def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
+    """Appends need no earlier capture, and leave no file that the manifest lacks."""
     captures = _rotated(CAPTURES / f"{name}.pcap", 5, tmp_path / "parts")
     out = tmp_path / "tables"
     assert _one_by_one(captures, out) == [None] * 5
@@ -206,6 +209,7 @@ def _check_cuts(path: Path, count: int, tmp_path: Path) -> Counter:
     ("name", "cuts"), [("java_0_10_2_2.pcap", 2), ("sarama.pcap.gz", 1), ("tls13.pcap.gz", 2)]
 )
 def test_two_parts_make_the_set_of_one_run(name, cuts, tmp_path, in_process):
+    """A capture in parts, appended one by one, gives the rows of the whole."""
     assert _check_cuts(CAPTURES / name, cuts, tmp_path) == {None: cuts}
 
 
@@ -218,6 +222,7 @@ def _shared_captures() -> list[Path]:
 @pytest.mark.heavy
 @pytest.mark.parametrize("path", _shared_captures(), ids=lambda path: path.stem)
 def test_twenty_places_to_cut(path, tmp_path, in_process):
+    """Shared captures cut at twenty places, too; only open secrets prevent a saved state."""
     done = _check_cuts(path, 20, tmp_path)
     assert set(done) <= {None, "a message with secrets is not complete at the end"}
     # the snap length cut messages with secrets, which are never complete
@@ -227,6 +232,7 @@ def test_twenty_places_to_cut(path, tmp_path, in_process):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["cluster/cluster", "java_latest/java_latest", "sasl/sasl"])
 def test_connections_that_cross_many_files(name, tmp_path, in_process):
+    """Connections that cross nine files give the rows of one run."""
     path = SHARED / f"{name}.pcap"
     if not path.exists():
         pytest.skip("no shared captures on this machine")
@@ -271,6 +277,7 @@ def _append_made(tmp_path: Path, *files: list[Packet]) -> kdissect.Tables:
 
 
 def test_a_packet_after_its_connection_was_over_is_counted(tmp_path, in_process):
+    """It is a late packet, with a note: its rows were complete."""
     talk, other = Talk(), Talk(40001, 3_000_000)
     talk.ask(request(1))
     talk.answer(response(1))
@@ -288,6 +295,7 @@ def test_a_packet_after_its_connection_was_over_is_counted(tmp_path, in_process)
 
 
 def test_bytes_of_a_hole_that_was_given_up_are_counted(tmp_path, in_process):
+    """A retransmission after the gap was given up is a late packet."""
     talk = Talk()
     for number in range(4):
         talk.ask(request(number))
@@ -302,6 +310,7 @@ def test_bytes_of_a_hole_that_was_given_up_are_counted(tmp_path, in_process):
 
 
 def test_a_connection_that_was_given_up_and_goes_on_is_counted(tmp_path, in_process):
+    """An unrecognised connection beyond its limit is a carry_limit."""
     talk = Talk()
     talk.ask(b"\xff" * 300_000)
     first, talk.packets = talk.packets, []
@@ -313,6 +322,7 @@ def test_a_connection_that_was_given_up_and_goes_on_is_counted(tmp_path, in_proc
 
 
 def test_names_that_earlier_rows_lack_are_counted(tmp_path, in_process):
+    """Topic names that come late are counted; --read-again fills them in."""
     captures = _rotated(_plain(CAPTURES / "sarama.pcap.gz", tmp_path), 5, tmp_path / "parts")
     out = tmp_path / "tables"
     notes = [note for one in captures for note in _appended(out, one).notes]
@@ -339,6 +349,7 @@ def halves(tmp_path, in_process):
 
 
 def test_what_comes_before_the_end_is_read_with_all(tmp_path, in_process):
+    """A capture from the middle makes the run read all captures again."""
     captures = _rotated(CAPTURES / "librdkafka.pcap", 3, tmp_path / "parts")
     out = tmp_path / "tables"
     kdissect.dissect(None, [captures[0], captures[2]], out, keep_state=True)
@@ -361,6 +372,7 @@ def test_what_comes_before_the_end_is_read_with_all(tmp_path, in_process):
     ],
 )
 def test_why_captures_are_read_again(change, reason, halves):
+    """The manifest and the notes name the reason."""
     captures, out = halves
     manifest = json.loads((out / MANIFEST).read_text())
     options = change if isinstance(change, dict) else {}
@@ -380,6 +392,7 @@ def test_why_captures_are_read_again(change, reason, halves):
 
 
 def test_a_state_is_saved_on_request_only(tmp_path, in_process):
+    """Without --keep-state there is no folder _state."""
     out = tmp_path / "tables"
     first = kdissect.dissect(None, CAPTURES / "java_2_0_1.pcap", out)
     assert first.manifest["state"] == {"missing": "it was written without --keep-state"}
@@ -387,6 +400,7 @@ def test_a_state_is_saved_on_request_only(tmp_path, in_process):
 
 
 def test_sets_that_keep_no_state_are_read_again(tmp_path, in_process):
+    """A set whose options exclude a state is appended by reading again."""
     captures = _rotated(CAPTURES / "java_2_0_1.pcap", 2, tmp_path / "parts")
     out = tmp_path / "tables"
     first = kdissect.dissect(None, captures[0], out, payload="keys", keep_state=True)
@@ -395,6 +409,7 @@ def test_sets_that_keep_no_state_are_read_again(tmp_path, in_process):
 
 
 def test_a_capture_that_is_gone_and_needed_is_named_with_the_reason(halves):
+    """The error says which capture and why it is needed."""
     captures, out = halves
     shutil.rmtree(out / "_state")
     os.unlink(captures[0])
@@ -406,6 +421,7 @@ def test_a_capture_that_is_gone_and_needed_is_named_with_the_reason(halves):
 
 
 def test_a_capture_counts_once(halves):
+    """A capture of the set is left out with a note; a changed one is refused."""
     captures, out = halves
     before = (out / MANIFEST).read_bytes()
     again = _appended(out, captures[0])
@@ -420,6 +436,7 @@ def test_a_capture_counts_once(halves):
 
 
 def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):
+    """An interrupt before the manifest is replaced leaves the old rows."""
     captures, out = halves
     before = _rows(kdissect.open(out))
     real = os.replace
@@ -440,6 +457,7 @@ def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):
 
 
 def test_secrets_are_not_kept(tmp_path, in_process):
+    """No file of the state has a password or token of the capture."""
     path = SHARED / "sasl" / "sasl.pcap"
     if not path.exists():
         pytest.skip("no shared captures on this machine")
@@ -477,6 +495,7 @@ def _set(tmp_path, **options):
 
 
 def test_captures_and_hints_of_both_are_read(tmp_path):
+    """Captures and ports of the set come before those of the call."""
     capture, out = _set(tmp_path, ports=[9092])
     paths, options = extended(out, ["b.pcap", capture], Options(ports=(9093,)))
     assert paths == [capture, "b.pcap"]
@@ -486,12 +505,14 @@ def test_captures_and_hints_of_both_are_read(tmp_path):
 
 
 def test_a_set_made_otherwise_is_not_mixed(tmp_path):
+    """Other options than those of the set raise OutputError."""
     _, out = _set(tmp_path, payload="keys")
     with pytest.raises(OutputError, match="made with payload = 'keys', not 'full'"):
         extended(out, ["b.pcap"], Options())
 
 
 def test_a_capture_that_is_gone_is_said(tmp_path):
+    """A cut or missing capture raises CaptureError with its state now."""
     capture, out = _set(tmp_path)
     with open(capture, "r+b") as file:
         file.truncate(1000)

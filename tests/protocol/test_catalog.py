@@ -12,6 +12,7 @@ from kdissect.protocol.model import snake_case
 
 
 def test_every_pair_of_the_releases_is_there():
+    """93 APIs with 361 versions, in order of their keys."""
     pairs = [
         (key, version)
         for key, api in catalog.apis().items()
@@ -23,6 +24,7 @@ def test_every_pair_of_the_releases_is_there():
 
 
 def test_both_sides_have_the_same_versions():
+    """Request and response have equal ranges of versions and of flexible ones."""
     for api in catalog.apis().values():
         assert api.request.versions == api.response.versions
         assert api.request.flexible == api.response.flexible
@@ -30,6 +32,7 @@ def test_both_sides_have_the_same_versions():
 
 @pytest.mark.parametrize("name", ["Fetch", "fetch", "FetchRequest", "FetchResponse", "1", 1])
 def test_an_api_is_found_by_any_of_its_names(name):
+    """Its name in any case, the names of its messages, and its key."""
     assert catalog.api(name).name == "Fetch"
 
 
@@ -37,18 +40,21 @@ def test_an_api_is_found_by_any_of_its_names(name):
     ("name", "hint"), [("Fetsh", "Fetch"), ("metadta", "Metadata"), ("Offset", "OffsetCommit")]
 )
 def test_a_wrong_name_is_answered_with_near_ones(name, hint):
+    """ValueError suggests names that look alike."""
     with pytest.raises(ValueError, match=hint):
         catalog.api(name)
 
 
 @pytest.mark.parametrize("key", [-1, 93, 32767])
 def test_an_unknown_key_is_a_value_error(key):
+    """ValueError names the range of keys."""
     with pytest.raises(ValueError, match="0 to 92"):
         catalog.api(key)
     assert not catalog.has_version(key, 0)
 
 
 def test_versions_beyond_the_known_are_not_there():
+    """Neither a version above the highest nor -1 exists."""
     assert not catalog.has_version(1, 19)
     assert not catalog.has_version(1, -1)
 
@@ -58,20 +64,24 @@ def test_versions_beyond_the_known_are_not_there():
     ["FetchRequest", "ResponseHeader", "OffsetCommitKey", "OffsetCommitValue", "TopicRecord"],
 )
 def test_a_definition_is_found_by_kafkas_name(name):
+    """Messages, records and headers have Kafka's names."""
     assert catalog.definition(name).name == name
 
 
 def test_every_record_definition_is_found_by_its_name():
+    """The name of a record leads to its definition."""
     for name, definition in catalog.record_definitions().items():
         assert catalog.definition(name) is definition
 
 
 def test_an_unknown_definition_is_answered_with_near_ones():
+    """ValueError suggests a name that looks alike."""
     with pytest.raises(ValueError, match="OffsetCommitValue"):
         catalog.definition("OffsetComitValue")
 
 
 def test_records_are_found_by_their_types():
+    """The type in a record's key leads to its definition, for each kind of log."""
     key, value = catalog.coordinator_records("group")[1]
     assert (key.name, value.name) == ("OffsetCommitKey", "OffsetCommitValue")
     assert catalog.coordinator_records("transaction")[0][1].name == "TransactionLogValue"
@@ -84,6 +94,7 @@ def test_records_are_found_by_their_types():
 
 
 def test_header_versions_follow_kafkas_rules():
+    """ControlledShutdown v0 and ApiVersions responses are exceptions (KIP-511)."""
     assert catalog.api("ControlledShutdown").request_header_version(0) == 0
     assert catalog.api("ControlledShutdown").request_header_version(1) == 1
     assert catalog.api("ApiVersions").request_header_version(3) == 2
@@ -102,11 +113,13 @@ def test_one_api_costs_one_file():
 
 
 def test_api_keys_are_those_of_the_definitions():
+    """The enum ApiKey has the keys and names of the definitions."""
     names = {key: snake_case(api.name).upper() for key, api in catalog.apis().items()}
     assert {key.value: key.name for key in ApiKey} == names
 
 
 def test_error_codes_have_no_holes():
+    """The enum ErrorCode has -1 to 133; other codes have a made name."""
     assert list(ErrorCode) == list(range(-1, 134))
     assert (ErrorCode(6).name, 6 in RETRIABLE, 1 in RETRIABLE) == (
         "NOT_LEADER_OR_FOLLOWER",

@@ -32,6 +32,7 @@ def document(database: ReportDatabase) -> dict[str, Any]:
 
 
 def test_every_exchange_is_counted_once(document: dict[str, Any], librdkafka: Tables) -> None:
+    """Sums over APIs, clients, brokers and time equal the rows of the table."""
     total = librdkafka.exchanges.num_rows
     assert document["overview"]["exchanges"] == total
     for name in ("apis", "clients", "brokers"):
@@ -59,6 +60,7 @@ def test_lost_answers_are_no_errors(captures: Path, tmp_path: Path) -> None:
 
 
 def test_waiting_adds_up(document: dict[str, Any]) -> None:
+    """Responses, long polls and waits for groups make up all paired exchanges."""
     kinds = ("answers", "long_polls", "group_waits")
     answered = document["overview"]["paired"]
     rows = document["latency"]["apis"]["rows"]
@@ -67,6 +69,7 @@ def test_waiting_adds_up(document: dict[str, Any]) -> None:
 
 
 def test_where_the_time_of_answers_went(document: dict[str, Any], database: ReportDatabase) -> None:
+    """The parts of the latency, by API, add up to those of the table."""
     rows = document["latency"]["apis"]["rows"]
     for span in ("upload_ms", "queued_ms", "service_ms", "download_ms"):
         spent = database.value(f"SELECT sum({span}) FROM exchanges WHERE wait = 'answer'")
@@ -77,6 +80,7 @@ def test_where_the_time_of_answers_went(document: dict[str, Any], database: Repo
 def test_percentiles_are_those_of_answers(
     document: dict[str, Any], database: ReportDatabase
 ) -> None:
+    """NumPy's quantiles of service_ms, without long polls."""
     for row in document["latency"]["apis"]["rows"]:
         values = database.columns(
             "SELECT service_ms FROM x WHERE api = ? AND wait = 'answer'", [row["api"]]
@@ -104,6 +108,7 @@ def test_percentiles_of_very_many_are_near(
 def test_topics_move_the_bytes_of_their_batches(
     document: dict[str, Any], librdkafka: Tables
 ) -> None:
+    """Bytes by topic equal the sums over whole data batches."""
     batches = librdkafka.record_batches.to_pandas()
     batches = batches[~batches["is_partial"].fillna(False) & ~batches["is_control"].fillna(False)]
     by = batches.groupby(["topic", batches["source"] == "produce"])["size"].sum()
@@ -113,6 +118,7 @@ def test_topics_move_the_bytes_of_their_batches(
 
 
 def test_groups_have_all_events(document: dict[str, Any], librdkafka: Tables) -> None:
+    """Events and rebalances of all groups equal those of group_events."""
     rows = document["groups"]["groups"]["rows"]
     assert sum(row["events"] for row in rows) == librdkafka.group_events.num_rows
     rebalances = [
@@ -124,6 +130,7 @@ def test_groups_have_all_events(document: dict[str, Any], librdkafka: Tables) ->
 
 
 def test_a_story_has_the_events_up_to_its_end(document: dict[str, Any]) -> None:
+    """A rebalance lists its events, and none of another rebalance."""
     stories = [s for each in document["groups"]["timelines"] for s in each["stories"]]
     assert stories
     for story in stories:
@@ -132,6 +139,7 @@ def test_a_story_has_the_events_up_to_its_end(document: dict[str, Any]) -> None:
 
 
 def test_transactions_by_outcome(document: dict[str, Any], librdkafka: Tables) -> None:
+    """Counts by outcome equal those of the table."""
     outcomes = librdkafka.transactions.to_pandas()["outcome"].value_counts().to_dict()
     assert {r["outcome"]: r["count"] for r in document["transactions"]["outcomes"]} == outcomes
     assert outcomes
@@ -172,6 +180,7 @@ def test_lag_is_the_log_end_less_the_commit(document: dict[str, Any], librdkafka
 
 @pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"])
 def test_every_error_code_has_its_place(name: str) -> None:
+    """Each error code of a shipped capture is listed with its field."""
     _check_errors(CAPTURES / name)
 
 
@@ -186,6 +195,7 @@ def test_every_error_code_has_its_place(name: str) -> None:
     ],
 )
 def test_every_error_code_of_shared_captures_has_its_place(name: str, shared_capture: Any) -> None:
+    """The same for captures beside the project."""
     _check_errors(shared_capture(name))
 
 
@@ -211,6 +221,7 @@ def _check_errors(capture: Path) -> None:
 
 
 def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
+    """The row names the field, the topic, the partition and the packet."""
     with ReportDatabase(kdissect.read(shared_capture("java_latest/java_latest.pcap"))) as database:
         exchange_facts.prepare(database)
         errors.prepare(database)
@@ -222,6 +233,7 @@ def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
 
 
 def test_an_empty_table_set_has_a_report() -> None:
+    """The only finding is that there is no Kafka traffic."""
     with ReportDatabase(tables()) as database:
         document = collect(database)
     assert document["overview"]["exchanges"] == 0
@@ -251,6 +263,7 @@ def test_responses_alone_have_a_report() -> None:
     [(0, 1), (0.2, 1), (1, 5), (60, 500), (3600, 15_000), (86_400, 600_000), (3e8, 1_250_000_000)],
 )
 def test_slices_are_round_and_few(span_s: float, width_ms: int) -> None:
+    """The width of a slice is a round time, and there are at most SLICES_MAX."""
     width = traffic.slice_width_us(int(span_s * 1e6))
     assert width == width_ms * 1000
     assert span_s * 1e6 <= width * traffic.SLICES_MAX
