@@ -162,6 +162,7 @@ def replay_command(
 
     workload, plan = _plan(
         source,
+        quiet,
         PlanOptions(
             allow=allowed,
             apis=selection.apis,
@@ -278,11 +279,14 @@ def _check_inputs(options: SessionOptions) -> None:
         read_baseline(options.baseline)
 
 
-def _plan(source: list[str], options: Any, **selection: Any) -> tuple[Workload, ReplayPlan]:
+def _plan(
+    source: list[str], quiet: bool, options: Any, **selection: Any
+) -> tuple[Workload, ReplayPlan]:
+    from kdissect.replay.output.console import ReplayProgress
     from kdissect.replay.planning.plan import make_plan
     from kdissect.replay.workload.source import load_workload
 
-    with logged_step(_log, "load workload") as counts:
+    with ReplayProgress(shown=not quiet), logged_step(_log, "load workload") as counts:
         workload = load_workload(source, **selection)
         counts["connections"] = len(workload.connections)
     with logged_step(_log, "plan") as counts:
@@ -308,18 +312,16 @@ def _save(workload: Workload, path: str, payload: str, reveal_secrets: bool, qui
 
 def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: bool) -> None:
     """Print the plan's counts: to stdout for a dry run, otherwise to stderr before sending."""
-    from rich.console import Console
-
-    from kdissect.replay.output.console import print_plan
+    from kdissect.replay.output.console import print_plan, wide_console
     from kdissect.replay.target.effects import effects_of
 
     pace = options.run.pace
     if dry_run:
         renames = options.translate.renames
         effects = effects_of(plan, makes_topics=options.makes_topics, renames=renames)
-        print_plan(plan, pace, Console(), effects)
+        print_plan(plan, pace, wide_console(), effects)
     elif not quiet:
-        print_plan(plan, pace, Console(stderr=True))
+        print_plan(plan, pace, wide_console(stderr=True))
 
 
 def _run(
@@ -336,14 +338,10 @@ def _run(
     for broker in (target, against):
         if broker is not None:
             check_address(plan.workload.facts, broker.host, broker.port, options.same_cluster)
-    progress = ReplayProgress(shown=not quiet and sys.stderr.isatty())
-    try:
-        with logged_step(_log, "replay") as counts:
-            results = asyncio.run(replay(plan, target, options, against, progress.watch))
-            counts["sent"] = results.sent_count
-        return results
-    finally:
-        progress.stop()
+    with ReplayProgress(shown=not quiet) as progress, logged_step(_log, "replay") as counts:
+        results = asyncio.run(replay(plan, target, options, against, progress.watch))
+        counts["sent"] = results.sent_count
+    return results
 
 
 def _write(
@@ -369,12 +367,10 @@ def _write(
 
 
 def _finish(results: Results, files: dict[str, str | None], out: str | None, quiet: bool) -> None:
-    from rich.console import Console
-
-    from kdissect.replay.output.console import print_results
+    from kdissect.replay.output.console import print_results, wide_console
 
     if not quiet:
-        print_results(results, Console())
+        print_results(results, wide_console())
         written = [f"{option} {path}" for option, path in files.items() if path]
         written += [f"--out {out}"] if out else []
         if written:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -20,6 +22,8 @@ from kdissect.replay.target.guard import not_allowed
 from kdissect.text import plural, visible
 
 _SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
+QUIET_S = 20.0  # after which a run that is not on a terminal says what it does
+_NO_WRAP = 100_000  # columns
 _STYLES = {
     Verdict.SAME: "green",
     Verdict.TOLERATED: "cyan",
@@ -97,41 +101,63 @@ def _print_effects(effects: Effects, console: Console) -> None:
 
 
 class ReplayProgress:
-    """A line on stderr while a run goes on, from a thread of its own: the loop is left alone."""
+    """What a replay does at the moment, on stderr, from a thread of its own.
+
+    On a terminal it is one line that changes. Otherwise it is a line after every twenty seconds.
+    """
 
     def __init__(self, shown: bool) -> None:
-        self._shown, self._done = shown, threading.Event()
+        self._done = threading.Event()
+        self._activity: Runner | str = "reading the capture"
         self._thread: threading.Thread | None = None
-        self._runner: Runner | None = None
-
-    def watch(self, runner: Runner) -> None:
-        """Called when a run begins."""
-        self._runner = runner
-        if self._shown and self._thread is None:
-            self._thread = threading.Thread(target=self._show, daemon=True)
+        if shown:
+            is_terminal = sys.stderr.isatty()
+            target = self._show_bar if is_terminal else self._show_lines
+            self._thread = threading.Thread(target=target, daemon=True)
             self._thread.start()
 
-    def _show(self) -> None:
+    def watch(self, activity: Runner | str) -> None:
+        """Called when another part begins: a run, or what the text says."""
+        self._activity = activity
+
+    def _show_lines(self) -> None:
+        while not self._done.wait(QUIET_S):
+            with suppress(Exception):  # the run changes what is read here
+                activity = self._activity
+                text = activity if isinstance(activity, str) else activity.activity()
+                sys.stderr.write(f"kdissect: {visible(text)}\n")
+                sys.stderr.flush()
+
+    def _show_bar(self) -> None:
         from rich.progress import Progress as Bar
 
         with suppress(Exception), Bar(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("replay", total=None)
             while not self._done.wait(0.5):
-                runner = self._runner
-                if runner is not None:
-                    count = len(runner.outcomes)
-                    bar.update(
-                        task,
-                        total=count,
-                        completed=count - runner.left,
-                        description=f"replay to {runner.target}: {runner.sent_count} sent, "
-                        f"{runner.answered_count} answered",
-                    )
+                activity = self._activity
+                if isinstance(activity, str):
+                    bar.update(task, total=None, description=clean(activity))
+                else:
+                    count = len(activity.outcomes)
+                    left = activity.left
+                    text = clean(activity.activity())
+                    bar.update(task, total=count, completed=count - left, description=text)
 
-    def stop(self) -> None:
+    def __enter__(self) -> ReplayProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._done.set()
         if self._thread is not None:
             self._thread.join(2)
+
+
+def wide_console(*, stderr: bool = False) -> Console:
+    """A console that wraps lines for a terminal only, or for $COLUMNS."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _NO_WRAP
+    return console
 
 
 def print_results(results: Results, console: Console) -> None:

@@ -64,7 +64,7 @@ class SessionOptions:
     latency: LatencyOptions = field(default_factory=LatencyOptions)
 
 
-Watch = Callable[[Runner], None]
+Watch = Callable[[Runner | str], None]
 
 
 async def replay(
@@ -76,9 +76,11 @@ async def replay(
 ) -> Results:
     """Replay a plan to `target`, and before that to `against` where one is given.
 
-    watch: called with each runner when it begins. Raises GuardError where a target may not be
-    used, CaptureError for a baseline that is none. Troubles with a target are in the results, also
-    where it could not be reached at all: every step then says so, and the run has ended early.
+    watch: called with each runner when it begins, and with a text before other parts.
+
+    Raises GuardError where a target may not be used, CaptureError for a baseline that is none.
+    Troubles with a target are in the results, also where it could not be reached at all: every step
+    then says so, and the run has ended early.
     """
     try:
         return await _Replay(plan, options, watch).run(target, against)
@@ -142,6 +144,8 @@ class _Replay:
         """Reset and probe the run's target, and check what it holds. Returns why the run cannot
         begin, or ""."""
         options = self._options
+        if self._watch is not None:
+            self._watch(f"{run.name}: {'resetting and ' * bool(run.command)}probing {run.target}")
         effects = effects_of(
             self._plan, makes_topics=options.makes_topics, renames=run.translate.renames
         )
@@ -298,6 +302,8 @@ async def _run(
         result = await runner.run()
     finished = FinishedRun(result, prepared)
     if not result.ended and not result.is_interrupted:
+        if watch is not None:
+            watch(f"{planned.name}: reading back the state of {target}")
         await _read_back(plan, planned, options, existing, ids, finished)
     return finished
 

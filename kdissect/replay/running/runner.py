@@ -54,6 +54,7 @@ from kdissect.replay.running.waits import ask_metadata, await_expiry, await_lead
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed, allow_many_files, connect_as
 from kdissect.replay.workload.messages import REJOINING_APIS
+from kdissect.text import plural
 
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
 CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
@@ -116,6 +117,22 @@ class Runner:
     def left(self) -> int:
         """The number of steps that are not complete."""
         return self._completion.left
+
+    def activity(self) -> str:
+        """What the run does at the moment, for people. Another thread may call it."""
+        where = f"replay to {self.target}"
+        if not self.left or self._done.is_set():
+            return f"{where}: comparing {plural(len(self.outcomes), 'answer')}"
+        text = f"{where}: {self.sent_count} sent, {self.answered_count} answered, {self.left} left"
+        now = self._now()
+        oldest = [link.pending[0] for link in tuple(self._live) if link.pending]
+        if oldest:
+            number, _, sent_ns, _ = min(oldest, key=lambda each: each[2])
+            api = self.plan.steps[number if number >= 0 else ~number].api_name
+            return f"{text}; {api} has waited for {(now - sent_ns) / 1e9:.1f} s"
+        nexts = [lane.numbers[lane.pos] for lane in self._lanes if lane.pos < len(lane.numbers)]
+        due_ns = min((self.due[number] for number in nexts), default=now) - now
+        return f"{text}; the next is due in {due_ns / 1e9:.1f} s" if due_ns > 0 else text
 
     # -- the whole run ----------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Outputs of a finished replay: what they say, and that hostile text stays text."""
 
 import json
+import time
 import xml.etree.ElementTree as ElementTree
 from array import array
 from io import StringIO
@@ -23,8 +24,14 @@ from kdissect.replay.model import (
     Skipped,
     Verdict,
 )
+from kdissect.replay.output import console
 from kdissect.replay.output.baseline import between, compare_runs, judged, read_baseline
-from kdissect.replay.output.console import print_plan, print_results
+from kdissect.replay.output.console import (
+    ReplayProgress,
+    print_plan,
+    print_results,
+    wide_console,
+)
 from kdissect.replay.output.html import write_html
 from kdissect.replay.output.jsonl import write_json_lines
 from kdissect.replay.output.junit import write_junit
@@ -288,3 +295,32 @@ def test_findings_about_the_whole_run_are_in_every_output(tmp_path: Path) -> Non
     print_results(results, Console(file=out, width=200))
     assert "1 ms -> 501 ms (p = 0.0001)" in out.getvalue()
     assert "\x1b[31m" not in out.getvalue()
+
+
+def test_lines_are_not_cut_where_output_is_piped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal and without $COLUMNS a line is as long as its text; with it, it wraps."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    results = made()
+    results.notes.append("word " * 100)
+    print_results(results, wide_console())
+    assert "word " * 99 in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "60")
+    print_results(results, wide_console())
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+
+
+def test_a_run_without_output_says_what_it_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line on stderr after each pause, with the text made safe; nothing with --quiet."""
+    monkeypatch.setattr(console, "QUIET_S", 0.02)
+    with ReplayProgress(shown=True) as progress:
+        progress.watch("resetting \x1b[31m")
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert "kdissect: resetting \\x1b[31m" in lines
+    with ReplayProgress(shown=False):
+        time.sleep(0.1)
+    assert not capsys.readouterr().err

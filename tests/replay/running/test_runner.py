@@ -571,3 +571,24 @@ def test_steps_of_a_connection_settle_in_order() -> None:
     assert result.outcomes[0].attempts == 3
     order = said.said
     assert order.index(("answered", 1)) < order.index(("answered", 0)) < order.index(("sent", 2))
+
+
+def test_a_run_says_what_it_waits_for() -> None:
+    """The request that has waited longest is named; after the run the answers are compared."""
+    maker = PlanMaker()
+    maker.add(0)
+    said: list[str] = []
+
+    async def run(port: int) -> None:
+        target = Target("127.0.0.1", port)
+        runner = Runner(maker.plan(), Counting(), None, target, RunOptions(MAX))
+        running = asyncio.create_task(runner.run())
+        await asyncio.sleep(0.3)
+        said.append(runner.activity())
+        await running
+        said.append(runner.activity())
+
+    with FakeBroker(lambda number, frame: 0.8).running() as server:
+        asyncio.run(asyncio.wait_for(run(server.port), 30))
+    assert "1 sent, 0 answered, 1 left; Heartbeat has waited for 0." in said[0]
+    assert said[1].endswith("comparing 1 answer")
