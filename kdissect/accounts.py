@@ -142,10 +142,11 @@ def _bytes(direction: str) -> Iterator[Account]:
             where is_kafka and {column} <> coalesce(n, 0)
             """,
         )
+    headers = "proxy_byte_count" if direction == "request" else "0"
     yield Account(
         "framed bytes are those of the exchanges, without the missing bytes of partial frames",
         f"""
-        select {place}, {framed}, coalesce(size, 0) - coalesce(missing, 0)
+        select {place}, {framed}, {headers} + coalesce(size, 0) - coalesce(missing, 0)
         from connections left join (
             select connection_id, sum({direction}_size + 4)::bigint size
             from exchanges where {direction}_size is not null group by all
@@ -153,7 +154,8 @@ def _bytes(direction: str) -> Iterator[Account]:
             select connection_id, sum(byte_count)::bigint missing from anomalies
             where kind = 'partial_frame' and direction = '{direction}' group by all
         ) using (connection_id)
-        where is_kafka and not is_tls and {framed} <> coalesce(size, 0) - coalesce(missing, 0)
+        where is_kafka and not is_tls
+            and {framed} <> {headers} + coalesce(size, 0) - coalesce(missing, 0)
         """,
     )
 

@@ -58,6 +58,7 @@ from kdissect.tcp.columns import (
     FIRST_TIME,
     GAP_COUNT,
     HAS_SYN,
+    HEADER_SIZE,
     INCARNATION,
     LAST_TIME,
     OUT_OF_ORDER_COUNT,
@@ -71,6 +72,7 @@ from kdissect.tcp.columns import (
 )
 from kdissect.tcp.connection_ids import connection_ids
 from kdissect.tcp.facts import TcpFacts
+from kdissect.tcp.proxy_protocol import HeaderFault, remove_headers
 from kdissect.tcp.reassembly import Streams, reassemble
 from kdissect.tls.plaintext_ranges import (
     PlainStreams,
@@ -266,6 +268,11 @@ def _paired(
     connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
     sides = streams.sides.reshape(-1, SIDE_WIDTH)
     pair = connections[:, PAIR]
+    is_resumed = np.zeros(len(connections), np.bool_)
+    if known is not None:
+        is_resumed = connections[:, INCARNATION] == 0
+        is_resumed &= known.protocol[pair] != Protocol.NONE
+    header_faults = remove_headers(streams, is_resumed)
     has_origin = np.ascontiguousarray(sides[:, HAS_SYN] != 0).astype(np.uint8)
     kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
 
@@ -291,7 +298,7 @@ def _paired(
             origin[stream] = np.where(is_certain, origin[stream] | bits, 0)
         had_loss[first] = known.has_loss[pair[first]] != 0
         earlier[first] = known.last_response[pair[first]]
-        first = first[known.protocol[pair[first]] != Protocol.NONE]
+        first = np.flatnonzero(is_resumed)
         protocol[first] = known.protocol[pair[first]]
         client_side[first] = known.client_side[pair[first]]
         if known.tls:
@@ -379,7 +386,7 @@ def _paired(
     ):
         framed = frames.framed_bytes()
         counts = table["direction"][:, direction]
-        counts["framed_byte_count"] = framed
+        counts["framed_byte_count"] = framed + sides[of, HEADER_SIZE]
         counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
         counts["missing_byte_count"] = missing[of]
         for row in plain.opened:
@@ -387,9 +394,18 @@ def _paired(
                 counts["framed_byte_count"][row], counts["unframed_byte_count"][row] = account(
                     plain, streams.sides, int(of[row]), int(framed[row])
                 )
+                counts["framed_byte_count"][row] += sides[of[row], HEADER_SIZE]
 
     anomalies = _anomalies(
-        streams, protocol, client_side, requests, responses, pairs, table["connection_id"], tls
+        streams,
+        protocol,
+        client_side,
+        requests,
+        responses,
+        pairs,
+        table["connection_id"],
+        tls,
+        header_faults,
     )
     second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
@@ -485,7 +501,7 @@ def _connections(
     for direction in (REQUEST, RESPONSE):
         counts = table["direction"][:, direction]
         own = sides[2 * rows + (client_side ^ direction)]
-        counts["byte_count"] = own[:, BYTE_COUNT]
+        counts["byte_count"] = own[:, BYTE_COUNT] + own[:, HEADER_SIZE]
         counts["segment_count"] = own[:, SEGMENT_COUNT]
         counts["retransmitted_segment_count"] = own[:, RETRANSMITTED_COUNT]
         counts["out_of_order_segment_count"] = own[:, OUT_OF_ORDER_COUNT]
@@ -556,6 +572,7 @@ def _anomalies(
     pairs: Pairs,
     connection_id: npt.NDArray[np.int64],
     tls: TlsConnections,
+    header_faults: dict[int, tuple[HeaderFault, int]],
 ) -> npt.NDArray[np.void]:
     segments = streams.segments
     parts = [
@@ -575,6 +592,7 @@ def _anomalies(
     parts.append(made)
 
     parts.append(_encrypted(tls))
+    parts.append(_malformed_headers(streams, protocol, header_faults))
     ids = Ids(connection_id, requests, responses, pairs.request_of)
     for direction, frames, ids_of in (
         (REQUEST, requests, ids.of_requests),
@@ -626,6 +644,25 @@ def _encrypted(tls: TlsConnections) -> npt.NDArray[np.void]:
     made["connection"] = list(tls.failed.keys())
     made["a"] = list(tls.failed.values())
     made["source"] = made["packet"] = made["pos"] = -1
+    return made
+
+
+def _malformed_headers(
+    streams: Streams,
+    protocol: npt.NDArray[np.uint8],
+    faults: dict[int, tuple[HeaderFault, int]],
+) -> npt.NDArray[np.void]:
+    """A row for each malformed PROXY header of a connection with Kafka or TLS."""
+    rows = [row for row in faults if protocol[row] in (Protocol.KAFKA, Protocol.TLS)]
+    made = np.zeros(len(rows), ANOMALY)
+    made["kind"] = Anomaly.PROXY_HEADER
+    made["severity"] = WARNING
+    made["direction"] = REQUEST
+    made["connection"] = rows
+    made["a"] = [faults[row][0] for row in rows]
+    made["byte_count"] = streams.facts.connections["proxy_byte_count"][rows]
+    made["pos"] = -1
+    _place(made, streams.segments, np.array([faults[row][1] for row in rows], np.int64))
     return made
 
 

@@ -88,6 +88,7 @@ class Anomaly(IntEnum):
     LATE_PACKETS = 34
     LATE_NAMES = 35
     CARRY_LIMIT = 36
+    PROXY_HEADER = 37
 
 
 INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity

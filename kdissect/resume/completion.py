@@ -69,6 +69,7 @@ from kdissect.tcp.columns import (
     GAP_COUNT,
     HAS_DATA,
     HAS_SYN,
+    HEADER_SIZE,
     HIGH,
     INCARNATION,
     LAST_TIME,
@@ -564,7 +565,8 @@ class CompletionTracker:
         is_syn = (segments["flags"][row] & SYN) != 0
         numbers[some] = (segments["seq"][row].astype(np.int64) + is_syn + inside) & 0xFFFFFFFF
         rows = np.flatnonzero(segments["flags"] & SYN)[::-1]  # the first one stays
-        numbers[stream[rows]] = (segments["seq"][rows].astype(np.int64) + 1) & 0xFFFFFFFF
+        before = self.sides[stream[rows], HEADER_SIZE]
+        numbers[stream[rows]] = (segments["seq"][rows].astype(np.int64) + 1 + before) & 0xFFFFFFFF
         self.stream = stream
         return numbers
 
@@ -650,6 +652,7 @@ class _StateUpdate:
         self.facts = tracker.streams.facts
         self.base = tracker.base.tolist()
         self.seq = tracker.seq_of_start.tolist()
+        self.syn = ((tracker.seq_of_start - sides[:, HEADER_SIZE]) & 0xFFFFFFFF).tolist()
         self.has_syn = (sides[:, HAS_SYN] != 0).tolist()
         self.is_certain = tracker.is_certain.tolist()
         self.last_ids = tracker.last_ids.tolist()
@@ -703,8 +706,8 @@ class _StateUpdate:
             resume = self.resume[stream] if state.is_resumed else 0
             if not is_first:
                 state.syn[side] = NO_NUMBER
-            if self.has_syn[stream] and self.base[stream] == 0:
-                state.syn[side] = self.seq[stream]
+            if self.has_syn[stream] and self.base[stream] == 0 and state.syn[side] == NO_NUMBER:
+                state.syn[side] = self.syn[stream]
             if phase is OVER:
                 resume = self.end[stream]
             if self.seq[stream] != NO_NUMBER:

@@ -61,6 +61,7 @@ SEVERITY: dict[Anomaly, int] = {
     Anomaly.LATE_PACKETS: WARNING,
     Anomaly.LATE_NAMES: INFO,
     Anomaly.CARRY_LIMIT: INFO,
+    Anomaly.PROXY_HEADER: WARNING,
 }
 
 # Details of stream faults; {a}, {b} and {n} stand for numbers of the ANOMALY row.
@@ -97,6 +98,14 @@ _CARRY_LIMIT = (
     "an earlier run stopped looking for Kafka in this connection, which goes on",
     "no key log has the secrets of this TLS connection any more: its open exchanges and what "
     "follows are not read",
+)
+
+
+# Faults of a PROXY protocol header, by `a` of its ANOMALY row (tcp.proxy_protocol).
+_PROXY_HEADER = (
+    "the line of a PROXY protocol header does not end within 107 bytes",
+    "a PROXY protocol header has no valid addresses",
+    "a PROXY protocol header has an unknown version",
 )
 
 
@@ -215,6 +224,8 @@ def stream_anomalies(
             )
         if kind is Anomaly.CARRY_LIMIT:
             return pa.array(_CARRY_LIMIT, pa.string()).take(pa.array(some["b"]))
+        if kind is Anomaly.PROXY_HEADER:
+            return pa.array(_PROXY_HEADER, pa.string()).take(pa.array(some["a"]))
         template = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
         return texts(template, len(some), a=some["a"], b=some["b"], n=some["byte_count"])
 

@@ -123,7 +123,6 @@ def connections_table(
         "client_software_name": pa.array([name for name, _ in software], pa.string()),
         "client_software_version": pa.array([release for _, release in software], pa.string()),
         "client_ids": pa.array(client_ids, pa.list_(pa.string())),
-        "proxied_from": pa.nulls(count, pa.string()),
         **tcp_columns(connections, tcp),
     }
     for direction, side in enumerate(SIDES):

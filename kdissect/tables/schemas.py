@@ -94,6 +94,7 @@ CONNECTIONS = pa.schema(
         ("client_software_version", _string),
         ("client_ids", STRINGS),
         ("proxied_from", _string),
+        ("proxy_byte_count", _i64),
         ("closed_by", _string),
         ("syn_count", _i64),
         ("unanswered_syn_count", _i64),

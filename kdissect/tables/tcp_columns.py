@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.protocol.model import SIDES
-from kdissect.tables.arrow_arrays import ints, labels, times_from_ns
+from kdissect.tables.arrow_arrays import ints, ip_text, labels, times_from_ns
 from kdissect.tcp.facts import NO_TIME, UNKNOWN, TcpFacts
 
 SCALE_MAX = 14
@@ -26,6 +26,8 @@ def tcp_columns(connections: npt.NDArray[np.void], tcp: TcpFacts) -> dict[str, p
     closer = facts["closed_by"] ^ client_side
     idle_ns, idle_since = _longest_idle(facts, last_time)
     columns = {
+        "proxied_from": _proxied_from(facts),
+        "proxy_byte_count": ints(facts["proxy_byte_count"], pa.int64()),
         "closed_by": labels(np.maximum(closer, 0), _CLOSERS, facts["closed_by"] >= 0),
         "syn_count": ints(sides[0]["syn_count"], pa.int64()),
         "unanswered_syn_count": ints(sides[0]["unanswered_syn_count"], pa.int64()),
@@ -38,6 +40,13 @@ def tcp_columns(connections: npt.NDArray[np.void], tcp: TcpFacts) -> dict[str, p
         for column, values in _side_columns(own, peer, last_time).items():
             columns[f"{name}_{column}"] = values
     return columns
+
+
+def _proxied_from(facts: Any) -> pa.Array:
+    texts: list[str | None] = [None] * len(facts)
+    for row in np.flatnonzero(facts["is_proxied"]).tolist():
+        texts[row] = f"{ip_text(facts['proxied_ip'][row].tobytes())} {facts['proxied_port'][row]}"
+    return pa.array(texts, pa.string())
 
 
 def _longest_idle(facts: Any, last_time: Any) -> tuple[Any, Any]:

@@ -26,11 +26,12 @@ SIDE_FIELDS = (
     "end",  # position after the last byte known to exist
     "piece_start",
     "piece_stop",
+    "header_size",  # bytes of a PROXY protocol header before position 0
 )
 (
     ORIGIN, HAS_SYN, HAS_DATA, LOW, HIGH, FIN_AT, ACK_LOW, ACK_HIGH, IS_MESSY, DATA_COUNT,
     SEGMENT_COUNT, DUPLICATE_COUNT, RETRANSMITTED_COUNT, OUT_OF_ORDER_COUNT, BYTE_COUNT, GAP_COUNT,
-    END, PIECE_START, PIECE_STOP,
+    END, PIECE_START, PIECE_STOP, HEADER_SIZE,
 ) = range(len(SIDE_FIELDS))  # fmt: skip
 SIDE_WIDTH = len(SIDE_FIELDS)
 

@@ -50,6 +50,10 @@ CONNECTION_FACTS = np.dtype(
     [
         ("closed_by", "i1"),  # side that sent the first FIN or RST, or UNKNOWN
         ("is_refused", "u1"),  # an RST answered a SYN
+        ("is_proxied", "u1"),  # a PROXY header named the client (`proxy_protocol`)
+        ("proxied_ip", "u1", (16,)),
+        ("proxied_port", "<u2"),
+        ("proxy_byte_count", "<i8"),
         ("idle_ns", "<i8"),  # the longest idle time
         ("idle_since", "<i8"),  # its begin, or NO_TIME
         ("active_time", "<i8"),  # of the last segment that ended idle time, or NO_TIME

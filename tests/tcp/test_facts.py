@@ -34,7 +34,7 @@ from tests.tcp.test_reassembly import Memory
 
 WINDOW_NS = 10_000_000
 CAPTURES = Path(__file__).parents[2] / "captures"
-SHARED = Path("/work/shared/captures")
+SHARED = Path(__file__).parents[3] / "shared" / "captures"
 MS = 1_000_000
 SIDES = ("request", "response")
 WITH_ERROR = ("rtt_ms_p50", "rtt_ms_p99")
