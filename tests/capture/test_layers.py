@@ -105,6 +105,7 @@ CHAINS["mpls"] = (1, ethernet(b"\0\0\0\0\0\0\1\1" + IP4, 0x8847))
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_layer(tmp_path: Path, name: str) -> None:
+    """Each chain of layers leads to the TCP header and payload of the innermost addresses."""
     link_type, packet = CHAINS[name]
     data = pcap([packet], link_type=link_type)
     _, _, results, _ = read(write(tmp_path, data))
@@ -155,6 +156,7 @@ def test_layer(tmp_path: Path, name: str) -> None:
 def test_ignored_packets_have_a_reason(
     tmp_path: Path, link_type: int, packet: bytes, reason: str
 ) -> None:
+    """Packets without TCP are counted by reason, as the oracle counts them."""
     data = pcap([packet], link_type=link_type)
     _, _, results, _ = read(write(tmp_path, data))
     assert ignored_of(results) == {reason: 1} == scan_capture(data)[1]
@@ -172,6 +174,7 @@ def one(folder: Path, packet: bytes, length: int, link_type: int = 1) -> Segment
 
 
 def test_snap_length_cuts_payload_but_not_its_length(tmp_path: Path) -> None:
+    """The TCP payload length comes from the IP header, not from the captured bytes."""
     size = len(IN_ETHERNET)
     segment = one(tmp_path, IN_ETHERNET[:-4], size)
     assert (segment.captured, segment.length) == (3, 7)
@@ -192,6 +195,7 @@ def test_snap_length_cuts_payload_but_not_its_length(tmp_path: Path) -> None:
 
 
 def test_a_tcp_header_that_makes_no_sense_tells_the_endpoints(tmp_path: Path) -> None:
+    """A cut or impossible TCP header gives addresses and ports only."""
     for packet in (
         ipv4(SEGMENT[:12] + b"\x40" + SEGMENT[13:]), ipv4(SEGMENT[:12] + b"\xf0" + SEGMENT[13:]),
         ipv4(SEGMENT[:13]), ipv4(SEGMENT[:19]),
@@ -202,6 +206,8 @@ def test_a_tcp_header_that_makes_no_sense_tells_the_endpoints(tmp_path: Path) ->
 
 
 def test_timestamps_stand_in_for_the_identification_of_ipv6(tmp_path: Path) -> None:
+    """IPv6 has no identification; TCP timestamps (RFC 7323) take its place."""
+
     def found(value: int, echo: int, before: bytes = b"\1\1") -> int:
         options = before + b"\x08\x0a" + struct.pack(">II", value, echo)
         packet = ipv6(tcp(b"x", options=options + bytes(-len(options) % 4)))
@@ -215,6 +221,7 @@ def test_timestamps_stand_in_for_the_identification_of_ipv6(tmp_path: Path) -> N
 
 
 def test_ip_length_zero_means_all_that_was_sent(tmp_path: Path) -> None:
+    """Segmentation offload leaves the IP length 0: the packet's length counts."""
     big = tcp(bytes(70_000))
     segment = one(tmp_path, ipv4(big, total=0), len(big) + 20, 101)
     assert (segment.captured, segment.length) == (70_000, 70_000)
@@ -223,6 +230,7 @@ def test_ip_length_zero_means_all_that_was_sent(tmp_path: Path) -> None:
 
 
 def test_sides_follow_addresses_then_ports(tmp_path: Path) -> None:
+    """The lower address, then the lower port, is side A, in both directions."""
     pairs = [
         ("10.0.0.2", 5, "10.0.0.10", 4), ("10.0.0.1", 5, "10.0.0.1", 4),
         ("10.0.0.1", 4, "10.0.0.1", 4), ("9.255.255.255", 4, "10.0.0.1", 4),
@@ -241,6 +249,7 @@ def test_sides_follow_addresses_then_ports(tmp_path: Path) -> None:
 
 
 def test_many_endpoints_grow_the_table(tmp_path: Path) -> None:
+    """3,000 connections in one split have one endpoint row each."""
     packets = [
         ipv4(tcp(ports=(n, 9092)), addresses=(f"10.0.{n >> 8}.{n & 255}", "10.1.0.1"))
         for n in range(3000)
@@ -252,6 +261,7 @@ def test_many_endpoints_grow_the_table(tmp_path: Path) -> None:
 
 
 def test_deep_nesting_is_linear(tmp_path: Path) -> None:
+    """Sixty thousand tags, labels and a thousand IP headers end at TCP."""
     tags = ethernet(IP4, tags=[0x8100] * 60_000)
     labels = ethernet(bytes(200_000) + b"\0\0\1\1" + IP4, 0x8847)
     inner = IP4
@@ -267,6 +277,7 @@ def test_deep_nesting_is_linear(tmp_path: Path) -> None:
 )
 @given(st.data())
 def test_damaged_layers_read_like_the_oracle(tmp_path: Path, data: st.DataObject) -> None:
+    """Changed and cut packets give the segments and reasons of the oracle."""
     link_type, packet = data.draw(st.sampled_from(list(CHAINS.values())))
     made = bytearray(packet)
     for _ in range(data.draw(st.integers(0, 3))):
@@ -294,6 +305,7 @@ def by_oracle(packet: bytes, wire_end: int) -> Head | None:
 @settings(deadline=None, max_examples=400)
 @given(st.data())
 def test_heads_of_joined_fragments_read_like_the_oracle(data: st.DataObject) -> None:
+    """The header of a joined datagram is read as the oracle reads it."""
     chains = [packet for link_type, packet in CHAINS.values() if link_type in (101, 12)]
     packet = data.draw(st.sampled_from(chains))
     assert head_of(packet, 0, len(packet)) == by_oracle(packet, len(packet)) is not None

@@ -34,6 +34,7 @@ def view(data: bytes) -> np.ndarray:
 @pytest.mark.parametrize("spare", [0, 1, 100_000])
 @pytest.mark.parametrize("xerial", [True, False])
 def test_round_trip(codec: Codec, spare: int, xerial: bool) -> None:
+    """Compressed text fits into a buffer of its size, or of more."""
     out = np.zeros(len(TEXT) + spare, np.uint8)
     status, size = decompress(codec, view(compress(codec, TEXT, xerial=xerial)), out)
     assert (status, size) == (Status.OK, len(TEXT))
@@ -53,6 +54,7 @@ def test_full_output_is_told_apart_from_corrupt_input(codec: Codec, room: int) -
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("xerial", [True, False])
 def test_cut_input_is_corrupt(codec: Codec, xerial: bool) -> None:
+    """Each shorter input is refused, except a xerial stream between blocks."""
     data = compress(codec, TEXT[:500], xerial=xerial)
     out = np.zeros(1000, np.uint8)
     for size in range(len(data)):
@@ -80,6 +82,7 @@ def test_damaged_input_gives_a_status(codec: Codec, data: st.DataObject) -> None
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_random_bytes_are_no_compressed_data(codec: Codec) -> None:
+    """Five random bytes and more are refused, in every codec."""
     rng = random.Random(7)
     out = np.zeros(1000, np.uint8)
     for size in (0, 1, 5, 50, 500):
@@ -88,6 +91,7 @@ def test_random_bytes_are_no_compressed_data(codec: Codec) -> None:
 
 
 def test_unknown_codec() -> None:
+    """Codecs above zstd's number have a status of their own."""
     for codec in (5, 6, 7):
         assert decompress(codec, view(b"abc"), np.zeros(9, np.uint8)) == (Status.UNKNOWN_CODEC, 0)
 
@@ -104,6 +108,7 @@ def test_xerial_streams_behind_each_other() -> None:
     "tail", [b"\0", b"\0\0\0\5abc", b"\xff\xff\xff\xff", b"\0\0\0\3\xff\xff\xff", XERIAL_MAGIC]
 )
 def test_xerial_with_a_bad_block_is_corrupt(tail: bytes) -> None:
+    """A block with a wrong length after a good one is refused."""
     data = compress(Codec.SNAPPY, b"one") + tail
     assert decompress(Codec.SNAPPY, view(data), np.zeros(10, np.uint8))[0] == Status.CORRUPT
 
@@ -123,6 +128,7 @@ def test_old_lz4_header_checksum_is_repaired(size: int) -> None:
 
 @pytest.mark.parametrize("flags", [0x40, 0x48, 0x49, 0x41])
 def test_lz4_header_of_any_length(flags: int) -> None:
+    """The checksum of Kafka's old lz4 frames is repaired for all header flags."""
     head = b"\x04\x22\x4d\x18" + bytes([flags, 0x40])
     head += bytes(8 if flags & 8 else 0) + bytes(4 if flags & 1 else 0)
     old = (xxhash.xxh32_intdigest(head) >> 8) & 255
@@ -170,6 +176,7 @@ def test_lz4_block_alone_is_what_a_frame_of_it_is(flags: int) -> None:
 
 
 def test_lz4_block_larger_than_its_frame_allows_is_corrupt() -> None:
+    """A block above the frame's own maximum is refused."""
     out = np.zeros(100_000, np.uint8)
     data = view(lz4_frame(bytes(70_000), 0x60, 4))  # 64 KiB at most
     assert decompress(Codec.LZ4, data, out)[0] != Status.OK
@@ -184,6 +191,7 @@ def zstd_frame(window_log: int, content: bytes = b"abcdef") -> bytes:
 
 @pytest.mark.parametrize("window_log", [10, 20, 27])
 def test_zstd_window_within_the_limit(window_log: int) -> None:
+    """The frame's header gives the window size."""
     frame = view(zstd_frame(window_log))
     assert zstd_window_size(frame) == 1 << window_log
     assert decompress(Codec.ZSTD, frame, np.zeros(6, np.uint8)) == (Status.OK, 6)
@@ -191,11 +199,13 @@ def test_zstd_window_within_the_limit(window_log: int) -> None:
 
 @pytest.mark.parametrize("window_log", [28, 31, 41])
 def test_zstd_window_beyond_the_limit(window_log: int) -> None:
+    """A window above the limit is refused before anything is allocated."""
     frame = view(zstd_frame(window_log))
     assert decompress(Codec.ZSTD, frame, np.zeros(6, np.uint8)) == (Status.LIMIT, 0)
 
 
 def test_zstd_single_segment_announces_its_content() -> None:
+    """A single segment has the content's size for a window (RFC 8878)."""
     assert (
         zstd_window_size(view(b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little"))) == 1 << 40
     )
@@ -205,6 +215,7 @@ def test_zstd_single_segment_announces_its_content() -> None:
 
 
 def test_limits() -> None:
+    """Allowances grow with the compressed size up to the limits; wrong limits raise ValueError."""
     limits = DecompressionLimits(decompressed_size_max=1000, ratio_max=3, ratio_free_size=100)
     assert [limits.batch_allowance(size) for size in (0, 10, 50, 400)] == [100, 100, 150, 1000]
     assert [limits.set_allowance(size) for size in (0, 1000)] == [1000, 3000]

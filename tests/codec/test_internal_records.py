@@ -54,6 +54,7 @@ def rows(log: str, vectors: list[dict[str, Any]]) -> tuple[dict[int, tuple[str, 
 
 @pytest.mark.parametrize("kind", LOGS)
 def test_every_vector_decodes(kind: str) -> None:
+    """Records of Kafka's own writer give the values that it wrote."""
     vectors = internal_vectors()[kind]
     found, faults = rows(LOGS[kind][0], vectors)
     assert not faults
@@ -73,6 +74,7 @@ def test_every_vector_decodes(kind: str) -> None:
     ],
 )
 def test_embedded_structs_decode(kind: str, framing: Framing) -> None:
+    """A struct without a key decodes, by the place of its version."""
     for vector in internal_vectors()[kind]:
         definition = value_definition(vector)
         bodies = decode_embedded(definition, pa.array([vector["value"]], pa.binary()), framing)
@@ -105,6 +107,7 @@ def test_every_cut_is_a_fault(kind: str) -> None:
 
 
 def test_what_has_no_definition_is_told() -> None:
+    """Unknown types and versions and cut bytes have a fault with the reason."""
     offset = b"\0\x01\0\0\0\0\0\0\0\0"
     cases = {
         (None, b"\0\0"): "the bytes end",
@@ -127,6 +130,7 @@ def test_what_has_no_definition_is_told() -> None:
 
 
 def test_metadata_frames_of_other_versions_are_told() -> None:
+    """Unknown frames, types and versions have a fault; empty values, too."""
     values = pa.array([b"\0\x02\0", b"\x02\x02\0", b"\x01\x63\0", b"\x01\x02\x07", None, b""])
     decoded, faults = decode_internal("metadata", pa.nulls(6, pa.binary()), values)
     assert all(not len(part.rows) for part in decoded)
@@ -144,6 +148,7 @@ def test_metadata_frames_of_other_versions_are_told() -> None:
 
 
 def test_surplus_and_broken_text_are_kept_and_told() -> None:
+    """The row stays, with a fault for the bytes after it or in it."""
     definition = catalog.metadata_records()[2]
     body = message_codec.encode(definition, 0, {"name": "orders"})
     wrong = body.replace(b"orders", b"\xff\xfeders")
@@ -159,6 +164,7 @@ def test_surplus_and_broken_text_are_kept_and_told() -> None:
 @given(st.lists(st.binary(max_size=12), max_size=8), st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
 def test_uvarints_are_those_of_the_reference(values: list[bytes], count: int) -> None:
+    """Numbers and faults equal those of the plain decoder."""
     numbers, used, status = read_uvarints(Places.of(pa.array(values, pa.binary())), count)
     for row, data in enumerate(values):
         pos = 0
@@ -186,6 +192,7 @@ def test_uvarints_are_those_of_the_reference(values: list[bytes], count: int) ->
 def test_any_bytes_give_rows_or_faults(
     log: str, pairs: list[tuple[bytes | None, bytes | None]]
 ) -> None:
+    """Each record has one row, or a fault with a text."""
     keys = pa.array([key and b"\0" + bytes([key[0] % 24]) + key[1:] for key, _ in pairs],
                     pa.binary())  # fmt: skip
     values = pa.array([value for _, value in pairs], pa.binary())
@@ -213,6 +220,7 @@ def _outcome(vector: dict[str, Any], value: bytes) -> tuple[bool, int] | None:
 
 @pytest.mark.parametrize("kind", ["group_coordinator", "share_coordinator", "transaction"])
 def test_changed_bytes_are_judged_as_by_the_reference(kind: str) -> None:
+    """Changed records decode, or fail, as with the plain decoder."""
     draw = random.Random(7)
     changed = []
     for vector in internal_vectors()[kind]:
@@ -240,6 +248,7 @@ def test_changed_bytes_are_judged_as_by_the_reference(kind: str) -> None:
 
 
 def test_slices_of_columns_are_read_at_their_places() -> None:
+    """Offsets of a sliced Arrow array are respected."""
     array = pa.array([b"ab", None, b"", b"cde"], pa.binary()).slice(1)
     places = Places.of(array)
     assert places.length.tolist() == [-1, 0, 3]
@@ -248,5 +257,6 @@ def test_slices_of_columns_are_read_at_their_places() -> None:
 
 
 def test_all_definitions_have_plans() -> None:
+    """Each record definition compiles to a column plan."""
     for definition in catalog.record_definitions().values():
         assert definition_plan(definition).body.children is not None

@@ -54,12 +54,14 @@ def _packets(path: Path) -> list[tuple[int, bytes, int]]:
 
 
 def test_everything_is_every_packet(tmp_path):
+    """Without filters each packet is copied."""
     done, out = _run(tmp_path, Selection())
     assert _packets(out) == _packets(CAPTURE)
     assert (done.packet_count, done.exchange_count, done.connection_count) == (1265, 319, 38)
 
 
 def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
+    """The packets of one exchange give its row again, with fewer packets."""
     exchanges = whole.exchanges.to_arrow()
     largest = exchanges.take(
         [int(pc.index(exchanges["response_size"], pc.max(exchanges["response_size"])).as_py())]
@@ -82,6 +84,7 @@ def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
     ],
 )
 def test_filters_take_the_exchanges_that_hold(tmp_path, whole, choice, column, value):
+    """The packets of the selected rows, and no others' exchanges."""
     exchanges = whole.exchanges.to_arrow()
     expected = exchanges.filter(pc.fill_null(pc.equal(exchanges[column], value), False))
     done, out = _run(tmp_path, choice)
@@ -110,6 +113,7 @@ def test_patterns_of_names(tmp_path, whole):
 
 
 def test_topics_and_clients_must_both_hold(tmp_path, whole):
+    """Two options select fewer exchanges than one."""
     one, _ = _run(tmp_path, Selection(topics=("rd-events",)))
     (tmp_path / "out.pcapng").unlink()
     both, _ = _run(tmp_path, Selection(topics=("rd-events",), groups=("rd-classic",)))
@@ -119,6 +123,7 @@ def test_topics_and_clients_must_both_hold(tmp_path, whole):
 
 
 def test_a_connection_comes_with_its_handshake(tmp_path, whole):
+    """All packets of one connection: its row is the same."""
     row = whole.connections.to_arrow().filter(pc.field("is_kafka")).slice(3, 1).to_pylist()[0]
     place = f"{row['client_ip']}:{row['client_port']}"
     _, out = _run(tmp_path, Selection(connections=(ConnectionName.of(place),)))
@@ -129,6 +134,7 @@ def test_a_connection_comes_with_its_handshake(tmp_path, whole):
 
 
 def test_several_captures_keep_their_order(tmp_path):
+    """Packets of rotated files follow each other in one file."""
     captures = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
     if not captures:
         pytest.skip("no shared captures on this machine")
@@ -140,6 +146,7 @@ def test_several_captures_keep_their_order(tmp_path):
                                   "shapes/reordered.pcap", "shapes/seqwrap.pcap",
                                   "shapes/vlan_vxlan.pcap"])  # fmt: skip
 def test_all_frames_asked_for_one_by_one_are_found_again(tmp_path, name):
+    """Each exchange is in the extract of all exchange ids."""
     path = SHARED / name
     if not path.exists():
         pytest.skip("no shared captures on this machine")
@@ -153,6 +160,7 @@ def test_all_frames_asked_for_one_by_one_are_found_again(tmp_path, name):
 
 
 def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
+    """The extract decrypts on its own."""
     path, keys = SHARED / "tls" / "tls13.pcap", SHARED / "tls" / "tls13.keylog"
     if not path.exists():
         pytest.skip("no shared captures on this machine")
@@ -171,6 +179,7 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
 
 
 def test_comments_say_what_a_packet_is_and_others_can_read_it(tmp_path, whole):
+    """tshark and capinfos read the file; each request has a comment."""
     if shutil.which("tshark") is None:
         pytest.skip("tshark is not installed")
     done, out = _run(tmp_path, Selection(groups=("rd-classic",)))
@@ -188,6 +197,8 @@ def test_comments_say_what_a_packet_is_and_others_can_read_it(tmp_path, whole):
 
 
 def test_missing_exchanges_and_topics_are_named(tmp_path, request):
+    """A missing exchange is an error; a filter without a match is a warning."""
+
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         kdissect_run = request.getfixturevalue("kdissect")
         return kdissect_run("extract", str(CAPTURE), "--out", str(tmp_path / "x.pcapng"), *args)
@@ -207,6 +218,7 @@ def test_missing_exchanges_and_topics_are_named(tmp_path, request):
 
 @pytest.mark.parametrize("name", ["pcapng_two_interfaces.pcapng", "be_ns.pcap"])
 def test_packets_are_picked_where_the_oracle_reads_them(name):
+    """Position, length, time and link type equal the oracle's."""
     path = SHARED / "shapes" / name
     if not path.exists():
         pytest.skip("no shared captures on this machine")

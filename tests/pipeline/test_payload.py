@@ -52,6 +52,7 @@ def capture(tmp_path: Path) -> Path:
 
 
 def test_full_shows_everything(capture: Path) -> None:
+    """Values, headers, damaged bytes and internal records are shown."""
     tables = kdissect.read(capture)
     listed = rows(tables, "records")
     assert listed[0]["value"] == SECRET
@@ -62,6 +63,7 @@ def test_full_shows_everything(capture: Path) -> None:
 
 @pytest.mark.parametrize("payload", ["keys", "hash", "none"])
 def test_other_modes_show_it_nowhere(capture: Path, payload: str) -> None:
+    """No table has the bytes; rows and columns stay."""
     tables = kdissect.read(capture, payload=payload)
     full = kdissect.read(capture)
     assert tables.manifest["options"]["payload"] == payload
@@ -93,6 +95,7 @@ def test_other_modes_show_it_nowhere(capture: Path, payload: str) -> None:
 
 
 def test_bytes_of_messages_without_records_stay(tmp_path: Path) -> None:
+    """Bytes of a damaged Metadata response are no record data."""
     one = exchange(1, 3, 1, {"topics": [{"name": "orders"}]}, {"brokers": []})
     path = write_capture(tmp_path / "made.pcap", [(one[0], one[1][:-1])])
     (row,) = rows(kdissect.read(path, payload="none"), "anomalies")
@@ -100,6 +103,7 @@ def test_bytes_of_messages_without_records_stay(tmp_path: Path) -> None:
 
 
 def test_streams_without_frames_show_nothing(tmp_path: Path) -> None:
+    """Unframed bytes may be record data, so they are hidden."""
     good = fetch(1, "orders", [batch([(None, SECRET * 100)])])
     path = write_capture(tmp_path / "made.pcap", [good, good, good])
     data = path.read_bytes()
@@ -114,6 +118,7 @@ def test_streams_without_frames_show_nothing(tmp_path: Path) -> None:
 
 
 def test_wrong_values_are_refused(capture: Path) -> None:
+    """ValueError lists the modes."""
     with pytest.raises(ValueError, match="payload must be one of full, keys, hash, none"):
         kdissect.read(capture, payload="some")
     with pytest.raises(ValueError, match="decode_values must be one of"):
@@ -122,6 +127,7 @@ def test_wrong_values_are_refused(capture: Path) -> None:
 
 
 def test_decoded_values_are_columns(tmp_path: Path) -> None:
+    """Text, JSON and schema ids are columns after the fixed ones; other bytes are null."""
     values = [b'{"b": 1, "a": [1.50, null]}', "né".encode(), b"\xff\xfe", b"\0\0\0\0\x07data", None]
     data = batch([(b"\0\x01\x02\x03\x04", value) for value in values])
     path = write_capture(tmp_path / "made.pcap", [fetch(1, "orders", [data])])
@@ -144,6 +150,7 @@ def test_decoded_values_are_columns(tmp_path: Path) -> None:
 
 
 def test_decoded_columns_are_there_without_records(tmp_path: Path) -> None:
+    """A capture without records has the columns, written sets too."""
     path = write_capture(tmp_path / "made.pcap", [exchange(1, 3, 1, {}, {})])
     tables = kdissect.read(path, decode_values="json")
     assert tables.records.schema.names[-1] == "value_json"
@@ -153,6 +160,7 @@ def test_decoded_columns_are_there_without_records(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_spark_gives_the_rows_of_read(spark: Any, capture: Path, tmp_path: Path) -> None:
+    """Payload and decoded columns are equal on Spark."""
     options = {"payload": "hash", "decode_values": "json"}
     here = kdissect.read(capture, **options)
     there = kdissect.dissect(spark, capture, tmp_path / "out", **options)
@@ -166,6 +174,7 @@ def test_spark_gives_the_rows_of_read(spark: Any, capture: Path, tmp_path: Path)
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=9), st.integers(0, 3))
 @settings(deadline=None)
 def test_hashes_are_those_of_the_library(values: list[bytes | None], skip: int) -> None:
+    """The kernel's hashes equal those of xxhash, in slices, too."""
     array = pa.array(values, pa.binary()).slice(skip)
     assert hashes(array).to_pylist() == [digest(value) for value in values[skip:]]
 
@@ -193,6 +202,7 @@ HARD_JSON = [
 
 @pytest.mark.parametrize(("value", "expected"), HARD_JSON, ids=lambda value: repr(value)[:24])
 def test_json_never_fails(value: bytes, expected: str | None) -> None:
+    """Any bytes give JSON or null."""
     assert canonical_json(pa.array([value])).to_pylist() == [expected]
     if expected is not None:
         assert json.loads(expected) == json.loads(value)
@@ -201,6 +211,7 @@ def test_json_never_fails(value: bytes, expected: str | None) -> None:
 @given(st.lists(st.none() | st.binary(max_size=8), max_size=6))
 @settings(deadline=None)
 def test_any_bytes_have_decoded_columns(values: list[bytes | None]) -> None:
+    """Text and schema ids equal Python's own decoding."""
     array = pa.array(values, pa.binary())
     for value, text, number in zip(
         values, texts(array).to_pylist(), schema_ids(array).to_pylist(), strict=True

@@ -161,6 +161,7 @@ def check_flips(path: Path, count_min: int) -> None:
 
 @pytest.mark.parametrize("name", ["librdkafka.pcap", "java_0_10_2_2.pcap"])
 def test_every_changed_field_is_found_at_its_place(captures: Path, name: str) -> None:
+    """A changed value of any field is a difference with its path."""
     check_flips(captures / name, 500)
 
 
@@ -172,6 +173,7 @@ def test_every_changed_field_is_found_at_its_place(captures: Path, name: str) ->
      "version_sweep/sweep_4_3_1"],
 )  # fmt: skip
 def test_every_changed_field_of_many_apis_is_found(name: str) -> None:
+    """The same in captures with many APIs."""
     check_flips(CAPTURES / f"{name}.pcap", 600)
 
 
@@ -195,6 +197,7 @@ def answered(step: Step, change: Any) -> tuple[Outcome, Message]:
 
 
 def test_verdicts(plan: ReplayPlan) -> None:
+    """Equal, tolerated and different answers have their verdicts and differences."""
     comparator = Comparator(IdMap(plan))
     step = step_named(plan, "Metadata")
     assert comparator.judge(Outcome(step, answer=step.exchange.response)).verdict is Verdict.SAME
@@ -255,6 +258,7 @@ def _first_partition(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_strict_tolerates_nothing_but_translated_ids(plan: ReplayPlan) -> None:
+    """A throttle time is a difference without the built-in rules."""
     comparator = Comparator(IdMap(plan), strict=True)
     step = step_named(plan, "Metadata")
     outcome, _ = answered(step, lambda body: body.update(throttle_time_ms=9))
@@ -344,6 +348,7 @@ def test_records_are_compared_by_offset_whatever_their_batches() -> None:
 
 
 def test_records_that_come_with_another_answer_are_no_difference() -> None:
+    """Records may arrive in another Fetch, if all are equal in the end."""
     book = ledger()
     _, uneven = book.compare(1, "records", LOG, batch(0, [b"a", b"b"]), b"")
     assert uneven
@@ -374,6 +379,7 @@ def test_records_without_an_order() -> None:
 
 
 def test_a_damaged_batch_and_another_producer_are_told() -> None:
+    """A wrong checksum and an untranslated producer id are differences."""
     data = batch(0, [b"a"], producer_id=5, producer_epoch=0)
     damaged = data[:17] + b"\0\0\0\0" + data[21:]
     found, _ = ledger().compare(0, "records", LOG, data, damaged)
@@ -389,6 +395,7 @@ def test_a_damaged_batch_and_another_producer_are_told() -> None:
 
 
 def test_ten_thousand_times_the_same_is_one_line(plan: ReplayPlan) -> None:
+    """Equal differences are grouped by path and rule, with their count."""
     step = step_named(plan, "Metadata")
     one = Difference("topics[3].error_code", "0", "3")
     outcomes = [Outcome(step, judgement=Judgement(Verdict.DIFFERENT, [one])) for _ in range(10_000)]
@@ -431,12 +438,14 @@ def test_ten_thousand_times_the_same_is_one_line(plan: ReplayPlan) -> None:
     ],
 )
 def test_what_no_rule_can_say_is_refused(text: str, says: str) -> None:
+    """RuleError has the file and the reason."""
     with pytest.raises(RuleError, match=re.escape(says)) as caught:
         parse_rules(text, "mine.toml")
     assert "mine.toml" in str(caught.value)
 
 
 def test_paths_of_rules() -> None:
+    """A path is a field, a field of elements, or a pattern."""
     rules = parse_rules(
         "[[rule]]\nname='a'\nkind='ignore'\npath='error_code'\n"
         "[[rule]]\nname='b'\nkind='ignore'\npath='topics[].name'\n"

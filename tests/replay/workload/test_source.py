@@ -35,6 +35,7 @@ def clients(workload: Workload) -> list[Exchange]:
 
 
 def test_what_a_capture_tells(captures: Path) -> None:
+    """Cluster, brokers, topics and connections of a capture whose content is known."""
     workload = load_workload(str(captures / "librdkafka.pcap"))
     assert workload.kind == "capture"
     assert sum(1 for _ in workload.exchanges()) == 319
@@ -58,6 +59,7 @@ def test_what_a_capture_tells(captures: Path) -> None:
 
 
 def test_filters(captures: Path) -> None:
+    """Two halves by time have all exchanges; an unknown host has a note."""
     path = str(captures / "librdkafka.pcap")
     whole = load_workload(path)
     times = sorted(each.request_time_ns for each in whole.exchanges())
@@ -71,6 +73,7 @@ def test_filters(captures: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_file_is_the_same_workload(captures: Path, tmp_path: Path, name: str) -> None:
+    """A saved file has the requests, responses and times of the capture."""
     workload = load_workload(str(captures / name))
     file = tmp_path / "orders.kreplay"
     counts = save(workload, str(file), reveal_secrets=True)
@@ -111,6 +114,7 @@ def test_a_saved_file_is_the_same_workload(captures: Path, tmp_path: Path, name:
     ],
 )
 def test_a_damaged_saved_file_names_the_line(tmp_path: Path, text: str, says: str) -> None:
+    """CaptureError has the line and the reason."""
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
     with pytest.raises(CaptureError, match=says):
@@ -118,6 +122,7 @@ def test_a_damaged_saved_file_names_the_line(tmp_path: Path, text: str, says: st
 
 
 def test_a_cut_saved_file_is_refused(captures: Path, tmp_path: Path) -> None:
+    """CaptureError names the file."""
     file = tmp_path / "cut.kreplay"
     save(load_workload(str(captures / "librdkafka.pcap")), str(file))
     file.write_bytes(file.read_bytes()[:-900])
@@ -129,6 +134,7 @@ def test_a_cut_saved_file_is_refused(captures: Path, tmp_path: Path) -> None:
 def test_payload_is_hidden_in_requests_and_responses(
     captures: Path, tmp_path: Path, payload: str
 ) -> None:
+    """A saved file has no more of the records than --payload allows, and a note."""
     workload = load_workload(str(captures / "librdkafka.pcap"))
     file = tmp_path / "hidden.jsonl"
     save(workload, str(file), payload=payload)
@@ -176,6 +182,7 @@ def scram_request() -> Exchange:
 
 
 def test_secrets_are_left_out_unless_asked_for() -> None:
+    """A request with secrets has a reason in its place."""
     exchange = scram_request()
     hidden = Redaction().apply(exchange)
     assert hidden.request is None
@@ -185,6 +192,7 @@ def test_secrets_are_left_out_unless_asked_for() -> None:
 
 
 def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
+    """A sensitive config is replaced; others stay."""
     config = {"name": "ssl.keystore.password", "value": "s3cret", "is_sensitive": True,
               "config_type": 1, "read_only": False}  # fmt: skip
     plain = {"name": "retention.ms", "value": "5", "is_sensitive": False, "config_type": 1,
@@ -218,6 +226,7 @@ def test_a_table_set_gives_the_captured_requests(captures: Path, tmp_path: Path,
              "transactions/transactions", "zookeeper/zk_1_1_1"],
 )  # fmt: skip
 def test_table_sets_of_many_apis(tmp_path: Path, name: str) -> None:
+    """A workload from tables has the frames of the capture."""
     path = CAPTURES / f"{name}.pcap"
     kdissect.read(path, reveal_secrets=True).write(tmp_path / "set")
     check_rebuilt(load_workload(str(path)), load_workload(str(tmp_path / "set")))
@@ -262,6 +271,7 @@ def _records(message: Message) -> list[bytes]:
 
 
 def test_a_table_set_without_payload_says_what_it_lacks(captures: Path, tmp_path: Path) -> None:
+    """Each Produce is skipped, and names the option."""
     kdissect.read(captures / "librdkafka.pcap", payload="keys").write(tmp_path / "set")
     workload = load_workload(str(tmp_path / "set"))
     assert len(workload.notes) == 2
@@ -275,6 +285,7 @@ def test_a_table_set_without_payload_says_what_it_lacks(captures: Path, tmp_path
 
 
 def test_one_table_set_or_saved_file_at_a_time(captures: Path, tmp_path: Path) -> None:
+    """A table set beside a capture raises CaptureError."""
     kdissect.read(captures / "librdkafka.pcap").write(tmp_path / "set")
     with pytest.raises(CaptureError, match="alone"):
         load_workload([str(tmp_path / "set"), str(captures / "librdkafka.pcap")])
